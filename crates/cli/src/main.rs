@@ -1,0 +1,3 @@
+//! The surefoot command: train, diagnose, explain, launch.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Tests only: a simulated GPU runtime with the HIP and CUDA C ABI.

@@ -1,0 +1,1 @@
+//! Tensors and modules onto the device step by step, verified, with fallback.

@@ -1,0 +1,1 @@
+//! A small device-agnostic shim over libtorch, with a safe Rust face.

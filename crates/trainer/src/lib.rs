@@ -1,0 +1,1 @@
+//! Configs, models, optimizers, data, checkpoints and the training loop.
