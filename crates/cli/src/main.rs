@@ -1,3 +1,58 @@
-//! The surefoot command: train, diagnose, explain, launch.
+//! The `surefoot` command: diagnose, launch, explain, and start the trainer.
+//!
+//! This binary links no libtorch, on purpose. Loading libtorch costs about 180 ms
+//! and fails on exactly the machines that need a doctor; so the subcommands that
+//! train live in a second binary of this package, `surefoot-trainer`
+//! (`trainer.rs`), and `surefoot train …` becomes that process:
+//!
+//! ```text
+//! surefoot ── doctor, env, run, explain, probe, replay      (platform, hip-alloc)
+//!        └─exec─▶ surefoot-trainer ── train, eval, generate (trainer ▶ libtorch)
+//! ```
+//!
+//! Exit codes: 0 fine, 1 the job failed, 2 bad usage or config, 3 doctor found
+//! errors. Results go to stdout, logs and progress to stderr.
 
-fn main() {}
+mod commands;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use surefoot_cli::output;
+
+/// Train on AMD consumer GPUs without the HIP errors, silent zeros and memory puzzles.
+#[derive(Parser)]
+#[command(name = "surefoot", version, propagate_version = true)]
+struct Cli {
+    /// Print the result as JSON, where a subcommand reports one
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Doctor(commands::doctor::Args),
+    /// Train a model as a config says
+    #[command(disable_help_flag = true)]
+    Train(commands::delegate::Args),
+    /// Evaluate a trained model or adapter
+    #[command(disable_help_flag = true)]
+    Eval(commands::delegate::Args),
+    /// Generate from a trained model or adapter
+    #[command(disable_help_flag = true)]
+    Generate(commands::delegate::Args),
+}
+
+fn main() -> ExitCode {
+    output::init_logging();
+    let Cli { json, command } = Cli::parse();
+    let result = match command {
+        Command::Doctor(args) => commands::doctor::run(&args, json),
+        Command::Train(args) => commands::delegate::run("train", &args, json),
+        Command::Eval(args) => commands::delegate::run("eval", &args, json),
+        Command::Generate(args) => commands::delegate::run("generate", &args, json),
+    };
+    output::exit_code(result)
+}

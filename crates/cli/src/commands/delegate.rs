@@ -1,0 +1,60 @@
+//! `surefoot train|eval|generate`: becomes the `surefoot-trainer` process.
+
+use anyhow::Context;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+use surefoot_cli::output::{Failure, Outcome};
+
+/// Everything after the subcommand, for the trainer to understand.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Arguments of the trainer (`--help` lists them)
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    rest: Vec<OsString>,
+}
+
+/// Replaces this process by the trainer.
+pub(crate) fn run(subcommand: &str, args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let program = trainer_binary()?;
+    let mut command = Command::new(&program);
+    command.arg(subcommand).args(&args.rest);
+    if json {
+        command.arg("--json");
+    }
+    become_process(command)
+        .with_context(|| format!("cannot start `{}`", program.display()))
+        .map_err(Into::into)
+}
+
+/// The trainer is installed beside this executable.
+fn trainer_binary() -> Result<PathBuf, Failure> {
+    let here = std::env::current_exe().context("cannot tell where this executable is")?;
+    let name = format!("surefoot-trainer{}", std::env::consts::EXE_SUFFIX);
+    let program = here.with_file_name(&name);
+    if program.is_file() {
+        return Ok(program);
+    }
+    Err(Failure::usage(format_args!(
+        "`{name}` is not beside `{}`: this build has no trainer. Build both with `cargo build -p surefoot`",
+        here.display()
+    )))
+}
+
+/// Signals, terminal and exit code are then the trainer's own.
+#[cfg(unix)]
+fn become_process(mut command: Command) -> std::io::Result<Outcome> {
+    use std::os::unix::process::CommandExt;
+    Err(command.exec())
+}
+
+#[cfg(not(unix))]
+fn become_process(mut command: Command) -> std::io::Result<Outcome> {
+    let status = command.status()?;
+    Ok(Outcome::Child(
+        status
+            .code()
+            .and_then(|code| u8::try_from(code).ok())
+            .unwrap_or(1),
+    ))
+}

@@ -1,0 +1,4 @@
+//! One file a subcommand.
+
+pub(crate) mod delegate;
+pub(crate) mod doctor;

@@ -1,0 +1,4 @@
+//! What the two binaries of this package share: `surefoot` (`main.rs`) and
+//! `surefoot-trainer` (`trainer.rs`).
+
+pub mod output;

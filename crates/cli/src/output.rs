@@ -1,0 +1,89 @@
+//! What every subcommand shares: how it ends, how it prints, how it logs.
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+/// How a subcommand ended without failing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Exit code 0.
+    Fine,
+    /// Exit code 3: `doctor` (or `probe`) found errors. They are on stdout already.
+    FoundErrors,
+    /// The exit code of a child process, passed through.
+    Child(u8),
+}
+
+/// Why a subcommand failed; decides between exit codes 1 and 2.
+#[derive(Debug)]
+pub enum Failure {
+    /// Exit code 2: the command line or a config is wrong.
+    Usage(anyhow::Error),
+    /// Exit code 1: the job itself failed.
+    Job(anyhow::Error),
+}
+
+impl Failure {
+    /// A mistake in how the program was called.
+    pub fn usage(message: impl std::fmt::Display) -> Self {
+        Self::Usage(anyhow::anyhow!("{message}"))
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Job(error.into())
+    }
+}
+
+/// Turns the result of a subcommand into the exit code of the process, and prints
+/// the failure (with its causes) to stderr.
+pub fn exit_code(result: Result<Outcome, Failure>) -> ExitCode {
+    let (error, code) = match result {
+        Ok(Outcome::Fine) => return ExitCode::SUCCESS,
+        Ok(Outcome::FoundErrors) => return ExitCode::from(3),
+        Ok(Outcome::Child(code)) => return ExitCode::from(code),
+        Err(Failure::Job(error)) => (error, 1),
+        Err(Failure::Usage(error)) => (error, 2),
+    };
+    // A reader that went away (`| head`) is not a failure worth a message.
+    if error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+    {
+        return ExitCode::SUCCESS;
+    }
+    // Nobody is left to tell when stderr is closed too.
+    let _ = writeln!(io::stderr(), "surefoot: {error:#}");
+    ExitCode::from(code)
+}
+
+/// Writes a whole result to stdout.
+///
+/// # Errors
+/// The error of the write; a broken pipe becomes a quiet success in [`exit_code`].
+pub fn print(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// Whether text for `stream` may carry colour: a terminal, and no `NO_COLOR`
+/// (<https://no-color.org>: set and not empty).
+pub fn wants_colour(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+        && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Sends logs to stderr; `RUST_LOG` chooses the level (default: warnings).
+pub fn init_logging() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(wants_colour(&io::stderr()))
+        .without_time()
+        .init();
+}

@@ -1,0 +1,35 @@
+//! The `surefoot-trainer` binary: the subcommands that need libtorch.
+//!
+//! People call it as `surefoot train …`; see `main.rs` for why it is a binary of
+//! its own. A subcommand is one file in `commands/` and one variant here.
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use surefoot_cli::output;
+
+/// The part of surefoot that trains.
+#[derive(Parser)]
+#[command(name = "surefoot", version, propagate_version = true)]
+struct Cli {
+    /// Print the result as JSON, where a subcommand reports one
+    #[arg(long, global = true)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a model as a config says
+    Train,
+}
+
+fn main() -> ExitCode {
+    output::init_logging();
+    let Cli { json: _, command } = Cli::parse();
+    let result: Result<output::Outcome, output::Failure> = match command {
+        Command::Train => Err(output::Failure::usage("`train` is being built")),
+    };
+    output::exit_code(result)
+}
