@@ -1,3 +1,44 @@
-//! The project's own commands.
+//! The project's own commands, `cargo xtask …`: from a fresh clone to a trained
+//! model, and the checks that keep the house in order.
+//!
+//! One file per command; this one only parses and dispatches.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod setup;
+mod train;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The project's own commands.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", max_term_width = 100)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Get what the build needs: libtorch 2.13.0 and the training text
+    Setup(setup::Setup),
+    /// Set up, build in release, and train a model
+    Train(train::Train),
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Setup(setup) => setup.run(),
+        Command::Train(train) => train.run(),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

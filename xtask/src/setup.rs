@@ -1,0 +1,78 @@
+//! `cargo xtask setup`: everything that the build and a first training run need.
+//!
+//! ```text
+//!   libtorch::choose ──▶ LIBTORCH │ an active Python │ the cache ──▶ .cargo/libtorch.toml
+//!                                                        │
+//!   text::ensure ────────────────────────────────────────┤   fetch: pip, digests
+//!   reference::ensure (--python) ────────────────────────┘   cache: whole or absent
+//! ```
+//!
+//! Every step looks first and works only when something is missing, so the other
+//! commands call [`ensure`] each time they start.
+
+mod archive;
+mod cache;
+mod cargo_config;
+mod fetch;
+mod libtorch;
+mod pins;
+mod progress;
+mod python;
+mod reference;
+mod text;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use crate::workspace;
+use cache::Cache;
+pub(crate) use libtorch::Libtorch;
+
+/// Get what the build needs: libtorch 2.13.0 and the training text.
+///
+/// Downloads go to the cache folder (`$SUREFOOT_CACHE`, else `$XDG_CACHE_HOME/surefoot`,
+/// else `~/.cache/surefoot`). What is there already is used as it is.
+#[derive(clap::Args)]
+pub(crate) struct Setup {
+    /// Also make the Python reference environment that the benchmarks and the heavy tests use
+    /// (PyTorch 2.13.0; about 2.5 GB to download, 5 GB on the disk)
+    #[arg(long)]
+    python: bool,
+}
+
+impl Setup {
+    pub(crate) fn run(self) -> Result<()> {
+        ensure()?;
+        if self.python {
+            reference_python()?;
+        }
+        Ok(())
+    }
+}
+
+/// What a build needs, found or made, and told on stderr.
+pub(crate) fn ensure() -> Result<Libtorch> {
+    let cache = Cache::open()?;
+    let libtorch = libtorch::ensure(&cache)?;
+    cargo_config::write(&libtorch)?;
+    eprintln!("libtorch  {libtorch}");
+    let text = text::ensure(&cache)?;
+    eprintln!("text      Shakespeare, 42 works, in {}", text.display());
+    Ok(libtorch)
+}
+
+/// The interpreter of the reference environment, which is made when it is not there.
+pub(crate) fn reference_python() -> Result<PathBuf> {
+    let python = reference::ensure(&Cache::open()?)?;
+    eprintln!("python    reference environment: {}", python.display());
+    Ok(python)
+}
+
+/// Cargo, building against `libtorch` whatever this process was started with.
+pub(crate) fn cargo(libtorch: &Libtorch) -> Command {
+    let mut cargo = workspace::cargo();
+    cargo_config::apply(libtorch, &mut cargo);
+    cargo
+}

@@ -1,0 +1,286 @@
+//! The cache folder, in which a thing is whole or not there at all.
+//!
+//! An entry is made in a staging folder beside its final place and moved there by one
+//! rename; its manifest lists every file with its size and the digests of what it was
+//! made from. A process killed at any moment leaves a staging folder, which the next
+//! setup removes, and never a half-made entry. A damaged entry (a file that somebody
+//! deleted, a disk that was full) no longer matches its manifest, and is made again.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+const MANIFEST: &str = "surefoot-manifest.json";
+const LOCK: &str = ".lock";
+const STAGING: &str = ".staging-";
+
+/// The cache folder of this user.
+pub(crate) struct Cache {
+    root: PathBuf,
+}
+
+/// Held while an entry is made. The kernel lets go of it when the process ends, however it ends.
+pub(crate) struct Lock {
+    _file: File,
+}
+
+/// What an entry was made from, and what is in it.
+#[derive(Debug, Serialize, Deserialize, PartialEq)]
+struct Manifest {
+    /// File name of each download, and its SHA-256 digest.
+    sources: BTreeMap<String, String>,
+    /// Path of each file within the entry, and its size in bytes.
+    files: BTreeMap<String, u64>,
+}
+
+impl Cache {
+    /// Opens the cache folder, and makes it when it is not there.
+    pub(crate) fn open() -> Result<Cache> {
+        let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
+        let root = if let Some(folder) = variable("SUREFOOT_CACHE") {
+            PathBuf::from(folder)
+        } else if let Some(folder) = variable("XDG_CACHE_HOME") {
+            Path::new(&folder).join("surefoot")
+        } else if let Some(home) = variable("HOME") {
+            Path::new(&home).join(".cache/surefoot")
+        } else {
+            bail!("no place for the cache: set SUREFOOT_CACHE to a folder, or HOME")
+        };
+        Cache::at(root)
+    }
+
+    fn at(root: PathBuf) -> Result<Cache> {
+        fs::create_dir_all(&root)
+            .with_context(|| format!("cannot make the cache folder `{}`", root.display()))?;
+        // libtorch's place ends up in build scripts that run elsewhere.
+        let root = fs::canonicalize(&root)
+            .with_context(|| format!("cannot open the cache folder `{}`", root.display()))?;
+        Ok(Cache { root })
+    }
+
+    /// A place in the cache folder.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// The entry `name`, if it is whole and was made from `sources`.
+    pub(crate) fn whole(&self, name: &str, sources: &BTreeMap<String, String>) -> Option<PathBuf> {
+        let entry = self.path(name);
+        let manifest = fs::read(entry.join(MANIFEST)).ok()?;
+        let manifest: Manifest = serde_json::from_slice(&manifest).ok()?;
+        let same_size = |(path, bytes): (&String, &u64)| {
+            fs::metadata(entry.join(path)).is_ok_and(|file| file.len() == *bytes)
+        };
+        let whole = manifest.sources == *sources && manifest.files.iter().all(same_size);
+        whole.then_some(entry)
+    }
+
+    /// Waits until no other setup works in this cache, and clears away what a killed one left.
+    pub(crate) fn lock(&self) -> Result<Lock> {
+        let path = self.path(LOCK);
+        let context = || format!("cannot lock the cache with `{}`", path.display());
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .with_context(context)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                eprintln!("waiting for another setup in `{}`", self.root.display());
+                file.lock().with_context(context)?;
+            }
+            Err(TryLockError::Error(error)) => return Err(error).with_context(context),
+        }
+        self.clear_staging()?;
+        Ok(Lock { _file: file })
+    }
+
+    /// Makes the entry `name`: `fill` writes its files into an empty folder, which then
+    /// takes the entry's place in one step.
+    pub(crate) fn make(
+        &self,
+        _lock: &Lock,
+        name: &str,
+        sources: BTreeMap<String, String>,
+        fill: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let entry = self.path(name);
+        let parent = entry.parent().unwrap_or(&self.root);
+        fs::create_dir_all(parent)
+            .with_context(|| format!("cannot make the folder `{}`", parent.display()))?;
+        let staging = self.staging()?;
+        let folder = staging.path();
+        fill(folder)?;
+        let mut files = BTreeMap::new();
+        list_files(folder, folder, &mut files)
+            .with_context(|| format!("cannot list `{}`", folder.display()))?;
+        let manifest = serde_json::to_vec(&Manifest { sources, files })?;
+        fs::write(folder.join(MANIFEST), manifest)
+            .with_context(|| format!("cannot write into `{}`", folder.display()))?;
+        // The rename must not reach the disk before the files do. Where `sync -f` is
+        // missing, the sizes in the manifest still tell after a power cut.
+        let _ = Command::new("sync").arg("-f").arg(folder).output();
+        self.put_in_place(&staging.keep(), &entry)
+            .with_context(|| format!("cannot move `{}` into its place", entry.display()))?;
+        Ok(entry)
+    }
+
+    /// A new, empty folder on the cache's own disk. It goes when the value is dropped, or,
+    /// after a kill, with the next [`Cache::lock`].
+    pub(crate) fn staging(&self) -> Result<TempDir> {
+        tempfile::Builder::new()
+            .prefix(STAGING)
+            .tempdir_in(&self.root)
+            .with_context(|| format!("cannot write into the cache `{}`", self.root.display()))
+    }
+
+    fn put_in_place(&self, staging: &Path, entry: &Path) -> io::Result<()> {
+        if entry.exists() {
+            // A folder cannot be renamed onto one that has files.
+            let old = self.path(&format!("{STAGING}old-{}", std::process::id()));
+            fs::rename(entry, &old)?;
+            fs::rename(staging, entry)?;
+            return fs::remove_dir_all(&old);
+        }
+        fs::rename(staging, entry)
+    }
+
+    fn clear_staging(&self) -> Result<()> {
+        let entries = fs::read_dir(&self.root)
+            .with_context(|| format!("cannot read the cache `{}`", self.root.display()))?;
+        for entry in entries {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            if name.starts_with(STAGING) {
+                fs::remove_dir_all(&path)
+                    .with_context(|| format!("cannot remove `{}`", path.display()))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn list_files(root: &Path, folder: &Path, files: &mut BTreeMap<String, u64>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            list_files(root, &path, files)?;
+        } else {
+            let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
+            files.insert(name, entry.metadata()?.len());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(digest: &str) -> BTreeMap<String, String> {
+        BTreeMap::from([("wheel".to_owned(), digest.to_owned())])
+    }
+
+    fn write_library(folder: &Path) -> Result<()> {
+        fs::create_dir(folder.join("lib"))?;
+        fs::write(folder.join("lib/libc10.so"), "code")?;
+        Ok(())
+    }
+
+    fn cache_with_entry() -> (TempDir, Cache) {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().to_owned()).unwrap();
+        let lock = cache.lock().unwrap();
+        cache
+            .make(&lock, "entry", sources("1"), write_library)
+            .unwrap();
+        (folder, cache)
+    }
+
+    #[test]
+    fn an_entry_that_was_made_is_whole() {
+        let (_folder, cache) = cache_with_entry();
+        assert_eq!(
+            cache.whole("entry", &sources("1")),
+            Some(cache.path("entry"))
+        );
+    }
+
+    #[test]
+    fn an_entry_that_lost_a_file_is_not_whole() {
+        let (_folder, cache) = cache_with_entry();
+        fs::remove_file(cache.path("entry/lib/libc10.so")).unwrap();
+        assert_eq!(cache.whole("entry", &sources("1")), None);
+    }
+
+    #[test]
+    fn an_entry_with_a_cut_file_is_not_whole() {
+        let (_folder, cache) = cache_with_entry();
+        fs::write(cache.path("entry/lib/libc10.so"), "co").unwrap();
+        assert_eq!(cache.whole("entry", &sources("1")), None);
+    }
+
+    #[test]
+    fn an_entry_made_from_another_download_is_not_whole() {
+        let (_folder, cache) = cache_with_entry();
+        assert_eq!(cache.whole("entry", &sources("2")), None);
+    }
+
+    fn names_in(folder: &TempDir) -> Vec<std::ffi::OsString> {
+        let entries = fs::read_dir(folder.path()).unwrap();
+        entries.map(|entry| entry.unwrap().file_name()).collect()
+    }
+
+    #[test]
+    fn a_failed_make_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().to_owned()).unwrap();
+        let lock = cache.lock().unwrap();
+        let outcome = cache.make(&lock, "entry", sources("1"), |staging| {
+            write_library(staging)?;
+            bail!("the disk is full")
+        });
+        assert!(outcome.is_err());
+        assert_eq!(names_in(&folder), [LOCK]);
+    }
+
+    #[test]
+    fn the_staging_of_a_killed_setup_goes_with_the_next_lock() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path().to_owned()).unwrap();
+        let killed = cache.staging().unwrap().keep();
+        write_library(&killed).unwrap();
+        let _lock = cache.lock().unwrap();
+        assert_eq!(names_in(&folder), [LOCK]);
+    }
+
+    #[test]
+    fn making_an_entry_again_replaces_the_old_one() {
+        let (_folder, cache) = cache_with_entry();
+        let lock = cache.lock().unwrap();
+        let fill = |staging: &Path| Ok(fs::write(staging.join("new"), "1")?);
+        cache.make(&lock, "entry", sources("2"), fill).unwrap();
+        assert!(cache.whole("entry", &sources("2")).is_some());
+        assert!(!cache.path("entry/lib").exists());
+    }
+
+    #[test]
+    fn the_lock_keeps_a_second_setup_out() {
+        let (_folder, cache) = cache_with_entry();
+        let held = cache.lock().unwrap();
+        let file = File::open(cache.path(LOCK)).unwrap();
+        assert!(matches!(file.try_lock(), Err(TryLockError::WouldBlock)));
+        drop(held);
+        assert!(file.try_lock().is_ok());
+    }
+}

@@ -1,0 +1,118 @@
+//! `.cargo/libtorch.toml`: tells plain cargo and rust-analyzer which libtorch was chosen.
+//!
+//! `.cargo/config.toml` includes the file when it exists. Cargo then sets its variables
+//! for everything it runs, xtask too: what the user set and what an earlier setup wrote
+//! look alike from here. So the file also records the choice under names of its own.
+
+use std::env;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::libtorch::{Libtorch, Source};
+use crate::workspace;
+
+/// The folder that the last setup wrote, and [`FROM_USER`] if it came from `LIBTORCH`.
+const CHOSEN: &str = "SUREFOOT_SETUP_LIBTORCH";
+const SOURCE: &str = "SUREFOOT_SETUP_SOURCE";
+const FROM_USER: &str = "LIBTORCH";
+
+/// The libtorch that the user named with `LIBTORCH`, now or when an earlier setup ran.
+///
+/// An earlier choice of the user holds until `LIBTORCH` names another folder or the file is
+/// deleted; an earlier choice of ours does not, since another Python may be active by now.
+pub(crate) fn libtorch_of_user() -> Option<PathBuf> {
+    user_choice(|name| env::var(name).ok()).map(PathBuf::from)
+}
+
+/// Writes the file, if it would change.
+pub(crate) fn write(libtorch: &Libtorch) -> Result<()> {
+    let path = workspace::root().join(".cargo/libtorch.toml");
+    let text = render(libtorch);
+    if fs::read_to_string(&path).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    fs::write(&path, text).with_context(|| format!("cannot write `{}`", path.display()))
+}
+
+/// Gives `command` the chosen libtorch: this process may still carry an older choice.
+pub(crate) fn apply(libtorch: &Libtorch, command: &mut Command) {
+    command
+        .env("LIBTORCH", &libtorch.root)
+        .env_remove(CHOSEN)
+        .env_remove(SOURCE);
+}
+
+fn user_choice(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let libtorch = variable("LIBTORCH").filter(|folder| !folder.is_empty())?;
+    let ours = variable(CHOSEN).is_some_and(|chosen| chosen == libtorch);
+    let from_user = variable(SOURCE).is_some_and(|source| source == FROM_USER);
+    (!ours || from_user).then_some(libtorch)
+}
+
+fn render(libtorch: &Libtorch) -> String {
+    let source = match &libtorch.source {
+        Source::Variable => FROM_USER.to_owned(),
+        Source::Python(python) => python.display().to_string(),
+        Source::Cache => "cache".to_owned(),
+    };
+    let root = quote(&libtorch.root.to_string_lossy());
+    let source = quote(&source);
+    format!(
+        "# Written by `cargo xtask setup`. Delete this file to choose again.\n\
+         [env]\nLIBTORCH = {root}\n{CHOSEN} = {root}\n{SOURCE} = {source}\n"
+    )
+}
+
+/// A TOML basic string.
+fn quote(text: &str) -> String {
+    let escaped = text.replace('\\', "\\\\").replace('"', "\\\"");
+    format!("\"{escaped}\"")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choice(variables: &[(&str, &str)]) -> Option<String> {
+        user_choice(|name| {
+            let pair = variables.iter().find(|(key, _)| *key == name)?;
+            Some(pair.1.to_owned())
+        })
+    }
+
+    #[test]
+    fn a_variable_that_no_setup_wrote_is_the_users() {
+        assert_eq!(choice(&[("LIBTORCH", "/a")]).as_deref(), Some("/a"));
+    }
+
+    #[test]
+    fn what_an_earlier_setup_found_is_not_the_users() {
+        let found = [("LIBTORCH", "/a"), (CHOSEN, "/a"), (SOURCE, "cache")];
+        assert_eq!(choice(&found), None);
+    }
+
+    #[test]
+    fn what_the_user_named_at_an_earlier_setup_holds() {
+        let named = [("LIBTORCH", "/a"), (CHOSEN, "/a"), (SOURCE, FROM_USER)];
+        assert_eq!(choice(&named).as_deref(), Some("/a"));
+    }
+
+    #[test]
+    fn a_new_variable_overrides_what_an_earlier_setup_wrote() {
+        let changed = [("LIBTORCH", "/b"), (CHOSEN, "/a"), (SOURCE, "cache")];
+        assert_eq!(choice(&changed).as_deref(), Some("/b"));
+    }
+
+    #[test]
+    fn an_empty_variable_names_nothing() {
+        assert_eq!(choice(&[("LIBTORCH", "")]), None);
+    }
+
+    #[test]
+    fn a_path_with_quotes_stays_one_toml_string() {
+        assert_eq!(quote(r#"/a "b"\c"#), r#""/a \"b\"\\c""#);
+    }
+}

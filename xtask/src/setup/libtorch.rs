@@ -1,0 +1,285 @@
+//! Which libtorch the workspace builds against.
+//!
+//! In this order: the folder that `LIBTORCH` names; the torch package of the active
+//! Python environment, which is how a ROCm or a CUDA build is used; a slim CPU libtorch
+//! in the cache, made from PyPI's wheels.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use super::cache::Cache;
+use super::cargo_config;
+use super::pins::{self, LibtorchWheels, TORCH_VERSION};
+use super::{archive, fetch, python};
+
+/// In this order: newer releases keep the numbers in the first, older ones in the second.
+const VERSION_HEADERS: [&str; 2] = [
+    "include/torch/headeronly/version.h",
+    "include/torch/csrc/api/include/torch/version.h",
+];
+
+/// A libtorch of the right version, with headers.
+#[derive(Debug)]
+pub(crate) struct Libtorch {
+    /// The folder that has `include` and `lib`.
+    pub(crate) root: PathBuf,
+    pub(crate) source: Source,
+    accelerator: Accelerator,
+}
+
+/// What named the libtorch.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Source {
+    /// The environment variable `LIBTORCH`, now or when an earlier setup ran.
+    Variable,
+    /// This Python interpreter.
+    Python(PathBuf),
+    /// The cache folder.
+    Cache,
+}
+
+/// What a build of libtorch computes on, beside the CPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Accelerator {
+    Hip,
+    Cuda,
+    None,
+}
+
+/// Finds the libtorch to use; makes the cached one when there is no other.
+pub(crate) fn ensure(cache: &Cache) -> Result<Libtorch> {
+    if let Some(root) = cargo_config::libtorch_of_user() {
+        return inspect(&root, Source::Variable)
+            .with_context(|| format!("LIBTORCH is set to `{}`", root.display()));
+    }
+    if let Some((python, root)) = python::active_torch() {
+        match inspect(&root, Source::Python(python.clone())) {
+            Ok(libtorch) => return Ok(libtorch),
+            Err(error) => eprintln!("the torch of `{}` is not used: {error:#}", python.display()),
+        }
+    }
+    inspect(&cached(cache)?, Source::Cache)
+}
+
+/// Looks whether `root` is a libtorch that this workspace can be built against.
+fn inspect(root: &Path, source: Source) -> Result<Libtorch> {
+    if !root.is_dir() {
+        bail!("there is no folder `{}`", root.display());
+    }
+    for file in ["lib/libtorch_cpu.so", "lib/libtorch.so", "lib/libc10.so"] {
+        if !root.join(file).exists() {
+            bail!("`{}` has no `{file}`", root.display());
+        }
+    }
+    let version = version_in_headers(root).with_context(|| {
+        format!(
+            "`{}` has no C++ headers (`{}`)",
+            root.display(),
+            VERSION_HEADERS[0]
+        )
+    })?;
+    if version != TORCH_VERSION {
+        bail!("it is PyTorch {version}, and this workspace is built against {TORCH_VERSION}");
+    }
+    let accelerator = if root.join("lib/libtorch_hip.so").exists() {
+        Accelerator::Hip
+    } else if root.join("lib/libtorch_cuda.so").exists() {
+        Accelerator::Cuda
+    } else {
+        Accelerator::None
+    };
+    Ok(Libtorch {
+        root: root.to_owned(),
+        source,
+        accelerator,
+    })
+}
+
+/// The version that C++ code compiled against `root` sees.
+fn version_in_headers(root: &Path) -> Option<String> {
+    let header = VERSION_HEADERS
+        .iter()
+        .filter_map(|header| fs::read_to_string(root.join(header)).ok())
+        .find(|text| text.contains("TORCH_VERSION_MAJOR"))?;
+    let number = |name: &str| {
+        let definition = format!("#define TORCH_VERSION_{name} ");
+        let line = header
+            .lines()
+            .find_map(|line| line.strip_prefix(&definition))?;
+        line.trim().parse::<u32>().ok()
+    };
+    let [major, minor, patch] = ["MAJOR", "MINOR", "PATCH"].map(number);
+    Some(format!("{}.{}.{}", major?, minor?, patch?))
+}
+
+/// The slim CPU libtorch in the cache, made when it is missing or damaged.
+fn cached(cache: &Cache) -> Result<PathBuf> {
+    let name = format!("libtorch-{TORCH_VERSION}-cpu");
+    let LibtorchWheels {
+        torch,
+        cudart,
+        cupti,
+    } = pins::libtorch_wheels()?;
+    let sources = pins::sources([torch, cudart, cupti]);
+    if let Some(root) = cache.whole(&name, &sources) {
+        return Ok(root);
+    }
+    let lock = cache.lock()?;
+    // Another setup may have made it while this one waited for the lock.
+    if let Some(root) = cache.whole(&name, &sources) {
+        return Ok(root);
+    }
+    eprintln!("making a CPU libtorch {TORCH_VERSION} in the cache, once");
+    let [torch_wheel, cudart_wheel, cupti_wheel] = [
+        fetch::fetch(cache, &lock, torch)?,
+        fetch::fetch(cache, &lock, cudart)?,
+        fetch::fetch(cache, &lock, cupti)?,
+    ];
+    // What is taken out of the wheel is about as large as the wheel is.
+    fetch::require_space(&cache.path("."), torch.bytes)?;
+    let root = cache.make(&lock, &name, sources, |folder| {
+        archive::unzip(&torch_wheel, folder, place_of_torch_file)?;
+        for (wheel, library) in [
+            (&cudart_wheel, "libcudart.so.13"),
+            (&cupti_wheel, "libcupti.so.13"),
+        ] {
+            archive::unzip(wheel, folder, |name| {
+                name.ends_with(&format!("/{library}"))
+                    .then(|| Path::new("lib").join(library))
+            })?;
+        }
+        // The wheel's own libtorch.so needs libtorch_cuda.so. torch-sys links `-ltorch`
+        // whatever there is, so the linker finds this script instead.
+        let script = "INPUT(AS_NEEDED(libtorch_cpu.so))\n";
+        fs::write(folder.join("lib/libtorch.so"), script)?;
+        fs::write(folder.join("build-version"), TORCH_VERSION)?;
+        Ok(())
+    })?;
+    fetch::clean(cache, &lock, &[torch, cudart, cupti]);
+    Ok(root)
+}
+
+/// Where a member of the torch wheel goes in the slim libtorch; `None` leaves it out.
+fn place_of_torch_file(name: &str) -> Option<PathBuf> {
+    /// CUDA, Python, and what only they use.
+    const LEFT_OUT: [&str; 7] = [
+        "libtorch.so",
+        "libtorch_cuda",
+        "libtorch_python",
+        "libtorch_nvshmem",
+        "libc10_cuda",
+        "libcaffe2_nvrtc",
+        "libshm",
+    ];
+    let name = name.strip_prefix("torch/")?;
+    if name.starts_with("include/") {
+        return Some(name.into());
+    }
+    let library = name.strip_prefix("lib/")?;
+    let wanted = !library.contains('/') && library.contains(".so");
+    let left_out = LEFT_OUT.iter().any(|prefix| library.starts_with(prefix));
+    (wanted && !left_out).then(|| name.into())
+}
+
+impl fmt::Display for Libtorch {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let accelerator = match self.accelerator {
+            Accelerator::Hip => "with HIP",
+            Accelerator::Cuda => "with CUDA",
+            Accelerator::None => "CPU only",
+        };
+        write!(formatter, "{TORCH_VERSION}, {accelerator}, ")?;
+        match &self.source {
+            Source::Variable => write!(formatter, "from LIBTORCH: ")?,
+            Source::Python(python) => write!(formatter, "from `{}`: ", python.display())?,
+            Source::Cache => write!(formatter, "in the cache: ")?,
+        }
+        write!(formatter, "{}", self.root.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write_libtorch(root: &Path, minor: u32) {
+        fs::create_dir_all(root.join("lib")).unwrap();
+        for library in ["libtorch_cpu.so", "libtorch.so", "libc10.so"] {
+            fs::write(root.join("lib").join(library), "").unwrap();
+        }
+        let header = root.join(VERSION_HEADERS[0]);
+        fs::create_dir_all(header.parent().unwrap()).unwrap();
+        let text = format!(
+            "#define TORCH_VERSION_MAJOR 2\n#define TORCH_VERSION_MINOR {minor}\n\
+             #define TORCH_VERSION_PATCH 0\n#define TORCH_VERSION \\\n  \"2.{minor}.0\"\n"
+        );
+        fs::write(header, text).unwrap();
+    }
+
+    #[test]
+    fn a_libtorch_of_the_right_version_is_accepted() {
+        let folder = tempfile::tempdir().unwrap();
+        write_libtorch(folder.path(), 13);
+        let libtorch = inspect(folder.path(), Source::Variable).unwrap();
+        assert_eq!(libtorch.accelerator, Accelerator::None);
+    }
+
+    #[test]
+    fn a_build_with_hip_is_told_from_one_with_cuda() {
+        let folder = tempfile::tempdir().unwrap();
+        write_libtorch(folder.path(), 13);
+        fs::write(folder.path().join("lib/libtorch_hip.so"), "").unwrap();
+        let libtorch = inspect(folder.path(), Source::Cache).unwrap();
+        assert!(libtorch.to_string().contains("with HIP"), "{libtorch}");
+    }
+
+    #[test]
+    fn another_version_is_refused_with_both_versions_named() {
+        let folder = tempfile::tempdir().unwrap();
+        write_libtorch(folder.path(), 9);
+        let error = inspect(folder.path(), Source::Variable).unwrap_err();
+        let message = error.to_string();
+        assert!(
+            message.contains("2.9.0") && message.contains("2.13.0"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_runtime_without_headers_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        write_libtorch(folder.path(), 13);
+        fs::remove_dir_all(folder.path().join("include")).unwrap();
+        let error = inspect(folder.path(), Source::Variable).unwrap_err();
+        assert!(error.to_string().contains("headers"), "{error}");
+    }
+
+    #[test]
+    fn the_slim_libtorch_keeps_what_the_cpu_needs() {
+        for name in [
+            "torch/lib/libtorch_cpu.so",
+            "torch/lib/libgomp.so.1",
+            "torch/lib/libarm_compute.so",
+            "torch/include/c10/core/Device.h",
+        ] {
+            assert!(place_of_torch_file(name).is_some(), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_slim_libtorch_leaves_cuda_and_python_out() {
+        for name in [
+            "torch/lib/libtorch.so",
+            "torch/lib/libtorch_cuda_linalg.so",
+            "torch/lib/libtorch_python.so",
+            "torch/lib/libshm/libshm.h",
+            "torch/__init__.py",
+            "functorch/__init__.py",
+        ] {
+            assert_eq!(place_of_torch_file(name), None, "{name}");
+        }
+    }
+}

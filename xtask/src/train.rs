@@ -1,0 +1,80 @@
+//! `cargo xtask train`: set up, build in release, train.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::setup::{self, Libtorch};
+use crate::workspace;
+
+/// Set up, build in release, and train a model.
+///
+/// Everything after the config goes to `surefoot train` as it is; `cargo xtask train -- --help`
+/// lists what it understands.
+#[derive(clap::Args)]
+pub(crate) struct Train {
+    /// The training config (YAML) [default: configs/small.yaml]
+    #[arg(value_name = "CONFIG")]
+    config: Option<PathBuf>,
+
+    /// Set one value of the config, as in `--set learning_rate=1e-3`; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+
+    /// Continue a run: `latest`, or the folder of a checkpoint
+    #[arg(long, value_name = "CHECKPOINT", num_args = 0..=1, default_missing_value = "latest")]
+    resume: Option<String>,
+
+    /// Passed to `surefoot train` as they are
+    #[arg(last = true, value_name = "ARGUMENT")]
+    rest: Vec<OsString>,
+}
+
+impl Train {
+    pub(crate) fn run(self) -> Result<()> {
+        let libtorch = setup::ensure()?;
+        build(&libtorch)?;
+        let binary = workspace::target()?.join("release/surefoot");
+        // From here on this process is the trainer: its exit code is ours, and Ctrl-C
+        // reaches it alone, so that it can save before it leaves.
+        let error = self.command(&binary).exec();
+        Err(error).with_context(|| format!("cannot start `{}`", binary.display()))
+    }
+
+    fn command(&self, binary: &Path) -> Command {
+        // A path that the user gave is relative to where they stand, the default is not.
+        let small = || workspace::root().join("configs/small.yaml");
+        let mut command = Command::new(binary);
+        command
+            .arg("train")
+            .arg(self.config.clone().unwrap_or_else(small));
+        for value in &self.set {
+            command.arg("--set").arg(value);
+        }
+        if let Some(checkpoint) = &self.resume {
+            command.arg("--resume").arg(checkpoint);
+        }
+        command.args(&self.rest);
+        command
+    }
+}
+
+/// Builds the programs and the allocator that they load, in release.
+pub(crate) fn build(libtorch: &Libtorch) -> Result<()> {
+    let mut cargo = setup::cargo(libtorch);
+    cargo.args([
+        "build",
+        "--release",
+        "--package",
+        "surefoot",
+        "--package",
+        "hip-alloc",
+    ]);
+    if !cargo.status().context("cannot start cargo")?.success() {
+        bail!("the build failed (see above)");
+    }
+    Ok(())
+}
