@@ -1,0 +1,72 @@
+// Throws the exception that PyTorch expects when memory runs out.
+//
+// PyTorch takes NULL from a pluggable allocator as a valid address, so running out
+// must be thrown. Rust cannot throw a C++ exception, and this library may link
+// neither libtorch nor its headers: the class is looked up in whatever libc10 the
+// process has. Where it is missing, std::bad_alloc is thrown.
+
+#include <cstdint>
+#include <cstring>
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <new>
+#include <string>
+#include <typeinfo>
+
+namespace {
+
+// c10::SourceLocation (c10/util/StringUtil.h): passed by value, in memory.
+struct SourceLocation {
+  const char *function;
+  const char *file;
+  uint32_t line;
+};
+
+using Constructor = void (*)(void *self, SourceLocation, std::string);
+using Destructor = void (*)(void *self);
+
+// c10::Error is 136 bytes in torch 2.13; the runtime frees what it was given, so
+// a generous size is safe for other versions.
+constexpr std::size_t object_bytes = 1024;
+
+#define STRING_ABI "NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+
+void *find(const char *name) {
+  if (void *symbol = dlsym(RTLD_DEFAULT, name)) {
+    return symbol;
+  }
+  // Python loads extension modules without adding them to the global scope.
+  static void *const libc10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
+  return libc10 ? dlsym(libc10, name) : nullptr;
+}
+
+} // namespace
+
+extern "C" [[noreturn]] void hip_alloc_throw_out_of_memory(const char *message) {
+  auto *type = static_cast<std::type_info *>(find("_ZTIN3c1016OutOfMemoryErrorE"));
+  auto *table = static_cast<char *>(find("_ZTVN3c1016OutOfMemoryErrorE"));
+  // Since 2.13 the class has a constructor of its own; before, it inherited this one.
+  void *constructor = find("_ZN3c1016OutOfMemoryErrorC1ENS_14SourceLocationE" STRING_ABI);
+  if (!constructor) {
+    constructor = find("_ZN3c105ErrorC2ENS_14SourceLocationE" STRING_ABI);
+  }
+  if (!type || !table || !constructor) {
+    throw std::bad_alloc();
+  }
+  // A virtual table begins with the offset to top and the type (Itanium C++ ABI,
+  // 2.5.2); objects point behind these two. The destructors come first.
+  char *entries = table + 2 * sizeof(void *);
+  Destructor destroy;
+  std::memcpy(&destroy, entries, sizeof destroy);
+
+  void *object = abi::__cxa_allocate_exception(object_bytes);
+  try {
+    reinterpret_cast<Constructor>(constructor)(
+        object, SourceLocation{"hip_alloc_malloc", "hip-alloc", 0}, std::string(message));
+  } catch (...) {
+    abi::__cxa_free_exception(object);
+    throw std::bad_alloc();
+  }
+  std::memcpy(object, &entries, sizeof entries);
+  abi::__cxa_throw(object, type, destroy);
+}

@@ -1,0 +1,88 @@
+/* The C interface of libhip_alloc.so, version 1.
+ *
+ * Made for torch.cuda.memory.CUDAPluggableAllocator (hip_alloc_malloc and
+ * hip_alloc_free have the signatures it calls), and for any other program.
+ * Every function may be called from any thread. Settings come from the
+ * environment: HIP_ALLOC_CONF, HIP_ALLOC_TRACE; they are read at the first call.
+ *
+ * Functions that return int return 0 when they worked, and otherwise one of the
+ * codes below, after writing a message to standard error.
+ */
+#ifndef HIP_ALLOC_H
+#define HIP_ALLOC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HIP_ALLOC_ABI_VERSION 1u
+
+/* The device index of host memory: the CPU allocator. Any other device is an
+ * accelerator, numbered as the runtime numbers it. */
+#define HIP_ALLOC_HOST (-1)
+
+#define HIP_ALLOC_OK 0
+#define HIP_ALLOC_ERROR_DEVICE 1   /* no such device, or it cannot be used */
+#define HIP_ALLOC_ERROR_ARGUMENT 2 /* a null pointer, or a path that is not text */
+#define HIP_ALLOC_ERROR_DRIVER 3   /* the runtime refused a call */
+#define HIP_ALLOC_ERROR_IO 4       /* a file could not be written */
+
+/* Memory of at least `size` bytes, which work on `stream` may use at once. Zero
+ * bytes get an address of their own. Never returns NULL: out of memory is thrown
+ * as c10::OutOfMemoryError where libc10 is loaded, and as std::bad_alloc
+ * elsewhere. Call it only from code that C++ exceptions may pass through. */
+void *hip_alloc_malloc(size_t size, int device, void *stream);
+
+/* Gives memory back. `stream` is the stream it was allocated on; work that is
+ * already on that stream may still use it. NULL does nothing. A pointer that is
+ * not live is reported on standard error, and nothing else happens. */
+void hip_alloc_free(void *ptr, size_t size, int device, void *stream);
+
+/* Work on `stream` uses `ptr` too: it is not reused before that work is done. */
+void hip_alloc_record_stream(void *ptr, void *stream);
+
+/* How much could still be allocated, and how much this process could hold in
+ * all, in bytes. On unified memory this counts the machine's memory honestly:
+ * *free is never above *total. */
+int hip_alloc_mem_info(int device, size_t *free, size_t *total);
+
+struct hip_alloc_stats {
+  uint64_t live_bytes;       /* asked for and not freed */
+  uint64_t live_peak_bytes;  /* highest since the start or the last reset */
+  uint64_t held_bytes;       /* taken from the driver */
+  uint64_t held_peak_bytes;  /* highest since the start or the last reset */
+  uint64_t live_allocations; /* requests that are live */
+  uint64_t allocations;      /* requests served */
+  uint64_t frees;            /* requests freed */
+  uint64_t driver_allocs;    /* times the driver gave memory */
+  uint64_t driver_frees;     /* times memory was given back */
+  uint64_t out_of_memory;    /* requests refused */
+  uint64_t pending_bytes;    /* freed, but another stream may still use it */
+  uint64_t capacity_bytes;   /* what hip_alloc_mem_info calls total */
+};
+
+/* Fills the first min(out_size, sizeof(struct hip_alloc_stats)) bytes of *out, so
+ * that an older program works with a newer library. */
+int hip_alloc_stats(int device, struct hip_alloc_stats *out, size_t out_size);
+
+/* Starts the peaks again from what is live and held now. */
+int hip_alloc_reset_peaks(int device);
+
+/* Gives empty blocks back until at most `keep_bytes` are held beyond what is
+ * live. Waits for work that still uses them. */
+int hip_alloc_trim(int device, size_t keep_bytes);
+
+/* Writes a pickle that PyTorch's memory_viz opens. */
+int hip_alloc_snapshot(const char *path);
+
+/* HIP_ALLOC_ABI_VERSION of the library. */
+unsigned hip_alloc_abi_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,158 @@
+//! One device's pool, its driver, and the lock around them.
+
+use crate::driver::{Driver, DriverError, MemoryInfo};
+use crate::pool::{AllocateError, FreeError, Pool, PoolConfig, PoolStats};
+use crate::report;
+use crate::units::{DeviceIndex, StreamId, human};
+use parking_lot::Mutex;
+
+/// The allocator of one device, for any number of threads.
+pub struct Allocator {
+    device: DeviceIndex,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    pool: Pool,
+    driver: Box<dyn Driver>,
+    /// The wrong frees reported so far.
+    wrong_frees: u64,
+}
+
+/// A program that frees wrongly usually does so in a loop: more is not reported.
+const WRONG_FREES_REPORTED: u64 = 20;
+
+impl Allocator {
+    /// Takes the warm-up floor from the driver at once.
+    pub fn new(device: DeviceIndex, config: PoolConfig, mut driver: Box<dyn Driver>) -> Self {
+        let mut pool = Pool::new(config);
+        pool.warm_up(driver.as_mut());
+        Allocator {
+            device,
+            inner: Mutex::new(Inner {
+                pool,
+                driver,
+                wrong_frees: 0,
+            }),
+        }
+    }
+
+    /// Serves a request; the error is the whole message for the program's user.
+    pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, String> {
+        let mut inner = self.inner.lock();
+        let Inner { pool, driver, .. } = &mut *inner;
+        match pool.allocate(driver.as_mut(), bytes, stream) {
+            Ok(address) => Ok(address),
+            Err(error) => Err(self.refusal(&mut inner, bytes, &error)),
+        }
+    }
+
+    /// Takes memory back. A wrong address is reported, and changes nothing.
+    pub fn free(&self, address: u64) {
+        let mut inner = self.inner.lock();
+        let Inner { pool, driver, .. } = &mut *inner;
+        let freed = pool.free(driver.as_mut(), address);
+        if let Err(error) = freed {
+            inner.wrong_frees += 1;
+            if inner.wrong_frees <= WRONG_FREES_REPORTED {
+                report::warn(&format!("{}: free of {address:#x}: {error}", self.device));
+            }
+        }
+        inner.report_troubles(self.device);
+    }
+
+    /// Notes that another stream uses an allocation; `false` if the address is not one.
+    pub fn record_stream(&self, address: u64, stream: StreamId) -> Result<(), FreeError> {
+        self.inner.lock().pool.record_stream(address, stream)
+    }
+
+    /// What can still be allocated, and what could be in all.
+    pub fn memory_info(&self) -> Result<MemoryInfo, DriverError> {
+        self.inner.lock().memory_info()
+    }
+
+    /// What the pool did and holds.
+    pub fn stats(&self) -> PoolStats {
+        self.inner.lock().pool.stats()
+    }
+
+    /// Starts the peaks again.
+    pub fn reset_peaks(&self) {
+        self.inner.lock().pool.reset_peaks();
+    }
+
+    /// Gives empty blocks back until at most `keep` bytes are held beyond what is live.
+    pub fn trim(&self, keep: u64) {
+        let mut inner = self.inner.lock();
+        let Inner { pool, driver, .. } = &mut *inner;
+        pool.trim(driver.as_mut(), keep);
+        inner.report_troubles(self.device);
+    }
+
+    /// Runs `look` on the pool, under the lock.
+    pub fn inspect<T>(&self, look: impl FnOnce(&Pool) -> T) -> T {
+        look(&self.inner.lock().pool)
+    }
+
+    /// Holds the lock until [`after_fork`](Allocator::after_fork).
+    pub(crate) fn before_fork(&self) {
+        std::mem::forget(self.inner.lock());
+    }
+
+    /// Undoes [`before_fork`](Allocator::before_fork), in the parent and in the child.
+    pub(crate) fn after_fork(&self) {
+        crate::ffi::unlock_after_fork(&self.inner);
+    }
+
+    /// The message for a request that was not served, in the words of PyTorch's own.
+    fn refusal(&self, inner: &mut Inner, bytes: u64, error: &AllocateError) -> String {
+        let stats = inner.pool.stats();
+        let (where_, what) = match self.device {
+            DeviceIndex::HOST => ("The host".to_owned(), "Host"),
+            DeviceIndex(index) => (format!("GPU {index}"), "HIP"),
+        };
+        let mut message = match error {
+            AllocateError::OutOfMemory => {
+                format!("{what} out of memory. Tried to allocate {}.", human(bytes))
+            }
+            AllocateError::Driver(error) => {
+                format!("{what} allocation of {} failed: {error}.", human(bytes))
+            }
+        };
+        if let Ok(info) = inner.memory_info() {
+            message += &format!(
+                " {where_} has a total capacity of {} of which {} is free.",
+                human(info.total),
+                human(info.free)
+            );
+        }
+        message += &format!(
+            " Of the memory held by hip-alloc, {} are allocated by the program, and {} are not ({} held).",
+            human(stats.live_bytes),
+            human(stats.held_bytes.saturating_sub(stats.live_bytes)),
+            human(stats.held_bytes)
+        );
+        message
+    }
+}
+
+impl Inner {
+    /// The driver's answer; what is held but not live can be allocated too.
+    fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        let stats = self.pool.stats();
+        let info = self.driver.memory_info(stats.held_bytes)?;
+        let slack = stats.held_bytes.saturating_sub(stats.live_bytes);
+        Ok(MemoryInfo {
+            free: info.free.saturating_add(slack).min(info.total),
+            total: info.total,
+        })
+    }
+
+    fn report_troubles(&mut self, device: DeviceIndex) {
+        for error in self.pool.take_troubles() {
+            report::warn(&format!(
+                "{device}: memory could not be given back: {error}"
+            ));
+        }
+    }
+}

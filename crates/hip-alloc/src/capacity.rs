@@ -1,0 +1,151 @@
+//! Reading what bounds memory on this machine, for `platform::memory` to judge.
+//!
+//! `platform` decides from text; this module fetches the text: `/proc/meminfo`,
+//! the control groups of this process, and how much of what we hold has been
+//! touched.
+
+use crate::driver::MemoryInfo;
+use crate::driver::host::HostMemory;
+use platform::memory::{self, CgroupMemory, DeviceKind, Inputs};
+use std::path::{Path, PathBuf};
+
+/// The memory of the machine this process runs on.
+pub struct SystemMemory {
+    inputs: Inputs,
+    groups: Vec<GroupFiles>,
+}
+
+/// The files of one control group: limit, usage, statistics.
+struct GroupFiles([PathBuf; 3]);
+
+impl SystemMemory {
+    /// Memory of the host, of which `reserve` is left to the rest of the machine.
+    pub fn host(reserve: memory::Reserve) -> Self {
+        let mut inputs = Inputs::new(DeviceKind::Host);
+        inputs.reserve = reserve;
+        SystemMemory {
+            inputs,
+            groups: groups(&text("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")),
+        }
+    }
+}
+
+impl HostMemory for SystemMemory {
+    fn read(&mut self, held: u64) -> MemoryInfo {
+        self.inputs.host = memory::HostMemory::parse(&text("/proc/meminfo"));
+        self.inputs.cgroup = self
+            .groups
+            .iter()
+            .map(|GroupFiles([limit, usage, stat])| {
+                CgroupMemory::parse(&text(limit), &text(usage), &text(stat))
+            })
+            .fold(CgroupMemory::default(), CgroupMemory::tighter);
+        let capacity = memory::capacity(&self.inputs);
+        // Pages that were promised but not touched yet still count as available.
+        let untouched = held - held.min(resident());
+        MemoryInfo {
+            free: capacity.free.0.saturating_sub(untouched),
+            total: capacity.total.0,
+        }
+    }
+}
+
+/// The control groups of a process, innermost first, from its `/proc/…/cgroup`.
+///
+/// Version 2 has one line, `0::/path`; version 1 has one for each controller, of
+/// which the one for memory counts. A limit of any ancestor binds.
+fn groups(membership: &str, root: &Path) -> Vec<GroupFiles> {
+    for line in membership.lines() {
+        let mut parts = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (parts.next(), parts.next(), parts.next())
+        else {
+            continue;
+        };
+        let (root, names) = if controllers.is_empty() {
+            (
+                root.to_path_buf(),
+                ["memory.max", "memory.current", "memory.stat"],
+            )
+        } else if controllers.split(',').any(|name| name == "memory") {
+            (
+                root.join("memory"),
+                [
+                    "memory.limit_in_bytes",
+                    "memory.usage_in_bytes",
+                    "memory.stat",
+                ],
+            )
+        } else {
+            continue;
+        };
+        // Inside a container the path may name what is only visible outside: the
+        // folders that do not exist are passed over, down to the root.
+        let relative = Path::new(path.trim_start_matches('/'));
+        let found: Vec<GroupFiles> = relative
+            .ancestors()
+            .map(|group| GroupFiles(names.map(|name| root.join(group).join(name))))
+            .filter(|files| files.0[0].exists())
+            .collect();
+        if !found.is_empty() {
+            return found;
+        }
+    }
+    Vec::new()
+}
+
+/// Bytes of this process that are in memory, from `/proc/self/statm`.
+fn resident() -> u64 {
+    let pages = text("/proc/self/statm")
+        .split_ascii_whitespace()
+        .nth(1)
+        .and_then(|word| word.parse::<u64>().ok());
+    pages.unwrap_or(0) * platform::Bytes::PAGE.0
+}
+
+/// The text of a file, empty if there is none: what is not known does not bind.
+fn text(path: impl AsRef<Path>) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(membership: &str, root: &Path) -> Vec<String> {
+        groups(membership, root)
+            .iter()
+            .map(|files| files.0[0].strip_prefix(root).unwrap().display().to_string())
+            .collect()
+    }
+
+    #[test]
+    fn every_ancestor_with_a_limit_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let inner = root.path().join("user.slice/job.scope");
+        std::fs::create_dir_all(&inner).unwrap();
+        std::fs::write(inner.join("memory.max"), "max").unwrap();
+        std::fs::write(root.path().join("user.slice/memory.max"), "1000000").unwrap();
+        assert_eq!(
+            names("0::/user.slice/job.scope\n", root.path()),
+            ["user.slice/job.scope/memory.max", "user.slice/memory.max"]
+        );
+    }
+
+    #[test]
+    fn version_one_uses_the_memory_controller() {
+        let root = tempfile::tempdir().unwrap();
+        let group = root.path().join("memory/docker");
+        std::fs::create_dir_all(&group).unwrap();
+        std::fs::write(group.join("memory.limit_in_bytes"), "1000000").unwrap();
+        assert_eq!(
+            names("5:cpu,cpuacct:/docker\n4:memory:/docker\n", root.path()),
+            ["memory/docker/memory.limit_in_bytes"]
+        );
+    }
+
+    #[test]
+    fn this_machine_has_memory_and_no_more_free_than_total() {
+        let info = SystemMemory::host(memory::Reserve::Auto).read(0);
+        assert!(info.free > 0 && info.free <= info.total, "{info:?}");
+    }
+}

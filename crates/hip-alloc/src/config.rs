@@ -1,0 +1,289 @@
+//! `HIP_ALLOC_CONF`: settings in the grammar of `PYTORCH_ALLOC_CONF`.
+//!
+//! `key:value,key:value`; spaces around either are ignored, and so is a comma at
+//! the end. A key or value that is not known stops the program: a setting that is
+//! silently ignored costs its user days.
+
+use crate::pool::PoolConfig;
+use crate::units::{KIB, MIB};
+use std::fmt;
+
+/// Which runtime gives accelerator memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Backend {
+    /// The runtime that the process has loaded and that has a device, else host memory.
+    #[default]
+    Auto,
+    /// AMD's runtime, `libamdhip64`.
+    Hip,
+    /// NVIDIA's runtime, `libcudart`.
+    Cuda,
+    /// Host memory plays the device.
+    Host,
+    /// Addresses without memory: for tests of programs that never touch it.
+    Sim,
+}
+
+/// How much memory is left to the rest of the machine where memory is shared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Reserve {
+    /// A sixteenth of the memory, at least 2 GiB and at most 8 GiB.
+    #[default]
+    Auto,
+    /// This many bytes.
+    Bytes(u64),
+}
+
+/// All settings.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Config {
+    /// `warmup_mb`: held from the start, and the most that is held beyond what is live. Bytes.
+    pub warmup: u64,
+    /// `block_mb`: size of the warm-up blocks. Bytes.
+    pub block: u64,
+    /// `large_block_mb`: the largest block that growth asks for. Bytes.
+    pub large_block: u64,
+    /// `max_split_size_mb`: larger requests go straight to the driver. Bytes.
+    pub max_split: u64,
+    /// `tail_padding_kb`: added to each request. Bytes.
+    pub tail_padding: u64,
+    /// `reserve_mb`: left to the rest of the machine.
+    pub reserve: Reserve,
+    /// `backend`: which runtime gives accelerator memory.
+    pub backend: Backend,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let pool = PoolConfig::default();
+        Config {
+            warmup: pool.warmup_bytes,
+            block: pool.block_bytes,
+            large_block: pool.large_block_bytes,
+            max_split: pool.max_split_bytes,
+            tail_padding: pool.tail_padding,
+            reserve: Reserve::Auto,
+            backend: Backend::Auto,
+        }
+    }
+}
+
+/// A setting that is wrong, and what would be right.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The key is not known.
+    #[error("HIP_ALLOC_CONF: unknown key `{key}`; the keys are {}", Keys)]
+    UnknownKey {
+        /// As written.
+        key: String,
+    },
+    /// The value is not allowed.
+    #[error("HIP_ALLOC_CONF: `{key}` cannot be `{value}`; allowed: {allowed}")]
+    Value {
+        /// As written.
+        key: String,
+        /// As written.
+        value: String,
+        /// What the key takes.
+        allowed: String,
+    },
+    /// A part without a colon.
+    #[error("HIP_ALLOC_CONF: `{part}` has no value; write `key:value,key:value`")]
+    NoValue {
+        /// As written.
+        part: String,
+    },
+}
+
+/// What a key takes.
+enum Kind {
+    /// A whole number of units (bytes each), from and to.
+    Size(fn(&mut Config) -> &mut u64, u64, u64, u64),
+    Reserve,
+    Backend,
+}
+
+/// 1 TiB in MiB: more than any device has.
+const MOST_MIB: u64 = 1 << 20;
+
+const KEYS: [(&str, Kind); 7] = [
+    (
+        "warmup_mb",
+        Kind::Size(|config| &mut config.warmup, MIB, 0, MOST_MIB),
+    ),
+    (
+        "block_mb",
+        Kind::Size(|config| &mut config.block, MIB, 2, 4096),
+    ),
+    (
+        "large_block_mb",
+        Kind::Size(|config| &mut config.large_block, MIB, 16, 16384),
+    ),
+    (
+        "max_split_size_mb",
+        Kind::Size(|config| &mut config.max_split, MIB, 1, MOST_MIB),
+    ),
+    (
+        "tail_padding_kb",
+        Kind::Size(|config| &mut config.tail_padding, KIB, 0, 4096),
+    ),
+    ("reserve_mb", Kind::Reserve),
+    ("backend", Kind::Backend),
+];
+
+const BACKENDS: [(&str, Backend); 5] = [
+    ("auto", Backend::Auto),
+    ("hip", Backend::Hip),
+    ("cuda", Backend::Cuda),
+    ("host", Backend::Host),
+    ("sim", Backend::Sim),
+];
+
+impl Config {
+    /// Reads settings; what is not named keeps its default.
+    pub fn parse(text: &str) -> Result<Config, ConfigError> {
+        let mut config = Config::default();
+        for part in text
+            .split(',')
+            .map(str::trim)
+            .filter(|part| !part.is_empty())
+        {
+            let (key, value) = part.split_once(':').ok_or_else(|| ConfigError::NoValue {
+                part: part.to_owned(),
+            })?;
+            config.set(key.trim(), value.trim())?;
+        }
+        Ok(config)
+    }
+
+    /// The part that the pool needs. `granule`: alignment and unit of spans.
+    pub fn pool(&self, granule: u64) -> PoolConfig {
+        PoolConfig {
+            granule,
+            warmup_bytes: self.warmup,
+            block_bytes: self.block,
+            large_block_bytes: self.large_block,
+            max_split_bytes: self.max_split,
+            tail_padding: self.tail_padding,
+        }
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), ConfigError> {
+        let Some((_, kind)) = KEYS.iter().find(|(name, _)| *name == key) else {
+            return Err(ConfigError::UnknownKey {
+                key: key.to_owned(),
+            });
+        };
+        let wrong = |allowed: String| ConfigError::Value {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            allowed,
+        };
+        match kind {
+            Kind::Size(field, unit, least, most) => match value.parse::<u64>() {
+                Ok(number) if (*least..=*most).contains(&number) => *field(self) = number * unit,
+                _ => return Err(wrong(format!("whole numbers from {least} to {most}"))),
+            },
+            Kind::Reserve => {
+                self.reserve = match value.parse::<u64>() {
+                    Ok(number) if number <= MOST_MIB => Reserve::Bytes(number * MIB),
+                    _ if value == "auto" => Reserve::Auto,
+                    _ => {
+                        return Err(wrong(format!(
+                            "`auto`, or whole numbers from 0 to {MOST_MIB}"
+                        )));
+                    }
+                };
+            }
+            Kind::Backend => match BACKENDS.iter().find(|(name, _)| *name == value) {
+                Some((_, backend)) => self.backend = *backend,
+                None => {
+                    let names: Vec<_> = BACKENDS
+                        .iter()
+                        .map(|(name, _)| format!("`{name}`"))
+                        .collect();
+                    return Err(wrong(names.join(", ")));
+                }
+            },
+        }
+        Ok(())
+    }
+}
+
+/// The names of all keys, for a message.
+struct Keys;
+
+impl fmt::Display for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<_> = KEYS.iter().map(|(name, _)| format!("`{name}`")).collect();
+        f.write_str(&names.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn an_empty_text_is_the_default() {
+        assert_eq!(Config::parse(""), Ok(Config::default()));
+        assert_eq!(Config::parse(" , "), Ok(Config::default()));
+    }
+
+    #[test]
+    fn every_key_is_read() {
+        let config = Config::parse(
+            "warmup_mb:512, block_mb:128,large_block_mb:2048,max_split_size_mb:64,\
+             tail_padding_kb:4,reserve_mb:3000,backend:host",
+        );
+        assert_eq!(
+            config,
+            Ok(Config {
+                warmup: 512 * MIB,
+                block: 128 * MIB,
+                large_block: 2048 * MIB,
+                max_split: 64 * MIB,
+                tail_padding: 4 * KIB,
+                reserve: Reserve::Bytes(3000 * MIB),
+                backend: Backend::Host,
+            })
+        );
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_those_there_are() {
+        let message = Config::parse("max_split_mb:1").unwrap_err().to_string();
+        assert!(message.contains("unknown key `max_split_mb`"), "{message}");
+        assert!(message.contains("`max_split_size_mb`"), "{message}");
+    }
+
+    #[test]
+    fn a_value_out_of_range_is_named_with_the_range() {
+        let message = Config::parse("block_mb:1").unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "HIP_ALLOC_CONF: `block_mb` cannot be `1`; allowed: whole numbers from 2 to 4096"
+        );
+    }
+
+    #[test]
+    fn a_backend_that_does_not_exist_is_refused() {
+        let message = Config::parse("backend:vulkan").unwrap_err().to_string();
+        assert!(
+            message.contains("`auto`, `hip`, `cuda`, `host`, `sim`"),
+            "{message}"
+        );
+    }
+
+    proptest! {
+        /// No text makes the parser panic, and what it accepts is within its ranges.
+        #[test]
+        fn takes_any_text(text in "([a-z_]{0,12}|warmup_mb|block_mb|backend|reserve_mb)(:[-0-9a-z]{0,24})?(,[ -~]{0,30}){0,3}") {
+            if let Ok(config) = Config::parse(&text) {
+                prop_assert!(config.block >= 2 * MIB && config.block <= 4096 * MIB);
+                prop_assert!(config.warmup <= MOST_MIB * MIB);
+            }
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Where memory comes from: one small trait, and what implements it.
+//!
+//! The pool asks a [`Driver`] for whole blocks and knows nothing else about the
+//! machine. `host` maps anonymous memory, `sim` is a device that exists only in
+//! arithmetic (for tests and replays).
+
+pub mod host;
+pub mod sim;
+
+use crate::units::StreamId;
+
+/// An event recorded on a stream: done when the work before it is done.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct EventId(pub u64);
+
+/// Memory of a device, in bytes, as one number each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemoryInfo {
+    /// What could still be allocated.
+    pub free: u64,
+    /// What this process could hold in all; never below `free`.
+    pub total: u64,
+}
+
+/// Why a driver call failed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DriverError {
+    /// There is not enough memory; nothing else is wrong.
+    #[error("out of memory")]
+    OutOfMemory,
+    /// The runtime refused the call for another reason.
+    #[error("{call} failed with error {code}: {message}")]
+    Failed {
+        /// The function that was called.
+        call: &'static str,
+        /// The runtime's error code.
+        code: u32,
+        /// The runtime's name for it.
+        message: String,
+    },
+}
+
+/// Memory of one device, and the order of work on its streams.
+///
+/// A driver whose memory is not used asynchronously (the host) answers every
+/// [`record`](Driver::record) with `None`.
+pub trait Driver: Send {
+    /// Gets `bytes` of memory; the address is a multiple of 4096 and not zero.
+    fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError>;
+
+    /// Gives back what [`allocate`](Driver::allocate) gave. Nothing in flight may
+    /// touch it any more.
+    fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError>;
+
+    /// Marks this point on the stream. `None`: all work before it is already done.
+    fn record(&mut self, stream: StreamId) -> Result<Option<EventId>, DriverError>;
+
+    /// Whether the event has been reached. `true` ends the event: it is not asked
+    /// about again.
+    fn reached(&mut self, event: EventId) -> Result<bool, DriverError>;
+
+    /// Waits for the event and ends it.
+    fn wait(&mut self, event: EventId) -> Result<(), DriverError>;
+
+    /// What the device has, of which `held` bytes are ours.
+    fn memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError>;
+}

@@ -1,0 +1,275 @@
+//! The C interface: `include/hip_alloc.h` says what each function promises.
+//!
+//! Thin on purpose: pointers become numbers, errors become codes or exceptions,
+//! and everything else happens in safe code.
+
+use crate::allocator::Allocator;
+use crate::registry::{existing, registry};
+use crate::report;
+use crate::units::{DeviceIndex, StreamId};
+use parking_lot::Mutex;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+const OK: c_int = 0;
+const ERROR_DEVICE: c_int = 1;
+const ERROR_ARGUMENT: c_int = 2;
+const ERROR_DRIVER: c_int = 3;
+const ERROR_IO: c_int = 4;
+const ABI_VERSION: c_uint = 1;
+
+/// `struct hip_alloc_stats`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the header documents each field")]
+pub struct HipAllocStats {
+    pub live_bytes: u64,
+    pub live_peak_bytes: u64,
+    pub held_bytes: u64,
+    pub held_peak_bytes: u64,
+    pub live_allocations: u64,
+    pub allocations: u64,
+    pub frees: u64,
+    pub driver_allocs: u64,
+    pub driver_frees: u64,
+    pub out_of_memory: u64,
+    pub pending_bytes: u64,
+    pub capacity_bytes: u64,
+}
+
+unsafe extern "C-unwind" {
+    /// `cpp/out_of_memory.cpp`: throws; copies the message first.
+    fn hip_alloc_throw_out_of_memory(message: *const c_char) -> !;
+}
+
+/// Memory of at least `size` bytes for work on `stream`. Throws a C++ exception when
+/// there is none.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_malloc(
+    size: usize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    let refusal = {
+        let served = guarded("hip_alloc_malloc", || {
+            let allocator = registry().get(DeviceIndex(device))?;
+            allocator.allocate(size as u64, StreamId(stream as u64))
+        });
+        match served {
+            Some(Ok(address)) => return address as *mut c_void,
+            Some(Err(message)) => message,
+            None => "hip-alloc failed internally; see standard error".to_owned(),
+        }
+    };
+    throw(refusal)
+}
+
+/// Gives memory back.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_free(
+    ptr: *mut c_void,
+    _size: usize,
+    device: c_int,
+    _stream: *mut c_void,
+) {
+    if ptr.is_null() {
+        return;
+    }
+    guarded("hip_alloc_free", || {
+        match registry().get(DeviceIndex(device)) {
+            Ok(allocator) => allocator.free(ptr as u64),
+            Err(problem) => report::warn(&format!("free of {ptr:?}: {problem}")),
+        }
+    });
+}
+
+/// Work on `stream` uses `ptr` too.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_record_stream(ptr: *mut c_void, stream: *mut c_void) {
+    if ptr.is_null() {
+        return;
+    }
+    guarded("hip_alloc_record_stream", || {
+        // The signature of PyTorch's callback has no device: ask each of them.
+        let known = existing().is_some_and(|registry| {
+            registry.all().any(|allocator| {
+                allocator
+                    .record_stream(ptr as u64, StreamId(stream as u64))
+                    .is_ok()
+            })
+        });
+        if !known {
+            report::warn(&format!("record_stream of {ptr:?}: not allocated here"));
+        }
+    });
+}
+
+/// What can still be allocated on a device, and what could be in all.
+///
+/// # Safety
+/// `free` and `total` are null or may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn hip_alloc_mem_info(
+    device: c_int,
+    free: *mut usize,
+    total: *mut usize,
+) -> c_int {
+    if free.is_null() || total.is_null() {
+        return failed(ERROR_ARGUMENT, "hip_alloc_mem_info: a pointer is null");
+    }
+    with_device("hip_alloc_mem_info", device, |allocator| {
+        match allocator.memory_info() {
+            Ok(info) => {
+                // SAFETY: neither is null, and the caller promises that both may be written.
+                unsafe {
+                    free.write(info.free as usize);
+                    total.write(info.total as usize);
+                }
+                OK
+            }
+            Err(error) => failed(ERROR_DRIVER, &format!("hip_alloc_mem_info: {error}")),
+        }
+    })
+}
+
+/// Fills the first `out_size` bytes of the statistics of a device.
+///
+/// # Safety
+/// `out_size` bytes at `out` may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn hip_alloc_stats(
+    device: c_int,
+    out: *mut HipAllocStats,
+    out_size: usize,
+) -> c_int {
+    if out.is_null() {
+        return failed(ERROR_ARGUMENT, "hip_alloc_stats: the pointer is null");
+    }
+    with_device("hip_alloc_stats", device, |allocator| {
+        let stats = allocator.stats();
+        let capacity_bytes = allocator.memory_info().map_or(0, |info| info.total);
+        let ours = HipAllocStats {
+            live_bytes: stats.live_bytes,
+            live_peak_bytes: stats.live_peak_bytes,
+            held_bytes: stats.held_bytes,
+            held_peak_bytes: stats.held_peak_bytes,
+            live_allocations: stats.live_allocations,
+            allocations: stats.allocations,
+            frees: stats.frees,
+            driver_allocs: stats.driver_allocs,
+            driver_frees: stats.driver_frees,
+            out_of_memory: stats.out_of_memory,
+            pending_bytes: stats.pending_bytes,
+            capacity_bytes,
+        };
+        let length = out_size.min(size_of::<HipAllocStats>());
+        // SAFETY: `ours` is plain numbers of at least `length` bytes; the caller
+        // promises that `out_size >= length` bytes at `out` may be written, and a
+        // local cannot overlap them.
+        unsafe {
+            std::ptr::copy_nonoverlapping((&raw const ours).cast::<u8>(), out.cast::<u8>(), length);
+        }
+        OK
+    })
+}
+
+/// Starts the peaks again from what is live and held now.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_reset_peaks(device: c_int) -> c_int {
+    with_device("hip_alloc_reset_peaks", device, |allocator| {
+        allocator.reset_peaks();
+        OK
+    })
+}
+
+/// Gives empty blocks back until at most `keep_bytes` are held beyond what is live.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_trim(device: c_int, keep_bytes: usize) -> c_int {
+    with_device("hip_alloc_trim", device, |allocator| {
+        allocator.trim(keep_bytes as u64);
+        OK
+    })
+}
+
+/// Writes a snapshot that PyTorch's memory_viz opens.
+///
+/// # Safety
+/// `path` is null or a string that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn hip_alloc_snapshot(path: *const c_char) -> c_int {
+    if path.is_null() {
+        return failed(ERROR_ARGUMENT, "hip_alloc_snapshot: the path is null");
+    }
+    // SAFETY: not null, and the caller promises a string that ends with a zero.
+    let Ok(_path) = unsafe { CStr::from_ptr(path) }.to_str() else {
+        return failed(ERROR_ARGUMENT, "hip_alloc_snapshot: the path is not UTF-8");
+    };
+    failed(ERROR_IO, "hip_alloc_snapshot: not written yet")
+}
+
+/// The version of this interface.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_abi_version() -> c_uint {
+    ABI_VERSION
+}
+
+/// Keeps the allocators usable in a forked child: no thread holds a lock at the fork.
+pub(crate) fn watch_forks() {
+    extern "C" fn before() {
+        for allocator in existing().into_iter().flat_map(|registry| registry.all()) {
+            allocator.before_fork();
+        }
+    }
+    extern "C" fn after() {
+        for allocator in existing().into_iter().flat_map(|registry| registry.all()) {
+            allocator.after_fork();
+        }
+    }
+    // SAFETY: the handlers are functions of this library, which is never unloaded
+    // once it has handed out memory; they only take and release our own locks.
+    let result = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+    if result != 0 {
+        report::warn(
+            "forked children of this process must not allocate: no memory for the fork handlers",
+        );
+    }
+}
+
+/// Releases a lock that `before` a fork took and forgot.
+pub(crate) fn unlock_after_fork<T>(lock: &Mutex<T>) {
+    // SAFETY: `Allocator::before_fork` took this lock on the thread that forks and
+    // forgot its guard; this runs on that thread (in the child, its copy), once.
+    unsafe { lock.force_unlock() }
+}
+
+fn with_device(function: &str, device: c_int, act: impl FnOnce(&Allocator) -> c_int) -> c_int {
+    guarded(function, || match registry().get(DeviceIndex(device)) {
+        Ok(allocator) => act(allocator),
+        Err(problem) => failed(ERROR_DEVICE, &format!("{function}: {problem}")),
+    })
+    .unwrap_or(ERROR_DRIVER)
+}
+
+/// A panic is a defect of ours: it is reported, and does not unwind into the program.
+fn guarded<T>(function: &str, act: impl FnOnce() -> T) -> Option<T> {
+    let result = catch_unwind(AssertUnwindSafe(act));
+    if result.is_err() {
+        report::warn(&format!("{function}: an internal error, please report it"));
+    }
+    result.ok()
+}
+
+fn failed(code: c_int, message: &str) -> c_int {
+    report::warn(message);
+    code
+}
+
+fn throw(message: String) -> ! {
+    let mut bytes = message.into_bytes();
+    bytes.retain(|byte| *byte != 0);
+    let message = CString::new(bytes).unwrap_or_default();
+    // SAFETY: the pointer is to a string that ends with a zero and outlives the
+    // call's use of it (it is copied before anything is thrown). The exception
+    // passes only through `extern "C-unwind"` frames without a `catch_unwind`.
+    unsafe { hip_alloc_throw_out_of_memory(message.as_ptr()) }
+}

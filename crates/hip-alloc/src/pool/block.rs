@@ -1,0 +1,86 @@
+//! Blocks: what the driver gave, each split into spans.
+
+use super::span::SpanIndex;
+
+/// Place of a block in the [`BlockTable`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub(super) struct BlockIndex(pub(super) u32);
+
+/// Which requests a block serves. Requests of different lifetimes are kept in
+/// different blocks, so that those that stay do not pin those that go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub(super) enum Region {
+    /// Expected to outlive the step: weights, gradients, optimizer state.
+    Lasting = 0,
+    /// Expected to be freed within the step: activations, workspaces.
+    Passing = 1,
+}
+
+impl Region {
+    pub(super) const COUNT: usize = 2;
+}
+
+/// One allocation of the driver.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) region: Region,
+    /// Holds one request larger than any block serves; goes straight back.
+    pub(super) direct: bool,
+    /// Bytes of spans that are not free.
+    pub(super) used: u64,
+    pub(super) first: SpanIndex,
+    /// Serial number: older blocks are filled first.
+    pub(super) rank: u32,
+}
+
+/// All blocks of a pool, by index.
+#[derive(Default)]
+pub(super) struct BlockTable {
+    blocks: Vec<Option<Block>>,
+    retired: Vec<BlockIndex>,
+}
+
+impl BlockTable {
+    pub(super) fn add(&mut self, block: Block) -> BlockIndex {
+        if let Some(index) = self.retired.pop() {
+            self.blocks[index.0 as usize] = Some(block);
+            return index;
+        }
+        self.blocks.push(Some(block));
+        BlockIndex(self.blocks.len() as u32 - 1)
+    }
+
+    pub(super) fn remove(&mut self, index: BlockIndex) {
+        self.blocks[index.0 as usize] = None;
+        self.retired.push(index);
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (BlockIndex, &Block)> {
+        self.blocks
+            .iter()
+            .enumerate()
+            .filter_map(|(number, block)| Some((BlockIndex(number as u32), block.as_ref()?)))
+    }
+}
+
+impl std::ops::Index<BlockIndex> for BlockTable {
+    type Output = Block;
+
+    fn index(&self, index: BlockIndex) -> &Block {
+        match &self.blocks[index.0 as usize] {
+            Some(block) => block,
+            None => unreachable!("a span refers to a block that was removed"),
+        }
+    }
+}
+
+impl std::ops::IndexMut<BlockIndex> for BlockTable {
+    fn index_mut(&mut self, index: BlockIndex) -> &mut Block {
+        match &mut self.blocks[index.0 as usize] {
+            Some(block) => block,
+            None => unreachable!("a span refers to a block that was removed"),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Finding the smallest free span that is large enough.
+//!
+//! Spans are kept in bins by size: exact for small sizes, then 32 bins per power
+//! of two (3 % wide). A two-level bitmap finds the next bin that is not empty, and
+//! each bin is a list in position order (older blocks first, then addresses), so
+//! the answer is the best fit and, of equals, the one that keeps later blocks
+//! empty. Inserting, removing and finding take constant time: lists are short
+//! because bins are narrow, and a scan looks at [`SCAN_LIMIT`] spans at most.
+
+use super::span::{SpanIndex, SpanTable};
+
+/// Sizes below this many granules have a bin of their own.
+const EXACT_BINS: u64 = 64;
+/// log2 of the bins for each power of two above that.
+const BINS_PER_DOUBLING_LOG2: u32 = 5;
+const BINS_PER_DOUBLING: u64 = 1 << BINS_PER_DOUBLING_LOG2;
+/// Enough for spans of 2^36 granules: 4 TiB of 64 bytes.
+const DOUBLINGS: u64 = 30;
+const BINS: usize = (EXACT_BINS + DOUBLINGS * BINS_PER_DOUBLING) as usize;
+const WORDS: usize = BINS.div_ceil(64);
+/// A longer list is not searched further: order within it is then approximate.
+const SCAN_LIMIT: usize = 64;
+
+/// The free spans of one arena, by size.
+pub(super) struct FreeIndex {
+    heads: Box<[SpanIndex; BINS]>,
+    /// One bit for each bin that is not empty.
+    occupied: [u64; WORDS],
+    /// One bit for each word of `occupied` that is not zero.
+    summary: u32,
+    granule_log2: u32,
+    bytes: u64,
+}
+
+const _: () = assert!(WORDS <= 32, "the summary is one word");
+
+impl FreeIndex {
+    /// `granule`: what every size is a multiple of, a power of two.
+    pub(super) fn new(granule: u64) -> Self {
+        FreeIndex {
+            heads: Box::new([SpanIndex::NONE; BINS]),
+            occupied: [0; WORDS],
+            summary: 0,
+            granule_log2: granule.trailing_zeros(),
+            bytes: 0,
+        }
+    }
+
+    /// Total of the spans in the index.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn insert(&mut self, spans: &mut SpanTable, index: SpanIndex) {
+        let bin = self.bin(spans[index].bytes);
+        let position = spans[index].position;
+        let mut before = SpanIndex::NONE;
+        let mut after = self.heads[bin];
+        for _ in 0..SCAN_LIMIT {
+            if after.is_none() || spans[after].position > position {
+                break;
+            }
+            before = after;
+            after = spans[after].bin_after;
+        }
+        spans[index].bin_before = before;
+        spans[index].bin_after = after;
+        if let Some(after) = after.some() {
+            spans[after].bin_before = index;
+        }
+        match before.some() {
+            Some(before) => spans[before].bin_after = index,
+            None => {
+                self.heads[bin] = index;
+                self.occupied[bin / 64] |= 1 << (bin % 64);
+                self.summary |= 1 << (bin / 64);
+            }
+        }
+        self.bytes += spans[index].bytes;
+    }
+
+    pub(super) fn remove(&mut self, spans: &mut SpanTable, index: SpanIndex) {
+        let span = spans[index];
+        if let Some(after) = span.bin_after.some() {
+            spans[after].bin_before = span.bin_before;
+        }
+        match span.bin_before.some() {
+            Some(before) => spans[before].bin_after = span.bin_after,
+            None => {
+                let bin = self.bin(span.bytes);
+                self.heads[bin] = span.bin_after;
+                if span.bin_after.is_none() {
+                    self.occupied[bin / 64] &= !(1 << (bin % 64));
+                    if self.occupied[bin / 64] == 0 {
+                        self.summary &= !(1 << (bin / 64));
+                    }
+                }
+            }
+        }
+        self.bytes -= span.bytes;
+    }
+
+    /// The smallest span of at least `bytes`; of equals, the first in position order.
+    pub(super) fn best_fit(&self, spans: &SpanTable, bytes: u64) -> Option<SpanIndex> {
+        let own = self.bin(bytes);
+        self.best_in_bin(spans, own, bytes).or_else(|| {
+            let larger = self.next_occupied(own + 1)?;
+            self.best_in_bin(spans, larger, bytes)
+        })
+    }
+
+    /// Any span at all, for walking through them while taking them out.
+    pub(super) fn first(&self) -> Option<SpanIndex> {
+        let bin = self.next_occupied(0)?;
+        self.heads[bin].some()
+    }
+
+    fn best_in_bin(&self, spans: &SpanTable, bin: usize, bytes: u64) -> Option<SpanIndex> {
+        let mut best: Option<(u64, SpanIndex)> = None;
+        let mut next = self.heads[bin];
+        for _ in 0..SCAN_LIMIT {
+            let Some(index) = next.some() else { break };
+            let span = &spans[index];
+            if span.bytes == bytes {
+                return Some(index);
+            }
+            if span.bytes > bytes && best.is_none_or(|(smallest, _)| span.bytes < smallest) {
+                best = Some((span.bytes, index));
+            }
+            next = span.bin_after;
+        }
+        best.map(|(_, index)| index)
+    }
+
+    fn next_occupied(&self, from: usize) -> Option<usize> {
+        if from >= BINS {
+            return None;
+        }
+        let word = from / 64;
+        let here = self.occupied[word] & (u64::MAX << (from % 64));
+        if here != 0 {
+            return Some(word * 64 + here.trailing_zeros() as usize);
+        }
+        let later = self.summary.checked_shr(word as u32 + 1).unwrap_or(0);
+        if later == 0 {
+            return None;
+        }
+        let word = word + 1 + later.trailing_zeros() as usize;
+        Some(word * 64 + self.occupied[word].trailing_zeros() as usize)
+    }
+
+    fn bin(&self, bytes: u64) -> usize {
+        let granules = bytes >> self.granule_log2;
+        if granules < EXACT_BINS {
+            return granules as usize;
+        }
+        let doubling = granules.ilog2();
+        let within = (granules >> (doubling - BINS_PER_DOUBLING_LOG2)) - BINS_PER_DOUBLING;
+        let bin =
+            EXACT_BINS + u64::from(doubling - EXACT_BINS.ilog2()) * BINS_PER_DOUBLING + within;
+        (bin as usize).min(BINS - 1)
+    }
+}

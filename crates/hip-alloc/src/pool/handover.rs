@@ -1,0 +1,308 @@
+//! Streams: when memory that one stream freed may be used by another, or go back.
+//!
+//! Work on a stream runs in order, so memory freed on it may be taken again on it
+//! at once. For another stream, or for the driver, an event recorded after the
+//! free must have been reached. Events are recorded only when somebody wants the
+//! memory, and asked about without waiting; the pool waits only when the
+//! alternative is to fail.
+
+use super::*;
+use crate::driver::EventId;
+use std::collections::HashMap;
+
+/// Stands for an event that could not be recorded: it is never reached.
+const NEVER: EventId = EventId(u64::MAX);
+
+/// The streams a pool has seen, and what waits for them.
+#[derive(Default)]
+pub(super) struct Streams {
+    known: Vec<Stream>,
+    /// Freed while other streams may use it: the events that must be reached.
+    pending: Vec<(SpanIndex, Vec<EventId>)>,
+    pending_bytes: u64,
+    /// Empty blocks that go back once their stream is done with them.
+    departing: Vec<(BlockIndex, EventId)>,
+    departing_bytes: u64,
+    /// Streams recorded on a live span, by the span.
+    recorded: HashMap<SpanIndex, Vec<StreamId>>,
+    last: usize,
+}
+
+struct Stream {
+    id: StreamId,
+    /// Counts the frees on this stream: a free span remembers when it was freed.
+    frees: u64,
+    /// Recorded for a hand-over, after this many frees.
+    event: Option<(EventId, u64)>,
+}
+
+impl Streams {
+    pub(super) fn owners(&self) -> usize {
+        self.known.len() + 1
+    }
+
+    /// The owner for a stream; the first time, a new one.
+    pub(super) fn owner(&mut self, id: StreamId) -> Owner {
+        if self
+            .known
+            .get(self.last)
+            .is_some_and(|stream| stream.id == id)
+        {
+            return Owner(self.last as u16 + 1);
+        }
+        let at = self.known.iter().position(|stream| stream.id == id);
+        self.last = at.unwrap_or_else(|| {
+            self.known.push(Stream {
+                id,
+                frees: 0,
+                event: None,
+            });
+            self.known.len() - 1
+        });
+        Owner(self.last as u16 + 1)
+    }
+
+    pub(super) fn id(&self, owner: Owner) -> StreamId {
+        match usize::from(owner.0).checked_sub(1) {
+            Some(at) => self.known[at].id,
+            None => StreamId::DEFAULT,
+        }
+    }
+
+    /// Numbers a free on the owner's stream.
+    pub(super) fn next_free(&mut self, owner: Owner) -> u64 {
+        match usize::from(owner.0).checked_sub(1) {
+            Some(at) => {
+                self.known[at].frees += 1;
+                self.known[at].frees
+            }
+            None => 0,
+        }
+    }
+
+    pub(super) fn waiting(&self) -> bool {
+        !(self.pending.is_empty() && self.departing.is_empty())
+    }
+
+    pub(super) fn pending_bytes(&self) -> u64 {
+        self.pending_bytes
+    }
+
+    pub(super) fn departing_bytes(&self) -> u64 {
+        self.departing_bytes
+    }
+}
+
+impl Pool {
+    /// Notes that work on `stream` uses the allocation at `address`, beyond the
+    /// stream it was allocated on. It is not reused before that work is done.
+    pub fn record_stream(&mut self, address: u64, stream: StreamId) -> Result<(), FreeError> {
+        let index = self.addresses.get(address).ok_or(FreeError::Unknown)?;
+        if self.streams.id(self.spans[index].owner) == stream {
+            return Ok(());
+        }
+        self.spans[index].shared_use = true;
+        let streams = self.streams.recorded.entry(index).or_default();
+        if !streams.contains(&stream) {
+            streams.push(stream);
+        }
+        Ok(())
+    }
+
+    /// A freed span that other streams were recorded on waits for them.
+    pub(super) fn defer(&mut self, driver: &mut dyn Driver, index: SpanIndex) {
+        let streams = self.streams.recorded.remove(&index).unwrap_or_default();
+        let mut events = Vec::with_capacity(streams.len());
+        for stream in streams {
+            match driver.record(stream) {
+                Ok(Some(event)) => events.push(event),
+                Ok(None) => {}
+                // Without an event nobody can know when the span is safe: it stays
+                // pending for good, which is a leak, where reuse would be corruption.
+                Err(error) => {
+                    self.trouble(error);
+                    events.push(NEVER);
+                }
+            }
+        }
+        if events.is_empty() {
+            self.reclaim(driver, index);
+            return;
+        }
+        self.spans[index].state = SpanState::Pending;
+        self.streams.pending_bytes += self.spans[index].requested;
+        self.streams.pending.push((index, events));
+    }
+
+    /// Asks, without waiting, which freed spans and empty blocks are safe by now.
+    pub(super) fn poll(&mut self, driver: &mut dyn Driver) {
+        self.finish(driver, |driver, event| driver.reached(event));
+    }
+
+    /// Waits until every freed span and departing block is safe.
+    pub(super) fn settle(&mut self, driver: &mut dyn Driver) {
+        self.finish(driver, |driver, event| driver.wait(event).map(|()| true));
+    }
+
+    fn finish(
+        &mut self,
+        driver: &mut dyn Driver,
+        mut done: impl FnMut(&mut dyn Driver, EventId) -> Result<bool, DriverError>,
+    ) {
+        let mut safe = |pool: &mut Pool, driver: &mut dyn Driver, event: EventId| {
+            event != NEVER
+                && done(driver, event).unwrap_or_else(|error| {
+                    pool.trouble(error);
+                    false
+                })
+        };
+        for (index, mut events) in std::mem::take(&mut self.streams.pending) {
+            events.retain(|event| !safe(self, driver, *event));
+            if events.is_empty() {
+                self.streams.pending_bytes -= self.spans[index].requested;
+                self.reclaim(driver, index);
+            } else {
+                self.streams.pending.push((index, events));
+            }
+        }
+        for (block, event) in std::mem::take(&mut self.streams.departing) {
+            if !safe(self, driver, event) {
+                self.streams.departing.push((block, event));
+                continue;
+            }
+            self.streams.departing_bytes -= self.blocks[block].bytes;
+            let first = self.blocks[block].first;
+            self.spans[first].owner = Owner::ANYONE;
+            if let Err(error) = self.give_back(driver, block) {
+                self.trouble(error);
+                self.keep_empty(block);
+            }
+        }
+    }
+
+    /// Sends an empty block back, as soon as its stream is done with it.
+    pub(super) fn depart(
+        &mut self,
+        driver: &mut dyn Driver,
+        block: BlockIndex,
+    ) -> Result<(), DriverError> {
+        let first = self.blocks[block].first;
+        let owner = self.spans[first].owner;
+        if owner != Owner::ANYONE
+            && let Some(event) = driver.record(self.streams.id(owner))?
+        {
+            self.streams.departing_bytes += self.blocks[block].bytes;
+            self.streams.departing.push((block, event));
+            return Ok(());
+        }
+        self.spans[first].owner = Owner::ANYONE;
+        self.give_back(driver, block)
+    }
+
+    /// Makes what other streams freed available to everyone, where their work on it
+    /// is done; waits for it if `wait`. Whether anything became available.
+    pub(super) fn hand_over(&mut self, driver: &mut dyn Driver, to: Owner, wait: bool) -> bool {
+        let mut any = false;
+        for at in 0..self.streams.known.len() {
+            let owner = Owner(at as u16 + 1);
+            if owner != to && self.has_free(owner) {
+                any |= match self.safe_until(driver, at, wait) {
+                    Ok(frees) => frees > 0 && self.release_to_anyone(driver, owner, frees),
+                    Err(error) => {
+                        self.trouble(error);
+                        false
+                    }
+                };
+            }
+        }
+        any
+    }
+
+    fn has_free(&self, owner: Owner) -> bool {
+        [Region::Lasting, Region::Passing]
+            .into_iter()
+            .any(|region| self.free[Self::arena(region, owner)].bytes() > 0)
+            || self
+                .empty
+                .iter()
+                .any(|block| self.spans[self.blocks[*block].first].owner == owner)
+    }
+
+    /// The number of the last free on a stream that no work can touch any more.
+    fn safe_until(
+        &mut self,
+        driver: &mut dyn Driver,
+        at: usize,
+        wait: bool,
+    ) -> Result<u64, DriverError> {
+        let stream = &mut self.streams.known[at];
+        if let Some((event, frees)) = stream.event {
+            if driver.reached(event)? {
+                stream.event = None;
+                if frees == stream.frees {
+                    return Ok(frees);
+                }
+            } else if !wait {
+                return Ok(0);
+            } else {
+                stream.event = None;
+                driver.wait(event)?;
+            }
+            // What was freed since is not covered: a new event, below, for next time.
+            let covered = frees;
+            return match driver.record(stream.id)? {
+                None => Ok(stream.frees),
+                Some(event) if wait => driver.wait(event).map(|()| stream.frees),
+                Some(event) => {
+                    stream.event = Some((event, stream.frees));
+                    Ok(covered)
+                }
+            };
+        }
+        match driver.record(stream.id)? {
+            None => Ok(stream.frees),
+            Some(event) if wait => driver.wait(event).map(|()| stream.frees),
+            Some(event) => {
+                stream.event = Some((event, stream.frees));
+                Ok(0)
+            }
+        }
+    }
+
+    /// Moves free spans of `owner`, freed up to the `frees`-th free, to everyone.
+    fn release_to_anyone(&mut self, driver: &mut dyn Driver, owner: Owner, frees: u64) -> bool {
+        let mut moved = false;
+        for block in &self.empty {
+            let span = &mut self.spans[self.blocks[*block].first];
+            if span.owner == owner && span.requested <= frees {
+                span.owner = Owner::ANYONE;
+                moved = true;
+            }
+        }
+        for region in [Region::Lasting, Region::Passing] {
+            let arena = Self::arena(region, owner);
+            let mut later = Vec::new();
+            while let Some(index) = self.free[arena].first() {
+                self.free[arena].remove(&mut self.spans, index);
+                if self.spans[index].requested > frees {
+                    later.push(index);
+                    continue;
+                }
+                moved = true;
+                self.spans[index].owner = Owner::ANYONE;
+                let whole = self.coalesce(index);
+                let span = &self.spans[whole];
+                let block = span.block;
+                if span.before.is_none() && span.after.is_none() {
+                    self.emptied(driver, block);
+                } else {
+                    self.free[Self::arena(region, Owner::ANYONE)].insert(&mut self.spans, whole);
+                }
+            }
+            for index in later {
+                self.free[arena].insert(&mut self.spans, index);
+            }
+        }
+        moved
+    }
+}

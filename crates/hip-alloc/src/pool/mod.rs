@@ -1,0 +1,507 @@
+//! The pool: which request goes where, and when memory goes back.
+//!
+//! Pure decisions over a [`Driver`]: no clocks, no files, no global state, so a
+//! replay of the same requests gives the same placement.
+//!
+//! ```text
+//!  block (from the driver)      | used | free |   used   |   free        |
+//!                                 spans, in address order; free neighbours are one span
+//!  region                       lasting: weights, optimizer state, everything small
+//!                               passing: what a step allocates and frees
+//! ```
+//!
+//! A request takes the best-fitting free span of its region, then an empty
+//! block, then a new block. A block that becomes empty goes back to the driver at
+//! once, unless what the pool holds beyond the live memory is within the warm-up
+//! floor. Nothing else is kept.
+
+mod addresses;
+mod block;
+mod free_index;
+mod growth;
+mod handover;
+mod lifetime;
+mod span;
+
+use crate::driver::{Driver, DriverError};
+use crate::units::{MIB, StreamId, round_up};
+use addresses::AddressMap;
+use block::{Block, BlockIndex, BlockTable, Region};
+use free_index::FreeIndex;
+use handover::Streams;
+use lifetime::Lifetimes;
+use span::{Owner, Span, SpanIndex, SpanState, SpanTable};
+
+/// Sizes and limits of a pool, in bytes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PoolConfig {
+    /// Every span is a multiple of this, and so is every address: a power of two.
+    pub granule: u64,
+    /// What may be held beyond the live memory: taken at start, and kept.
+    pub warmup_bytes: u64,
+    /// Size of the warm-up blocks.
+    pub block_bytes: u64,
+    /// The largest block that growth asks the driver for.
+    pub large_block_bytes: u64,
+    /// Larger requests go straight to the driver, and straight back.
+    pub max_split_bytes: u64,
+    /// Added to every request: some kernels read past the end of their operand.
+    pub tail_padding: u64,
+}
+
+impl Default for PoolConfig {
+    fn default() -> Self {
+        PoolConfig {
+            granule: 512,
+            warmup_bytes: 1024 * MIB,
+            block_bytes: 256 * MIB,
+            large_block_bytes: 1024 * MIB,
+            max_split_bytes: 256 * MIB,
+            tail_padding: 0,
+        }
+    }
+}
+
+/// What a pool did and holds. Bytes and counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// Asked for and not freed.
+    pub live_bytes: u64,
+    /// Highest `live_bytes` since the last reset.
+    pub live_peak_bytes: u64,
+    /// Taken from the driver and not given back.
+    pub held_bytes: u64,
+    /// Highest `held_bytes` since the last reset.
+    pub held_peak_bytes: u64,
+    /// Requests that are live.
+    pub live_allocations: u64,
+    /// Requests served.
+    pub allocations: u64,
+    /// Requests freed.
+    pub frees: u64,
+    /// Times the driver was asked for memory and gave it.
+    pub driver_allocs: u64,
+    /// Times memory was given back.
+    pub driver_frees: u64,
+    /// Requests that could not be served.
+    pub out_of_memory: u64,
+    /// Freed by the program, but another stream may still be working on it.
+    pub pending_bytes: u64,
+}
+
+/// Why a request was not served.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AllocateError {
+    /// Not enough memory, after everything that can go back went back.
+    #[error("out of memory")]
+    OutOfMemory,
+    /// The driver failed for another reason.
+    #[error(transparent)]
+    Driver(DriverError),
+}
+
+/// Why a free was refused. Nothing changes then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FreeError {
+    /// The address lies in memory of the pool, but no live request begins there.
+    #[error("freed twice, or not the start of an allocation")]
+    NotLive,
+    /// The address has nothing to do with the pool.
+    #[error("not allocated here")]
+    Unknown,
+}
+
+/// The allocator of one device.
+pub struct Pool {
+    config: PoolConfig,
+    blocks: BlockTable,
+    spans: SpanTable,
+    addresses: AddressMap,
+    /// One for each region of each owner; see [`Pool::arena`].
+    free: Vec<FreeIndex>,
+    /// Blocks without a live request. Their spans are in no free index.
+    empty: Vec<BlockIndex>,
+    streams: Streams,
+    lifetimes: Lifetimes,
+    stats: PoolStats,
+    /// Bytes of spans that are not free: the rounded live bytes.
+    used: u64,
+    /// The highest `used` ever: holding no more than that costs nothing at the peak.
+    used_peak: u64,
+    next_rank: u32,
+    /// Driver errors that no caller could be told about.
+    troubles: Vec<DriverError>,
+}
+
+impl Pool {
+    /// An empty pool. [`warm_up`](Pool::warm_up) takes the floor.
+    pub fn new(config: PoolConfig) -> Self {
+        debug_assert!(config.granule.is_power_of_two());
+        let mut pool = Pool {
+            config,
+            blocks: BlockTable::default(),
+            spans: SpanTable::default(),
+            addresses: AddressMap::new(),
+            free: Vec::new(),
+            empty: Vec::new(),
+            streams: Streams::default(),
+            lifetimes: Lifetimes::default(),
+            stats: PoolStats::default(),
+            used: 0,
+            used_peak: 0,
+            next_rank: 0,
+            troubles: Vec::new(),
+        };
+        pool.ensure_arenas();
+        pool
+    }
+
+    /// What the pool did and holds.
+    pub fn stats(&self) -> PoolStats {
+        PoolStats {
+            pending_bytes: self.streams.pending_bytes(),
+            ..self.stats
+        }
+    }
+
+    /// The sizes and limits it was made with.
+    pub fn config(&self) -> &PoolConfig {
+        &self.config
+    }
+
+    /// Starts the peaks again from what is live and held now.
+    pub fn reset_peaks(&mut self) {
+        self.stats.live_peak_bytes = self.stats.live_bytes;
+        self.stats.held_peak_bytes = self.stats.held_bytes;
+    }
+
+    /// Serves a request: the address of at least `requested` bytes, which may be
+    /// used on `stream` at once. A request of zero bytes gets an address of its own.
+    pub fn allocate(
+        &mut self,
+        driver: &mut dyn Driver,
+        requested: u64,
+        stream: StreamId,
+    ) -> Result<u64, AllocateError> {
+        if self.streams.waiting() {
+            self.poll(driver);
+        }
+        let served = self.rounded(requested).and_then(|bytes| {
+            let owner = self.owner_of(stream);
+            if bytes > self.config.max_split_bytes {
+                return self.direct(driver, bytes, owner);
+            }
+            let region = self.lifetimes.allocated(bytes);
+            match self.find(region, owner, bytes) {
+                Some(index) => Ok(self.take(index, owner, bytes)),
+                None => self.refill(driver, region, owner, bytes),
+            }
+        });
+        match served {
+            Ok(index) => {
+                let span = &mut self.spans[index];
+                span.requested = requested;
+                let (address, bytes) = (span.address, span.bytes);
+                self.addresses.insert(address, index);
+                self.used += bytes;
+                self.used_peak = self.used_peak.max(self.used);
+                self.stats.allocations += 1;
+                self.stats.live_allocations += 1;
+                self.stats.live_bytes += requested;
+                self.stats.live_peak_bytes = self.stats.live_peak_bytes.max(self.stats.live_bytes);
+                Ok(address)
+            }
+            Err(error) => {
+                self.stats.out_of_memory += u64::from(error == AllocateError::OutOfMemory);
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes back what [`allocate`](Pool::allocate) gave. Returns the bytes that were asked for.
+    pub fn free(&mut self, driver: &mut dyn Driver, address: u64) -> Result<u64, FreeError> {
+        let Some(index) = self.addresses.remove(address) else {
+            let ours = self
+                .blocks
+                .iter()
+                .any(|(_, block)| (block.address..block.address + block.bytes).contains(&address));
+            return Err(if ours {
+                FreeError::NotLive
+            } else {
+                FreeError::Unknown
+            });
+        };
+        let span = self.spans[index];
+        self.stats.frees += 1;
+        self.stats.live_allocations -= 1;
+        self.stats.live_bytes -= span.requested;
+        self.lifetimes.freed(span.bytes);
+        if span.shared_use {
+            self.defer(driver, index);
+        } else {
+            self.reclaim(driver, index);
+        }
+        if self.streams.waiting() {
+            self.poll(driver);
+        }
+        Ok(span.requested)
+    }
+
+    /// Driver errors on paths that cannot fail (a free), since the last call.
+    pub fn take_troubles(&mut self) -> Vec<DriverError> {
+        std::mem::take(&mut self.troubles)
+    }
+
+    /// The live allocations, as address and requested bytes, in no order.
+    pub fn live(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.blocks.iter().flat_map(|(_, block)| {
+            std::iter::successors(block.first.some(), |index| self.spans[*index].after.some())
+                .map(|index| &self.spans[index])
+                .filter(|span| span.state == SpanState::Used)
+                .map(|span| (span.address, span.requested))
+        })
+    }
+
+    /// What the pool holds, block by block, in address order: for snapshots and checks.
+    pub fn layout(&self) -> Vec<BlockLayout> {
+        let mut layout: Vec<BlockLayout> = self
+            .blocks
+            .iter()
+            .map(|(_, block)| BlockLayout {
+                address: block.address,
+                bytes: block.bytes,
+                direct: block.direct,
+                spans: std::iter::successors(block.first.some(), |index| {
+                    self.spans[*index].after.some()
+                })
+                .map(|index| {
+                    let span = &self.spans[index];
+                    SpanLayout {
+                        address: span.address,
+                        bytes: span.bytes,
+                        requested: span.requested,
+                        state: match span.state {
+                            SpanState::Used => SpanUse::Live,
+                            SpanState::Pending => SpanUse::AwaitingFree,
+                            SpanState::Free => SpanUse::Free,
+                        },
+                        stream: self.streams.id(span.owner),
+                    }
+                })
+                .collect(),
+            })
+            .collect();
+        layout.sort_by_key(|block| block.address);
+        layout
+    }
+
+    fn rounded(&self, requested: u64) -> Result<u64, AllocateError> {
+        requested
+            .checked_add(self.config.tail_padding)
+            .and_then(|bytes| round_up(bytes.max(1), self.config.granule))
+            .filter(|bytes| *bytes <= i64::MAX as u64)
+            .ok_or(AllocateError::OutOfMemory)
+    }
+
+    /// The best-fitting free span of the region that this owner may take.
+    fn find(&self, region: Region, owner: Owner, bytes: u64) -> Option<SpanIndex> {
+        let own = self.free[Self::arena(region, owner)].best_fit(&self.spans, bytes);
+        let anyones = &self.free[Self::arena(region, Owner::ANYONE)];
+        if anyones.bytes() < bytes {
+            return own;
+        }
+        match (own, anyones.best_fit(&self.spans, bytes)) {
+            (Some(own), Some(other)) => {
+                let order =
+                    |index: SpanIndex| (self.spans[index].bytes, self.spans[index].position);
+                Some(if order(other) < order(own) {
+                    other
+                } else {
+                    own
+                })
+            }
+            (own, other) => own.or(other),
+        }
+    }
+
+    /// Takes `bytes` from the front of a span in a free index; the rest stays free.
+    /// The whole span passes to `owner`, so that it can become one again.
+    fn take(&mut self, index: SpanIndex, owner: Owner, bytes: u64) -> SpanIndex {
+        let span = self.spans[index];
+        let region = self.blocks[span.block].region;
+        self.free[Self::arena(region, span.owner)].remove(&mut self.spans, index);
+        self.carve(index, owner, bytes)
+    }
+
+    /// As [`take`](Pool::take), for a free span that is in no index.
+    fn carve(&mut self, index: SpanIndex, owner: Owner, bytes: u64) -> SpanIndex {
+        let span = self.spans[index];
+        debug_assert!(span.bytes >= bytes && span.state == SpanState::Free);
+        let block = &mut self.blocks[span.block];
+        block.used += bytes;
+        let region = block.region;
+        self.spans[index].state = SpanState::Used;
+        self.spans[index].owner = owner;
+        if span.bytes > bytes {
+            let rest = self.spans.add(Span {
+                address: span.address + bytes,
+                bytes: span.bytes - bytes,
+                position: span.position + bytes,
+                before: index,
+                owner,
+                state: SpanState::Free,
+                // What was anyone's has no work in flight, whatever this stream freed since.
+                requested: if span.owner == owner {
+                    span.requested
+                } else {
+                    0
+                },
+                ..span
+            });
+            if let Some(after) = span.after.some() {
+                self.spans[after].before = rest;
+            }
+            let taken = &mut self.spans[index];
+            taken.bytes = bytes;
+            taken.after = rest;
+            self.free[Self::arena(region, owner)].insert(&mut self.spans, rest);
+        }
+        index
+    }
+
+    /// A span that nobody uses any more becomes free: joined with its free
+    /// neighbours, and if its block is empty then, kept or given back.
+    fn reclaim(&mut self, driver: &mut dyn Driver, index: SpanIndex) {
+        let span = &mut self.spans[index];
+        span.state = SpanState::Free;
+        span.shared_use = false;
+        span.requested = self.streams.next_free(span.owner);
+        let bytes = span.bytes;
+        let block = span.block;
+        self.used -= bytes;
+        self.blocks[block].used -= bytes;
+        let index = self.coalesce(index);
+        let span = self.spans[index];
+        if span.before.is_none() && span.after.is_none() {
+            self.emptied(driver, block);
+        } else {
+            let region = self.blocks[block].region;
+            self.free[Self::arena(region, span.owner)].insert(&mut self.spans, index);
+        }
+    }
+
+    /// Joins a free span that is in no index with its free neighbours of the same owner.
+    fn coalesce(&mut self, index: SpanIndex) -> SpanIndex {
+        let span = self.spans[index];
+        let mut whole = index;
+        if let Some(before) = self.joinable(span.before, span.owner) {
+            self.unlist(before);
+            self.absorb_next(before);
+            whole = before;
+        }
+        if let Some(after) = self.joinable(span.after, span.owner) {
+            self.unlist(after);
+            self.absorb_next(whole);
+        }
+        whole
+    }
+
+    fn joinable(&self, neighbour: SpanIndex, owner: Owner) -> Option<SpanIndex> {
+        let index = neighbour.some()?;
+        let span = &self.spans[index];
+        (span.state == SpanState::Free && span.owner == owner).then_some(index)
+    }
+
+    fn unlist(&mut self, index: SpanIndex) {
+        let span = &self.spans[index];
+        let arena = Self::arena(self.blocks[span.block].region, span.owner);
+        self.free[arena].remove(&mut self.spans, index);
+    }
+
+    /// Joins a span with the one after it, which retires.
+    fn absorb_next(&mut self, index: SpanIndex) {
+        let next = self.spans[index].after;
+        let absorbed = self.spans[next];
+        let span = &mut self.spans[index];
+        span.bytes += absorbed.bytes;
+        span.after = absorbed.after;
+        span.requested = span.requested.max(absorbed.requested);
+        if let Some(after) = absorbed.after.some() {
+            self.spans[after].before = index;
+        }
+        self.spans.retire(next);
+    }
+
+    fn trouble(&mut self, error: DriverError) {
+        self.troubles.push(error);
+    }
+
+    fn arena(region: Region, owner: Owner) -> usize {
+        usize::from(owner.0) * Region::COUNT + region as usize
+    }
+
+    fn owner_of(&mut self, stream: StreamId) -> Owner {
+        let owner = self.streams.owner(stream);
+        if usize::from(owner.0) * Region::COUNT >= self.free.len() {
+            self.ensure_arenas();
+        }
+        owner
+    }
+
+    fn ensure_arenas(&mut self) {
+        while self.free.len() < self.streams.owners() * Region::COUNT {
+            self.free.push(FreeIndex::new(self.config.granule));
+        }
+    }
+
+    fn block_of(&self, address: u64, bytes: u64, region: Region, direct: bool) -> Block {
+        Block {
+            address,
+            bytes,
+            region,
+            direct,
+            used: 0,
+            first: SpanIndex::NONE,
+            rank: self.next_rank,
+        }
+    }
+}
+
+/// One block of a pool, for snapshots.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BlockLayout {
+    /// Where it begins.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Whether it holds one large request.
+    pub direct: bool,
+    /// Its spans in address order; together they are the block.
+    pub spans: Vec<SpanLayout>,
+}
+
+/// One span of a block, for snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpanLayout {
+    /// Where it begins.
+    pub address: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// What was asked for; not meaningful when free.
+    pub requested: u64,
+    /// What it is doing.
+    pub state: SpanUse,
+    /// The stream that may use it, or did.
+    pub stream: StreamId,
+}
+
+/// What a span is doing, for snapshots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpanUse {
+    /// Handed out.
+    Live,
+    /// Freed, but another stream may still be working on it.
+    AwaitingFree,
+    /// Free.
+    Free,
+}

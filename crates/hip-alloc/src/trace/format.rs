@@ -1,0 +1,168 @@
+//! The trace format: one line an event, as text, optionally zstd-compressed.
+//!
+//! ```text
+//! # a comment
+//! a 17 1048576 0     request 17 is for 1 MiB, on stream 0 (left out: stream 0)
+//! f 17               request 17 is freed
+//! s                  a step begins
+//! ```
+//!
+//! Names of requests are numbers; a name may be used again after its `f`.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::path::Path;
+
+/// A file begins with these bytes if it is zstd-compressed (RFC 8878, 3.1.1).
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
+
+/// One event of a trace. Requests are numbered from 0 without gaps: the number is
+/// the position of the request among all requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A request.
+    Allocate {
+        /// Its number.
+        id: u32,
+        /// Its size.
+        bytes: u64,
+        /// The stream, as the trace names it.
+        stream: u64,
+    },
+    /// A request is freed.
+    Free {
+        /// Its number.
+        id: u32,
+    },
+    /// A step begins.
+    Step,
+}
+
+/// A whole trace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// In order of time.
+    pub events: Vec<Event>,
+    /// How many requests there are.
+    pub requests: u32,
+}
+
+/// Why a trace could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// The file could not be read or decompressed.
+    #[error("cannot read the trace: {0}")]
+    Io(#[from] std::io::Error),
+    /// A line does not follow the format.
+    #[error(
+        "line {line}: {problem}; a line is `a <id> <bytes> [stream]`, `f <id>`, `s`, or begins with `#`"
+    )]
+    Line {
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+impl Trace {
+    /// Reads a trace file, compressed or not.
+    pub fn read(path: &Path) -> Result<Trace, TraceError> {
+        let bytes = std::fs::read(path)?;
+        Self::from_bytes(&bytes)
+    }
+
+    /// Reads a trace from memory, compressed or not.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Trace, TraceError> {
+        let mut text = String::new();
+        if bytes.starts_with(&ZSTD_MAGIC) {
+            zstd::stream::read::Decoder::new(bytes)?.read_to_string(&mut text)?;
+        } else {
+            let mut plain = bytes;
+            plain.read_to_string(&mut text)?;
+        }
+        Self::parse(&text)
+    }
+
+    /// Reads a trace from text.
+    pub fn parse(text: &str) -> Result<Trace, TraceError> {
+        let mut trace = Trace::default();
+        let mut live: HashMap<u64, u32> = HashMap::new();
+        for (number, line) in text.lines().enumerate() {
+            let event = parse_line(line, &mut live, &mut trace.requests).map_err(|problem| {
+                TraceError::Line {
+                    line: number + 1,
+                    problem,
+                }
+            })?;
+            trace.events.extend(event);
+        }
+        Ok(trace)
+    }
+
+    /// The trace as text.
+    pub fn to_text(&self) -> String {
+        use std::fmt::Write;
+        let mut text = String::new();
+        for event in &self.events {
+            // Writing to a String cannot fail.
+            let _ = match event {
+                Event::Allocate {
+                    id,
+                    bytes,
+                    stream: 0,
+                } => writeln!(text, "a {id} {bytes}"),
+                Event::Allocate { id, bytes, stream } => writeln!(text, "a {id} {bytes} {stream}"),
+                Event::Free { id } => writeln!(text, "f {id}"),
+                Event::Step => writeln!(text, "s"),
+            };
+        }
+        text
+    }
+}
+
+fn parse_line(
+    line: &str,
+    live: &mut HashMap<u64, u32>,
+    requests: &mut u32,
+) -> Result<Option<Event>, String> {
+    let mut words = line.split_ascii_whitespace();
+    let Some(kind) = words.next() else {
+        return Ok(None);
+    };
+    let event = match kind {
+        _ if kind.starts_with('#') => return Ok(None),
+        "a" => {
+            let name = number(words.next(), "id")?;
+            let bytes = number(words.next(), "size")?;
+            let stream = words
+                .next()
+                .map_or(Ok(0), |word| number(Some(word), "stream"))?;
+            let id = *requests;
+            if live.insert(name, id).is_some() {
+                return Err(format!("request {name} is already live"));
+            }
+            *requests = id.checked_add(1).ok_or("more than 2^32 requests")?;
+            Event::Allocate { id, bytes, stream }
+        }
+        "f" => {
+            let name = number(words.next(), "id")?;
+            let id = live
+                .remove(&name)
+                .ok_or(format!("request {name} is not live"))?;
+            Event::Free { id }
+        }
+        "s" => Event::Step,
+        other => return Err(format!("`{other}` is not a kind of event")),
+    };
+    match words.next() {
+        None => Ok(Some(event)),
+        Some(extra) => Err(format!("`{extra}` is one word too many")),
+    }
+}
+
+fn number(word: Option<&str>, what: &str) -> Result<u64, String> {
+    let word = word.ok_or(format!("the {what} is missing"))?;
+    word.parse()
+        .map_err(|_| format!("the {what} `{word}` is not a number"))
+}

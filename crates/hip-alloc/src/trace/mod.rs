@@ -1,0 +1,4 @@
+//! Allocation traces: reading, writing, making and replaying them.
+
+pub mod format;
+pub mod replay;

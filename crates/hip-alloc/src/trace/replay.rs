@@ -1,0 +1,113 @@
+//! Replaying a trace on the simulated device, and measuring what is held.
+
+use super::format::{Event, Trace};
+use crate::driver::sim::{SimDriver, SimOrders};
+use crate::pool::{AllocateError, Pool, PoolConfig, PoolStats};
+use crate::units::StreamId;
+
+/// What a replay measured. Bytes and counts.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Highest sum of live requests.
+    pub peak_live: u64,
+    /// Highest held.
+    pub peak_held: u64,
+    /// At each step mark after the first: live and held.
+    pub marks: Vec<(u64, u64)>,
+    /// Requests.
+    pub allocations: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Driver calls in all, and in the steps (from the first mark on).
+    pub driver_calls: u64,
+    /// Driver calls after the first mark.
+    pub driver_calls_in_steps: u64,
+    /// Requests after the first mark.
+    pub allocations_in_steps: u64,
+    /// Requests refused.
+    pub out_of_memory: u64,
+    /// Driver calls of each step.
+    pub calls_by_step: Vec<u64>,
+}
+
+impl Outcome {
+    /// Peak held over peak live.
+    pub fn peak_ratio(&self) -> f64 {
+        self.peak_held as f64 / self.peak_live.max(1) as f64
+    }
+
+    /// The most that was held beyond the live memory at a step mark.
+    pub fn idle_excess(&self) -> u64 {
+        self.marks
+            .iter()
+            .map(|(live, held)| held.saturating_sub(*live))
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// The smallest live memory at a step mark.
+    pub fn idle_live(&self) -> u64 {
+        self.marks.iter().map(|(live, _)| *live).min().unwrap_or(0)
+    }
+
+    /// Driver calls per step, once stepping.
+    pub fn calls_per_step(&self) -> f64 {
+        self.driver_calls_in_steps as f64 / self.steps.max(1) as f64
+    }
+}
+
+/// Replays a trace.
+pub fn replay(trace: &Trace, config: PoolConfig, orders: SimOrders) -> Outcome {
+    let mut driver = SimDriver::new(orders);
+    let mut pool = Pool::new(config);
+    pool.warm_up(&mut driver);
+    let mut addresses = vec![0u64; trace.requests as usize];
+    let mut sizes = vec![0u64; trace.requests as usize];
+    let mut outcome = Outcome::default();
+    let mut live = 0u64;
+    let calls = |stats: &PoolStats| stats.driver_allocs + stats.driver_frees;
+    let mut before_steps = (0, 0);
+    let mut last = 0;
+    for event in &trace.events {
+        match *event {
+            Event::Allocate { id, bytes, stream } => {
+                match pool.allocate(&mut driver, bytes, StreamId(stream)) {
+                    Ok(address) => {
+                        addresses[id as usize] = address;
+                        sizes[id as usize] = bytes;
+                        live += bytes;
+                        outcome.peak_live = outcome.peak_live.max(live);
+                    }
+                    Err(AllocateError::OutOfMemory | AllocateError::Driver(_)) => {
+                        outcome.out_of_memory += 1;
+                    }
+                }
+            }
+            Event::Free { id } => {
+                let address = std::mem::take(&mut addresses[id as usize]);
+                if address != 0 && pool.free(&mut driver, address).is_ok() {
+                    live -= sizes[id as usize];
+                }
+            }
+            Event::Step => {
+                let stats = pool.stats();
+                if outcome.steps == 0 {
+                    before_steps = (calls(&stats), stats.allocations);
+                } else {
+                    outcome.calls_by_step.push(calls(&stats) - last);
+                }
+                last = calls(&stats);
+                outcome.steps += 1;
+                outcome.marks.push((live, stats.held_bytes));
+            }
+        }
+    }
+    let stats = pool.stats();
+    outcome.calls_by_step.push(calls(&stats) - last);
+    outcome.peak_held = stats.held_peak_bytes;
+    outcome.allocations = stats.allocations;
+    outcome.driver_calls = calls(&stats);
+    outcome.driver_calls_in_steps = calls(&stats) - before_steps.0;
+    outcome.allocations_in_steps = stats.allocations - before_steps.1;
+    outcome
+}

@@ -1,0 +1,58 @@
+//! Newtypes and constants for quantities that are easily mixed up.
+
+use std::fmt;
+
+/// One KiB, MiB, GiB in bytes.
+pub const KIB: u64 = 1 << 10;
+/// One MiB in bytes.
+pub const MIB: u64 = 1 << 20;
+/// One GiB in bytes.
+pub const GIB: u64 = 1 << 30;
+
+/// A device as the program numbers it: the accelerator's index, or the host.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DeviceIndex(pub i32);
+
+impl DeviceIndex {
+    /// Host memory: PyTorch's CPU allocator. `HIP_ALLOC_HOST` in the header.
+    pub const HOST: DeviceIndex = DeviceIndex(-1);
+}
+
+impl fmt::Display for DeviceIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            DeviceIndex::HOST => f.write_str("host"),
+            DeviceIndex(index) => write!(f, "device {index}"),
+        }
+    }
+}
+
+/// A stream as the runtime names it: the bits of a `hipStream_t`. Zero is the
+/// default stream.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct StreamId(pub u64);
+
+impl StreamId {
+    /// The default stream, which is also the only one of the host.
+    pub const DEFAULT: StreamId = StreamId(0);
+}
+
+/// Bytes for people: `1.50 GiB`, the way PyTorch's own messages write them.
+pub fn human(bytes: u64) -> String {
+    let value = bytes as f64;
+    if bytes >= GIB {
+        format!("{:.2} GiB", value / GIB as f64)
+    } else if bytes >= MIB {
+        format!("{:.2} MiB", value / MIB as f64)
+    } else if bytes >= KIB {
+        format!("{:.2} KiB", value / KIB as f64)
+    } else {
+        format!("{bytes} bytes")
+    }
+}
+
+/// `value` rounded up to a multiple of `step`, a power of two; `None` beyond 64 bits.
+pub(crate) fn round_up(value: u64, step: u64) -> Option<u64> {
+    debug_assert!(step.is_power_of_two());
+    Some(value.checked_add(step - 1)? & !(step - 1))
+}

@@ -1,0 +1,97 @@
+//! `libhip_alloc.so` from the outside: a C++ program loads it, as PyTorch does.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The library that cargo built for this test.
+fn library() -> PathBuf {
+    let executable = std::env::current_exe().unwrap();
+    let deps = executable.parent().unwrap();
+    let path = deps.join("libhip_alloc.so");
+    assert!(path.exists(), "{} is missing", path.display());
+    path
+}
+
+/// Compiles the client into `folder`.
+fn client(folder: &Path) -> PathBuf {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let program = folder.join("client");
+    let status = Command::new("c++")
+        .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I"])
+        .arg(sources.join("include"))
+        .arg(sources.join("tests/cpp/client.cpp"))
+        .args(["-ldl", "-o"])
+        .arg(&program)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    program
+}
+
+fn run(conf: &str, arguments: &[&Path]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let program = client(folder.path());
+    Command::new(program)
+        .args(arguments)
+        .env("HIP_ALLOC_CONF", conf)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn out_of_memory_is_bad_alloc_without_libc10() {
+    let output = run("", &[&library()]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(
+        text,
+        "caught std::bad_alloc\ncode 0 live 0 refused 1 frees 1\n"
+    );
+    assert!(output.status.success());
+}
+
+/// With the real libc10 of the libtorch that this workspace uses.
+#[test]
+fn out_of_memory_is_the_exception_of_pytorch_with_libc10() {
+    // Cargo gives `.cargo/libtorch.toml` to the compiler; nextest does not read it.
+    let libtorch = option_env!("LIBTORCH").expect("LIBTORCH is set by `cargo xtask setup`");
+    let libc10 = Path::new(libtorch).join("lib/libc10.so");
+    let output = run("", &[&library(), &libc10]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.starts_with(
+            "caught c10::OutOfMemoryError: Host out of memory. Tried to allocate 1073741824.00 GiB. \
+             The host has a total capacity of "
+        ),
+        "{text}"
+    );
+    assert!(
+        text.ends_with("code 0 live 0 refused 1 frees 1\n"),
+        "{text}"
+    );
+    assert!(output.status.success());
+}
+
+#[test]
+fn a_wrong_setting_stops_the_program_and_says_what_is_allowed() {
+    let output = run("warmup_mb:lots", &[&library()]);
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        "hip-alloc: HIP_ALLOC_CONF: `warmup_mb` cannot be `lots`; \
+         allowed: whole numbers from 0 to 1048576\n"
+    );
+}
+
+#[test]
+fn the_library_needs_neither_hip_nor_libtorch() {
+    let output = Command::new("readelf")
+        .arg("-d")
+        .arg(library())
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("NEEDED"), "{text}");
+    for forbidden in ["libamdhip64", "libcudart", "libtorch", "libc10"] {
+        assert!(!text.contains(forbidden), "{forbidden} is linked: {text}");
+    }
+}
