@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod setup;
+mod test;
+mod tidy;
 mod train;
 mod workspace;
 
@@ -27,12 +29,18 @@ enum Command {
     Setup(setup::Setup),
     /// Set up, build in release, and train a model
     Train(train::Train),
+    /// Set up, build, and run the tests
+    Test(test::Test),
+    /// Check the repository itself: format, lints, documentation, house rules
+    Tidy(tidy::Tidy),
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Setup(setup) => setup.run(),
         Command::Train(train) => train.run(),
+        Command::Test(test) => test.run(),
+        Command::Tidy(tidy) => tidy.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

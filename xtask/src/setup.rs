@@ -22,9 +22,9 @@ mod reference;
 mod text;
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::Result;
+use xshell::Shell;
 
 use crate::workspace;
 use cache::Cache;
@@ -70,9 +70,10 @@ pub(crate) fn reference_python() -> Result<PathBuf> {
     Ok(python)
 }
 
-/// Cargo, building against `libtorch` whatever this process was started with.
-pub(crate) fn cargo(libtorch: &Libtorch) -> Command {
-    let mut cargo = workspace::cargo();
-    cargo_config::apply(libtorch, &mut cargo);
-    cargo
+/// A shell in the workspace's root whose cargo builds against `libtorch`, whatever this
+/// process was started with.
+pub(crate) fn shell(libtorch: &Libtorch) -> Result<Shell> {
+    let shell = workspace::shell()?;
+    cargo_config::apply(libtorch, &shell);
+    Ok(shell)
 }

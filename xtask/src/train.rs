@@ -5,7 +5,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
+use xshell::cmd;
 
 use crate::setup::{self, Libtorch};
 use crate::workspace;
@@ -35,9 +36,7 @@ pub(crate) struct Train {
 
 impl Train {
     pub(crate) fn run(self) -> Result<()> {
-        let libtorch = setup::ensure()?;
-        build(&libtorch)?;
-        let binary = workspace::target()?.join("release/surefoot");
+        let binary = build(&setup::ensure()?)?;
         // From here on this process is the trainer: its exit code is ours, and Ctrl-C
         // reaches it alone, so that it can save before it leaves.
         let error = self.command(&binary).exec();
@@ -62,19 +61,14 @@ impl Train {
     }
 }
 
-/// Builds the programs and the allocator that they load, in release.
-pub(crate) fn build(libtorch: &Libtorch) -> Result<()> {
-    let mut cargo = setup::cargo(libtorch);
-    cargo.args([
-        "build",
-        "--release",
-        "--package",
-        "surefoot",
-        "--package",
-        "hip-alloc",
-    ]);
-    if !cargo.status().context("cannot start cargo")?.success() {
-        bail!("the build failed (see above)");
-    }
-    Ok(())
+/// Builds the programs and the allocator that they load, in release; where `surefoot` is.
+pub(crate) fn build(libtorch: &Libtorch) -> Result<PathBuf> {
+    let shell = setup::shell(libtorch)?;
+    let cargo = workspace::cargo();
+    cmd!(
+        shell,
+        "{cargo} build --release --package surefoot --package hip-alloc"
+    )
+    .run()?;
+    Ok(workspace::target(&shell)?.join("release/surefoot"))
 }

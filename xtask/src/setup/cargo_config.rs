@@ -7,9 +7,9 @@
 use std::env;
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result};
+use xshell::Shell;
 
 use super::libtorch::{Libtorch, Source};
 use crate::workspace;
@@ -37,12 +37,11 @@ pub(crate) fn write(libtorch: &Libtorch) -> Result<()> {
     fs::write(&path, text).with_context(|| format!("cannot write `{}`", path.display()))
 }
 
-/// Gives `command` the chosen libtorch: this process may still carry an older choice.
-pub(crate) fn apply(libtorch: &Libtorch, command: &mut Command) {
-    command
-        .env("LIBTORCH", &libtorch.root)
-        .env_remove(CHOSEN)
-        .env_remove(SOURCE);
+/// Gives what `shell` starts the chosen libtorch: this process may still carry an older choice.
+pub(crate) fn apply(libtorch: &Libtorch, shell: &Shell) {
+    shell.set_var("LIBTORCH", &libtorch.root);
+    shell.set_var(CHOSEN, &libtorch.root);
+    shell.set_var(SOURCE, source_name(&libtorch.source));
 }
 
 fn user_choice(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
@@ -53,17 +52,20 @@ fn user_choice(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
 }
 
 fn render(libtorch: &Libtorch) -> String {
-    let source = match &libtorch.source {
-        Source::Variable => FROM_USER.to_owned(),
-        Source::Python(python) => python.display().to_string(),
-        Source::Cache => "cache".to_owned(),
-    };
     let root = quote(&libtorch.root.to_string_lossy());
-    let source = quote(&source);
+    let source = quote(&source_name(&libtorch.source));
     format!(
         "# Written by `cargo xtask setup`. Delete this file to choose again.\n\
          [env]\nLIBTORCH = {root}\n{CHOSEN} = {root}\n{SOURCE} = {source}\n"
     )
+}
+
+fn source_name(source: &Source) -> String {
+    match source {
+        Source::Variable => FROM_USER.to_owned(),
+        Source::Python(python) => python.display().to_string(),
+        Source::Cache => "cache".to_owned(),
+    }
 }
 
 /// A TOML basic string.

@@ -36,7 +36,8 @@ pub(crate) fn fetch(cache: &Cache, lock: &Lock, artefact: &Artefact) -> Result<P
         fs::remove_file(&place).with_context(|| cannot_write(&folder))?;
     }
     fs::create_dir_all(&folder).with_context(|| cannot_write(&folder))?;
-    require_space(&folder, artefact.bytes)?;
+    // pip downloads to one place and copies to another.
+    require_space(&folder, 2 * artefact.bytes)?;
     let staging = cache.staging()?;
     let python = python::with_pip(cache, lock)?;
     let downloaded = pip_download(&python, artefact, staging.path())?;
