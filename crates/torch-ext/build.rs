@@ -1,6 +1,55 @@
-//! Tells dependants where libtorch is, so that their binaries carry a run path.
+//! Compiles the shim in `cpp/` against the headers of the libtorch that tch
+//! found, and tells dependants where that libtorch is, so that their binaries
+//! carry a run path and start without `LD_LIBRARY_PATH`.
+
+use std::path::PathBuf;
+
+const SOURCES: [&str; 5] = [
+    "cpp/boundary.cpp",
+    "cpp/allocator.cpp",
+    "cpp/accelerator.cpp",
+    "cpp/operations.cpp",
+    "cpp/checkpoint.cpp",
+];
 
 fn main() {
-    let lib = std::env::var("DEP_TCH_LIBTORCH_LIB").unwrap_or_default();
-    println!("cargo::metadata=libtorch_lib={lib}");
+    println!("cargo::rerun-if-changed=cpp");
+    println!("cargo::rerun-if-env-changed=LIBTORCH_INCLUDE");
+    println!("cargo::rerun-if-env-changed=LIBTORCH_CXX11_ABI");
+    let Some(lib) = std::env::var_os("DEP_TCH_LIBTORCH_LIB").map(PathBuf::from) else {
+        println!(
+            "cargo::error=torch-sys did not say where libtorch is (built with `doc-only`?); \
+             run `cargo xtask setup`"
+        );
+        return;
+    };
+    // A CPU libtorch, a CUDA or ROCm wheel and a `LIBTORCH_USE_PYTORCH` one all
+    // keep `include` beside `lib`; `LIBTORCH_INCLUDE` is torch-sys's own override.
+    let include = std::env::var_os("LIBTORCH_INCLUDE")
+        .map(PathBuf::from)
+        .unwrap_or_else(|| lib.join(".."))
+        .join("include");
+    let abi = std::env::var("LIBTORCH_CXX11_ABI").unwrap_or_else(|_| "1".to_owned());
+
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .pic(true)
+        .warnings(true)
+        .extra_warnings(true)
+        .flag_if_supported("-Wno-unused-parameter")
+        // System headers: libtorch's own warnings are not ours to fix.
+        .flag("-isystem")
+        .flag(include.display().to_string())
+        .flag("-isystem")
+        .flag(include.join("torch/csrc/api/include").display().to_string())
+        .define("_GLIBCXX_USE_CXX11_ABI", abi.as_str())
+        .files(SOURCES)
+        .compile("surefoot_torch_ext");
+
+    println!("cargo::rustc-link-search=native={}", lib.display());
+    println!("cargo::rustc-link-lib=dylib=torch_cpu");
+    println!("cargo::rustc-link-lib=dylib=c10");
+    println!("cargo::rustc-link-arg=-Wl,-rpath={}", lib.display());
+    println!("cargo::metadata=libtorch_lib={}", lib.display());
 }

@@ -1,1 +1,88 @@
 //! A small device-agnostic shim over libtorch, with a safe Rust face.
+//!
+//! tch covers tensors, layers and backward. This crate adds what tch leaves out
+//! and a trainer on a real device cannot do without:
+//!
+//! | module | what |
+//! |---|---|
+//! | [`allocator`] | put a foreign allocator (`libhip_alloc.so`) under libtorch, and read its counters |
+//! | [`accelerator`] | devices, memory, streams, events, pinned host memory |
+//! | [`optimizer`] | fused AdamW, norms over many tensors, clipping |
+//! | [`checkpoint()`] | gradient checkpointing through a Rust closure |
+//! | [`random`], [`autocast`], [`threads`] | generator state, mixed precision, worker threads |
+//!
+//! All C++ of the workspace that knows libtorch is in `cpp/`. It includes no CUDA
+//! or HIP header and links only `libtorch_cpu` and `libc10`, so one source serves
+//! CPU, CUDA and ROCm builds of libtorch 2.13. Nothing here panics on a torch
+//! error, and no C++ exception crosses into Rust: every failure is an [`Error`]
+//! that tells a full device from a broken one.
+
+pub mod accelerator;
+pub mod allocator;
+pub mod autocast;
+mod checkpoint;
+mod error;
+pub mod optimizer;
+pub mod random;
+mod raw;
+pub mod threads;
+
+pub use checkpoint::{CheckpointOptions, Recomputed, checkpoint, checkpoint_with};
+pub use error::{Error, Result};
+pub use optimizer::{AdamW, AdamWState, fused_adamw};
+
+use tch::Tensor;
+
+/// Runs the backward pass from `loss`, a scalar, as `Tensor::f_backward` does, but
+/// with an error that keeps its class: out of memory is told apart from a bug.
+///
+/// # Errors
+/// Whatever the graph raises, and [`Error::InvalidArgument`] style torch errors when
+/// `loss` is not a scalar.
+pub fn backward(loss: &Tensor) -> Result<()> {
+    let outputs = [loss.as_ptr()];
+    // SAFETY: one valid tensor pointer, borrowed for the call; the shim copies the
+    // handle. Null gradients mean "seed with one".
+    raw::check(unsafe { raw::surefoot_backward(outputs.as_ptr(), std::ptr::null(), 1) })
+}
+
+/// Runs the backward pass from several outputs, each with the gradient that
+/// arrives there (same shape and dtype as its output).
+///
+/// # Errors
+/// [`Error::InvalidArgument`] when the slices differ in length, else what the
+/// graph raises.
+pub fn backward_with(outputs: &[&Tensor], gradients: &[&Tensor]) -> Result<()> {
+    if outputs.len() != gradients.len() {
+        return Err(Error::InvalidArgument(format!(
+            "{} outputs, but {} gradients",
+            outputs.len(),
+            gradients.len()
+        )));
+    }
+    let (outputs, gradients) = (raw::pointers(outputs), raw::pointers(gradients));
+    // SAFETY: both arrays hold `outputs.len()` valid tensor pointers, borrowed for
+    // the call.
+    raw::check(unsafe {
+        raw::surefoot_backward(outputs.as_ptr(), gradients.as_ptr(), outputs.len())
+    })
+}
+
+/// Copies `source` into `destination` (shapes broadcast, dtypes convert), without
+/// recording it for backward.
+///
+/// With `non_blocking` the call may return before the copy is done. A copy from
+/// pinned host memory then reads that memory later: leave it alone until the
+/// stream has passed. A copy *to* the host needs a synchronisation before the host
+/// looks.
+///
+/// # Errors
+/// [`Error::OutOfMemory`], [`Error::DeviceLost`], or a torch error when the shapes
+/// do not fit.
+pub fn copy_into(destination: &mut Tensor, source: &Tensor, non_blocking: bool) -> Result<()> {
+    // SAFETY: two valid tensors, borrowed for the call; `destination` is borrowed
+    // exclusively, though torch tensors may alias one storage, which `copy_` allows.
+    raw::check(unsafe {
+        raw::surefoot_copy(destination.as_mut_ptr(), source.as_ptr(), non_blocking)
+    })
+}

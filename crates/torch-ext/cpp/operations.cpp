@@ -1,0 +1,262 @@
+// Operations that tch's generated bindings leave out: fused AdamW, foreach
+// norms, non-blocking copies, generator state, autocast with a dtype, backward
+// with seeds.
+
+#include <map>
+#include <mutex>
+
+#include <ATen/Context.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/_foreach_sub.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "boundary.h"
+
+using surefoot::device_of;
+using surefoot::guarded;
+using surefoot::tensors_of;
+
+extern "C" {
+// Mirrored by `raw::AdamWOptions`.
+struct surefoot_adamw_options {
+  double learning_rate;
+  double beta1;
+  double beta2;
+  double weight_decay;
+  double epsilon;
+  bool maximize;
+};
+}
+
+namespace {
+
+// Tensors that one call of a foreach kernel can take together.
+using Kinship = std::tuple<c10::Device, at::ScalarType>;
+
+struct KinshipOrder {
+  static auto key(const Kinship& kinship) {
+    const auto& device = std::get<0>(kinship);
+    return std::make_tuple(device.type(), device.index(), std::get<1>(kinship));
+  }
+  bool operator()(const Kinship& a, const Kinship& b) const {
+    return key(a) < key(b);
+  }
+};
+
+Kinship kinship_of(const at::Tensor& tensor) {
+  return {tensor.device(), tensor.scalar_type()};
+}
+
+std::map<Kinship, std::vector<at::Tensor>, KinshipOrder> by_kinship(const std::vector<at::Tensor>& tensors) {
+  std::map<Kinship, std::vector<at::Tensor>, KinshipOrder> groups;
+  for (const auto& tensor : tensors) {
+    groups[kinship_of(tensor)].push_back(tensor);
+  }
+  return groups;
+}
+
+// One norm over all tensors together, in float32, where the first tensor lives.
+at::Tensor total_norm(const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty()) {
+    throw surefoot::Refusal{surefoot::kInvalidArgument, "the norm of no tensors at all is undefined"};
+  }
+  const auto home = tensors.front().device();
+  std::vector<at::Tensor> norms;
+  norms.reserve(tensors.size());
+  for (const auto& [_, group] : by_kinship(tensors)) {
+    for (auto& norm : at::_foreach_norm(group, 2, at::kFloat)) {
+      norms.push_back(norm.to(home));
+    }
+  }
+  return at::linalg_vector_norm(at::stack(norms), 2);
+}
+
+at::Generator generator_of(int32_t device) {
+  const auto where = device_of(device);
+  return where.is_cpu() ? at::detail::getDefaultCPUGenerator() : at::globalContext().defaultGenerator(where);
+}
+
+c10::DeviceType type_of(int32_t device) {
+  return device_of(device).type();
+}
+
+} // namespace
+
+extern "C" {
+
+// One AdamW step over `count` parameters of any devices and dtypes. `steps` are
+// float32 scalars beside their parameter, and are counted up here.
+int32_t surefoot_fused_adamw(
+    at::Tensor* const* parameters,
+    at::Tensor* const* gradients,
+    at::Tensor* const* averages,
+    at::Tensor* const* squares,
+    at::Tensor* const* steps,
+    size_t count,
+    const surefoot_adamw_options* options,
+    const at::Tensor* gradient_scale,
+    const at::Tensor* found_infinite) {
+  return guarded([&] {
+    const c10::AutoGradMode no_gradient(false);
+    struct Group {
+      std::vector<at::Tensor> parameters, gradients, averages, squares, steps;
+    };
+    std::map<Kinship, Group, KinshipOrder> groups;
+    const auto parameter_list = tensors_of(parameters, count);
+    const auto gradient_list = tensors_of(gradients, count);
+    const auto average_list = tensors_of(averages, count);
+    const auto square_list = tensors_of(squares, count);
+    const auto step_list = tensors_of(steps, count);
+    for (size_t i = 0; i < count; ++i) {
+      const auto kinship = kinship_of(parameter_list[i]);
+      for (const auto* other : {&gradient_list[i], &average_list[i], &square_list[i]}) {
+        if (kinship_of(*other) != kinship || other->sizes() != parameter_list[i].sizes()) {
+          throw surefoot::Refusal{
+              surefoot::kInvalidArgument,
+              "parameter " + std::to_string(i) +
+                  " and its gradient and moments must agree in device, dtype and shape"};
+        }
+      }
+      auto& group = groups[kinship];
+      group.parameters.push_back(parameter_list[i]);
+      group.gradients.push_back(gradient_list[i]);
+      group.averages.push_back(average_list[i]);
+      group.squares.push_back(square_list[i]);
+      group.steps.push_back(step_list[i]);
+    }
+    for (auto& [kinship, group] : groups) {
+      const auto device = std::get<0>(kinship);
+      const auto beside = [&](const at::Tensor* tensor) {
+        return tensor == nullptr ? std::optional<at::Tensor>() : std::optional<at::Tensor>(tensor->to(device));
+      };
+      const auto scale = beside(gradient_scale);
+      const auto infinite = beside(found_infinite);
+      at::_foreach_add_(group.steps, 1);
+      at::_fused_adamw_(
+          group.parameters,
+          group.gradients,
+          group.averages,
+          group.squares,
+          /*max_exp_avg_sqs=*/{},
+          group.steps,
+          options->learning_rate,
+          options->beta1,
+          options->beta2,
+          options->weight_decay,
+          options->epsilon,
+          /*amsgrad=*/false,
+          options->maximize,
+          scale,
+          infinite);
+      if (infinite) { // a skipped step does not count
+        at::_foreach_sub_(group.steps, std::vector<at::Tensor>(group.steps.size(), *infinite));
+      }
+    }
+  });
+}
+
+int32_t surefoot_total_norm(at::Tensor* const* tensors, size_t count, at::Tensor** out) {
+  return guarded([&] {
+    const c10::AutoGradMode no_gradient(false);
+    *out = new at::Tensor(total_norm(tensors_of(tensors, count)));
+  });
+}
+
+// Scales the tensors so that their common norm is at most `max_norm`, without
+// waiting for the device, and returns the norm they had.
+int32_t surefoot_clip_norm(at::Tensor* const* tensors, size_t count, double max_norm, at::Tensor** out) {
+  return guarded([&] {
+    const c10::AutoGradMode no_gradient(false);
+    const auto list = tensors_of(tensors, count);
+    const auto norm = total_norm(list);
+    // 1e-6 as in torch.nn.utils.clip_grad_norm_.
+    const auto factor = (max_norm / (norm + 1e-6)).clamp_max(1.0);
+    for (const auto& [kinship, group] : by_kinship(list)) {
+      at::_foreach_mul_(group, factor.to(std::get<0>(kinship)));
+    }
+    *out = new at::Tensor(norm);
+  });
+}
+
+int32_t surefoot_copy(at::Tensor* destination, const at::Tensor* source, bool non_blocking) {
+  return guarded([&] {
+    const c10::AutoGradMode no_gradient(false);
+    destination->copy_(*source, non_blocking);
+  });
+}
+
+// --- backward ----------------------------------------------------------------
+
+// `gradients` may be null: every output is then a scalar and is seeded with one.
+int32_t surefoot_backward(at::Tensor* const* outputs, at::Tensor* const* gradients, size_t count) {
+  return guarded([&] {
+    const auto seeds = gradients == nullptr ? std::vector<at::Tensor>() : tensors_of(gradients, count);
+    torch::autograd::backward(tensors_of(outputs, count), seeds);
+  });
+}
+
+// --- random numbers ------------------------------------------------------------
+
+int32_t surefoot_manual_seed(uint64_t seed) {
+  return guarded([&] { at::manual_seed(seed); });
+}
+
+int32_t surefoot_generator_state(int32_t device, at::Tensor** out) {
+  return guarded([&] {
+    auto generator = generator_of(device);
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    *out = new at::Tensor(generator.get_state());
+  });
+}
+
+int32_t surefoot_set_generator_state(int32_t device, const at::Tensor* state) {
+  return guarded([&] {
+    auto generator = generator_of(device);
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(*state);
+  });
+}
+
+// --- threads and autocast --------------------------------------------------------
+
+int32_t surefoot_set_num_threads(int32_t threads) {
+  return guarded([&] { at::set_num_threads(threads); });
+}
+
+int32_t surefoot_num_threads(int32_t* threads) {
+  return guarded([&] { *threads = at::get_num_threads(); });
+}
+
+// Switches autocast for the device's type and returns what was set before. The
+// nesting level guards the cache of cast weights, as in Python's context manager.
+int32_t surefoot_autocast_enter(int32_t device, int32_t dtype, bool* was_enabled, int32_t* was_dtype) {
+  return guarded([&] {
+    const auto type = type_of(device);
+    *was_enabled = at::autocast::is_autocast_enabled(type);
+    *was_dtype = static_cast<int32_t>(at::autocast::get_autocast_dtype(type));
+    at::autocast::set_autocast_dtype(type, static_cast<at::ScalarType>(dtype));
+    at::autocast::set_autocast_enabled(type, true);
+    at::autocast::increment_nesting();
+  });
+}
+
+int32_t surefoot_autocast_leave(int32_t device, bool was_enabled, int32_t was_dtype) {
+  return guarded([&] {
+    const auto type = type_of(device);
+    if (at::autocast::decrement_nesting() == 0) {
+      at::autocast::clear_cache();
+    }
+    at::autocast::set_autocast_enabled(type, was_enabled);
+    at::autocast::set_autocast_dtype(type, static_cast<at::ScalarType>(was_dtype));
+  });
+}
+}

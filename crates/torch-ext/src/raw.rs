@@ -1,0 +1,249 @@
+//! The functions of `cpp/`, as they are. Everything that returns an `i32` returns
+//! a [`Code`]; [`check`] turns it into a `Result`.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::{Error, Result};
+
+/// Class of a failure; mirrors `surefoot::Code` in `cpp/boundary.h`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Code {
+    Torch,
+    OutOfMemory,
+    Accelerator,
+    NoAccelerator,
+    InvalidArgument,
+    NotImplemented,
+    Callback,
+}
+
+pub(crate) const OK: i32 = 0;
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
+pub(crate) const CALLBACK: i32 = 7;
+
+impl Code {
+    fn from_raw(code: i32) -> Self {
+        match code {
+            2 => Code::OutOfMemory,
+            3 => Code::Accelerator,
+            4 => Code::NoAccelerator,
+            5 => Code::InvalidArgument,
+            6 => Code::NotImplemented,
+            7 => Code::Callback,
+            _ => Code::Torch,
+        }
+    }
+}
+
+/// Turns a return code into a `Result`, fetching this thread's message.
+pub(crate) fn check(code: i32) -> Result<()> {
+    if code == OK {
+        return Ok(());
+    }
+    // SAFETY: the pointer is that of a thread-local std::string, never null, and
+    // valid until the next failing call on this thread; we copy it at once.
+    let message = unsafe { CStr::from_ptr(surefoot_last_message()) };
+    let message = message.to_string_lossy().into_owned();
+    // SAFETY: reads a thread-local integer.
+    let number = unsafe { surefoot_last_detail() };
+    Err(Error::from_shim(Code::from_raw(code), number, message))
+}
+
+/// Takes ownership of a tensor that the shim made, if it reported success.
+pub(crate) fn tensor(make: impl FnOnce(*mut *mut C_tensor) -> i32) -> Result<Tensor> {
+    let mut out = std::ptr::null_mut();
+    check(make(&mut out))?;
+    // SAFETY: on success the shim has stored a fresh `at::Tensor` allocated with
+    // `new`, which is what `Tensor::from_ptr` takes over and later deletes.
+    Ok(unsafe { Tensor::from_ptr(out) })
+}
+
+/// The handles of borrowed tensors, valid as long as the tensors are.
+pub(crate) fn pointers<T: std::borrow::Borrow<Tensor>>(tensors: &[T]) -> Vec<*const C_tensor> {
+    tensors
+        .iter()
+        .map(|tensor| tensor.borrow().as_ptr())
+        .collect()
+}
+
+/// Mirrors `surefoot_allocator_functions`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct AllocatorFunctions {
+    pub(crate) malloc: unsafe extern "C-unwind" fn(usize, c_int, *mut c_void) -> *mut c_void,
+    pub(crate) free: unsafe extern "C" fn(*mut c_void, usize, c_int, *mut c_void),
+    pub(crate) record_stream: unsafe extern "C" fn(*mut c_void, *mut c_void),
+}
+
+/// Mirrors `surefoot_stream`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StreamIdentity {
+    pub(crate) id: i64,
+    pub(crate) device: i32,
+    pub(crate) device_type: i32,
+}
+
+/// Mirrors `surefoot_device_stats`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub(crate) struct DeviceStats {
+    pub(crate) allocated_bytes: i64,
+    pub(crate) allocated_peak_bytes: i64,
+    pub(crate) reserved_bytes: i64,
+    pub(crate) reserved_peak_bytes: i64,
+    pub(crate) allocations: i64,
+    pub(crate) device_allocations: i64,
+    pub(crate) device_frees: i64,
+    pub(crate) retries: i64,
+    pub(crate) out_of_memory: i64,
+}
+
+/// Mirrors `surefoot_adamw_options`.
+#[repr(C)]
+pub(crate) struct AdamWOptions {
+    pub(crate) learning_rate: f64,
+    pub(crate) beta1: f64,
+    pub(crate) beta2: f64,
+    pub(crate) weight_decay: f64,
+    pub(crate) epsilon: f64,
+    pub(crate) maximize: bool,
+}
+
+/// Mirrors `surefoot_closure`.
+#[repr(C)]
+pub(crate) struct Closure {
+    pub(crate) data: *mut c_void,
+    pub(crate) run:
+        unsafe extern "C" fn(*mut c_void, *const *mut C_tensor, usize, *mut c_void) -> i32,
+    pub(crate) failure: unsafe extern "C" fn(*mut c_void) -> *const c_char,
+    pub(crate) drop: unsafe extern "C" fn(*mut c_void),
+}
+
+/// A `c10::Event` on the C++ heap.
+#[repr(C)]
+pub(crate) struct EventHandle {
+    _private: [u8; 0],
+}
+
+unsafe extern "C" {
+    fn surefoot_last_message() -> *const c_char;
+    fn surefoot_last_detail() -> i32;
+
+    pub(crate) fn surefoot_install_cpu_allocator(functions: *const AllocatorFunctions) -> i32;
+    pub(crate) fn surefoot_install_accelerator_allocator(
+        functions: *const AllocatorFunctions,
+    ) -> i32;
+
+    pub(crate) fn surefoot_has_hip(answer: *mut bool) -> i32;
+    pub(crate) fn surefoot_device_count(count: *mut i32) -> i32;
+    pub(crate) fn surefoot_set_device(device: i32) -> i32;
+    pub(crate) fn surefoot_current_device(device: *mut i32) -> i32;
+    pub(crate) fn surefoot_synchronize(device: i32) -> i32;
+    pub(crate) fn surefoot_memory_info(device: i32, free: *mut usize, total: *mut usize) -> i32;
+    pub(crate) fn surefoot_empty_cache() -> i32;
+    pub(crate) fn surefoot_device_stats(device: i32, out: *mut DeviceStats) -> i32;
+    pub(crate) fn surefoot_reset_peak_stats(device: i32) -> i32;
+
+    pub(crate) fn surefoot_current_stream(device: i32, out: *mut StreamIdentity) -> i32;
+    pub(crate) fn surefoot_new_stream(device: i32, out: *mut StreamIdentity) -> i32;
+    pub(crate) fn surefoot_set_current_stream(stream: *const StreamIdentity) -> i32;
+    pub(crate) fn surefoot_stream_synchronize(stream: *const StreamIdentity) -> i32;
+    pub(crate) fn surefoot_stream_query(stream: *const StreamIdentity, idle: *mut bool) -> i32;
+    pub(crate) fn surefoot_record_stream(
+        tensor: *const C_tensor,
+        stream: *const StreamIdentity,
+    ) -> i32;
+
+    pub(crate) fn surefoot_event_new(device: i32, out: *mut *mut EventHandle) -> i32;
+    pub(crate) fn surefoot_event_free(event: *mut EventHandle);
+    pub(crate) fn surefoot_event_record(
+        event: *mut EventHandle,
+        stream: *const StreamIdentity,
+    ) -> i32;
+    pub(crate) fn surefoot_event_block(
+        event: *const EventHandle,
+        stream: *const StreamIdentity,
+    ) -> i32;
+    pub(crate) fn surefoot_event_synchronize(event: *const EventHandle) -> i32;
+    pub(crate) fn surefoot_event_query(event: *const EventHandle, done: *mut bool) -> i32;
+
+    pub(crate) fn surefoot_pin_memory(tensor: *const C_tensor, out: *mut *mut C_tensor) -> i32;
+    pub(crate) fn surefoot_map_pinned(
+        pinned: *const C_tensor,
+        device: i32,
+        out: *mut *mut C_tensor,
+    ) -> i32;
+
+    pub(crate) fn surefoot_fused_adamw(
+        parameters: *const *const C_tensor,
+        gradients: *const *const C_tensor,
+        averages: *const *const C_tensor,
+        squares: *const *const C_tensor,
+        steps: *const *const C_tensor,
+        count: usize,
+        options: *const AdamWOptions,
+        gradient_scale: *const C_tensor,
+        found_infinite: *const C_tensor,
+    ) -> i32;
+    pub(crate) fn surefoot_total_norm(
+        tensors: *const *const C_tensor,
+        count: usize,
+        out: *mut *mut C_tensor,
+    ) -> i32;
+    pub(crate) fn surefoot_clip_norm(
+        tensors: *const *const C_tensor,
+        count: usize,
+        max_norm: f64,
+        out: *mut *mut C_tensor,
+    ) -> i32;
+    pub(crate) fn surefoot_copy(
+        destination: *mut C_tensor,
+        source: *const C_tensor,
+        non_blocking: bool,
+    ) -> i32;
+    pub(crate) fn surefoot_backward(
+        outputs: *const *const C_tensor,
+        gradients: *const *const C_tensor,
+        count: usize,
+    ) -> i32;
+
+    pub(crate) fn surefoot_manual_seed(seed: u64) -> i32;
+    pub(crate) fn surefoot_generator_state(device: i32, out: *mut *mut C_tensor) -> i32;
+    pub(crate) fn surefoot_set_generator_state(device: i32, state: *const C_tensor) -> i32;
+    pub(crate) fn surefoot_set_num_threads(threads: i32) -> i32;
+    pub(crate) fn surefoot_num_threads(threads: *mut i32) -> i32;
+    pub(crate) fn surefoot_autocast_enter(
+        device: i32,
+        dtype: i32,
+        was_enabled: *mut bool,
+        was_dtype: *mut i32,
+    ) -> i32;
+    pub(crate) fn surefoot_autocast_leave(device: i32, was_enabled: bool, was_dtype: i32) -> i32;
+
+    /// Takes ownership of the closure, also when it fails.
+    pub(crate) fn surefoot_checkpoint(
+        closure: *const Closure,
+        inputs: *const *const C_tensor,
+        input_count: usize,
+        preserve_generators: bool,
+        take: unsafe extern "C" fn(*mut c_void, *mut C_tensor),
+        context: *mut c_void,
+    ) -> i32;
+    pub(crate) fn surefoot_results_push(results: *mut c_void, tensor: *const C_tensor) -> i32;
+}
+
+/// tch's device numbering: -1 is the CPU. MPS and Vulkan are refused.
+pub(crate) fn device_index(device: tch::Device) -> Result<i32> {
+    match device {
+        tch::Device::Cpu => Ok(-1),
+        tch::Device::Cuda(index) => i32::try_from(index)
+            .map_err(|_| Error::InvalidArgument(format!("there is no device {index}"))),
+        other => Err(Error::InvalidArgument(format!(
+            "{other:?} is not supported: only the CPU and CUDA or ROCm devices are"
+        ))),
+    }
+}

@@ -1,0 +1,121 @@
+//! Generators, autocast, threads, copies, and an accelerator that is not there.
+
+use tch::{Device, Kind, Tensor};
+use torch_ext::Error;
+use torch_ext::accelerator::{self, DeviceIndex, Event, Stream};
+use torch_ext::autocast::Autocast;
+use torch_ext::random::{GeneratorState, manual_seed};
+
+fn random(size: [i64; 2]) -> Tensor {
+    Tensor::randn(size, (Kind::Float, Device::Cpu))
+}
+
+#[test]
+fn a_saved_generator_state_repeats_the_numbers() {
+    manual_seed(11).unwrap();
+    let state = GeneratorState::of(Device::Cpu).unwrap();
+    let first = random([5, 5]);
+    GeneratorState::from_bytes(state.as_bytes().to_vec())
+        .restore(Device::Cpu)
+        .unwrap();
+    assert!(random([5, 5]).equal(&first));
+}
+
+#[test]
+fn a_damaged_generator_state_is_refused() {
+    assert!(
+        GeneratorState::from_bytes(vec![1, 2, 3])
+            .restore(Device::Cpu)
+            .is_err()
+    );
+}
+
+#[test]
+fn autocast_runs_products_in_the_chosen_kind_and_ends_with_its_guard() {
+    let (a, b) = (random([4, 4]), random([4, 4]));
+    {
+        let _autocast = Autocast::enter(Device::Cpu, Kind::BFloat16).unwrap();
+        assert_eq!(a.matmul(&b).kind(), Kind::BFloat16);
+    }
+    assert_eq!(a.matmul(&b).kind(), Kind::Float);
+}
+
+#[test]
+fn autocast_ends_when_the_code_inside_panics() {
+    let _ = std::panic::catch_unwind(|| {
+        let _autocast = Autocast::enter(Device::Cpu, Kind::BFloat16).unwrap();
+        panic!("on purpose");
+    });
+    assert_eq!(random([4, 4]).matmul(&random([4, 4])).kind(), Kind::Float);
+}
+
+#[test]
+fn autocast_to_a_kind_that_makes_no_sense_is_refused() {
+    assert!(matches!(
+        Autocast::enter(Device::Cpu, Kind::Int64),
+        Err(Error::InvalidArgument(_))
+    ));
+}
+
+#[test]
+fn the_number_of_threads_is_set() {
+    torch_ext::threads::set_count(1).unwrap();
+    assert_eq!(torch_ext::threads::count().unwrap(), 1);
+    assert!(torch_ext::threads::set_count(0).is_err());
+}
+
+#[test]
+fn a_copy_converts_and_is_not_recorded() {
+    let source = random([3, 3]).set_requires_grad(true);
+    let mut destination = Tensor::zeros([3, 3], (Kind::Double, Device::Cpu));
+    torch_ext::copy_into(&mut destination, &source, true).unwrap();
+    assert!(!destination.requires_grad());
+    assert!(destination.equal(&source.detach().to_kind(Kind::Double)));
+    let mut wrong = Tensor::zeros([4], (Kind::Float, Device::Cpu));
+    assert!(torch_ext::copy_into(&mut wrong, &source, false).is_err());
+}
+
+#[test]
+fn without_an_accelerator_everything_says_so() {
+    if accelerator::device_count() > 0 {
+        return; // the tests of a machine with one are elsewhere
+    }
+    let device = DeviceIndex(0);
+    let tensor = random([2, 2]);
+    for outcome in [
+        accelerator::synchronize(device),
+        accelerator::set_current_device(device),
+        accelerator::empty_cache(),
+        accelerator::memory_info(device).map(drop),
+        accelerator::stats(device).map(drop),
+        accelerator::pin_memory(&tensor).map(drop),
+        accelerator::map_pinned(&tensor, device).map(drop),
+        Stream::new(device).map(drop),
+        Event::new(device).map(drop),
+        GeneratorState::of(Device::Cuda(0)).map(drop),
+    ] {
+        assert!(
+            matches!(outcome, Err(Error::NoAccelerator(_))),
+            "{outcome:?}"
+        );
+    }
+}
+
+#[test]
+fn other_devices_of_tch_are_refused() {
+    assert!(matches!(
+        GeneratorState::of(Device::Mps),
+        Err(Error::InvalidArgument(_))
+    ));
+    assert!(matches!(
+        DeviceIndex::try_from(Device::Cpu),
+        Err(Error::InvalidArgument(_))
+    ));
+}
+
+#[test]
+fn errors_of_libtorch_come_without_its_stack() {
+    let error = Error::from(random([2, 3]).f_matmul(&random([2, 3])).unwrap_err()).to_string();
+    assert!(error.contains("mat1 and mat2"), "{error}");
+    assert!(!error.contains("Exception raised from"), "{error}");
+}
