@@ -1,5 +1,7 @@
 //! A library serves libtorch's CPU tensors.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 mod support;
 
 use std::sync::LazyLock;

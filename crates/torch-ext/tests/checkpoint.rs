@@ -1,5 +1,7 @@
 //! Gradient checkpointing gives the gradients of the plain pass, bit for bit.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

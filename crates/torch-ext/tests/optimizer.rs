@@ -1,5 +1,7 @@
 //! Fused AdamW against the formula, and the norms.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use tch::{Device, Kind, Tensor};
 use torch_ext::optimizer::{
     AdamW, AdamWState, LossScale, clip_norm, fused_adamw, fused_adamw_scaled, total_norm,

@@ -1,6 +1,11 @@
 //! Compiles small C and C++ libraries for the tests, with the user's compiler.
 
-#![allow(dead_code, reason = "each test file uses a part")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "helpers of tests, of which each file uses a part"
+)]
 
 pub(crate) mod pluggable;
 
