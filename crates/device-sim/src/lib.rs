@@ -1,1 +1,29 @@
-//! Tests only: a simulated GPU runtime with the HIP and CUDA C ABI.
+//! Tests only: a simulated GPU for real programs.
+//!
+//! Preloaded into a process, the shared library plays CUDA's runtime and driver,
+//! cuBLAS, NVML and HIP. Device memory is host memory, so copies, memsets,
+//! streams, events, pinned and virtual memory are real; kernels do nothing. That
+//! is enough for real PyTorch to run whole training loops on a machine without a
+//! GPU, with values that survive copies and an allocator that cannot tell the
+//! difference. It goes wrong to order: see [`orders`].
+//!
+//! ```text
+//! PyTorch, hip-alloc, …
+//!     │ cudaMalloc, hipMalloc, cuMemMap, cublasSgemm_v2, nvmlInit_v2, …
+//! face/      C functions, each written once for all APIs that have it
+//!     │ counted, delayed or failed to order: calls
+//! engine/    memory, streams and events, copies, captures
+//! ```
+//!
+//! `libcuda.so.1` and `libnvidia-ml.so.1`, which programs look for on the disk,
+//! are links to the same file; [`install`] makes them.
+
+mod calls;
+mod control;
+mod engine;
+mod face;
+pub mod install;
+pub mod orders;
+pub mod status;
+
+pub use control::{device_sim_calls, device_sim_control, device_sim_report};

@@ -1,0 +1,151 @@
+//! How tests talk to the simulator: orders in, counters out.
+
+use std::ffi::{CStr, c_char};
+
+use serde_json::{Map, Value, json};
+
+use crate::calls;
+use crate::engine::Engine;
+use crate::orders::{self, KEYS, Order};
+
+/// Every variable of ours starts so.
+const PREFIX: &str = "DEVICE_SIM_";
+
+/// Where to write the report when the process ends.
+const REPORT: &str = "DEVICE_SIM_REPORT";
+
+/// Takes orders while the program runs (see [`crate::orders`] for the grammar).
+///
+/// Returns 0, or -1 with a message on stderr when an order is not understood (then
+/// none is taken), or when there is no device.
+///
+/// # Safety
+/// `orders` points to a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn device_sim_control(orders: *const c_char) -> i32 {
+    if orders.is_null() {
+        return -1;
+    }
+    // SAFETY: promised by the caller; null was excluded.
+    let text = unsafe { CStr::from_ptr(orders) }.to_string_lossy();
+    match (orders::parse_all(&text), Engine::get()) {
+        (Ok(orders), Ok(engine)) => {
+            engine.with(|state| orders.into_iter().for_each(|order| state.obey(order)));
+            0
+        }
+        (Err(problem), _) => {
+            eprintln!("device-sim: {problem}");
+            -1
+        }
+        (_, Err(status)) => {
+            eprintln!("device-sim: {}", status.message().to_string_lossy());
+            -1
+        }
+    }
+}
+
+/// Writes the report as JSON, terminated, into `buffer` of `size` bytes if it
+/// fits. Returns how many bytes it takes with its terminator.
+///
+/// # Safety
+/// `buffer` is null or has room for `size` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn device_sim_report(buffer: *mut c_char, size: usize) -> usize {
+    let text = report().to_string();
+    if !buffer.is_null() && text.len() < size {
+        // SAFETY: the caller promises `size` bytes, and text and terminator fit.
+        unsafe {
+            buffer.copy_from_nonoverlapping(text.as_ptr().cast(), text.len());
+            buffer.add(text.len()).write(0);
+        }
+    }
+    text.len() + 1
+}
+
+/// How often the function of this name was called.
+///
+/// # Safety
+/// `name` points to a terminated string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn device_sim_calls(name: *const c_char) -> u64 {
+    if name.is_null() {
+        return 0;
+    }
+    // SAFETY: promised by the caller; null was excluded.
+    calls::count_of(&unsafe { CStr::from_ptr(name) }.to_string_lossy())
+}
+
+/// The orders in the environment. One that is not understood ends the program:
+/// a test that thinks it ordered a fault must not run without it.
+pub(crate) fn orders_of_environment() -> Vec<Order> {
+    let mut orders = Vec::new();
+    for (name, value) in
+        std::env::vars().filter(|(name, _)| name.starts_with(PREFIX) && name != REPORT)
+    {
+        let key = name[PREFIX.len()..].to_ascii_lowercase();
+        match KEYS
+            .contains(&key.as_str())
+            .then(|| orders::parse(&key, &value))
+        {
+            Some(Ok(order)) => orders.push(order),
+            Some(Err(problem)) => stop(&format!("{name}: {problem}")),
+            None => stop(&format!("{name}: unknown; known are {}", KEYS.join(", "))),
+        }
+    }
+    orders
+}
+
+/// Has the report written to `DEVICE_SIM_REPORT` when the process ends.
+pub(crate) fn report_at_exit() {
+    extern "C" fn write() {
+        if let Some(path) = std::env::var_os(REPORT)
+            && let Err(problem) = std::fs::write(&path, report().to_string())
+        {
+            eprintln!("device-sim: {}: {problem}", path.display());
+        }
+    }
+    if std::env::var_os(REPORT).is_some() {
+        // SAFETY: the handler is a plain function without preconditions.
+        unsafe { libc::atexit(write) };
+    }
+}
+
+/// Calls by function, and what is and was held.
+fn report() -> Value {
+    let calls: Map<_, _> = calls::counters()
+        .into_iter()
+        .map(|(name, count)| (name.to_owned(), count.into()))
+        .collect();
+    let Ok(engine) = Engine::get() else {
+        return json!({ "calls": calls });
+    };
+    engine.with(|state| {
+        let devices: Vec<_> = (0..state.devices)
+            .map(|device| {
+                let usage = state.memory.usage[device];
+                let (free, total) = state.memory.info(device);
+                json!({
+                    "held_bytes": usage.held, "peak_bytes": usage.peak, "live": usage.live,
+                    "free_bytes": free, "total_bytes": total,
+                })
+            })
+            .collect();
+        let [to_device, to_host, on_device] = state
+            .copies
+            .moved
+            .map(|(copies, bytes)| json!({ "copies": copies, "bytes": bytes }));
+        json!({
+            "calls": calls,
+            "devices": devices,
+            "pinned_bytes": state.memory.pinned,
+            "h2d": to_device, "d2h": to_host, "d2d": on_device,
+        })
+    })
+}
+
+fn stop(problem: &str) -> ! {
+    eprintln!("device-sim: {problem}");
+    // SAFETY: ends the process without running handlers, which may be what
+    // called us; nothing after this point can observe broken state.
+    unsafe { libc::_exit(2) }
+}

@@ -1,0 +1,274 @@
+//! Copies and memsets: the bytes, and how they may arrive damaged.
+
+use super::memory::{Memory, Place};
+use crate::orders::{CopyFault, Damage, Direction};
+use crate::status::Status;
+
+/// With `data=none`, transfers above this many bytes move nothing.
+const SMALL: u64 = 64 << 10;
+
+/// Zeroing at least this much device memory gives its pages back instead.
+const LARGE: u64 = 1 << 20;
+
+/// Bytes to move or to set.
+#[derive(Clone, Debug)]
+pub(crate) enum Transfer {
+    /// Rows of `width` bytes; a plain copy is one row.
+    Copy {
+        to: u64,
+        from: u64,
+        width: u64,
+        height: u64,
+        to_pitch: u64,
+        from_pitch: u64,
+        damage: Option<Damage>,
+    },
+    /// `count` times the lowest `width` bytes (1, 2 or 4) of `pattern`.
+    Fill {
+        to: u64,
+        pattern: u32,
+        width: u64,
+        count: u64,
+    },
+    /// What a late copy carries.
+    Arrival {
+        to: u64,
+        rows: Vec<Vec<u8>>,
+        pitch: u64,
+    },
+}
+
+/// What goes wrong with copies, and what was moved.
+pub(crate) struct Copies {
+    pub(crate) data: bool,
+    faults: Vec<(CopyFault, u64)>,
+    /// Copies and bytes by direction: to the device, from it, on it.
+    pub(crate) moved: [(u64, u64); 3],
+}
+
+impl Default for Copies {
+    fn default() -> Self {
+        Self {
+            data: true,
+            faults: Vec::new(),
+            moved: [(0, 0); 3],
+        }
+    }
+}
+
+impl Copies {
+    pub(crate) fn add_faults(&mut self, faults: Vec<CopyFault>) {
+        self.faults
+            .extend(faults.into_iter().map(|fault| (fault, 0)));
+    }
+
+    pub(crate) fn reset_faults(&mut self) {
+        self.faults.clear();
+    }
+
+    /// Counts a copy, and decides whether it arrives damaged.
+    pub(crate) fn damage(&mut self, direction: Option<Direction>, bytes: u64) -> Option<Damage> {
+        let direction = direction?;
+        let moved = &mut self.moved[direction as usize];
+        *moved = (moved.0 + 1, moved.1 + bytes);
+        let mut damage = None;
+        for (fault, seen) in &mut self.faults {
+            if fault.direction.is_none_or(|wanted| wanted == direction) && bytes >= fault.at_least {
+                *seen += 1;
+                if fault.occurrence.covers(*seen) {
+                    damage = damage.or(Some(fault.damage));
+                }
+            }
+        }
+        damage
+    }
+}
+
+impl Transfer {
+    /// Checks that all addresses may be touched, as far as the simulator knows
+    /// them, and names the direction of a copy.
+    pub(crate) fn check(&self, memory: &Memory) -> Result<Option<Direction>, Status> {
+        match *self {
+            Transfer::Copy {
+                to,
+                from,
+                width,
+                height,
+                to_pitch,
+                from_pitch,
+                ..
+            } => {
+                if width > to_pitch || width > from_pitch {
+                    return Err(Status::INVALID_VALUE);
+                }
+                let span = |pitch: u64| {
+                    (height.saturating_sub(1))
+                        .saturating_mul(pitch)
+                        .saturating_add(width)
+                };
+                let to = memory.classify(to, span(to_pitch))?;
+                let from = memory.classify(from, span(from_pitch))?;
+                Ok(match (from.on_device(), to.on_device()) {
+                    (false, true) => Some(Direction::HostToDevice),
+                    (true, false) => Some(Direction::DeviceToHost),
+                    (true, true) => Some(Direction::DeviceToDevice),
+                    (false, false) => None,
+                })
+            }
+            Transfer::Fill {
+                to, width, count, ..
+            } => {
+                memory.classify(to, width.checked_mul(count).ok_or(Status::INVALID_VALUE)?)?;
+                Ok(None)
+            }
+            Transfer::Arrival { .. } => Ok(None),
+        }
+    }
+
+    /// Whether host memory is involved that the program may reuse at once.
+    pub(crate) fn touches_pageable(&self, memory: &Memory) -> bool {
+        let pageable = |address| memory.classify(address, 1) == Ok(Place::Pageable);
+        match *self {
+            Transfer::Copy { to, from, .. } => pageable(to) || pageable(from),
+            Transfer::Fill { .. } | Transfer::Arrival { .. } => false,
+        }
+    }
+
+    /// Bytes that are moved or set.
+    pub(crate) fn bytes(&self) -> u64 {
+        match self {
+            Transfer::Copy { width, height, .. } => width * height,
+            Transfer::Fill { width, count, .. } => width * count,
+            Transfer::Arrival { rows, .. } => rows.iter().map(|row| row.len() as u64).sum(),
+        }
+    }
+
+    /// Does it. A late copy gives back what still has to arrive.
+    ///
+    /// Ranges were checked when the work was submitted; what the program freed
+    /// since is checked again here, so that stale work touches nothing.
+    pub(crate) fn run(
+        &self,
+        memory: &Memory,
+        data: bool,
+    ) -> Option<(std::time::Duration, Transfer)> {
+        if self.bytes() == 0 || self.check(memory).is_err() || (!data && self.bytes() > SMALL) {
+            return None;
+        }
+        match *self {
+            Transfer::Copy {
+                to,
+                from,
+                width,
+                height,
+                to_pitch,
+                from_pitch,
+                damage,
+            } => {
+                let rows = |row| (to + row * to_pitch, from + row * from_pitch);
+                if let Some(Damage::Late(delay)) = damage {
+                    // SAFETY: the source was checked above, or is the program's
+                    // own host memory that it promised to keep until now.
+                    let rows = (0..height)
+                        .map(|row| unsafe { read(rows(row).1, width) })
+                        .collect();
+                    return Some((
+                        delay,
+                        Transfer::Arrival {
+                            to,
+                            rows,
+                            pitch: to_pitch,
+                        },
+                    ));
+                }
+                let height_that_arrives = if damage == Some(Damage::Truncate) && height > 1 {
+                    height / 2
+                } else {
+                    height
+                };
+                for row in 0..height_that_arrives {
+                    let (to, from) = rows(row);
+                    // SAFETY: as for the late copy; the destination likewise.
+                    unsafe { copy_row(to, from, width, height, damage) };
+                }
+            }
+            Transfer::Fill {
+                to,
+                pattern,
+                width,
+                count,
+            } => {
+                // SAFETY: the range was checked above or is the program's own.
+                unsafe { fill(memory, to, pattern, width, count) };
+            }
+            Transfer::Arrival {
+                to,
+                ref rows,
+                pitch,
+            } => {
+                for (row, bytes) in rows.iter().enumerate() {
+                    let to = to + row as u64 * pitch;
+                    if memory.classify(to, bytes.len() as u64).is_ok() {
+                        // SAFETY: the destination is live, checked just now.
+                        unsafe {
+                            std::ptr::copy_nonoverlapping(
+                                bytes.as_ptr(),
+                                to as *mut u8,
+                                bytes.len(),
+                            )
+                        };
+                    }
+                }
+            }
+        }
+        None
+    }
+}
+
+/// # Safety
+/// `width` bytes at `from` can be read.
+unsafe fn read(from: u64, width: u64) -> Vec<u8> {
+    // SAFETY: promised by the caller; the bytes are copied out at once.
+    unsafe { std::slice::from_raw_parts(from as *const u8, width as usize) }.to_vec()
+}
+
+/// # Safety
+/// `width` bytes at `from` can be read, and at `to` written.
+unsafe fn copy_row(to: u64, from: u64, width: u64, height: u64, damage: Option<Damage>) {
+    let (target, source, bytes) = (to as *mut u8, from as *const u8, width as usize);
+    // SAFETY: all accesses stay within the `width` bytes that the caller promises;
+    // `copy` allows them to overlap.
+    unsafe {
+        match damage {
+            Some(Damage::Zeros) => target.write_bytes(0, bytes),
+            Some(Damage::Nan) => target.write_bytes(0xFF, bytes),
+            Some(Damage::Truncate) if height == 1 => source.copy_to(target, bytes / 2),
+            Some(Damage::Flip) => {
+                source.copy_to(target, bytes);
+                *target.add(bytes / 2) ^= 0x10;
+            }
+            _ => source.copy_to(target, bytes),
+        }
+    }
+}
+
+/// # Safety
+/// `width * count` bytes at `to` can be written.
+unsafe fn fill(memory: &Memory, to: u64, pattern: u32, width: u64, count: u64) {
+    let bytes = width * count;
+    let pattern = &pattern.to_le_bytes()[..width as usize];
+    let same = pattern.iter().all(|byte| *byte == pattern[0]);
+    if same && pattern[0] == 0 && bytes >= LARGE && memory.discardable(to) {
+        // SAFETY: the caller promises the range, which is the arena's own.
+        unsafe { memory.zero(to, bytes) };
+    } else if same {
+        // SAFETY: the caller promises that all `bytes` can be written.
+        unsafe { (to as *mut u8).write_bytes(pattern[0], bytes as usize) };
+    } else {
+        for index in 0..count {
+            let at = (to + index * width) as *mut u8;
+            // SAFETY: element `index` lies inside the promised range.
+            unsafe { std::ptr::copy_nonoverlapping(pattern.as_ptr(), at, width as usize) };
+        }
+    }
+}

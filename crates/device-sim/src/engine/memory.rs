@@ -1,0 +1,427 @@
+//! Device, managed and pinned memory: who holds what, and how much there is.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use super::address_space::AddressSpace;
+use super::mapping::Mappings;
+use super::pages;
+use crate::status::Status;
+
+/// What a range of addresses is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Memory of a device.
+    Device,
+    /// Memory that migrates between a device and the host.
+    Managed,
+    /// Host memory that the simulator allocated.
+    Pinned,
+    /// Host memory that the program allocated and registered.
+    Registered,
+    /// Addresses without memory, for mappings.
+    Reserved,
+}
+
+/// A range of addresses that the program was given, or registered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    pub(crate) start: u64,
+    /// What was asked for; the region may hold more.
+    pub(crate) size: u64,
+    /// What it takes from the device.
+    pub(crate) held: u64,
+    pub(crate) kind: Kind,
+    pub(crate) device: usize,
+}
+
+/// What the devices have, and how memory info speaks of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    /// Bytes per device.
+    pub(crate) capacity: u64,
+    /// One pool for devices and pinned host memory, instead of `capacity`.
+    pub(crate) unified: Option<u64>,
+    /// What is called the total, true or not.
+    pub(crate) report_total: Option<u64>,
+    /// Allocations are multiples of this.
+    pub(crate) granularity: u64,
+    /// Whether allocations take real memory at once.
+    pub(crate) populate: bool,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self {
+            capacity: 24 << 30,
+            unified: None,
+            report_total: None,
+            granularity: pages::PAGE,
+            populate: false,
+        }
+    }
+}
+
+/// How much of one device is in use.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    pub(crate) held: u64,
+    pub(crate) peak: u64,
+    pub(crate) live: u64,
+}
+
+/// All memory of all devices.
+pub(crate) struct Memory {
+    pub(crate) budget: Budget,
+    pub(crate) usage: Vec<Usage>,
+    pub(crate) pinned: u64,
+    pub(crate) mappings: Mappings,
+    arena: (u64, u64),
+    space: AddressSpace,
+    regions: BTreeMap<u64, Region>,
+}
+
+impl Memory {
+    pub(crate) fn new(devices: usize, budget: Budget) -> io::Result<Self> {
+        let arena = pages::reserve_arena()?;
+        Ok(Self {
+            budget,
+            usage: vec![Usage::default(); devices],
+            pinned: 0,
+            mappings: Mappings::default(),
+            arena,
+            space: AddressSpace::new(arena.0, arena.1),
+            regions: BTreeMap::new(),
+        })
+    }
+
+    /// Free and total bytes as the runtime reports them: with `report_total` the
+    /// free number may well exceed the total, as it does on some APUs.
+    pub(crate) fn info(&self, device: usize) -> (u64, u64) {
+        let total = self.budget.report_total.unwrap_or(self.limit());
+        (self.available(device), total)
+    }
+
+    /// Allocates device or managed memory.
+    pub(crate) fn allocate(&mut self, device: usize, size: u64, kind: Kind) -> Result<u64, Status> {
+        let held = size
+            .checked_next_multiple_of(self.budget.granularity)
+            .ok_or(Status::OUT_OF_MEMORY)?;
+        self.charge(device, held)?;
+        let alignment = if held >= 2 << 20 {
+            2 << 20
+        } else {
+            self.budget.granularity.max(pages::PAGE)
+        };
+        let Some(start) = self.place(size, held, alignment, kind, device) else {
+            self.discharge(device, held);
+            return Err(Status::OUT_OF_MEMORY);
+        };
+        self.usage[device].live += 1;
+        if self.budget.populate {
+            // SAFETY: the region was just carved out of the arena; nobody knows it yet.
+            unsafe { pages::populate(start, held.next_multiple_of(pages::PAGE)) };
+        }
+        Ok(start)
+    }
+
+    /// Allocates pinned host memory.
+    pub(crate) fn allocate_pinned(&mut self, size: u64) -> Result<u64, Status> {
+        let held = size
+            .checked_next_multiple_of(pages::PAGE)
+            .ok_or(Status::OUT_OF_MEMORY)?;
+        if self.budget.unified.is_some() && held > self.available(0) {
+            return Err(Status::OUT_OF_MEMORY);
+        }
+        let start = self
+            .place(size, held, pages::PAGE, Kind::Pinned, 0)
+            .ok_or(Status::OUT_OF_MEMORY)?;
+        self.pinned += held;
+        Ok(start)
+    }
+
+    /// Frees what one of the `allocate`s gave; `host` says which kind is meant.
+    pub(crate) fn free(&mut self, start: u64, host: bool) -> Result<(), Status> {
+        let region = *self.regions.get(&start).ok_or(Status::INVALID_VALUE)?;
+        match region.kind {
+            Kind::Device | Kind::Managed if !host => {
+                self.discharge(region.device, region.held);
+                self.usage[region.device].live -= 1;
+            }
+            Kind::Pinned if host => self.pinned -= region.held,
+            _ => return Err(Status::INVALID_VALUE),
+        }
+        self.regions.remove(&start);
+        let size = region.held.next_multiple_of(pages::PAGE);
+        // SAFETY: the region was the arena's, is no longer anybody's, and only
+        // virtual-memory ranges, which are `Reserved`, are ever mapped to a file.
+        unsafe { pages::discard(start, size) };
+        self.space.release(start, size);
+        Ok(())
+    }
+
+    /// Remembers host memory that the program pinned itself.
+    pub(crate) fn register(&mut self, start: u64, size: u64) -> Result<(), Status> {
+        if size == 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        let overlaps = self.regions.range(..start + size).next_back();
+        if overlaps.is_some_and(|(_, region)| region.start + region.size > start) {
+            return Err(Status::HOST_MEMORY_ALREADY_REGISTERED);
+        }
+        self.regions.insert(
+            start,
+            Region {
+                start,
+                size,
+                held: 0,
+                kind: Kind::Registered,
+                device: 0,
+            },
+        );
+        Ok(())
+    }
+
+    /// Forgets registered host memory.
+    pub(crate) fn unregister(&mut self, start: u64) -> Result<(), Status> {
+        match self.regions.get(&start) {
+            Some(region) if region.kind == Kind::Registered => {
+                self.regions.remove(&start);
+                Ok(())
+            }
+            _ => Err(Status::HOST_MEMORY_NOT_REGISTERED),
+        }
+    }
+
+    /// Sets addresses aside for mappings.
+    pub(crate) fn reserve(&mut self, size: u64, alignment: u64) -> Result<u64, Status> {
+        let alignment = alignment.max(pages::PAGE);
+        if size == 0 || !size.is_multiple_of(pages::PAGE) || !alignment.is_power_of_two() {
+            return Err(Status::INVALID_VALUE);
+        }
+        self.place(size, size, alignment, Kind::Reserved, 0)
+            .ok_or(Status::OUT_OF_MEMORY)
+    }
+
+    /// Gives addresses back; nothing may be mapped there any more.
+    pub(crate) fn unreserve(&mut self, start: u64, size: u64) -> Result<(), Status> {
+        match self.regions.get(&start) {
+            Some(region) if region.kind == Kind::Reserved && region.size == size => {}
+            _ => return Err(Status::INVALID_VALUE),
+        }
+        if self.mappings.overlap(start, size) {
+            return Err(Status::INVALID_VALUE);
+        }
+        self.regions.remove(&start);
+        self.space.release(start, size);
+        Ok(())
+    }
+
+    /// The region that holds an address, if the program was given one.
+    pub(crate) fn region(&self, address: u64) -> Option<&Region> {
+        let (_, region) = self.regions.range(..=address).next_back()?;
+        let inside = address < region.start + region.size.max(1);
+        inside.then_some(region)
+    }
+
+    /// What a copy or memset of `size` bytes at `address` touches: device memory,
+    /// host memory, or nothing that it may touch.
+    pub(crate) fn classify(&self, address: u64, size: u64) -> Result<Place, Status> {
+        let arena = self.arena.0..self.arena.0 + self.arena.1;
+        let end = address.checked_add(size).ok_or(Status::INVALID_VALUE)?;
+        let Some(region) = self.region(address) else {
+            return if arena.contains(&address) {
+                Err(Status::ILLEGAL_ADDRESS)
+            } else {
+                Ok(Place::Pageable)
+            };
+        };
+        if end > region.start + region.size {
+            // Host memory may continue beyond what was registered.
+            return if region.kind == Kind::Registered {
+                Ok(Place::Pageable)
+            } else {
+                Err(Status::ILLEGAL_ADDRESS)
+            };
+        }
+        match region.kind {
+            Kind::Pinned | Kind::Registered => Ok(Place::Pinned),
+            Kind::Device | Kind::Managed => Ok(Place::Device),
+            Kind::Reserved if self.mappings.accessible(address, size) => Ok(Place::Mapped),
+            Kind::Reserved => Err(Status::ILLEGAL_ADDRESS),
+        }
+    }
+
+    /// Takes `bytes` from a device's budget.
+    pub(crate) fn charge(&mut self, device: usize, bytes: u64) -> Result<(), Status> {
+        if bytes > self.available(device) {
+            return Err(Status::OUT_OF_MEMORY);
+        }
+        let usage = &mut self.usage[device];
+        usage.held += bytes;
+        usage.peak = usage.peak.max(usage.held);
+        Ok(())
+    }
+
+    /// Gives `bytes` back to a device's budget.
+    pub(crate) fn discharge(&mut self, device: usize, bytes: u64) {
+        self.usage[device].held -= bytes;
+    }
+
+    /// Whether zeroing at `address` may give pages back instead: not where they
+    /// belong to a file, and not in the program's own memory.
+    pub(crate) fn discardable(&self, address: u64) -> bool {
+        let owned = [Kind::Device, Kind::Managed, Kind::Pinned];
+        self.region(address)
+            .is_some_and(|region| owned.contains(&region.kind))
+    }
+
+    /// Zeroes a range without taking memory for it.
+    ///
+    /// # Safety
+    /// The range lies inside one region for which [`Memory::discardable`] holds.
+    pub(crate) unsafe fn zero(&self, start: u64, size: u64) {
+        let first = start.next_multiple_of(pages::PAGE);
+        let last = (start + size) / pages::PAGE * pages::PAGE;
+        // SAFETY: the caller promises that the range is the arena's own plain
+        // memory; head and tail lie inside it, and so do the whole pages between.
+        unsafe {
+            (start as *mut u8).write_bytes(0, (first - start) as usize);
+            pages::discard(first, last - first);
+            (last as *mut u8).write_bytes(0, (start + size - last) as usize);
+        }
+    }
+
+    fn limit(&self) -> u64 {
+        self.budget.unified.unwrap_or(self.budget.capacity)
+    }
+
+    fn available(&self, device: usize) -> u64 {
+        let used = match self.budget.unified {
+            Some(_) => self.usage.iter().map(|usage| usage.held).sum::<u64>() + self.pinned,
+            None => self.usage[device].held,
+        };
+        self.limit().saturating_sub(used)
+    }
+
+    fn place(
+        &mut self,
+        size: u64,
+        held: u64,
+        alignment: u64,
+        kind: Kind,
+        device: usize,
+    ) -> Option<u64> {
+        let bytes = held.checked_next_multiple_of(pages::PAGE)?;
+        let start = self.space.allocate(bytes, alignment)?;
+        self.regions.insert(
+            start,
+            Region {
+                start,
+                size,
+                held,
+                kind,
+                device,
+            },
+        );
+        Some(start)
+    }
+}
+
+/// What kind of memory an operation touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Allocated device memory.
+    Device,
+    /// Device memory that was mapped into reserved addresses.
+    Mapped,
+    /// Pinned host memory.
+    Pinned,
+    /// Any other host memory.
+    Pageable,
+}
+
+impl Place {
+    pub(crate) fn on_device(self) -> bool {
+        matches!(self, Place::Device | Place::Mapped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn memory(budget: Budget) -> Memory {
+        Memory::new(1, budget).unwrap()
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_changes_nothing() {
+        let mut memory = memory(Budget {
+            capacity: 1 << 20,
+            ..Budget::default()
+        });
+        let first = memory.allocate(0, 1 << 19, Kind::Device).unwrap();
+        assert_eq!(
+            memory.allocate(0, (1 << 19) + 1, Kind::Device),
+            Err(Status::OUT_OF_MEMORY)
+        );
+        assert_eq!(memory.info(0), (1 << 19, 1 << 20));
+        memory.free(first, false).unwrap();
+        assert_eq!(memory.info(0), (1 << 20, 1 << 20));
+        assert_eq!((memory.usage[0].peak, memory.usage[0].live), (1 << 19, 0));
+    }
+
+    #[test]
+    fn freed_memory_reads_as_zeros_when_it_is_given_out_again() {
+        let mut memory = memory(Budget::default());
+        let first = memory.allocate(0, 8192, Kind::Device).unwrap();
+        // SAFETY: the 8192 bytes were just allocated and are nobody else's.
+        unsafe { (first as *mut u8).write_bytes(7, 8192) };
+        memory.free(first, false).unwrap();
+        let second = memory.allocate(0, 8192, Kind::Device).unwrap();
+        assert_eq!(first, second, "best fit gives the same range again");
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(second as *const u8, 8192) };
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn unified_memory_is_one_pool_and_free_may_exceed_the_reported_total() {
+        let mut memory = memory(Budget {
+            unified: Some(1 << 30),
+            report_total: Some(1 << 28),
+            ..Budget::default()
+        });
+        assert_eq!(memory.info(0), (1 << 30, 1 << 28));
+        memory.allocate_pinned(1 << 29).unwrap();
+        assert_eq!(
+            memory.allocate(0, (1 << 29) + 1, Kind::Device),
+            Err(Status::OUT_OF_MEMORY)
+        );
+        memory.allocate(0, 1 << 29, Kind::Device).unwrap();
+        assert_eq!(memory.allocate_pinned(1), Err(Status::OUT_OF_MEMORY));
+    }
+
+    #[test]
+    fn addresses_are_told_apart() {
+        let mut memory = memory(Budget::default());
+        let device = memory.allocate(0, 4096, Kind::Device).unwrap();
+        let pinned = memory.allocate_pinned(4096).unwrap();
+        let local = [0_u8; 16];
+        assert_eq!(memory.classify(device + 4000, 96), Ok(Place::Device));
+        assert_eq!(
+            memory.classify(device + 4000, 97),
+            Err(Status::ILLEGAL_ADDRESS)
+        );
+        assert_eq!(memory.classify(pinned, 4096), Ok(Place::Pinned));
+        assert_eq!(
+            memory.classify(local.as_ptr() as u64, 16),
+            Ok(Place::Pageable)
+        );
+        memory.free(device, false).unwrap();
+        assert_eq!(memory.classify(device, 1), Err(Status::ILLEGAL_ADDRESS));
+        assert_eq!(memory.free(device, false), Err(Status::INVALID_VALUE));
+        assert_eq!(memory.free(pinned, false), Err(Status::INVALID_VALUE));
+    }
+}

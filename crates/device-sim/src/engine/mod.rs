@@ -1,0 +1,240 @@
+//! The device behind all faces: memory, streams and events, copies, captures.
+//!
+//! ```text
+//! faces (cudart, driver, HIP)  ──▶  Engine (one lock, one clock)
+//!                                      ├─ Memory    regions, budget, mappings ── pages (mmap)
+//!                                      ├─ Timeline  streams, events, pending work, captures
+//!                                      └─ Copies    transfers and their faults
+//! ```
+
+mod address_space;
+mod capture;
+mod copies;
+mod mapping;
+mod memory;
+mod pages;
+mod timeline;
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::calls;
+use crate::orders::{DeviceTime, Order};
+use crate::status::Status;
+
+pub(crate) use capture::Strictness;
+pub(crate) use copies::Transfer;
+pub(crate) use memory::{Budget, Kind, Memory};
+pub(crate) use timeline::{Effect, HostFunction, Nanos, Timeline};
+
+use copies::Copies;
+
+/// The simulator of this process.
+pub(crate) struct Engine {
+    state: Mutex<State>,
+}
+
+/// Everything behind the lock.
+pub(crate) struct State {
+    pub(crate) memory: Memory,
+    pub(crate) timeline: Timeline,
+    pub(crate) copies: Copies,
+    pub(crate) device_time: DeviceTime,
+    pub(crate) devices: usize,
+}
+
+static ENGINE: OnceLock<Option<Engine>> = OnceLock::new();
+
+/// Set in a child of a process that had used the device: as with CUDA and HIP,
+/// the child cannot use it any more.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static DEVICE: Cell<usize> = const { Cell::new(0) };
+    static STRICTNESS: Cell<Strictness> = const { Cell::new(Strictness::Global) };
+}
+
+impl Engine {
+    /// The engine, made on first use from the orders in the environment.
+    pub(crate) fn get() -> Result<&'static Engine, Status> {
+        if FORKED.load(Ordering::Relaxed) {
+            return Err(Status::NOT_INITIALIZED);
+        }
+        match ENGINE.get_or_init(Engine::start) {
+            Some(engine) => Ok(engine),
+            None => Err(Status::NO_DEVICE),
+        }
+    }
+
+    fn start() -> Option<Engine> {
+        let orders = crate::control::orders_of_environment();
+        let devices = orders.iter().rev().find_map(|order| match order {
+            Order::Devices(count) => Some(*count as usize),
+            _ => None,
+        });
+        let devices = devices.unwrap_or(1);
+        let memory = match Memory::new(devices, Budget::default()) {
+            Ok(memory) => memory,
+            Err(problem) => {
+                eprintln!("device-sim: cannot reserve addresses for device memory: {problem}");
+                return None;
+            }
+        };
+        let mut state = State {
+            memory,
+            timeline: Timeline::new(devices),
+            copies: Copies::default(),
+            device_time: DeviceTime::default(),
+            devices,
+        };
+        orders.into_iter().for_each(|order| state.obey(order));
+        // SAFETY: the handler only stores to an atomic, which is allowed in a child.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+        crate::control::report_at_exit();
+        (devices > 0).then_some(Engine {
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Runs `body` on the state after everything that is due, and what is due
+    /// because of it. The program's own functions run outside the lock.
+    pub(crate) fn with<R>(&self, body: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.state.lock();
+        let mut functions = state.progress();
+        let result = body(&mut state);
+        functions.extend(state.progress());
+        drop(state);
+        functions.into_iter().for_each(run_host_function);
+        result
+    }
+
+    /// Lets host time pass until the timeline reaches `at`.
+    pub(crate) fn wait_until(&self, at: Nanos) {
+        loop {
+            let now = self.with(|state| state.timeline.now());
+            if now >= at {
+                return self.with(|_| ());
+            }
+            calls::spend(Duration::from_nanos(at - now).min(Duration::from_millis(50)));
+        }
+    }
+}
+
+extern "C" fn after_fork() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// The device that this thread uses.
+pub(crate) fn current_device() -> usize {
+    DEVICE.get()
+}
+
+/// Makes this thread use another device.
+pub(crate) fn set_current_device(device: usize) {
+    DEVICE.set(device);
+}
+
+/// How much this thread minds disturbing captures; returns what was set before.
+pub(crate) fn exchange_strictness(strictness: Strictness) -> Strictness {
+    STRICTNESS.replace(strictness)
+}
+
+impl State {
+    /// Takes an order. Orders about calls go on to [`calls`].
+    pub(crate) fn obey(&mut self, order: Order) {
+        match order {
+            Order::Capacity(bytes) => self.memory.budget.capacity = bytes,
+            Order::Devices(_) => {}
+            Order::Unified(bytes) => self.memory.budget.unified = Some(bytes),
+            Order::ReportTotal(bytes) => self.memory.budget.report_total = Some(bytes),
+            Order::Granularity(bytes) => self.memory.budget.granularity = bytes,
+            Order::Data(moves) => self.copies.data = moves,
+            Order::Populate(on) => self.memory.budget.populate = on,
+            Order::Latency(latencies) => calls::add_latencies(latencies),
+            Order::DeviceTime(times) => self.device_time = times,
+            Order::CallFaults(faults) => calls::add_faults(faults),
+            Order::CopyFaults(faults) => self.copies.add_faults(faults),
+            Order::ResetFaults => {
+                calls::reset_faults();
+                self.copies.reset_faults();
+            }
+            Order::ResetCounters => {
+                calls::reset_counters();
+                self.copies.moved = Default::default();
+            }
+            Order::ResetPeaks => self
+                .memory
+                .usage
+                .iter_mut()
+                .for_each(|usage| usage.peak = usage.held),
+        }
+    }
+
+    /// Refuses calls that may not be made while a graph is captured.
+    pub(crate) fn forbid_in_capture(&mut self) -> Result<(), Status> {
+        self.timeline.captures.forbid(STRICTNESS.get())
+    }
+
+    /// Puts a copy or memset on a stream; returns when it is done.
+    pub(crate) fn transfer(
+        &mut self,
+        stream: u64,
+        device: usize,
+        mut transfer: Transfer,
+    ) -> Result<Nanos, Status> {
+        let bytes = transfer.bytes();
+        if bytes == 0 {
+            return Ok(self.timeline.now());
+        }
+        let direction = transfer.check(&self.memory)?;
+        let ordered = self.copies.damage(direction, bytes);
+        if let Transfer::Copy { damage, .. } = &mut transfer {
+            *damage = ordered;
+        }
+        let times = self.device_time;
+        let moving = times.mib.as_nanos() as Nanos * bytes / (1 << 20);
+        let cost = times.copy.as_nanos() as Nanos + moving;
+        self.timeline
+            .submit(stream, device, cost, Effect::Transfer(transfer))
+    }
+
+    /// Does what is due; gives back the program's functions that are to be called.
+    fn progress(&mut self) -> Vec<HostFunction> {
+        let now = self.timeline.now();
+        let mut functions = Vec::new();
+        while let Some(effect) = self.timeline.due(now) {
+            match effect {
+                Effect::Kernel => {}
+                Effect::Transfer(transfer) => {
+                    if let Some((delay, rest)) = transfer.run(&self.memory, self.copies.data) {
+                        self.timeline
+                            .schedule(now + delay.as_nanos() as Nanos, Effect::Transfer(rest));
+                    }
+                }
+                // Freed twice: the second was an error when it was submitted.
+                Effect::Free(address) => drop(self.memory.free(address, false)),
+                Effect::Call(function) => functions.push(function),
+            }
+        }
+        functions
+    }
+}
+
+fn run_host_function(function: HostFunction) {
+    match function {
+        // SAFETY: the program passed this function to be called with this data.
+        HostFunction::Plain { function, data } => unsafe { function(data as *mut _) },
+        HostFunction::Callback {
+            function,
+            stream,
+            data,
+        } => {
+            // SAFETY: as above; a callback also takes the stream and its status.
+            unsafe { function(stream as *mut _, Status::SUCCESS.0, data as *mut _) }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! cuBLAS and cuBLASLt: matrix products that compute nothing.
+//!
+//! The names are the ones that PyTorch's libraries import. A product takes the
+//! time of a kernel on the stream of its handle.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+use super::{Out, export, export_nothing};
+use crate::calls::{self, CallSite};
+use crate::engine::{Effect, Engine, current_device};
+use crate::status::Status;
+
+/// As `cublasGetVersion` and `cublasLtGetVersion` tell it: 13.1.0.
+const VERSION: u64 = 130_100;
+
+/// `cublasLtMatmulHeuristicResult_t`
+#[repr(C)]
+struct HeuristicResult {
+    algorithm: [u64; 8],
+    workspace_bytes: u64,
+    state: Status,
+    waves: f32,
+    reserved: [i32; 4],
+}
+
+/// Which stream each handle was told to use.
+static STREAMS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
+
+export! {
+    fn create(engine, handle: Out<u64>) as driver cublasCreate_v2, driver cublasLtCreate {
+        handle.set(engine.with(|state| state.timeline.handle()))
+    }
+
+    fn destroy(engine, handle: u64) as driver cublasDestroy_v2, driver cublasLtDestroy {
+        let _ = engine;
+        STREAMS.lock().get_or_insert_default().remove(&handle);
+        Ok(())
+    }
+
+    fn set_stream(engine, handle: u64, stream: u64) as driver cublasSetStream_v2 {
+        let _ = engine;
+        STREAMS.lock().get_or_insert_default().insert(handle, stream);
+        Ok(())
+    }
+
+    fn get_stream(engine, handle: u64, stream: Out<u64>) as driver cublasGetStream_v2 {
+        let _ = engine;
+        stream.set(stream_of(handle))
+    }
+
+    /// `CUBLAS_DEFAULT_MATH` and `CUBLAS_POINTER_MODE_HOST` are both 0.
+    fn mode(engine, _handle: u64, mode: Out<i32>) as driver cublasGetMathMode, driver cublasGetPointerMode_v2 {
+        let _ = engine;
+        mode.set(0)
+    }
+
+    fn version(engine, _handle: u64, version: Out<i32>) as driver cublasGetVersion_v2 {
+        let _ = engine;
+        version.set(VERSION as i32)
+    }
+
+    /// Descriptions of operations and layouts: only their being there matters.
+    fn describe(engine, description: Out<u64>) as driver cublasLtMatmulDescCreate,
+        driver cublasLtMatmulPreferenceCreate, driver cublasLtMatrixLayoutCreate
+    {
+        description.set(engine.with(|state| state.timeline.handle()))
+    }
+
+    /// Always one algorithm, which wants no workspace.
+    fn heuristic(
+        engine, _handle: u64, _operation: u64, _a: u64, _b: u64, _c: u64, _d: u64, _preference: u64, wanted: i32,
+        results: Out<HeuristicResult>, count: Out<i32>,
+    ) as driver cublasLtMatmulAlgoGetHeuristic
+    {
+        let _ = engine;
+        if wanted < 1 {
+            return Err(Status(7)); // CUBLAS_STATUS_INVALID_VALUE
+        }
+        results.set(HeuristicResult {
+            algorithm: [0; 8],
+            workspace_bytes: 0,
+            state: Status::SUCCESS,
+            waves: 1.0,
+            reserved: [0; 4],
+        })?;
+        count.set(1)
+    }
+
+    fn matmul(
+        engine, _handle: u64, _operation: u64, _alpha: u64, _a: u64, _a_layout: u64, _b: u64, _b_layout: u64,
+        _beta: u64, _c: u64, _c_layout: u64, _d: u64, _d_layout: u64, _algorithm: u64, _workspace: u64,
+        _workspace_bytes: u64, stream: u64,
+    ) as driver cublasLtMatmul
+    {
+        product(engine, stream)
+    }
+}
+
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the C API decides")]
+extern "C" fn cublasLtGetVersion() -> u64 {
+    VERSION
+}
+
+/// Exports products, whose first argument is the handle.
+macro_rules! export_products {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, reason = "the C API decides")]
+        extern "C" fn $name(handle: u64) -> Status {
+            static SITE: CallSite = CallSite::new(stringify!($name));
+            calls::call(&SITE, |engine| product(engine, stream_of(handle)))
+        }
+    )*};
+}
+
+export_nothing! {
+    cublasLtMatmulDescDestroy cublasLtMatmulDescSetAttribute cublasLtMatmulPreferenceDestroy
+    cublasLtMatmulPreferenceSetAttribute cublasLtMatrixLayoutDestroy cublasLtMatrixLayoutSetAttribute
+    cublasSetMathMode cublasSetPointerMode_v2 cublasSetSmCountTarget cublasSetWorkspace_v2
+}
+
+export_products! {
+    cublasCaxpy_v2 cublasCcopy_v2 cublasCdotc_v2 cublasCdotu_v2 cublasCgelsBatched cublasCgemmBatched
+    cublasCgemmStridedBatched cublasCgemm_v2 cublasCgemv_v2 cublasCgeqrfBatched cublasCgerc_v2 cublasCgeru_v2
+    cublasCgetrfBatched cublasCgetrsBatched cublasChemm_v2 cublasChemv_v2 cublasCher2_v2 cublasCher2k_v2
+    cublasCher_v2 cublasCherk_v2 cublasCrot_v2 cublasCrotg_v2 cublasCscal_v2 cublasCsrot_v2 cublasCsscal_v2
+    cublasCswap_v2 cublasCsymm_v2 cublasCsymv_v2 cublasCsyr2_v2 cublasCsyr2k_v2 cublasCsyr_v2 cublasCsyrk_v2
+    cublasCtrmm_v2 cublasCtrmv_v2 cublasCtrsmBatched cublasCtrsm_v2 cublasCtrsv_v2 cublasDasum_v2
+    cublasDaxpy_v2 cublasDcopy_v2 cublasDdot_v2 cublasDgelsBatched cublasDgemmBatched
+    cublasDgemmStridedBatched cublasDgemm_v2 cublasDgemv_v2 cublasDgeqrfBatched cublasDger_v2
+    cublasDgetrfBatched cublasDgetrsBatched cublasDnrm2_v2 cublasDotEx cublasDrot_v2 cublasDrotg_v2
+    cublasDrotm_v2 cublasDrotmg_v2 cublasDscal_v2 cublasDswap_v2 cublasDsymm_v2 cublasDsymv_v2 cublasDsyr2_v2
+    cublasDsyr2k_v2 cublasDsyr_v2 cublasDsyrk_v2 cublasDtrmm_v2 cublasDtrmv_v2 cublasDtrsmBatched
+    cublasDtrsm_v2 cublasDtrsv_v2 cublasDzasum_v2 cublasDznrm2_v2 cublasGemmEx cublasGemmStridedBatchedEx
+    cublasGetMatrixAsync cublasGetVectorAsync cublasIcamax_v2 cublasIcamin_v2 cublasIdamax_v2 cublasIdamin_v2
+    cublasIsamax_v2 cublasIsamin_v2 cublasIzamax_v2 cublasIzamin_v2 cublasSasum_v2 cublasSaxpy_v2
+    cublasScasum_v2 cublasScnrm2_v2 cublasScopy_v2 cublasSdot_v2 cublasSetMatrixAsync cublasSetVectorAsync
+    cublasSgelsBatched cublasSgemmBatched cublasSgemmEx cublasSgemmStridedBatched cublasSgemm_v2
+    cublasSgemv_v2 cublasSgeqrfBatched cublasSger_v2 cublasSgetrfBatched cublasSgetrsBatched cublasSnrm2_v2
+    cublasSrot_v2 cublasSrotg_v2 cublasSrotm_v2 cublasSrotmg_v2 cublasSscal_v2 cublasSswap_v2 cublasSsymm_v2
+    cublasSsymv_v2 cublasSsyr2_v2 cublasSsyr2k_v2 cublasSsyr_v2 cublasSsyrk_v2 cublasStrmm_v2 cublasStrmv_v2
+    cublasStrsmBatched cublasStrsm_v2 cublasStrsv_v2 cublasZaxpy_v2 cublasZcopy_v2 cublasZdotc_v2
+    cublasZdotu_v2 cublasZdrot_v2 cublasZdscal_v2 cublasZgelsBatched cublasZgemmBatched
+    cublasZgemmStridedBatched cublasZgemm_v2 cublasZgemv_v2 cublasZgeqrfBatched cublasZgerc_v2 cublasZgeru_v2
+    cublasZgetrfBatched cublasZgetrsBatched cublasZhemm_v2 cublasZhemv_v2 cublasZher2_v2 cublasZher2k_v2
+    cublasZher_v2 cublasZherk_v2 cublasZrot_v2 cublasZrotg_v2 cublasZscal_v2 cublasZswap_v2 cublasZsymm_v2
+    cublasZsymv_v2 cublasZsyr2_v2 cublasZsyr2k_v2 cublasZsyr_v2 cublasZsyrk_v2 cublasZtrmm_v2 cublasZtrmv_v2
+    cublasZtrsmBatched cublasZtrsm_v2 cublasZtrsv_v2
+}
+
+fn stream_of(handle: u64) -> u64 {
+    STREAMS
+        .lock()
+        .as_ref()
+        .and_then(|streams| streams.get(&handle).copied())
+        .unwrap_or(0)
+}
+
+fn product(engine: &Engine, stream: u64) -> Result<(), Status> {
+    engine.with(|state| {
+        let cost = state.device_time.kernel.as_nanos() as u64;
+        state
+            .timeline
+            .submit(stream, current_device(), cost, Effect::Kernel)
+            .map(drop)
+    })
+}

@@ -1,0 +1,119 @@
+//! What only CUDA's driver API has: contexts, and functions by their names.
+
+use std::ffi::{CStr, CString, c_void};
+use std::sync::OnceLock;
+
+use super::devices::checked;
+use super::{Out, Text, export, export_nothing};
+use crate::engine::{current_device, set_current_device};
+use crate::status::Status;
+
+/// Contexts count from here: one per device, its primary one.
+const FIRST_CONTEXT: u64 = 0x100;
+
+/// The primary context of a device.
+pub(super) fn context(device: usize) -> u64 {
+    FIRST_CONTEXT + 0x10 * device as u64
+}
+
+export! {
+    fn init(engine, _flags: u32) as driver cuInit {
+        let _ = engine;
+        Ok(())
+    }
+
+    fn device(engine, device: Out<i32>, ordinal: i32) as driver cuDeviceGet {
+        device.set(checked(engine, ordinal)? as i32)
+    }
+
+    fn retain_primary(engine, context: Out<u64>, device: i32) as driver cuDevicePrimaryCtxRetain {
+        context.set(self::context(checked(engine, device)?))
+    }
+
+    fn primary_state(engine, device: i32, flags: Out<u32>, active: Out<i32>) as driver cuDevicePrimaryCtxGetState {
+        checked(engine, device)?;
+        flags.set_if_wanted(0);
+        active.set_if_wanted(1);
+        Ok(())
+    }
+
+    fn current_context(engine, context: Out<u64>) as driver cuCtxGetCurrent, driver cuCtxPopCurrent_v2 {
+        let _ = engine;
+        context.set(self::context(current_device()))
+    }
+
+    fn set_context(engine, context: u64) as driver cuCtxSetCurrent, driver cuCtxPushCurrent_v2 {
+        if context == 0 {
+            return Ok(());
+        }
+        let device = context.checked_sub(FIRST_CONTEXT).ok_or(Status::INVALID_HANDLE)? / 0x10;
+        set_current_device(checked(engine, device as i32)?);
+        Ok(())
+    }
+
+    /// A function of this API by its name, as any version of it.
+    fn function_by_name(engine, symbol: Text, function: Out<usize>, _version: i32, _flags: u64, outcome: Out<i32>)
+        as driver cuGetProcAddress_v2, driver cuGetProcAddress
+    {
+        let _ = engine;
+        let found = find(symbol.get()?);
+        // CU_GET_PROC_ADDRESS_SUCCESS, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
+        outcome.set_if_wanted(i32::from(found.is_none()));
+        function.set(found.unwrap_or(0))?;
+        found.map(drop).ok_or(Status::NOT_FOUND)
+    }
+
+    fn address_range_unversioned(engine, base: Out<u64>, size: Out<u64>, pointer: u64) as driver cuMemGetAddressRange {
+        let region = engine.with(|state| state.memory.region(pointer).copied()).ok_or(Status::NOT_FOUND)?;
+        base.set_if_wanted(region.start);
+        size.set_if_wanted(region.size);
+        Ok(())
+    }
+
+    fn unsupported(engine) as driver cuGetExportTable, driver cuTensorMapEncodeTiled, driver cuLinkCreate_v2,
+        driver cuLinkAddData_v2, driver cuLinkComplete, driver cuGreenCtxCreate, driver cuGreenCtxDestroy,
+        driver cuGreenCtxStreamCreate, driver cuCtxFromGreenCtx, driver cuDevSmResourceSplitByCount,
+        driver cuDeviceGetDevResource, driver cuDevResourceGenerateDesc, driver cuStreamWriteValue32_v2
+    {
+        let _ = engine;
+        Err(Status::NOT_SUPPORTED)
+    }
+}
+
+export_nothing! {
+    cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxReset_v2 cuDevicePrimaryCtxSetFlags_v2 cuCtxSetLimit
+    cuProfilerStart cuProfilerStop
+}
+
+/// The address of one of our own functions: under the name itself, or with the
+/// version suffix that headers hide. Other libraries are not searched, so a real
+/// driver that may be installed is never mixed in.
+pub(super) fn find(name: &CStr) -> Option<usize> {
+    let name = name.to_str().ok()?;
+    ["", "_v2", "_v3"]
+        .iter()
+        .find_map(|suffix| own_symbol(&format!("{name}{suffix}")))
+}
+
+fn own_symbol(name: &str) -> Option<usize> {
+    static HANDLE: OnceLock<usize> = OnceLock::new();
+    let handle = *HANDLE.get_or_init(own_handle);
+    let name = CString::new(name).ok()?;
+    // SAFETY: the handle is this library's own (or null, which searches the
+    // program), and the name is terminated.
+    let found = unsafe { libc::dlsym(handle as *mut c_void, name.as_ptr()) };
+    (!found.is_null()).then_some(found as usize)
+}
+
+/// A handle of the library that this very function is in.
+fn own_handle() -> usize {
+    // SAFETY: an all-zero Dl_info is a valid value of that plain structure.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: the address is a function of this library; `info` lives on.
+    if unsafe { libc::dladdr(own_handle as *const c_void, &mut info) } == 0 {
+        return 0;
+    }
+    // SAFETY: dladdr succeeded, so the name is a terminated string; NOLOAD only
+    // looks up what is loaded already.
+    unsafe { libc::dlopen(info.dli_fname, libc::RTLD_NOW | libc::RTLD_NOLOAD) as usize }
+}

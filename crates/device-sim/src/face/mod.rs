@@ -1,0 +1,166 @@
+//! The C functions that programs find instead of a real runtime.
+//!
+//! CUDA's runtime, CUDA's driver and HIP agree on most signatures, so most
+//! functions are written once and exported under all their names by [`export!`].
+//! Pointers of the program are wrapped in [`Out`], [`In`] and [`Text`] at the
+//! boundary; bodies are safe code that returns `Result<(), Status>`.
+
+mod cublas;
+mod devices;
+mod driver;
+mod graphs;
+mod kernels;
+mod mapping;
+mod memory;
+mod nvml;
+mod properties;
+mod streams;
+
+use std::ffi::{CStr, c_char};
+
+use crate::calls::{self, CallSite};
+use crate::engine::Engine;
+use crate::status::Status;
+
+/// Where the program wants a result. Only C code makes one: it is an argument.
+#[repr(transparent)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// Stores a result; a null pointer is an invalid argument.
+    pub(crate) fn set(&self, value: T) -> Result<(), Status> {
+        if self.0.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        // SAFETY: an `Out` exists only as an argument that the API documents as a
+        // valid pointer to a `T` for the duration of the call; null was excluded.
+        unsafe { self.0.write(value) };
+        Ok(())
+    }
+
+    /// Stores a result unless the program does not want it.
+    pub(crate) fn set_if_wanted(&self, value: T) {
+        if !self.0.is_null() {
+            // SAFETY: as in `set`.
+            unsafe { self.0.write(value) };
+        }
+    }
+
+    /// What the program put there, for arguments that go both ways.
+    pub(crate) fn get(&self) -> Result<T, Status>
+    where
+        T: Copy,
+    {
+        if self.0.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        // SAFETY: as in `set`, and the API documents the value as initialised.
+        Ok(unsafe { self.0.read() })
+    }
+}
+
+impl Out<c_char> {
+    /// Stores a terminated string in a buffer of `size` bytes, cut to fit.
+    pub(crate) fn set_text(&self, text: &str, size: usize) -> Result<(), Status> {
+        if self.0.is_null() || size == 0 {
+            return Err(Status::INVALID_VALUE);
+        }
+        let length = text.len().min(size - 1);
+        // SAFETY: the API documents a buffer of `size` bytes, and `length` leaves
+        // room for the terminator.
+        unsafe {
+            self.0
+                .copy_from_nonoverlapping(text.as_ptr().cast(), length);
+            self.0.add(length).write(0);
+        }
+        Ok(())
+    }
+}
+
+/// A structure of the program's that is only read.
+#[repr(transparent)]
+pub(crate) struct In<T>(*const T);
+
+impl<T: Copy> In<T> {
+    pub(crate) fn get(&self) -> Result<T, Status> {
+        if self.0.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        // SAFETY: an `In` exists only as an argument that the API documents as a
+        // valid pointer to a `T`; null was excluded.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+}
+
+/// A terminated string of the program's.
+#[repr(transparent)]
+pub(crate) struct Text(*const c_char);
+
+impl Text {
+    pub(crate) fn get(&self) -> Result<&CStr, Status> {
+        if self.0.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        // SAFETY: the API documents a terminated string that outlives the call.
+        Ok(unsafe { CStr::from_ptr(self.0) })
+    }
+}
+
+/// A function of a runtime API: failures are remembered for `cudaGetLastError`.
+pub(crate) fn runtime(
+    site: &'static CallSite,
+    body: impl FnOnce(&'static Engine) -> Result<(), Status>,
+) -> Status {
+    calls::remembered(calls::call(site, body))
+}
+
+/// A function of the driver API: failures are only returned.
+pub(crate) fn driver(
+    site: &'static CallSite,
+    body: impl FnOnce(&'static Engine) -> Result<(), Status>,
+) -> Status {
+    calls::call(site, body)
+}
+
+/// Writes a function once and exports it under several names, each with the
+/// manners of its API (`runtime` or `driver`).
+macro_rules! export {
+    ($(
+        $(#[doc = $doc:literal])*
+        fn $body:ident $arguments:tt as $($manner:ident $name:ident),+ $code:block
+    )*) => {$(
+        export! { @body [$(#[doc = $doc])*] $body $arguments $code }
+        $(export! { @name $name $manner $body $arguments })+
+    )*};
+
+    (@body [$($attribute:tt)*] $body:ident ($engine:ident $(, $argument:ident: $type:ty)* $(,)?) $code:block) => {
+        $($attribute)*
+        #[allow(clippy::too_many_arguments, reason = "the C API decides")]
+        fn $body($engine: &'static $crate::engine::Engine $(, $argument: $type)*) -> Result<(), $crate::status::Status> $code
+    };
+
+    (@name $name:ident $manner:ident $body:ident ($engine:ident $(, $argument:ident: $type:ty)* $(,)?)) => {
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, clippy::too_many_arguments, reason = "the C API decides")]
+        extern "C" fn $name($($argument: $type),*) -> $crate::status::Status {
+            static SITE: $crate::calls::CallSite = $crate::calls::CallSite::new(stringify!($name));
+            $crate::face::$manner(&SITE, |engine| self::$body(engine $(, $argument)*))
+        }
+    };
+}
+
+/// Exports functions that are counted, succeed, and do nothing.
+///
+/// On this ABI a function may ignore arguments that it does not declare.
+macro_rules! export_nothing {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, reason = "the C API decides")]
+        extern "C" fn $name() -> $crate::status::Status {
+            static SITE: $crate::calls::CallSite = $crate::calls::CallSite::new(stringify!($name));
+            $crate::calls::call(&SITE, |_| Ok(()))
+        }
+    )*};
+}
+
+pub(crate) use {export, export_nothing};
