@@ -3,6 +3,12 @@
 //! People call it as `surefoot train …`; see `main.rs` for why it is a binary of
 //! its own. A subcommand is one file in `commands/` and one variant here.
 
+mod commands {
+    //! The files of `commands/` that belong to this binary.
+    pub(crate) mod config_report;
+    pub(crate) mod train;
+}
+
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use surefoot_cli::output;
@@ -21,15 +27,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a model as a config says
-    Train,
+    Train(commands::train::Args),
 }
 
 fn main() -> ExitCode {
     output::init_logging();
-    let Cli { json: _, command } = Cli::parse();
-    let result: Result<output::Outcome, output::Failure> = match command {
-        Command::Train => Err(output::Failure::usage("`train` is being built")),
+    let Cli { json, command } = Cli::parse();
+    let result = match command {
+        Command::Train(args) => commands::train::run(&args, json),
     };
     output::exit_code(result)
 }

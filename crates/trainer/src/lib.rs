@@ -1,1 +1,42 @@
 //! Configs, models, optimizers, data, checkpoints and the training loop.
+//!
+//! ```text
+//! Config ──▶ run ──▶ Task (model + data) ──batch──▶ Placing ──▶ loss ──▶ Gradients ──▶ AdamW
+//!             │                                                                       │
+//!             └── every so often: Recorder, samples, checkpoint, Observer ◀───────────┘
+//! ```
+//!
+//! [`run()`] is the whole program; `cli` only reads arguments and draws what the
+//! [`Observer`] is told.
+
+pub mod checkpoint;
+pub mod config;
+pub mod data;
+mod device;
+mod error;
+mod memory;
+mod metrics;
+pub mod model;
+mod observer;
+pub mod optim;
+mod placing;
+mod run;
+mod run_folder;
+mod sampling;
+mod setup;
+mod stop;
+mod summary;
+pub mod task;
+pub mod tensor_file;
+pub mod text;
+
+pub use config::Config;
+pub use error::Error;
+pub use memory::MemorySample;
+pub use metrics::Record;
+pub use observer::{Metrics, Observer, Silent, Start};
+pub use placing::Placing;
+pub use run::run;
+pub use run_folder::RunFolder;
+pub use stop::Stop;
+pub use summary::{Ending, Environment, MemorySummary, Summary};

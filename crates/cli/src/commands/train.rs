@@ -1,0 +1,258 @@
+//! `surefoot train`: trains a model as a config says, and shows how it goes.
+
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use surefoot_cli::output::{self, Failure, Outcome};
+use trainer::task::{Evaluation, Sample};
+use trainer::text::{bytes, thousands};
+use trainer::{Config, Ending, Metrics, Observer, Start, Stop, Summary};
+
+use super::config_report;
+
+/// Train a model as a config says
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The config: a YAML file
+    #[arg(default_value = "configs/small.yaml")]
+    config: PathBuf,
+
+    /// Override a key of the config, as in `train.max_steps=50`; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+
+    /// Continue a run: the newest of this config's name, or a run or checkpoint folder
+    #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
+    resume: Option<String>,
+}
+
+/// Trains; the summary goes to stdout, everything else to stderr.
+pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let mut config = Config::load(&args.config, &args.set)
+        .map_err(|error| Failure::Usage(config_report::render(&error)))?;
+    if args.resume.is_some() {
+        config.train.resume_from_checkpoint.clone_from(&args.resume);
+    }
+    let stop = Stop::default();
+    on_signals(&stop)?;
+    let mut screen = Screen::new();
+    let result = trainer::run(&config, &mut screen, &stop);
+    screen.bar.finish_and_clear();
+    let summary = result.map_err(|error| {
+        if error.is_bad_usage() {
+            Failure::Usage(error.into())
+        } else {
+            Failure::Job(error.into())
+        }
+    })?;
+    if json {
+        let text = serde_json::to_string_pretty(&summary)?;
+        output::print(&format!("{text}\n"))?;
+    } else {
+        output::print(&describe(&summary, &screen.folder))?;
+    }
+    Ok(Outcome::Fine)
+}
+
+/// Ctrl-C and SIGTERM ask the run to stop; a second one ends the process at once.
+fn on_signals(stop: &Stop) -> Result<(), Failure> {
+    let stop = stop.clone();
+    let mut signals = signal_hook::iterator::Signals::new([
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGTERM,
+    ])?;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for signal in signals.forever() {
+                if stop.is_requested() {
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
+                }
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "\nfinishing the step and saving; once more ends it at once without saving"
+                );
+                stop.request();
+            }
+        })?;
+    Ok(())
+}
+
+/// The progress bar, and lines above it.
+struct Screen {
+    bar: ProgressBar,
+    folder: PathBuf,
+    /// Without a terminal there is no bar, and every record becomes a line.
+    interactive: bool,
+}
+
+impl Screen {
+    fn new() -> Self {
+        let interactive = std::io::stderr().is_terminal();
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
+        Self {
+            bar,
+            folder: PathBuf::new(),
+            interactive,
+        }
+    }
+
+    fn line(&self, text: impl AsRef<str>) {
+        let text = text.as_ref();
+        if self.interactive {
+            self.bar.println(text);
+        } else {
+            // Nobody is left to tell when stderr is closed.
+            let _ = writeln!(std::io::stderr(), "{text}");
+        }
+    }
+}
+
+impl Observer for Screen {
+    fn preparing(&mut self, what: &str) {
+        if self.interactive {
+            self.bar.set_style(style("{spinner} {msg}"));
+            self.bar.set_message(what.to_owned());
+            self.bar.enable_steady_tick(Duration::from_millis(120));
+        } else {
+            self.line(what);
+        }
+    }
+
+    fn started(&mut self, start: &Start<'_>) {
+        self.folder = start.folder.to_owned();
+        let environment = start.environment;
+        self.line(format!("libtorch   {}", environment.libtorch));
+        self.line(format!("device     {}", environment.device));
+        self.line(format!("allocator  {}", environment.allocator));
+        self.line(format!("data       {}", environment.data));
+        self.line(format!("model      {}", environment.model));
+        self.line(format!("run        {}", start.folder.display()));
+        if let Some(step) = start.resumed_at {
+            self.line(format!("resumed    after step {}", thousands(step)));
+        }
+        self.line("");
+        self.bar.disable_steady_tick();
+        self.bar
+            .set_style(style("{bar:24} {pos}/{len}  {msg}  {eta} left"));
+        self.bar.set_message("");
+        self.bar.set_length(start.max_steps);
+        self.bar.set_position(start.resumed_at.unwrap_or(0));
+        self.bar.reset_eta();
+    }
+
+    fn stepped(&mut self, step: u64) {
+        self.bar.set_position(step);
+    }
+
+    fn logged(&mut self, metrics: &Metrics) {
+        let text = format!(
+            "loss {:.4}  lr {:.2e}  {} tokens/s  {}",
+            metrics.loss,
+            metrics.learning_rate,
+            thousands(metrics.units_per_second.round() as u64),
+            bytes(metrics.memory.headline()),
+        );
+        if self.interactive {
+            self.bar.set_message(text);
+        } else {
+            self.line(format!(
+                "step {:>6}  {text}  grad norm {:.3}",
+                metrics.step, metrics.gradient_norm
+            ));
+        }
+    }
+
+    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) {
+        self.line(format!(
+            "step {step:>6}  held out: {}",
+            describe_evaluation(evaluation)
+        ));
+    }
+
+    fn sampled(&mut self, step: u64, samples: &[Sample]) {
+        for sample in samples {
+            self.line(format!("step {step:>6}  sample after {:?}:", sample.prompt));
+            for line in sample.text.trim_matches('\n').lines() {
+                self.line(format!("    │ {line}"));
+            }
+        }
+    }
+
+    fn saved(&mut self, step: u64, checkpoint: &Path) {
+        self.line(format!("step {step:>6}  saved {}", checkpoint.display()));
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    // Every template above is a constant that parses; a plain bar is the fallback.
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("━╸─")
+}
+
+fn describe_evaluation(evaluation: &Evaluation) -> String {
+    let per_byte = evaluation
+        .nats_per_byte
+        .map(|nats| format!(" = {nats:.4} nats per byte"))
+        .unwrap_or_default();
+    let share = if evaluation.complete { "" } else { " (a part)" };
+    format!("loss {:.4}{per_byte}{share}", evaluation.loss)
+}
+
+/// The summary as people read it.
+fn describe(summary: &Summary, folder: &Path) -> String {
+    let mut lines = Vec::new();
+    lines.push(match summary.ending {
+        Ending::Completed => format!("done: {} steps", thousands(summary.steps)),
+        Ending::Stopped => format!(
+            "stopped after {} of {} steps; `--resume {}` continues",
+            thousands(summary.steps),
+            thousands(summary.max_steps),
+            folder.display()
+        ),
+    });
+    if let (Some(first), Some(last)) = (summary.first_loss, summary.last_loss) {
+        lines.push(format!("training loss   {first:.4} to {last:.4}"));
+    }
+    if let Some(evaluation) = &summary.held_out {
+        lines.push(format!(
+            "held-out loss   {}",
+            describe_evaluation(evaluation)
+        ));
+    }
+    lines.push(format!(
+        "speed           {} tokens/s over {} tokens",
+        thousands(summary.tokens_per_second.round() as u64),
+        thousands(summary.tokens)
+    ));
+    let memory = &summary.memory;
+    if let (Some(live), Some(held)) = (memory.peak_live_bytes, memory.peak_held_bytes) {
+        lines.push(format!(
+            "peak memory     {} live, {} held",
+            bytes(live),
+            bytes(held)
+        ));
+    }
+    lines.push(format!(
+        "process memory  {} at its peak",
+        bytes(memory.peak_resident_bytes)
+    ));
+    lines.push(format!(
+        "time            {}",
+        duration(summary.wall_seconds)
+    ));
+    lines.push(format!("results         {}", folder.display()));
+    lines.join("\n") + "\n"
+}
+
+fn duration(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match (whole / 3600, whole / 60 % 60, whole % 60) {
+        (0, 0, _) => format!("{seconds:.1} s"),
+        (0, minutes, seconds) => format!("{minutes} min {seconds:02} s"),
+        (hours, minutes, _) => format!("{hours} h {minutes:02} min"),
+    }
+}

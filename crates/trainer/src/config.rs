@@ -1,0 +1,363 @@
+//! What a run is asked to do: a YAML file, overrides from the command line, defaults.
+//!
+//! The structs here are the one description of a config. Their doc comments and
+//! range attributes become the JSON schema (`configs/schema.json`), and a config is
+//! checked by walking that schema, so what an editor underlines, what the trainer
+//! refuses and what this file says cannot drift apart:
+//!
+//! ```text
+//! YAML text ──parse──▶ tree with places ◀──merge── --set a.b=value
+//!                           │ check against the schema: every problem, each with its place
+//!                           ▼
+//!                        Config
+//! ```
+//!
+//! Keys are named with Hugging Face's words wherever Hugging Face has one.
+
+mod check;
+mod consistency;
+mod problem;
+mod schema;
+mod tree;
+
+use std::path::{Path, PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use problem::{ConfigError, Problem};
+pub use schema::schema_json;
+
+/// Everything a training run needs to know.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Name of the run; its folder is `<output_dir>/<name>`.
+    #[schemars(length(min = 1))]
+    pub name: String,
+    /// Folder that holds the run folders.
+    pub output_dir: PathBuf,
+    /// Seed of the initial weights, the data order and the samples.
+    pub seed: u64,
+    /// Where to train: `auto` takes the first GPU that libtorch sees, else the CPU.
+    /// Or `cpu`, `gpu`, `gpu:1`.
+    #[schemars(regex(pattern = "^(auto|cpu|gpu(:[0-9]{1,3})?)$"))]
+    pub device: String,
+    /// CPU threads for one operation; unset leaves the choice to libtorch (one per core).
+    #[schemars(range(min = 1, max = 1024))]
+    pub threads: Option<u32>,
+    /// The model.
+    pub model: ModelConfig,
+    /// The text.
+    pub data: DataConfig,
+    /// The optimization.
+    pub train: TrainConfig,
+    /// Text generated along the way.
+    pub sample: SampleConfig,
+}
+
+/// A decoder-only transformer of the Llama family, by the key names of its `config.json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Width of the residual stream.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub hidden_size: u32,
+    /// Width of the gated feed-forward layer.
+    #[schemars(range(min = 1, max = 262_144))]
+    pub intermediate_size: u32,
+    /// Number of transformer blocks.
+    #[schemars(range(min = 1, max = 1024))]
+    pub num_hidden_layers: u32,
+    /// Number of query heads.
+    #[schemars(range(min = 1, max = 1024))]
+    pub num_attention_heads: u32,
+    /// Number of key and value heads; unset means as many as query heads.
+    #[schemars(range(min = 1, max = 1024))]
+    pub num_key_value_heads: Option<u32>,
+    /// Width of one head; unset means `hidden_size / num_attention_heads`.
+    #[schemars(range(min = 2, max = 1024))]
+    pub head_dim: Option<u32>,
+    /// Base of the rotary position embedding.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub rope_theta: f64,
+    /// Epsilon of the RMS norms.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub rms_norm_eps: f64,
+    /// Whether the output head shares the embedding's weight.
+    pub tie_word_embeddings: bool,
+    /// Standard deviation of the initial weights.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub initializer_range: f64,
+}
+
+/// The text to learn from and how it is cut.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct DataConfig {
+    /// A data set that `cargo xtask setup` fetches. Leave unset when `path` is given.
+    pub dataset: Option<Dataset>,
+    /// A text file, or a folder whose text files are read in the order of their names.
+    pub path: Option<PathBuf>,
+    /// Tokens in one training sequence.
+    #[schemars(range(min = 2, max = 1_048_576))]
+    pub block_size: u32,
+    /// Share of the text held out for validation: its end, which is never trained on.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 0.5))]
+    pub validation_fraction: f64,
+    /// How text becomes tokens.
+    pub tokenizer: TokenizerKind,
+    /// Size of the vocabulary that the `bpe` tokenizer learns from the training text.
+    #[schemars(range(min = 258, max = 65_535))]
+    pub vocab_size: u32,
+}
+
+/// Data sets known by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Dataset {
+    /// The works of William Shakespeare, 5 MB of public-domain text.
+    Shakespeare,
+}
+
+/// How text becomes tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenizerKind {
+    /// One token for each byte.
+    Bytes,
+    /// A byte-level BPE learned from the training text.
+    Bpe,
+}
+
+/// The optimization: Hugging Face's `TrainingArguments` by name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Optimizer steps of the whole run.
+    #[schemars(range(min = 1))]
+    pub max_steps: u64,
+    /// Sequences in one forward pass.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub per_device_train_batch_size: u32,
+    /// Sequences in one forward pass of the evaluation; unset means as in training.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub per_device_eval_batch_size: Option<u32>,
+    /// Forward and backward passes before each optimizer step.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub gradient_accumulation_steps: u32,
+    /// Peak learning rate of AdamW.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
+    pub learning_rate: f64,
+    /// Learning rate at the end of a `linear` or `cosine` schedule.
+    #[schemars(range(min = 0, max = 10))]
+    pub min_lr: f64,
+    /// Shape of the learning rate after the warm-up.
+    pub lr_scheduler_type: LrSchedulerType,
+    /// Steps over which the learning rate rises linearly from zero.
+    pub warmup_steps: u64,
+    /// Decay of AdamW's running mean of the gradient.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub adam_beta1: f64,
+    /// Decay of AdamW's running mean of the squared gradient.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub adam_beta2: f64,
+    /// AdamW's epsilon.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub adam_epsilon: f64,
+    /// Decoupled weight decay of the matrices; norms, biases and embeddings have none.
+    #[schemars(range(min = 0, max = 10))]
+    pub weight_decay: f64,
+    /// Largest norm of the whole gradient; 0 switches clipping off.
+    #[schemars(range(min = 0))]
+    pub max_grad_norm: f64,
+    /// Compute the forward and backward passes in bfloat16; weights and optimizer stay in fp32.
+    pub bf16: bool,
+    /// Record metrics every this many steps.
+    #[schemars(range(min = 1))]
+    pub logging_steps: u64,
+    /// Measure the held-out loss every this many steps; 0 leaves only the one at the end.
+    pub eval_steps: u64,
+    /// Held-out sequences in each evaluation on the way; the last one always takes all of them.
+    #[schemars(range(min = 1))]
+    pub max_eval_samples: Option<u64>,
+    /// Write a checkpoint every this many steps; 0 leaves only the one at the end.
+    pub save_steps: u64,
+    /// Keep this many checkpoints, the newest; unset keeps all.
+    #[schemars(range(min = 1))]
+    pub save_total_limit: Option<u32>,
+    /// Continue from this checkpoint or run folder; `latest` takes the newest run of this name.
+    pub resume_from_checkpoint: Option<String>,
+}
+
+/// Shape of the learning rate after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LrSchedulerType {
+    /// Stays at `learning_rate`.
+    Constant,
+    /// Falls in a straight line to `min_lr`.
+    Linear,
+    /// Falls along half a cosine to `min_lr`.
+    Cosine,
+}
+
+/// Text generated along the way, to see what the numbers mean.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct SampleConfig {
+    /// Generate every this many steps; 0 leaves only the sample at the end.
+    pub sample_steps: u64,
+    /// What the model is asked to continue.
+    #[schemars(length(min = 1))]
+    pub prompts: Vec<String>,
+    /// Length of each sample, in tokens; 0 switches samples off.
+    #[schemars(range(max = 65_536))]
+    pub max_new_tokens: u32,
+    /// 0 takes the likeliest token every time.
+    #[schemars(range(min = 0, max = 100))]
+    pub temperature: f64,
+    /// Sample from the likeliest tokens that together have this probability.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
+    pub top_p: f64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            name: "run".into(),
+            output_dir: "runs".into(),
+            seed: 42,
+            device: "auto".into(),
+            threads: None,
+            model: ModelConfig::default(),
+            data: DataConfig::default(),
+            train: TrainConfig::default(),
+            sample: SampleConfig::default(),
+        }
+    }
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            hidden_size: 256,
+            intermediate_size: 704,
+            num_hidden_layers: 6,
+            num_attention_heads: 4,
+            num_key_value_heads: None,
+            head_dim: None,
+            rope_theta: 10_000.0,
+            rms_norm_eps: 1e-5,
+            tie_word_embeddings: true,
+            initializer_range: 0.02,
+        }
+    }
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        Self {
+            dataset: None,
+            path: None,
+            block_size: 256,
+            validation_fraction: 0.05,
+            tokenizer: TokenizerKind::Bytes,
+            vocab_size: 2048,
+        }
+    }
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            max_steps: 1000,
+            per_device_train_batch_size: 16,
+            per_device_eval_batch_size: None,
+            gradient_accumulation_steps: 1,
+            learning_rate: 1e-3,
+            min_lr: 0.0,
+            lr_scheduler_type: LrSchedulerType::Cosine,
+            warmup_steps: 0,
+            adam_beta1: 0.9,
+            adam_beta2: 0.999,
+            adam_epsilon: 1e-8,
+            weight_decay: 0.0,
+            max_grad_norm: 1.0,
+            bf16: false,
+            logging_steps: 10,
+            eval_steps: 100,
+            max_eval_samples: None,
+            save_steps: 500,
+            save_total_limit: None,
+            resume_from_checkpoint: None,
+        }
+    }
+}
+
+impl Default for SampleConfig {
+    fn default() -> Self {
+        Self {
+            sample_steps: 0,
+            prompts: vec!["\n".into()],
+            max_new_tokens: 200,
+            temperature: 0.8,
+            top_p: 0.95,
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Width of one attention head.
+    pub fn head_dim(&self) -> u32 {
+        self.head_dim
+            .unwrap_or(self.hidden_size / self.num_attention_heads.max(1))
+    }
+
+    /// Number of key and value heads.
+    pub fn num_key_value_heads(&self) -> u32 {
+        self.num_key_value_heads.unwrap_or(self.num_attention_heads)
+    }
+}
+
+impl Config {
+    /// Reads the config file at `path` and applies `overrides`, each `a.b=value`.
+    ///
+    /// # Errors
+    /// Every problem found in the file and the overrides at once, each with its
+    /// line and column and what would be allowed.
+    pub fn load(path: &Path, overrides: &[String]) -> Result<Self, ConfigError> {
+        let text =
+            std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, &error))?;
+        Self::parse(&path.display().to_string(), &text, overrides)
+    }
+
+    /// Like [`Config::load`], from text; `name` stands for the file in messages.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Self, ConfigError> {
+        let mut tree = tree::parse_file(name, text)?;
+        for argument in overrides {
+            tree::apply_override(&mut tree, argument)?;
+        }
+        let mut problems = check::against_schema(&tree, schema::schema());
+        if problems.is_empty() {
+            let config: Self = serde_json::from_value(tree.to_json())
+                .map_err(|error| ConfigError::from(Problem::at(&tree.place, error.to_string())))?;
+            problems = consistency::check(&config, &tree);
+            if problems.is_empty() {
+                return Ok(config);
+            }
+        }
+        Err(ConfigError { problems })
+    }
+
+    /// The config as YAML, every key written out.
+    ///
+    /// # Errors
+    /// When a value has no YAML form, which the schema rules out.
+    pub fn to_yaml(&self) -> Result<String, crate::Error> {
+        serde_saphyr::to_string(self).map_err(|error| crate::Error::Internal(error.to_string()))
+    }
+}

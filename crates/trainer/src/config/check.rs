@@ -1,0 +1,333 @@
+//! Checks a config tree against the JSON schema and reports every problem at once.
+//!
+//! This reads the part of JSON Schema that the structs in `config` produce:
+//! `$ref`, `type`, `properties`, `items`, `enum`, `const`, `oneOf`, `anyOf`,
+//! `pattern`, and the numeric and length bounds. A test keeps it to that part.
+
+use serde_json::Value as Schema;
+
+use super::problem::Problem;
+use super::tree::{Entry, Node, Value};
+
+/// All problems of `tree` under `schema`, in the order of the text.
+pub(crate) fn against_schema(tree: &Node, schema: &Schema) -> Vec<Problem> {
+    let mut checker = Checker {
+        root: schema,
+        problems: Vec::new(),
+    };
+    checker.node(tree, schema, &mut Vec::new());
+    checker.problems
+}
+
+struct Checker<'a> {
+    root: &'a Schema,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Checker<'a> {
+    fn node(&mut self, node: &Node, schema: &'a Schema, path: &mut Vec<String>) {
+        let schema = self.resolve(schema);
+        if let Some(variants) = schema.get("anyOf").and_then(Schema::as_array) {
+            // `Option<T>` of a named type: null, or T.
+            let inner = variants.iter().find(|variant| !is_null(variant));
+            match (&node.value, inner) {
+                (Value::Null, _) | (_, None) => {}
+                (_, Some(inner)) => self.node(node, inner, path),
+            }
+            return;
+        }
+        if let Some(allowed) = allowed_words(schema) {
+            return self.word(node, &allowed, path);
+        }
+        if !has_type(schema, &node.value) {
+            let message = format!(
+                "{} takes {}, not {}",
+                title(path),
+                expected(schema),
+                describe(&node.value)
+            );
+            self.problems.push(Problem::at(&node.place, message));
+            return;
+        }
+        match &node.value {
+            Value::Integer(value) => self.bounds(node, *value as f64, schema, path),
+            Value::Float(value) => self.bounds(node, *value, schema, path),
+            Value::String(value) => self.text(node, value, schema, path),
+            Value::List(items) => {
+                if schema["minItems"]
+                    .as_u64()
+                    .is_some_and(|least| (items.len() as u64) < least)
+                    || schema["minLength"]
+                        .as_u64()
+                        .is_some_and(|least| (items.len() as u64) < least)
+                {
+                    let message = format!("{} must not be empty", title(path));
+                    self.problems.push(Problem::at(&node.place, message));
+                }
+                for item in items {
+                    self.node(item, &schema["items"], path);
+                }
+            }
+            Value::Map(entries) => self.map(entries, schema, path),
+            Value::Null | Value::Bool(_) => {}
+        }
+    }
+
+    fn map(&mut self, entries: &[Entry], schema: &'a Schema, path: &mut Vec<String>) {
+        let Some(properties) = schema.get("properties").and_then(Schema::as_object) else {
+            return;
+        };
+        for entry in entries {
+            path.push(entry.key.clone());
+            match properties.get(&entry.key) {
+                Some(schema) => self.node(&entry.node, schema, path),
+                None => {
+                    path.pop();
+                    let problem = self.unknown_key(entry, properties, path);
+                    self.problems.push(problem);
+                    continue;
+                }
+            }
+            path.pop();
+        }
+    }
+
+    fn unknown_key(
+        &self,
+        entry: &Entry,
+        properties: &serde_json::Map<String, Schema>,
+        path: &[String],
+    ) -> Problem {
+        let key = &entry.key;
+        let place = match path {
+            [] => "at the top of a config".to_owned(),
+            path => format!("in `{}`", path.join(".")),
+        };
+        let problem = Problem::at(&entry.place, format!("unknown key `{key}` {place}"));
+        let known: Vec<&str> = properties.keys().map(String::as_str).collect();
+        if let Some(near) = nearest(key, &known) {
+            return problem.with_help(format!("did you mean `{near}`?"));
+        }
+        if let Some(elsewhere) = self.paths_of(key).first() {
+            return problem.with_help(format!("did you mean `{elsewhere}`?"));
+        }
+        problem.with_help(format!("known keys: {}", known.join(", ")))
+    }
+
+    /// Full paths of the keys spelled like `key` in the sections of a config.
+    fn paths_of(&self, key: &str) -> Vec<String> {
+        let mut paths = Vec::new();
+        let sections = self.root["properties"].as_object().into_iter().flatten();
+        for (section, schema) in sections {
+            let properties = self
+                .resolve(schema)
+                .get("properties")
+                .and_then(Schema::as_object);
+            let known: Vec<&str> = properties
+                .into_iter()
+                .flatten()
+                .map(|(name, _)| name.as_str())
+                .collect();
+            if let Some(near) = nearest(key, &known) {
+                paths.push(format!("{section}.{near}"));
+            }
+        }
+        paths.sort_by_key(|path| strsim::levenshtein(key, path.rsplit('.').next().unwrap_or(path)));
+        if known_at_top(self.root, key) {
+            paths.insert(0, key.to_owned());
+        }
+        paths
+    }
+
+    fn word(&mut self, node: &Node, allowed: &[String], path: &[String]) {
+        let words: Vec<&str> = allowed.iter().map(String::as_str).collect();
+        let found = match &node.value {
+            Value::String(found) if words.contains(&found.as_str()) => return,
+            Value::String(found) => Some(found.clone()),
+            _ => None,
+        };
+        let message = match &found {
+            Some(found) => format!("{} cannot be `{found}`", title(path)),
+            None => format!(
+                "{} takes a word, not {}",
+                title(path),
+                describe(&node.value)
+            ),
+        };
+        let near = found.and_then(|found| nearest(&found, &words).map(str::to_owned));
+        let list = words
+            .iter()
+            .map(|word| format!("`{word}`"))
+            .collect::<Vec<_>>()
+            .join(", ");
+        let help = match near {
+            Some(near) => format!("did you mean `{near}`? Allowed: {list}"),
+            None => format!("allowed: {list}"),
+        };
+        self.problems
+            .push(Problem::at(&node.place, message).with_help(help));
+    }
+
+    fn text(&mut self, node: &Node, value: &str, schema: &Schema, path: &[String]) {
+        if schema["minLength"]
+            .as_u64()
+            .is_some_and(|least| (value.len() as u64) < least)
+        {
+            let message = format!("{} must not be empty", title(path));
+            self.problems.push(Problem::at(&node.place, message));
+        }
+        let Some(pattern) = schema["pattern"].as_str() else {
+            return;
+        };
+        let matches = regex::Regex::new(pattern).is_ok_and(|pattern| pattern.is_match(value));
+        if !matches {
+            let message = format!("{} cannot be `{value}`", title(path));
+            let problem = Problem::at(&node.place, message);
+            let help = schema["description"]
+                .as_str()
+                .unwrap_or(pattern)
+                .replace('\n', " ");
+            self.problems.push(problem.with_help(help));
+        }
+    }
+
+    fn bounds(&mut self, node: &Node, value: f64, schema: &Schema, path: &[String]) {
+        let bound = |key: &str| schema[key].as_f64();
+        let too_small = bound("minimum").is_some_and(|least| value < least)
+            || bound("exclusiveMinimum").is_some_and(|floor| value <= floor);
+        let too_large = bound("maximum").is_some_and(|most| value > most)
+            || bound("exclusiveMaximum").is_some_and(|ceiling| value >= ceiling);
+        if too_small || too_large || !value.is_finite() {
+            let message = format!(
+                "{} is {}, which is out of range",
+                title(path),
+                describe(&node.value)
+            );
+            let help = format!("allowed: {}", range(schema));
+            self.problems
+                .push(Problem::at(&node.place, message).with_help(help));
+        }
+    }
+
+    fn resolve(&self, schema: &'a Schema) -> &'a Schema {
+        let reference = schema.get("$ref").and_then(Schema::as_str);
+        let pointer = reference.and_then(|reference| reference.strip_prefix('#'));
+        pointer
+            .and_then(|pointer| self.root.pointer(pointer))
+            .unwrap_or(schema)
+    }
+}
+
+fn known_at_top(root: &Schema, key: &str) -> bool {
+    root["properties"].get(key).is_some()
+}
+
+fn is_null(schema: &Schema) -> bool {
+    schema["type"] == "null"
+}
+
+/// The words an enum allows; `None` when the schema is not an enum.
+fn allowed_words(schema: &Schema) -> Option<Vec<String>> {
+    let word = |value: &Schema| value.as_str().map(str::to_owned);
+    if let Some(words) = schema.get("enum").and_then(Schema::as_array) {
+        return words.iter().map(word).collect();
+    }
+    let variants = schema.get("oneOf").and_then(Schema::as_array)?;
+    variants
+        .iter()
+        .map(|variant| variant.get("const").and_then(word))
+        .collect()
+}
+
+fn types(schema: &Schema) -> Vec<&str> {
+    match &schema["type"] {
+        Schema::String(name) => vec![name],
+        Schema::Array(names) => names.iter().filter_map(Schema::as_str).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn has_type(schema: &Schema, value: &Value) -> bool {
+    let types = types(schema);
+    types.is_empty()
+        || types.iter().any(|name| {
+            matches!(
+                (*name, value),
+                ("null", Value::Null)
+                    | ("boolean", Value::Bool(_))
+                    | ("integer" | "number", Value::Integer(_))
+                    | ("number", Value::Float(_))
+                    | ("string", Value::String(_))
+                    | ("array", Value::List(_))
+                    | ("object", Value::Map(_))
+            )
+        })
+}
+
+fn expected(schema: &Schema) -> String {
+    let words: Vec<&str> = types(schema)
+        .into_iter()
+        .filter(|name| *name != "null")
+        .map(|name| match name {
+            "boolean" => "`true` or `false`",
+            "integer" => "a whole number",
+            "number" => "a number",
+            "string" => "a text",
+            "array" => "a list",
+            "object" => "a section of keys",
+            other => other,
+        })
+        .collect();
+    words.join(" or ")
+}
+
+fn describe(value: &Value) -> String {
+    match value {
+        Value::Null => "nothing".into(),
+        Value::Bool(value) => format!("`{value}`"),
+        Value::Integer(value) => format!("`{value}`"),
+        Value::Float(value) => format!("`{value}`"),
+        Value::String(value) => format!("the text `{value}`"),
+        Value::List(_) => "a list".into(),
+        Value::Map(_) => "a section of keys".into(),
+    }
+}
+
+fn range(schema: &Schema) -> String {
+    let bound = |key: &str| schema[key].as_f64();
+    let lower = match (bound("exclusiveMinimum"), bound("minimum")) {
+        (Some(floor), _) => Some(format!("more than {floor}")),
+        (None, Some(least)) => Some(format!("at least {least}")),
+        (None, None) => None,
+    };
+    let upper = match (bound("exclusiveMaximum"), bound("maximum")) {
+        (Some(ceiling), _) => Some(format!("less than {ceiling}")),
+        (None, Some(most)) => Some(format!("at most {most}")),
+        (None, None) => None,
+    };
+    [lower, upper]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(" and ")
+}
+
+fn title(path: &[String]) -> String {
+    match path {
+        [] => "a config".into(),
+        path => format!("`{}`", path.join(".")),
+    }
+}
+
+/// The known word that `word` is most likely a slip of.
+pub(crate) fn nearest<'w>(word: &str, known: &[&'w str]) -> Option<&'w str> {
+    let word = word.to_lowercase();
+    known
+        .iter()
+        .map(|candidate| (strsim::damerau_levenshtein(&word, candidate), *candidate))
+        .filter(|(distance, candidate)| {
+            *distance <= 2.max(candidate.len() / 4) && *distance < candidate.len()
+        })
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}

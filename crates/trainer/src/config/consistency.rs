@@ -1,0 +1,90 @@
+//! What the schema cannot say: rules between keys.
+
+use super::Config;
+use super::problem::Problem;
+use super::tree::Node;
+
+/// Problems of a config whose keys are each allowed by themselves.
+pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut report = |path: &[&str], message: String, help: &str| {
+        let place = &tree
+            .find(path)
+            .or_else(|| tree.find(&path[..1]))
+            .unwrap_or(tree)
+            .place;
+        problems.push(Problem::at(place, message).with_help(help));
+    };
+
+    let model = &config.model;
+    let (hidden, heads) = (model.hidden_size, model.num_attention_heads);
+    if model.head_dim.is_none() && hidden % heads != 0 {
+        report(
+            &["model", "num_attention_heads"],
+            format!("{heads} attention heads do not divide `hidden_size` {hidden}"),
+            "choose a divisor, or set `model.head_dim`",
+        );
+    }
+    if !model.head_dim().is_multiple_of(2) {
+        report(
+            &["model", "head_dim"],
+            format!(
+                "heads of width {} cannot be rotated in pairs",
+                model.head_dim()
+            ),
+            "rotary embeddings need an even `model.head_dim`",
+        );
+    }
+    let key_value_heads = model.num_key_value_heads();
+    if heads % key_value_heads != 0 {
+        report(
+            &["model", "num_key_value_heads"],
+            format!("{heads} query heads cannot share {key_value_heads} key-value heads evenly"),
+            "choose a divisor of `model.num_attention_heads`",
+        );
+    }
+
+    match (&config.data.dataset, &config.data.path) {
+        (Some(_), Some(_)) => report(
+            &["data", "path"],
+            "`data.dataset` and `data.path` are both set".into(),
+            "keep one of them; `--set data.dataset=null` drops the first",
+        ),
+        (None, None) => report(
+            &["data"],
+            "there is nothing to train on".into(),
+            "set `data.dataset: shakespeare`, or `data.path` to a file or folder of text",
+        ),
+        _ => {}
+    }
+
+    let train = &config.train;
+    if train.min_lr > train.learning_rate {
+        report(
+            &["train", "min_lr"],
+            format!(
+                "`min_lr` {} is above `learning_rate` {}",
+                train.min_lr, train.learning_rate
+            ),
+            "the schedule falls from `learning_rate` to `min_lr`",
+        );
+    }
+    if train.warmup_steps > train.max_steps {
+        report(
+            &["train", "warmup_steps"],
+            format!(
+                "a warm-up of {} steps does not fit into {} steps",
+                train.warmup_steps, train.max_steps
+            ),
+            "lower `train.warmup_steps` or raise `train.max_steps`",
+        );
+    }
+    if config.name.contains(['/', '\\']) || config.name.starts_with('.') {
+        report(
+            &["name"],
+            format!("`{}` cannot be the name of a folder", config.name),
+            "use letters, digits, `-` and `_`",
+        );
+    }
+    problems
+}

@@ -1,0 +1,300 @@
+//! A config as a tree in which every key and value knows where it was written.
+//!
+//! Typed deserialization would stop at the first problem and forget where the rest
+//! came from. The tree keeps the places, takes `--set` overrides in, and is then
+//! checked as a whole.
+
+use std::fmt;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_saphyr::{Location, Spanned};
+
+use super::problem::{ConfigError, Place, Problem, Source};
+
+/// A value and its place.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) value: Value,
+    pub(crate) place: Place,
+}
+
+/// A YAML value.
+#[derive(Debug, Clone)]
+pub(crate) enum Value {
+    Null,
+    Bool(bool),
+    Integer(i128),
+    Float(f64),
+    String(String),
+    List(Vec<Node>),
+    Map(Vec<Entry>),
+}
+
+/// A key of a mapping, its place and its value.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    pub(crate) key: String,
+    pub(crate) place: Place,
+    pub(crate) node: Node,
+}
+
+impl Node {
+    /// The node under `path`, where the text has one.
+    pub(crate) fn find(&self, path: &[&str]) -> Option<&Node> {
+        path.iter().try_fold(self, |node, key| match &node.value {
+            Value::Map(entries) => entries.iter().find(|e| e.key == *key).map(|e| &e.node),
+            _ => None,
+        })
+    }
+
+    /// The tree without its places.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        match &self.value {
+            Value::Null => serde_json::Value::Null,
+            Value::Bool(value) => (*value).into(),
+            Value::Integer(value) => u64::try_from(*value)
+                .map(Into::into)
+                .or_else(|_| i64::try_from(*value).map(Into::into))
+                .unwrap_or_else(|_| (*value as f64).into()),
+            Value::Float(value) => (*value).into(),
+            Value::String(value) => value.clone().into(),
+            Value::List(items) => items.iter().map(Node::to_json).collect(),
+            Value::Map(entries) => entries
+                .iter()
+                .map(|entry| (entry.key.clone(), entry.node.to_json()))
+                .collect(),
+        }
+    }
+}
+
+/// Parses the text of a config file. An empty file is an empty config.
+pub(crate) fn parse_file(name: &str, text: &str) -> Result<Node, ConfigError> {
+    let source = Source {
+        name: name.into(),
+        text: text.into(),
+    };
+    let node = parse(&source, text, 0)?;
+    match node.value {
+        Value::Map(_) => Ok(node),
+        Value::Null => Ok(Node {
+            value: Value::Map(Vec::new()),
+            place: Place::start_of(&source),
+        }),
+        _ => Err(
+            Problem::at(&node.place, "a config is a mapping of keys to values")
+                .with_help("write lines such as `name: my-run`")
+                .into(),
+        ),
+    }
+}
+
+/// Merges `a.b=value` into the tree; the value is YAML.
+pub(crate) fn apply_override(tree: &mut Node, argument: &str) -> Result<(), ConfigError> {
+    let source = Source {
+        name: "--set".into(),
+        text: argument.into(),
+    };
+    let Some((path, value)) = argument.split_once('=') else {
+        return Err(Problem::at(
+            &Place::start_of(&source),
+            format!("`{argument}` has no `=`"),
+        )
+        .with_help("write `--set train.learning_rate=3e-4`")
+        .into());
+    };
+    let keys: Vec<&str> = path.trim().split('.').collect();
+    if keys.iter().any(|key| key.is_empty()) {
+        return Err(
+            Problem::at(&Place::start_of(&source), format!("`{path}` is not a key"))
+                .with_help("write `--set train.learning_rate=3e-4`")
+                .into(),
+        );
+    }
+    let node = parse(&source, value, path.len() + 1)?;
+    insert(tree, &keys, node, &source);
+    Ok(())
+}
+
+fn insert(tree: &mut Node, keys: &[&str], node: Node, source: &Source) {
+    let Some((key, rest)) = keys.split_first() else {
+        *tree = node;
+        return;
+    };
+    if !matches!(tree.value, Value::Map(_)) {
+        tree.value = Value::Map(Vec::new());
+        tree.place = Place::start_of(source);
+    }
+    let Value::Map(entries) = &mut tree.value else {
+        return;
+    };
+    let place = key_place(source, key);
+    let index = entries.iter().position(|entry| entry.key == *key);
+    let index = index.unwrap_or_else(|| {
+        let value = Value::Map(Vec::new());
+        let node = Node {
+            value,
+            place: place.clone(),
+        };
+        entries.push(Entry {
+            key: (*key).into(),
+            place,
+            node,
+        });
+        entries.len() - 1
+    });
+    insert(&mut entries[index].node, rest, node, source);
+}
+
+/// Where `key` stands in the `--set` argument.
+fn key_place(source: &Source, key: &str) -> Place {
+    let path_end = source.text.find('=').unwrap_or(source.text.len());
+    let offset = source.text[..path_end].rfind(key).unwrap_or(0);
+    Place {
+        source: source.clone(),
+        line: 1,
+        column: source.text[..offset].chars().count() + 1,
+        offset,
+        length: key.len(),
+    }
+}
+
+/// Parses `text`, which starts `shift` bytes into the source's text.
+fn parse(source: &Source, text: &str, shift: usize) -> Result<Node, ConfigError> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    let raw: Spanned<Raw> =
+        serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+            let place = error.location().map_or_else(
+                || Place::start_of(source),
+                |location| place_of(source, &location, shift),
+            );
+            let message = error.without_snippet().to_string();
+            // The message ends with the place in the parser's words; ours comes first.
+            let message = message
+                .split(" at line ")
+                .next()
+                .unwrap_or_default()
+                .to_owned();
+            Problem::at(&place, format!("not valid YAML: {message}"))
+        })?;
+    Ok(raw_to_node(raw, source, shift))
+}
+
+/// The tree as the parser gives it, before its places know their source.
+enum Raw {
+    Null,
+    Bool(bool),
+    Integer(i128),
+    Float(f64),
+    String(String),
+    List(Vec<Spanned<Raw>>),
+    Map(Vec<(Spanned<String>, Spanned<Raw>)>),
+}
+
+fn raw_to_node(raw: Spanned<Raw>, source: &Source, shift: usize) -> Node {
+    let place = place_of(source, &raw.referenced, shift);
+    let value = match raw.value {
+        Raw::Null => Value::Null,
+        Raw::Bool(value) => Value::Bool(value),
+        Raw::Integer(value) => Value::Integer(value),
+        Raw::Float(value) => Value::Float(value),
+        Raw::String(value) => Value::String(value),
+        Raw::List(items) => Value::List(
+            items
+                .into_iter()
+                .map(|item| raw_to_node(item, source, shift))
+                .collect(),
+        ),
+        Raw::Map(entries) => Value::Map(
+            entries
+                .into_iter()
+                .map(|(key, node)| Entry {
+                    place: place_of(source, &key.referenced, shift),
+                    key: key.value,
+                    node: raw_to_node(node, source, shift),
+                })
+                .collect(),
+        ),
+    };
+    Node { value, place }
+}
+
+fn place_of(source: &Source, location: &Location, shift: usize) -> Place {
+    let span = location.span();
+    let in_bounds = |value: Option<u64>| {
+        usize::try_from(value.unwrap_or(0))
+            .unwrap_or(0)
+            .min(source.text.len())
+    };
+    let offset = (in_bounds(span.byte_offset()) + shift).min(source.text.len());
+    let length = in_bounds(span.byte_len()).min(source.text.len() - offset);
+    let line = usize::try_from(location.line()).unwrap_or(1).max(1);
+    let column = usize::try_from(location.column()).unwrap_or(1).max(1);
+    let column = if line == 1 { column + shift } else { column };
+    Place {
+        source: source.clone(),
+        line,
+        column,
+        offset,
+        length,
+    }
+}
+
+impl<'de> Deserialize<'de> for Raw {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(RawVisitor)
+    }
+}
+
+struct RawVisitor;
+
+impl<'de> Visitor<'de> for RawVisitor {
+    type Value = Raw;
+
+    fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("a YAML value")
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Raw, E> {
+        Ok(Raw::Null)
+    }
+
+    fn visit_none<E: de::Error>(self) -> Result<Raw, E> {
+        Ok(Raw::Null)
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Raw, E> {
+        Ok(Raw::Bool(value))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Raw, E> {
+        Ok(Raw::Integer(value.into()))
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Raw, E> {
+        Ok(Raw::Integer(value.into()))
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Raw, E> {
+        Ok(Raw::Float(value))
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Raw, E> {
+        Ok(Raw::String(value.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Raw, A::Error> {
+        let mut items = Vec::new();
+        while let Some(item) = access.next_element()? {
+            items.push(item);
+        }
+        Ok(Raw::List(items))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Raw, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = access.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Raw::Map(entries))
+    }
+}

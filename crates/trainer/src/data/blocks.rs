@@ -1,0 +1,147 @@
+//! The order in which blocks of text are trained on.
+//!
+//! Every pass over the text cuts it at a new random offset and shuffles the blocks.
+//! The order follows from the seed and the pass, so a position is all that a
+//! checkpoint has to keep.
+
+use serde::{Deserialize, Serialize};
+
+use super::random::SplitMix64;
+
+/// Where a run is in its data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OrderState {
+    /// Passes over the text that are complete.
+    pub epoch: u64,
+    /// Blocks of the current pass that were handed out.
+    pub position: u64,
+}
+
+/// Hands out the starts of blocks, pass after pass, without end.
+pub struct BlockOrder {
+    seed: u64,
+    tokens: usize,
+    block_size: usize,
+    state: OrderState,
+    /// Start of each block of the current pass, shuffled.
+    starts: Vec<u32>,
+}
+
+impl BlockOrder {
+    /// The order of `tokens` tokens in blocks of `block_size`, each with one more token to predict.
+    ///
+    /// `tokens` must be more than `block_size`, and at most `u32::MAX`.
+    pub fn new(seed: u64, tokens: usize, block_size: usize) -> Self {
+        let state = OrderState {
+            epoch: 0,
+            position: 0,
+        };
+        let mut order = Self {
+            seed,
+            tokens,
+            block_size,
+            state,
+            starts: Vec::new(),
+        };
+        order.shuffle();
+        order
+    }
+
+    /// The start of the next block.
+    pub fn next_start(&mut self) -> usize {
+        if self.state.position as usize >= self.starts.len() {
+            self.state = OrderState {
+                epoch: self.state.epoch + 1,
+                position: 0,
+            };
+            self.shuffle();
+        }
+        let start = self.starts[self.state.position as usize];
+        self.state.position += 1;
+        start as usize
+    }
+
+    /// Where the order stands.
+    pub fn state(&self) -> OrderState {
+        self.state
+    }
+
+    /// Continues from a state that [`BlockOrder::state`] gave.
+    pub fn restore(&mut self, state: OrderState) {
+        self.state = state;
+        self.shuffle();
+    }
+
+    /// Cuts and shuffles the current pass.
+    fn shuffle(&mut self) {
+        let mut random = SplitMix64::new(&[self.seed, self.state.epoch]);
+        // The last start must leave room for the block and the token after it.
+        let last = self.tokens - self.block_size - 1;
+        let offset = random.below(last.min(self.block_size - 1) as u64 + 1) as usize;
+        self.starts.clear();
+        self.starts.extend(
+            (offset..=last)
+                .step_by(self.block_size)
+                .map(|start| start as u32),
+        );
+        for end in (1..self.starts.len()).rev() {
+            self.starts.swap(end, random.below(end as u64 + 1) as usize);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_block_fits_and_a_pass_repeats_none(
+            seed: u64, block_size in 2usize..40, extra in 1usize..500,
+        ) {
+            let tokens = block_size + extra;
+            let mut order = BlockOrder::new(seed, tokens, block_size);
+            for _ in 0..3 {
+                let epoch = order.state().epoch;
+                let mut starts = Vec::new();
+                while order.state().epoch == epoch {
+                    starts.push(order.next_start());
+                    if order.state().position as usize == order.starts.len() { break; }
+                }
+                prop_assert!(starts.iter().all(|start| start + block_size < tokens));
+                starts.sort_unstable();
+                prop_assert!(starts.windows(2).all(|pair| pair[0] + block_size <= pair[1]));
+                order.next_start();
+                let state = OrderState { epoch: order.state().epoch, position: 0 };
+                order.restore(state);
+            }
+        }
+
+        #[test]
+        fn a_restored_order_continues_as_if_never_stopped(
+            seed: u64, taken in 0usize..100, block_size in 2usize..10, extra in 1usize..200,
+        ) {
+            let tokens = block_size + extra;
+            let mut whole = BlockOrder::new(seed, tokens, block_size);
+            for _ in 0..taken { whole.next_start(); }
+            let mut resumed = BlockOrder::new(seed, tokens, block_size);
+            resumed.restore(whole.state());
+            for _ in 0..100 {
+                prop_assert_eq!(whole.next_start(), resumed.next_start());
+            }
+        }
+    }
+
+    #[test]
+    fn seeds_and_passes_differ() {
+        let take = |seed, epoch| {
+            let mut order = BlockOrder::new(seed, 10_000, 10);
+            order.restore(OrderState { epoch, position: 0 });
+            (0..50).map(|_| order.next_start()).collect::<Vec<_>>()
+        };
+        assert_ne!(take(1, 0), take(2, 0));
+        assert_ne!(take(1, 0), take(1, 1));
+    }
+}

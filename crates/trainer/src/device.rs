@@ -1,0 +1,71 @@
+//! Which device a run uses, and how to say so.
+
+use tch::{Cuda, Device};
+
+use crate::Error;
+
+/// tch 0.26 builds against this libtorch and no other.
+const LIBTORCH_VERSION: &str = "2.13.0";
+
+/// The device that the config's `device` means on this machine.
+///
+/// # Errors
+/// When a GPU is asked for that libtorch does not see.
+pub(crate) fn choose(choice: &str) -> Result<Device, Error> {
+    let count = if Cuda::is_available() {
+        Cuda::device_count().max(0) as usize
+    } else {
+        0
+    };
+    let index = match choice {
+        "cpu" => return Ok(Device::Cpu),
+        "auto" if count == 0 => return Ok(Device::Cpu),
+        "auto" | "gpu" => 0,
+        other => match other
+            .strip_prefix("gpu:")
+            .and_then(|index| index.parse().ok())
+        {
+            Some(index) => index,
+            None => return Err(Error::Device(format!("`{other}` is not a device"))),
+        },
+    };
+    if index < count {
+        return Ok(Device::Cuda(index));
+    }
+    let seen = match count {
+        0 => "sees no GPU".to_owned(),
+        1 => "sees one GPU, `gpu:0`".to_owned(),
+        count => format!("sees {count} GPUs, `gpu:0` to `gpu:{}`", count - 1),
+    };
+    let build = if tch::utils::has_hip() || tch::utils::has_cuda() {
+        ""
+    } else {
+        " (it is a CPU build: `cargo xtask setup` inside a Python environment with a ROCm or CUDA \
+         build of PyTorch uses that one)"
+    };
+    Err(Error::Device(format!(
+        "`device: {choice}` is not there: libtorch {seen}{build}"
+    )))
+}
+
+/// As in "CPU, 2 threads".
+pub(crate) fn describe(device: Device) -> String {
+    match device {
+        Device::Cpu => match tch::get_num_threads() {
+            1 => "CPU, 1 thread".into(),
+            threads => format!("CPU, {threads} threads"),
+        },
+        Device::Cuda(index) => format!("GPU {index}"),
+        other => format!("{other:?}"),
+    }
+}
+
+/// As in "2.13.0, CPU build".
+pub(crate) fn describe_libtorch() -> String {
+    let build = match (tch::utils::has_hip(), tch::utils::has_cuda()) {
+        (true, _) => "ROCm build",
+        (false, true) => "CUDA build",
+        (false, false) => "CPU build",
+    };
+    format!("{LIBTORCH_VERSION}, {build}")
+}

@@ -1,0 +1,88 @@
+//! Everything that can end a run, told so that the reader knows what to do next.
+
+use std::path::{Path, PathBuf};
+
+use crate::config::ConfigError;
+
+/// Why a run could not start or had to stop.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The config is wrong; each problem knows its place.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+
+    /// The text cannot be used.
+    #[error("{0}")]
+    Data(String),
+
+    /// The device asked for is not there.
+    #[error("{0}")]
+    Device(String),
+
+    /// The library of the memory allocator cannot be used.
+    #[error("{0}")]
+    Allocator(String),
+
+    /// A checkpoint is missing, damaged, or belongs to another model.
+    #[error("checkpoint `{}`: {reason}", path.display())]
+    Checkpoint {
+        /// The checkpoint's folder or file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// A file could not be read or written.
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    Io {
+        /// What was tried, as in "write".
+        action: &'static str,
+        /// On which file or folder.
+        path: PathBuf,
+        /// What the operating system said.
+        source: std::io::Error,
+    },
+
+    /// libtorch refused an operation.
+    #[error("libtorch: {}", first_line(.0))]
+    Torch(#[from] tch::TchError),
+
+    /// A bug here: a state that should not exist.
+    #[error("internal error, please report it: {0}")]
+    Internal(String),
+}
+
+impl Error {
+    /// Whether the cause is what the user asked for rather than what happened on the way.
+    pub fn is_bad_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::Config(_) | Self::Data(_) | Self::Device(_) | Self::Allocator(_)
+        )
+    }
+
+    pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::Io {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    }
+
+    pub(crate) fn checkpoint(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Checkpoint {
+            path: path.to_owned(),
+            reason: reason.into(),
+        }
+    }
+}
+
+/// libtorch's messages carry a C++ stack after the first lines.
+fn first_line(error: &tch::TchError) -> String {
+    let text = match error {
+        tch::TchError::Torch(text) => text.clone(),
+        other => other.to_string(),
+    };
+    text.lines().next().unwrap_or_default().to_owned()
+}

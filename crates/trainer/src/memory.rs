@@ -1,0 +1,38 @@
+//! How much memory training uses.
+
+use serde::{Deserialize, Serialize};
+
+/// One look at the memory of the run's device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemorySample {
+    /// Bytes in tensors; `None` without an allocator that counts them.
+    pub live: Option<u64>,
+    /// Bytes that the allocator holds.
+    pub held: Option<u64>,
+    /// Bytes of this process in main memory.
+    pub resident: u64,
+}
+
+impl MemorySample {
+    /// What to show as the one number: live tensors where known, else the process.
+    pub fn headline(&self) -> u64 {
+        self.live.unwrap_or(self.resident)
+    }
+}
+
+/// Bytes of this process in main memory; 0 where the system does not say.
+pub(crate) fn resident_bytes() -> u64 {
+    status_field("VmRSS:")
+}
+
+/// The most bytes this process ever had in main memory; 0 where the system does not say.
+pub(crate) fn peak_resident_bytes() -> u64 {
+    status_field("VmHWM:")
+}
+
+fn status_field(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    let kibibytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kibibytes.unwrap_or(0) * 1024
+}

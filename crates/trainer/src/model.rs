@@ -1,0 +1,14 @@
+//! Models: weights with names, and what is computed with them.
+//!
+//! A model is built by asking a [`WeightSource`] for each tensor by its Hugging Face
+//! name. Random initial weights and files are two sources; the model cannot tell them
+//! apart. What the optimizer may change is registered in [`Parameters`], which is all
+//! that the loop, the optimizer and the checkpoints know of a model.
+
+pub mod layers;
+pub mod llama;
+mod parameters;
+mod weights;
+
+pub use parameters::{Parameter, Parameters};
+pub use weights::{Initial, RandomWeights, WeightSource};

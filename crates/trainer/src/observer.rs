@@ -1,0 +1,70 @@
+//! What a run tells whoever watches it.
+//!
+//! The trainer draws nothing. It reports facts in the order they happen; the
+//! command line turns them into a progress bar and lines of text, and tests into
+//! vectors.
+
+use std::path::Path;
+
+use crate::memory::MemorySample;
+use crate::summary::{Environment, Summary};
+use crate::task::{Evaluation, Sample};
+
+/// What is known when training is about to start.
+#[derive(Debug, Clone)]
+pub struct Start<'a> {
+    /// The run's folder.
+    pub folder: &'a Path,
+    /// Where it runs, on what, and what is trained.
+    pub environment: &'a Environment,
+    /// Steps already done, when the run is resumed.
+    pub resumed_at: Option<u64>,
+    /// Steps of the whole run.
+    pub max_steps: u64,
+}
+
+/// The numbers of a logged step.
+#[derive(Debug, Clone, Copy)]
+pub struct Metrics {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Mean training loss since the last record.
+    pub loss: f64,
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// Norm of the gradient before clipping.
+    pub gradient_norm: f64,
+    /// Units (tokens) a second since the last record, evaluations and saves left out.
+    pub units_per_second: f64,
+    /// Memory now.
+    pub memory: MemorySample,
+}
+
+/// Watches a run. Every method does nothing unless it is overridden.
+#[expect(
+    unused_variables,
+    reason = "the names document what an observer is told"
+)]
+pub trait Observer {
+    /// Something that may take a while begins, as in "tokenising".
+    fn preparing(&mut self, what: &str) {}
+    /// Training begins.
+    fn started(&mut self, start: &Start<'_>) {}
+    /// An optimizer step is done.
+    fn stepped(&mut self, step: u64) {}
+    /// Metrics were recorded.
+    fn logged(&mut self, metrics: &Metrics) {}
+    /// The held-out loss was measured.
+    fn evaluated(&mut self, step: u64, evaluation: &Evaluation) {}
+    /// Text was generated.
+    fn sampled(&mut self, step: u64, samples: &[Sample]) {}
+    /// A checkpoint was written.
+    fn saved(&mut self, step: u64, checkpoint: &Path) {}
+    /// The run is over.
+    fn finished(&mut self, summary: &Summary) {}
+}
+
+/// Watches nothing.
+pub struct Silent;
+
+impl Observer for Silent {}

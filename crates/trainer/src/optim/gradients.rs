@@ -1,0 +1,70 @@
+//! Gradients as values.
+//!
+//! A backward pass returns its gradients instead of adding them to hidden fields of
+//! the parameters: the first pass of a step is then moved, not added to zeros, and
+//! nothing has to be cleared.
+
+use tch::Tensor;
+
+use crate::Error;
+use crate::model::Parameters;
+
+/// One gradient for each parameter, in the parameters' order.
+#[derive(Debug, Default)]
+pub struct Gradients {
+    /// Empty before the first backward pass.
+    list: Vec<Tensor>,
+}
+
+impl Gradients {
+    /// Adds the gradients of `loss` (a scalar) to these.
+    ///
+    /// # Errors
+    /// When a parameter had no part in the loss, or memory runs out.
+    pub fn accumulate(&mut self, loss: &Tensor, parameters: &Parameters) -> Result<(), Error> {
+        let inputs: Vec<&Tensor> = parameters.tensors().collect();
+        let fresh = Tensor::f_run_backward(&[loss], &inputs, false, false)?;
+        for (parameter, gradient) in parameters.iter().zip(&fresh) {
+            if !gradient.defined() {
+                let name = &parameter.name;
+                return Err(Error::Internal(format!("`{name}` has no part in the loss")));
+            }
+        }
+        if self.list.is_empty() {
+            self.list = fresh;
+            return Ok(());
+        }
+        for (sum, gradient) in self.list.iter_mut().zip(&fresh) {
+            let _ = sum.f_add_(gradient)?;
+        }
+        Ok(())
+    }
+
+    /// The gradients in the order of the parameters.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.list
+    }
+
+    /// The norm of all gradients taken as one vector: a scalar on their device.
+    ///
+    /// # Errors
+    /// When there are no gradients yet, or memory runs out.
+    pub fn norm(&self) -> Result<Tensor, Error> {
+        let norms = self
+            .list
+            .iter()
+            .map(|gradient| gradient.f_norm())
+            .collect::<Result<Vec<_>, _>>()?;
+        let norms = Tensor::f_stack(&norms, 0)?;
+        Ok(norms.f_norm()?)
+    }
+}
+
+/// What gradients of this norm must be divided by to have at most `max_norm`: a scalar, 1 or
+/// more. The same small constant as in PyTorch's `clip_grad_norm_` keeps it finite.
+pub(crate) fn clip_divisor(norm: &Tensor, max_norm: f64) -> Result<Tensor, Error> {
+    Ok(norm
+        .f_add_scalar(1e-6)?
+        .f_div_scalar(max_norm)?
+        .f_clamp_min(1.0)?)
+}

@@ -1,0 +1,314 @@
+//! The training loop.
+//!
+//! A batch is taken on the host, placed on the device, turned into a loss by the
+//! task and into gradients by the backward pass; the optimizer clips them and steps;
+//! now and then the run is measured, sampled and saved. Nothing here knows what a
+//! model is, and nothing in a step waits for the device: losses and norms stay
+//! there until a record needs them.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use tch::Tensor;
+
+use crate::Error;
+use crate::checkpoint::{self, Progress};
+use crate::config::Config;
+use crate::metrics::Recorder;
+use crate::observer::{Metrics, Observer, Start};
+use crate::optim::{AdamW, Gradients, Schedule};
+use crate::placing::Placing;
+use crate::run_folder::RunFolder;
+use crate::setup::{self, Machine};
+use crate::stop::Stop;
+use crate::summary::{Ending, Environment, Summary};
+use crate::task::{Batch, Evaluation, Task};
+
+/// Trains as `config` says, to the end or until `stop`.
+///
+/// # Errors
+/// When the run cannot start, or something on the way cannot be trusted any more. What was
+/// saved before stays.
+pub fn run(config: &Config, observer: &mut dyn Observer, stop: &Stop) -> Result<Summary, Error> {
+    let began = Instant::now();
+    let machine = Machine::prepare(config)?;
+    let mut placing = Placing::new(machine.device);
+    let task = setup::task(config, &mut placing, observer)?;
+    let mut run = Run::open(config, task, placing, machine, began)?;
+    observer.started(&Start {
+        folder: run.folder.path(),
+        environment: &run.environment,
+        resumed_at: run.resumed_at,
+        max_steps: config.train.max_steps,
+    });
+    let ending = run.train(observer, stop)?;
+    run.finish(ending, observer)
+}
+
+/// A run in progress.
+struct Run<'a> {
+    config: &'a Config,
+    folder: RunFolder,
+    task: Box<dyn Task>,
+    placing: Placing,
+    machine: Machine,
+    environment: Environment,
+    optimizer: AdamW,
+    recorder: Recorder,
+    step: u64,
+    resumed_at: Option<u64>,
+    units: u64,
+    /// Seconds in training steps, evaluations and saves left out.
+    train_seconds: f64,
+    last_saved: Option<u64>,
+    last_evaluation: Option<(u64, Evaluation)>,
+    window: Window,
+    began: Instant,
+}
+
+/// What happened since the last record.
+#[derive(Default)]
+struct Window {
+    /// Sum of the losses, on the device.
+    loss: Option<Tensor>,
+    passes: u64,
+    units: u64,
+    seconds: f64,
+}
+
+impl<'a> Run<'a> {
+    /// Makes the run folder, or continues in one.
+    fn open(
+        config: &'a Config,
+        mut task: Box<dyn Task>,
+        placing: Placing,
+        machine: Machine,
+        began: Instant,
+    ) -> Result<Self, Error> {
+        let mut optimizer = AdamW::new((&config.train).into(), task.parameters())?;
+        let (folder, state) = match &config.train.resume_from_checkpoint {
+            None => (RunFolder::create(config)?, None),
+            Some(from) => {
+                let (folder, path) = RunFolder::resume(config, from)?;
+                let state = checkpoint::load(&path, task.parameters(), &mut optimizer)?;
+                task.restore_data(&state.data)?;
+                (folder, Some(state))
+            }
+        };
+        let step = state.as_ref().map_or(0, |state| state.step);
+        Ok(Self {
+            config,
+            environment: machine.environment(task.as_ref()),
+            recorder: Recorder::open(&folder, step)?,
+            folder,
+            task,
+            placing,
+            machine,
+            optimizer,
+            step,
+            resumed_at: state.as_ref().map(|state| state.step),
+            units: state.as_ref().map_or(0, |state| state.units),
+            train_seconds: state.as_ref().map_or(0.0, |state| state.train_seconds),
+            last_saved: state.as_ref().map(|state| state.step),
+            last_evaluation: None,
+            window: Window::default(),
+            began,
+        })
+    }
+
+    /// All remaining steps.
+    fn train(&mut self, observer: &mut dyn Observer, stop: &Stop) -> Result<Ending, Error> {
+        let config = &self.config.train;
+        let schedule = Schedule::new(config);
+        while self.step < config.max_steps {
+            if stop.is_requested() {
+                return Ok(Ending::Stopped);
+            }
+            let learning_rate = schedule.at(self.step);
+            let norm = self.step(learning_rate)?;
+            observer.stepped(self.step);
+            if due(self.step, config.logging_steps) || self.step == config.max_steps {
+                self.log(learning_rate, &norm, observer)?;
+            }
+            if due(self.step, config.eval_steps) && self.step < config.max_steps {
+                self.evaluate(config.max_eval_samples, observer)?;
+            }
+            if due(self.step, self.config.sample.sample_steps) && self.step < config.max_steps {
+                self.sample(observer)?;
+            }
+            if due(self.step, config.save_steps) {
+                self.save(observer)?;
+            }
+        }
+        Ok(Ending::Completed)
+    }
+
+    /// One optimizer step. Returns the norm of its gradient, on the device.
+    fn step(&mut self, learning_rate: f64) -> Result<Tensor, Error> {
+        let began = Instant::now();
+        // Randomness in a step depends on the seed and the step alone, so there is no
+        // generator state to save.
+        tch::manual_seed((self.config.seed ^ self.step.rotate_left(32)) as i64);
+        let mut gradients = Gradients::default();
+        let passes = self.config.train.gradient_accumulation_steps;
+        for _ in 0..passes {
+            let batch = self.task.next_batch()?;
+            let batch = self.placing.batch(batch)?;
+            let loss = self.task.loss(&batch)?;
+            gradients.accumulate(
+                &loss.f_div_scalar(i64::from(passes))?,
+                self.task.parameters(),
+            )?;
+            self.window.add(&batch, &loss)?;
+        }
+        let norm = self.optimizer.step(
+            self.task.parameters(),
+            &gradients,
+            learning_rate,
+            self.config.train.max_grad_norm,
+        )?;
+        self.step += 1;
+        self.window.seconds += began.elapsed().as_secs_f64();
+        Ok(norm)
+    }
+
+    fn log(
+        &mut self,
+        learning_rate: f64,
+        norm: &Tensor,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
+        let waiting = Instant::now();
+        let window = std::mem::take(&mut self.window);
+        let sum = window.loss.as_ref().map_or(Ok(f64::NAN), f64::try_from)?;
+        // Reading the loss waits for the device, which is time spent training.
+        let seconds = window.seconds + waiting.elapsed().as_secs_f64();
+        self.units += window.units;
+        self.train_seconds += seconds;
+        let metrics = Metrics {
+            step: self.step,
+            loss: sum / window.passes as f64,
+            learning_rate,
+            gradient_norm: f64::try_from(norm)?,
+            units_per_second: window.units as f64 / seconds,
+            memory: self.machine.memory(),
+        };
+        self.recorder.train(&metrics)?;
+        observer.logged(&metrics);
+        Ok(())
+    }
+
+    fn evaluate(&mut self, limit: Option<u64>, observer: &mut dyn Observer) -> Result<(), Error> {
+        let evaluation = self.task.evaluate(limit, &mut self.placing)?;
+        self.last_evaluation = Some((self.step, evaluation));
+        self.recorder.evaluation(self.step, &evaluation)?;
+        observer.evaluated(self.step, &evaluation);
+        Ok(())
+    }
+
+    fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
+        if self.config.sample.max_new_tokens == 0 {
+            return Ok(());
+        }
+        let samples = self.task.sample(self.step, &mut self.placing)?;
+        let path = self.folder.join("samples.txt");
+        let mut text = format!("=== step {} ===\n", self.step);
+        for sample in &samples {
+            text += &format!("--- {:?} ---\n{}\n", sample.prompt, sample.text);
+        }
+        std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(text.as_bytes()))
+            .map_err(|error| Error::io("write", &path, error))?;
+        observer.sampled(self.step, &samples);
+        Ok(())
+    }
+
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf, Error> {
+        let progress = Progress {
+            step: self.step,
+            units: self.units + self.window.units,
+            train_seconds: self.train_seconds + self.window.seconds,
+            data: self.task.data_state()?,
+        };
+        let keep = self.config.train.save_total_limit;
+        let folder = self.folder.checkpoints();
+        let path = checkpoint::save(
+            &folder,
+            progress,
+            self.task.parameters(),
+            &self.optimizer,
+            keep,
+        )?;
+        self.last_saved = Some(self.step);
+        observer.saved(self.step, &path);
+        Ok(path)
+    }
+
+    /// The last checkpoint, evaluation and sample, the exported model and the summary.
+    fn finish(mut self, ending: Ending, observer: &mut dyn Observer) -> Result<Summary, Error> {
+        if self.last_saved != Some(self.step) && self.step > 0 {
+            self.save(observer)?;
+        }
+        if ending == Ending::Completed {
+            self.evaluate(None, observer)?;
+            self.sample(observer)?;
+            self.task
+                .export(&self.folder.join(self.task.export_name()))?;
+        }
+        let summary = self.summary(ending);
+        let path = self.folder.join("summary.json");
+        let text = serde_json::to_string_pretty(&summary)
+            .map_err(|error| Error::Internal(format!("the summary: {error}")))?;
+        std::fs::write(&path, text + "\n").map_err(|error| Error::io("write", &path, error))?;
+        observer.finished(&summary);
+        Ok(summary)
+    }
+
+    fn summary(&self, ending: Ending) -> Summary {
+        let units = self.units + self.window.units;
+        let train_seconds = self.train_seconds + self.window.seconds;
+        let losses = self.recorder.training_losses();
+        let name = self.folder.path().file_name().unwrap_or_default();
+        Summary {
+            name: name.to_string_lossy().into_owned(),
+            ending,
+            steps: self.step,
+            max_steps: self.config.train.max_steps,
+            first_loss: losses.first().copied(),
+            last_loss: losses.last().copied(),
+            held_out: self.last_evaluation.map(|(_, evaluation)| evaluation),
+            tokens: units,
+            tokens_per_second: if train_seconds > 0.0 {
+                units as f64 / train_seconds
+            } else {
+                0.0
+            },
+            train_seconds,
+            wall_seconds: self.began.elapsed().as_secs_f64(),
+            memory: self.machine.memory_summary(),
+            environment: self.environment.clone(),
+        }
+    }
+}
+
+impl Window {
+    fn add(&mut self, batch: &Batch, loss: &Tensor) -> Result<(), Error> {
+        let loss = loss.f_detach()?;
+        self.loss = Some(match self.loss.take() {
+            Some(sum) => sum.f_add(&loss)?,
+            None => loss,
+        });
+        self.passes += 1;
+        self.units += batch.units;
+        Ok(())
+    }
+}
+
+/// Whether something that happens every `every` steps (0: never) happens after `step`.
+fn due(step: u64, every: u64) -> bool {
+    every > 0 && step.is_multiple_of(every)
+}

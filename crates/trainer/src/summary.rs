@@ -1,0 +1,82 @@
+//! A run in numbers: `summary.json` and the last lines on the screen.
+
+use serde::Serialize;
+
+use crate::task::Evaluation;
+
+/// How a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// All steps were done.
+    Completed,
+    /// Somebody asked it to stop; it can be resumed.
+    Stopped,
+}
+
+/// A run in numbers.
+#[derive(Debug, Clone, Serialize)]
+pub struct Summary {
+    /// Name of the run folder.
+    pub name: String,
+    /// How it ended.
+    pub ending: Ending,
+    /// Optimizer steps done.
+    pub steps: u64,
+    /// Optimizer steps asked for.
+    pub max_steps: u64,
+    /// Mean training loss of the first record.
+    pub first_loss: Option<f64>,
+    /// Mean training loss of the last record.
+    pub last_loss: Option<f64>,
+    /// The last evaluation: of all held-out data when the run completed.
+    pub held_out: Option<Evaluation>,
+    /// Tokens trained on, over all resumes.
+    pub tokens: u64,
+    /// Tokens a second while training, evaluations and saves left out.
+    pub tokens_per_second: f64,
+    /// Seconds in training steps, over all resumes.
+    pub train_seconds: f64,
+    /// Seconds since this process began the run, everything included.
+    pub wall_seconds: f64,
+    /// Memory.
+    pub memory: MemorySummary,
+    /// Where it ran.
+    pub environment: Environment,
+}
+
+/// The memory of a run.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct MemorySummary {
+    /// Most bytes in tensors at once; `None` without an allocator that counts.
+    pub peak_live_bytes: Option<u64>,
+    /// Most bytes that the allocator held at once.
+    pub peak_held_bytes: Option<u64>,
+    /// Allocations that went to the driver (for the CPU: the operating system).
+    pub driver_allocations: Option<u64>,
+    /// Releases that went to the driver.
+    pub driver_frees: Option<u64>,
+    /// Most bytes this process had in main memory.
+    pub peak_resident_bytes: u64,
+}
+
+/// Where a run took place.
+#[derive(Debug, Clone, Serialize)]
+pub struct Environment {
+    /// Version of this program.
+    pub surefoot: &'static str,
+    /// libtorch's version and build.
+    pub libtorch: String,
+    /// The device.
+    pub device: String,
+    /// The allocator.
+    pub allocator: String,
+    /// What was trained on.
+    pub data: String,
+    /// What was trained.
+    pub model: String,
+    /// CPU cores of the machine.
+    pub cores: usize,
+    /// Operating system and architecture.
+    pub system: String,
+}

@@ -1,0 +1,276 @@
+//! Language modelling: predict each next token of a text.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tch::{Kind, Tensor};
+
+use super::{Batch, Evaluation, Sample, Task};
+use crate::Error;
+use crate::config::{Config, ModelConfig, SampleConfig};
+use crate::data::{BlockOrder, OrderState, SplitMix64, TextData};
+use crate::model::llama::{Llama, LlamaOptions};
+use crate::model::{Parameters, RandomWeights};
+use crate::placing::Placing;
+use crate::tensor_file;
+
+/// A decoder and the text it learns.
+pub struct CausalLm {
+    model: Llama,
+    parameters: Parameters,
+    data: TextData,
+    order: BlockOrder,
+    block_size: usize,
+    batch_size: usize,
+    eval_batch_size: usize,
+    seed: u64,
+    model_config: ModelConfig,
+    sample_config: SampleConfig,
+}
+
+impl CausalLm {
+    /// A fresh model for `data`.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn from_scratch(
+        config: &Config,
+        data: TextData,
+        placing: &mut Placing,
+    ) -> Result<Self, Error> {
+        let block_size = config.data.block_size as usize;
+        let options = LlamaOptions {
+            vocab_size: data.tokenizer.vocab_size() as i64,
+            positions: block_size as i64,
+            compute: if config.train.bf16 {
+                Kind::BFloat16
+            } else {
+                Kind::Float
+            },
+            device: placing.device(),
+        };
+        let mut parameters = Parameters::default();
+        let mut source = RandomWeights::new(config.seed, placing);
+        let model = Llama::new(&config.model, options, &mut source, &mut parameters)?;
+        let train = &config.train;
+        let batch_size = train.per_device_train_batch_size;
+        Ok(Self {
+            model,
+            parameters,
+            order: BlockOrder::new(config.seed, data.training.len(), block_size),
+            data,
+            block_size,
+            batch_size: batch_size as usize,
+            eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
+            seed: config.seed,
+            model_config: config.model.clone(),
+            sample_config: config.sample.clone(),
+        })
+    }
+
+    /// Inputs `[blocks, block_size]` and the token after each, from `tokens`.
+    fn batch(&self, tokens: &[u16], starts: &[usize]) -> Result<Batch, Error> {
+        let length = self.block_size;
+        let gather = |shift: usize| -> Result<Tensor, Error> {
+            let block = |start: &usize| &tokens[start + shift..start + shift + length];
+            let flat: Vec<i64> = starts
+                .iter()
+                .flat_map(block)
+                .map(|token| i64::from(*token))
+                .collect();
+            Ok(Tensor::f_from_slice(&flat)?.f_view([starts.len() as i64, length as i64])?)
+        };
+        let units = (starts.len() * length) as u64;
+        Ok(Batch::new(
+            vec![("tokens", gather(0)?), ("targets", gather(1)?)],
+            units,
+        ))
+    }
+
+    /// Starts of the held-out blocks: all of them, or `limit` spread evenly over the text.
+    fn held_out_starts(&self, limit: Option<u64>) -> (Vec<usize>, bool) {
+        let count = (self.data.held_out.len() - 1) / self.block_size;
+        let take = limit.map_or(count, |limit| count.min(limit as usize));
+        let starts = (0..take)
+            .map(|index| index * count / take * self.block_size)
+            .collect();
+        (starts, take == count)
+    }
+
+    fn continue_prompt(
+        &self,
+        prompt: &str,
+        random: &mut SplitMix64,
+        placing: &mut Placing,
+    ) -> Result<String, Error> {
+        let mut tokens = vec![self.data.tokenizer.end_of_text()];
+        tokens.extend(self.data.tokenizer.encode(prompt)?);
+        let prompt_length = tokens.len();
+        for _ in 0..self.sample_config.max_new_tokens {
+            let window = &tokens[tokens.len().saturating_sub(self.block_size)..];
+            let window: Vec<i64> = window.iter().map(|token| i64::from(*token)).collect();
+            let input = Tensor::f_from_slice(&window)?.f_unsqueeze(0)?;
+            let batch = placing.batch(Batch::new(vec![("tokens", input)], 0))?;
+            let logits = self.model.logits(batch.get("tokens")?)?;
+            let last = logits
+                .f_select(1, -1)?
+                .f_squeeze()?
+                .f_to_device(tch::Device::Cpu)?;
+            let token = crate::sampling::pick(&last, &self.sample_config, random)?;
+            if token == self.data.tokenizer.end_of_text() {
+                break;
+            }
+            tokens.push(token);
+        }
+        self.data.tokenizer.decode(&tokens[prompt_length..])
+    }
+}
+
+impl Task for CausalLm {
+    fn description(&self) -> String {
+        let config = &self.model_config;
+        format!(
+            "{} parameters, {} layers of width {}, {} tokens of context",
+            crate::text::thousands(self.parameters.count()),
+            config.num_hidden_layers,
+            config.hidden_size,
+            self.block_size,
+        )
+    }
+
+    fn data_description(&self) -> String {
+        self.data.description.clone()
+    }
+
+    fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    fn next_batch(&mut self) -> Result<Batch, Error> {
+        let starts: Vec<usize> = (0..self.batch_size)
+            .map(|_| self.order.next_start())
+            .collect();
+        self.batch(&self.data.training, &starts)
+    }
+
+    fn loss(&self, batch: &Batch) -> Result<Tensor, Error> {
+        let logits = self.model.logits(batch.get("tokens")?)?;
+        cross_entropy(&logits, batch.get("targets")?)
+    }
+
+    fn evaluate(&self, limit: Option<u64>, placing: &mut Placing) -> Result<Evaluation, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let (starts, complete) = self.held_out_starts(limit);
+        let (mut nats, mut tokens, mut bytes) = (0.0, 0u64, 0u64);
+        for starts in starts.chunks(self.eval_batch_size) {
+            let batch = placing.batch(self.batch(&self.data.held_out, starts)?)?;
+            nats += f64::try_from(&self.loss(&batch)?)? * batch.units as f64;
+            tokens += batch.units;
+            let lengths = self.data.tokenizer.byte_lengths();
+            for start in starts {
+                let targets = &self.data.held_out[start + 1..=start + self.block_size];
+                bytes += targets
+                    .iter()
+                    .map(|t| u64::from(lengths[usize::from(*t)]))
+                    .sum::<u64>();
+            }
+        }
+        Ok(Evaluation {
+            loss: nats / tokens as f64,
+            nats_per_byte: Some(nats / bytes as f64),
+            samples: starts.len() as u64,
+            complete,
+        })
+    }
+
+    fn sample(&self, step: u64, placing: &mut Placing) -> Result<Vec<Sample>, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let mut samples = Vec::new();
+        for (index, prompt) in self.sample_config.prompts.iter().enumerate() {
+            let mut random = SplitMix64::new(&[self.seed, step, index as u64]);
+            let text = self.continue_prompt(prompt, &mut random, placing)?;
+            samples.push(Sample {
+                prompt: prompt.clone(),
+                text,
+            });
+        }
+        Ok(samples)
+    }
+
+    fn data_state(&self) -> Result<Value, Error> {
+        Ok(json!({
+            "fingerprint": self.data.fingerprint,
+            "block_size": self.block_size,
+            "seed": self.seed,
+            "order": self.order.state(),
+        }))
+    }
+
+    fn restore_data(&mut self, state: &Value) -> Result<(), Error> {
+        for (key, ours) in [
+            ("fingerprint", json!(self.data.fingerprint)),
+            ("block_size", json!(self.block_size)),
+            ("seed", json!(self.seed)),
+        ] {
+            if state[key] != ours {
+                return Err(Error::Data(format!(
+                    "the data differs from that of the checkpoint: `{key}` was {}, and is {ours}",
+                    state[key]
+                )));
+            }
+        }
+        let order: OrderState = serde_json::from_value(state["order"].clone())
+            .map_err(|error| Error::Data(format!("the checkpoint's data position: {error}")))?;
+        self.order.restore(order);
+        Ok(())
+    }
+
+    fn export(&self, folder: &Path) -> Result<(), Error> {
+        std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+        let tensors: Vec<_> = self
+            .parameters
+            .iter()
+            .map(|p| (p.name.clone(), &p.tensor))
+            .collect();
+        tensor_file::write(&folder.join("model.safetensors"), &tensors)?;
+        self.data.tokenizer.save(&folder.join("tokenizer.json"))?;
+        let config = llama_config_json(&self.model_config, &self.data, self.block_size);
+        let path = folder.join("config.json");
+        std::fs::write(&path, format!("{config:#}\n"))
+            .map_err(|error| Error::io("write", &path, error))
+    }
+}
+
+/// Mean nats per token of `[batch, length, vocabulary]` logits.
+fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
+    let vocabulary = logits.size().last().copied().unwrap_or(0);
+    let logits = logits.f_view([-1, vocabulary])?;
+    let targets = targets.f_view([-1])?;
+    Ok(logits.f_cross_entropy_loss(&targets, None::<&Tensor>, tch::Reduction::Mean, -100, 0.0)?)
+}
+
+/// The `config.json` with which Hugging Face's `LlamaForCausalLM` opens the model.
+fn llama_config_json(model: &ModelConfig, data: &TextData, block_size: usize) -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": data.tokenizer.vocab_size(),
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.intermediate_size,
+        "num_hidden_layers": model.num_hidden_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads(),
+        "head_dim": model.head_dim(),
+        "hidden_act": "silu",
+        "max_position_embeddings": block_size,
+        "rope_theta": model.rope_theta,
+        "rms_norm_eps": model.rms_norm_eps,
+        "initializer_range": model.initializer_range,
+        "tie_word_embeddings": model.tie_word_embeddings,
+        "attention_bias": false,
+        "mlp_bias": false,
+        "bos_token_id": data.tokenizer.end_of_text(),
+        "eos_token_id": data.tokenizer.end_of_text(),
+        "torch_dtype": "float32",
+    })
+}
