@@ -28,7 +28,7 @@ use crate::checksum::Checksum;
 pub trait Transport {
     /// A tensor in host memory. Cheap to hold; dropping it frees what the transport made for it.
     type Host;
-    /// A tensor on the device. Dropping it frees the memory, so that the ladder never drops one a
+    /// A tensor on the device. Dropping it frees the memory, so the ladder never drops one that a
     /// pending copy may still write to: it is handed to [`abandon`](Transport::abandon) instead.
     type Remote;
 
@@ -87,8 +87,9 @@ pub trait Transport {
     /// Hands cached memory back to the driver; the bytes that were given back.
     fn trim(&mut self) -> Result<Bytes, TransportError>;
 
-    /// Takes a tensor that a stuck operation may still write to. Its memory must not be used again.
-    fn abandon(&mut self, remote: Self::Remote);
+    /// Takes what a stuck operation may still write to or read from, or what a lost context owned. None of
+    /// this memory may be used or freed again: the process is about to end with an error.
+    fn abandon(&mut self, remotes: Vec<Self::Remote>, sources: Vec<Self::Host>);
 }
 
 /// How the bytes of one copy travel.

@@ -1,0 +1,635 @@
+//! The ladder: one tensor to the device, by the first way that works.
+//!
+//! ```text
+//!   contiguous ─▶ direct ─▶ sync ─▶ verify ─▶ cast on the device ─▶ verify the cast ─▶ there
+//!                   │ refused, out of memory, stalled, or wrong bytes
+//!                   ▼
+//!                 retry ─▶ staged ─▶ chunked ─▶ other stream ─▶ zero copy ─▶ cast on host ─▶ stay on host
+//! ```
+//!
+//! Which rung is open when is decided in [`crate::rung`], what is verified in [`crate::verify`]. Three things
+//! end the climb at once, because going on would corrupt the run: a context that is lost, a device that does
+//! not answer even to a full synchronisation, and a source that somebody writes to meanwhile.
+
+use serde::Serialize;
+
+use crate::bytes::Bytes;
+use crate::checksum::{Checksum, Damage};
+use crate::report::{Attempt, Failure, Outcome, PlacementReport, Story};
+use crate::rung::{Rung, Situation};
+use crate::transport::{
+    CopyMethod, DeviceFacts, Element, Pool, SourceFacts, SyncScope, Transport, TransportError,
+};
+use crate::verify::{Judge, Role, Turn, Verify};
+
+/// How moves are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Policy {
+    /// Which arrivals are verified.
+    pub verify: Verify,
+    /// The piece size of the chunked route.
+    pub chunk: Bytes,
+    /// Whether a tensor that cannot be moved may stay on the host, with a warning. Otherwise it is an error.
+    pub may_stay_on_host: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy {
+            verify: Verify::First,
+            chunk: Bytes::mib(16),
+            may_stay_on_host: true,
+        }
+    }
+}
+
+/// One tensor to move.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// Its name: of the parameter, or of the batch's field (the same for each batch).
+    pub name: &'a str,
+    /// What it is.
+    pub role: Role,
+    /// The element type it shall have on the device; `None` keeps the source's.
+    pub cast: Option<Element>,
+}
+
+/// Where a tensor ended.
+#[derive(Debug)]
+pub enum Placed<Remote, Host> {
+    /// On the device.
+    OnDevice(Remote),
+    /// On the host, after every rung failed; a warning has been logged.
+    OnHost(Host),
+}
+
+/// Why a move ended without the tensor.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum MoveError {
+    /// Everything on the device is lost. Nothing may be tried again in this process.
+    #[error(
+        "moving `{tensor}` left the device unusable: {message}; end this process and start again \
+         from the last checkpoint"
+    )]
+    ContextLost {
+        /// The tensor that was on its way.
+        tensor: String,
+        /// The device's own words.
+        message: String,
+    },
+    /// The device does not answer.
+    #[error(
+        "the device hangs since `{tensor}` was moved ({message}), and a full synchronisation did not \
+         end either; end this process and start again from the last checkpoint"
+    )]
+    Hung {
+        /// The tensor that was on its way.
+        tensor: String,
+        /// What did not end.
+        message: String,
+    },
+    /// Somebody wrote to the source during the move.
+    #[error(
+        "`{tensor}` was written to while it was on its way to the device; whoever fills it must wait \
+         until the copy is complete"
+    )]
+    SourceChanged {
+        /// The tensor.
+        tensor: String,
+    },
+    /// The host could not even prepare the tensor.
+    #[error("`{tensor}` could not be prepared on the host: {source}")]
+    Host {
+        /// The tensor.
+        tensor: String,
+        /// What went wrong.
+        source: TransportError,
+    },
+    /// Every rung failed, and the policy does not allow the tensor to stay on the host.
+    #[error("no way to the device worked for this tensor:\n{story}")]
+    NotPlaced {
+        /// What was tried.
+        story: Story,
+    },
+}
+
+impl MoveError {
+    /// Whether more free memory would have helped: the caller may make room and try again.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            MoveError::Host { source, .. } => matches!(source, TransportError::OutOfMemory { .. }),
+            MoveError::NotPlaced { story } => story.attempts.iter().any(|attempt| {
+                matches!(
+                    &attempt.outcome,
+                    Outcome::Failed {
+                        failure: Failure::OutOfMemory { .. }
+                    }
+                )
+            }),
+            _ => false,
+        }
+    }
+}
+
+/// What [`Ladder::place`] gives for a transport.
+pub type PlacedBy<T> = Placed<<T as Transport>::Remote, <T as Transport>::Host>;
+
+/// Moves tensors under one policy, and remembers what happened.
+#[derive(Debug)]
+pub struct Ladder {
+    policy: Policy,
+    judge: Judge,
+    report: PlacementReport,
+}
+
+impl Ladder {
+    /// A ladder that has moved nothing yet.
+    pub fn new(policy: Policy) -> Ladder {
+        Ladder {
+            policy,
+            judge: Judge::new(policy.verify),
+            report: PlacementReport::new(policy.verify),
+        }
+    }
+
+    /// The policy it was made with.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Every move so far.
+    pub fn report(&self) -> &PlacementReport {
+        &self.report
+    }
+
+    /// Moves one tensor. On return the copy is complete, and the source may be written to again
+    /// (unless the tensor arrived by [`Rung::ZeroCopy`]: then it *is* the source).
+    ///
+    /// # Errors
+    /// See [`MoveError`]; what can be tried again has been tried.
+    pub fn place<T: Transport>(
+        &mut self,
+        transport: &mut T,
+        host: &T::Host,
+        request: &Request<'_>,
+    ) -> Result<PlacedBy<T>, MoveError> {
+        let source = transport.source(host);
+        let contiguous = match transport.contiguous(host) {
+            Ok(contiguous) => contiguous,
+            Err(TransportError::ContextLost { message, .. }) => {
+                return Err(MoveError::ContextLost {
+                    tensor: request.name.to_owned(),
+                    message,
+                });
+            }
+            Err(source) => {
+                return Err(MoveError::Host {
+                    tensor: request.name.to_owned(),
+                    source,
+                });
+            }
+        };
+        let climb = Climb {
+            device: transport.facts(),
+            transport,
+            policy: self.policy,
+            turn: self.judge.begin(request.role),
+            judge: &mut self.judge,
+            request,
+            cast: request.cast.filter(|element| *element != source.element),
+            source,
+            contiguous,
+            source_sum: None,
+            cast_sum: None,
+            attempts: Vec::new(),
+        };
+        let (result, story) = climb.run();
+        let result = result.map_err(|end| end.explain(&story));
+        self.report.record(story);
+        result
+    }
+}
+
+/// The way of one tensor up the ladder.
+struct Climb<'a, T: Transport> {
+    transport: &'a mut T,
+    device: DeviceFacts,
+    policy: Policy,
+    judge: &'a mut Judge,
+    turn: Turn,
+    request: &'a Request<'a>,
+    source: SourceFacts,
+    /// The element type to arrive at, when it is not the source's.
+    cast: Option<Element>,
+    contiguous: T::Host,
+    /// What the source summed to before its first verified copy.
+    source_sum: Option<Checksum>,
+    /// What the source sums to after a cast on the host.
+    cast_sum: Option<Checksum>,
+    attempts: Vec<Attempt>,
+}
+
+/// How a climb ends without the tensor.
+enum End {
+    /// With this failure, at once.
+    At(Failure),
+    /// After the last rung.
+    Exhausted,
+    /// Because the host failed.
+    Host(TransportError),
+}
+
+/// Why an attempt brought nothing.
+enum Miss {
+    Failed(Failure),
+    Host(TransportError),
+}
+
+impl From<TransportError> for Miss {
+    fn from(error: TransportError) -> Miss {
+        Miss::Failed(error.into())
+    }
+}
+
+/// What an attempt holds while the device may still work with it.
+struct Flight<T: Transport> {
+    remotes: Vec<T::Remote>,
+    sources: Vec<T::Host>,
+}
+
+impl<T: Transport> Climb<'_, T> {
+    fn run(mut self) -> (Result<PlacedBy<T>, End>, Story) {
+        let result = self.climb();
+        let story = Story {
+            tensor: self.request.name.to_owned(),
+            role: self.request.role,
+            bytes: self.source.bytes,
+            attempts: std::mem::take(&mut self.attempts),
+        };
+        if let Ok(Placed::OnHost(_)) = result {
+            tracing::warn!(
+                tensor = story.tensor,
+                bytes = story.bytes.0,
+                "`{}` stays on the CPU: what uses it runs there, or moves {} each time.\n{story}",
+                story.tensor,
+                story.bytes,
+            );
+        }
+        let result = match result {
+            Err(End::At(failure @ (Failure::Hung { .. } | Failure::ContextLost { .. }))) => {
+                self.transport.abandon(Vec::new(), vec![self.contiguous]);
+                Err(End::At(failure))
+            }
+            other => other,
+        };
+        (result, story)
+    }
+
+    fn climb(&mut self) -> Result<PlacedBy<T>, End> {
+        for rung in Rung::ALL {
+            if let Some(why) = self.obstacle(rung) {
+                self.note(rung, Outcome::Skipped { why });
+                continue;
+            }
+            if rung == Rung::StayOnHost {
+                return self.stay();
+            }
+            for method in self.methods(rung) {
+                if let Some(remote) = self.try_twice_if_full(rung, method)? {
+                    return Ok(Placed::OnDevice(remote));
+                }
+            }
+        }
+        Err(End::Exhausted)
+    }
+
+    fn obstacle(&self, rung: Rung) -> Option<&'static str> {
+        if rung == Rung::StayOnHost && !self.policy.may_stay_on_host {
+            return Some("not allowed");
+        }
+        let last_failure = self
+            .attempts
+            .iter()
+            .rev()
+            .find_map(|attempt| match &attempt.outcome {
+                Outcome::Failed { failure } => Some(failure),
+                _ => None,
+            });
+        Situation {
+            device: &self.device,
+            source: self.source,
+            cast: self.cast,
+            last_failure,
+        }
+        .obstacle(rung)
+    }
+
+    /// The ways of copying that a rung tries, in order.
+    fn methods(&self, rung: Rung) -> Vec<CopyMethod> {
+        let chunked = CopyMethod::Chunked {
+            chunk: self.policy.chunk,
+        };
+        match rung {
+            Rung::Direct | Rung::Retry | Rung::Staged | Rung::StayOnHost => {
+                vec![CopyMethod::Direct]
+            }
+            Rung::Chunked => vec![chunked],
+            Rung::OtherStream => vec![CopyMethod::OtherStream],
+            Rung::ZeroCopy => vec![CopyMethod::ZeroCopy],
+            Rung::CastOnHost => vec![CopyMethod::Direct, chunked],
+        }
+    }
+
+    /// Tries a rung, and once more after trimming when the device was full. (`direct` leaves that second
+    /// try to `retry`, which comes next anyway.)
+    fn try_twice_if_full(
+        &mut self,
+        rung: Rung,
+        method: CopyMethod,
+    ) -> Result<Option<T::Remote>, End> {
+        for may_repeat in [true, false] {
+            let failure = match self.attempt(rung, method) {
+                Ok((remote, verified)) => {
+                    self.note(rung, Outcome::Arrived { verified });
+                    return Ok(Some(remote));
+                }
+                Err(Miss::Host(error)) => return Err(End::Host(error)),
+                Err(Miss::Failed(failure)) => failure,
+            };
+            self.note(
+                rung,
+                Outcome::Failed {
+                    failure: failure.clone(),
+                },
+            );
+            match failure {
+                Failure::ContextLost { .. } | Failure::Hung { .. } | Failure::SourceChanged => {
+                    return Err(End::At(failure));
+                }
+                Failure::OutOfMemory {
+                    pool: Pool::Device, ..
+                } => {
+                    self.trim()?;
+                    if may_repeat && rung != Rung::Direct {
+                        continue;
+                    }
+                }
+                _ => {}
+            }
+            break;
+        }
+        Ok(None)
+    }
+
+    fn trim(&mut self) -> Result<(), End> {
+        match self.transport.trim() {
+            Err(error @ TransportError::ContextLost { .. }) => Err(End::At(error.into())),
+            // A trim that does not work leaves things as they were; the next try will tell.
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// One attempt, with what may still be in flight kept safe when it fails.
+    fn attempt(&mut self, rung: Rung, method: CopyMethod) -> Result<(T::Remote, bool), Miss> {
+        let mut flight = Flight {
+            remotes: Vec::new(),
+            sources: Vec::new(),
+        };
+        let failure = match self.fly(rung, method, &mut flight) {
+            Ok(arrived) => return Ok(arrived),
+            Err(Miss::Failed(failure)) => failure,
+            Err(host) => return Err(host),
+        };
+        let failure = self.settle(failure, &flight);
+        if matches!(failure, Failure::Hung { .. } | Failure::ContextLost { .. }) {
+            self.transport.abandon(flight.remotes, flight.sources);
+        }
+        Err(Miss::Failed(failure))
+    }
+
+    /// Waits for everything in flight before its memory is freed: a copy that is late must not land in
+    /// memory that belongs to somebody else by then.
+    fn settle(&mut self, failure: Failure, flight: &Flight<T>) -> Failure {
+        let stalled = matches!(failure, Failure::TimedOut { .. });
+        let lost = matches!(failure, Failure::ContextLost { .. });
+        if lost || (flight.remotes.is_empty() && !stalled) {
+            return failure;
+        }
+        match self.transport.synchronize(SyncScope::Device) {
+            Err(TransportError::ContextLost { message, .. }) => Failure::ContextLost { message },
+            Err(error @ TransportError::TimedOut { .. }) => Failure::Hung {
+                message: error.to_string(),
+            },
+            // An error of the copy that failed may surface here a second time.
+            Ok(()) | Err(_) => failure,
+        }
+    }
+
+    fn fly(
+        &mut self,
+        rung: Rung,
+        method: CopyMethod,
+        flight: &mut Flight<T>,
+    ) -> Result<(T::Remote, bool), Miss> {
+        let verified = self
+            .judge
+            .wants(self.turn, self.request.name, self.request.role, rung);
+        if verified {
+            self.sum_source()?;
+        }
+        self.prepare(rung, method, flight)?;
+        if verified && rung == Rung::CastOnHost {
+            self.sum_cast()?;
+        }
+        let payload = flight.sources.last().unwrap_or(&self.contiguous);
+        let remote = self.transport.copy(payload, method)?;
+        flight.remotes.push(remote);
+        let scope = match method {
+            CopyMethod::OtherStream => SyncScope::Device,
+            _ => SyncScope::Stream,
+        };
+        self.transport.synchronize(scope)?;
+        flight.sources.clear();
+
+        if verified {
+            let expected = if rung == Rung::CastOnHost {
+                &self.cast_sum
+            } else {
+                &self.source_sum
+            }
+            .clone();
+            if let Some(damage) = self.compare(expected, flight)? {
+                self.judge.distrust();
+                self.check_source()?;
+                return Err(Miss::Failed(Failure::WrongBytes { damage }));
+            }
+        }
+        if let (Some(element), true) = (self.cast, rung != Rung::CastOnHost) {
+            self.cast_on_device(element, verified, flight)?;
+        }
+        if verified {
+            self.judge
+                .passed(self.request.name, self.request.role, rung);
+        }
+        match flight.remotes.pop() {
+            Some(remote) => Ok((remote, verified)),
+            None => Err(Miss::Failed(Failure::Unverifiable {
+                message: "it is gone".to_owned(),
+            })),
+        }
+    }
+
+    /// Makes the buffers a rung copies from; the last of them is what is copied.
+    fn prepare(
+        &mut self,
+        rung: Rung,
+        method: CopyMethod,
+        flight: &mut Flight<T>,
+    ) -> Result<(), Miss> {
+        if let (Rung::CastOnHost, Some(element)) = (rung, self.cast) {
+            flight
+                .sources
+                .push(self.transport.cast_on_host(&self.contiguous, element)?);
+        }
+        let staged = rung == Rung::Staged
+            || (rung == Rung::CastOnHost
+                && method == CopyMethod::Direct
+                && self.device.pinned_memory);
+        if staged {
+            let payload = flight.sources.last().unwrap_or(&self.contiguous);
+            let staged = self.transport.stage(payload)?;
+            flight.sources.push(staged);
+        }
+        Ok(())
+    }
+
+    /// Casts what arrived, and compares it with a cast on the host: a device whose kernels give zeros
+    /// is as bad as one whose copies do.
+    ///
+    /// A NaN may come out with another payload on each side; that is taken for damage, and the tensor
+    /// arrives cast on the host instead.
+    fn cast_on_device(
+        &mut self,
+        element: Element,
+        verified: bool,
+        flight: &mut Flight<T>,
+    ) -> Result<(), Miss> {
+        let Some(arrived) = flight.remotes.last() else {
+            return Ok(());
+        };
+        let cast = match self.transport.cast_on_device(arrived, element) {
+            Ok(cast) => cast,
+            Err(TransportError::Refused { message, .. }) => {
+                return Err(Miss::Failed(Failure::CastFailed { message }));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        flight.remotes.push(cast);
+        self.transport.synchronize(SyncScope::Stream)?;
+        if verified {
+            self.sum_cast()?;
+            if let Some(damage) = self.compare(self.cast_sum.clone(), flight)? {
+                self.judge.distrust();
+                self.check_source()?;
+                return Err(Miss::Failed(Failure::WrongCast { damage }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sums the source, once, before the first copy that will be compared with it.
+    fn sum_source(&mut self) -> Result<(), Miss> {
+        if self.source_sum.is_none() {
+            self.source_sum = Some(
+                self.transport
+                    .sum_host(&self.contiguous)
+                    .map_err(Miss::Host)?,
+            );
+        }
+        Ok(())
+    }
+
+    /// Sums what a cast on the host makes of the source, once.
+    fn sum_cast(&mut self) -> Result<(), Miss> {
+        if let (None, Some(element)) = (&self.cast_sum, self.cast) {
+            let cast = self.transport.cast_on_host(&self.contiguous, element);
+            let sum = cast.and_then(|cast| self.transport.sum_host(&cast));
+            self.cast_sum = Some(sum.map_err(Miss::Host)?);
+        }
+        Ok(())
+    }
+
+    /// How the tensor that arrived last differs from what was expected.
+    fn compare(
+        &mut self,
+        expected: Option<Checksum>,
+        flight: &Flight<T>,
+    ) -> Result<Option<Damage>, Miss> {
+        let (Some(expected), Some(remote)) = (expected, flight.remotes.last()) else {
+            return Err(Miss::Failed(Failure::Unverifiable {
+                message: "there is nothing to compare".to_owned(),
+            }));
+        };
+        let arrived = match self.transport.sum_device(remote) {
+            Ok(Some(sum)) => Ok(sum),
+            Err(error @ (TransportError::ContextLost { .. } | TransportError::TimedOut { .. })) => {
+                return Err(error.into());
+            }
+            // The device cannot say; a copy back can.
+            Ok(None) | Err(_) => self
+                .transport
+                .read_back(remote)
+                .and_then(|copy| self.transport.sum_host(&copy)),
+        };
+        match arrived {
+            Ok(arrived) => Ok(expected.damage(&arrived)),
+            Err(error @ (TransportError::ContextLost { .. } | TransportError::TimedOut { .. })) => {
+                Err(error.into())
+            }
+            Err(error) => Err(Miss::Failed(Failure::Unverifiable {
+                message: error.to_string(),
+            })),
+        }
+    }
+
+    /// Whether the source is still what it was; if not, no other way to copy it helps.
+    fn check_source(&mut self) -> Result<(), Miss> {
+        let now = self
+            .transport
+            .sum_host(&self.contiguous)
+            .map_err(Miss::Host)?;
+        match &self.source_sum {
+            Some(before) if *before != now => Err(Miss::Failed(Failure::SourceChanged)),
+            _ => Ok(()),
+        }
+    }
+
+    fn stay(&mut self) -> Result<PlacedBy<T>, End> {
+        let host = match self.cast {
+            Some(element) => self.transport.cast_on_host(&self.contiguous, element),
+            None => self.transport.contiguous(&self.contiguous),
+        };
+        let host = host.map_err(End::Host)?;
+        self.note(Rung::StayOnHost, Outcome::Arrived { verified: false });
+        Ok(Placed::OnHost(host))
+    }
+
+    fn note(&mut self, rung: Rung, outcome: Outcome) {
+        self.attempts.push(Attempt { rung, outcome });
+    }
+}
+
+impl End {
+    fn explain(self, story: &Story) -> MoveError {
+        let tensor = story.tensor.clone();
+        match self {
+            End::At(Failure::Hung { message }) => MoveError::Hung { tensor, message },
+            End::At(Failure::SourceChanged) => MoveError::SourceChanged { tensor },
+            End::At(Failure::ContextLost { message }) => MoveError::ContextLost { tensor, message },
+            End::At(_) | End::Exhausted => MoveError::NotPlaced {
+                story: story.clone(),
+            },
+            End::Host(source) => MoveError::Host { tensor, source },
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Which arrivals are verified.
+//!
+//! What is compared, and how, is the business of [`crate::checksum`] and [`crate::route`]; this module only
+//! decides *when*. A device that once delivered wrong bytes is not trusted again: from then on `first` and
+//! `sample` verify like `always`.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::str::FromStr;
+
+use serde::{Serialize, Serializer};
+
+use crate::rung::Rung;
+
+/// How often arrivals are verified.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// Never. Wrong bytes pass unseen.
+    Off,
+    /// Each weight once, and each batch the first time it takes a route.
+    #[default]
+    First,
+    /// Every move.
+    Always,
+    /// Each weight once, and of the batches one in so many.
+    Sample {
+        /// The first and then each so-manieth batch is verified.
+        one_in: NonZeroU32,
+    },
+}
+
+/// What a tensor is to the training, which decides how often it moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// A parameter or buffer of a module: moves once, or again and again with the same bytes.
+    Weight,
+    /// Part of a batch: new bytes each time, under the same name.
+    Batch,
+}
+
+/// A text that names no mode.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no way to verify: write `off`, `first`, `always`, `sample` or `sample:N` (one batch in N)"
+)]
+pub struct NotAMode(String);
+
+impl Verify {
+    /// One batch in 64: what `sample` means without a number.
+    pub const SAMPLE: Verify = Verify::Sample {
+        one_in: NonZeroU32::new(64).expect("64 is not 0"),
+    };
+}
+
+impl FromStr for Verify {
+    type Err = NotAMode;
+
+    fn from_str(text: &str) -> Result<Verify, NotAMode> {
+        match text {
+            "off" => Ok(Verify::Off),
+            "first" => Ok(Verify::First),
+            "always" => Ok(Verify::Always),
+            "sample" => Ok(Verify::SAMPLE),
+            _ => text
+                .strip_prefix("sample:")
+                .and_then(|number| number.parse().ok())
+                .map(|one_in| Verify::Sample { one_in })
+                .ok_or_else(|| NotAMode(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for Verify {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verify::Off => formatter.pad("off"),
+            Verify::First => formatter.pad("first"),
+            Verify::Always => formatter.pad("always"),
+            Verify::Sample { one_in } => formatter.pad(&format!("sample:{one_in}")),
+        }
+    }
+}
+
+impl Serialize for Verify {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Remembers what has been verified, and decides what will be.
+#[derive(Debug)]
+pub(crate) struct Judge {
+    verify: Verify,
+    seen_weights: HashSet<String>,
+    seen_batches: HashSet<(String, Rung)>,
+    batches: u64,
+    distrusts: bool,
+}
+
+impl Judge {
+    pub(crate) fn new(verify: Verify) -> Judge {
+        Judge {
+            verify,
+            seen_weights: HashSet::new(),
+            seen_batches: HashSet::new(),
+            batches: 0,
+            distrusts: false,
+        }
+    }
+
+    /// A new move begins: whether it is this mode's turn, whatever the route.
+    pub(crate) fn begin(&mut self, role: Role) -> Turn {
+        if role == Role::Weight {
+            return Turn { sampled: false };
+        }
+        let number = self.batches;
+        self.batches += 1;
+        match self.verify {
+            Verify::Sample { one_in } => Turn {
+                sampled: number.is_multiple_of(u64::from(one_in.get())),
+            },
+            _ => Turn { sampled: false },
+        }
+    }
+
+    /// Whether an arrival by this rung is to be verified.
+    pub(crate) fn wants(&self, turn: Turn, name: &str, role: Role, rung: Rung) -> bool {
+        match (self.verify, role) {
+            (Verify::Off, _) => false,
+            (Verify::Always, _) => true,
+            _ if self.distrusts => true,
+            (Verify::First | Verify::Sample { .. }, Role::Weight) => {
+                !self.seen_weights.contains(name)
+            }
+            (Verify::First, Role::Batch) => !self.seen_batches.contains(&(name.to_owned(), rung)),
+            (Verify::Sample { .. }, Role::Batch) => turn.sampled,
+        }
+    }
+
+    /// An arrival was verified and right.
+    pub(crate) fn passed(&mut self, name: &str, role: Role, rung: Rung) {
+        // `always` and `off` never ask, so they need not remember a name per tensor.
+        match (self.verify, role) {
+            (Verify::First | Verify::Sample { .. }, Role::Weight) => {
+                self.seen_weights.insert(name.to_owned());
+            }
+            (Verify::First, Role::Batch) => {
+                self.seen_batches.insert((name.to_owned(), rung));
+            }
+            _ => {}
+        }
+    }
+
+    /// An arrival was wrong.
+    pub(crate) fn distrust(&mut self) {
+        self.distrusts = true;
+    }
+}
+
+/// Whether a move was drawn for verification.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn {
+    sampled: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Moves one tensor through a judge and says whether it was verified.
+    fn moved(judge: &mut Judge, name: &str, role: Role, rung: Rung) -> bool {
+        let turn = judge.begin(role);
+        let wanted = judge.wants(turn, name, role, rung);
+        if wanted {
+            judge.passed(name, role, rung);
+        }
+        wanted
+    }
+
+    #[test]
+    fn reads_and_prints_every_mode() {
+        for text in ["off", "first", "always", "sample:64", "sample:3"] {
+            assert_eq!(text.parse::<Verify>().unwrap().to_string(), text);
+        }
+        assert_eq!("sample".parse(), Ok(Verify::SAMPLE));
+        for text in ["", "on", "sample:0", "sample:x", "Always"] {
+            assert!(text.parse::<Verify>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn first_verifies_a_weight_once_on_whatever_route() {
+        let mut judge = Judge::new(Verify::First);
+        assert!(moved(&mut judge, "w", Role::Weight, Rung::Direct));
+        assert!(!moved(&mut judge, "w", Role::Weight, Rung::Direct));
+        assert!(!moved(&mut judge, "w", Role::Weight, Rung::Staged));
+        assert!(moved(&mut judge, "v", Role::Weight, Rung::Direct));
+    }
+
+    #[test]
+    fn first_verifies_a_batch_once_on_each_route() {
+        let mut judge = Judge::new(Verify::First);
+        assert!(moved(&mut judge, "tokens", Role::Batch, Rung::Direct));
+        assert!(!moved(&mut judge, "tokens", Role::Batch, Rung::Direct));
+        assert!(moved(&mut judge, "tokens", Role::Batch, Rung::Staged));
+    }
+
+    #[test]
+    fn sample_takes_the_first_and_each_nth_batch() {
+        let mut judge = Judge::new("sample:3".parse().unwrap());
+        let taken: Vec<bool> = (0..7)
+            .map(|_| moved(&mut judge, "b", Role::Batch, Rung::Direct))
+            .collect();
+        assert_eq!(taken, [true, false, false, true, false, false, true]);
+    }
+
+    #[test]
+    fn a_wrong_arrival_ends_the_trust() {
+        for mode in [Verify::First, Verify::SAMPLE] {
+            let mut judge = Judge::new(mode);
+            moved(&mut judge, "w", Role::Weight, Rung::Direct);
+            judge.distrust();
+            assert!(moved(&mut judge, "w", Role::Weight, Rung::Direct), "{mode}");
+        }
+        let mut off = Judge::new(Verify::Off);
+        off.distrust();
+        assert!(!moved(&mut off, "w", Role::Weight, Rung::Direct));
+    }
+}
