@@ -80,14 +80,15 @@ export! {
     }
 
     fn unsupported(engine) as driver nvmlDeviceGetNvLinkRemoteDeviceType, driver nvmlDeviceGetNvLinkRemotePciInfo_v2,
-        driver nvmlDeviceGetP2PStatus, driver nvmlDeviceGetGpuFabricInfoV, driver nvmlDeviceGetHandleByUUID
+        driver nvmlDeviceGetP2PStatus, driver nvmlDeviceGetHandleByUUID
     {
         let _ = engine;
         Err(NOT_SUPPORTED)
     }
 }
 
-export_nothing! { nvmlInit_v2 nvmlInit nvmlShutdown }
+// Fabric info is left as the caller zeroed it, which reads "no fabric".
+export_nothing! { nvmlInit_v2 nvmlInit nvmlShutdown nvmlDeviceGetGpuFabricInfoV }
 
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "the C API decides")]
