@@ -33,6 +33,10 @@ pub enum Error {
         reason: String,
     },
 
+    /// A pretrained model cannot be used.
+    #[error(transparent)]
+    Weights(#[from] crate::weights::WeightsError),
+
     /// A file could not be read or written.
     #[error("cannot {action} `{}`: {source}", path.display())]
     Io {
@@ -58,7 +62,11 @@ impl Error {
     pub fn is_bad_usage(&self) -> bool {
         matches!(
             self,
-            Self::Config(_) | Self::Data(_) | Self::Device(_) | Self::Allocator(_)
+            Self::Config(_)
+                | Self::Data(_)
+                | Self::Device(_)
+                | Self::Allocator(_)
+                | Self::Weights(_)
         )
     }
 

@@ -29,6 +29,7 @@ mod summary;
 pub mod task;
 pub mod tensor_file;
 pub mod text;
+pub mod weights;
 
 pub use config::Config;
 pub use error::Error;

@@ -5,10 +5,12 @@
 //! apart. What the optimizer may change is registered in [`Parameters`], which is all
 //! that the loop, the optimizer and the checkpoints know of a model.
 
+mod decoder_config;
 pub mod layers;
 pub mod llama;
 mod parameters;
 mod weights;
 
+pub use decoder_config::{Architecture, DecoderConfig, RopeScaling, RopeSettings};
 pub use parameters::{Parameter, Parameters};
 pub use weights::{Initial, RandomWeights, WeightSource};

@@ -1,0 +1,145 @@
+"""Writes golden/models: tiny random decoders as `transformers` saves and computes them.
+
+Each folder holds a Hugging Face model and `expected.safetensors`: `tokens` and the
+`logits` for them, in fp32. `llama-grouped.gguf` is the first model as llama.cpp's
+converter would store it.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGUFWriter
+from safetensors.torch import save_file
+from transformers import (
+    LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
+)
+
+GOLDEN = Path(__file__).parent / "golden" / "models"
+SHAPE = dict(
+    vocab_size=48, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,
+    # Large enough that attention is far from uniform and mistakes cannot hide.
+    initializer_range=0.3, bos_token_id=1, eos_token_id=2,
+)
+LLAMA3 = dict(
+    rope_type="llama3", rope_theta=500.0, factor=8.0, low_freq_factor=1.0,
+    high_freq_factor=4.0, original_max_position_embeddings=32,
+)
+MODELS = {
+    "llama-grouped": (LlamaForCausalLM, LlamaConfig(**SHAPE, tie_word_embeddings=False)),
+    "llama-tied-biases": (LlamaForCausalLM, LlamaConfig(
+        **{**SHAPE, "num_key_value_heads": 4}, tie_word_embeddings=True,
+        attention_bias=True, mlp_bias=True, rms_norm_eps=1e-5)),
+    "llama-scaled": (LlamaForCausalLM, LlamaConfig(**SHAPE, rope_parameters=LLAMA3)),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SHAPE, tie_word_embeddings=True)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(
+        **SHAPE, head_dim=8, tie_word_embeddings=True, rope_parameters=dict(
+            rope_type="default", rope_theta=1_000_000.0))),
+    "qwen3-untied": (Qwen3ForCausalLM, Qwen3Config(
+        **{**SHAPE, "num_key_value_heads": 1}, head_dim=6, attention_bias=True,
+        tie_word_embeddings=False)),
+}
+
+
+def randomise(model):
+    """Norms and biases start as ones and zeros, which would hide mistakes."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+            elif "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+
+
+def permute(rows, heads):
+    """What llama.cpp's converter does to the rows of q and k."""
+    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+def write_gguf(path, model):
+    config = model.config
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_bos_token_id(config.bos_token_id)
+    writer.add_eos_token_id(config.eos_token_id)
+    add_tokenizer(writer)
+    parts = {
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+    }
+    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    for name, tensor in model.state_dict().items():
+        data = tensor.numpy()
+        module, role = name.rsplit(".", 1)
+        if module in whole:
+            target = whole[module]
+        else:
+            _, _, layer, part = module.split(".", 3)
+            target = f"blk.{layer}.{parts[part]}"
+            if part == "self_attn.q_proj":
+                data = permute(data, config.num_attention_heads)
+            if part == "self_attn.k_proj":
+                data = permute(data, config.num_key_value_heads)
+        writer.add_tensor(f"{target}.{role}", np.ascontiguousarray(data))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_tokenizer(writer):
+    """48 tokens, enough for `the 42`."""
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "Ġ", *"abcdefghijklmnopqrstuvwxyz"]
+    tokens += [*"0123456789", "he", "Ġt", "Ġthe", "on", "12", "Ċ", ".", ","]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["h e", "Ġ t", "Ġt he", "o n", "1 2"])
+    writer.add_chat_template("{% for message in messages %}{{ message.content }}{% endfor %}")
+
+
+def to_old_places(path):
+    """The rotary embedding's keys where transformers 4 kept them."""
+    config = json.loads(path.read_text())
+    parameters = config.pop("rope_parameters")
+    config["rope_theta"] = parameters.pop("rope_theta")
+    config["rope_scaling"] = parameters
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def main():
+    shutil.rmtree(GOLDEN, ignore_errors=True)
+    for seed, (name, (kind, config)) in enumerate(MODELS.items()):
+        torch.manual_seed(seed)
+        model = kind(config).eval()
+        randomise(model)
+        folder = GOLDEN / name
+        # One in several shards.
+        shard = "10KB" if name == "llama-tied-biases" else "1GB"
+        model.save_pretrained(folder, max_shard_size=shard)
+        if name == "llama-scaled":
+            to_old_places(folder / "config.json")
+            model = kind.from_pretrained(folder).eval()
+        tokens = torch.randint(0, config.vocab_size, (2, 40))
+        with torch.no_grad():
+            logits = model(tokens).logits
+        save_file({"tokens": tokens, "logits": logits.contiguous()}, folder / "expected.safetensors")
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        if name == "llama-grouped":
+            write_gguf(GOLDEN / "llama-grouped.gguf", model)
+
+
+main()
