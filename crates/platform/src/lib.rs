@@ -15,6 +15,20 @@
 #![forbid(unsafe_code)]
 
 pub mod bytes;
+mod describe;
+pub mod detect;
+pub mod dump;
+pub mod explain;
+pub mod gfx;
+pub mod machine;
 pub mod memory;
+pub mod pci;
+pub mod python;
+pub mod snapshot;
+pub mod source;
+pub mod wheels;
 
 pub use bytes::Bytes;
+pub use gfx::Gfx;
+pub use machine::Machine;
+pub use snapshot::Snapshot;

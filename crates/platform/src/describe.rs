@@ -1,0 +1,122 @@
+//! What follows from the facts of a GPU: its class, its product, its memory.
+//!
+//! Shared by every way of reading a machine; each way fills in what it knows, and
+//! this completes the rest.
+
+use crate::gfx::SoldAs;
+use crate::machine::{Class, Gpu, Machine, System};
+use crate::memory::{MemoryRule, apu};
+use crate::{Bytes, Gfx};
+
+/// Completes every GPU of a machine.
+pub(crate) fn complete(machine: &mut Machine) {
+    let (system, ram, pages) = (
+        machine.system,
+        machine.memory.total,
+        machine.ttm_pages_limit,
+    );
+    for gpu in &mut machine.gpus {
+        if gpu.gfx.is_none()
+            && let Some(gfx) = gpu.device_id.and_then(|id| id.gfx())
+        {
+            gpu.gfx = Some(gfx);
+            gpu.gfx_from_device_id = true;
+        }
+        classify(gpu);
+        name(gpu);
+        let (usable, rule) = memory(gpu, system, ram, pages);
+        gpu.usable_bytes = usable;
+        gpu.memory_rule = Some(rule);
+    }
+}
+
+/// Card or APU, when the source has not said: by architecture, then by numbers.
+fn classify(gpu: &mut Gpu) {
+    if gpu.class.is_some() {
+        return;
+    }
+    if gpu.device_id.is_some_and(|id| id.is_mi300a()) {
+        (gpu.class, gpu.class_from) = (Some(Class::Apu), "the device id is that of an APU");
+        return;
+    }
+    (gpu.class, gpu.class_from) = match gpu
+        .gfx
+        .and_then(Gfx::architecture)
+        .map(|known| known.sold_as)
+    {
+        Some(SoldAs::Apu) => (Some(Class::Apu), "the architecture exists only as an APU"),
+        Some(SoldAs::Discrete) => (Some(Class::Dgpu), "the architecture exists only as a card"),
+        Some(SoldAs::Either) => (Some(Class::Dgpu), "the device id is not that of the APU"),
+        // A chip we have never heard of. A small carve-out beside a large GTT is an
+        // APU; the opposite proves nothing (a carve-out can be 96 GiB).
+        None => match (gpu.vram_bytes, gpu.gtt_bytes) {
+            (Some(vram), Some(gtt))
+                if vram <= Bytes::gib(4) && gtt >= Bytes::gib(8) && gtt.0 / 4 >= vram.0 =>
+            {
+                (
+                    Some(Class::Apu),
+                    "guessed from a small VRAM beside a large GTT",
+                )
+            }
+            _ => (None, "not known"),
+        },
+    };
+}
+
+fn name(gpu: &mut Gpu) {
+    let known = gpu.device_id.and_then(|id| id.product(gpu.compute_units));
+    // Drivers call half of all consumer cards this.
+    let generic = |name: &str| {
+        matches!(
+            name,
+            "" | "AMD Radeon Graphics" | "AMD Radeon(TM) Graphics" | "N/A"
+        )
+    };
+    match (&gpu.product, known) {
+        (Some(product), _) if !generic(product) => {}
+        (_, Some(known)) => gpu.product = Some(known.to_owned()),
+        _ => {
+            gpu.product = gpu
+                .gfx
+                .and_then(Gfx::architecture)
+                .map(|known| known.products.to_owned())
+        }
+    }
+}
+
+/// What `hipMalloc` can hand out, and the rule that gives it.
+///
+/// KFD's memory bank equals HIP's `totalGlobalMem` on cards and on APUs (rocm-systems
+/// PR #8475), so it wins whenever it is known; the rule then only explains it.
+fn memory(
+    gpu: &Gpu,
+    system: System,
+    ram: Option<Bytes>,
+    ttm_pages: Option<u64>,
+) -> (Option<Bytes>, MemoryRule) {
+    let pool = gpu.usable_bytes;
+    match gpu.class {
+        Some(Class::Dgpu) => (pool.or(gpu.vram_bytes), MemoryRule::Discrete),
+        None => (pool, MemoryRule::Unknown),
+        // The Windows driver has rules of its own; its number is all there is.
+        Some(Class::Apu) if system == System::Windows => (pool, MemoryRule::Unknown),
+        Some(Class::Apu) => {
+            let rule = match (gpu.vram_bytes, gpu.gtt_bytes, pool) {
+                (Some(vram), Some(gtt), _) => apu::rule(vram, gtt),
+                (Some(vram), None, Some(pool)) if vram == pool => MemoryRule::Carveout,
+                (_, None, Some(pool)) if ttm_pages.map(Bytes::pages) == Some(pool) => {
+                    MemoryRule::Gtt
+                }
+                (_, _, Some(pool)) => ram.map_or(MemoryRule::Unknown, |ram| apu::infer(pool, ram)),
+                _ => MemoryRule::Unknown,
+            };
+            let usable = pool.or(match rule {
+                MemoryRule::Carveout => gpu.vram_bytes,
+                // The size of the GTT can be above what TTM hands out: only the limit counts.
+                MemoryRule::Gtt => ttm_pages.map(Bytes::pages),
+                _ => None,
+            });
+            (usable, rule)
+        }
+    }
+}

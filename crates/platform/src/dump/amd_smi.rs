@@ -1,0 +1,138 @@
+//! The output of `amd-smi`: its table, and `list`, `static` or `metric` as text or JSON.
+//!
+//! Its "VRAM" is memory of the GPU's own: on an APU that is the carve-out, never
+//! what HIP can use. `N/A` for load, temperature and power is normal on APUs.
+
+use crate::Bytes;
+use crate::machine::{Gpu, Machine};
+use crate::pci::{DeviceId, PciAddress};
+use serde_json::Value;
+
+/// The GPUs in the order of the tool, which is not always HIP's.
+pub(super) fn gpus(text: &str, _machine: &mut Machine) -> Vec<Gpu> {
+    if let Some(gpus) = from_json(text) {
+        return gpus;
+    }
+    let mut gpus = if text.contains("AMD-SMI") {
+        table(text)
+    } else {
+        Vec::new()
+    };
+    if gpus.is_empty() {
+        gpus = listing(text);
+    }
+    // What other programs say about the only GPU is often posted below.
+    if let [only] = gpus.as_mut_slice() {
+        only.gfx = only
+            .gfx
+            .or_else(|| crate::Gfx::find_all(text).first().copied());
+    }
+    gpus
+}
+
+/// Two rows a GPU: `| 0000:c5:00.0    AMD Radeon Graphics | …`, then `| 0 0 N/A … 161/98304 MB |`.
+fn table(text: &str) -> Vec<Gpu> {
+    let mut gpus: Vec<Gpu> = Vec::new();
+    for line in text.lines() {
+        let Some(row) = line.trim().strip_prefix('|') else {
+            continue;
+        };
+        let row = row.trim_end_matches('|');
+        let first = row.split('|').next().unwrap_or_default().trim();
+        let (address, name) = first.split_once(char::is_whitespace).unwrap_or((first, ""));
+        if let Some(pci) = PciAddress::parse(address) {
+            let product = Some(name.trim().to_owned()).filter(|name| !name.is_empty());
+            gpus.push(Gpu {
+                pci: Some(pci),
+                product,
+                ..Gpu::default()
+            });
+        } else if let Some(gpu) = gpus.last_mut()
+            && gpu.vram_bytes.is_none()
+            && let Some((_, total)) = row.rsplit_once('/')
+            && total.trim_end().ends_with('B')
+        {
+            gpu.vram_bytes = Bytes::parse(total);
+        }
+    }
+    gpus
+}
+
+/// `GPU: 0` and indented `KEY: value` lines below it.
+fn listing(text: &str) -> Vec<Gpu> {
+    let mut gpus: Vec<Gpu> = Vec::new();
+    let mut in_vram = false;
+    for line in text.lines() {
+        let Some((key, value)) = line
+            .split_once(':')
+            .map(|(key, value)| (key.trim(), value.trim()))
+        else {
+            continue;
+        };
+        if key == "GPU" && value.parse::<u32>().is_ok() {
+            gpus.push(Gpu::default());
+            continue;
+        }
+        if value.is_empty() {
+            in_vram = key == "VRAM";
+        }
+        if let Some(gpu) = gpus.last_mut() {
+            fact(gpu, key, value, in_vram);
+        }
+    }
+    gpus.retain(|gpu| *gpu != Gpu::default());
+    gpus
+}
+
+/// A list of objects, or `{"gpu_data": […]}`; their keys are those of the text in lower case.
+fn from_json(text: &str) -> Option<Vec<Gpu>> {
+    let start = text.find(['[', '{'])?;
+    let json: Value = serde_json::from_str(text[start..].trim()).ok()?;
+    let list = json
+        .as_array()
+        .or_else(|| json.get("gpu_data")?.as_array())?;
+    let gpus: Vec<Gpu> = list
+        .iter()
+        .filter(|entry| entry.get("gpu").is_some())
+        .map(|entry| {
+            let mut gpu = Gpu::default();
+            walk(entry, false, &mut gpu);
+            gpu
+        })
+        .collect();
+    (!gpus.is_empty()).then_some(gpus)
+}
+
+fn walk(json: &Value, in_vram: bool, gpu: &mut Gpu) {
+    for (key, value) in json.as_object().into_iter().flatten() {
+        let key = key.to_ascii_uppercase();
+        match value {
+            Value::Object(object) => match (
+                object.get("value"),
+                object.get("unit").and_then(Value::as_str),
+            ) {
+                // Sizes are `{"value": 24560, "unit": "MB"}`.
+                (Some(number), Some(unit)) => fact(gpu, &key, &format!("{number} {unit}"), in_vram),
+                _ => walk(value, key == "VRAM", gpu),
+            },
+            Value::String(text) => fact(gpu, &key, text, in_vram),
+            Value::Number(number) => fact(gpu, &key, &number.to_string(), in_vram),
+            _ => {}
+        }
+    }
+}
+
+fn fact(gpu: &mut Gpu, key: &str, value: &str, in_vram: bool) {
+    match key {
+        "BDF" => gpu.pci = gpu.pci.or_else(|| PciAddress::parse(value)),
+        "MARKET_NAME" => gpu.product = Some(value.to_owned()).filter(|name| name != "N/A"),
+        "DEVICE_ID" => gpu.device_id = gpu.device_id.or_else(|| DeviceId::parse(value)),
+        "TARGET_GRAPHICS_VERSION" => gpu.gfx = value.parse().ok(),
+        "NUM_COMPUTE_UNITS" => gpu.compute_units = value.parse().ok(),
+        "NODE_ID" => gpu.kfd_node = value.parse().ok(),
+        "SIZE" if in_vram => gpu.vram_bytes = Bytes::parse(value),
+        "TOTAL_VRAM" => gpu.vram_bytes = Bytes::parse(value),
+        "TOTAL_GTT" => gpu.gtt_bytes = Bytes::parse(value),
+        _ => {}
+    }
+}

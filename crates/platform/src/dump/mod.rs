@@ -1,0 +1,194 @@
+//! Reading a machine from a text that somebody posted.
+//!
+//! The kind of text is recognised from its content: a dump of `surefoot doctor`, a
+//! flattened KFD tree, the output of `rocminfo`, `hipInfo`, `rocm-smi` or `amd-smi`,
+//! a report about memory, a log. A post often holds more than one of them; the best
+//! source of devices gives the GPUs, and whatever else is in the text completes them.
+
+mod amd_smi;
+mod hipinfo;
+mod memory_report;
+mod rocm_smi;
+mod rocminfo;
+
+use crate::machine::{Gpu, Machine, ReadFrom, System};
+use crate::snapshot::{DUMP_HEADER, Snapshot};
+use crate::{describe, detect, explain, source};
+
+/// The text is none of the kinds that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "not recognised; it can be a dump of `surefoot doctor --dump`, a KFD topology with its paths, \
+     the output of `rocminfo`, `hipInfo`, `rocm-smi -a`, `amd-smi static` or `amd-smi metric`, \
+     a report about memory, or a log with an error message"
+)]
+pub struct NotRecognised;
+
+/// The text of a file, however it was written: PowerShell writes UTF-16, and a
+/// broken byte in a log must not hide the rest of it.
+#[must_use]
+pub fn decode(bytes: &[u8]) -> String {
+    let utf16 = |pairs: &[u8], read: fn([u8; 2]) -> u16| {
+        let units: Vec<u16> = pairs
+            .chunks_exact(2)
+            .map(|pair| read([pair[0], pair[1]]))
+            .collect();
+        String::from_utf16_lossy(&units)
+    };
+    match bytes {
+        [0xff, 0xfe, rest @ ..] => utf16(rest, u16::from_le_bytes),
+        [0xfe, 0xff, rest @ ..] => utf16(rest, u16::from_be_bytes),
+        [0xef, 0xbb, 0xbf, rest @ ..] => String::from_utf8_lossy(rest).into_owned(),
+        bytes => String::from_utf8_lossy(bytes).into_owned(),
+    }
+}
+
+/// Reads a machine from a text of any kind.
+///
+/// # Errors
+/// [`NotRecognised`] when nothing in the text describes a GPU, its memory or an error.
+pub fn read(text: &str) -> Result<Machine, NotRecognised> {
+    let text = &without_colour(text);
+    let snapshot = Snapshot::parse(text);
+    if text.starts_with(DUMP_HEADER) || snapshot.paths_under("kfd/nodes/").next().is_some() {
+        return Ok(detect::machine(&snapshot));
+    }
+    type Reader = fn(&str, &mut Machine) -> Vec<Gpu>;
+    let readers: [(ReadFrom, Reader); 5] = [
+        (ReadFrom::Rocminfo, rocminfo::gpus),
+        (ReadFrom::Hipinfo, hipinfo::gpus),
+        (ReadFrom::AmdSmi, amd_smi::gpus),
+        (ReadFrom::RocmSmi, rocm_smi::gpus),
+        (ReadFrom::Memory, memory_report::gpus),
+    ];
+    for (read_from, gpus) in readers {
+        // The files among the text (`/proc/cmdline: …`) count in every kind.
+        let mut machine = Machine {
+            read_from,
+            variables: variables(text),
+            ..detect::machine(&snapshot)
+        };
+        machine.gpus = gpus(text, &mut machine);
+        let no_gpu_but_recognised = read_from == ReadFrom::Rocminfo && rocminfo::is_rocminfo(text);
+        if machine.gpus.is_empty() && !no_gpu_but_recognised {
+            continue;
+        }
+        if read_from == ReadFrom::Hipinfo {
+            machine.system = System::Windows;
+        }
+        for (index, gpu) in machine.gpus.iter_mut().enumerate() {
+            gpu.index = index;
+        }
+        memory_report::complete(text, &mut machine);
+        describe::complete(&mut machine);
+        return Ok(machine);
+    }
+    if explain::explain(text).matches.is_empty() {
+        return Err(NotRecognised);
+    }
+    Ok(Machine {
+        read_from: ReadFrom::Log,
+        variables: variables(text),
+        ..Machine::default()
+    })
+}
+
+/// Removes colour codes, also those whose escape character a copy turned into `ESC`.
+fn without_colour(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    let mut rest = text.trim_start_matches('\u{feff}');
+    while let Some(start) = rest.find("\u{1b}[").or_else(|| rest.find("ESC[")) {
+        clean.push_str(&rest[..start]);
+        let code = &rest[start..];
+        let body = code.find('[').map_or(code.len(), |at| at + 1);
+        let end = code[body..]
+            .find(|c: char| !(c.is_ascii_digit() || c == ';'))
+            .map_or(code.len(), |at| body + at);
+        // The letter that ends the code.
+        let letter = code[end..].chars().next().map_or(0, char::len_utf8);
+        rest = &code[end + letter..];
+    }
+    clean.push_str(rest);
+    clean
+}
+
+/// Assignments of variables that matter, on lines of their own, in any shell.
+fn variables(text: &str) -> std::collections::BTreeMap<String, String> {
+    let assignment = |line: &str| {
+        let line = line.trim();
+        let line = ["export ", "set ", "$env:", "Environment=", "-e ", "ENV "]
+            .iter()
+            .find_map(|p| line.strip_prefix(p))
+            .unwrap_or(line);
+        let (name, value) = line.split_once('=')?;
+        let name = name.trim();
+        let is_name = !name.is_empty()
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_');
+        let value = value.trim().trim_matches(['"', '\'']);
+        (is_name && source::is_relevant_variable(name)).then(|| (name.to_owned(), value.to_owned()))
+    };
+    text.lines().filter_map(assignment).collect()
+}
+
+/// The value behind the first colon of a line whose key is exactly `key`.
+fn value_of<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    let (found, value) = line.split_once(':')?;
+    (found.trim() == key).then(|| value.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn powershell_writes_utf16() {
+        let text = "gcnArchName: gfx1151";
+        let mut bytes = vec![0xff, 0xfe];
+        bytes.extend(text.encode_utf16().flat_map(u16::to_le_bytes));
+        assert_eq!(decode(&bytes), text);
+    }
+
+    #[test]
+    fn colour_is_removed_even_when_the_escape_was_lost() {
+        assert_eq!(
+            without_colour("\u{1b}[37mROCk\u{1b}[0m ESC[1;31mmodule"),
+            "ROCk module"
+        );
+    }
+
+    #[test]
+    fn assignments_of_any_shell_are_read() {
+        let text = "export HSA_OVERRIDE_GFX_VERSION=11.0.0\n$env:HIP_VISIBLE_DEVICES=\"0\"\nPATH=/bin\nx HSA_XNACK=1\n";
+        let variables = variables(text);
+        assert_eq!(
+            variables
+                .get("HSA_OVERRIDE_GFX_VERSION")
+                .map(String::as_str),
+            Some("11.0.0")
+        );
+        assert_eq!(
+            variables.get("HIP_VISIBLE_DEVICES").map(String::as_str),
+            Some("0")
+        );
+        assert_eq!(variables.len(), 2);
+    }
+
+    #[test]
+    fn prose_is_not_recognised() {
+        assert_eq!(
+            read("Dear all,\nmy computer is slow.\n").err(),
+            Some(NotRecognised)
+        );
+        assert_eq!(read("").err(), Some(NotRecognised));
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = read(&decode(&bytes));
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! The output of `rocm-smi`: long (`-a`), short (the table), or `--json`.
+
+use crate::Bytes;
+use crate::machine::{Gpu, Machine};
+use crate::pci::{DeviceId, PciAddress};
+use std::collections::BTreeMap;
+
+/// The GPUs, in the order of their KFD nodes: rocm-smi has an order of its own,
+/// and HIP does not use it (pytorch #131901).
+pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
+    let mut gpus: BTreeMap<u32, Gpu> = BTreeMap::new();
+    for line in text.lines() {
+        if let Some((number, key, value)) = long_line(line) {
+            fact(gpus.entry(number).or_default(), key, value);
+        } else if let Some((number, gpu)) = table_line(line) {
+            gpus.entry(number).or_insert(gpu);
+        } else if let Some(release) = line.strip_prefix("Driver version:") {
+            machine.kernel = machine
+                .kernel
+                .take()
+                .or(crate::machine::Kernel::parse(release));
+        }
+    }
+    if let Some(json) = text
+        .find('{')
+        .and_then(|start| serde_json::from_str::<serde_json::Value>(text[start..].trim()).ok())
+    {
+        from_json(&json, &mut gpus);
+    }
+    let mut gpus: Vec<Gpu> = gpus
+        .into_values()
+        .filter(|gpu| *gpu != Gpu::default())
+        .collect();
+    gpus.sort_by_key(|gpu| gpu.kfd_node.unwrap_or(u32::MAX));
+    gpus
+}
+
+/// `GPU[0]\t\t: Device ID: \t\t0x15bf`.
+fn long_line(line: &str) -> Option<(u32, &str, &str)> {
+    let (number, rest) = line.trim().strip_prefix("GPU[")?.split_once(']')?;
+    let (key, value) = rest.trim_start().strip_prefix(':')?.split_once(':')?;
+    Some((number.parse().ok()?, key.trim(), value.trim()))
+}
+
+/// `0       1     0x744c,   12345  45.0°C …`, below the heading `Device  Node  IDs`.
+fn table_line(line: &str) -> Option<(u32, Gpu)> {
+    let mut words = line.split_whitespace();
+    let (number, node, id) = (
+        words.next()?.parse().ok()?,
+        words.next()?.parse().ok()?,
+        words.next()?,
+    );
+    let device_id = DeviceId::parse(id.strip_suffix(',')?)?;
+    Some((
+        number,
+        Gpu {
+            kfd_node: Some(node),
+            device_id: Some(device_id),
+            ..Gpu::default()
+        },
+    ))
+}
+
+fn from_json(json: &serde_json::Value, gpus: &mut BTreeMap<u32, Gpu>) {
+    for (card, facts) in json.as_object().into_iter().flatten() {
+        let Some(number) = card
+            .strip_prefix("card")
+            .and_then(|number| number.parse().ok())
+        else {
+            continue;
+        };
+        for (key, value) in facts.as_object().into_iter().flatten() {
+            if let Some(value) = value.as_str() {
+                fact(gpus.entry(number).or_default(), key, value);
+            }
+        }
+    }
+}
+
+/// Card names are those of the PCI id database and wrong as often as right
+/// ("Radeon HD 6470M" for a 780M): the device id decides.
+fn fact(gpu: &mut Gpu, key: &str, value: &str) {
+    match key {
+        "Device ID" | "Card Model" | "Card model" => {
+            gpu.device_id = gpu.device_id.or_else(|| DeviceId::parse(value))
+        }
+        "PCI Bus" => gpu.pci = PciAddress::parse(value),
+        // 6.1 prints `gfx11003` for gfx1103; reading it repairs it.
+        "GFX Version" => gpu.gfx = value.parse().ok(),
+        "Node ID" => gpu.kfd_node = value.parse().ok(),
+        "Unique ID" if value.starts_with("0x") => {
+            gpu.uuid = u64::from_str_radix(&value[2..], 16)
+                .ok()
+                .filter(|&id| id != 0)
+                .map(|id| format!("GPU-{id:016x}"));
+        }
+        "VRAM Total Memory (B)" => gpu.vram_bytes = Bytes::parse(value),
+        "GTT Total Memory (B)" => gpu.gtt_bytes = Bytes::parse(value),
+        _ => {}
+    }
+}

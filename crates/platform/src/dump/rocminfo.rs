@@ -1,0 +1,122 @@
+//! The output of `rocminfo`: one block an agent.
+
+use super::value_of;
+use crate::Bytes;
+use crate::machine::{Class, Gpu, Machine};
+use crate::pci::{DeviceId, PciAddress};
+
+/// Whether the text has the table of agents, even one without a GPU.
+pub(super) fn is_rocminfo(text: &str) -> bool {
+    text.contains("HSA Agents") && text.contains("Device Type:")
+}
+
+/// The GPU agents, in their order; the pool of the CPU agents becomes the RAM.
+pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
+    let mut gpus = Vec::new();
+    let mut host = Bytes::ZERO;
+    for block in blocks(text) {
+        match field(&block, "Device Type") {
+            Some("GPU") => gpus.push(gpu(&block)),
+            Some("CPU") => host = host.saturating_add(largest_pool(&block).unwrap_or_default()),
+            // NPUs are agents too.
+            _ => {}
+        }
+    }
+    if host > Bytes::ZERO {
+        machine.memory.total = machine.memory.total.or(Some(host));
+    }
+    gpus
+}
+
+/// The lines of each agent, from `Agent 1` to the next one.
+fn blocks(text: &str) -> Vec<Vec<&str>> {
+    let mut blocks: Vec<Vec<&str>> = Vec::new();
+    for line in text.lines() {
+        let is_start = line
+            .trim()
+            .strip_prefix("Agent ")
+            .is_some_and(|number| number.trim().parse::<u32>().is_ok());
+        if is_start {
+            blocks.push(Vec::new());
+        } else if let Some(block) = blocks.last_mut() {
+            block.push(line);
+        }
+    }
+    blocks
+}
+
+/// The first value of a key: the fields of the agent come before those of its pools and ISAs.
+fn field<'a>(block: &[&'a str], key: &str) -> Option<&'a str> {
+    block.iter().find_map(|line| value_of(line, key))
+}
+
+fn gpu(block: &[&str]) -> Gpu {
+    // `5510(0x1586)`: the number before the parenthesis.
+    let number = |key: &str| {
+        field(block, key).and_then(|value| value.split('(').next()?.trim().parse::<u64>().ok())
+    };
+    let domain = number("Domain")
+        .and_then(|domain| u32::try_from(domain).ok())
+        .unwrap_or(0);
+    let gfx = field(block, "Name").and_then(|name| name.parse().ok());
+    let isa = block
+        .iter()
+        .find_map(|line| value_of(line, "Name")?.rsplit_once("--")?.1.parse().ok());
+    let mut gpu = Gpu {
+        gfx: gfx.or(isa),
+        product: field(block, "Marketing Name")
+            .filter(|name| !name.is_empty())
+            .map(str::to_owned),
+        uuid: field(block, "Uuid")
+            .filter(|uuid| is_real_uuid(uuid))
+            .map(str::to_owned),
+        kfd_node: number("Node").and_then(|node| u32::try_from(node).ok()),
+        device_id: number("Chip ID")
+            .and_then(|id| u16::try_from(id).ok())
+            .filter(|&id| id != 0)
+            .map(DeviceId),
+        pci: number("BDFID")
+            .filter(|&id| id != 0)
+            .map(|id| PciAddress::from_location_id(domain, id)),
+        compute_units: number("Compute Unit").and_then(|units| u32::try_from(units).ok()),
+        wave_size: number("Wavefront Size").and_then(|lanes| u32::try_from(lanes).ok()),
+        usable_bytes: largest_pool(block),
+        ..Gpu::default()
+    };
+    // Old versions of rocminfo do not have this line at all, which says nothing.
+    if let Some(properties) = field(block, "Memory Properties") {
+        let is_apu = properties.split([',', ' ']).any(|word| word == "APU");
+        gpu.class = Some(if is_apu { Class::Apu } else { Class::Dgpu });
+        gpu.class_from = "rocminfo: Memory Properties";
+    }
+    gpu
+}
+
+/// `GPU-XX` stands for a card without a number of its own, and WSL prints all ones.
+fn is_real_uuid(uuid: &str) -> bool {
+    uuid.strip_prefix("GPU-").is_some_and(|hex| {
+        hex.len() >= 8
+            && hex.bytes().all(|b| b.is_ascii_hexdigit())
+            && !hex.bytes().all(|b| b == b'f')
+            && !hex.bytes().all(|b| b == b'0')
+    })
+}
+
+/// The largest global pool; a card shows the same memory as several pools.
+fn largest_pool(block: &[&str]) -> Option<Bytes> {
+    let mut is_global = false;
+    let mut largest = None;
+    for line in block {
+        if let Some(segment) = value_of(line, "Segment") {
+            is_global = segment.starts_with("GLOBAL");
+        } else if is_global && let Some(size) = value_of(line, "Size") {
+            let kib = size
+                .split('(')
+                .next()
+                .and_then(|number| number.trim().parse().ok())
+                .map(Bytes::kib);
+            largest = largest.max(kib);
+        }
+    }
+    largest.filter(|&size| size > Bytes::ZERO)
+}

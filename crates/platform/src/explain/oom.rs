@@ -1,0 +1,449 @@
+//! Out-of-memory messages: their numbers, and what the numbers say.
+//!
+//! PyTorch's message ends with advice about fragmentation whatever the cause. On
+//! consumer AMD hardware the cause is mostly another: a capacity that is half of the
+//! RAM (TTM's default), a capacity of 512 MiB (only the carve-out), a capacity that
+//! the driver does not honour. The numbers tell them apart.
+
+use super::context::Context;
+use super::{Confidence, Hints, Match, Severity, clip};
+use crate::Bytes;
+use crate::memory::apu;
+use regex::Regex;
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+/// The numbers of one message. What it does not say, or says as a wrapped negative
+/// number, is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Numbers {
+    /// The allocation that failed.
+    pub requested: Option<Bytes>,
+    /// "Total capacity".
+    pub capacity: Option<Bytes>,
+    /// "Free".
+    pub free: Option<Bytes>,
+    /// In tensors.
+    pub allocated: Option<Bytes>,
+    /// Held by PyTorch without a tensor in it.
+    pub unallocated: Option<Bytes>,
+    /// Everything this process has on the device.
+    pub process: Option<Bytes>,
+    /// The message had a number for "free", and it was nonsense.
+    pub free_is_nonsense: bool,
+}
+
+struct Patterns {
+    requested: Regex,
+    capacity: Regex,
+    free: Regex,
+    allocated: Regex,
+    unallocated: Regex,
+    reserved: Regex,
+    process: Regex,
+}
+
+static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
+    let pattern = |text: &str| {
+        let size = r"(\d[\d.,]*\s*(?:bytes|[KMGT]?i?B))";
+        Regex::new(&text.replace("SIZE", size)).ok()
+    };
+    Some(Patterns {
+        requested: pattern(r"(?i)tried to allocate SIZE")?,
+        // `capacty` is how older versions spell it.
+        capacity: pattern(r"(?i)(?:total capaci?ty of SIZE|SIZE total capaci?ty)")?,
+        free: pattern(r"(?i)(?:of which SIZE is free|SIZE free\b)")?,
+        allocated: pattern(r"(?i)(?:SIZE is allocated by PyTorch|SIZE already allocated)")?,
+        unallocated: pattern(r"(?i)SIZE is reserved by PyTorch but unallocated")?,
+        reserved: pattern(r"(?i)SIZE reserved in total by PyTorch")?,
+        process: pattern(r"(?i)this process has SIZE memory in use")?,
+    })
+});
+
+/// Reads the numbers of a message. Its lines may be wrapped.
+#[must_use]
+pub fn numbers(message: &str) -> Numbers {
+    let Some(patterns) = &*PATTERNS else {
+        return Numbers::default();
+    };
+    let message = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = |pattern: &Regex| {
+        let found = pattern.captures(&message)?;
+        found
+            .iter()
+            .skip(1)
+            .flatten()
+            .next()
+            .map(|size| size.as_str().to_owned())
+    };
+    let size = |pattern: &Regex| text(pattern).and_then(|text| Bytes::parse(&text));
+    let mut numbers = Numbers {
+        requested: size(&patterns.requested),
+        capacity: size(&patterns.capacity),
+        free: size(&patterns.free),
+        allocated: size(&patterns.allocated),
+        unallocated: size(&patterns.unallocated),
+        process: size(&patterns.process),
+        free_is_nonsense: false,
+    };
+    if numbers.unallocated.is_none()
+        && let (Some(reserved), Some(allocated)) = (size(&patterns.reserved), numbers.allocated)
+    {
+        numbers.unallocated = Some(reserved.saturating_sub(allocated));
+    }
+    let above_capacity = numbers.free > numbers.capacity && numbers.capacity.is_some();
+    if above_capacity || numbers.free.is_none() && text(&patterns.free).is_some() {
+        numbers.free = None;
+        numbers.free_is_nonsense = true;
+    }
+    numbers
+}
+
+/// Every out-of-memory message of a text, judged; one for each judgement.
+pub(super) fn matches(text: &str, context: &Context, hints: Hints) -> Vec<Match> {
+    let mut found: Vec<Match> = Vec::new();
+    let mut line_start = 0;
+    for (index, line) in text.lines().enumerate() {
+        let rest = &text[line_start.min(text.len())..];
+        // `lines` also takes a carriage return off.
+        line_start += line.len()
+            + rest[line.len().min(rest.len())..]
+                .find('\n')
+                .map_or(0, |at| at + 1);
+        let Some(at) = start_of_message(line) else {
+            continue;
+        };
+        // The message and what of it was wrapped, but not the next message.
+        let mut message = clip(&rest[at..], 1200);
+        let next = message
+            .char_indices()
+            .skip(1)
+            .find(|(next, _)| start_of_message(&message[*next..]) == Some(0));
+        if let Some((next, _)) = next {
+            message = &message[..next];
+        }
+        let judged = judge(&numbers(message), context, hints, line, index + 1);
+        match found.iter_mut().find(|known| known.id == judged.id) {
+            Some(known) => known.count += 1,
+            None => found.push(judged),
+        }
+    }
+    found
+}
+
+/// Where the message begins within a line.
+fn start_of_message(line: &str) -> Option<usize> {
+    [
+        "HIP out of memory",
+        "CUDA out of memory",
+        "hipErrorOutOfMemory",
+        "HIP error: out of memory",
+        "XPU out of memory",
+    ]
+    .iter()
+    .filter_map(|marker| line.find(marker))
+    .min()
+}
+
+/// A cause and its remedy.
+struct Judgement {
+    id: &'static str,
+    confidence: Confidence,
+    cause: String,
+    fix: Vec<String>,
+    source: &'static str,
+}
+
+fn judge(
+    numbers: &Numbers,
+    context: &Context,
+    hints: Hints,
+    line: &str,
+    line_number: usize,
+) -> Match {
+    let judgement = carve_out_only(numbers)
+        .or_else(|| larger_than_the_device(numbers))
+        .or_else(|| fragmented(numbers, context))
+        .or_else(|| capacity_not_honoured(numbers, context))
+        .or_else(|| half_of_the_ram(numbers, context, hints))
+        .or_else(|| held_elsewhere(numbers))
+        .unwrap_or_else(|| full(numbers));
+    let mut cause = judgement.cause;
+    if numbers.free_is_nonsense {
+        cause +=
+            " The free memory in the message is a wrapped or impossible number: it is not known.";
+    }
+    Match {
+        id: judgement.id.to_owned(),
+        line: clip(line.trim(), 500).to_owned(),
+        line_number,
+        severity: Severity::Error,
+        cause,
+        fix: judgement.fix,
+        source: judgement.source.to_owned(),
+        confidence: judgement.confidence,
+        numbers: as_map(numbers),
+        count: 1,
+    }
+}
+
+fn as_map(numbers: &Numbers) -> BTreeMap<&'static str, u64> {
+    let named = [
+        ("requested_bytes", numbers.requested),
+        ("capacity_bytes", numbers.capacity),
+        ("free_bytes", numbers.free),
+        ("allocated_bytes", numbers.allocated),
+        ("reserved_unallocated_bytes", numbers.unallocated),
+        ("process_bytes", numbers.process),
+    ];
+    named
+        .into_iter()
+        .filter_map(|(name, bytes)| Some((name, bytes?.0)))
+        .collect()
+}
+
+fn steps(fix: &[&str]) -> Vec<String> {
+    fix.iter().map(|&step| step.to_owned()).collect()
+}
+
+/// A capacity that is exactly a BIOS setting: an APU whose kernel uses nothing else.
+fn carve_out_only(numbers: &Numbers) -> Option<Judgement> {
+    let capacity = numbers.capacity?;
+    let is_setting = capacity.0.is_multiple_of(1 << 26) && (capacity.0 >> 26).is_power_of_two();
+    (is_setting && capacity <= Bytes::gib(4)).then(|| Judgement {
+        id: "oom-carveout-only",
+        confidence: Confidence::High,
+        cause: format!(
+            "The capacity of {capacity} is the carve-out that the BIOS gives to an APU: a kernel before about 6.10 uses nothing else."
+        ),
+        fix: steps(&["a kernel of 6.10 or newer, which lets the GPU allocate from RAM", "or a larger UMA frame buffer in the BIOS"]),
+        source: "Linux, \"drm/amdkfd: Let VRAM allocations go to GTT domain on small APUs\"",
+    })
+}
+
+fn larger_than_the_device(numbers: &Numbers) -> Option<Judgement> {
+    let (requested, capacity) = (numbers.requested?, numbers.capacity?);
+    (requested > capacity).then(|| Judgement {
+        id: "oom-request-too-large",
+        confidence: Confidence::High,
+        cause: format!("A single tensor of {requested} was asked for, and the device has {capacity} in total."),
+        fix: steps(&[
+            "a smaller batch, sequence or image; attention in slices (math attention needs memory with the square of the length)",
+            "tile the VAE",
+        ]),
+        source: "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+    })
+}
+
+fn fragmented(numbers: &Numbers, context: &Context) -> Option<Judgement> {
+    let unallocated = numbers.unallocated?;
+    let covers_request = numbers
+        .requested
+        .is_some_and(|requested| unallocated >= requested);
+    let large = covers_request && unallocated >= Bytes::mib(256)
+        || numbers
+            .capacity
+            .is_some_and(|capacity| unallocated.share_of(capacity) >= 0.2);
+    large.then(|| {
+        let mut fix = steps(&[
+            "PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8,max_split_size_mb:512",
+            "smaller tiles or batches; torch.cuda.empty_cache() between stages",
+            "`surefoot run --alloc -- …`: an allocator that holds what is live, and nothing else",
+        ]);
+        if context.is_windows {
+            fix.push("not expandable_segments: it is refused on Windows".to_owned());
+        }
+        Judgement {
+            id: "oom-fragmentation",
+            confidence: Confidence::High,
+            cause: format!(
+                "PyTorch holds {unallocated} that no tensor uses: its cache is fragmented, or a library took a large workspace."
+            ),
+            fix,
+            source: "https://github.com/ROCm/TheRock/issues/2844",
+        }
+    })
+}
+
+/// Much less was used than the capacity promises, and yet the driver said no.
+fn capacity_not_honoured(numbers: &Numbers, context: &Context) -> Option<Judgement> {
+    let (capacity, allocated) = (numbers.capacity?, numbers.allocated?);
+    let used = allocated.saturating_add(numbers.unallocated.unwrap_or_default());
+    let reached = used.max(numbers.process.unwrap_or_default());
+    let after = reached.saturating_add(numbers.requested.unwrap_or_default());
+    let free_is_small = numbers
+        .free
+        .is_none_or(|free| Some(free) < numbers.requested || free.share_of(capacity) < 0.05);
+    let contradicts = after.share_of(capacity) < 0.75 && free_is_small;
+    // Cards do not come with such a capacity; APUs report it.
+    (contradicts && capacity >= Bytes::gib(56) && !context.is_windows).then(|| {
+        let limit = reached.saturating_add(numbers.free.unwrap_or_default());
+        Judgement {
+            id: "oom-capacity-not-honoured",
+            confidence: Confidence::Medium,
+            cause: format!(
+                "The driver refused at {limit} although it reports a capacity of {capacity}: the reported capacity is not what TTM lets the GPU use, which is about {limit} here. It is not fragmentation."
+            ),
+            fix: raise_ttm(),
+            source: "https://github.com/kyuz0/amd-strix-halo-image-video-toolboxes/issues/3",
+        }
+    })
+}
+
+/// The capacity is what TTM allows by default.
+fn half_of_the_ram(numbers: &Numbers, context: &Context, hints: Hints) -> Option<Judgement> {
+    let capacity = numbers.capacity?;
+    let is_half = match hints.ram {
+        Some(ram) => apu::is_half(capacity, ram),
+        None => is_half_of_a_machine(capacity),
+    };
+    (is_half && !context.is_windows).then(|| {
+        let mut cause = format!(
+            "The capacity of {capacity} is half of the RAM, the default limit of TTM for an APU. {}",
+            not_fragmentation(numbers)
+        );
+        if capacity < Bytes::gib(16) {
+            cause += " On a machine of 128 GB with 96 GB carved out in the BIOS it is half of what is left.";
+        }
+        Judgement {
+            id: "oom-ttm-limit",
+            confidence: if hints.ram.is_some() { Confidence::High } else { Confidence::Medium },
+            cause: cause.trim_end().to_owned(),
+            fix: raise_ttm(),
+            source: "https://github.com/ROCm/ROCm/issues/5595",
+        }
+    })
+}
+
+/// Half of the RAM that a kernel sees on machines as they are sold: 2 to 6 % less
+/// than a round number. Cards report within 1 % of theirs.
+fn is_half_of_a_machine(capacity: Bytes) -> bool {
+    const HALVES_GIB: [f64; 7] = [8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0];
+    HALVES_GIB
+        .iter()
+        .any(|half| (0.93..0.986).contains(&(capacity.as_gib() / half)))
+}
+
+fn raise_ttm() -> Vec<String> {
+    steps(&[
+        "set ttm.pages_limit on the kernel command line, in pages of 4 KiB (GiB × 262144), at least 8 GiB below the RAM",
+        "keep the carve-out (UMA frame buffer) in the BIOS small",
+        "`surefoot doctor --fix-script fix.sh` writes the commands for this machine",
+    ])
+}
+
+fn held_elsewhere(numbers: &Numbers) -> Option<Judgement> {
+    let (capacity, allocated, free) = (numbers.capacity?, numbers.allocated?, numbers.free?);
+    let accounted = allocated
+        .saturating_add(numbers.unallocated.unwrap_or_default())
+        .saturating_add(free);
+    let missing = capacity.saturating_sub(accounted);
+    (missing.share_of(capacity) > 0.3).then(|| Judgement {
+        id: "oom-held-elsewhere",
+        confidence: Confidence::Medium,
+        cause: format!(
+            "{missing} of {capacity} are in use by something that is not this PyTorch: another process, the desktop, or workspaces of libraries."
+        ),
+        fix: steps(&["close other programs on the GPU (`rocm-smi --showpids`)", "MIOPEN_FIND_MODE=FAST keeps workspaces small"]),
+        source: "https://github.com/ROCm/ROCm/issues/5216",
+    })
+}
+
+fn full(numbers: &Numbers) -> Judgement {
+    Judgement {
+        id: "out-of-memory",
+        confidence: Confidence::Medium,
+        cause: format!(
+            "The device is full: model, activations and optimizer need more than it has. {}",
+            not_fragmentation(numbers)
+        )
+        .trim_end()
+        .to_owned(),
+        fix: steps(&[
+            "a smaller batch with gradient accumulation, gradient checkpointing, a shorter sequence or smaller image",
+            "bf16 weights; an 8-bit optimizer; LoRA instead of all weights",
+            "on an APU: `surefoot doctor` tells whether the limit can be raised",
+        ]),
+        source: "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+    }
+}
+
+fn not_fragmentation(numbers: &Numbers) -> String {
+    match numbers.unallocated {
+        Some(unallocated) => {
+            format!("It is not fragmentation: only {unallocated} are reserved and unused.")
+        }
+        None => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::explain::explain_with;
+
+    fn message(capacity: &str, free: &str, allocated: &str, unallocated: &str) -> String {
+        format!(
+            "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of {capacity} of which \
+             {free} is free. Of the allocated memory {allocated} is allocated by PyTorch, and {unallocated} is reserved by PyTorch but unallocated."
+        )
+    }
+
+    fn id(text: &str, ram: Option<Bytes>) -> String {
+        explain_with(text, Hints { ram }).matches[0].id.clone()
+    }
+
+    #[test]
+    fn half_of_the_ram_is_the_ttm_limit() {
+        let text = message("62.47 GiB", "1.00 GiB", "60.00 GiB", "120.00 MiB");
+        assert_eq!(id(&text, None), "oom-ttm-limit");
+        assert_eq!(id(&text, Some(Bytes::gib(125))), "oom-ttm-limit");
+        // The same capacity on a machine with four times the RAM is something else.
+        assert_eq!(id(&text, Some(Bytes::gib(250))), "out-of-memory");
+    }
+
+    #[test]
+    fn a_full_card_is_a_full_card() {
+        for (capacity, used) in [
+            ("23.98 GiB", "22.50 GiB"),
+            ("15.92 GiB", "14.50 GiB"),
+            ("11.98 GiB", "11.00 GiB"),
+        ] {
+            assert_eq!(
+                id(&message(capacity, "100.00 MiB", used, "100.00 MiB"), None),
+                "out-of-memory",
+                "{capacity}"
+            );
+        }
+    }
+
+    #[test]
+    fn messages_may_be_wrapped_and_repeated() {
+        let text = message("23.98 GiB", "1.00 GiB", "12.00 GiB", "9.00 GiB")
+            .replace("total capacity", "total\n    capacity");
+        let found = explain_with(&format!("{text}\r\n{text}"), Hints::default()).matches;
+        assert_eq!(found.len(), 1);
+        assert_eq!(
+            (found[0].id.as_str(), found[0].count),
+            ("oom-fragmentation", 2)
+        );
+        assert_eq!(found[0].numbers["capacity_bytes"], 25_748_328_939);
+    }
+
+    #[test]
+    fn memory_held_by_others_is_named() {
+        assert_eq!(
+            id(
+                &message("23.98 GiB", "0 bytes", "4.00 GiB", "10.00 MiB"),
+                None
+            ),
+            "oom-held-elsewhere"
+        );
+    }
+
+    #[test]
+    fn free_above_capacity_is_not_a_number() {
+        let numbers = numbers(&message("62.47 GiB", "120.00 GiB", "60.00 GiB", "0 bytes"));
+        assert_eq!((numbers.free, numbers.free_is_nonsense), (None, true));
+    }
+}

@@ -1,0 +1,334 @@
+//! The facts about a machine: what every finding is decided from.
+//!
+//! A [`Machine`] is made by [`crate::detect`] from a snapshot, or by
+//! `crate::dump` from the output of another tool; both fill the same structs, so
+//! nothing behind this point knows where a fact came from.
+
+use crate::memory::{CgroupMemory, HostMemory, MemoryRule};
+use crate::pci::{DeviceId, PciAddress};
+use crate::python::Python;
+use crate::{Bytes, Gfx};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// Where the facts were read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReadFrom {
+    /// Files of the kernel: a live machine, a dump of one, or a KFD tree.
+    #[default]
+    Kfd,
+    /// The output of `rocminfo`.
+    Rocminfo,
+    /// The output of `hipInfo`.
+    Hipinfo,
+    /// The output of `rocm-smi`.
+    RocmSmi,
+    /// The output of `amd-smi`.
+    AmdSmi,
+    /// A report about memory: sizes with names, in running text.
+    Memory,
+    /// A log with error messages.
+    Log,
+}
+
+/// The operating system, as far as it matters to a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum System {
+    /// Linux with its own kernel.
+    #[default]
+    Linux,
+    /// Linux under Windows: no KFD, the GPU behind `/dev/dxg`.
+    Wsl,
+    /// Windows.
+    Windows,
+}
+
+/// A kernel version that can be compared.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Kernel {
+    /// As `uname -r` prints it.
+    pub release: String,
+    /// Major, minor, patch.
+    #[serde(skip)]
+    pub version: (u32, u32, u32),
+}
+
+impl Kernel {
+    /// Reads `6.18.4-200.fc43.x86_64`; the patch level may be missing.
+    #[must_use]
+    pub fn parse(release: &str) -> Option<Self> {
+        let release = release.split_whitespace().next()?;
+        let mut numbers = release
+            .split(|c: char| !c.is_ascii_digit())
+            .map(|part| part.parse::<u32>().ok());
+        let version = (
+            numbers.next()??,
+            numbers.next()??,
+            numbers.next().flatten().unwrap_or(0),
+        );
+        Some(Self {
+            release: release.to_owned(),
+            version,
+        })
+    }
+}
+
+/// Everything known about a machine. What is not known is empty.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Machine {
+    /// Where the facts were read.
+    pub read_from: ReadFrom,
+    /// The operating system.
+    pub system: System,
+    /// The kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<Kernel>,
+    /// The distribution, as `/etc/os-release` calls it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub distribution: Option<String>,
+    /// The kind of container this runs in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+    /// Version of the amdgpu module when it is AMD's (dkms) and not the kernel's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub amdgpu_dkms: Option<String>,
+    /// The firmware package.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub firmware: Option<String>,
+    /// RAM and swap.
+    pub memory: HostMemory,
+    /// The memory limit of this process.
+    pub cgroup: CgroupMemory,
+    /// Pages of 4 KiB that TTM lets GPUs use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ttm_pages_limit: Option<u64>,
+    /// Size of `/dev/shm`, where data loaders exchange batches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_memory: Option<Bytes>,
+    /// How many files a process may open.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open_files: Option<u64>,
+    /// The parameters of the kernel, one a line: its command line and modprobe.d.
+    #[serde(skip)]
+    pub kernel_parameters: Vec<Parameter>,
+    /// What the `/dev` files of the GPU answer; empty when that was not tried.
+    #[serde(skip)]
+    pub devices: Vec<DeviceFile>,
+    /// Groups of this process, and the names of groups.
+    #[serde(skip)]
+    pub groups: Groups,
+    /// The GPUs that HIP can use, in HIP's order.
+    #[serde(skip)]
+    pub gpus: Vec<Gpu>,
+    /// GPUs that are there and that HIP cannot use.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unseen: Vec<UnseenGpu>,
+    /// Environment variables that matter to a GPU.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub variables: BTreeMap<String, String>,
+    /// The active Python environment.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub python: Option<Python>,
+    /// Numbers about memory that only a report contains.
+    #[serde(skip)]
+    pub reported: Reported,
+    /// Whether the environment and limits above are those of the machine: a dump of
+    /// another tool does not contain them, and silence then means nothing.
+    #[serde(skip)]
+    pub is_complete: bool,
+}
+
+impl Machine {
+    /// A variable of the environment that is set and not empty.
+    #[must_use]
+    pub fn variable(&self, name: &str) -> Option<&str> {
+        self.variables
+            .get(name)
+            .map(String::as_str)
+            .filter(|value| !value.is_empty())
+    }
+
+    /// The value of a kernel parameter (`ttm.pages_limit`), the last one given.
+    #[must_use]
+    pub fn parameter(&self, name: &str) -> Option<&Parameter> {
+        self.kernel_parameters
+            .iter()
+            .rev()
+            .find(|parameter| parameter.name == name)
+    }
+
+    /// Whether the kernel is older than this; `false` when it is not known.
+    #[must_use]
+    pub fn kernel_before(&self, version: (u32, u32, u32)) -> bool {
+        self.kernel
+            .as_ref()
+            .is_some_and(|kernel| kernel.version < version)
+    }
+
+    /// Whether programs can be given a device override and ROCr's variables.
+    #[must_use]
+    pub fn uses_rocr(&self) -> bool {
+        self.system != System::Windows
+    }
+}
+
+/// A parameter of the kernel and where it was found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// `amdgpu.gttsize`.
+    pub name: String,
+    /// `131072`.
+    pub value: String,
+    /// The kernel command line, or a file of modprobe.d.
+    pub place: String,
+}
+
+/// A device file, and what opening it answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceFile {
+    /// `/dev/kfd`.
+    pub path: String,
+    /// `ok`, or the name of the error.
+    pub access: String,
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// The group that owns it.
+    pub gid: Option<u32>,
+}
+
+/// Groups, by number: names differ between a host and its containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Groups {
+    /// Effective user.
+    pub uid: Option<u32>,
+    /// Groups of this process (of the login session, not of `/etc/group`).
+    pub own: Vec<u32>,
+    /// Names from `/etc/group`.
+    pub names: BTreeMap<u32, String>,
+}
+
+/// Card or APU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Class {
+    /// Shares the RAM of the host.
+    Apu,
+    /// Has memory of its own.
+    Dgpu,
+}
+
+/// A GPU that HIP can use.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Gpu {
+    /// Its number in HIP, when nothing is masked.
+    pub index: usize,
+    /// Its architecture.
+    pub gfx: Option<Gfx>,
+    /// Card or APU; null when the dump does not say.
+    pub class: Option<Class>,
+    /// How that was decided.
+    pub class_from: &'static str,
+    /// Its PCI address; the function is the partition in partition modes.
+    pub pci: Option<PciAddress>,
+    /// Its render node.
+    pub render_node: Option<String>,
+    /// Compute units (hipInfo on RDNA counts pairs of them).
+    pub compute_units: Option<u32>,
+    /// PCI device id.
+    pub device_id: Option<DeviceId>,
+    /// What it is sold as.
+    pub product: Option<String>,
+    /// Its node in KFD.
+    pub kfd_node: Option<u32>,
+    /// The identity of the card; partitions share it.
+    pub uuid: Option<String>,
+    /// What `hipMalloc` can hand out at most.
+    pub usable_bytes: Option<Bytes>,
+    /// The rule that gives it.
+    pub memory_rule: Option<MemoryRule>,
+    /// Memory of its own; on an APU the carve-out.
+    pub vram_bytes: Option<Bytes>,
+    /// RAM it may map.
+    pub gtt_bytes: Option<Bytes>,
+    /// Lanes of a wave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wave_size: Option<u32>,
+    /// Whether the architecture comes from the device id, for want of a better source.
+    #[serde(skip)]
+    pub gfx_from_device_id: bool,
+}
+
+impl Gpu {
+    /// Whether it shares the RAM of the host.
+    #[must_use]
+    pub fn is_apu(&self) -> bool {
+        self.class == Some(Class::Apu)
+    }
+
+    /// For sentences: `Radeon 8060S (gfx1151)`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match (&self.product, self.gfx) {
+            (Some(product), Some(gfx)) => format!("{product}, {gfx}"),
+            (Some(product), None) => product.clone(),
+            (None, Some(gfx)) => gfx.to_string(),
+            (None, None) => format!("GPU {}", self.index),
+        }
+    }
+}
+
+/// A GPU that HIP cannot use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UnseenGpu {
+    /// Its PCI address.
+    pub pci: Option<PciAddress>,
+    /// PCI device id.
+    pub device_id: Option<DeviceId>,
+    /// What it is sold as.
+    pub product: Option<String>,
+    /// Why it is not there.
+    pub reason: Unseen,
+}
+
+/// Why HIP does not see a GPU that the machine has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unseen {
+    /// No driver is bound to it; the reason, if one was found.
+    NoDriver(Option<String>),
+    /// Bound to another driver, such as `vfio-pci`.
+    OtherDriver(String),
+    /// amdgpu runs it, but KFD has no node for it.
+    NotInKfd,
+    /// The device cgroup of this process hides it.
+    HiddenByCgroup,
+}
+
+/// Numbers that tools reported about memory and that must be judged, not believed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reported {
+    /// Free memory as HIP reports it.
+    pub hip_free: Option<Bytes>,
+    /// A total that a tool displays.
+    pub tool_total: Option<Bytes>,
+    /// A total as HIP reports it.
+    pub hip_total: Option<Bytes>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernel_releases_compare() {
+        let version = |text: &str| Kernel::parse(text).map(|kernel| kernel.version);
+        assert_eq!(version("6.18.4-200.fc43.x86_64"), Some((6, 18, 4)));
+        assert_eq!(version("6.10.0-rc1"), Some((6, 10, 0)));
+        assert_eq!(version("7.1"), Some((7, 1, 0)));
+        assert_eq!(version("linux"), None);
+        assert_eq!(version(""), None);
+    }
+}

@@ -1,0 +1,407 @@
+//! Reading a [`Snapshot`] from a live machine.
+//!
+//! [`Source`] is all the I/O there is; [`collect`] decides what to read. Nothing
+//! is started and nothing is written: about a hundred small files on a machine
+//! with one GPU, a few milliseconds.
+
+use crate::snapshot::{Content, Snapshot};
+
+/// The few things that must be asked of an operating system.
+pub trait Source {
+    /// The text of a file. `None` when it is not there.
+    fn read(&self, path: &str) -> Option<Content>;
+    /// The names in a folder; empty when it cannot be listed.
+    fn list(&self, folder: &str) -> Vec<String>;
+    /// Opens a device for reading and writing and closes it again: `ok`, or the
+    /// name of the error.
+    fn open_device(&self, path: &str) -> String;
+    /// Permissions of a file, as `mode=0660 uid=0 gid=992`.
+    fn owner(&self, path: &str) -> Option<String>;
+    /// The environment of this process.
+    fn variables(&self) -> Vec<(String, String)>;
+}
+
+/// Environment variables that matter to a GPU, by prefix.
+const VARIABLE_PREFIXES: [&str; 26] = [
+    "AMD_",
+    "BNB_",
+    "CUDA_",
+    "DEBUG_CLR_",
+    "DISABLE_ADDMM",
+    "FLASH_ATTENTION_",
+    "GPU_",
+    "HCC_",
+    "HIP_",
+    "HIPBLASLT_",
+    "HSAKMT_",
+    "HSA_",
+    "LD_",
+    "MIOPEN_",
+    "NCCL_",
+    "OMP_",
+    "PYTORCH_",
+    "RCCL_",
+    "ROCBLAS_",
+    "ROCM_",
+    "ROCR_",
+    "SUREFOOT_",
+    "TENSILE_",
+    "TORCH_",
+    "TRITON_",
+    "UV_AMD",
+];
+
+/// Whether a variable belongs into a snapshot. Everything else in an environment is
+/// nobody's business: a dump is made to be posted.
+#[must_use]
+pub fn is_relevant_variable(name: &str) -> bool {
+    VARIABLE_PREFIXES
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+        || matches!(
+            name,
+            "VIRTUAL_ENV" | "CONDA_PREFIX" | "PYTHONPATH" | "PYTHONHOME" | "CUDA_HOME"
+        )
+}
+
+/// Reads what the doctor needs.
+#[must_use]
+pub fn collect(source: &dyn Source) -> Snapshot {
+    let mut reader = Reader {
+        source,
+        snapshot: Snapshot::default(),
+    };
+    reader.kfd();
+    reader.drm();
+    reader.pci();
+    reader.kernel();
+    reader.cgroup();
+    reader.devices();
+    reader.packages();
+    reader.environment();
+    reader.snapshot
+}
+
+struct Reader<'a> {
+    source: &'a dyn Source,
+    snapshot: Snapshot,
+}
+
+impl Reader<'_> {
+    fn file(&mut self, path: &str) {
+        if let Some(content) = self.source.read(path) {
+            self.snapshot.insert(path, content);
+        }
+    }
+
+    fn files(&mut self, folder: &str, names: &[&str]) {
+        for name in names {
+            self.file(&format!("{folder}/{name}"));
+        }
+    }
+
+    fn kfd(&mut self) {
+        const TOPOLOGY: &str = "/sys/class/kfd/kfd/topology";
+        self.file("/sys/class/kfd/kfd/topology/system_properties");
+        for node in self.source.list(&format!("{TOPOLOGY}/nodes")) {
+            let node = format!("{TOPOLOGY}/nodes/{node}");
+            self.files(&node, &["gpu_id", "name", "properties"]);
+            for bank in self.source.list(&format!("{node}/mem_banks")) {
+                self.file(&format!("{node}/mem_banks/{bank}/properties"));
+            }
+        }
+    }
+
+    fn drm(&mut self) {
+        const WANTED: [&str; 12] = [
+            "vendor",
+            "device",
+            "uevent",
+            "board_info",
+            "mem_info_vram_total",
+            "mem_info_vram_used",
+            "mem_info_gtt_total",
+            "mem_info_gtt_used",
+            "mem_info_vram_vendor",
+            "uma/carveout",
+            "uma/carveout_options",
+            "current_compute_partition",
+        ];
+        for name in self.source.list("/sys/class/drm") {
+            if name.starts_with("renderD") {
+                self.files(&format!("/sys/class/drm/{name}/device"), &WANTED);
+            }
+        }
+    }
+
+    fn pci(&mut self) {
+        for address in self.source.list("/sys/bus/pci/devices") {
+            let folder = format!("/sys/bus/pci/devices/{address}");
+            let is = |content: Option<Content>, prefixes: &[&str]| match content {
+                Some(Content::Text(text)) => prefixes.iter().any(|prefix| text.starts_with(prefix)),
+                _ => false,
+            };
+            // Display controllers, and accelerators without a display (Instinct).
+            if is(
+                self.source.read(&format!("{folder}/class")),
+                &["0x03", "0x12"],
+            ) {
+                self.files(&folder, &["vendor", "device", "class", "uevent"]);
+            }
+        }
+    }
+
+    fn kernel(&mut self) {
+        for module in ["ttm", "amdttm"] {
+            self.files(
+                &format!("/sys/module/{module}/parameters"),
+                &["pages_limit", "page_pool_size"],
+            );
+        }
+        self.files("/sys/module/amdgpu", &["version", "initstate"]);
+        self.files(
+            "/sys/module/amdgpu/parameters",
+            &["gttsize", "vramlimit", "cwsr_enable", "mes"],
+        );
+        self.files(
+            "/proc",
+            &[
+                "cmdline",
+                "meminfo",
+                "sys/kernel/osrelease",
+                "sys/vm/max_map_count",
+                "self/limits",
+                "self/cgroup",
+                "self/status",
+                "mounts",
+            ],
+        );
+        self.files("/etc", &["os-release", "group", "wsl.conf"]);
+        self.files("/", &[".dockerenv", "run/.containerenv"]);
+        for folder in ["/etc/modprobe.d", "/usr/lib/modprobe.d", "/run/modprobe.d"] {
+            for name in self.source.list(folder) {
+                let path = format!("{folder}/{name}");
+                // Only the few of them that say something about the driver.
+                if let Some(Content::Text(text)) = self.source.read(&path) {
+                    let about = |line: &&str| {
+                        !line.trim_start().starts_with('#')
+                            && (line.contains("amdgpu") || line.contains("ttm"))
+                    };
+                    let lines: Vec<&str> = text.lines().filter(about).collect();
+                    if !lines.is_empty() {
+                        self.snapshot.insert_text(&path, lines.join("\n") + "\n");
+                    }
+                }
+            }
+        }
+    }
+
+    /// The own cgroup and everything above it: any of them may hold the limit.
+    fn cgroup(&mut self) {
+        let Some(text) = self.snapshot.text("proc/self/cgroup").map(str::to_owned) else {
+            return;
+        };
+        for line in text.lines() {
+            let mut fields = line.splitn(3, ':');
+            let (Some(_), Some(controllers), Some(path)) =
+                (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            let (root, names): (&str, &[&str]) = if controllers.is_empty() {
+                (
+                    "/sys/fs/cgroup",
+                    &[
+                        "memory.max",
+                        "memory.current",
+                        "memory.stat",
+                        "memory.events",
+                    ],
+                )
+            } else if controllers.split(',').any(|name| name == "memory") {
+                (
+                    "/sys/fs/cgroup/memory",
+                    &[
+                        "memory.limit_in_bytes",
+                        "memory.usage_in_bytes",
+                        "memory.stat",
+                    ],
+                )
+            } else {
+                continue;
+            };
+            let mut folder = format!("{root}{path}");
+            loop {
+                folder.truncate(folder.trim_end_matches('/').len());
+                self.files(&folder, names);
+                match folder.rfind('/') {
+                    Some(parent) if parent >= root.len() => folder.truncate(parent),
+                    _ => break,
+                }
+            }
+            self.files(root, names);
+        }
+    }
+
+    fn devices(&mut self) {
+        let mut paths = vec!["/dev/kfd".to_owned(), "/dev/dxg".to_owned()];
+        paths.extend(
+            self.source
+                .list("/dev/dri")
+                .iter()
+                .filter(|name| name.starts_with("renderD"))
+                .map(|name| format!("/dev/dri/{name}")),
+        );
+        for path in paths {
+            if let Some(owner) = self.source.owner(&path) {
+                let access = self.source.open_device(&path);
+                self.snapshot
+                    .insert_text(&path, format!("access={access} {owner}\n"));
+            } else if path == "/dev/kfd" {
+                self.snapshot.insert_text(&path, "access=ENOENT\n");
+            }
+        }
+        for path in [
+            "/usr/lib/wsl/lib/libdxcore.so",
+            "/opt/rocm",
+            "/opt/rocm/lib/librocdxg.so",
+            "/usr/lib/librocdxg.so",
+        ] {
+            if self.source.owner(path).is_some() {
+                self.snapshot.insert_text(path, "present\n");
+            }
+        }
+    }
+
+    /// The version of the firmware package, where the package manager keeps text.
+    fn packages(&mut self) {
+        for name in self.source.list("/var/lib/pacman/local") {
+            if name
+                .strip_prefix("linux-firmware-")
+                .is_some_and(|rest| rest.starts_with("20"))
+            {
+                self.snapshot
+                    .insert_text("packages/linux-firmware", name + "\n");
+                return;
+            }
+        }
+        if let Some(Content::Text(status)) = self.source.read("/var/lib/dpkg/status") {
+            for package in ["linux-firmware", "firmware-amd-graphics"] {
+                if let Some(version) = dpkg_version(&status, package) {
+                    self.snapshot
+                        .insert_text("packages/linux-firmware", format!("{package} {version}\n"));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn environment(&mut self) {
+        let mut text = String::new();
+        let mut variables = self.source.variables();
+        variables.sort();
+        for (name, value) in variables {
+            if is_relevant_variable(&name) && !value.contains(['\n', '\r']) {
+                text.push_str(&format!("{name}={value}\n"));
+            }
+        }
+        self.snapshot.insert_text("environment", text);
+    }
+}
+
+fn dpkg_version<'a>(status: &'a str, package: &str) -> Option<&'a str> {
+    let start = status.find(&format!("Package: {package}\n"))?;
+    let entry = status[start..].split("\n\n").next()?;
+    entry
+        .lines()
+        .find_map(|line| line.strip_prefix("Version: "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// A machine made of a map.
+    #[derive(Default)]
+    struct Fake(BTreeMap<&'static str, &'static str>);
+
+    impl Source for Fake {
+        fn read(&self, path: &str) -> Option<Content> {
+            self.0
+                .get(path)
+                .map(|text| Content::Text((*text).to_owned()))
+        }
+        fn list(&self, folder: &str) -> Vec<String> {
+            let folder = format!("{folder}/");
+            let mut names: Vec<String> = self
+                .0
+                .keys()
+                .filter_map(|path| {
+                    path.strip_prefix(&folder)?
+                        .split('/')
+                        .next()
+                        .map(str::to_owned)
+                })
+                .collect();
+            names.dedup();
+            names
+        }
+        fn open_device(&self, _: &str) -> String {
+            "ok".to_owned()
+        }
+        fn owner(&self, path: &str) -> Option<String> {
+            self.0
+                .contains_key(path)
+                .then(|| "mode=0660 uid=0 gid=992".to_owned())
+        }
+        fn variables(&self) -> Vec<(String, String)> {
+            [
+                ("HIP_VISIBLE_DEVICES", "0"),
+                ("AWS_SECRET", "x"),
+                ("HF_TOKEN", "y"),
+            ]
+            .map(|(n, v)| (n.into(), v.into()))
+            .to_vec()
+        }
+    }
+
+    #[test]
+    fn secrets_stay_at_home() {
+        let snapshot = collect(&Fake::default());
+        assert_eq!(
+            snapshot.text("environment"),
+            Some("HIP_VISIBLE_DEVICES=0\n")
+        );
+    }
+
+    #[test]
+    fn a_missing_kfd_is_a_fact() {
+        assert_eq!(
+            collect(&Fake::default()).value("dev/kfd"),
+            Some("access=ENOENT")
+        );
+    }
+
+    #[test]
+    fn every_cgroup_above_is_read() {
+        let fake = Fake(BTreeMap::from([
+            ("/proc/self/cgroup", "0::/user.slice/app\n"),
+            ("/sys/fs/cgroup/user.slice/memory.max", "1000\n"),
+            ("/sys/fs/cgroup/user.slice/app/memory.max", "max\n"),
+        ]));
+        let snapshot = collect(&fake);
+        assert_eq!(
+            snapshot.number("sys/fs/cgroup/user.slice/memory.max"),
+            Some(1000)
+        );
+        assert!(snapshot.has("sys/fs/cgroup/user.slice/app/memory.max"));
+    }
+
+    #[test]
+    fn finds_a_dpkg_version() {
+        let status = "Package: a\nVersion: 1\n\nPackage: linux-firmware\nStatus: x\nVersion: 20251125-1\n\nPackage: b\n";
+        assert_eq!(dpkg_version(status, "linux-firmware"), Some("20251125-1"));
+        assert_eq!(dpkg_version(status, "absent"), None);
+    }
+}

@@ -1,0 +1,163 @@
+//! Which wheel has code for which architecture, and what to type to get it.
+
+use crate::Gfx;
+use crate::gfx::{Architecture, Override};
+
+/// What PyTorch's own wheels were built for, by the local part of their version.
+/// Source: uv, `crates/uv-torch/src/backend.rs` (`LINUX_AMD_GPU_DRIVERS`).
+/// No upstream wheel ever had gfx1031 to gfx1036.
+const UPSTREAM: &[(&str, &[&str])] = &[
+    ("6.0", OLDEST),
+    (
+        "6.1",
+        &[
+            "gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1101",
+        ],
+    ),
+    ("6.2", OLDEST),
+    ("6.2.4", RDNA4),
+    ("6.3", RDNA4),
+    ("6.4", RDNA4),
+    ("7.0", CDNA4),
+    ("7.1", CDNA4),
+    (
+        "7.2",
+        &[
+            "gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100",
+            "gfx1101", "gfx1102", "gfx1150", "gfx1151", "gfx1200", "gfx1201",
+        ],
+    ),
+];
+const OLDEST: &[&str] = &[
+    "gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100",
+];
+const RDNA4: &[&str] = &[
+    "gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx1030", "gfx1100", "gfx1101", "gfx1102",
+    "gfx1200", "gfx1201",
+];
+const CDNA4: &[&str] = &[
+    "gfx900", "gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1101",
+    "gfx1102", "gfx1200", "gfx1201",
+];
+
+/// The newest upstream index that we know the contents of.
+const NEWEST: &str = "7.2";
+
+/// PyTorch's own index, without the version.
+const UPSTREAM_INDEX: &str = "https://download.pytorch.org/whl/rocm";
+/// AMD's index, whose wheels are split by architecture.
+const DEVICE_INDEX: &str = "https://repo.amd.com/rocm/whl-multi-arch/";
+
+/// What the upstream wheel with this local part (`7.2`) was built for.
+#[must_use]
+pub fn upstream_architectures(local: &str) -> Option<Vec<Gfx>> {
+    let (_, names) = UPSTREAM.iter().find(|(version, _)| *version == local)?;
+    Some(names.iter().filter_map(|name| name.parse().ok()).collect())
+}
+
+/// Major and minor of `7.13.0a20260422`.
+#[must_use]
+pub fn major_minor(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+/// Whether the newest upstream wheel has native code for an architecture.
+#[must_use]
+pub fn is_in_newest_upstream(gfx: Gfx) -> bool {
+    upstream_architectures(NEWEST).is_some_and(|list| list.contains(&gfx))
+}
+
+/// The commands that install a torch with native code, best first. Empty when there is none.
+#[must_use]
+pub fn install(gfx: Gfx) -> Vec<String> {
+    let mut commands = Vec::new();
+    // rocBLAS has no kernels for gfx906 since ROCm 6.4 (unsloth PR #7354).
+    if gfx == Gfx::new(9, 0, 6) {
+        commands.push(format!(
+            "pip install torch torchvision --index-url {UPSTREAM_INDEX}6.3"
+        ));
+    } else if is_in_newest_upstream(gfx) {
+        commands.push(format!(
+            "pip install torch torchvision --index-url {UPSTREAM_INDEX}{NEWEST}"
+        ));
+    }
+    if gfx.architecture().is_some_and(|known| known.device_wheel) {
+        commands.push(format!(
+            "pip install \"torch[device-{gfx}]\" \"torchvision[device-{gfx}]\" torchaudio --index-url {DEVICE_INDEX}"
+        ));
+    }
+    commands
+}
+
+/// The value of `HSA_OVERRIDE_GFX_VERSION` that lets an upstream wheel run on this
+/// architecture; `None` when it has native code, or when no value is safe.
+#[must_use]
+pub fn override_for(gfx: Gfx) -> Option<&'static str> {
+    match gfx
+        .architecture()
+        .map(|known: &Architecture| known.override_value)
+    {
+        Some(Override::Works(value)) => Some(value),
+        _ => None,
+    }
+}
+
+/// The torchvision that belongs to a torch (2.11 ↔ 0.26, one step a minor version).
+#[must_use]
+pub fn torchvision_for(torch: (u32, u32)) -> Option<(u32, u32)> {
+    match torch {
+        (2, minor) => Some((0, minor + 15)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_in_the_table_is_an_architecture() {
+        for (version, names) in UPSTREAM {
+            assert_eq!(
+                upstream_architectures(version).map(|list| list.len()),
+                Some(names.len()),
+                "{version}"
+            );
+        }
+    }
+
+    #[test]
+    fn strix_halo_has_two_ways_and_navi_22_one() {
+        let commands = install(Gfx::new(11, 5, 1));
+        assert_eq!(commands.len(), 2);
+        assert!(commands[0].ends_with("/rocm7.2"));
+        let commands = install(Gfx::new(10, 3, 1));
+        assert_eq!(commands.len(), 1);
+        assert!(commands[0].contains("torch[device-gfx1031]"));
+    }
+
+    #[test]
+    fn only_cards_that_have_one_get_an_override() {
+        assert_eq!(override_for(Gfx::new(10, 3, 1)), Some("10.3.0"));
+        for never in [
+            (10, 3, 0),
+            (10, 1, 0),
+            (10, 3, 3),
+            (11, 0, 3),
+            (11, 5, 1),
+            (12, 0, 1),
+        ] {
+            assert_eq!(
+                override_for(Gfx::new(never.0, never.1, never.2)),
+                None,
+                "{never:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn torchvision_follows_torch() {
+        assert_eq!(torchvision_for((2, 13)), Some((0, 28)));
+    }
+}
