@@ -2,6 +2,9 @@
 
 mod bytes;
 pub mod checksum;
+pub mod fake;
+pub mod matrix;
+mod policy;
 mod report;
 mod route;
 mod rung;
@@ -9,7 +12,9 @@ pub mod transport;
 mod verify;
 
 pub use bytes::{Bytes, NotASize};
+pub use matrix::{FaultMatrix, fault_matrix};
+pub use policy::{MoveError, Placed, Policy, Request};
 pub use report::{Attempt, Failure, Outcome, PlacementReport, RouteTotal, Story};
-pub use route::{Ladder, MoveError, Placed, PlacedBy, Policy, Request};
+pub use route::{Ladder, PlacedBy};
 pub use rung::Rung;
 pub use verify::{NotAMode, Role, Verify};

@@ -11,125 +11,16 @@
 //! end the climb at once, because going on would corrupt the run: a context that is lost, a device that does
 //! not answer even to a full synchronisation, and a source that somebody writes to meanwhile.
 
-use serde::Serialize;
+mod arrival;
 
-use crate::bytes::Bytes;
-use crate::checksum::{Checksum, Damage};
+use crate::checksum::Checksum;
+use crate::policy::{MoveError, Placed, Policy, Request};
 use crate::report::{Attempt, Failure, Outcome, PlacementReport, Story};
 use crate::rung::{Rung, Situation};
 use crate::transport::{
     CopyMethod, DeviceFacts, Element, Pool, SourceFacts, SyncScope, Transport, TransportError,
 };
-use crate::verify::{Judge, Role, Turn, Verify};
-
-/// How moves are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Policy {
-    /// Which arrivals are verified.
-    pub verify: Verify,
-    /// The piece size of the chunked route.
-    pub chunk: Bytes,
-    /// Whether a tensor that cannot be moved may stay on the host, with a warning. Otherwise it is an error.
-    pub may_stay_on_host: bool,
-}
-
-impl Default for Policy {
-    fn default() -> Policy {
-        Policy {
-            verify: Verify::First,
-            chunk: Bytes::mib(16),
-            may_stay_on_host: true,
-        }
-    }
-}
-
-/// One tensor to move.
-#[derive(Clone, Copy, Debug)]
-pub struct Request<'a> {
-    /// Its name: of the parameter, or of the batch's field (the same for each batch).
-    pub name: &'a str,
-    /// What it is.
-    pub role: Role,
-    /// The element type it shall have on the device; `None` keeps the source's.
-    pub cast: Option<Element>,
-}
-
-/// Where a tensor ended.
-#[derive(Debug)]
-pub enum Placed<Remote, Host> {
-    /// On the device.
-    OnDevice(Remote),
-    /// On the host, after every rung failed; a warning has been logged.
-    OnHost(Host),
-}
-
-/// Why a move ended without the tensor.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum MoveError {
-    /// Everything on the device is lost. Nothing may be tried again in this process.
-    #[error(
-        "moving `{tensor}` left the device unusable: {message}; end this process and start again \
-         from the last checkpoint"
-    )]
-    ContextLost {
-        /// The tensor that was on its way.
-        tensor: String,
-        /// The device's own words.
-        message: String,
-    },
-    /// The device does not answer.
-    #[error(
-        "the device hangs since `{tensor}` was moved ({message}), and a full synchronisation did not \
-         end either; end this process and start again from the last checkpoint"
-    )]
-    Hung {
-        /// The tensor that was on its way.
-        tensor: String,
-        /// What did not end.
-        message: String,
-    },
-    /// Somebody wrote to the source during the move.
-    #[error(
-        "`{tensor}` was written to while it was on its way to the device; whoever fills it must wait \
-         until the copy is complete"
-    )]
-    SourceChanged {
-        /// The tensor.
-        tensor: String,
-    },
-    /// The host could not even prepare the tensor.
-    #[error("`{tensor}` could not be prepared on the host: {source}")]
-    Host {
-        /// The tensor.
-        tensor: String,
-        /// What went wrong.
-        source: TransportError,
-    },
-    /// Every rung failed, and the policy does not allow the tensor to stay on the host.
-    #[error("no way to the device worked for this tensor:\n{story}")]
-    NotPlaced {
-        /// What was tried.
-        story: Story,
-    },
-}
-
-impl MoveError {
-    /// Whether more free memory would have helped: the caller may make room and try again.
-    pub fn is_out_of_memory(&self) -> bool {
-        match self {
-            MoveError::Host { source, .. } => matches!(source, TransportError::OutOfMemory { .. }),
-            MoveError::NotPlaced { story } => story.attempts.iter().any(|attempt| {
-                matches!(
-                    &attempt.outcome,
-                    Outcome::Failed {
-                        failure: Failure::OutOfMemory { .. }
-                    }
-                )
-            }),
-            _ => false,
-        }
-    }
-}
+use crate::verify::{Judge, Turn};
 
 /// What [`Ladder::place`] gives for a transport.
 pub type PlacedBy<T> = Placed<<T as Transport>::Remote, <T as Transport>::Host>;
@@ -501,107 +392,6 @@ impl<T: Transport> Climb<'_, T> {
             flight.sources.push(staged);
         }
         Ok(())
-    }
-
-    /// Casts what arrived, and compares it with a cast on the host: a device whose kernels give zeros
-    /// is as bad as one whose copies do.
-    ///
-    /// A NaN may come out with another payload on each side; that is taken for damage, and the tensor
-    /// arrives cast on the host instead.
-    fn cast_on_device(
-        &mut self,
-        element: Element,
-        verified: bool,
-        flight: &mut Flight<T>,
-    ) -> Result<(), Miss> {
-        let Some(arrived) = flight.remotes.last() else {
-            return Ok(());
-        };
-        let cast = match self.transport.cast_on_device(arrived, element) {
-            Ok(cast) => cast,
-            Err(TransportError::Refused { message, .. }) => {
-                return Err(Miss::Failed(Failure::CastFailed { message }));
-            }
-            Err(error) => return Err(error.into()),
-        };
-        flight.remotes.push(cast);
-        self.transport.synchronize(SyncScope::Stream)?;
-        if verified {
-            self.sum_cast()?;
-            if let Some(damage) = self.compare(self.cast_sum.clone(), flight)? {
-                self.judge.distrust();
-                self.check_source()?;
-                return Err(Miss::Failed(Failure::WrongCast { damage }));
-            }
-        }
-        Ok(())
-    }
-
-    /// Sums the source, once, before the first copy that will be compared with it.
-    fn sum_source(&mut self) -> Result<(), Miss> {
-        if self.source_sum.is_none() {
-            self.source_sum = Some(
-                self.transport
-                    .sum_host(&self.contiguous)
-                    .map_err(Miss::Host)?,
-            );
-        }
-        Ok(())
-    }
-
-    /// Sums what a cast on the host makes of the source, once.
-    fn sum_cast(&mut self) -> Result<(), Miss> {
-        if let (None, Some(element)) = (&self.cast_sum, self.cast) {
-            let cast = self.transport.cast_on_host(&self.contiguous, element);
-            let sum = cast.and_then(|cast| self.transport.sum_host(&cast));
-            self.cast_sum = Some(sum.map_err(Miss::Host)?);
-        }
-        Ok(())
-    }
-
-    /// How the tensor that arrived last differs from what was expected.
-    fn compare(
-        &mut self,
-        expected: Option<Checksum>,
-        flight: &Flight<T>,
-    ) -> Result<Option<Damage>, Miss> {
-        let (Some(expected), Some(remote)) = (expected, flight.remotes.last()) else {
-            return Err(Miss::Failed(Failure::Unverifiable {
-                message: "there is nothing to compare".to_owned(),
-            }));
-        };
-        let arrived = match self.transport.sum_device(remote) {
-            Ok(Some(sum)) => Ok(sum),
-            Err(error @ (TransportError::ContextLost { .. } | TransportError::TimedOut { .. })) => {
-                return Err(error.into());
-            }
-            // The device cannot say; a copy back can.
-            Ok(None) | Err(_) => self
-                .transport
-                .read_back(remote)
-                .and_then(|copy| self.transport.sum_host(&copy)),
-        };
-        match arrived {
-            Ok(arrived) => Ok(expected.damage(&arrived)),
-            Err(error @ (TransportError::ContextLost { .. } | TransportError::TimedOut { .. })) => {
-                Err(error.into())
-            }
-            Err(error) => Err(Miss::Failed(Failure::Unverifiable {
-                message: error.to_string(),
-            })),
-        }
-    }
-
-    /// Whether the source is still what it was; if not, no other way to copy it helps.
-    fn check_source(&mut self) -> Result<(), Miss> {
-        let now = self
-            .transport
-            .sum_host(&self.contiguous)
-            .map_err(Miss::Host)?;
-        match &self.source_sum {
-            Some(before) if *before != now => Err(Miss::Failed(Failure::SourceChanged)),
-            _ => Ok(()),
-        }
     }
 
     fn stay(&mut self) -> Result<PlacedBy<T>, End> {

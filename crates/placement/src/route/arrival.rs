@@ -1,0 +1,109 @@
+//! The second half of an attempt: is what arrived what was sent?
+
+use super::{Climb, Flight, Miss};
+use crate::checksum::{Checksum, Damage};
+use crate::report::Failure;
+use crate::transport::{Element, SyncScope, Transport, TransportError};
+
+impl<T: Transport> Climb<'_, T> {
+    /// Casts what arrived, and compares it with a cast on the host: a device whose kernels give zeros
+    /// is as bad as one whose copies do.
+    ///
+    /// A NaN may come out with another payload on each side; that is taken for damage, and the tensor
+    /// arrives cast on the host instead.
+    pub(super) fn cast_on_device(
+        &mut self,
+        element: Element,
+        verified: bool,
+        flight: &mut Flight<T>,
+    ) -> Result<(), Miss> {
+        let Some(arrived) = flight.remotes.last() else {
+            return Ok(());
+        };
+        let cast = match self.transport.cast_on_device(arrived, element) {
+            Ok(cast) => cast,
+            Err(TransportError::Refused { message, .. }) => {
+                return Err(Miss::Failed(Failure::CastFailed { message }));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        flight.remotes.push(cast);
+        self.transport.synchronize(SyncScope::Stream)?;
+        if verified {
+            self.sum_cast()?;
+            if let Some(damage) = self.compare(self.cast_sum.clone(), flight)? {
+                self.judge.distrust();
+                self.check_source()?;
+                return Err(Miss::Failed(Failure::WrongCast { damage }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Sums the source, once, before the first copy that will be compared with it.
+    pub(super) fn sum_source(&mut self) -> Result<(), Miss> {
+        if self.source_sum.is_none() {
+            self.source_sum = Some(
+                self.transport
+                    .sum_host(&self.contiguous)
+                    .map_err(Miss::Host)?,
+            );
+        }
+        Ok(())
+    }
+
+    /// Sums what a cast on the host makes of the source, once.
+    pub(super) fn sum_cast(&mut self) -> Result<(), Miss> {
+        if let (None, Some(element)) = (&self.cast_sum, self.cast) {
+            let cast = self.transport.cast_on_host(&self.contiguous, element);
+            let sum = cast.and_then(|cast| self.transport.sum_host(&cast));
+            self.cast_sum = Some(sum.map_err(Miss::Host)?);
+        }
+        Ok(())
+    }
+
+    /// How the tensor that arrived last differs from what was expected.
+    pub(super) fn compare(
+        &mut self,
+        expected: Option<Checksum>,
+        flight: &Flight<T>,
+    ) -> Result<Option<Damage>, Miss> {
+        let (Some(expected), Some(remote)) = (expected, flight.remotes.last()) else {
+            return Err(Miss::Failed(Failure::Unverifiable {
+                message: "there is nothing to compare".to_owned(),
+            }));
+        };
+        let arrived = match self.transport.sum_device(remote) {
+            Ok(Some(sum)) => Ok(sum),
+            Err(error @ (TransportError::ContextLost { .. } | TransportError::TimedOut { .. })) => {
+                return Err(error.into());
+            }
+            // The device cannot say; a copy back can.
+            Ok(None) | Err(_) => self
+                .transport
+                .read_back(remote)
+                .and_then(|copy| self.transport.sum_host(&copy)),
+        };
+        match arrived {
+            Ok(arrived) => Ok(expected.damage(&arrived)),
+            Err(error @ (TransportError::ContextLost { .. } | TransportError::TimedOut { .. })) => {
+                Err(error.into())
+            }
+            Err(error) => Err(Miss::Failed(Failure::Unverifiable {
+                message: error.to_string(),
+            })),
+        }
+    }
+
+    /// Whether the source is still what it was; if not, no other way to copy it helps.
+    pub(super) fn check_source(&mut self) -> Result<(), Miss> {
+        let now = self
+            .transport
+            .sum_host(&self.contiguous)
+            .map_err(Miss::Host)?;
+        match &self.source_sum {
+            Some(before) if *before != now => Err(Miss::Failed(Failure::SourceChanged)),
+            _ => Ok(()),
+        }
+    }
+}
