@@ -3,13 +3,16 @@
 mod bytes;
 pub mod checksum;
 pub mod fake;
+mod mapped;
 pub mod matrix;
 mod policy;
 mod report;
 mod route;
 mod rung;
+pub mod torch_transport;
 pub mod transport;
 mod verify;
+mod watch;
 
 pub use bytes::{Bytes, NotASize};
 pub use matrix::{FaultMatrix, fault_matrix};

@@ -5,8 +5,10 @@
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "boundary.h"
@@ -181,7 +183,11 @@ int32_t surefoot_event_query(const c10::Event* event, bool* done) {
 int32_t surefoot_pin_memory(const at::Tensor* tensor, at::Tensor** out) {
   return guarded([&] {
     accelerator_of(0);
-    *out = new at::Tensor(tensor->contiguous().pin_memory());
+    // Not `pin_memory()`: of a tensor that is pinned already it makes no copy.
+    const c10::AutoGradMode no_gradient(false);
+    auto pinned = at::empty(tensor->sizes(), tensor->options().device(at::kCPU).pinned_memory(true));
+    pinned.copy_(*tensor);
+    *out = new at::Tensor(std::move(pinned));
   });
 }
 

@@ -352,7 +352,8 @@ impl Drop for Event {
     }
 }
 
-/// A copy of `tensor` in page-locked host memory, which a device can read on its own.
+/// A fresh, contiguous copy of `tensor` in page-locked host memory, which a device can
+/// read on its own.
 ///
 /// # Errors
 /// [`Error::NoAccelerator`]; [`Error::OutOfMemory`] when the limit on locked pages

@@ -1,0 +1,679 @@
+//! The ladder's real device: tensors, moved by libtorch.
+//!
+//! Works for every device that libtorch has, the CPU included, where a copy is a
+//! copy in memory: that is what the tests and benchmarks of a machine without a GPU
+//! run. Calls that may hang on a device run under a [`Watch`].
+
+use std::time::Duration;
+
+use tch::{Device, Kind, Tensor};
+use torch_ext::accelerator::{self, DeviceIndex, Event, Stream};
+use torch_ext::allocator::Library;
+use torch_ext::{Error, copy_into};
+
+use crate::bytes::Bytes;
+use crate::checksum::{self, Checksum, ROW_BYTES, ROW_WORDS, RowSum};
+use crate::mapped::is_file_mapped;
+use crate::transport::{
+    CopyMethod, DeviceFacts, Element, Operation, Origin, Pool, SourceFacts, SyncScope, Transport,
+    TransportError,
+};
+use crate::watch::{Missed, Watch};
+
+/// Rows that the device sums at once: 4 MiB of a tensor, and 8 MiB for its products.
+const SLAB_ROWS: i64 = 256;
+
+/// How a [`TorchTransport`] treats its device.
+#[derive(Clone, Debug)]
+pub struct TransportOptions {
+    /// Whether the device and the CPU share one memory (an APU). libtorch's
+    /// device-agnostic interface does not say.
+    pub unified_memory: bool,
+    /// How long one operation may take before it counts as hung.
+    pub deadline: Duration,
+    /// The allocator library that serves the device, if one does: trimmed when
+    /// memory runs out, instead of libtorch's own cache.
+    pub allocator: Option<Library>,
+}
+
+impl Default for TransportOptions {
+    fn default() -> Self {
+        Self {
+            unified_memory: false,
+            deadline: Duration::from_secs(120),
+            allocator: None,
+        }
+    }
+}
+
+/// Moves tensors to one device of libtorch.
+pub struct TorchTransport {
+    device: Device,
+    facts: DeviceFacts,
+    options: TransportOptions,
+    watch: Watch,
+    /// The weights of a row on the device, made when they are first needed.
+    weights: Option<Tensor>,
+}
+
+/// A tensor in host memory, on its way to the device. Not recorded for backward.
+pub struct HostTensor(Tensor);
+
+impl HostTensor {
+    /// The tensor as the source of a move.
+    ///
+    /// # Errors
+    /// A torch error for a tensor that is not on the CPU or not dense.
+    pub fn new(tensor: &Tensor) -> Result<Self, Error> {
+        let tensor = tensor.f_detach()?;
+        if tensor.device() != Device::Cpu || tensor.is_sparse() {
+            return Err(Error::InvalidArgument(format!(
+                "only dense tensors on the CPU can be placed; this one is on {:?}",
+                tensor.device()
+            )));
+        }
+        Ok(Self(tensor))
+    }
+
+    /// The tensor itself.
+    pub fn into_tensor(self) -> Tensor {
+        self.0
+    }
+
+    /// The bytes of a contiguous tensor.
+    fn bytes(&self) -> &[u8] {
+        let bytes = size_in_bytes(&self.0) as usize;
+        let start = self.0.data_ptr().cast::<u8>().cast_const();
+        if bytes == 0 || start.is_null() {
+            return &[];
+        }
+        // SAFETY: a dense, contiguous CPU tensor of this many bytes from `start`, kept
+        // alive by `self`. Any byte is a valid u8. As with every read of a tensor,
+        // nobody may write to its storage from another thread meanwhile: the tensors
+        // of a move belong to the caller of the move.
+        unsafe { std::slice::from_raw_parts(start, bytes) }
+    }
+}
+
+impl TorchTransport {
+    /// A transport to `device`: the CPU, or `Device::Cuda(n)` (also under ROCm).
+    ///
+    /// # Errors
+    /// [`Error::NoAccelerator`] or [`Error::InvalidArgument`] for a device that is not
+    /// there.
+    pub fn new(device: Device, options: TransportOptions) -> Result<Self, Error> {
+        let accelerator = match device {
+            Device::Cpu => false,
+            _ => {
+                let index = DeviceIndex::try_from(device)?;
+                let count = accelerator::device_count();
+                if count == 0 {
+                    return Err(Error::NoAccelerator(
+                        "this libtorch sees no accelerator".into(),
+                    ));
+                }
+                if usize::from(index.0) >= count {
+                    return Err(Error::InvalidArgument(format!(
+                        "there is no device {}: this machine has {count}",
+                        index.0
+                    )));
+                }
+                true
+            }
+        };
+        let facts = DeviceFacts {
+            name: device_name(device),
+            unified_memory: options.unified_memory,
+            zero_copy: accelerator,
+            pinned_memory: accelerator,
+            other_streams: accelerator,
+        };
+        let watch = Watch::new(options.deadline);
+        Ok(Self {
+            device,
+            facts,
+            options,
+            watch,
+            weights: None,
+        })
+    }
+
+    /// The device that tensors are moved to.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The tensor of a move that arrived.
+    pub fn index(&self) -> Option<DeviceIndex> {
+        DeviceIndex::try_from(self.device).ok()
+    }
+
+    /// Runs a call that touches the device: under the watch on an accelerator, on the
+    /// caller's stream; right here on the CPU, which does not hang.
+    fn watched<R: Send + 'static>(
+        &mut self,
+        operation: Operation,
+        pool: Pool,
+        call: impl FnOnce() -> Result<R, Error> + Send + 'static,
+    ) -> Result<R, TransportError> {
+        let outcome = match self.index() {
+            None => call(),
+            Some(index) => {
+                let stream =
+                    Stream::current(index).map_err(|error| explain(operation, pool, error))?;
+                let on_stream = move || {
+                    accelerator::set_current_device(index)?;
+                    let _stream = stream.enter()?;
+                    call()
+                };
+                match self.watch.run(on_stream) {
+                    Ok(outcome) => outcome,
+                    Err(Missed::Deadline(after)) => {
+                        return Err(TransportError::TimedOut { operation, after });
+                    }
+                    Err(Missed::Lost) => {
+                        let message = "its thread was lost".to_owned();
+                        return Err(TransportError::Refused { operation, message });
+                    }
+                }
+            }
+        };
+        outcome.map_err(|error| explain(operation, pool, error))
+    }
+
+    /// The weights of [`checksum::weights`] as an int64 tensor on the device.
+    fn row_weights(&mut self) -> Result<Tensor, TransportError> {
+        if let Some(weights) = &self.weights {
+            return Ok(weights.shallow_clone());
+        }
+        let device = self.device;
+        let weights = self.watched(Operation::SumDevice, Pool::Device, move || {
+            let weights: Vec<i64> = checksum::weights().iter().map(|&w| i64::from(w)).collect();
+            Ok(Tensor::f_from_slice(&weights)?.f_to_device(device)?)
+        })?;
+        Ok(self.weights.insert(weights).shallow_clone())
+    }
+}
+
+impl Transport for TorchTransport {
+    type Host = HostTensor;
+    type Remote = Tensor;
+
+    fn facts(&self) -> DeviceFacts {
+        self.facts.clone()
+    }
+
+    fn source(&self, host: &HostTensor) -> SourceFacts {
+        let pinned = self.facts.pinned_memory && host.0.f_is_pinned(self.device).unwrap_or(false);
+        let origin = if pinned {
+            Origin::Pinned
+        } else if self.facts.pinned_memory && is_file_mapped(host.0.data_ptr() as usize) {
+            Origin::MappedFile
+        } else {
+            Origin::Memory
+        };
+        SourceFacts {
+            bytes: Bytes(size_in_bytes(&host.0)),
+            // The placer refuses tensors without an element type before they come here.
+            element: element_of(host.0.kind()).unwrap_or(Element::U8),
+            origin,
+        }
+    }
+
+    fn contiguous(&mut self, host: &HostTensor) -> Result<HostTensor, TransportError> {
+        host.0
+            .f_contiguous()
+            .map(HostTensor)
+            .map_err(|error| explain(Operation::Contiguous, Pool::Host, error.into()))
+    }
+
+    fn sum_host(&mut self, host: &HostTensor) -> Result<Checksum, TransportError> {
+        Ok(Checksum::of(host.bytes()))
+    }
+
+    fn stage(&mut self, host: &HostTensor) -> Result<HostTensor, TransportError> {
+        accelerator::pin_memory(&host.0)
+            .map(HostTensor)
+            .map_err(|error| explain(Operation::Stage, Pool::Pinned, error))
+    }
+
+    fn cast_on_host(
+        &mut self,
+        host: &HostTensor,
+        to: Element,
+    ) -> Result<HostTensor, TransportError> {
+        host.0
+            .f_to_kind(kind_of(to))
+            .map(HostTensor)
+            .map_err(|error| explain(Operation::CastOnHost, Pool::Host, error.into()))
+    }
+
+    fn copy(&mut self, host: &HostTensor, method: CopyMethod) -> Result<Tensor, TransportError> {
+        let (source, device) = (host.0.shallow_clone(), self.device);
+        let staging = self.facts.pinned_memory;
+        self.watched(Operation::Copy, Pool::Device, move || match method {
+            CopyMethod::Direct => copy_direct(&source, device),
+            CopyMethod::Chunked { chunk } => copy_chunked(&source, device, chunk, staging),
+            CopyMethod::OtherStream => copy_on_other_stream(&source, device),
+            CopyMethod::ZeroCopy => map_into(&source, device),
+        })
+    }
+
+    fn synchronize(&mut self, scope: SyncScope) -> Result<(), TransportError> {
+        let Some(index) = self.index() else {
+            return Ok(()); // The CPU is never behind.
+        };
+        self.watched(Operation::Synchronize, Pool::Device, move || match scope {
+            SyncScope::Stream => Stream::current(index)?.synchronize(),
+            SyncScope::Device => accelerator::synchronize(index),
+        })
+    }
+
+    fn sum_device(&mut self, remote: &Tensor) -> Result<Option<Checksum>, TransportError> {
+        if self.device == Device::Cpu {
+            // The device's memory is the host's: sum it the fast way.
+            return self.sum_host(&HostTensor(remote.shallow_clone())).map(Some);
+        }
+        let weights = self.row_weights()?;
+        let remote = remote.shallow_clone();
+        self.watched(Operation::SumDevice, Pool::Device, move || {
+            sum_rows(&remote, &weights).map(Some)
+        })
+    }
+
+    fn read_back(&mut self, remote: &Tensor) -> Result<HostTensor, TransportError> {
+        let remote = remote.shallow_clone();
+        self.watched(Operation::ReadBack, Pool::Host, move || {
+            let mut host = Tensor::f_empty(remote.size(), (remote.kind(), Device::Cpu))?;
+            copy_into(&mut host, &remote, false)?;
+            Ok(HostTensor(host))
+        })
+    }
+
+    fn cast_on_device(&mut self, remote: &Tensor, to: Element) -> Result<Tensor, TransportError> {
+        let remote = remote.shallow_clone();
+        self.watched(Operation::CastOnDevice, Pool::Device, move || {
+            Ok(remote.f_to_kind(kind_of(to))?)
+        })
+    }
+
+    fn trim(&mut self) -> Result<Bytes, TransportError> {
+        let Some(index) = self.index() else {
+            return Ok(Bytes::ZERO);
+        };
+        let explain = |error| explain(Operation::Trim, Pool::Device, error);
+        if let Some(library) = &self.options.allocator {
+            let device = i32::from(index.0);
+            let before = library
+                .stats(device)
+                .map_err(Error::from)
+                .map_err(explain)?;
+            library
+                .trim(device, 0)
+                .map_err(Error::from)
+                .map_err(explain)?;
+            let after = library
+                .stats(device)
+                .map_err(Error::from)
+                .map_err(explain)?;
+            return Ok(Bytes(before.held_bytes.saturating_sub(after.held_bytes)));
+        }
+        let before = accelerator::memory_info(index).map_err(explain)?;
+        accelerator::empty_cache().map_err(explain)?;
+        let after = accelerator::memory_info(index).map_err(explain)?;
+        Ok(Bytes(after.free.saturating_sub(before.free)))
+    }
+
+    fn abandon(&mut self, remote: Tensor) {
+        // A stuck operation may still write there: the memory is never given back.
+        std::mem::forget(remote);
+    }
+}
+
+/// An empty, contiguous tensor on the device with the shape and kind of `source`.
+fn empty_on(source: &Tensor, device: Device) -> Result<Tensor, Error> {
+    Ok(Tensor::f_empty(source.size(), (source.kind(), device))?)
+}
+
+fn copy_direct(source: &Tensor, device: Device) -> Result<Tensor, Error> {
+    let mut target = empty_on(source, device)?;
+    copy_into(&mut target, source, false)?;
+    Ok(target)
+}
+
+/// Through one buffer, piece by piece; each piece is complete before the next one
+/// overwrites the buffer, because a blocking copy returns only then.
+fn copy_chunked(
+    source: &Tensor,
+    device: Device,
+    chunk: Bytes,
+    staging: bool,
+) -> Result<Tensor, Error> {
+    let target = empty_on(source, device)?;
+    let (from, to) = (source.f_view(-1)?, target.f_view(-1)?);
+    let count = from.numel() as i64;
+    let width = source.kind().elt_size_in_bytes() as u64;
+    let step = i64::try_from(chunk.0 / width)
+        .unwrap_or(i64::MAX)
+        .clamp(1, count.max(1));
+    let buffer = Tensor::f_empty([step], (source.kind(), Device::Cpu))?;
+    let buffer = if staging {
+        accelerator::pin_memory(&buffer)?
+    } else {
+        buffer
+    };
+    let mut start = 0;
+    while start < count {
+        let length = step.min(count - start);
+        let mut piece = buffer.f_narrow(0, 0, length)?;
+        copy_into(&mut piece, &from.f_narrow(0, start, length)?, false)?;
+        copy_into(&mut to.f_narrow(0, start, length)?, &piece, false)?;
+        start += length;
+    }
+    Ok(target)
+}
+
+/// On a side stream, ordered after what the current one has queued, with everything
+/// complete on return.
+fn copy_on_other_stream(source: &Tensor, device: Device) -> Result<Tensor, Error> {
+    let index = DeviceIndex::try_from(device)?;
+    let mut target = empty_on(source, device)?;
+    let (current, side) = (Stream::current(index)?, Stream::new(index)?);
+    let mut allocated = Event::new(index)?;
+    allocated.record(current)?;
+    side.wait_for(&allocated)?;
+    {
+        let _side = side.enter()?;
+        copy_into(&mut target, source, true)?;
+    }
+    side.uses(&target)?;
+    side.synchronize()?;
+    Ok(target)
+}
+
+/// Another view of host memory. Pageable memory is put into pinned memory first: one
+/// copy, after which the pinned one is the only one.
+fn map_into(source: &Tensor, device: Device) -> Result<Tensor, Error> {
+    let index = DeviceIndex::try_from(device)?;
+    let pinned = match source.f_is_pinned(device)? {
+        true => source.shallow_clone(),
+        false => accelerator::pin_memory(source)?,
+    };
+    accelerator::map_pinned(&pinned, index)
+}
+
+/// The checksum of a contiguous tensor, by the tensor operations of
+/// [`crate::checksum`], slab by slab.
+fn sum_rows(tensor: &Tensor, weights: &Tensor) -> Result<Checksum, Error> {
+    let bytes = size_in_bytes(tensor);
+    let flat = tensor.f_view(-1)?.f_view_dtype(Kind::Uint8)?;
+    let row_bytes = ROW_BYTES as i64;
+    let full_rows = bytes as i64 / row_bytes;
+    let mut sums: Vec<RowSum> = Vec::with_capacity(bytes.div_ceil(ROW_BYTES as u64) as usize);
+    let mut row = 0;
+    while row < full_rows {
+        let rows = SLAB_ROWS.min(full_rows - row);
+        let slab = flat.f_narrow(0, row * row_bytes, rows * row_bytes)?;
+        add_slab(&slab, weights, &mut sums)?;
+        row += rows;
+    }
+    let rest = bytes as i64 - full_rows * row_bytes;
+    if rest > 0 {
+        let tail = flat.f_narrow(0, full_rows * row_bytes, rest)?;
+        add_slab(
+            &tail.f_constant_pad_nd([0, row_bytes - rest])?,
+            weights,
+            &mut sums,
+        )?;
+    }
+    Ok(Checksum::from_rows(bytes, sums))
+}
+
+/// Sums the rows of a slab on the device and brings the sums to the host.
+fn add_slab(slab: &Tensor, weights: &Tensor, sums: &mut Vec<RowSum>) -> Result<(), Error> {
+    let words = slab
+        .f_view_dtype(Kind::Int)?
+        .f_view([-1, ROW_WORDS as i64])?;
+    let plain = words.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Int64)?;
+    let weighted =
+        words
+            .f_mul(weights)?
+            .f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Int64)?;
+    let plain = Vec::<i64>::try_from(plain.f_to_device(Device::Cpu)?)?;
+    let weighted = Vec::<i64>::try_from(weighted.f_to_device(Device::Cpu)?)?;
+    let rows = plain.into_iter().zip(weighted);
+    sums.extend(rows.map(|(plain, weighted)| RowSum { plain, weighted }));
+    Ok(())
+}
+
+/// What an error of libtorch means for the next attempt.
+fn explain(operation: Operation, pool: Pool, error: Error) -> TransportError {
+    let message = error.to_string();
+    match error {
+        Error::OutOfMemory { .. } => TransportError::OutOfMemory {
+            operation,
+            pool,
+            message,
+        },
+        Error::DeviceLost { .. } => TransportError::ContextLost { operation, message },
+        _ => TransportError::Refused { operation, message },
+    }
+}
+
+/// Bytes of the tensor without gaps.
+fn size_in_bytes(tensor: &Tensor) -> u64 {
+    tensor.numel() as u64 * tensor.kind().elt_size_in_bytes() as u64
+}
+
+/// The device as messages name it: `cpu`, `hip:0`, `cuda:1`.
+pub(crate) fn device_name(device: Device) -> String {
+    match device {
+        Device::Cpu => "cpu".to_owned(),
+        Device::Cuda(index) if accelerator::has_hip() => format!("hip:{index}"),
+        Device::Cuda(index) => format!("cuda:{index}"),
+        other => format!("{other:?}").to_lowercase(),
+    }
+}
+
+/// The element type of a kind; `None` for those that no model file has (quantized,
+/// complex half, the `fnuz` float8s).
+pub(crate) fn element_of(kind: Kind) -> Option<Element> {
+    Some(match kind {
+        Kind::Bool => Element::Bool,
+        Kind::Uint8 => Element::U8,
+        Kind::Int8 => Element::I8,
+        Kind::Int16 => Element::I16,
+        Kind::Int => Element::I32,
+        Kind::Int64 => Element::I64,
+        Kind::Float8e4m3fn => Element::F8E4M3,
+        Kind::Float8e5m2 => Element::F8E5M2,
+        Kind::Half => Element::F16,
+        Kind::BFloat16 => Element::BF16,
+        Kind::Float => Element::F32,
+        Kind::Double => Element::F64,
+        Kind::ComplexFloat => Element::C64,
+        Kind::ComplexDouble => Element::C128,
+        _ => return None,
+    })
+}
+
+fn kind_of(element: Element) -> Kind {
+    match element {
+        Element::Bool => Kind::Bool,
+        Element::U8 => Kind::Uint8,
+        Element::I8 => Kind::Int8,
+        Element::I16 => Kind::Int16,
+        Element::I32 => Kind::Int,
+        Element::I64 => Kind::Int64,
+        Element::F8E4M3 => Kind::Float8e4m3fn,
+        Element::F8E5M2 => Kind::Float8e5m2,
+        Element::F16 => Kind::Half,
+        Element::BF16 => Kind::BFloat16,
+        Element::F32 => Kind::Float,
+        Element::F64 => Kind::Double,
+        Element::C64 => Kind::ComplexFloat,
+        Element::C128 => Kind::ComplexDouble,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn transport() -> TorchTransport {
+        TorchTransport::new(Device::Cpu, TransportOptions::default()).unwrap()
+    }
+
+    fn sample(kind: Kind, count: i64) -> Tensor {
+        let numbers = Tensor::arange(count, (Kind::Float, Device::Cpu)) * 0.7 - 3.0;
+        numbers.to_kind(kind)
+    }
+
+    #[test]
+    fn sums_by_tensor_operations_equal_sums_of_bytes() {
+        let weights: Vec<i64> = checksum::weights().iter().map(|&w| i64::from(w)).collect();
+        let weights = Tensor::from_slice(&weights);
+        let kinds = [
+            Kind::Float,
+            Kind::BFloat16,
+            Kind::Bool,
+            Kind::Int64,
+            Kind::Float8e4m3fn,
+        ];
+        for kind in kinds {
+            for count in [0, 1, 3, 4096, 5000, 300_001] {
+                let tensor = sample(kind, count);
+                let by_bytes = Checksum::of(HostTensor(tensor.shallow_clone()).bytes());
+                assert_eq!(
+                    sum_rows(&tensor, &weights).unwrap(),
+                    by_bytes,
+                    "{count} of {kind:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_slab_boundary_does_not_show_in_the_sums() {
+        let weights: Vec<i64> = checksum::weights().iter().map(|&w| i64::from(w)).collect();
+        let tensor = sample(Kind::Int, SLAB_ROWS * ROW_WORDS as i64 + 4097);
+        let by_bytes = Checksum::of(HostTensor(tensor.shallow_clone()).bytes());
+        assert_eq!(
+            sum_rows(&tensor, &Tensor::from_slice(&weights)).unwrap(),
+            by_bytes
+        );
+    }
+
+    #[test]
+    fn every_way_to_copy_delivers_the_same_bytes() {
+        let mut transport = transport();
+        let host = HostTensor::new(&sample(Kind::Float, 1000).view([10, 100])).unwrap();
+        for method in [
+            CopyMethod::Direct,
+            CopyMethod::Chunked { chunk: Bytes(40) },
+            CopyMethod::Chunked { chunk: Bytes(1) },
+            CopyMethod::Chunked {
+                chunk: Bytes(u64::MAX),
+            },
+        ] {
+            let remote = transport.copy(&host, method).unwrap();
+            assert!(remote.equal(&host.0), "{method:?}");
+            assert_ne!(remote.data_ptr(), host.0.data_ptr());
+            assert_eq!(
+                transport.sum_device(&remote).unwrap(),
+                Some(transport.sum_host(&host).unwrap())
+            );
+        }
+    }
+
+    #[test]
+    fn an_empty_tensor_travels_too() {
+        let mut transport = transport();
+        let host = HostTensor::new(&Tensor::zeros([0, 7], (Kind::Float, Device::Cpu))).unwrap();
+        let remote = transport
+            .copy(&host, CopyMethod::Chunked { chunk: Bytes(8) })
+            .unwrap();
+        assert_eq!(remote.size(), [0, 7]);
+        assert_eq!(
+            transport.sum_device(&remote).unwrap(),
+            Some(Checksum::of(&[]))
+        );
+    }
+
+    #[test]
+    fn what_the_cpu_lacks_is_refused_and_not_retried_as_something_else() {
+        let mut transport = transport();
+        let host = HostTensor::new(&sample(Kind::Float, 4)).unwrap();
+        for outcome in [
+            transport.stage(&host).map(drop),
+            transport.copy(&host, CopyMethod::OtherStream).map(drop),
+            transport.copy(&host, CopyMethod::ZeroCopy).map(drop),
+        ] {
+            assert!(
+                matches!(outcome, Err(TransportError::Refused { .. })),
+                "{outcome:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn gaps_are_closed_on_the_host() {
+        let mut transport = transport();
+        let host = HostTensor::new(&sample(Kind::Float, 12).view([3, 4]).tr()).unwrap();
+        let contiguous = transport.contiguous(&host).unwrap();
+        assert!(contiguous.0.is_contiguous());
+        assert!(contiguous.0.equal(&host.0));
+    }
+
+    #[test]
+    fn the_classes_of_errors_are_kept() {
+        let copy = |error| explain(Operation::Copy, Pool::Device, error);
+        let message = || "HIP out of memory".to_owned();
+        assert!(matches!(
+            copy(Error::OutOfMemory { message: message() }),
+            TransportError::OutOfMemory {
+                pool: Pool::Device,
+                ..
+            }
+        ));
+        assert!(matches!(
+            copy(Error::DeviceLost { message: message() }),
+            TransportError::ContextLost { .. }
+        ));
+        assert!(matches!(
+            copy(Error::Torch(message())),
+            TransportError::Refused { .. }
+        ));
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_refused() {
+        if accelerator::device_count() == 0 {
+            let made = TorchTransport::new(Device::Cuda(0), TransportOptions::default());
+            assert!(matches!(made, Err(Error::NoAccelerator(_))));
+        }
+    }
+
+    #[test]
+    fn elements_and_kinds_are_inverse() {
+        for element in [
+            Element::Bool,
+            Element::U8,
+            Element::I8,
+            Element::I16,
+            Element::I32,
+            Element::I64,
+            Element::F8E4M3,
+            Element::F8E5M2,
+            Element::F16,
+            Element::BF16,
+            Element::F32,
+            Element::F64,
+            Element::C64,
+            Element::C128,
+        ] {
+            assert_eq!(element_of(kind_of(element)), Some(element));
+            assert_eq!(kind_of(element).elt_size_in_bytes() as u64, element.size());
+        }
+    }
+}

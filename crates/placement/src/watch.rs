@@ -1,0 +1,108 @@
+//! Runs calls that may never return on a thread of their own, and stops waiting
+//! for them after a deadline.
+//!
+//! A copy from pageable memory blocks inside the driver; when the device hangs, so
+//! does the caller, for ever. Nothing can interrupt it. What can be done is to
+//! notice: the call runs on a worker, and the caller waits with a deadline. A
+//! worker that missed its deadline is left behind together with everything it
+//! holds (the device may still write there), and the next call gets a new one.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+type Task = Box<dyn FnOnce() + Send>;
+
+/// A worker thread with a deadline for each call.
+pub(crate) struct Watch {
+    deadline: Duration,
+    worker: Option<Sender<Task>>,
+}
+
+/// The call did not return in time, or its thread could not be had.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Missed {
+    /// It may still be running.
+    Deadline(Duration),
+    /// It panicked, or no thread could be started.
+    Lost,
+}
+
+impl Watch {
+    pub(crate) fn new(deadline: Duration) -> Self {
+        Self {
+            deadline,
+            worker: None,
+        }
+    }
+
+    /// Runs `call` on the worker and waits for its result.
+    pub(crate) fn run<R: Send + 'static>(
+        &mut self,
+        call: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<R, Missed> {
+        let (answer, result): (Sender<R>, Receiver<R>) = channel();
+        let task: Task = Box::new(move || {
+            // The caller may have given up waiting.
+            let _ = answer.send(call());
+        });
+        let worker = match self.worker.take() {
+            Some(worker) => worker,
+            None => spawn().ok_or(Missed::Lost)?,
+        };
+        worker.send(task).map_err(|_| Missed::Lost)?;
+        match result.recv_timeout(self.deadline) {
+            Ok(result) => {
+                self.worker = Some(worker);
+                Ok(result)
+            }
+            Err(RecvTimeoutError::Timeout) => Err(Missed::Deadline(self.deadline)),
+            Err(RecvTimeoutError::Disconnected) => Err(Missed::Lost),
+        }
+    }
+}
+
+/// A thread that runs tasks until nobody can send any more. A panic ends it.
+fn spawn() -> Option<Sender<Task>> {
+    let (tasks, queue) = channel::<Task>();
+    std::thread::Builder::new()
+        .name("surefoot-transfer".into())
+        .spawn(move || queue.into_iter().for_each(|task| task()))
+        .ok()
+        .map(|_| tasks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_that_returns_gives_its_result_and_keeps_its_thread() {
+        let mut watch = Watch::new(Duration::from_secs(60));
+        let first = watch.run(|| std::thread::current().id()).unwrap();
+        let second = watch.run(|| std::thread::current().id()).unwrap();
+        assert_eq!(first, second);
+    }
+
+    #[test]
+    fn a_call_that_never_returns_is_left_behind() {
+        let mut watch = Watch::new(Duration::from_millis(10));
+        let (_never, wait) = channel::<()>();
+        let missed = watch.run(move || wait.recv().is_ok()).unwrap_err();
+        assert_eq!(missed, Missed::Deadline(Duration::from_millis(10)));
+        let mut patient = Watch {
+            deadline: Duration::from_secs(60),
+            ..watch
+        };
+        assert_eq!(patient.run(|| 5), Ok(5), "the next call gets a new thread");
+    }
+
+    #[test]
+    fn a_panic_is_no_hang() {
+        let mut watch = Watch::new(Duration::from_secs(60));
+        assert_eq!(
+            watch.run(|| panic!("on purpose")),
+            Err::<(), _>(Missed::Lost)
+        );
+        assert_eq!(watch.run(|| 5), Ok(5));
+    }
+}
