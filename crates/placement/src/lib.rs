@@ -1,10 +1,12 @@
 //! Tensors and modules onto the device step by step, verified, with fallback.
 
+mod batch;
 mod bytes;
 pub mod checksum;
 pub mod fake;
 mod mapped;
 pub mod matrix;
+mod placer;
 mod policy;
 mod report;
 mod route;
@@ -14,8 +16,10 @@ pub mod transport;
 mod verify;
 mod watch;
 
+pub use batch::{Batch, FieldPath};
 pub use bytes::{Bytes, NotASize};
 pub use matrix::{FaultMatrix, fault_matrix};
+pub use placer::{ModuleSummary, PlaceError, Placer};
 pub use policy::{MoveError, Placed, Policy, Request};
 pub use report::{Attempt, Failure, Outcome, PlacementReport, RouteTotal, Story};
 pub use route::{Ladder, PlacedBy};

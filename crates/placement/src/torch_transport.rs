@@ -143,7 +143,7 @@ impl TorchTransport {
         self.device
     }
 
-    /// The tensor of a move that arrived.
+    /// The device's number, unless it is the CPU.
     pub fn index(&self) -> Option<DeviceIndex> {
         DeviceIndex::try_from(self.device).ok()
     }
@@ -207,7 +207,8 @@ impl Transport for TorchTransport {
         let pinned = self.facts.pinned_memory && host.0.f_is_pinned(self.device).unwrap_or(false);
         let origin = if pinned {
             Origin::Pinned
-        } else if self.facts.pinned_memory && is_file_mapped(host.0.data_ptr() as usize) {
+        } else if self.facts.unified_memory && is_file_mapped(host.0.data_ptr() as usize) {
+            // Asked only where it matters: reading the kernel's list is not free.
             Origin::MappedFile
         } else {
             Origin::Memory
@@ -324,9 +325,10 @@ impl Transport for TorchTransport {
         Ok(Bytes(after.free.saturating_sub(before.free)))
     }
 
-    fn abandon(&mut self, remote: Tensor) {
-        // A stuck operation may still write there: the memory is never given back.
-        std::mem::forget(remote);
+    fn abandon(&mut self, remotes: Vec<Tensor>, sources: Vec<HostTensor>) {
+        // A stuck operation may still write to the ones and read the others: their
+        // memory is never given back.
+        std::mem::forget((remotes, sources));
     }
 }
 

@@ -1,0 +1,535 @@
+//! The door that training code uses: tensors, modules and batches to the device.
+//!
+//! A [`Placer`] holds one device, one policy and one report. On an accelerator it
+//! sends each tensor up the [`Ladder`]; on the CPU there is nothing to copy and
+//! nothing to verify, so it only closes gaps and converts.
+
+use std::collections::HashMap;
+
+use tch::nn::VarStore;
+use tch::{Device, Kind, Tensor};
+
+use crate::batch::{Batch, FieldPath};
+use crate::bytes::Bytes;
+use crate::policy::{MoveError, Placed, Policy, Request};
+use crate::report::PlacementReport;
+use crate::route::Ladder;
+use crate::torch_transport::{
+    HostTensor, TorchTransport, TransportOptions, device_name, element_of,
+};
+use crate::verify::Role;
+
+/// Why a tensor, a module or a batch is not on the device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlaceError {
+    /// The move itself; the variants say whether the process can go on.
+    #[error(transparent)]
+    Move(#[from] MoveError),
+    /// libtorch, before or after the move.
+    #[error("`{tensor}`: {source}")]
+    Torch {
+        /// The tensor's name.
+        tensor: String,
+        /// What libtorch said.
+        source: torch_ext::Error,
+    },
+    /// An element type that cannot be placed.
+    #[error("`{tensor}` has elements of type {kind:?}, which cannot be placed")]
+    Kind {
+        /// The tensor's name.
+        tensor: String,
+        /// Its element type.
+        kind: Kind,
+    },
+    /// The device gave something else than was asked.
+    #[error("`{tensor}` arrived as {found}, and {wanted} was asked for")]
+    Changed {
+        /// The tensor's name.
+        tensor: String,
+        /// What arrived: shape, kind and device.
+        found: String,
+        /// What should have.
+        wanted: String,
+    },
+    /// The device itself.
+    #[error(transparent)]
+    Device(#[from] torch_ext::Error),
+}
+
+impl PlaceError {
+    /// Whether more free memory would have helped.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            PlaceError::Move(error) => error.is_out_of_memory(),
+            PlaceError::Torch { source, .. } | PlaceError::Device(source) => {
+                source.is_out_of_memory()
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether the device context can still be used.
+    pub fn context_is_usable(&self) -> bool {
+        match self {
+            PlaceError::Move(error) => !matches!(
+                error,
+                MoveError::ContextLost { .. } | MoveError::Hung { .. }
+            ),
+            PlaceError::Torch { source, .. } | PlaceError::Device(source) => {
+                source.context_is_usable()
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Moves tensors to one device, and remembers how each came there.
+pub struct Placer {
+    transport: TorchTransport,
+    ladder: Ladder,
+    /// Whether it was said already that the CPU needs no moves.
+    explained: bool,
+}
+
+impl Placer {
+    /// A placer for `device`: the CPU, or `Device::Cuda(n)` (also under ROCm).
+    ///
+    /// # Errors
+    /// When the device is not there.
+    pub fn new(device: Device, policy: Policy) -> Result<Self, PlaceError> {
+        Self::with_options(device, policy, TransportOptions::default())
+    }
+
+    /// As [`Self::new`], with what libtorch does not know about the device.
+    ///
+    /// # Errors
+    /// When the device is not there.
+    pub fn with_options(
+        device: Device,
+        policy: Policy,
+        options: TransportOptions,
+    ) -> Result<Self, PlaceError> {
+        let transport = TorchTransport::new(device, options)?;
+        Ok(Self {
+            transport,
+            ladder: Ladder::new(policy),
+            explained: false,
+        })
+    }
+
+    /// The device that tensors are placed on.
+    pub fn device(&self) -> Device {
+        self.transport.device()
+    }
+
+    /// Every move so far. Empty on the CPU, where nothing moves.
+    pub fn report(&self) -> &PlacementReport {
+        self.ladder.report()
+    }
+
+    /// A weight on the device, contiguous, in `kind` (`None` keeps its own). It
+    /// requires a gradient if the source did, and is a leaf.
+    ///
+    /// On the CPU the result may share memory with the source. Where the policy lets
+    /// a tensor stay on the host, the result may be on the CPU (a warning says so).
+    ///
+    /// # Errors
+    /// [`PlaceError`]; the source is as it was.
+    pub fn weight(
+        &mut self,
+        name: &str,
+        source: &Tensor,
+        kind: Option<Kind>,
+    ) -> Result<Tensor, PlaceError> {
+        self.place(name, Role::Weight, source, kind)
+    }
+
+    /// A batch on the device. Floats keep their kind; nothing requires a gradient.
+    ///
+    /// # Errors
+    /// [`PlaceError`]; the batch is gone.
+    pub fn batch<B: Batch>(&mut self, batch: B) -> Result<B, PlaceError> {
+        batch.try_map(&FieldPath::root("batch"), &mut |path, tensor| {
+            self.place(path.as_str(), Role::Batch, &tensor, None)
+        })
+    }
+
+    /// Moves the parameters of a model, module by module, in the order given.
+    ///
+    /// Each tensor keeps its identity: optimizers and tied weights that hold it see it
+    /// move. Tensors that share their memory (tied weights) move once and share it
+    /// again. A module's host memory is free before the next one moves. Floats become
+    /// `kind`; integers and booleans keep theirs.
+    ///
+    /// # Errors
+    /// [`PlaceError`]; what came before the failing tensor is on the device.
+    pub fn module<'a, N: Into<String>>(
+        &mut self,
+        parameters: impl IntoIterator<Item = (N, &'a mut Tensor)>,
+        kind: Option<Kind>,
+    ) -> Result<ModuleSummary, PlaceError> {
+        let mut summary = ModuleSummary::default();
+        let mut moved: HashMap<Identity, Tensor> = HashMap::new();
+        let mut progress = Progress::new(device_name(self.device()));
+        for (name, tensor) in parameters {
+            let name: String = name.into();
+            progress.enter(&name);
+            let identity = Identity::of(tensor);
+            let placed = match moved.get(&identity) {
+                Some(placed) => {
+                    summary.tied += 1;
+                    placed.shallow_clone()
+                }
+                None => {
+                    let kind = kind.filter(|_| is_float(tensor.kind()));
+                    let placed = self.place(&name, Role::Weight, tensor, kind)?;
+                    summary.bytes += size_of_tensor(&placed);
+                    moved.insert(identity, placed.shallow_clone());
+                    placed
+                }
+            };
+            summary.tensors += 1;
+            summary.on_host += usize::from(placed.device() != self.device());
+            progress.add(size_of_tensor(&placed));
+            if !same_place(tensor, &placed) {
+                let data = placed.f_detach().map_err(|error| torch(&name, error))?;
+                tensor
+                    .f_set_data(&data)
+                    .map_err(|error| torch(&name, error))?;
+            }
+        }
+        progress.leave();
+        Ok(summary)
+    }
+
+    /// Moves every variable of a `VarStore`, in the order of their names. Does not
+    /// change the device that the store itself puts new variables on.
+    ///
+    /// # Errors
+    /// As [`Self::module`].
+    pub fn store(
+        &mut self,
+        store: &mut VarStore,
+        kind: Option<Kind>,
+    ) -> Result<ModuleSummary, PlaceError> {
+        // Handles to the same tensors: set_data moves what the layers hold.
+        let mut variables: Vec<(String, Tensor)> = store.variables().into_iter().collect();
+        variables.sort_by(|(a, _), (b, _)| a.cmp(b));
+        self.module(
+            variables
+                .iter_mut()
+                .map(|(name, tensor)| (name.as_str(), tensor)),
+            kind,
+        )
+    }
+
+    fn place(
+        &mut self,
+        name: &str,
+        role: Role,
+        source: &Tensor,
+        kind: Option<Kind>,
+    ) -> Result<Tensor, PlaceError> {
+        let kind = kind.unwrap_or(source.kind());
+        let placed = if source.device() == self.device() {
+            self.adjust(name, source, kind)?
+        } else {
+            self.carry(name, role, source, kind)?
+        };
+        check(name, source, kind, &placed)?;
+        if role == Role::Weight && source.requires_grad() && !placed.requires_grad() {
+            return placed
+                .f_set_requires_grad(true)
+                .map_err(|error| torch(name, error));
+        }
+        Ok(placed)
+    }
+
+    /// What is on the device already: gaps closed, converted. Shares memory with the
+    /// source when there is nothing to do.
+    fn adjust(&mut self, name: &str, source: &Tensor, kind: Kind) -> Result<Tensor, PlaceError> {
+        if self.device() == Device::Cpu && !self.explained {
+            self.explained = true;
+            tracing::debug!(
+                "the device is the CPU: copies, staging and verification are skipped; tensors are \
+                 only made contiguous and converted"
+            );
+        }
+        if source.is_contiguous() && source.kind() == kind {
+            return Ok(source.shallow_clone());
+        }
+        let adjusted = source
+            .f_detach()
+            .and_then(|source| source.f_contiguous()?.f_to_kind(kind));
+        adjusted.map_err(|error| torch(name, error))
+    }
+
+    /// From the host (or, through the host, from another device) up the ladder.
+    fn carry(
+        &mut self,
+        name: &str,
+        role: Role,
+        source: &Tensor,
+        kind: Kind,
+    ) -> Result<Tensor, PlaceError> {
+        let refuse = |kind| PlaceError::Kind {
+            tensor: name.to_owned(),
+            kind,
+        };
+        element_of(source.kind()).ok_or_else(|| refuse(source.kind()))?;
+        let cast = element_of(kind).ok_or_else(|| refuse(kind))?;
+        // Copies between two devices arrive as zeros on some machines, where a copy
+        // through the host does not (pytorch issues 84803, 87363).
+        let on_host = source
+            .f_to_device(Device::Cpu)
+            .map_err(|error| torch(name, error))?;
+        let host = HostTensor::new(&on_host).map_err(|source| PlaceError::Torch {
+            tensor: name.to_owned(),
+            source,
+        })?;
+        let request = Request {
+            name,
+            role,
+            cast: Some(cast),
+        };
+        match self.ladder.place(&mut self.transport, &host, &request)? {
+            Placed::OnDevice(tensor) => Ok(tensor),
+            Placed::OnHost(host) => Ok(host.into_tensor()),
+        }
+    }
+}
+
+/// What [`Placer::module`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModuleSummary {
+    /// Tensors, tied ones included.
+    pub tensors: usize,
+    /// Tensors that share the memory of an earlier one.
+    pub tied: usize,
+    /// Tensors that had to stay on the host.
+    pub on_host: usize,
+    /// Bytes of all of them, tied ones counted once.
+    pub bytes: Bytes,
+}
+
+/// The memory and layout of a tensor: equal for tied weights.
+#[derive(PartialEq, Eq, Hash)]
+struct Identity {
+    address: usize,
+    kind: u8,
+    size: Vec<i64>,
+    strides: Vec<i64>,
+    /// Empty tensors share no memory, whatever their address.
+    empty: Option<usize>,
+}
+
+impl Identity {
+    fn of(tensor: &Tensor) -> Self {
+        Self {
+            address: tensor.data_ptr() as usize,
+            kind: tensor.kind() as u8,
+            size: tensor.size(),
+            strides: tensor.stride(),
+            empty: (tensor.numel() == 0).then_some(tensor.as_ptr() as usize),
+        }
+    }
+}
+
+/// Says which module is on its way, once per module.
+struct Progress {
+    device: String,
+    module: Option<String>,
+    bytes: Bytes,
+}
+
+impl Progress {
+    fn new(device: String) -> Self {
+        Self {
+            device,
+            module: None,
+            bytes: Bytes::ZERO,
+        }
+    }
+
+    /// The module of a parameter is its name without the last part.
+    fn enter(&mut self, parameter: &str) {
+        let module = parameter.rsplit_once('.').map_or("", |(module, _)| module);
+        if self.module.as_deref() != Some(module) {
+            self.leave();
+            self.module = Some(module.to_owned());
+        }
+    }
+
+    fn add(&mut self, bytes: Bytes) {
+        self.bytes += bytes;
+    }
+
+    fn leave(&mut self) {
+        if let Some(module) = self.module.take() {
+            tracing::debug!(
+                module,
+                bytes = self.bytes.0,
+                device = self.device,
+                "module placed"
+            );
+            self.bytes = Bytes::ZERO;
+        }
+    }
+}
+
+/// Whether what arrived is what was asked for, as far as can be seen without
+/// reading it.
+fn check(name: &str, source: &Tensor, kind: Kind, placed: &Tensor) -> Result<(), PlaceError> {
+    if placed.size() == source.size() && placed.kind() == kind && placed.is_contiguous() {
+        return Ok(());
+    }
+    let describe = |size: Vec<i64>, kind| format!("{kind:?} {size:?}");
+    Err(PlaceError::Changed {
+        tensor: name.to_owned(),
+        found: format!(
+            "{}{}",
+            describe(placed.size(), placed.kind()),
+            if placed.is_contiguous() {
+                ""
+            } else {
+                " with gaps"
+            }
+        ),
+        wanted: describe(source.size(), kind),
+    })
+}
+
+/// Whether moving `tensor` there would change nothing.
+fn same_place(tensor: &Tensor, placed: &Tensor) -> bool {
+    tensor.device() == placed.device()
+        && tensor.kind() == placed.kind()
+        && tensor.data_ptr() == placed.data_ptr()
+}
+
+fn is_float(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::Half | Kind::BFloat16 | Kind::Float | Kind::Double
+    )
+}
+
+fn size_of_tensor(tensor: &Tensor) -> Bytes {
+    Bytes(tensor.numel() as u64 * tensor.kind().elt_size_in_bytes() as u64)
+}
+
+fn torch(name: &str, error: tch::TchError) -> PlaceError {
+    PlaceError::Torch {
+        tensor: name.to_owned(),
+        source: error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn placer() -> Placer {
+        Placer::new(Device::Cpu, Policy::default()).unwrap()
+    }
+
+    fn random(size: [i64; 2]) -> Tensor {
+        Tensor::randn(size, (Kind::Float, Device::Cpu))
+    }
+
+    #[test]
+    fn on_the_cpu_a_tensor_that_is_right_already_is_not_copied() {
+        let source = random([3, 4]).set_requires_grad(true);
+        let placed = placer().weight("w", &source, None).unwrap();
+        assert_eq!(placed.data_ptr(), source.data_ptr());
+        assert!(placed.requires_grad());
+    }
+
+    #[test]
+    fn gaps_are_closed_and_the_kind_is_changed() {
+        let source = random([3, 4]).tr().set_requires_grad(true);
+        let placed = placer().weight("w", &source, Some(Kind::BFloat16)).unwrap();
+        assert!(placed.is_contiguous() && placed.requires_grad() && placed.is_leaf());
+        assert!(
+            placed
+                .detach()
+                .equal(&source.detach().to_kind(Kind::BFloat16))
+        );
+    }
+
+    #[test]
+    fn a_batch_goes_through_the_same_door() {
+        let (tokens, mask) = placer()
+            .batch((random([2, 2]).tr(), None::<Tensor>))
+            .unwrap();
+        assert!(tokens.is_contiguous() && mask.is_none());
+    }
+
+    #[test]
+    fn parameters_keep_their_identity() {
+        let mut weight = random([4, 4]).set_requires_grad(true);
+        let held_by_the_optimizer = weight.shallow_clone();
+        let summary = placer()
+            .module([("layer.weight", &mut weight)], Some(Kind::BFloat16))
+            .unwrap();
+        assert_eq!(held_by_the_optimizer.kind(), Kind::BFloat16);
+        assert!(held_by_the_optimizer.requires_grad());
+        assert_eq!((summary.tensors, summary.bytes), (1, Bytes(32)));
+    }
+
+    #[test]
+    fn tied_weights_move_once_and_stay_tied() {
+        let mut embedding = random([8, 4]);
+        let mut head = embedding.detach();
+        let summary = placer()
+            .module(
+                [("embed.weight", &mut embedding), ("head.weight", &mut head)],
+                Some(Kind::Half),
+            )
+            .unwrap();
+        assert_eq!((summary.tied, summary.bytes), (1, Bytes(64)));
+        assert_eq!(embedding.data_ptr(), head.data_ptr());
+    }
+
+    #[test]
+    fn a_view_with_another_layout_is_not_tied() {
+        let mut weight = random([4, 4]);
+        let mut transposed = weight.detach().tr();
+        let summary = placer()
+            .module(
+                [("a", &mut weight), ("b", &mut transposed)],
+                Some(Kind::Half),
+            )
+            .unwrap();
+        assert_eq!(summary.tied, 0);
+        assert!(transposed.equal(&weight.tr()));
+    }
+
+    #[test]
+    fn integers_keep_their_kind() {
+        let mut ids = Tensor::from_slice(&[1_i64, 2]);
+        placer()
+            .module([("ids", &mut ids)], Some(Kind::BFloat16))
+            .unwrap();
+        assert_eq!(ids.kind(), Kind::Int64);
+    }
+
+    #[test]
+    fn a_variable_store_moves_with_the_layers_that_hold_it() {
+        let mut store = VarStore::new(Device::Cpu);
+        let layer = tch::nn::linear(store.root() / "layer", 3, 2, Default::default());
+        let summary = placer().store(&mut store, Some(Kind::Double)).unwrap();
+        assert_eq!(summary.tensors, 2);
+        assert_eq!(layer.ws.kind(), Kind::Double);
+    }
+
+    #[test]
+    fn a_device_that_is_not_there_is_an_error() {
+        if torch_ext::accelerator::device_count() == 0 {
+            let error = Placer::new(Device::Cuda(0), Policy::default())
+                .err()
+                .unwrap();
+            assert_eq!(error.to_string(), "this libtorch sees no accelerator");
+        }
+    }
+}
