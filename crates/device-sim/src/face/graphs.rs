@@ -114,7 +114,8 @@ export! {
     }
 }
 
-export_nothing! { cudaGraphDebugDotPrint }
+// User objects tie the life of something to a graph; the program keeps its own count too.
+export_nothing! { cudaGraphDebugDotPrint cudaUserObjectCreate cudaUserObjectRelease cudaGraphRetainUserObject }
 
 fn begin(engine: &Engine, stream: u64, graph: Option<u64>, mode: u32) -> Result<(), Status> {
     let strictness = Strictness::from_code(mode)?;

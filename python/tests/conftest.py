@@ -1,0 +1,74 @@
+"""How tests run programs on the simulated device."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import under_device_sim
+
+TESTS = Path(__file__).resolve().parent
+PYTHON = TESTS.parent
+
+# Runs `module:function` of this folder and prints what it returned as the last line.
+RUNNER = (
+    "import importlib, json, sys\n"
+    f"sys.path.insert(0, {str(TESTS)!r})\n"
+    "module, function = sys.argv[1].split(':')\n"
+    "result = getattr(importlib.import_module(module), function)()\n"
+    "print('\\n' + json.dumps(result))\n"
+)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device-sim", help="libdevice_sim.so to test with")
+    parser.addoption("--hip-alloc", help="libhip_alloc.so to test with")
+
+
+@pytest.fixture(scope="session")
+def libraries(request):
+    """Paths of the two libraries under test."""
+    chosen = {}
+    for option, name, variable in (
+        ("--device-sim", "libdevice_sim.so", "SUREFOOT_DEVICE_SIM"),
+        ("--hip-alloc", "libhip_alloc.so", "HIP_ALLOC_LIB"),
+    ):
+        named = request.config.getoption(option)
+        chosen[option] = Path(named) if named else under_device_sim.find_library(name, variable)
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def simulator(libraries, tmp_path_factory):
+    """The environment of a program that sees a simulated device."""
+    return under_device_sim.environment(libraries["--device-sim"], tmp_path_factory.mktemp("links"))
+
+
+@pytest.fixture
+def run(simulator, libraries):
+    """Runs a program (a function of a test module) on the device; returns its result, or what `expect` names.
+
+    Keyword arguments are environment variables. `hip_alloc=True` switches hip-alloc on.
+    `fails=True` gives the finished process instead of insisting on its result.
+    """
+
+    def run_program(program, hip_alloc=False, fails=False, **variables):
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("HIP_ALLOC", "DEVICE_SIM"))}
+        environment.update(simulator, PYTHONPATH=str(PYTHON))
+        if hip_alloc:
+            environment.update(HIP_ALLOC="1", HIP_ALLOC_LIB=str(libraries["--hip-alloc"]))
+        environment.update(variables)
+        name = f"{program.__module__}:{program.__name__}"
+        process = subprocess.run(
+            [sys.executable, "-c", RUNNER, name], env=environment, capture_output=True, text=True, timeout=300,
+        )
+        if fails:
+            assert process.returncode != 0, f"{name} was to fail, and printed\n{process.stdout}{process.stderr}"
+            return process
+        assert process.returncode == 0, f"{name} ended with {process.returncode}\n{process.stdout}{process.stderr}"
+        return json.loads(process.stdout.splitlines()[-1])
+
+    return run_program

@@ -1,0 +1,230 @@
+"""HIP_ALLOC=1: hip-alloc under real PyTorch on the simulated device."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from device import Gpt, report, train
+
+MIB = 1 << 20
+PYTHON = Path(__file__).resolve().parents[1]
+
+
+def train_and_look():
+    torch.manual_seed(0)
+    model = Gpt()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.to("cuda")
+    intact = all(torch.equal(before[name], value.cpu()) for name, value in model.state_dict().items())
+    between = list(train(model, steps=6))
+    return {
+        "backend": torch.cuda.memory.get_allocator_backend(), "intact": intact, "between": between,
+        "peak": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.memory_reserved(),
+        "most_reserved": torch.cuda.max_memory_reserved(), "held": report()["devices"][0]["held_bytes"],
+    }
+
+
+def test_a_training_loop_runs_and_its_memory_is_told(run):
+    ours, theirs = run(train_and_look, hip_alloc=True), run(train_and_look)
+    assert (ours["backend"], theirs["backend"]) == ("pluggable", "native")
+    assert ours["intact"]
+    assert ours["between"][1:] == [ours["between"][1]] * 5, "the same memory between steps once states exist"
+    # PyTorch counts its own rounding to 512 bytes, we count what was asked for.
+    assert 0.9 * theirs["between"][-1] < ours["between"][-1] <= theirs["between"][-1]
+    assert ours["between"][-1] < ours["peak"] <= ours["most_reserved"]
+
+
+def test_off_means_off(run):
+    assert run(train_and_look, HIP_ALLOC="0")["backend"] == "native"
+    assert run(imported_modules) == []
+
+
+def imported_modules():
+    return [name for name in sys.modules if name.startswith("surefoot")]
+
+
+def count_memory():
+    first = torch.empty(10 * MIB, dtype=torch.uint8, device="cuda")
+    second = torch.empty(20 * MIB, dtype=torch.uint8, device="cuda")
+    seen = {"both": [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]}
+    del second
+    seen["one"] = [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
+    torch.cuda.reset_peak_memory_stats()
+    seen["reset"] = [torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()]
+    statistics = torch.cuda.memory_stats()
+    seen["counts"] = [statistics[f"allocation.all.{what}"] for what in ("current", "allocated", "freed")]
+    seen["accelerator"] = torch.accelerator.memory_allocated() if hasattr(torch.accelerator, "memory_allocated") else None
+    del first
+    torch.cuda.empty_cache()
+    seen["emptied"] = [torch.cuda.memory_allocated(), torch.cuda.memory_reserved()]
+    seen["summary"] = torch.cuda.memory_summary()
+    return seen
+
+
+def test_statistics_follow_what_the_program_does(run):
+    seen = run(count_memory, hip_alloc=True)
+    assert seen["both"] == [30 * MIB, 30 * MIB]
+    assert seen["one"] == [10 * MIB, 30 * MIB]
+    assert seen["reset"] == [10 * MIB, 10 * MIB]
+    assert seen["counts"] == [1, 2, 1]
+    assert seen["accelerator"] in (10 * MIB, None)
+    assert seen["emptied"] == [0, 0]
+    assert "PyTorch CUDA memory summary" in seen["summary"]
+
+
+def info():
+    return [torch.cuda.mem_get_info(), torch.cuda.mem_get_info("cuda"), torch.cuda.mem_get_info(0)]
+
+
+def many_streams():
+    side = [torch.cuda.Stream() for _ in range(4)]
+    wrong = 0
+    for round in range(50):
+        for number, stream in enumerate(side):
+            with torch.cuda.stream(stream):
+                value = float(round * 10 + number)
+                wrong += torch.full((1000 * (number + 1),), value).to("cuda").clone().cpu().sum().item() != value * 1000 * (number + 1)
+    torch.cuda.synchronize()
+    return [wrong, torch.cuda.memory_allocated()]
+
+
+def test_values_survive_on_several_streams(run):
+    assert run(many_streams, hip_alloc=True) == [0, 0]
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return torch.full((100,), float(index))
+
+
+def load_with_workers():
+    kept = torch.arange(1000.0).to("cuda")
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=8, num_workers=2, pin_memory=True)
+    total = sum(batch.to("cuda", non_blocking=True).cpu().sum().item() for batch in loader)
+    child = os.fork()
+    if child == 0:
+        os._exit(0)  # with device tensors alive, as workers end
+    _, status = os.waitpid(child, 0)
+    return [total, kept.cpu().sum().item(), status]
+
+
+def test_forked_workers_leave_the_device_alone(run):
+    assert run(load_with_workers, hip_alloc=True) == [100.0 * sum(range(64)), sum(range(1000)), 0]
+
+
+def refused_features():
+    seen = {}
+    for name, use in {
+        "pool": torch.cuda.MemPool,
+        "graph": lambda: torch.cuda.graph(torch.cuda.CUDAGraph()).__enter__(),
+    }.items():
+        try:
+            use()
+        except RuntimeError as problem:
+            seen[name] = str(problem)
+    torch.cuda.init()
+    import warnings
+
+    for name, use in {
+        "fraction": lambda: torch.cuda.set_per_process_memory_fraction(0.5),
+        "history": torch.cuda.memory._record_memory_history,
+    }.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            use()
+        seen[name] = str(caught[-1].message)
+    return seen
+
+
+def test_what_does_not_work_is_said_plainly(run):
+    seen = run(refused_features, hip_alloc=True)
+    assert all("HIP_ALLOC=1" in message for message in seen.values()) and len(seen) == 4, seen
+
+
+def import_twice():
+    import importlib
+
+    assert torch.__spec__.loader is torch.__loader__
+    return [type(torch.__loader__).__name__, len([f for f in sys.meta_path if "surefoot" in type(f).__module__])]
+
+
+def test_torch_looks_as_if_nothing_had_waited_for_it(run):
+    assert run(import_twice, hip_alloc=True) == ["SourceFileLoader", 0]
+
+
+def test_a_missing_library_is_an_error_that_names_it(run):
+    process = run(info, hip_alloc=True, fails=True, HIP_ALLOC_LIB="/nowhere/libhip_alloc.so")
+    assert "HIP_ALLOC_LIB=/nowhere/libhip_alloc.so: there is no such file" in process.stderr
+
+
+@pytest.fixture
+def build(tmp_path):
+    """Compiles a C library that is not quite hip-alloc."""
+
+    def compile(source):
+        code, library = tmp_path / "library.c", tmp_path / "libother.so"
+        code.write_text(source)
+        subprocess.run(["cc", "-shared", "-fPIC", code, "-o", library], check=True)
+        return library
+
+    return compile
+
+
+def test_a_library_of_another_version_is_refused(run, build):
+    library = build("unsigned hip_alloc_abi_version(void) { return 7; }")
+    process = run(info, hip_alloc=True, fails=True, HIP_ALLOC_LIB=str(library))
+    assert "interface version 7, this activation needs 1" in process.stderr
+
+
+def test_a_library_that_is_something_else_is_refused(run, build):
+    process = run(info, hip_alloc=True, fails=True, HIP_ALLOC_LIB=str(build("int x;")))
+    assert "is not hip-alloc" in process.stderr
+
+
+def test_a_value_that_means_nothing_stops_the_program(run):
+    process = run(info, fails=True, HIP_ALLOC="yes")
+    assert process.returncode == 2
+    assert process.stderr == "surefoot: HIP_ALLOC=yes: expected 1 (use hip-alloc) or 0 (leave PyTorch's allocator)\n"
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_a_sitecustomize_that_ours_hides_is_run_too(switch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("hidden = 1\nprint('from the hidden one')\n")
+    environment = {**os.environ, "PYTHONPATH": f"{PYTHON}:{tmp_path}", "HIP_ALLOC": switch}
+    process = subprocess.run([sys.executable, "-c", "print('program')"], env=environment, capture_output=True, text=True)
+    assert process.stdout.split("\n") == ["from the hidden one", "program", ""], process.stderr
+
+
+def test_the_pth_file_waits_for_torch(tmp_path):
+    """Installed into an environment: folder and `.pth` in site-packages, no PYTHONPATH."""
+    for name in ("surefoot_activate", "surefoot_activate.pth"):
+        (tmp_path / name).symlink_to(PYTHON / name)
+    program = textwrap.dedent(f"""
+        import site, sys
+        site.addsitedir({str(tmp_path)!r})
+        print([type(finder).__module__ for finder in sys.meta_path].count("surefoot_activate._hook"))
+    """)
+    for switch, expected in (("1", "1"), ("0", "0")):
+        environment = {**os.environ, "HIP_ALLOC": switch}
+        process = subprocess.run([sys.executable, "-S", "-c", program], env=environment, capture_output=True, text=True)
+        assert process.stdout.strip() == expected, process.stderr
+
+
+def test_a_used_device_is_refused(run):
+    process = run(activate_late, fails=True)
+    assert "before the first use of torch.cuda" in process.stderr
+
+
+def activate_late():
+    import surefoot_activate
+
+    torch.empty(1, device="cuda")
+    os.environ["HIP_ALLOC"] = "1"
+    surefoot_activate.activate()
