@@ -204,6 +204,18 @@ int32_t surefoot_backward(at::Tensor* const* outputs, at::Tensor* const* gradien
   });
 }
 
+// Moves `leaf.grad` out, so that the leaf has none. `*out` is null when it had none.
+int32_t surefoot_take_gradient(at::Tensor* leaf, at::Tensor** out) {
+  return guarded([&] {
+    *out = nullptr;
+    auto& gradient = leaf->mutable_grad();
+    if (gradient.defined()) {
+      *out = new at::Tensor(std::move(gradient));
+      gradient = at::Tensor();
+    }
+  });
+}
+
 // --- random numbers ------------------------------------------------------------
 
 int32_t surefoot_manual_seed(uint64_t seed) {

@@ -68,6 +68,23 @@ pub fn backward_with(outputs: &[&Tensor], gradients: &[&Tensor]) -> Result<()> {
     })
 }
 
+/// Takes the gradient that [`backward`] left at a leaf. The leaf has none afterwards,
+/// so nothing has to be set to zero before the next pass.
+///
+/// # Errors
+/// When `leaf` is not a leaf of the graph.
+pub fn take_gradient(leaf: &mut Tensor) -> Result<Option<Tensor>> {
+    let mut gradient = std::ptr::null_mut();
+    // SAFETY: a valid tensor, borrowed exclusively for the call; `gradient` is written
+    // before it is read.
+    raw::check(unsafe { raw::surefoot_take_gradient(leaf.as_mut_ptr(), &mut gradient) })?;
+    if gradient.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the shim made the tensor with `new` and gave it to us.
+    Ok(Some(unsafe { Tensor::from_ptr(gradient) }))
+}
+
 /// Copies `source` into `destination` (shapes broadcast, dtypes convert), without
 /// recording it for backward.
 ///

@@ -119,3 +119,14 @@ fn errors_of_libtorch_come_without_its_stack() {
     assert!(error.contains("mat1 and mat2"), "{error}");
     assert!(!error.contains("Exception raised from"), "{error}");
 }
+
+#[test]
+fn a_gradient_is_taken_once() {
+    let mut leaf = Tensor::from_slice(&[1.0f32, 2.0]).set_requires_grad(true);
+    assert!(torch_ext::take_gradient(&mut leaf).unwrap().is_none());
+    torch_ext::backward(&leaf.square().sum(Kind::Float)).unwrap();
+    let gradient = torch_ext::take_gradient(&mut leaf).unwrap().unwrap();
+    assert_eq!(Vec::<f32>::try_from(gradient).unwrap(), [2.0, 4.0]);
+    assert!(torch_ext::take_gradient(&mut leaf).unwrap().is_none());
+    assert!(!leaf.grad().defined());
+}

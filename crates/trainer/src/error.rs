@@ -52,6 +52,10 @@ pub enum Error {
     #[error("libtorch: {}", first_line(.0))]
     Torch(#[from] tch::TchError),
 
+    /// libtorch refused an operation of the shim.
+    #[error("libtorch: {0}")]
+    TorchExt(#[from] torch_ext::Error),
+
     /// A bug here: a state that should not exist.
     #[error("internal error, please report it: {0}")]
     Internal(String),
@@ -68,6 +72,15 @@ impl Error {
                 | Self::Allocator(_)
                 | Self::Weights(_)
         )
+    }
+
+    /// The error as one of `torch-ext`, for functions that libtorch calls back.
+    pub(crate) fn into_torch(self) -> torch_ext::Error {
+        match self {
+            Self::Torch(error) => error.into(),
+            Self::TorchExt(error) => error,
+            other => torch_ext::Error::Callback(other.to_string()),
+        }
     }
 
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {

@@ -9,6 +9,7 @@
 //! [`run()`] is the whole program; `cli` only reads arguments and draws what the
 //! [`Observer`] is told.
 
+pub mod adapters;
 pub mod checkpoint;
 pub mod config;
 pub mod data;

@@ -5,12 +5,18 @@
 //! apart. What the optimizer may change is registered in [`Parameters`], which is all
 //! that the loop, the optimizer and the checkpoints know of a model.
 
+mod attention;
+mod builder;
+mod decoder;
 mod decoder_config;
 pub mod layers;
-pub mod llama;
 mod parameters;
+#[cfg(test)]
+mod tests;
 mod weights;
 
+pub use builder::{Base, Builder};
+pub use decoder::{Cache, Decoder, DecoderOptions, Pass};
 pub use decoder_config::{Architecture, DecoderConfig, RopeScaling, RopeSettings};
 pub use parameters::{Parameter, Parameters};
-pub use weights::{Initial, RandomWeights, WeightSource};
+pub use weights::{FileWeights, Initial, RandomWeights, WeightSource};

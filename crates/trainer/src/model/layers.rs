@@ -1,15 +1,15 @@
 //! The pieces decoder models are built from.
 //!
-//! Weights stay in fp32. With bf16 compute, matrix products and attention run in
-//! bfloat16 while norms, the residual stream and the loss stay in fp32: what
-//! PyTorch's autocast does, written out so that it is the same on every device.
+//! With bf16 compute, matrix products and attention run in bfloat16 while norms, the
+//! residual stream, the adapters and the loss stay in fp32: what PyTorch's autocast
+//! does, written out so that it is the same on every device.
 
 use tch::{Kind, Tensor};
 
-use super::{Initial, Parameters, WeightSource};
 use crate::Error;
+use crate::adapters::LoraLayer;
 
-/// `x @ weightᵀ + bias`.
+/// `x @ weightᵀ + bias`, and what an adapter adds to it.
 #[derive(Debug)]
 pub struct Linear {
     /// `[outputs, inputs]`
@@ -18,44 +18,36 @@ pub struct Linear {
     pub bias: Option<Tensor>,
     /// The type of the product.
     pub compute: Kind,
+    /// The low-rank change that is trained in the weight's place.
+    pub adapter: Option<LoraLayer>,
 }
 
 impl Linear {
-    /// A trainable layer without bias, called `name` (its weight is `name.weight`).
-    ///
-    /// # Errors
-    /// When the source does not have the weight.
-    pub fn new(
-        name: &str,
-        (inputs, outputs): (i64, i64),
-        initial: Initial,
-        compute: Kind,
-        source: &mut dyn WeightSource,
-        parameters: &mut Parameters,
-    ) -> Result<Self, Error> {
-        let name = format!("{name}.weight");
-        let weight = source.tensor(&name, &[outputs, inputs], initial)?;
-        let weight = parameters.register(&name, &weight, true)?;
-        Ok(Self {
-            weight,
-            bias: None,
-            compute,
-        })
-    }
-
-    /// `[…, inputs]` to `[…, outputs]`, in the layer's compute type.
+    /// `[…, inputs]` to `[…, outputs]`, in the layer's compute type. `dropout` switches
+    /// the adapter's on.
     ///
     /// # Errors
     /// When shapes do not fit or memory runs out.
-    pub fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
-        let input = to_kind(input, self.compute)?;
+    pub fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
         let weight = to_kind(&self.weight, self.compute)?;
-        let bias = self
-            .bias
-            .as_ref()
-            .map(|bias| to_kind(bias, self.compute))
-            .transpose()?;
-        Ok(input.f_linear(&weight, bias.as_ref())?)
+        let bias = match &self.bias {
+            Some(bias) => Some(to_kind(bias, self.compute)?),
+            None => None,
+        };
+        match &self.adapter {
+            None => Ok(to_kind(input, self.compute)?.f_linear(&weight, bias.as_ref())?),
+            Some(adapter) => adapter.forward(input, &weight, bias.as_ref(), dropout),
+        }
+    }
+
+    /// Another handle to the same weights.
+    pub fn shallow_clone(&self) -> Self {
+        Self {
+            weight: self.weight.shallow_clone(),
+            bias: self.bias.as_ref().map(Tensor::shallow_clone),
+            compute: self.compute,
+            adapter: self.adapter.as_ref().map(LoraLayer::shallow_clone),
+        }
     }
 }
 
@@ -69,23 +61,6 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// A trainable norm called `name`.
-    ///
-    /// # Errors
-    /// When the source does not have the weight.
-    pub fn new(
-        name: &str,
-        width: i64,
-        epsilon: f64,
-        source: &mut dyn WeightSource,
-        parameters: &mut Parameters,
-    ) -> Result<Self, Error> {
-        let name = format!("{name}.weight");
-        let weight = source.tensor(&name, &[width], Initial::Ones)?;
-        let weight = parameters.register(&name, &weight, false)?;
-        Ok(Self { weight, epsilon })
-    }
-
     /// The same shape, in fp32.
     ///
     /// # Errors
@@ -94,6 +69,14 @@ impl RmsNorm {
         let input = to_kind(input, Kind::Float)?;
         let width = self.weight.numel() as i64;
         Ok(input.f_rms_norm([width], Some(&self.weight), self.epsilon)?)
+    }
+
+    /// Another handle to the same weight.
+    pub fn shallow_clone(&self) -> Self {
+        Self {
+            weight: self.weight.shallow_clone(),
+            epsilon: self.epsilon,
+        }
     }
 }
 
@@ -108,15 +91,14 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Tables for `positions` positions of heads of an even `width`.
+    /// Tables for `positions` positions, from the angle per position of each pair.
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn new(theta: f64, width: i64, positions: i64, device: tch::Device) -> Result<Self, Error> {
+    pub fn new(frequencies: &[f64], positions: i64, device: tch::Device) -> Result<Self, Error> {
+        let frequencies = Tensor::f_from_slice(frequencies)?.f_to_device(device)?;
         let options = (Kind::Double, device);
-        let exponents = Tensor::f_arange_start_step(0, width, 2, options)?
-            .f_mul_scalar(-theta.ln() / width as f64)?;
-        let angles = Tensor::f_arange(positions, options)?.f_outer(&exponents.f_exp()?)?;
+        let angles = Tensor::f_arange(positions, options)?.f_outer(&frequencies)?;
         let (cos, sin) = (angles.f_cos()?, angles.f_sin()?);
         let negated = sin.f_neg()?;
         Ok(Self {
@@ -137,6 +119,14 @@ impl Rope {
         };
         let swapped = input.f_roll([width / 2], [-1])?;
         Ok((input.f_mul(&table(&self.cos)?)?).f_add(&swapped.f_mul(&table(&self.sin)?)?)?)
+    }
+
+    /// Another handle to the same tables.
+    pub fn shallow_clone(&self) -> Self {
+        Self {
+            cos: self.cos.shallow_clone(),
+            sin: self.sin.shallow_clone(),
+        }
     }
 }
 

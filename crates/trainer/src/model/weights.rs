@@ -4,6 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 use crate::placing::Placing;
+use crate::weights::{TensorSource, WeightsError};
 
 /// How a tensor starts when there is nothing to load.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,6 +24,43 @@ pub trait WeightSource {
     /// # Errors
     /// When there is no such tensor or its shape differs.
     fn tensor(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error>;
+}
+
+/// The weights of a published model.
+pub struct FileWeights<'a> {
+    tensors: &'a dyn TensorSource,
+    placing: &'a mut Placing,
+    kind: Kind,
+}
+
+impl<'a> FileWeights<'a> {
+    /// The weights of `tensors`, read as `kind` and moved to their device by `placing`.
+    pub fn new(tensors: &'a dyn TensorSource, kind: Kind, placing: &'a mut Placing) -> Self {
+        Self {
+            tensors,
+            placing,
+            kind,
+        }
+    }
+}
+
+impl WeightSource for FileWeights<'_> {
+    fn tensor(&mut self, name: &str, shape: &[i64], _initial: Initial) -> Result<Tensor, Error> {
+        let path = self.tensors.path();
+        match self.tensors.shape(name) {
+            Some(found) if found == shape => {}
+            Some(found) => {
+                let reason = format!("`{name}` is {found:?}, and its config makes it {shape:?}");
+                return Err(WeightsError::file(path, reason).into());
+            }
+            None => {
+                let reason = format!("there is no `{name}`, which its config asks for");
+                return Err(WeightsError::file(path, reason).into());
+            }
+        }
+        let tensor = self.tensors.read(name, self.kind)?;
+        self.placing.tensor(name, &tensor)
+    }
 }
 
 /// Fresh weights. The same seed gives the same weights on every device, because

@@ -1,8 +1,8 @@
 //! Gradients as values.
 //!
-//! A backward pass returns its gradients instead of adding them to hidden fields of
-//! the parameters: the first pass of a step is then moved, not added to zeros, and
-//! nothing has to be cleared.
+//! A backward pass leaves its gradients in hidden fields of the parameters; they are
+//! taken out at once, so that the first pass of a step is moved, not added to zeros,
+//! and nothing has to be cleared.
 
 use tch::Tensor;
 
@@ -22,14 +22,16 @@ impl Gradients {
     /// # Errors
     /// When a parameter had no part in the loss, or memory runs out.
     pub fn accumulate(&mut self, loss: &Tensor, parameters: &Parameters) -> Result<(), Error> {
-        let inputs: Vec<&Tensor> = parameters.tensors().collect();
-        let fresh = Tensor::f_run_backward(&[loss], &inputs, false, false)?;
-        for (parameter, gradient) in parameters.iter().zip(&fresh) {
-            if !gradient.defined() {
+        // Not into chosen inputs: backward would then pass by checkpointed blocks.
+        torch_ext::backward(loss)?;
+        let fresh = parameters
+            .iter()
+            .map(|parameter| {
+                let gradient = torch_ext::take_gradient(&mut parameter.tensor.shallow_clone())?;
                 let name = &parameter.name;
-                return Err(Error::Internal(format!("`{name}` has no part in the loss")));
-            }
-        }
+                gradient.ok_or_else(|| Error::Internal(format!("`{name}` has no part in the loss")))
+            })
+            .collect::<Result<Vec<_>, _>>()?;
         if self.list.is_empty() {
             self.list = fresh;
             return Ok(());

@@ -9,14 +9,16 @@ use super::{Batch, Evaluation, Sample, Task};
 use crate::Error;
 use crate::config::{Config, ModelConfig, SampleConfig};
 use crate::data::{BlockOrder, OrderState, SplitMix64, TextData};
-use crate::model::llama::{Llama, LlamaOptions};
-use crate::model::{Parameters, RandomWeights};
+use crate::model::{
+    Architecture, Base, Builder, Decoder, DecoderConfig, DecoderOptions, Parameters, Pass,
+    RandomWeights, RopeScaling, RopeSettings,
+};
 use crate::placing::Placing;
 use crate::tensor_file;
 
 /// A decoder and the text it learns.
 pub struct CausalLm {
-    model: Llama,
+    model: Decoder,
     parameters: Parameters,
     data: TextData,
     order: BlockOrder,
@@ -39,19 +41,21 @@ impl CausalLm {
         placing: &mut Placing,
     ) -> Result<Self, Error> {
         let block_size = config.data.block_size as usize;
-        let options = LlamaOptions {
-            vocab_size: data.tokenizer.vocab_size() as i64,
+        let compute = if config.train.bf16 {
+            Kind::BFloat16
+        } else {
+            Kind::Float
+        };
+        let shape = decoder_config(&config.model, &data, block_size);
+        let options = DecoderOptions {
             positions: block_size as i64,
-            compute: if config.train.bf16 {
-                Kind::BFloat16
-            } else {
-                Kind::Float
-            },
+            initializer_range: config.model.initializer_range,
             device: placing.device(),
         };
         let mut parameters = Parameters::default();
         let mut source = RandomWeights::new(config.seed, placing);
-        let model = Llama::new(&config.model, options, &mut source, &mut parameters)?;
+        let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
+        let model = Decoder::new(&shape, options, &mut builder)?;
         let train = &config.train;
         let batch_size = train.per_device_train_batch_size;
         Ok(Self {
@@ -111,7 +115,7 @@ impl CausalLm {
             let window: Vec<i64> = window.iter().map(|token| i64::from(*token)).collect();
             let input = Tensor::f_from_slice(&window)?.f_unsqueeze(0)?;
             let batch = placing.batch(Batch::new(vec![("tokens", input)], 0))?;
-            let logits = self.model.logits(batch.get("tokens")?)?;
+            let logits = self.model.logits(batch.get("tokens")?, Pass::Evaluate)?;
             let last = logits
                 .f_select(1, -1)?
                 .f_squeeze()?
@@ -154,7 +158,8 @@ impl Task for CausalLm {
     }
 
     fn loss(&self, batch: &Batch) -> Result<Tensor, Error> {
-        let logits = self.model.logits(batch.get("tokens")?)?;
+        let pass = Pass::Train { checkpoint: false };
+        let logits = self.model.logits(batch.get("tokens")?, pass)?;
         cross_entropy(&logits, batch.get("targets")?)
     }
 
@@ -234,7 +239,9 @@ impl Task for CausalLm {
             .collect();
         tensor_file::write(&folder.join("model.safetensors"), &tensors)?;
         self.data.tokenizer.save(&folder.join("tokenizer.json"))?;
-        let config = llama_config_json(&self.model_config, &self.data, self.block_size);
+        let mut config = decoder_config(&self.model_config, &self.data, self.block_size).to_json();
+        config["initializer_range"] = json!(self.model_config.initializer_range);
+        config["dtype"] = json!("float32");
         let path = folder.join("config.json");
         std::fs::write(&path, format!("{config:#}\n"))
             .map_err(|error| Error::io("write", &path, error))
@@ -249,28 +256,29 @@ fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
     Ok(logits.f_cross_entropy_loss(&targets, None::<&Tensor>, tch::Reduction::Mean, -100, 0.0)?)
 }
 
-/// The `config.json` with which Hugging Face's `LlamaForCausalLM` opens the model.
-fn llama_config_json(model: &ModelConfig, data: &TextData, block_size: usize) -> Value {
-    json!({
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": data.tokenizer.vocab_size(),
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "num_hidden_layers": model.num_hidden_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads(),
-        "head_dim": model.head_dim(),
-        "hidden_act": "silu",
-        "max_position_embeddings": block_size,
-        "rope_theta": model.rope_theta,
-        "rms_norm_eps": model.rms_norm_eps,
-        "initializer_range": model.initializer_range,
-        "tie_word_embeddings": model.tie_word_embeddings,
-        "attention_bias": false,
-        "mlp_bias": false,
-        "bos_token_id": data.tokenizer.end_of_text(),
-        "eos_token_id": data.tokenizer.end_of_text(),
-        "torch_dtype": "float32",
-    })
+/// The whole shape of the model that a config describes.
+fn decoder_config(model: &ModelConfig, data: &TextData, block_size: usize) -> DecoderConfig {
+    let end_of_text = i64::from(data.tokenizer.end_of_text());
+    DecoderConfig {
+        architecture: Architecture::Llama,
+        vocab_size: data.tokenizer.vocab_size() as i64,
+        hidden_size: model.hidden_size.into(),
+        intermediate_size: model.intermediate_size.into(),
+        num_hidden_layers: model.num_hidden_layers.into(),
+        num_attention_heads: model.num_attention_heads.into(),
+        num_key_value_heads: model.num_key_value_heads().into(),
+        head_dim: model.head_dim().into(),
+        max_position_embeddings: block_size as i64,
+        rms_norm_eps: model.rms_norm_eps,
+        rope: RopeSettings {
+            theta: model.rope_theta,
+            scaling: RopeScaling::None,
+        },
+        tie_word_embeddings: model.tie_word_embeddings,
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        bos_token_id: Some(end_of_text),
+        eos_token_ids: vec![end_of_text],
+    }
 }

@@ -59,27 +59,33 @@ pub fn convert_gguf(
     ]);
     write_safetensors(&draft.join("model.safetensors"), tensors, note)?;
 
-    let mut config = model.config.to_json();
-    config["dtype"] = json!(match kind {
-        Kind::BFloat16 => "bfloat16",
-        Kind::Half => "float16",
-        _ => "float32",
-    });
-    write_json(&draft.join("config.json"), &config)?;
-    let tokenizer = draft.join("tokenizer.json");
-    model
-        .tokenizer
-        .save(&tokenizer, true)
-        .map_err(|error| WeightsError::file(&tokenizer, format!("cannot be written: {error}")))?;
-    write_json(
-        &draft.join("tokenizer_config.json"),
-        &tokenizer_config(&model),
-    )?;
+    model.write_companions(draft, kind)?;
 
     if let Some(parent) = target.parent() {
         std::fs::create_dir_all(parent).map_err(io)?;
     }
     std::fs::rename(draft, target).map_err(|error| WeightsError::io("write", target, error))
+}
+
+impl Pretrained {
+    /// Writes what belongs beside weights of type `kind`: config, tokenizer, chat template.
+    pub(crate) fn write_companions(&self, folder: &Path, kind: Kind) -> Result<(), WeightsError> {
+        let mut config = self.config.to_json();
+        config["dtype"] = json!(match kind {
+            Kind::BFloat16 => "bfloat16",
+            Kind::Half => "float16",
+            _ => "float32",
+        });
+        write_json(&folder.join("config.json"), &config)?;
+        let path = folder.join("tokenizer.json");
+        self.tokenizer
+            .save(&path, true)
+            .map_err(|error| WeightsError::file(&path, format!("cannot be written: {error}")))?;
+        write_json(
+            &folder.join("tokenizer_config.json"),
+            &tokenizer_config(self),
+        )
+    }
 }
 
 fn tokenizer_config(model: &Pretrained) -> serde_json::Value {

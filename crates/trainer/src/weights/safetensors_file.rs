@@ -189,6 +189,19 @@ impl<'a> LazyTensor<'a> {
         })
     }
 
+    /// A tensor of this shape and kind that `make` makes.
+    pub fn made(
+        shape: &[i64],
+        kind: Kind,
+        make: impl Fn() -> Result<Tensor, WeightsError> + 'a,
+    ) -> Self {
+        Self {
+            shape: shape.iter().map(|size| *size as usize).collect(),
+            kind,
+            make: Box::new(make),
+        }
+    }
+
     /// Calls `told` each time the tensor has been made.
     pub fn on_made(self, told: impl Fn() + 'a) -> Self {
         let make = self.make;

@@ -1,0 +1,182 @@
+//! One layer's adapter: what it adds to the layer's product.
+
+use tch::{Kind, Tensor};
+
+use crate::Error;
+use crate::model::layers::to_kind;
+
+/// `B·A` beside a frozen weight `W`, scaled; for DoRA also the magnitude of each row.
+#[derive(Debug)]
+pub struct LoraLayer {
+    /// `[rank, inputs]`
+    pub a: Tensor,
+    /// `[outputs, rank]`
+    pub b: Tensor,
+    /// `alpha / rank`, or `alpha / √rank`.
+    pub scaling: f64,
+    /// Probability with which an input number is left out in training.
+    pub dropout: f64,
+    /// What makes it a DoRA.
+    pub dora: Option<Dora>,
+}
+
+/// The part of a DoRA that a LoRA lacks.
+#[derive(Debug)]
+pub struct Dora {
+    /// `[outputs]`: the trained length of each row of the whole weight.
+    pub magnitude: Tensor,
+    /// `[outputs]`: the squared length of each row of `W`, which never changes.
+    pub base_squares: Tensor,
+}
+
+impl LoraLayer {
+    /// `[…, inputs]` to `[…, outputs]` in the type of `weight` (`[outputs, inputs]`, already
+    /// in the type of the layer's product): the product with `W + scaling · B·A`, and `bias`.
+    ///
+    /// # Errors
+    /// When shapes do not fit or memory runs out.
+    pub fn forward(
+        &self,
+        input: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        dropout: bool,
+    ) -> Result<Tensor, Error> {
+        let size = input.size();
+        let (inputs, outputs) = (self.a.size()[1], self.b.size()[0]);
+        let rows = input.f_reshape([-1, inputs])?;
+        let dropped = match dropout && self.dropout > 0.0 {
+            true => Some(to_kind(&rows, Kind::Float)?.f_dropout(self.dropout, true)?),
+            false => None,
+        };
+        let result = match &self.dora {
+            None => self.plain(&rows, dropped.as_ref(), weight, bias)?,
+            Some(dora) => self.dora(dora, &rows, dropped.as_ref(), weight, bias)?,
+        };
+        let mut size = size;
+        if let Some(last) = size.last_mut() {
+            *last = outputs;
+        }
+        Ok(to_kind(&result, weight.kind())?.f_view(size.as_slice())?)
+    }
+
+    fn plain(
+        &self,
+        rows: &Tensor,
+        dropped: Option<&Tensor>,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor, Error> {
+        let base = to_kind(rows, weight.kind())?.f_linear(weight, bias)?;
+        let low = self.low(dropped.unwrap_or(rows))?;
+        // The product belongs to nobody else and its backward does not need it, so the
+        // change is added in place.
+        let mut base = to_kind(&base, Kind::Float)?;
+        Ok(base.f_addmm_(&low, &self.b.f_tr()?)?)
+    }
+
+    /// The change before `B`, scaled: `[rows, rank]` in fp32.
+    fn low(&self, rows: &Tensor) -> Result<Tensor, Error> {
+        let low = to_kind(rows, Kind::Float)?.f_linear(&self.a, None::<&Tensor>)?;
+        match self.scaling == 1.0 {
+            true => Ok(low),
+            false => Ok(low.f_mul_scalar(self.scaling)?),
+        }
+    }
+
+    /// As PEFT computes it: `m/‖W + s·B·A‖` scales the rows, its divisor being a constant to
+    /// the gradient, and the untouched product is kept apart when dropout is on.
+    fn dora(
+        &self,
+        dora: &Dora,
+        rows: &Tensor,
+        dropped: Option<&Tensor>,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor, Error> {
+        let norm = self.row_norms(dora, weight)?;
+        let scale = dora.magnitude.f_div(&norm)?;
+        let product = |rows: &Tensor| -> Result<Tensor, Error> {
+            let product = to_kind(rows, weight.kind())?.f_linear(weight, None::<&Tensor>)?;
+            to_kind(&product, Kind::Float)
+        };
+        let change = |rows: &Tensor| -> Result<Tensor, Error> {
+            Ok(self.low(rows)?.f_linear(&self.b, None::<&Tensor>)?)
+        };
+        let result = match dropped {
+            None => product(rows)?.f_add(&change(rows)?)?.f_mul(&scale)?,
+            Some(dropped) => {
+                let turned = product(dropped)?.f_mul(&scale.f_sub_scalar(1.0)?)?;
+                let changed = change(dropped)?.f_mul(&scale)?;
+                product(rows)?.f_add(&turned)?.f_add(&changed)?
+            }
+        };
+        match bias {
+            Some(bias) => Ok(result.f_add(&to_kind(bias, Kind::Float)?)?),
+            None => Ok(result),
+        }
+    }
+
+    /// `[outputs]`: the length of each row of `W + s·B·A`, without a gradient.
+    ///
+    /// Expanded, so that no matrix of the size of `W` is made:
+    /// `‖w‖² + 2s·(W·Aᵀ)·b + s²·b·(A·Aᵀ)·b` for each row `w` of `W` and `b` of `B`.
+    fn row_norms(&self, dora: &Dora, weight: &Tensor) -> Result<Tensor, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let (a, b, s) = (self.a.detach(), self.b.detach(), self.scaling);
+        let crossed = to_kind(weight, Kind::Float)?.f_linear(&a, None::<&Tensor>)?;
+        let crossed = crossed.f_mul(&b)?.f_mul_scalar(2.0 * s)?;
+        let square = b
+            .f_matmul(&a.f_matmul(&a.f_tr()?)?)?
+            .f_mul(&b)?
+            .f_mul_scalar(s * s)?;
+        let both = crossed
+            .f_add(&square)?
+            .f_sum_dim_intlist(1, false, Kind::Float)?;
+        Ok(both.f_add(&dora.base_squares)?.f_clamp_min(0.0)?.f_sqrt()?)
+    }
+
+    /// The weight that does in one product what this layer does: `[outputs, inputs]` in fp32.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn merged(&self, weight: &Tensor) -> Result<Tensor, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let change = self.b.f_matmul(&self.a)?.f_mul_scalar(self.scaling)?;
+        let whole = to_kind(weight, Kind::Float)?.f_add(&change)?;
+        match &self.dora {
+            None => Ok(whole),
+            Some(dora) => {
+                let norm = whole.f_norm_scalaropt_dim(2.0, 1, true)?;
+                Ok(whole.f_mul(&dora.magnitude.f_view([-1, 1])?.f_div(&norm)?)?)
+            }
+        }
+    }
+
+    /// Another handle to the same weights.
+    pub fn shallow_clone(&self) -> Self {
+        Self {
+            a: self.a.shallow_clone(),
+            b: self.b.shallow_clone(),
+            dora: self.dora.as_ref().map(|dora| Dora {
+                magnitude: dora.magnitude.shallow_clone(),
+                base_squares: dora.base_squares.shallow_clone(),
+            }),
+            ..*self
+        }
+    }
+}
+
+impl Dora {
+    /// A DoRA on `weight` (`[outputs, inputs]`): with this magnitude, or, when it starts
+    /// fresh, with that of the weight itself.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub(crate) fn squares(weight: &Tensor) -> Result<Tensor, Error> {
+        let _no_grad = tch::no_grad_guard();
+        Ok(to_kind(weight, Kind::Float)?
+            .f_square()?
+            .f_sum_dim_intlist(1, false, Kind::Float)?)
+    }
+}

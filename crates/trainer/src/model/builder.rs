@@ -1,0 +1,124 @@
+//! What a model is made with: a source of weights, and what becomes of them.
+
+use tch::{Kind, Tensor};
+
+use super::layers::{Linear, RmsNorm};
+use super::{Initial, Parameters, WeightSource};
+use crate::Error;
+use crate::adapters::Attachment;
+
+/// Whether a model's own weights learn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Base {
+    /// All of them, in fp32.
+    Trained,
+    /// None of them; matrices are kept in this type. Only adapters learn.
+    Frozen(Kind),
+}
+
+/// Hands the parts of a model their weights and registers what is trained.
+pub struct Builder<'a> {
+    source: &'a mut dyn WeightSource,
+    parameters: &'a mut Parameters,
+    compute: Kind,
+    base: Base,
+    adapters: Option<&'a mut Attachment>,
+}
+
+impl<'a> Builder<'a> {
+    /// A builder for a model that computes its matrix products in `compute`.
+    pub fn new(
+        source: &'a mut dyn WeightSource,
+        parameters: &'a mut Parameters,
+        compute: Kind,
+        base: Base,
+    ) -> Self {
+        Self {
+            source,
+            parameters,
+            compute,
+            base,
+            adapters: None,
+        }
+    }
+
+    /// The same builder, which puts adapters on the layers that they target.
+    pub fn with_adapters(self, adapters: &'a mut Attachment) -> Self {
+        Self {
+            adapters: Some(adapters),
+            ..self
+        }
+    }
+
+    /// The type of matrix products.
+    pub fn compute(&self) -> Kind {
+        self.compute
+    }
+
+    /// A matrix called `name`.
+    ///
+    /// # Errors
+    /// When the source does not have it.
+    pub fn matrix(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+        decay: bool,
+    ) -> Result<Tensor, Error> {
+        let tensor = self.source.tensor(name, shape, initial)?;
+        match self.base {
+            Base::Trained => self.parameters.register(name, &tensor, decay),
+            Base::Frozen(kind) => Ok(tensor.f_to_kind(kind)?),
+        }
+    }
+
+    /// A vector called `name`: a bias or a norm. Small enough to stay in fp32 always.
+    ///
+    /// # Errors
+    /// When the source does not have it.
+    pub fn vector(&mut self, name: &str, width: i64, initial: Initial) -> Result<Tensor, Error> {
+        let tensor = self.source.tensor(name, &[width], initial)?;
+        match self.base {
+            Base::Trained => self.parameters.register(name, &tensor, false),
+            Base::Frozen(_) => Ok(tensor.f_to_kind(Kind::Float)?),
+        }
+    }
+
+    /// A linear layer called `name`, with the adapter that targets it, if one does.
+    ///
+    /// # Errors
+    /// When the source does not have its weights.
+    pub fn linear(
+        &mut self,
+        name: &str,
+        (inputs, outputs): (i64, i64),
+        bias: bool,
+        initial: Initial,
+    ) -> Result<Linear, Error> {
+        let weight = self.matrix(&format!("{name}.weight"), &[outputs, inputs], initial, true)?;
+        let bias = match bias {
+            true => Some(self.vector(&format!("{name}.bias"), outputs, Initial::Zeros)?),
+            false => None,
+        };
+        let adapter = match &mut self.adapters {
+            Some(adapters) => adapters.attach(name, &weight, self.parameters)?,
+            None => None,
+        };
+        Ok(Linear {
+            weight,
+            bias,
+            compute: self.compute,
+            adapter,
+        })
+    }
+
+    /// A root-mean-square norm called `name`.
+    ///
+    /// # Errors
+    /// When the source does not have its weight.
+    pub fn norm(&mut self, name: &str, width: i64, epsilon: f64) -> Result<RmsNorm, Error> {
+        let weight = self.vector(&format!("{name}.weight"), width, Initial::Ones)?;
+        Ok(RmsNorm { weight, epsilon })
+    }
+}

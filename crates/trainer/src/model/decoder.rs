@@ -1,0 +1,296 @@
+//! A decoder-only transformer of the Llama family: Llama, SmolLM2, Qwen2, Qwen3.
+//!
+//! ```text
+//! tokens ─▶ embedding ─▶ ┌ norm ─▶ attention ─▶ + ─▶ norm ─▶ feed-forward ─▶ + ┐ ─▶ norm ─▶ head ─▶ logits
+//!                        └────────────────── × layers ────────────────────────┘
+//! ```
+//!
+//! Pre-norm with RMSNorm, rotary positions, causal attention with grouped heads, and
+//! SwiGLU. Names and shapes of the weights are those of `transformers`, so that
+//! what is saved here opens there.
+
+use tch::{Device, Kind, Tensor};
+
+use super::attention::{Attention, LayerCache};
+use super::layers::{Linear, RmsNorm, Rope, to_kind};
+use super::{Builder, DecoderConfig, Initial};
+use crate::Error;
+
+/// The model. Its trainable tensors are in the [`Parameters`](super::Parameters) it was
+/// built with.
+#[derive(Debug)]
+pub struct Decoder {
+    embedding: Tensor,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    /// Unset when the head shares the embedding's weight.
+    head: Option<Linear>,
+    rope: Rope,
+    compute: Kind,
+}
+
+/// What a model is besides its config.
+#[derive(Debug, Clone, Copy)]
+pub struct DecoderOptions {
+    /// The longest sequence it will see.
+    pub positions: i64,
+    /// Standard deviation of matrices that are not loaded.
+    pub initializer_range: f64,
+    /// Where it computes.
+    pub device: Device,
+}
+
+/// What a forward pass is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pass {
+    /// To look at the result: no dropout.
+    Evaluate,
+    /// To learn from it.
+    Train {
+        /// Compute the inside of each block a second time in the backward pass instead
+        /// of keeping it.
+        checkpoint: bool,
+    },
+}
+
+impl Decoder {
+    /// Builds the model.
+    ///
+    /// # Errors
+    /// When the source lacks a weight, or memory runs out.
+    pub fn new(
+        config: &DecoderConfig,
+        options: DecoderOptions,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let initial = Initial::Normal(options.initializer_range);
+        let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
+        let embedding = builder.matrix(
+            "model.embed_tokens.weight",
+            &[vocabulary, hidden],
+            initial,
+            false,
+        )?;
+        let layers = (0..config.num_hidden_layers)
+            .map(|index| Layer::new(config, index, initial, builder))
+            .collect::<Result<_, _>>()?;
+        let norm = builder.norm("model.norm", hidden, config.rms_norm_eps)?;
+        let head = match config.tie_word_embeddings {
+            true => None,
+            false => Some(builder.linear("lm_head", (hidden, vocabulary), false, initial)?),
+        };
+        let frequencies = config.rope.frequencies(config.head_dim);
+        Ok(Self {
+            embedding,
+            layers,
+            norm,
+            head,
+            rope: Rope::new(&frequencies, options.positions, options.device)?,
+            compute: builder.compute(),
+        })
+    }
+
+    /// Logits for the token after each of `tokens`.
+    ///
+    /// `[batch, length]` whole numbers to `[batch, length, vocabulary]` fp32.
+    ///
+    /// # Errors
+    /// When a token is not in the vocabulary, the sequence is too long, or memory runs out.
+    pub fn logits(&self, tokens: &Tensor, pass: Pass) -> Result<Tensor, Error> {
+        self.head(&self.hidden(tokens, pass)?)
+    }
+
+    /// What the head reads: `[batch, length]` tokens to `[batch, length, hidden]` fp32.
+    ///
+    /// # Errors
+    /// As [`Decoder::logits`].
+    pub fn hidden(&self, tokens: &Tensor, pass: Pass) -> Result<Tensor, Error> {
+        let mut stream = self.embed(tokens)?;
+        for layer in &self.layers {
+            stream = match pass {
+                Pass::Evaluate => layer.forward(&stream, &self.rope, None, false)?,
+                Pass::Train { checkpoint: false } => {
+                    layer.forward(&stream, &self.rope, None, true)?
+                }
+                Pass::Train { checkpoint: true } => layer.checkpointed(&stream, &self.rope)?,
+            };
+        }
+        self.norm.forward(&stream)
+    }
+
+    /// Logits in fp32 for what [`Decoder::hidden`] gave, or any rows of it.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn head(&self, hidden: &Tensor) -> Result<Tensor, Error> {
+        let logits = match &self.head {
+            Some(head) => head.forward(hidden, false)?,
+            None => to_kind(hidden, self.compute)?
+                .f_linear(&to_kind(&self.embedding, self.compute)?, None::<&Tensor>)?,
+        };
+        to_kind(&logits, Kind::Float)
+    }
+
+    /// The head's matrix `[vocabulary, hidden]`, when it is frozen and nothing is added to
+    /// it: then its gradient with respect to the input is all that a loss needs.
+    pub fn frozen_head(&self) -> Option<Tensor> {
+        let weight = match &self.head {
+            Some(Linear {
+                adapter: Some(_), ..
+            }) => return None,
+            Some(head) => &head.weight,
+            None => &self.embedding,
+        };
+        (!weight.requires_grad()).then(|| weight.shallow_clone())
+    }
+
+    /// Logits after the last of `tokens`, which continue what `cache` holds:
+    /// `[batch, length]` to `[batch, vocabulary]` fp32.
+    ///
+    /// # Errors
+    /// As [`Decoder::logits`], and when the cache is full.
+    pub fn next_logits(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Tensor, Error> {
+        let mut stream = self.embed(tokens)?;
+        for (layer, cache) in self.layers.iter().zip(&mut cache.layers) {
+            stream = layer.forward(&stream, &self.rope, Some(cache), false)?;
+        }
+        self.head(&self.norm.forward(&stream.f_select(1, -1)?)?)
+    }
+
+    /// An empty cache for sequences of `capacity` tokens.
+    pub fn cache(&self, capacity: i64) -> Cache {
+        let layers = self.layers.iter().map(|_| LayerCache::new(capacity));
+        Cache {
+            layers: layers.collect(),
+        }
+    }
+
+    /// `[batch, length]` tokens to the fp32 stream `[batch, length, hidden]`.
+    fn embed(&self, tokens: &Tensor) -> Result<Tensor, Error> {
+        let rows = Tensor::f_embedding(&self.embedding, tokens, -1, false, false)?;
+        to_kind(&rows, Kind::Float)
+    }
+}
+
+/// Keys and values of the tokens so far.
+#[derive(Debug)]
+pub struct Cache {
+    layers: Vec<LayerCache>,
+}
+
+impl Cache {
+    /// Tokens it holds.
+    pub fn length(&self) -> i64 {
+        self.layers.first().map_or(0, LayerCache::length)
+    }
+}
+
+#[derive(Debug)]
+struct Layer {
+    input_norm: RmsNorm,
+    attention: Attention,
+    post_norm: RmsNorm,
+    feed_forward: FeedForward,
+}
+
+impl Layer {
+    fn new(
+        config: &DecoderConfig,
+        index: i64,
+        initial: Initial,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let prefix = format!("model.layers.{index}");
+        let (hidden, epsilon) = (config.hidden_size, config.rms_norm_eps);
+        let name = |part: &str| format!("{prefix}.{part}");
+        Ok(Self {
+            input_norm: builder.norm(&name("input_layernorm"), hidden, epsilon)?,
+            attention: Attention::new(config, &name("self_attn"), initial, builder)?,
+            post_norm: builder.norm(&name("post_attention_layernorm"), hidden, epsilon)?,
+            feed_forward: FeedForward::new(config, &name("mlp"), initial, builder)?,
+        })
+    }
+
+    fn forward(
+        &self,
+        stream: &Tensor,
+        rope: &Rope,
+        cache: Option<&mut LayerCache>,
+        dropout: bool,
+    ) -> Result<Tensor, Error> {
+        let normed = self.input_norm.forward(stream)?;
+        let attended = self.attention.forward(&normed, rope, cache, dropout)?;
+        let stream = stream.f_add(&attended)?;
+        let normed = self.post_norm.forward(&stream)?;
+        Ok(stream.f_add(&self.feed_forward.forward(&normed, dropout)?)?)
+    }
+
+    /// As [`Layer::forward`] for training, keeping only `stream` for the backward pass.
+    fn checkpointed(&self, stream: &Tensor, rope: &Rope) -> Result<Tensor, Error> {
+        // The first block's input comes from the embedding, which may be frozen; but
+        // backward reaches a checkpoint only through its input.
+        let stream = match stream.requires_grad() {
+            true => stream.shallow_clone(),
+            false => stream.f_detach()?.f_set_requires_grad(true)?,
+        };
+        let (layer, rope) = (self.shallow_clone(), rope.shallow_clone());
+        let outputs = torch_ext::checkpoint(&[&stream], move |inputs| {
+            let output = layer.forward(&inputs[0], &rope, None, true);
+            output.map(|output| vec![output]).map_err(Error::into_torch)
+        })?;
+        outputs
+            .into_iter()
+            .next()
+            .ok_or_else(|| Error::Internal("a checkpointed block without output".into()))
+    }
+
+    fn shallow_clone(&self) -> Self {
+        Self {
+            input_norm: self.input_norm.shallow_clone(),
+            attention: self.attention.shallow_clone(),
+            post_norm: self.post_norm.shallow_clone(),
+            feed_forward: self.feed_forward.shallow_clone(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct FeedForward {
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+}
+
+impl FeedForward {
+    fn new(
+        config: &DecoderConfig,
+        name: &str,
+        initial: Initial,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let mut linear = |suffix: &str, shape| {
+            let name = format!("{name}.{suffix}");
+            builder.linear(&name, shape, config.mlp_bias, initial)
+        };
+        Ok(Self {
+            gate: linear("gate_proj", (hidden, inner))?,
+            up: linear("up_proj", (hidden, inner))?,
+            down: linear("down_proj", (inner, hidden))?,
+        })
+    }
+
+    fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
+        let up = self.up.forward(input, dropout)?;
+        let gated = self.gate.forward(input, dropout)?.f_silu()?.f_mul(&up)?;
+        self.down.forward(&gated, dropout)
+    }
+
+    fn shallow_clone(&self) -> Self {
+        Self {
+            gate: self.gate.shallow_clone(),
+            up: self.up.shallow_clone(),
+            down: self.down.shallow_clone(),
+        }
+    }
+}

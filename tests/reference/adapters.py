@@ -1,0 +1,63 @@
+"""Writes golden/adapters: adapters of PEFT on the models of golden/models.
+
+Each folder is an adapter as PEFT saves it, with random weights, and
+`expected.safetensors`: the `logits` for `tokens[0]`; the losses of ten steps of AdamW on
+`tokens[0]` … `tokens[9]`; and under `after.` the adapter's weights after them.
+"""
+
+import shutil
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM
+
+GOLDEN = Path(__file__).parent / "golden"
+ADAPTERS = {
+    "plain": ("llama-grouped", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])),
+    "rank-stabilised": ("qwen2", dict(
+        r=4, lora_alpha=6, use_rslora=True, target_modules="all-linear",
+        rank_pattern={"down_proj": 2, r"layers\.1\.self_attn\.k_proj": 3},
+        alpha_pattern={"o_proj": 16})),
+    "decomposed": ("llama-tied-biases", dict(
+        r=4, lora_alpha=8, use_dora=True,
+        target_modules=r"model\.layers\.\d+\.(self_attn\.[qo]_proj|mlp\.(up|down)_proj)",
+        exclude_modules=["layers.0.mlp.up_proj"])),
+}
+
+
+def main():
+    shutil.rmtree(GOLDEN / "adapters", ignore_errors=True)
+    for seed, (name, (base, settings)) in enumerate(ADAPTERS.items()):
+        torch.manual_seed(100 + seed)
+        base = AutoModelForCausalLM.from_pretrained(GOLDEN / "models" / base, dtype=torch.float32)
+        # Random B matrices, so that the adapter does something from the start.
+        config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+        model = get_peft_model(base, config).eval()
+        for parameter_name, parameter in model.named_parameters():
+            if "magnitude" in parameter_name:
+                parameter.data *= torch.empty_like(parameter).uniform_(0.8, 1.2)
+        folder = GOLDEN / "adapters" / name
+        model.peft_config["default"].base_model_name_or_path = name
+        model.save_pretrained(folder)
+        (folder / "README.md").unlink(missing_ok=True)
+        tokens = torch.randint(0, base.config.vocab_size, (10, 2, 24))
+        with torch.no_grad():
+            expected = {"tokens": tokens, "logits": model(tokens[0]).logits.contiguous()}
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.01)
+        losses = []
+        for batch in tokens:
+            loss = model(batch, labels=batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        expected["losses"] = torch.tensor(losses, dtype=torch.float64)
+        for key, tensor in get_peft_model_state_dict(model).items():
+            expected[f"after.{key}"] = tensor.contiguous()
+        save_file(expected, folder / "expected.safetensors")
+
+
+main()
