@@ -61,6 +61,12 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
             _ => None,
         };
     }
+    for gpu in &mut gpus {
+        // On RDNA HIP counts work group processors, which are pairs of compute units.
+        if gpu.gfx.is_some_and(|gfx| gfx.major >= 10) {
+            gpu.compute_units = gpu.compute_units.map(|pairs| pairs.saturating_mul(2));
+        }
+    }
     gpus
 }
 

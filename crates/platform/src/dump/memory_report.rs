@@ -177,12 +177,13 @@ fn quantities(line: &str) -> Vec<(Quantity, Bytes)> {
 
 /// The architecture that a text names, itself or by a product.
 fn named_gfx(text: &str) -> Option<Gfx> {
-    const PRODUCTS: [(&str, (u8, u8, u8)); 15] = [
+    const PRODUCTS: [(&str, (u8, u8, u8)); 16] = [
         ("8060S", (11, 5, 1)),
         ("8050S", (11, 5, 1)),
         ("8040S", (11, 5, 1)),
         ("AI MAX", (11, 5, 1)),
         ("Strix Halo", (11, 5, 1)),
+        ("Framework Desktop", (11, 5, 1)),
         ("890M", (11, 5, 0)),
         ("880M", (11, 5, 0)),
         ("860M", (11, 5, 2)),
