@@ -1,9 +1,10 @@
 """Records what real PyTorch asks its allocator for, as a trace for `surefoot replay`.
 
-Run it under the simulated device (`python/tests/README.md` says how), with large
-copies moving nothing and room for any model:
+Run it on the simulated device, with large copies moving nothing and room for any
+model (kernels do nothing there, so the values of the training are meaningless):
 
-    DEVICE_SIM_CAPACITY=96G DEVICE_SIM_DATA=none python bench/traces/record.py llama_lora llama_lora.trace
+    DEVICE_SIM_CAPACITY=96G DEVICE_SIM_DATA=none python python/tests/under_device_sim.py \
+        python bench/traces/record.py llama_lora llama_lora.trace
     zstd -19 --rm llama_lora.trace
 
 A trace is text: `a <id> <bytes> [stream]`, `f <id>`, `s` where a step begins.
