@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod setup;
 mod test;
 mod tidy;
@@ -33,6 +34,8 @@ enum Command {
     Test(test::Test),
     /// Check the repository itself: format, lints, documentation, house rules
     Tidy(tidy::Tidy),
+    /// Measure this project against its peers, on this machine
+    Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
         Command::Train(train) => train.run(),
         Command::Test(test) => test.run(),
         Command::Tidy(tidy) => tidy.run(),
+        Command::Bench(bench) => bench.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,52 @@
+//! `cargo xtask bench`: this project against its peers, on this machine.
+
+mod process;
+mod train;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+/// Measure this project against its peers, on this machine.
+#[derive(clap::Args)]
+pub(crate) struct Bench {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+#[derive(Subcommand)]
+enum Benchmark {
+    /// Training speed and memory, against the same model in plain Python PyTorch
+    Train(train::TrainBench),
+}
+
+impl Bench {
+    pub(crate) fn run(self) -> Result<()> {
+        match self.benchmark {
+            Benchmark::Train(bench) => bench.run(),
+        }
+    }
+}
+
+/// The middle value; the mean of the two in the middle for an even number of them.
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        length if length % 2 == 1 => sorted[middle],
+        _ => (sorted[middle - 1] + sorted[middle]) / 2.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::median;
+
+    #[test]
+    fn the_median_ignores_order_and_one_stray_value() {
+        assert_eq!(median(&[3.0, 100.0, 1.0]), 3.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+}

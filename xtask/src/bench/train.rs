@@ -1,0 +1,337 @@
+//! `cargo xtask bench train`: `surefoot train` against plain Python PyTorch.
+//!
+//! Both train the same model on the same batches with the same optimizer from the same
+//! initial weights, in turn, pair after pair, so that a machine that slows down slows both.
+//! The losses show that they did the same work. The reference, in `bench/train`, shares no
+//! code with the trainer; it reads the config that the trainer wrote into its run folder.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use super::median;
+use super::process::{self, PeakMemory};
+use crate::{setup, train, workspace};
+
+/// Steps at the start that are not counted: caches are cold, and memory is first touched.
+const WARM_UP: usize = 5;
+
+/// Training speed and memory, against the same model in plain Python PyTorch.
+#[derive(clap::Args)]
+pub(crate) struct TrainBench {
+    /// The training config (YAML); it must use the `bytes` tokenizer
+    #[arg(default_value = "configs/small.yaml")]
+    config: PathBuf,
+
+    /// How many times each side runs
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pairs: u32,
+
+    /// Optimizer steps of each run; the first five are not counted
+    #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(10..))]
+    steps: u32,
+
+    /// Set one value of the config for both, as in `--set train.bf16=true`; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    set: Vec<String>,
+
+    /// Fail if the losses of the first ten steps differ by more than 1e-4 of their value
+    #[arg(long)]
+    check: bool,
+
+    /// Where the numbers go [default: bench/train.json in the target folder]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// One run of one side.
+#[derive(Debug, Serialize)]
+struct Measured {
+    /// Training alone: evaluations, samples and checkpoints are not in it.
+    tokens_per_second: f64,
+    memory: PeakMemory,
+    losses: Vec<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    cpu: String,
+    cores: usize,
+    config: PathBuf,
+    set: Vec<String>,
+    steps: u32,
+    surefoot: Vec<Measured>,
+    pytorch: Vec<Measured>,
+    medians: Medians,
+}
+
+#[derive(Debug, Serialize)]
+struct Medians {
+    surefoot_tokens_per_second: f64,
+    pytorch_tokens_per_second: f64,
+    /// Median of the pairs' ratios, surefoot by PyTorch: above 1, surefoot is faster.
+    speed_ratio: f64,
+    surefoot_peak_resident_bytes: f64,
+    pytorch_peak_resident_bytes: f64,
+    surefoot_peak_anonymous_bytes: f64,
+    pytorch_peak_anonymous_bytes: f64,
+    /// Largest relative difference of a loss within the first ten steps.
+    loss_difference: f64,
+}
+
+/// What `bench/train/reference.py` writes.
+#[derive(Deserialize)]
+struct ReferenceResult {
+    tokens_per_step: f64,
+    losses: Vec<f64>,
+    step_seconds: Vec<f64>,
+}
+
+/// What matters here of a line of `metrics.jsonl`.
+#[derive(Deserialize)]
+struct Metric {
+    kind: String,
+    loss: Option<f64>,
+    tokens_per_second: Option<f64>,
+}
+
+impl TrainBench {
+    pub(crate) fn run(self) -> Result<()> {
+        let libtorch = setup::ensure()?;
+        let python = setup::reference_python()?;
+        let surefoot = train::build(&libtorch)?;
+        let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+        for pair in 1..=self.pairs {
+            eprintln!("pair {pair} of {}", self.pairs);
+            let folder = scratch.path().join(format!("pair-{pair}"));
+            ours.push(self.run_surefoot(&surefoot, &folder)?);
+            theirs.push(self.run_reference(&python, &folder)?);
+        }
+        let report = self.report(ours, theirs);
+        report.print();
+        let target = workspace::target(&workspace::shell()?)?;
+        let out = self.out.clone().unwrap_or(target.join("bench/train.json"));
+        report.write(&out)?;
+        let difference = report.medians.loss_difference;
+        if self.check && difference.is_nan() | (difference > 1e-4) {
+            bail!("the losses differ by {difference:.1e} of their value: not the same training");
+        }
+        Ok(())
+    }
+
+    fn run_surefoot(&self, surefoot: &Path, folder: &Path) -> Result<Measured> {
+        let mut command = Command::new(surefoot);
+        command.arg("train").arg(&self.config);
+        for value in &self.set {
+            command.arg("--set").arg(value);
+        }
+        for value in [
+            "name=bench".to_owned(),
+            format!("output_dir={}", folder.display()),
+            format!("train.max_steps={}", self.steps),
+            "train.logging_steps=1".to_owned(),
+            // What the reference does not do.
+            "train.eval_steps=0".to_owned(),
+            "train.save_steps=0".to_owned(),
+            "sample.max_new_tokens=0".to_owned(),
+        ] {
+            command.arg("--set").arg(value);
+        }
+        command.current_dir(workspace::root());
+        let memory = process::run(command)?;
+        let path = folder.join("bench/metrics.jsonl");
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("cannot read `{}`", path.display()))?;
+        let (mut losses, mut speeds) = (Vec::new(), Vec::new());
+        for line in text.lines() {
+            let metric: Metric = serde_json::from_str(line)
+                .with_context(|| format!("`{}` has a line that is no metric", path.display()))?;
+            if metric.kind == "train" {
+                losses.extend(metric.loss);
+                speeds.extend(metric.tokens_per_second);
+            }
+        }
+        Ok(Measured {
+            tokens_per_second: steady(&speeds),
+            memory,
+            losses,
+        })
+    }
+
+    fn run_reference(&self, python: &Path, folder: &Path) -> Result<Measured> {
+        let out = folder.join("reference.json");
+        let mut command = Command::new(python);
+        command
+            .arg(workspace::root().join("bench/train/reference.py"))
+            .arg(folder.join("bench/config.yaml"))
+            .arg("--out")
+            .arg(&out);
+        let memory = process::run(command)?;
+        let text =
+            fs::read_to_string(&out).with_context(|| format!("cannot read `{}`", out.display()))?;
+        let result: ReferenceResult =
+            serde_json::from_str(&text).context("cannot read what the reference wrote")?;
+        let speed = |seconds: &f64| result.tokens_per_step / seconds;
+        let speeds: Vec<f64> = result.step_seconds.iter().map(speed).collect();
+        Ok(Measured {
+            tokens_per_second: steady(&speeds),
+            memory,
+            losses: result.losses,
+        })
+    }
+
+    fn report(&self, surefoot: Vec<Measured>, pytorch: Vec<Measured>) -> Report {
+        let medians = Medians::of(&surefoot, &pytorch);
+        Report {
+            cpu: cpu_name(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            config: self.config.clone(),
+            set: self.set.clone(),
+            steps: self.steps,
+            surefoot,
+            pytorch,
+            medians,
+        }
+    }
+}
+
+impl Medians {
+    fn of(surefoot: &[Measured], pytorch: &[Measured]) -> Medians {
+        let speed = |run: &Measured| run.tokens_per_second;
+        let resident = |run: &Measured| run.memory.resident_bytes as f64;
+        let anonymous = |run: &Measured| run.memory.anonymous_bytes as f64;
+        let over = |runs: &[Measured], value: &dyn Fn(&Measured) -> f64| {
+            median(&runs.iter().map(value).collect::<Vec<_>>())
+        };
+        let pairs = || surefoot.iter().zip(pytorch);
+        let ratios: Vec<f64> = pairs()
+            .map(|(ours, theirs)| speed(ours) / speed(theirs))
+            .collect();
+        let differences = pairs().map(|(ours, theirs)| difference(&ours.losses, &theirs.losses));
+        Medians {
+            surefoot_tokens_per_second: over(surefoot, &speed),
+            pytorch_tokens_per_second: over(pytorch, &speed),
+            speed_ratio: median(&ratios),
+            surefoot_peak_resident_bytes: over(surefoot, &resident),
+            pytorch_peak_resident_bytes: over(pytorch, &resident),
+            surefoot_peak_anonymous_bytes: over(surefoot, &anonymous),
+            pytorch_peak_anonymous_bytes: over(pytorch, &anonymous),
+            loss_difference: differences.fold(0.0, largest),
+        }
+    }
+}
+
+impl Report {
+    fn print(&self) {
+        let mib = |bytes: f64| format!("{:.0} MiB", bytes / f64::from(1 << 20));
+        let row = |name: &str, speed: f64, resident: f64, anonymous: f64| {
+            println!(
+                "{name:<10} {speed:>10.0} {:>12} {:>14}",
+                mib(resident),
+                mib(anonymous)
+            );
+        };
+        let medians = &self.medians;
+        println!(
+            "{:<10} {:>10} {:>12} {:>14}",
+            "", "tokens/s", "peak RSS", "its anonymous"
+        );
+        row(
+            "surefoot",
+            medians.surefoot_tokens_per_second,
+            medians.surefoot_peak_resident_bytes,
+            medians.surefoot_peak_anonymous_bytes,
+        );
+        row(
+            "PyTorch",
+            medians.pytorch_tokens_per_second,
+            medians.pytorch_peak_resident_bytes,
+            medians.pytorch_peak_anonymous_bytes,
+        );
+        println!(
+            "surefoot is at {:.3} of PyTorch's speed (median of {} pairs, {} steps each; {}, {} cores)",
+            medians.speed_ratio,
+            self.surefoot.len(),
+            self.steps,
+            self.cpu,
+            self.cores
+        );
+        println!(
+            "losses of the first ten steps differ by at most {:.1e} of their value",
+            medians.loss_difference
+        );
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
+        let context = || format!("cannot write `{}`", path.display());
+        let folder = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder).with_context(context)?;
+        let text = serde_json::to_string_pretty(self)? + "\n";
+        fs::write(path, text).with_context(context)?;
+        eprintln!("every run is in `{}`", path.display());
+        Ok(())
+    }
+}
+
+/// The speed once it is steady: the median over the steps after the warm-up.
+fn steady(speeds: &[f64]) -> f64 {
+    median(speeds.get(WARM_UP..).unwrap_or(&[]))
+}
+
+/// Largest relative difference within the first ten losses; not a number when some are missing.
+fn difference(ours: &[f64], theirs: &[f64]) -> f64 {
+    let (Some(ours), Some(theirs)) = (ours.get(..10), theirs.get(..10)) else {
+        return f64::NAN;
+    };
+    let pairs = ours.iter().zip(theirs);
+    pairs
+        .map(|(ours, theirs)| (ours - theirs).abs() / theirs.abs())
+        .fold(0.0, largest)
+}
+
+/// Unlike `f64::max`, which would let a loss that is not a number pass.
+fn largest(one: f64, other: f64) -> f64 {
+    match one.is_nan() || other.is_nan() {
+        true => f64::NAN,
+        false => one.max(other),
+    }
+}
+
+fn cpu_name() -> String {
+    let table = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = table.lines().find(|line| line.starts_with("model name"));
+    let name = name.and_then(|line| line.split_once(": "));
+    name.map_or("an unnamed CPU", |(_, name)| name).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_speed_leaves_the_warm_up_out() {
+        let speeds = [1.0, 1.0, 1.0, 1.0, 1.0, 10.0, 12.0, 11.0];
+        assert_eq!(steady(&speeds), 11.0);
+    }
+
+    #[test]
+    fn the_difference_is_the_largest_relative_one() {
+        let theirs = [2.0; 12];
+        let mut ours = theirs;
+        ours[9] = 2.002;
+        ours[11] = 100.0;
+        assert!((difference(&ours, &theirs) - 1e-3).abs() < 1e-12);
+    }
+
+    #[test]
+    fn missing_losses_are_no_agreement() {
+        assert!(difference(&[2.0; 9], &[2.0; 10]).is_nan());
+        let mut broken = [2.0; 10];
+        broken[3] = f64::NAN;
+        assert!(difference(&broken, &[2.0; 10]).is_nan());
+    }
+}
