@@ -65,12 +65,23 @@ def main() -> None:
     for case, config in CASES.items():
         recorded = record(config, tokens, rates)
         tensors |= {f"{case}.{name}": tensor for name, tensor in recorded.items()}
-        metadata[f"{case}.model"] = json.dumps(vars(config))
+        metadata[f"{case}.config.json"] = json.dumps(config_json(config))
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out, metadata)
     for case in CASES:
         print(case, "losses", [round(x, 6) for x in tensors[f"{case}.losses"].tolist()])
         print(case, "norms ", [round(x, 4) for x in tensors[f"{case}.gradient_norms"].tolist()])
+
+
+def config_json(config: ModelConfig) -> dict:
+    """The model's shape as Hugging Face writes it."""
+    fixed = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "max_position_embeddings": LENGTH,
+    }
+    return fixed | vars(config)
 
 
 def record(config: ModelConfig, tokens: torch.Tensor, rates: list[float]) -> dict:

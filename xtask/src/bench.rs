@@ -6,6 +6,8 @@ mod train;
 use anyhow::Result;
 use clap::Subcommand;
 
+pub(crate) use train::TrainBench;
+
 /// Measure this project against its peers, on this machine.
 #[derive(clap::Args)]
 pub(crate) struct Bench {
@@ -16,7 +18,7 @@ pub(crate) struct Bench {
 #[derive(Subcommand)]
 enum Benchmark {
     /// Training speed and memory, against the same model in plain Python PyTorch
-    Train(train::TrainBench),
+    Train(TrainBench),
 }
 
 impl Bench {

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
+use crate::bench;
 use crate::setup;
 use crate::workspace;
 
@@ -46,12 +47,22 @@ fn has_nextest(shell: &Shell) -> bool {
         .is_ok()
 }
 
-/// The tests under real PyTorch, with the libraries that were just built.
+/// The tests under real PyTorch: the allocator and the simulated device as Python programs
+/// meet them, and a whole training run against the reference, loss by loss.
 fn heavy(shell: &Shell) -> Result<()> {
     let python = setup::reference_python()?;
-    let built = workspace::target(shell)?.join("debug");
-    let _allocator = shell.push_env("HIP_ALLOC_LIB", built.join("libhip_alloc.so"));
-    let _simulator = shell.push_env("DEVICE_SIM_LIB", built.join("libdevice_sim.so"));
-    cmd!(shell, "{python} -m pytest python/tests").run()?;
-    Ok(())
+    let cargo = workspace::cargo();
+    cmd!(
+        shell,
+        "{cargo} build --release --package device-sim --package hip-alloc"
+    )
+    .run()?;
+    let target = workspace::target(shell)?;
+    let built = target.join("release");
+    let simulator = built.join("libdevice_sim.so");
+    let allocator = built.join("libhip_alloc.so");
+    let libraries = ["--device-sim".as_ref(), simulator.as_os_str()];
+    let libraries = [libraries, ["--hip-alloc".as_ref(), allocator.as_os_str()]].concat();
+    cmd!(shell, "{python} -m pytest python/tests {libraries...}").run()?;
+    bench::TrainBench::parity_check(target.join("bench/parity.json")).run()
 }

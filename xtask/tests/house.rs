@@ -97,6 +97,16 @@ fn the_doctor_starts_without_libtorch() {
 }
 
 #[test]
+fn the_trainer_does_need_libtorch() {
+    // Otherwise the two tests above would also pass on a misread `readelf`.
+    let needed = needed_libraries(&artefact("surefoot-trainer"));
+    assert!(
+        needed.iter().any(|library| library.contains("torch")),
+        "{needed:?}"
+    );
+}
+
+#[test]
 fn commands_in_the_documents_exist() {
     let programs = BTreeMap::from([
         ("cargo xtask ", PathBuf::from(env!("CARGO_BIN_EXE_xtask"))),

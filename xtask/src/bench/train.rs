@@ -99,6 +99,18 @@ struct Metric {
 }
 
 impl TrainBench {
+    /// One pair, just long enough for the ten losses that must agree.
+    pub(crate) fn parity_check(out: PathBuf) -> TrainBench {
+        TrainBench {
+            config: PathBuf::from("configs/small.yaml"),
+            pairs: 1,
+            steps: 10,
+            set: Vec::new(),
+            check: true,
+            out: Some(out),
+        }
+    }
+
     pub(crate) fn run(self) -> Result<()> {
         let libtorch = setup::ensure()?;
         let python = setup::reference_python()?;
