@@ -164,7 +164,8 @@ pub fn load(path: &Path, parameters: &Parameters, optimizer: &mut AdamW) -> Resu
             target.f_detach()?.f_copy_(&file.read(name)?)?;
         }
     }
-    optimizer.set_steps(state.step);
+    drop(optimizer_targets);
+    optimizer.set_steps(state.step)?;
     Ok(state)
 }
 

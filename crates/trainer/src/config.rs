@@ -14,6 +14,7 @@
 //!
 //! Keys are named with Hugging Face's words wherever Hugging Face has one.
 
+mod bf16;
 mod check;
 mod consistency;
 mod problem;
@@ -25,6 +26,7 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use bf16::Bf16;
 pub use problem::{ConfigError, Problem};
 pub use schema::schema_json;
 
@@ -171,8 +173,9 @@ pub struct TrainConfig {
     /// Largest norm of the whole gradient; 0 switches clipping off.
     #[schemars(range(min = 0))]
     pub max_grad_norm: f64,
-    /// Compute the forward and backward passes in bfloat16; weights and optimizer stay in fp32.
-    pub bf16: bool,
+    /// Whether the forward and backward passes compute in bfloat16; weights, norms, losses and
+    /// the optimizer stay in fp32.
+    pub bf16: Bf16,
     /// Record metrics every this many steps.
     #[schemars(range(min = 1))]
     pub logging_steps: u64,
@@ -284,7 +287,7 @@ impl Default for TrainConfig {
             adam_epsilon: 1e-8,
             weight_decay: 0.0,
             max_grad_norm: 1.0,
-            bf16: false,
+            bf16: Bf16::Auto,
             logging_steps: 10,
             eval_steps: 100,
             max_eval_samples: None,

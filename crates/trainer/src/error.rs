@@ -48,6 +48,10 @@ pub enum Error {
         source: std::io::Error,
     },
 
+    /// A tensor could not be brought to the device.
+    #[error("placing {0}")]
+    Placement(#[from] placement::PlaceError),
+
     /// libtorch refused an operation.
     #[error("libtorch: {}", first_line(.0))]
     Torch(#[from] tch::TchError),

@@ -1,7 +1,7 @@
 //! Configs, models, optimizers, data, checkpoints and the training loop.
 //!
 //! ```text
-//! Config ──▶ run ──▶ Task (model + data) ──batch──▶ Placing ──▶ loss ──▶ Gradients ──▶ AdamW
+//! Config ──▶ run ──▶ Task (model + data) ──batch──▶ Placer ──▶ loss ──▶ Gradients ──▶ AdamW
 //!             │                                                                       │
 //!             └── every so often: Recorder, samples, checkpoint, Observer ◀───────────┘
 //! ```
@@ -10,6 +10,7 @@
 //! [`Observer`] is told.
 
 pub mod adapters;
+mod allocator;
 pub mod checkpoint;
 pub mod config;
 pub mod data;
@@ -20,7 +21,6 @@ mod metrics;
 pub mod model;
 mod observer;
 pub mod optim;
-mod placing;
 mod run;
 mod run_folder;
 mod sampling;
@@ -37,7 +37,6 @@ pub use error::Error;
 pub use memory::MemorySample;
 pub use metrics::Record;
 pub use observer::{Metrics, Observer, Silent, Start};
-pub use placing::Placing;
 pub use run::run;
 pub use run_folder::RunFolder;
 pub use stop::Stop;

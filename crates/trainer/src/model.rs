@@ -6,6 +6,7 @@
 //! that the loop, the optimizer and the checkpoints know of a model.
 
 mod attention;
+mod attention_kernel;
 mod builder;
 mod decoder;
 mod decoder_config;

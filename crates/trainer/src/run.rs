@@ -10,6 +10,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Instant;
 
+use placement::Placer;
 use tch::Tensor;
 
 use crate::Error;
@@ -18,7 +19,6 @@ use crate::config::Config;
 use crate::metrics::Recorder;
 use crate::observer::{Metrics, Observer, Start};
 use crate::optim::{AdamW, Gradients, Schedule};
-use crate::placing::Placing;
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::stop::Stop;
@@ -33,9 +33,9 @@ use crate::task::{Batch, Evaluation, Task};
 pub fn run(config: &Config, observer: &mut dyn Observer, stop: &Stop) -> Result<Summary, Error> {
     let began = Instant::now();
     let machine = Machine::prepare(config)?;
-    let mut placing = Placing::new(machine.device);
-    let task = setup::task(config, &mut placing, observer)?;
-    let mut run = Run::open(config, task, placing, machine, began)?;
+    let mut placer = machine.placer()?;
+    let task = setup::task(config, &mut placer, observer)?;
+    let mut run = Run::open(config, task, placer, machine, began)?;
     observer.started(&Start {
         folder: run.folder.path(),
         environment: &run.environment,
@@ -51,7 +51,7 @@ struct Run<'a> {
     config: &'a Config,
     folder: RunFolder,
     task: Box<dyn Task>,
-    placing: Placing,
+    placer: Placer,
     machine: Machine,
     environment: Environment,
     optimizer: AdamW,
@@ -82,7 +82,7 @@ impl<'a> Run<'a> {
     fn open(
         config: &'a Config,
         mut task: Box<dyn Task>,
-        placing: Placing,
+        placer: Placer,
         machine: Machine,
         began: Instant,
     ) -> Result<Self, Error> {
@@ -103,7 +103,7 @@ impl<'a> Run<'a> {
             recorder: Recorder::open(&folder, step)?,
             folder,
             task,
-            placing,
+            placer,
             machine,
             optimizer,
             step,
@@ -149,12 +149,12 @@ impl<'a> Run<'a> {
         let began = Instant::now();
         // Randomness in a step depends on the seed and the step alone, so there is no
         // generator state to save.
-        tch::manual_seed((self.config.seed ^ self.step.rotate_left(32)) as i64);
+        torch_ext::random::manual_seed(self.config.seed ^ self.step.rotate_left(32))?;
         let mut gradients = Gradients::default();
         let passes = self.config.train.gradient_accumulation_steps;
         for _ in 0..passes {
             let batch = self.task.next_batch()?;
-            let batch = self.placing.batch(batch)?;
+            let batch = self.placer.batch(batch)?;
             let loss = self.task.loss(&batch)?;
             gradients.accumulate(
                 &loss.f_div_scalar(i64::from(passes))?,
@@ -162,12 +162,8 @@ impl<'a> Run<'a> {
             )?;
             self.window.add(&batch, &loss)?;
         }
-        let norm = self.optimizer.step(
-            self.task.parameters(),
-            &gradients,
-            learning_rate,
-            self.config.train.max_grad_norm,
-        )?;
+        let max_norm = self.config.train.max_grad_norm;
+        let norm = self.optimizer.step(&gradients, learning_rate, max_norm)?;
         self.step += 1;
         self.window.seconds += began.elapsed().as_secs_f64();
         Ok(norm)
@@ -200,7 +196,7 @@ impl<'a> Run<'a> {
     }
 
     fn evaluate(&mut self, limit: Option<u64>, observer: &mut dyn Observer) -> Result<(), Error> {
-        let evaluation = self.task.evaluate(limit, &mut self.placing)?;
+        let evaluation = self.task.evaluate(limit, &mut self.placer)?;
         self.last_evaluation = Some((self.step, evaluation));
         self.recorder.evaluation(self.step, &evaluation)?;
         observer.evaluated(self.step, &evaluation);
@@ -211,7 +207,7 @@ impl<'a> Run<'a> {
         if self.config.sample.max_new_tokens == 0 {
             return Ok(());
         }
-        let samples = self.task.sample(self.step, &mut self.placing)?;
+        let samples = self.task.sample(self.step, &mut self.placer)?;
         let path = self.folder.join("samples.txt");
         let mut text = format!("=== step {} ===\n", self.step);
         for sample in &samples {

@@ -1,12 +1,14 @@
-//! What happens before the first step: threads, device, allocator, data, model.
+//! What happens before the first step: allocator, threads, device, data, model.
 
+use placement::torch_transport::TransportOptions;
+use placement::{Placer, Policy};
 use tch::Device;
 
+use crate::allocator::Allocator;
 use crate::config::Config;
 use crate::data::TextData;
 use crate::memory::{self, MemorySample};
 use crate::observer::Observer;
-use crate::placing::Placing;
 use crate::summary::{Environment, MemorySummary};
 use crate::task::Task;
 use crate::task::causal_lm::CausalLm;
@@ -14,34 +16,53 @@ use crate::{Error, device};
 
 /// The machine as this run uses it.
 pub(crate) struct Machine {
-    pub(crate) device: Device,
+    device: Device,
+    allocator: Allocator,
 }
 
 impl Machine {
-    /// Sets threads, picks the device.
+    /// Picks the device, installs the allocator and sets the threads.
     pub(crate) fn prepare(config: &Config) -> Result<Self, Error> {
+        let device = device::choose(&config.device)?;
+        let allocator = Allocator::install(device)?;
         if let Some(threads) = config.threads {
-            tch::set_num_threads(threads as i32);
+            torch_ext::threads::set_count(threads as usize)?;
         }
-        Ok(Self {
-            device: device::choose(&config.device)?,
-        })
+        Ok(Self { device, allocator })
+    }
+
+    /// What moves tensors to the device.
+    pub(crate) fn placer(&self) -> Result<Placer, Error> {
+        let options = TransportOptions {
+            allocator: self.allocator.library(),
+            ..TransportOptions::default()
+        };
+        Ok(Placer::with_options(
+            self.device,
+            Policy::default(),
+            options,
+        )?)
     }
 
     /// A look at the memory now.
     pub(crate) fn memory(&self) -> MemorySample {
+        let stats = self.allocator.stats();
         MemorySample {
-            live: None,
-            held: None,
+            live: stats.map(|stats| stats.live_bytes),
+            held: stats.map(|stats| stats.held_bytes),
             resident: memory::resident_bytes(),
         }
     }
 
     /// The memory of the whole run.
     pub(crate) fn memory_summary(&self) -> MemorySummary {
+        let stats = self.allocator.stats();
         MemorySummary {
+            peak_live_bytes: stats.map(|stats| stats.live_peak_bytes),
+            peak_held_bytes: stats.map(|stats| stats.held_peak_bytes),
+            driver_allocations: stats.map(|stats| stats.driver_allocs),
+            driver_frees: stats.map(|stats| stats.driver_frees),
             peak_resident_bytes: memory::peak_resident_bytes(),
-            ..MemorySummary::default()
         }
     }
 
@@ -51,7 +72,7 @@ impl Machine {
             surefoot: env!("CARGO_PKG_VERSION"),
             libtorch: device::describe_libtorch(),
             device: device::describe(self.device),
-            allocator: "PyTorch's own".into(),
+            allocator: self.allocator.describe(),
             data: task.data_description(),
             model: task.description(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
@@ -63,11 +84,11 @@ impl Machine {
 /// The task that a config describes, its model on the device.
 pub(crate) fn task(
     config: &Config,
-    placing: &mut Placing,
+    placer: &mut Placer,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn Task>, Error> {
     observer.preparing("reading and tokenising the text");
     let data = TextData::load(&config.data, config.data.block_size as usize)?;
     observer.preparing("building the model");
-    Ok(Box::new(CausalLm::from_scratch(config, data, placing)?))
+    Ok(Box::new(CausalLm::from_scratch(config, data, placer)?))
 }

@@ -10,13 +10,13 @@ pub mod causal_lm;
 
 use std::path::Path;
 
+use placement::{FieldPath, Placer};
 use serde::Serialize;
 use serde_json::Value;
 use tch::Tensor;
 
 use crate::Error;
 use crate::model::Parameters;
-use crate::placing::Placing;
 
 /// Something that can be trained.
 pub trait Task {
@@ -45,13 +45,13 @@ pub trait Task {
     ///
     /// # Errors
     /// When memory runs out.
-    fn evaluate(&self, limit: Option<u64>, placing: &mut Placing) -> Result<Evaluation, Error>;
+    fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error>;
 
     /// Shows what the model has learned. `step` varies the random choices.
     ///
     /// # Errors
     /// When memory runs out.
-    fn sample(&self, step: u64, placing: &mut Placing) -> Result<Vec<Sample>, Error>;
+    fn sample(&self, step: u64, placer: &mut Placer) -> Result<Vec<Sample>, Error>;
 
     /// Where the task stands in its data, for a checkpoint.
     ///
@@ -101,18 +101,18 @@ impl Batch {
             .map(|(_, tensor)| tensor)
             .ok_or_else(|| Error::Internal(format!("a batch without `{name}`")))
     }
+}
 
-    /// The batch with every tensor replaced.
-    pub(crate) fn try_map(
-        self,
-        mut change: impl FnMut(Tensor) -> Result<Tensor, Error>,
-    ) -> Result<Self, Error> {
-        let units = self.units;
-        let tensors = self
-            .tensors
+impl placement::Batch for Batch {
+    fn try_map<E, F>(self, path: &FieldPath, map: &mut F) -> Result<Self, E>
+    where
+        F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>,
+    {
+        let Self { tensors, units } = self;
+        let tensors = tensors
             .into_iter()
-            .map(|(name, tensor)| Ok((name, change(tensor)?)))
-            .collect::<Result<_, Error>>()?;
+            .map(|(name, tensor)| Ok((name, map(&path.field(name), tensor)?)))
+            .collect::<Result<_, E>>()?;
         Ok(Self { tensors, units })
     }
 }

@@ -11,9 +11,9 @@ use super::*;
 use crate::config::TrainConfig;
 use crate::model::{Base, Builder, Decoder, DecoderOptions, FileWeights, Parameters, Pass};
 use crate::optim::{AdamW, Gradients};
-use crate::placing::Placing;
 use crate::weights::json::Object;
 use crate::weights::{HfFolder, Pretrained, SafetensorsFile, TensorSource};
+use placement::Placer;
 
 /// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
 const ADAPTERS: [(&str, &str); 3] = [
@@ -38,8 +38,8 @@ struct Adapted {
 
 fn adapted(base: &Path, mut attachment: Attachment) -> Result<Adapted, crate::Error> {
     let folder = HfFolder::open(base).unwrap();
-    let mut placing = Placing::new(Device::Cpu);
-    let mut source = FileWeights::new(&folder, Kind::Float, &mut placing);
+    let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
+    let mut source = FileWeights::new(&folder, Kind::Float, &mut placer);
     let mut parameters = Parameters::default();
     let mut builder = Builder::new(
         &mut source,
@@ -114,9 +114,7 @@ fn ten_steps_lead_where_pefts_ten_steps_lead() {
                 );
                 let mut gradients = Gradients::default();
                 gradients.accumulate(&loss, &adapted.parameters).unwrap();
-                let _ = optimizer
-                    .step(&adapted.parameters, &gradients, 1e-2, 0.0)
-                    .unwrap();
+                let _ = optimizer.step(&gradients, 1e-2, 0.0).unwrap();
             }
             for parameter in adapted.parameters.iter() {
                 let theirs = expected
@@ -204,8 +202,8 @@ fn a_merged_model_computes_what_base_and_adapter_do() {
         merge(&pretrained, adapter, target.path(), Kind::Float).unwrap();
 
         let merged = HfFolder::open(target.path()).unwrap();
-        let mut placing = Placing::new(Device::Cpu);
-        let mut source = FileWeights::new(&merged, Kind::Float, &mut placing);
+        let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
+        let mut source = FileWeights::new(&merged, Kind::Float, &mut placer);
         let mut parameters = Parameters::default();
         let mut builder = Builder::new(
             &mut source,

@@ -36,8 +36,8 @@ impl<'a> Checker<'a> {
             }
             return;
         }
-        if let Some(allowed) = allowed_words(schema) {
-            return self.word(node, &allowed, path);
+        if let Some(allowed) = allowed_values(schema) {
+            return self.one_of(node, &allowed, path);
         }
         if !has_type(schema, &node.value) {
             let message = format!(
@@ -139,22 +139,18 @@ impl<'a> Checker<'a> {
         paths
     }
 
-    fn word(&mut self, node: &Node, allowed: &[String], path: &[String]) {
-        let words: Vec<&str> = allowed.iter().map(String::as_str).collect();
-        let found = match &node.value {
-            Value::String(found) if words.contains(&found.as_str()) => return,
-            Value::String(found) => Some(found.clone()),
+    fn one_of(&mut self, node: &Node, allowed: &[&Schema], path: &[String]) {
+        if allowed.contains(&&node.to_json()) {
+            return;
+        }
+        let words: Vec<String> = allowed.iter().map(|value| plain(value)).collect();
+        let message = format!("{} cannot be {}", title(path), describe(&node.value));
+        let near = match &node.value {
+            Value::String(found) => {
+                nearest(found, &words.iter().map(String::as_str).collect::<Vec<_>>())
+            }
             _ => None,
         };
-        let message = match &found {
-            Some(found) => format!("{} cannot be `{found}`", title(path)),
-            None => format!(
-                "{} takes a word, not {}",
-                title(path),
-                describe(&node.value)
-            ),
-        };
-        let near = found.and_then(|found| nearest(&found, &words).map(str::to_owned));
         let list = words
             .iter()
             .map(|word| format!("`{word}`"))
@@ -226,17 +222,23 @@ fn is_null(schema: &Schema) -> bool {
     schema["type"] == "null"
 }
 
-/// The words an enum allows; `None` when the schema is not an enum.
-fn allowed_words(schema: &Schema) -> Option<Vec<String>> {
-    let word = |value: &Schema| value.as_str().map(str::to_owned);
-    if let Some(words) = schema.get("enum").and_then(Schema::as_array) {
-        return words.iter().map(word).collect();
+/// The values an enum allows; `None` when the schema is not an enum.
+fn allowed_values(schema: &Schema) -> Option<Vec<&Schema>> {
+    if let Some(values) = schema.get("enum").and_then(Schema::as_array) {
+        return Some(values.iter().collect());
     }
     let variants = schema.get("oneOf").and_then(Schema::as_array)?;
     variants
         .iter()
-        .map(|variant| variant.get("const").and_then(word))
+        .map(|variant| variant.get("const"))
         .collect()
+}
+
+/// A value as it is written in YAML.
+fn plain(value: &Schema) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn types(schema: &Schema) -> Vec<&str> {

@@ -2,6 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::attention_kernel::causal_attention;
 use super::layers::{Linear, RmsNorm, Rope};
 use super::{Builder, DecoderConfig, Initial};
 use crate::Error;
@@ -94,16 +95,19 @@ impl Attention {
             true => Some(causal_mask(length, start, input.device())?),
             false => None,
         };
-        let mixed = Tensor::f_scaled_dot_product_attention(
-            &query,
-            &key,
-            &value,
-            mask.as_ref(),
-            0.0,
-            start == 0 && length > 1,
-            None,
-            self.heads != self.key_value_heads,
-        )?;
+        let mixed = match start == 0 && length > 1 {
+            true => causal_attention(&query, &key, &value)?,
+            false => Tensor::f_scaled_dot_product_attention(
+                &query,
+                &key,
+                &value,
+                mask.as_ref(),
+                0.0,
+                false,
+                None,
+                self.heads != self.key_value_heads,
+            )?,
+        };
         let joined =
             mixed
                 .f_transpose(1, 2)?

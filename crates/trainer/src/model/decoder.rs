@@ -90,6 +90,11 @@ impl Decoder {
         })
     }
 
+    /// The type of matrix products.
+    pub fn compute(&self) -> Kind {
+        self.compute
+    }
+
     /// Logits for the token after each of `tokens`.
     ///
     /// `[batch, length]` whole numbers to `[batch, length, vocabulary]` fp32.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 
 use super::*;
-use crate::placing::Placing;
 use crate::weights::{HfFolder, SafetensorsFile, TensorSource};
+use placement::Placer;
 
 const MODELS: [&str; 6] = [
     "llama-grouped",
@@ -27,8 +27,8 @@ fn golden(name: &str) -> PathBuf {
 
 fn open(name: &str, compute: Kind) -> Decoder {
     let folder = HfFolder::open(&golden(name)).unwrap();
-    let mut placing = Placing::new(Device::Cpu);
-    let mut source = FileWeights::new(&folder, compute, &mut placing);
+    let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
+    let mut source = FileWeights::new(&folder, compute, &mut placer);
     let mut parameters = Parameters::default();
     let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Frozen(compute));
     let options = DecoderOptions {
@@ -106,8 +106,8 @@ fn a_weight_of_another_shape_is_told() {
     let folder = HfFolder::open(&golden("qwen3")).unwrap();
     let mut config = folder.config().clone();
     config.intermediate_size = 25;
-    let mut placing = Placing::new(Device::Cpu);
-    let mut source = FileWeights::new(&folder, Kind::Float, &mut placing);
+    let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
+    let mut source = FileWeights::new(&folder, Kind::Float, &mut placer);
     let mut parameters = Parameters::default();
     let mut builder = Builder::new(
         &mut source,

@@ -1,9 +1,9 @@
 //! Where a model's tensors come from.
 
+use placement::Placer;
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
-use crate::placing::Placing;
 use crate::weights::{TensorSource, WeightsError};
 
 /// How a tensor starts when there is nothing to load.
@@ -29,16 +29,16 @@ pub trait WeightSource {
 /// The weights of a published model.
 pub struct FileWeights<'a> {
     tensors: &'a dyn TensorSource,
-    placing: &'a mut Placing,
+    placer: &'a mut Placer,
     kind: Kind,
 }
 
 impl<'a> FileWeights<'a> {
-    /// The weights of `tensors`, read as `kind` and moved to their device by `placing`.
-    pub fn new(tensors: &'a dyn TensorSource, kind: Kind, placing: &'a mut Placing) -> Self {
+    /// The weights of `tensors`, read as `kind` and moved to their device by `placer`.
+    pub fn new(tensors: &'a dyn TensorSource, kind: Kind, placer: &'a mut Placer) -> Self {
         Self {
             tensors,
-            placing,
+            placer,
             kind,
         }
     }
@@ -59,21 +59,21 @@ impl WeightSource for FileWeights<'_> {
             }
         }
         let tensor = self.tensors.read(name, self.kind)?;
-        self.placing.tensor(name, &tensor)
+        Ok(self.placer.weight(name, &tensor, None)?)
     }
 }
 
 /// Fresh weights. The same seed gives the same weights on every device, because
 /// they are drawn on the CPU.
 pub struct RandomWeights<'a> {
-    placing: &'a mut Placing,
+    placer: &'a mut Placer,
 }
 
 impl<'a> RandomWeights<'a> {
-    /// Weights drawn from `seed`, moved to their device by `placing`.
-    pub fn new(seed: u64, placing: &'a mut Placing) -> Self {
+    /// Weights drawn from `seed`, moved to their device by `placer`.
+    pub fn new(seed: u64, placer: &'a mut Placer) -> Self {
         tch::manual_seed(seed as i64);
-        Self { placing }
+        Self { placer }
     }
 }
 
@@ -87,6 +87,6 @@ impl WeightSource for RandomWeights<'_> {
             Initial::Ones => Tensor::f_ones(shape, options)?,
             Initial::Zeros => Tensor::f_zeros(shape, options)?,
         };
-        self.placing.tensor(name, &tensor)
+        Ok(self.placer.weight(name, &tensor, None)?)
     }
 }

@@ -1,8 +1,12 @@
-//! AdamW (Loshchilov and Hutter, 2019) on tensors, with a state that can be saved.
+//! AdamW (Loshchilov and Hutter, 2019) with a state that can be saved.
+//!
+//! The arithmetic is libtorch's fused kernel, one call for each group of parameters;
+//! here is what surrounds it: the groups, the state and its names.
 
-use tch::{Tensor, no_grad};
+use tch::{Kind, Tensor};
+use torch_ext::AdamWState;
 
-use super::gradients::{Gradients, clip_divisor};
+use super::gradients::Gradients;
 use crate::Error;
 use crate::config::TrainConfig;
 use crate::model::Parameters;
@@ -35,9 +39,22 @@ impl From<&TrainConfig> for AdamWSettings {
 #[derive(Debug)]
 pub struct AdamW {
     settings: AdamWSettings,
-    first: Vec<Tensor>,
-    second: Vec<Tensor>,
+    /// Parameters with weight decay, and those without.
+    groups: [Group; 2],
     steps: u64,
+}
+
+/// Parameters that are treated alike, as the parallel lists the kernel takes.
+#[derive(Debug, Default)]
+struct Group {
+    weight_decay: f64,
+    /// Positions in [`Parameters`].
+    indices: Vec<usize>,
+    parameters: Vec<Tensor>,
+    averages: Vec<Tensor>,
+    squares: Vec<Tensor>,
+    /// Steps taken: a float32 scalar beside each parameter.
+    steps: Vec<Tensor>,
 }
 
 impl AdamW {
@@ -46,79 +63,74 @@ impl AdamW {
     /// # Errors
     /// When memory runs out.
     pub fn new(settings: AdamWSettings, parameters: &Parameters) -> Result<Self, Error> {
-        let zeros = || -> Result<Vec<Tensor>, Error> {
-            Ok(parameters
-                .tensors()
-                .map(|tensor| tensor.f_detach()?.f_zeros_like())
-                .collect::<Result<_, _>>()?)
+        let mut decayed = Group {
+            weight_decay: settings.weight_decay,
+            ..Group::default()
         };
+        let mut plain = Group::default();
+        for (index, parameter) in parameters.iter().enumerate() {
+            let group = if parameter.decay {
+                &mut decayed
+            } else {
+                &mut plain
+            };
+            group.add(index, &parameter.tensor)?;
+        }
         Ok(Self {
             settings,
-            first: zeros()?,
-            second: zeros()?,
+            groups: [decayed, plain],
             steps: 0,
         })
     }
 
     /// Updates the parameters in place. Gradients whose norm is above `max_grad_norm` are
-    /// scaled down to it; 0 leaves them. Returns the norm before that, on the device.
+    /// first scaled down to it; 0 leaves them. Returns the norm before that, a scalar on the
+    /// device.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// When gradients do not fit the parameters, or memory runs out.
     pub fn step(
         &mut self,
-        parameters: &Parameters,
         gradients: &Gradients,
         learning_rate: f64,
         max_grad_norm: f64,
     ) -> Result<Tensor, Error> {
-        let norm = gradients.norm()?;
-        let divisor = if max_grad_norm > 0.0 {
-            Some(clip_divisor(&norm, max_grad_norm)?)
+        let norm = if max_grad_norm > 0.0 {
+            torch_ext::optimizer::clip_norm(gradients.tensors(), max_grad_norm)?
         } else {
-            None
+            torch_ext::optimizer::total_norm(gradients.tensors())?
         };
-        self.steps += 1;
-        no_grad(|| self.update(parameters, gradients, learning_rate, divisor.as_ref()))?;
-        Ok(norm)
-    }
-
-    fn update(
-        &mut self,
-        parameters: &Parameters,
-        gradients: &Gradients,
-        learning_rate: f64,
-        divisor: Option<&Tensor>,
-    ) -> Result<(), Error> {
         let AdamWSettings {
             beta1,
             beta2,
             epsilon,
-            weight_decay,
+            ..
         } = self.settings;
-        let steps = self.steps as f64;
-        let correction1 = 1.0 - beta1.powf(steps);
-        let correction2 = 1.0 - beta2.powf(steps);
-        let state = self.first.iter_mut().zip(&mut self.second);
-        for ((parameter, gradient), (first, second)) in
-            parameters.iter().zip(gradients.tensors()).zip(state)
-        {
-            let gradient = match divisor {
-                Some(divisor) => gradient.f_div(divisor)?,
-                None => gradient.shallow_clone(),
+        for group in &self.groups {
+            let weight_decay = group.weight_decay;
+            let options = torch_ext::AdamW {
+                learning_rate,
+                beta1,
+                beta2,
+                weight_decay,
+                epsilon,
             };
-            let mut value = parameter.tensor.f_detach()?;
-            if parameter.decay && weight_decay != 0.0 {
-                let _ = value.f_mul_scalar_(1.0 - learning_rate * weight_decay)?;
-            }
-            let _ = first.f_lerp_(&gradient, 1.0 - beta1)?;
-            let squared = gradient.f_square()?.f_mul_scalar(1.0 - beta2)?;
-            let _ = second.f_mul_scalar_(beta2)?.f_add_(&squared)?;
-            let root = second.f_sqrt()?.f_div_scalar(correction2.sqrt())?;
-            let change = first.f_div(&root.f_add_scalar(epsilon)?)?;
-            let _ = value.f_sub_(&change.f_mul_scalar(learning_rate / correction1)?)?;
+            let gradients: Vec<Tensor> = group
+                .indices
+                .iter()
+                .map(|index| gradients.tensors()[*index].shallow_clone())
+                .collect();
+            let state = AdamWState {
+                parameters: &group.parameters,
+                gradients: &gradients,
+                averages: &group.averages,
+                squares: &group.squares,
+                steps: &group.steps,
+            };
+            torch_ext::fused_adamw(&options, state)?;
         }
-        Ok(())
+        self.steps += 1;
+        Ok(norm)
     }
 
     /// Steps taken.
@@ -126,21 +138,46 @@ impl AdamW {
         self.steps
     }
 
-    /// The state by name: `exp_avg.<parameter>` and `exp_avg_sq.<parameter>`, as in PyTorch.
-    pub fn state<'a>(&'a self, parameters: &'a Parameters) -> Vec<(String, &'a Tensor)> {
-        let named = |prefix: &'static str, tensors: &'a [Tensor]| {
-            parameters
-                .iter()
-                .zip(tensors)
-                .map(move |(parameter, tensor)| (format!("{prefix}.{}", parameter.name), tensor))
-        };
-        named("exp_avg", &self.first)
-            .chain(named("exp_avg_sq", &self.second))
-            .collect()
+    /// Declares that the state, filled in place, is that after `steps` steps.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn set_steps(&mut self, steps: u64) -> Result<(), Error> {
+        self.steps = steps;
+        for counter in self.groups.iter_mut().flat_map(|group| &mut group.steps) {
+            // Exact up to 2^24 steps, which is the kernel's own limit.
+            let _ = counter.f_fill_(steps as f64)?;
+        }
+        Ok(())
     }
 
-    /// Declares that the state, filled in place, is that after `steps` steps.
-    pub fn set_steps(&mut self, steps: u64) {
-        self.steps = steps;
+    /// The state by name: `exp_avg.<parameter>` and `exp_avg_sq.<parameter>`, as in PyTorch.
+    pub fn state<'a>(&'a self, parameters: &Parameters) -> Vec<(String, &'a Tensor)> {
+        let names: Vec<&str> = parameters
+            .iter()
+            .map(|parameter| &*parameter.name)
+            .collect();
+        let mut state = Vec::with_capacity(2 * names.len());
+        for group in &self.groups {
+            let moments = group.averages.iter().zip(&group.squares);
+            for (index, (average, square)) in group.indices.iter().zip(moments) {
+                state.push((format!("exp_avg.{}", names[*index]), average));
+                state.push((format!("exp_avg_sq.{}", names[*index]), square));
+            }
+        }
+        state
+    }
+}
+
+impl Group {
+    fn add(&mut self, index: usize, parameter: &Tensor) -> Result<(), Error> {
+        let zeros = || parameter.f_detach()?.f_zeros_like();
+        self.indices.push(index);
+        self.averages.push(zeros()?);
+        self.squares.push(zeros()?);
+        self.steps
+            .push(Tensor::f_zeros([], (Kind::Float, parameter.device()))?);
+        self.parameters.push(parameter.shallow_clone());
+        Ok(())
     }
 }

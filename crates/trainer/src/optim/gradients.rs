@@ -46,27 +46,4 @@ impl Gradients {
     pub fn tensors(&self) -> &[Tensor] {
         &self.list
     }
-
-    /// The norm of all gradients taken as one vector: a scalar on their device.
-    ///
-    /// # Errors
-    /// When there are no gradients yet, or memory runs out.
-    pub fn norm(&self) -> Result<Tensor, Error> {
-        let norms = self
-            .list
-            .iter()
-            .map(|gradient| gradient.f_norm())
-            .collect::<Result<Vec<_>, _>>()?;
-        let norms = Tensor::f_stack(&norms, 0)?;
-        Ok(norms.f_norm()?)
-    }
-}
-
-/// What gradients of this norm must be divided by to have at most `max_norm`: a scalar, 1 or
-/// more. The same small constant as in PyTorch's `clip_grad_norm_` keeps it finite.
-pub(crate) fn clip_divisor(norm: &Tensor, max_norm: f64) -> Result<Tensor, Error> {
-    Ok(norm
-        .f_add_scalar(1e-6)?
-        .f_div_scalar(max_norm)?
-        .f_clamp_min(1.0)?)
 }

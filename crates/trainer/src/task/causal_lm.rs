@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use placement::Placer;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
@@ -13,7 +14,6 @@ use crate::model::{
     Architecture, Base, Builder, Decoder, DecoderConfig, DecoderOptions, Parameters, Pass,
     RandomWeights, RopeScaling, RopeSettings,
 };
-use crate::placing::Placing;
 use crate::tensor_file;
 
 /// A decoder and the text it learns.
@@ -38,10 +38,10 @@ impl CausalLm {
     pub fn from_scratch(
         config: &Config,
         data: TextData,
-        placing: &mut Placing,
+        placer: &mut Placer,
     ) -> Result<Self, Error> {
         let block_size = config.data.block_size as usize;
-        let compute = if config.train.bf16 {
+        let compute = if config.train.bf16.on(placer.device()) {
             Kind::BFloat16
         } else {
             Kind::Float
@@ -50,10 +50,10 @@ impl CausalLm {
         let options = DecoderOptions {
             positions: block_size as i64,
             initializer_range: config.model.initializer_range,
-            device: placing.device(),
+            device: placer.device(),
         };
         let mut parameters = Parameters::default();
-        let mut source = RandomWeights::new(config.seed, placing);
+        let mut source = RandomWeights::new(config.seed, placer);
         let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
         let model = Decoder::new(&shape, options, &mut builder)?;
         let train = &config.train;
@@ -105,7 +105,7 @@ impl CausalLm {
         &self,
         prompt: &str,
         random: &mut SplitMix64,
-        placing: &mut Placing,
+        placer: &mut Placer,
     ) -> Result<String, Error> {
         let mut tokens = vec![self.data.tokenizer.end_of_text()];
         tokens.extend(self.data.tokenizer.encode(prompt)?);
@@ -114,7 +114,7 @@ impl CausalLm {
             let window = &tokens[tokens.len().saturating_sub(self.block_size)..];
             let window: Vec<i64> = window.iter().map(|token| i64::from(*token)).collect();
             let input = Tensor::f_from_slice(&window)?.f_unsqueeze(0)?;
-            let batch = placing.batch(Batch::new(vec![("tokens", input)], 0))?;
+            let batch = placer.batch(Batch::new(vec![("tokens", input)], 0))?;
             let logits = self.model.logits(batch.get("tokens")?, Pass::Evaluate)?;
             let last = logits
                 .f_select(1, -1)?
@@ -134,11 +134,16 @@ impl Task for CausalLm {
     fn description(&self) -> String {
         let config = &self.model_config;
         format!(
-            "{} parameters, {} layers of width {}, {} tokens of context",
+            "{} parameters, {} layers of width {}, {} tokens of context, {}",
             crate::text::thousands(self.parameters.count()),
             config.num_hidden_layers,
             config.hidden_size,
             self.block_size,
+            if self.model.compute() == Kind::BFloat16 {
+                "bf16"
+            } else {
+                "fp32"
+            },
         )
     }
 
@@ -163,12 +168,12 @@ impl Task for CausalLm {
         cross_entropy(&logits, batch.get("targets")?)
     }
 
-    fn evaluate(&self, limit: Option<u64>, placing: &mut Placing) -> Result<Evaluation, Error> {
+    fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
         let _no_grad = tch::no_grad_guard();
         let (starts, complete) = self.held_out_starts(limit);
         let (mut nats, mut tokens, mut bytes) = (0.0, 0u64, 0u64);
         for starts in starts.chunks(self.eval_batch_size) {
-            let batch = placing.batch(self.batch(&self.data.held_out, starts)?)?;
+            let batch = placer.batch(self.batch(&self.data.held_out, starts)?)?;
             nats += f64::try_from(&self.loss(&batch)?)? * batch.units as f64;
             tokens += batch.units;
             let lengths = self.data.tokenizer.byte_lengths();
@@ -188,12 +193,12 @@ impl Task for CausalLm {
         })
     }
 
-    fn sample(&self, step: u64, placing: &mut Placing) -> Result<Vec<Sample>, Error> {
+    fn sample(&self, step: u64, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
         let _no_grad = tch::no_grad_guard();
         let mut samples = Vec::new();
         for (index, prompt) in self.sample_config.prompts.iter().enumerate() {
             let mut random = SplitMix64::new(&[self.seed, step, index as u64]);
-            let text = self.continue_prompt(prompt, &mut random, placing)?;
+            let text = self.continue_prompt(prompt, &mut random, placer)?;
             samples.push(Sample {
                 prompt: prompt.clone(),
                 text,
