@@ -121,12 +121,14 @@ impl Checksum {
         let wrong = |row: &usize| self.rows.get(*row) != arrived.rows.get(*row);
         let first = (0..count).find(wrong);
         let last = (0..count).rev().find(wrong);
-        // Only the length differs when no row does: the missing bytes were zeros.
-        let longest = self.bytes.max(arrived.bytes);
-        let from = first.map_or(self.bytes.min(arrived.bytes), |row| {
-            (row * ROW_BYTES) as u64
-        });
-        let to = last.map_or(longest, |row| longest.min(((row + 1) * ROW_BYTES) as u64));
+        let (shortest, longest) = (self.bytes.min(arrived.bytes), self.bytes.max(arrived.bytes));
+        let mut from = first.map_or(shortest, |row| (row * ROW_BYTES) as u64);
+        let mut to = last.map_or(longest, |row| longest.min(((row + 1) * ROW_BYTES) as u64));
+        // Missing bytes are wrong, whatever the rows say: zeros at the end sum to nothing.
+        if shortest != longest {
+            from = from.min(shortest);
+            to = longest;
+        }
         Some(Damage {
             sent: Bytes(self.bytes),
             arrived: Bytes(arrived.bytes),
@@ -378,6 +380,17 @@ mod tests {
             damage.to_string(),
             "1 B arrived of 3 B; wrong between bytes 1 and 3"
         );
+    }
+
+    /// The missing zeros begin before the first row that sums differently.
+    #[test]
+    fn damage_begins_where_the_shorter_tensor_ends() {
+        let mut sent = vec![0; ROW_BYTES];
+        sent.push(9);
+        let damage = Checksum::of(&sent)
+            .damage(&Checksum::of(&[0]))
+            .expect("they differ");
+        assert_eq!((damage.from.0, damage.to.0), (1, sent.len() as u64));
     }
 
     #[test]

@@ -1,0 +1,144 @@
+//! A plan as people read it.
+
+use std::fmt;
+
+use crate::bytes::Bytes;
+use crate::plan::{Action, Home, Memory, PhasePlan, Plan, Step};
+
+impl fmt::Display for Plan {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(formatter, "memory: {}", self.memory)?;
+        for phase in &self.phases {
+            write!(formatter, "\n{phase}")?;
+        }
+        if !self.notes.is_empty() {
+            writeln!(formatter)?;
+        }
+        for note in &self.notes {
+            writeln!(formatter, "note: {note}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for PhasePlan {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            formatter,
+            "{}: {} on the device ({} resident, {} ring, {} working), {} on the host",
+            self.phase,
+            self.device(),
+            self.resident,
+            self.ring,
+            self.working,
+            self.host
+        )?;
+        for (number, step) in self.steps.iter().enumerate() {
+            writeln!(formatter, "  {}. {step}", number + 1)?;
+        }
+        for row in rows(self) {
+            writeln!(
+                formatter,
+                "  {:<20} {:>5} {:<8} {:>12}  {}",
+                row.component,
+                row.modules,
+                if row.modules == 1 {
+                    "module"
+                } else {
+                    "modules"
+                },
+                row.bytes,
+                row.home
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verb = match self.action {
+            Action::Offload => "offload",
+            Action::Prepare => "prepare",
+            Action::Onload => "load",
+        };
+        let count = if self.modules == 1 {
+            "1 module".to_owned()
+        } else {
+            format!("{} modules", self.modules)
+        };
+        write!(
+            formatter,
+            "{verb} {} of {} ({}): {}",
+            count, self.component, self.bytes, self.to
+        )
+    }
+}
+
+impl fmt::Display for Home {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Home::Device => "on the device",
+            Home::ZeroCopy => "zero-copy from host memory",
+            Home::StreamedFromHost => "streamed from host memory",
+            Home::StreamedFromDisk => "streamed from its file",
+            Home::IdleOnHost => "idle in host memory",
+            Home::IdleOnDisk => "idle in its file",
+        })
+    }
+}
+
+/// The modules of one component that have the same home.
+struct Row<'a> {
+    component: &'a str,
+    home: Home,
+    modules: usize,
+    bytes: Bytes,
+}
+
+fn rows(phase: &PhasePlan) -> Vec<Row<'_>> {
+    let mut rows: Vec<Row<'_>> = Vec::new();
+    for placement in &phase.placements {
+        let same =
+            |row: &&mut Row<'_>| row.component == placement.component && row.home == placement.home;
+        match rows.iter_mut().find(same) {
+            Some(row) => {
+                row.modules += 1;
+                row.bytes += placement.bytes;
+            }
+            None => rows.push(Row {
+                component: &placement.component,
+                home: placement.home,
+                modules: 1,
+                bytes: placement.bytes,
+            }),
+        }
+    }
+    rows
+}
+
+/// What the reader should know of the plan.
+pub(super) fn notes(phases: &[PhasePlan], memory: Memory) -> Vec<String> {
+    let anywhere = |home: Home| {
+        phases
+            .iter()
+            .any(|phase| phase.placements.iter().any(|placed| placed.home == home))
+    };
+    let mut notes = Vec::new();
+    let unified = matches!(memory, Memory::Unified { .. });
+    let away = anywhere(Home::ZeroCopy) || anywhere(Home::StreamedFromDisk);
+    if unified && (away || anywhere(Home::IdleOnDisk)) {
+        notes.push(
+            "CPU and GPU share one memory: offloading to RAM would free nothing and copy everything, so \
+             that nothing is offloaded there"
+                .to_owned(),
+        );
+    }
+    if anywhere(Home::StreamedFromDisk) {
+        notes.push(
+            "some blocks are read from their file each time they are used: expect the disk to set the pace"
+                .to_owned(),
+        );
+    }
+    notes
+}

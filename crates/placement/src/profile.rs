@@ -1,0 +1,135 @@
+//! Named sets of wishes, for people who know their card and not its bytes.
+//!
+//! A profile only sets [`Wishes`]; whatever the user sets beside it wins. Printing one says what it sets.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::bytes::Bytes;
+use crate::plan::{Memory, Wishes};
+
+/// A named set of wishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Profile {
+    /// Everything stays where it fits; the plan streams only what does not.
+    Roomy,
+    /// At least a third of the blocks is streamed: memory for longer sequences and larger batches.
+    Balanced,
+    /// Every block is streamed and nothing idle stays: the smallest footprint.
+    LowVram,
+    /// For APUs: blocks stay in the one memory there is. A ring of one slot suffices, since there is no bus
+    /// to hide.
+    Unified,
+}
+
+/// A text that names no profile.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no profile `{0}`: choose `roomy`, `balanced`, `low-vram` or `unified`")]
+pub struct NotAProfile(String);
+
+impl Profile {
+    /// Every profile.
+    pub const ALL: [Profile; 4] = [
+        Profile::Roomy,
+        Profile::Balanced,
+        Profile::LowVram,
+        Profile::Unified,
+    ];
+
+    /// The profile that suits a machine.
+    pub fn for_memory(memory: Memory) -> Profile {
+        match memory {
+            Memory::Unified { .. } => Profile::Unified,
+            Memory::Discrete { device, .. } if device < Bytes::gib(10) => Profile::LowVram,
+            Memory::Discrete { device, .. } if device < Bytes::gib(20) => Profile::Balanced,
+            Memory::Discrete { .. } => Profile::Roomy,
+        }
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Profile::Roomy => "roomy",
+            Profile::Balanced => "balanced",
+            Profile::LowVram => "low-vram",
+            Profile::Unified => "unified",
+        }
+    }
+
+    /// What it sets.
+    pub fn wishes(self) -> Wishes {
+        let nothing = Wishes::default();
+        match self {
+            Profile::Roomy => nothing,
+            Profile::Balanced => Wishes {
+                offload_fraction: 0.34,
+                ..nothing
+            },
+            Profile::LowVram => Wishes {
+                low_vram: true,
+                ..nothing
+            },
+            Profile::Unified => Wishes {
+                ring_slots: 1,
+                ..nothing
+            },
+        }
+    }
+}
+
+impl FromStr for Profile {
+    type Err = NotAProfile;
+
+    fn from_str(text: &str) -> Result<Profile, NotAProfile> {
+        let named = |profile: &Profile| profile.name() == text;
+        Profile::ALL
+            .into_iter()
+            .find(named)
+            .ok_or_else(|| NotAProfile(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let wishes = self.wishes();
+        write!(
+            formatter,
+            "{}: low_vram {}, offload_fraction {}, ring_slots {}",
+            self.name(),
+            wishes.low_vram,
+            wishes.offload_fraction,
+            wishes.ring_slots
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prints_what_it_sets() {
+        let printed = Profile::ALL.map(|profile| profile.to_string()).join("\n");
+        assert_eq!(
+            printed,
+            "\
+roomy: low_vram false, offload_fraction 0, ring_slots 2
+balanced: low_vram false, offload_fraction 0.34, ring_slots 2
+low-vram: low_vram true, offload_fraction 0, ring_slots 2
+unified: low_vram false, offload_fraction 0, ring_slots 1"
+        );
+    }
+
+    #[test]
+    fn is_read_by_the_name_it_prints() {
+        for profile in Profile::ALL {
+            assert_eq!(profile.name().parse(), Ok(profile));
+            let json = serde_json::to_string(&profile).unwrap();
+            assert_eq!(json, format!("\"{}\"", profile.name()));
+        }
+        assert!("fast".parse::<Profile>().is_err());
+    }
+}

@@ -1,0 +1,678 @@
+//! What holds for every plan, and what some of them look like.
+
+use std::collections::{BTreeMap, HashMap};
+
+use placement::Bytes;
+use placement::plan::{
+    Action, Component, DeviceMap, Handling, Home, MaxMemory, Memory, Module, Phase, Place, Plan,
+    PlanError, TensorSize, Wishes, plan,
+};
+use proptest::prelude::*;
+use proptest::strategy::ValueTree as _;
+
+/// Some components with tied weights among them, and phases that use some of them.
+fn models() -> impl Strategy<Value = (Vec<Component>, Vec<Phase>)> {
+    let handling = prop_oneof![
+    1 => Just(Handling::Trained),
+    1 => Just(Handling::Resident),
+    4 => Just(Handling::Streamable)
+    ];
+    // Few storages: so that many are shared, within and between components.
+    let tensor = (0..40_u64).prop_map(|storage| TensorSize {
+        storage,
+        bytes: Bytes((storage * 7_919) % 5_000 + 1),
+    });
+    let module = (prop::collection::vec(tensor, 1..3), handling);
+    let component = prop::collection::vec(module, 1..12);
+    let components = prop::collection::vec(component, 1..4).prop_map(|components| {
+        let name = |at: usize| format!("c{at}");
+        let components = components
+            .into_iter()
+            .enumerate()
+            .map(|(at, modules)| Component {
+                name: name(at),
+                modules: modules
+                    .into_iter()
+                    .enumerate()
+                    .map(|(number, (tensors, handling))| Module {
+                        name: format!("{}.{number}", name(at)),
+                        tensors,
+                        handling,
+                    })
+                    .collect(),
+            });
+        components.collect::<Vec<_>>()
+    });
+    components.prop_flat_map(|components| {
+        let names: Vec<String> = components
+            .iter()
+            .map(|component| component.name.clone())
+            .collect();
+        let count = names.len();
+        let phase = (prop::sample::subsequence(names, 0..=count), 0..2_000_u64).prop_map(
+            |(active, working)| Phase {
+                name: "phase".to_owned(),
+                active,
+                working: Bytes(working),
+            },
+        );
+        (Just(components), prop::collection::vec(phase, 1..4))
+    })
+}
+
+fn memories() -> impl Strategy<Value = Memory> {
+    let size = || (0..120_000_u64).prop_map(Bytes);
+    prop_oneof![
+        (size(), size()).prop_map(|(device, host)| Memory::Discrete { device, host }),
+        (size(), size(), any::<bool>()).prop_map(|(device, pool, zero_copy)| Memory::Unified {
+            device,
+            pool,
+            zero_copy
+        }),
+    ]
+}
+
+fn wishes() -> impl Strategy<Value = Wishes> {
+    let bound = || prop::option::weighted(0.3, (0..120_000_u64).prop_map(Bytes));
+    (
+        any::<bool>(),
+        prop::option::weighted(0.2, 0..10_usize),
+        prop_oneof![Just(0.0), 0.0..=1.0],
+        1..4_u32,
+        (bound(), bound()),
+    )
+        .prop_map(
+            |(low_vram, blocks_to_swap, offload_fraction, ring_slots, (device, cpu))| Wishes {
+                device_map: DeviceMap::Auto,
+                max_memory: MaxMemory { device, cpu },
+                low_vram,
+                blocks_to_swap,
+                offload_fraction,
+                ring_slots,
+            },
+        )
+}
+
+/// The storages of the modules at these homes, each counted once.
+fn unique(
+    components: &[Component],
+    homes: &HashMap<&str, Home>,
+    at: impl Fn(Home) -> bool,
+) -> Bytes {
+    let modules = components.iter().flat_map(|component| &component.modules);
+    let storages: BTreeMap<u64, Bytes> = modules
+        .filter(|module| at(homes[module.name.as_str()]))
+        .flat_map(|module| {
+            module
+                .tensors
+                .iter()
+                .map(|tensor| (tensor.storage, tensor.bytes))
+        })
+        .collect();
+    storages.into_values().sum()
+}
+
+fn homes(plan: &Plan, phase: usize) -> HashMap<&str, Home> {
+    plan.phases[phase]
+        .placements
+        .iter()
+        .map(|placed| (placed.module.as_str(), placed.home))
+        .collect()
+}
+
+fn in_host_memory(home: Home) -> bool {
+    matches!(
+        home,
+        Home::ZeroCopy | Home::StreamedFromHost | Home::IdleOnHost
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1024))]
+
+    #[test]
+    fn never_over_budget(
+        (components, phases) in models(),
+        memory in memories(),
+        wishes in wishes(),
+    ) {
+        let Ok(plan) = plan(&components, &phases, memory, &wishes) else { return Ok(()) };
+        for (at, phase) in plan.phases.iter().enumerate() {
+            let homes = homes(&plan, at);
+            // Summed here from the storages, not taken from the plan.
+            let resident = unique(&components, &homes, |home| home == Home::Device);
+            let host = unique(&components, &homes, in_host_memory);
+            prop_assert_eq!(phase.resident, resident);
+            prop_assert_eq!(phase.host, host);
+            let on_device = resident + phase.ring + phases[at].working;
+            let max = |size: Bytes, max: Option<Bytes>| max.unwrap_or(size).min(size);
+            match memory {
+                Memory::Discrete { device, host: limit } => {
+                    prop_assert!(on_device <= max(device, wishes.max_memory.device));
+                    prop_assert!(host <= max(limit, wishes.max_memory.cpu));
+                }
+                Memory::Unified { device, pool, .. } => {
+                    prop_assert!(on_device <= max(device, wishes.max_memory.device));
+                    prop_assert!(on_device + host <= max(pool, wishes.max_memory.cpu));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_module_is_placed_exactly_once_and_usable_where_it_is_used(
+        (components, phases) in models(),
+        memory in memories(),
+        wishes in wishes(),
+    ) {
+        let Ok(plan) = plan(&components, &phases, memory, &wishes) else { return Ok(()) };
+        prop_assert_eq!(plan.phases.len(), phases.len());
+        for (phase, planned) in phases.iter().zip(&plan.phases) {
+            let modules = components.iter().flat_map(|c| c.modules.iter().map(move |m| (c, m)));
+            prop_assert_eq!(modules.clone().count(), planned.placements.len());
+            for ((component, module), placed) in modules.zip(&planned.placements) {
+                prop_assert_eq!(&module.name, &placed.module);
+                let idle = matches!(placed.home, Home::IdleOnHost | Home::IdleOnDisk);
+                if phase.active.contains(&component.name) {
+                    prop_assert!(!idle, "{placed:?}");
+                    if module.handling != Handling::Streamable {
+                        prop_assert_eq!(placed.home, Home::Device);
+                    }
+                }
+                if module.handling == Handling::Trained {
+                    prop_assert_ne!(placed.home, Home::IdleOnDisk, "trained weights would be lost");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tied_modules_share_a_home(
+        (components, phases) in models(),
+        memory in memories(),
+        wishes in wishes(),
+    ) {
+        let Ok(plan) = plan(&components, &phases, memory, &wishes) else { return Ok(()) };
+        for at in 0..phases.len() {
+            let homes = homes(&plan, at);
+            let mut home_of: HashMap<u64, Home> = HashMap::new();
+            for module in components.iter().flat_map(|component| &component.modules) {
+                for tensor in &module.tensors {
+                    let home = homes[module.name.as_str()];
+                    prop_assert_eq!(*home_of.entry(tensor.storage).or_insert(home), home);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn unified_memory_never_holds_a_second_copy(
+        (components, phases) in models(),
+        memory in memories(),
+        wishes in wishes(),
+    ) {
+        let Ok(plan) = plan(&components, &phases, memory, &wishes) else { return Ok(()) };
+        let Memory::Unified { zero_copy, .. } = memory else { return Ok(()) };
+        for placed in plan.phases.iter().flat_map(|phase| &phase.placements) {
+            prop_assert!(!matches!(placed.home, Home::StreamedFromHost | Home::IdleOnHost));
+            prop_assert!(zero_copy || placed.home != Home::ZeroCopy);
+        }
+    }
+
+    /// The steps lead from each phase to the next, and what leaves does so before anything comes.
+    #[test]
+    fn what_is_idle_leaves_before_anything_comes(
+        (components, phases) in models(),
+        memory in memories(),
+        wishes in wishes(),
+    ) {
+        let Ok(plan) = plan(&components, &phases, memory, &wishes) else { return Ok(()) };
+        for phase in &plan.phases {
+            let actions: Vec<Action> = phase.steps.iter().map(|step| step.action).collect();
+            let last_leaves = actions.iter().rposition(|action| *action == Action::Offload);
+            let first_comes = actions.iter().position(|action| *action == Action::Onload);
+            if let (Some(last), Some(first)) = (last_leaves, first_comes) {
+                prop_assert!(last < first, "{:?}", phase.steps);
+            }
+        }
+    }
+
+    /// More memory never keeps less of what is used on the device.
+    #[test]
+    fn more_memory_is_never_worse(
+        sizes in prop::collection::vec(1..5_000_u64, 1..20),
+        (small, more) in (0..60_000_u64, 0..20_000_u64),
+    ) {
+        let (components, phases) = row_of_blocks(&sizes);
+        let resident = |device| {
+            let memory = Memory::Discrete { device: Bytes(device), host: Bytes::gib(1) };
+            plan(&components, &phases, memory, &Wishes::default())
+                .map_or(Bytes::ZERO, |plan| plan.phases[0].resident)
+        };
+        prop_assert!(resident(small) <= resident(small + more));
+    }
+}
+
+fn row_of_blocks(sizes: &[u64]) -> (Vec<Component>, Vec<Phase>) {
+    let modules = sizes.iter().enumerate().map(|(at, size)| {
+        Module::new(
+            format!("model.blocks.{at}"),
+            at as u64,
+            Bytes(*size),
+            Handling::Streamable,
+        )
+    });
+    let component = Component {
+        name: "model".to_owned(),
+        modules: modules.collect(),
+    };
+    let phase = Phase {
+        name: "train".to_owned(),
+        active: vec!["model".to_owned()],
+        working: Bytes::ZERO,
+    };
+    (vec![component], vec![phase])
+}
+
+/// A video model in bf16: text encoder 10.6 GiB, VAE 0.5 GiB, transformer 40 × 680 MiB, adapter.
+fn video_model() -> (Vec<Component>, Vec<Phase>) {
+    let mut storage = 0;
+    let mut module = |name: String, mib: u64, handling| {
+        storage += 1;
+        Module::new(name, storage, Bytes::mib(mib), handling)
+    };
+    let encoder = (0..24)
+        .map(|at| {
+            module(
+                format!("text_encoder.layers.{at}"),
+                430,
+                Handling::Streamable,
+            )
+        })
+        .collect();
+    let vae = vec![module("vae".to_owned(), 500, Handling::Resident)];
+    let mut transformer: Vec<Module> = (0..40)
+        .map(|at| {
+            module(
+                format!("transformer.blocks.{at}"),
+                680,
+                Handling::Streamable,
+            )
+        })
+        .collect();
+    transformer.insert(
+        0,
+        module("transformer.embed".to_owned(), 200, Handling::Resident),
+    );
+    let adapter = vec![module("adapter".to_owned(), 150, Handling::Trained)];
+    let component = |name: &str, modules| Component {
+        name: name.to_owned(),
+        modules,
+    };
+    let phase = |name: &str, active: &[&str], working| Phase {
+        name: name.to_owned(),
+        active: active.iter().map(|name| (*name).to_owned()).collect(),
+        working: Bytes::mib(working),
+    };
+    (
+        vec![
+            component("text_encoder", encoder),
+            component("vae", vae),
+            component("transformer", transformer),
+            component("adapter", adapter),
+        ],
+        vec![
+            phase("encode text", &["text_encoder"], 256),
+            phase("encode video", &["vae"], 3_000),
+            phase("train", &["transformer", "adapter"], 3_500),
+        ],
+    )
+}
+
+#[test]
+fn a_card_of_16_gib_streams_what_does_not_fit() {
+    let (components, phases) = video_model();
+    let memory = Memory::Discrete {
+        device: Bytes::gib(15),
+        host: Bytes::gib(48),
+    };
+    let plan = plan(&components, &phases, memory, &Wishes::default()).unwrap();
+    assert_eq!(
+        plan.to_string(),
+        "\
+memory: device 15.00 GiB, host 48.00 GiB
+
+encode text: 10.33 GiB on the device (10.08 GiB resident, 0 B ring, 256.00 MiB working), 150.00 MiB on the host
+  1. prepare 1 module of adapter (150.00 MiB): idle in host memory
+  2. load 24 modules of text_encoder (10.08 GiB): on the device
+  text_encoder            24 modules     10.08 GiB  on the device
+  vae                      1 module     500.00 MiB  idle in its file
+  transformer             41 modules     26.76 GiB  idle in its file
+  adapter                  1 module     150.00 MiB  idle in host memory
+
+encode video: 3.42 GiB on the device (500.00 MiB resident, 0 B ring, 2.93 GiB working), 150.00 MiB on the host
+  1. offload 24 modules of text_encoder (10.08 GiB): idle in its file
+  2. load 1 module of vae (500.00 MiB): on the device
+  text_encoder            24 modules     10.08 GiB  idle in its file
+  vae                      1 module     500.00 MiB  on the device
+  transformer             41 modules     26.76 GiB  idle in its file
+  adapter                  1 module     150.00 MiB  idle in host memory
+
+train: 14.38 GiB on the device (9.64 GiB resident, 1.33 GiB ring, 3.42 GiB working), 17.27 GiB on the host
+  1. offload 1 module of vae (500.00 MiB): idle in its file
+  2. prepare 26 modules of transformer (17.27 GiB): streamed from host memory
+  3. load 15 modules of transformer (9.49 GiB): on the device
+  4. load 1 module of adapter (150.00 MiB): on the device
+  text_encoder            24 modules     10.08 GiB  idle in its file
+  vae                      1 module     500.00 MiB  idle in its file
+  transformer             15 modules      9.49 GiB  on the device
+  transformer             26 modules     17.27 GiB  streamed from host memory
+  adapter                  1 module     150.00 MiB  on the device
+"
+    );
+}
+
+#[test]
+fn an_apu_offloads_nothing_to_its_own_memory() {
+    let (components, phases) = video_model();
+    let memory = Memory::Unified {
+        device: Bytes::gib(24),
+        pool: Bytes::gib(56),
+        zero_copy: true,
+    };
+    let plan = plan(&components, &phases, memory, &Wishes::default()).unwrap();
+    let printed = plan.to_string();
+    let train = &printed[printed.find("train:").unwrap()..];
+    assert_eq!(
+        train,
+        "\
+train: 23.68 GiB on the device (20.26 GiB resident, 0 B ring, 3.42 GiB working), 6.64 GiB on the host
+  1. offload 1 module of vae (500.00 MiB): idle in its file
+  2. prepare 10 modules of transformer (6.64 GiB): zero-copy from host memory
+  3. load 31 modules of transformer (20.12 GiB): on the device
+  text_encoder            24 modules     10.08 GiB  idle in its file
+  vae                      1 module     500.00 MiB  idle in its file
+  transformer             31 modules     20.12 GiB  on the device
+  transformer             10 modules      6.64 GiB  zero-copy from host memory
+  adapter                  1 module     150.00 MiB  on the device
+
+note: CPU and GPU share one memory: offloading to RAM would free nothing and copy everything, so that nothing is offloaded there
+"
+    );
+}
+
+#[test]
+fn an_apu_without_zero_copy_streams_from_the_file() {
+    let (components, phases) = video_model();
+    let memory = Memory::Unified {
+        device: Bytes::gib(24),
+        pool: Bytes::gib(28),
+        zero_copy: false,
+    };
+    let plan = plan(&components, &phases, memory, &Wishes::default()).unwrap();
+    let homes = homes(&plan, 2);
+    assert_eq!(homes["transformer.embed"], Home::Device);
+    assert!(homes.values().any(|home| *home == Home::StreamedFromDisk));
+    assert_eq!(plan.phases[2].host, Bytes::ZERO);
+    assert!(plan.to_string().contains("read from their file each time"));
+}
+
+#[test]
+fn an_idle_component_that_comes_back_waits_on_the_host_or_stays() {
+    let (components, mut phases) = video_model();
+    phases.insert(
+        2,
+        Phase {
+            name: "train a little".to_owned(),
+            ..phases[2].clone()
+        },
+    );
+    phases.push(Phase {
+        name: "sample".to_owned(),
+        ..phases[1].clone()
+    });
+    let at = |device: u64| {
+        let memory = Memory::Discrete {
+            device: Bytes::gib(device),
+            host: Bytes::gib(48),
+        };
+        let plan = plan(&components, &phases, memory, &Wishes::default()).unwrap();
+        homes(&plan, 2)["vae"]
+    };
+    assert_eq!(
+        at(15),
+        Home::IdleOnHost,
+        "beside a streamed transformer there is no room"
+    );
+    assert_eq!(at(40), Home::Device, "beside a resident one there is");
+}
+
+/// Ten blocks of 100 MiB.
+fn ten_blocks(device: u64, wishes: &Wishes) -> Result<Plan, PlanError> {
+    let (components, phases) = row_of_blocks(&[100 << 20; 10]);
+    let memory = Memory::Discrete {
+        device: Bytes::mib(device),
+        host: Bytes::gib(8),
+    };
+    plan(&components, &phases, memory, wishes)
+}
+
+fn streamed(plan: &Plan) -> usize {
+    let homes = plan.phases[0].placements.iter().map(|placed| placed.home);
+    homes.filter(|home| *home == Home::StreamedFromHost).count()
+}
+
+#[test]
+fn blocks_to_swap_is_taken_at_its_word() {
+    let wishes = Wishes {
+        blocks_to_swap: Some(4),
+        ..Wishes::default()
+    };
+    assert_eq!(streamed(&ten_blocks(2_000, &wishes).unwrap()), 4);
+    let error = ten_blocks(700, &wishes).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "`blocks_to_swap: 4` needs 800.00 MiB on the device, and there are 700.00 MiB; \
+         5 would be enough"
+    );
+    let too_many = Wishes {
+        blocks_to_swap: Some(11),
+        ..Wishes::default()
+    };
+    assert_eq!(
+        ten_blocks(2_000, &too_many).unwrap_err().to_string(),
+        "`blocks_to_swap: 11`: only 10 blocks can be streamed"
+    );
+}
+
+#[test]
+fn low_vram_streams_every_block() {
+    let wishes = Wishes {
+        low_vram: true,
+        ..Wishes::default()
+    };
+    let plan = ten_blocks(2_000, &wishes).unwrap();
+    assert_eq!(streamed(&plan), 10);
+    assert_eq!(plan.device_peak(), Bytes::mib(200));
+}
+
+#[test]
+fn offload_fraction_is_a_least_share() {
+    let streamed_at = |fraction, device| {
+        let wishes = Wishes {
+            offload_fraction: fraction,
+            ..Wishes::default()
+        };
+        streamed(&ten_blocks(device, &wishes).unwrap())
+    };
+    assert_eq!(streamed_at(0.0, 2_000), 0);
+    assert_eq!(streamed_at(0.35, 2_000), 4, "at least 35 % are four of ten");
+    assert_eq!(
+        streamed_at(0.1, 500),
+        7,
+        "memory asks for more than the user does"
+    );
+    assert_eq!(streamed_at(1.0, 2_000), 10);
+}
+
+#[test]
+fn max_memory_bounds_what_the_machine_has() {
+    let max_memory = MaxMemory {
+        device: Some(Bytes::mib(500)),
+        cpu: None,
+    };
+    let plan = ten_blocks(
+        2_000,
+        &Wishes {
+            max_memory,
+            ..Wishes::default()
+        },
+    )
+    .unwrap();
+    assert_eq!(streamed(&plan), 7);
+}
+
+#[test]
+fn a_full_host_sends_the_rest_to_the_disk() {
+    let max_memory = MaxMemory {
+        device: Some(Bytes::mib(500)),
+        cpu: Some(Bytes::mib(250)),
+    };
+    let plan = ten_blocks(
+        2_000,
+        &Wishes {
+            max_memory,
+            ..Wishes::default()
+        },
+    )
+    .unwrap();
+    assert_eq!(streamed(&plan), 2);
+    assert_eq!(plan.phases[0].host, Bytes::mib(200));
+}
+
+#[test]
+fn what_does_not_fit_says_by_how_much() {
+    assert_eq!(
+        ten_blocks(150, &Wishes::default()).unwrap_err().to_string(),
+        "`train` does not fit the device: even with every block streamed, it needs 200.00 MiB \
+         (0 B of it to work in), and there are 150.00 MiB: 50.00 MiB too little"
+    );
+}
+
+fn mapped(places: &[(&str, Place)]) -> Result<Plan, PlanError> {
+    let (components, phases) = video_model();
+    let places = places
+        .iter()
+        .map(|(name, place)| ((*name).to_owned(), *place))
+        .collect();
+    let wishes = Wishes {
+        device_map: DeviceMap::Explicit(places),
+        ..Wishes::default()
+    };
+    let memory = Memory::Discrete {
+        device: Bytes::gib(24),
+        host: Bytes::gib(48),
+    };
+    plan(&components, &phases, memory, &wishes)
+}
+
+#[test]
+fn a_device_map_is_followed() {
+    let plan = mapped(&[
+        ("", Place::Device),
+        ("transformer.blocks", Place::Cpu),
+        ("transformer.blocks.3", Place::Disk),
+        ("transformer.blocks.4", Place::Device),
+    ])
+    .unwrap();
+    let homes = homes(&plan, 2);
+    assert_eq!(homes["transformer.blocks.0"], Home::StreamedFromHost);
+    assert_eq!(homes["transformer.blocks.3"], Home::StreamedFromDisk);
+    assert_eq!(homes["transformer.blocks.4"], Home::Device);
+    assert_eq!(plan.phases[2].ring, Bytes::mib(2 * 680));
+}
+
+#[test]
+fn a_device_map_that_makes_no_sense_is_refused_by_name() {
+    for (places, message) in [
+        (
+            vec![("", Place::Device), ("transfomer", Place::Cpu)],
+            "`device_map`: there is no module `transfomer`; did you mean `transformer`?",
+        ),
+        (
+            vec![("transformer", Place::Device)],
+            "`device_map` says nothing of `text_encoder.layers.0`; a line with the empty name covers \
+             the rest",
+        ),
+        (
+            vec![("", Place::Device), ("adapter", Place::Cpu)],
+            "`device_map`: `adapter` cannot be on cpu: it is trained, or no block of a row",
+        ),
+    ] {
+        assert_eq!(mapped(&places).unwrap_err().to_string(), message);
+    }
+}
+
+#[test]
+fn tied_modules_cannot_be_mapped_apart() {
+    let tied = |name: &str| Module::new(name, 1, Bytes(8), Handling::Streamable);
+    let component = Component {
+        name: "lm".to_owned(),
+        modules: vec![tied("lm.embed"), tied("lm.head")],
+    };
+    let phase = Phase {
+        name: "train".to_owned(),
+        active: vec!["lm".to_owned()],
+        working: Bytes(0),
+    };
+    let places = BTreeMap::from([
+        ("".to_owned(), Place::Device),
+        ("lm.head".to_owned(), Place::Cpu),
+    ]);
+    let wishes = Wishes {
+        device_map: DeviceMap::Explicit(places),
+        ..Wishes::default()
+    };
+    let memory = Memory::Discrete {
+        device: Bytes(100),
+        host: Bytes(100),
+    };
+    assert_eq!(
+        plan(&[component], &[phase], memory, &wishes)
+            .unwrap_err()
+            .to_string(),
+        "`device_map`: `lm.embed` and `lm.head` share weights, and so one place"
+    );
+}
+
+#[test]
+fn a_phase_that_uses_what_is_not_there_is_refused() {
+    let (components, mut phases) = video_model();
+    phases[0].active = vec!["text_encoders".to_owned()];
+    let memory = Memory::Discrete {
+        device: Bytes::gib(24),
+        host: Bytes::gib(48),
+    };
+    assert_eq!(
+        plan(&components, &phases, memory, &Wishes::default())
+            .unwrap_err()
+            .to_string(),
+        "`encode text` uses `text_encoders`, and there is no such component; did you mean \
+         `text_encoder`?"
+    );
+}
+
+/// Otherwise the properties above could hold because nothing was ever planned.
+#[test]
+fn the_random_models_are_planned_often_enough() {
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let mut planned = 0;
+    for _ in 0..200 {
+        let ((components, phases), memory, wishes) = (models(), memories(), wishes())
+            .new_tree(&mut runner)
+            .map(|tree| tree.current())
+            .unwrap();
+        planned += usize::from(plan(&components, &phases, memory, &wishes).is_ok());
+    }
+    assert!(planned > 80, "{planned} of 200");
+}
