@@ -216,6 +216,10 @@ int32_t surefoot_take_gradient(at::Tensor* leaf, at::Tensor** out) {
   });
 }
 
+bool surefoot_gradients_are_recorded() {
+  return c10::GradMode::is_enabled();
+}
+
 // --- random numbers ------------------------------------------------------------
 
 int32_t surefoot_manual_seed(uint64_t seed) {

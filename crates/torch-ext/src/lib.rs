@@ -85,6 +85,11 @@ pub fn take_gradient(leaf: &mut Tensor) -> Result<Option<Tensor>> {
     Ok(Some(unsafe { Tensor::from_ptr(gradient) }))
 }
 
+/// Whether operations on this thread are recorded for backward.
+pub fn gradients_are_recorded() -> bool {
+    raw::surefoot_gradients_are_recorded()
+}
+
 /// Copies `source` into `destination` (shapes broadcast, dtypes convert), without
 /// recording it for backward.
 ///
