@@ -12,6 +12,7 @@ import under_device_sim
 
 TESTS = Path(__file__).resolve().parent
 PYTHON = TESTS.parent
+sys.path.insert(0, str(PYTHON))  # for tests of what needs no device
 
 # Runs `module:function` of this folder and prints what it returned as the last line.
 RUNNER = (
