@@ -34,6 +34,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Doctor(commands::doctor::Args),
+    Env(commands::env::Args),
+    Explain(commands::explain::Args),
+    Run(commands::run::Args),
     /// Train a model as a config says
     #[command(disable_help_flag = true)]
     Train(commands::delegate::Args),
@@ -50,6 +53,9 @@ fn main() -> ExitCode {
     let Cli { json, command } = Cli::parse();
     let result = match command {
         Command::Doctor(args) => commands::doctor::run(&args, json),
+        Command::Env(args) => commands::env::run(&args, json),
+        Command::Explain(args) => commands::explain::run(&args, json),
+        Command::Run(args) => commands::run::run(&args),
         Command::Train(args) => commands::delegate::run("train", &args, json),
         Command::Eval(args) => commands::delegate::run("eval", &args, json),
         Command::Generate(args) => commands::delegate::run("generate", &args, json),

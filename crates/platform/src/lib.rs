@@ -26,6 +26,7 @@ pub mod memory;
 pub mod pci;
 pub mod plan;
 pub mod python;
+pub mod python_source;
 pub mod report;
 pub mod snapshot;
 pub mod source;

@@ -127,7 +127,7 @@ pub fn distribution(folder: &str) -> Option<(String, &str)> {
     Some((normalized, version))
 }
 
-/// The Python part of a snapshot, as [`crate::source`] collects it.
+/// The Python part of a snapshot, as [`crate::python_source`] collects it.
 #[must_use]
 pub fn from_snapshot(snapshot: &Snapshot) -> Option<Python> {
     let prefix = snapshot.value("python/prefix")?.to_owned();

@@ -19,6 +19,11 @@ pub trait Source {
     fn owner(&self, path: &str) -> Option<String>;
     /// The environment of this process.
     fn variables(&self) -> Vec<(String, String)>;
+    /// The path behind symbolic links.
+    fn real_path(&self, path: &str) -> Option<String>;
+    /// Every word (up to the next byte that is no ASCII letter, digit or `-`) that
+    /// begins with `prefix` in a large binary file, each once.
+    fn words(&self, path: &str, prefix: &str) -> Vec<String>;
 }
 
 /// Environment variables that matter to a GPU, by prefix.
@@ -100,6 +105,21 @@ impl Reader<'_> {
         }
     }
 
+    /// The part of a file that concerns us. The rest (names of users, of network
+    /// drives) does not belong into something that is made to be posted.
+    fn lines(&mut self, path: &str, keep: &dyn Fn(&str) -> bool) {
+        if let Some(Content::Text(text)) = self.source.read(path) {
+            let kept: String = text
+                .lines()
+                .filter(|line| keep(line))
+                .map(|line| format!("{line}\n"))
+                .collect();
+            if !kept.is_empty() {
+                self.snapshot.insert_text(path, kept);
+            }
+        }
+    }
+
     fn kfd(&mut self) {
         const TOPOLOGY: &str = "/sys/class/kfd/kfd/topology";
         self.file("/sys/class/kfd/kfd/topology/system_properties");
@@ -169,14 +189,19 @@ impl Reader<'_> {
                 "cmdline",
                 "meminfo",
                 "sys/kernel/osrelease",
-                "sys/vm/max_map_count",
                 "self/limits",
                 "self/cgroup",
-                "self/status",
-                "mounts",
             ],
         );
-        self.files("/etc", &["os-release", "group", "wsl.conf"]);
+        self.lines("/proc/self/status", &|line| {
+            ["Uid:", "Gid:", "Groups:"]
+                .iter()
+                .any(|key| line.starts_with(key))
+        });
+        self.lines("/proc/mounts", &|line| {
+            line.split_whitespace().nth(1) == Some("/dev/shm")
+        });
+        self.files("/etc", &["os-release"]);
         self.files("/", &[".dockerenv", "run/.containerenv"]);
         for folder in ["/etc/modprobe.d", "/usr/lib/modprobe.d", "/run/modprobe.d"] {
             for name in self.source.list(folder) {
@@ -261,6 +286,7 @@ impl Reader<'_> {
                 self.snapshot.insert_text(&path, "access=ENOENT\n");
             }
         }
+        self.group_names();
         for path in [
             "/usr/lib/wsl/lib/libdxcore.so",
             "/opt/rocm",
@@ -270,6 +296,34 @@ impl Reader<'_> {
             if self.source.owner(path).is_some() {
                 self.snapshot.insert_text(path, "present\n");
             }
+        }
+    }
+
+    /// The names of the groups that own the devices, without their members.
+    fn group_names(&mut self) {
+        let Some(Content::Text(groups)) = self.source.read("/etc/group") else {
+            return;
+        };
+        let owners: Vec<&str> = self
+            .snapshot
+            .paths_under("dev/")
+            .filter_map(|path| {
+                self.snapshot
+                    .text(path)?
+                    .split_whitespace()
+                    .find_map(|word| word.strip_prefix("gid="))
+            })
+            .collect();
+        let names: String = groups
+            .lines()
+            .filter_map(|line| {
+                let mut fields = line.split(':');
+                let (name, gid) = (fields.next()?, fields.nth(1)?);
+                owners.contains(&gid).then(|| format!("{name}:x:{gid}:\n"))
+            })
+            .collect();
+        if !names.is_empty() {
+            self.snapshot.insert_text("/etc/group", names);
         }
     }
 
@@ -355,6 +409,12 @@ mod tests {
                 .contains_key(path)
                 .then(|| "mode=0660 uid=0 gid=992".to_owned())
         }
+        fn real_path(&self, path: &str) -> Option<String> {
+            Some(path.to_owned())
+        }
+        fn words(&self, _: &str, _: &str) -> Vec<String> {
+            Vec::new()
+        }
         fn variables(&self) -> Vec<(String, String)> {
             [
                 ("HIP_VISIBLE_DEVICES", "0"),
@@ -373,6 +433,15 @@ mod tests {
             snapshot.text("environment"),
             Some("HIP_VISIBLE_DEVICES=0\n")
         );
+    }
+
+    #[test]
+    fn only_the_groups_of_the_devices_are_named_and_nobody_in_them() {
+        let fake = Fake(BTreeMap::from([
+            ("/dev/kfd", ""),
+            ("/etc/group", "render:x:992:alice\nsecret:x:7:bob\n"),
+        ]));
+        assert_eq!(collect(&fake).text("etc/group"), Some("render:x:992:\n"));
     }
 
     #[test]

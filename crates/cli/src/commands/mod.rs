@@ -2,3 +2,7 @@
 
 pub(crate) mod delegate;
 pub(crate) mod doctor;
+pub(crate) mod env;
+pub(crate) mod explain;
+mod live;
+pub(crate) mod run;

@@ -18,7 +18,7 @@ pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
         return;
     };
     match &python.torch {
-        None => torch_missing(picked, found),
+        None => found.extend(picked.map(torch_missing)),
         Some(torch) if matches!(torch.build, Build::Cpu | Build::Cuda) => {
             wrong_build(torch, picked, found)
         }
@@ -77,19 +77,17 @@ fn without_wheel(gpu: &Gpu, found: &mut Vec<Finding>) {
     );
 }
 
-fn torch_missing(picked: Option<&Gpu>, found: &mut Vec<Finding>) {
-    found.push(
-        Finding::new(
-            Check::Python,
-            Severity::Info,
-            "torch-missing",
-            "There is no torch in the active Python",
-        )
-        .seen("The environment has no distribution named torch.")
-        .why("Python programs need one with code for the GPU; the Rust trainer brings its own.")
-        .fix(install(picked.and_then(|gpu| gpu.gfx)))
-        .source("https://pytorch.org/get-started/locally/"),
-    );
+fn torch_missing(picked: &Gpu) -> Finding {
+    Finding::new(
+        Check::Python,
+        Severity::Info,
+        "torch-missing",
+        "There is no torch in the active Python",
+    )
+    .seen("The environment has no distribution named torch.")
+    .why("Python programs need one with code for the GPU; the Rust trainer brings its own.")
+    .fix(install(picked.gfx))
+    .source("https://pytorch.org/get-started/locally/")
 }
 
 fn wrong_build(torch: &Torch, picked: Option<&Gpu>, found: &mut Vec<Finding>) {

@@ -1,0 +1,132 @@
+//! `surefoot env`: the variables that this machine needs, for a shell to read.
+
+use super::live::{self, Python};
+use platform::machine::System;
+use platform::plan::{Variable, plan_with};
+use std::fmt::Write as _;
+use surefoot_cli::output::{self, Failure, Outcome};
+
+/// Print the variables that this machine needs, and nothing else: eval "$(surefoot env)"
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// For which shell
+    #[arg(long, value_enum, default_value_t = default_shell())]
+    shell: Shell,
+
+    /// Train on this GPU instead of the one that is picked
+    #[arg(long, value_name = "INDEX")]
+    gpu: Option<usize>,
+
+    /// Look at this Python, or environment, instead of the active one
+    #[arg(long, value_name = "PATH")]
+    python: Option<String>,
+}
+
+/// A language to write assignments in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Shell {
+    /// bash, zsh, sh
+    Bash,
+    /// fish
+    Fish,
+    /// PowerShell
+    Powershell,
+    /// An object of names and values
+    Json,
+}
+
+/// The shell that people have on this system.
+const fn default_shell() -> Shell {
+    if cfg!(windows) {
+        Shell::Powershell
+    } else {
+        Shell::Bash
+    }
+}
+
+/// Prints the environment.
+pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let python = args.python.clone().map_or(Python::Active, Python::At);
+    let mut machine = live::machine(&python);
+    if cfg!(windows) {
+        machine.system = System::Windows;
+    }
+    if let Some(gpu) = args.gpu.filter(|&gpu| gpu >= machine.gpus.len()) {
+        return Err(Failure::usage(no_such_gpu(gpu, machine.gpus.len())));
+    }
+    let plan = plan_with(&machine, args.gpu);
+    let shell = if json { Shell::Json } else { args.shell };
+    output::print(&assignments(shell, &plan.variables))?;
+    Ok(Outcome::Fine)
+}
+
+/// For the message about a `--gpu` that is not there.
+pub(crate) fn no_such_gpu(gpu: usize, count: usize) -> String {
+    match count {
+        0 => format!("--gpu {gpu}: HIP sees no GPU on this machine (`surefoot doctor` says why)"),
+        1 => format!("--gpu {gpu}: this machine has one GPU, number 0"),
+        count => format!("--gpu {gpu}: this machine has GPUs 0 to {}", count - 1),
+    }
+}
+
+/// The assignments, each with its reason as a comment above it.
+fn assignments(shell: Shell, variables: &[Variable]) -> String {
+    if shell == Shell::Json {
+        let object: serde_json::Map<String, serde_json::Value> = variables
+            .iter()
+            .map(|variable| (variable.name.clone(), variable.value.clone().into()))
+            .collect();
+        return format!("{:#}\n", serde_json::Value::Object(object));
+    }
+    let mut text = String::new();
+    if variables.is_empty() {
+        text.push_str("# this machine needs no variables\n");
+    }
+    for Variable { name, value, why } in variables {
+        // Writing to a `String` cannot fail. Values are numbers, versions and words.
+        let _ = match shell {
+            Shell::Fish => writeln!(text, "# {why}\nset -gx {name} {value}"),
+            Shell::Powershell => writeln!(text, "# {why}\n$env:{name} = \"{value}\""),
+            Shell::Bash | Shell::Json => writeln!(text, "# {why}\nexport {name}={value}"),
+        };
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_shell_gets_its_own_words() {
+        let variables = [Variable {
+            name: "ROCR_VISIBLE_DEVICES".into(),
+            value: "1,0".into(),
+            why: "hides GPU 2".into(),
+        }];
+        assert_eq!(
+            assignments(Shell::Bash, &variables),
+            "# hides GPU 2\nexport ROCR_VISIBLE_DEVICES=1,0\n"
+        );
+        assert_eq!(
+            assignments(Shell::Fish, &variables),
+            "# hides GPU 2\nset -gx ROCR_VISIBLE_DEVICES 1,0\n"
+        );
+        assert_eq!(
+            assignments(Shell::Powershell, &variables),
+            "# hides GPU 2\n$env:ROCR_VISIBLE_DEVICES = \"1,0\"\n"
+        );
+        assert_eq!(
+            assignments(Shell::Json, &variables),
+            "{\n  \"ROCR_VISIBLE_DEVICES\": \"1,0\"\n}\n"
+        );
+    }
+
+    #[test]
+    fn nothing_needed_is_still_valid_for_eval() {
+        assert_eq!(
+            assignments(Shell::Bash, &[]),
+            "# this machine needs no variables\n"
+        );
+    }
+}

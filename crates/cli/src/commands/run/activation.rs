@@ -1,0 +1,171 @@
+//! Switching hip-alloc on in a child: the Python part that this binary carries, the
+//! library, and the variables.
+
+use anyhow::Context;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use surefoot_cli::output::Failure;
+
+/// The folder `python/` of this project: path and content.
+const FILES: &[(&str, &str)] = &[
+    (
+        "sitecustomize.py",
+        include_str!("../../../../../python/sitecustomize.py"),
+    ),
+    (
+        "surefoot_activate/__init__.py",
+        include_str!("../../../../../python/surefoot_activate/__init__.py"),
+    ),
+    (
+        "surefoot_activate/_answers.py",
+        include_str!("../../../../../python/surefoot_activate/_answers.py"),
+    ),
+    (
+        "surefoot_activate/_errors.py",
+        include_str!("../../../../../python/surefoot_activate/_errors.py"),
+    ),
+    (
+        "surefoot_activate/_hook.py",
+        include_str!("../../../../../python/surefoot_activate/_hook.py"),
+    ),
+    (
+        "surefoot_activate/_install.py",
+        include_str!("../../../../../python/surefoot_activate/_install.py"),
+    ),
+    (
+        "surefoot_activate/_library.py",
+        include_str!("../../../../../python/surefoot_activate/_library.py"),
+    ),
+    (
+        "surefoot_activate/_refusals.py",
+        include_str!("../../../../../python/surefoot_activate/_refusals.py"),
+    ),
+];
+
+/// Sets `HIP_ALLOC`, `HIP_ALLOC_LIB` and `PYTHONPATH` for a child.
+pub(super) fn activate(command: &mut Command) -> Result<(), Failure> {
+    let library = library()?;
+    let folder = unpack()?;
+    // Ours must come first: Python imports the first `sitecustomize` that it finds,
+    // and ours runs the one that it hides.
+    let mut paths = vec![folder];
+    paths.extend(
+        std::env::var_os("PYTHONPATH")
+            .iter()
+            .flat_map(std::env::split_paths),
+    );
+    let joined = std::env::join_paths(paths).context("PYTHONPATH")?;
+    command
+        .env("HIP_ALLOC", "1")
+        .env("HIP_ALLOC_LIB", library)
+        .env("PYTHONPATH", joined);
+    Ok(())
+}
+
+/// `HIP_ALLOC_LIB`, else the library beside this executable.
+fn library() -> Result<PathBuf, Failure> {
+    if let Some(path) = std::env::var_os("HIP_ALLOC_LIB").filter(|path| !path.is_empty()) {
+        let path = PathBuf::from(path);
+        return if path.is_file() {
+            Ok(path)
+        } else {
+            Err(Failure::usage(format_args!(
+                "HIP_ALLOC_LIB={}: there is no such file",
+                path.display()
+            )))
+        };
+    }
+    let name = format!(
+        "{}hip_alloc{}",
+        std::env::consts::DLL_PREFIX,
+        std::env::consts::DLL_SUFFIX
+    );
+    let here = std::env::current_exe().context("cannot tell where this executable is")?;
+    let candidates = [
+        here.with_file_name(&name),
+        here.with_file_name("deps").join(&name),
+    ];
+    candidates.into_iter().find(|path| path.is_file()).ok_or_else(|| {
+        Failure::usage(format_args!("`{name}` is not beside `{}`: build it with `cargo build -p hip-alloc`, or set HIP_ALLOC_LIB", here.display()))
+    })
+}
+
+/// Writes the Python files into the cache, once a version of this binary.
+fn unpack() -> Result<PathBuf, Failure> {
+    let folder = cache().join("python").join(fingerprint());
+    if folder.join("sitecustomize.py").is_file() {
+        return Ok(folder);
+    }
+    // Two runs may unpack at once: each into a folder of its own, then into place.
+    let parent = folder.parent().unwrap_or(Path::new("."));
+    let temporary = parent.join(format!("unpacking-{}", std::process::id()));
+    for (path, text) in FILES {
+        let path = temporary.join(path);
+        let parent = path.parent().unwrap_or(&temporary);
+        fs::create_dir_all(parent)
+            .with_context(|| format!("cannot create {}", parent.display()))?;
+        fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if fs::rename(&temporary, &folder).is_err() {
+        // The other one was first; its files are the same.
+        let _ = fs::remove_dir_all(&temporary);
+    }
+    if folder.join("sitecustomize.py").is_file() {
+        Ok(folder)
+    } else {
+        Err(Failure::Job(anyhow::anyhow!(
+            "cannot unpack the Python part into {}",
+            folder.display()
+        )))
+    }
+}
+
+/// `$SUREFOOT_CACHE`, `$XDG_CACHE_HOME/surefoot` or `~/.cache/surefoot`.
+fn cache() -> PathBuf {
+    let folder = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    folder("SUREFOOT_CACHE")
+        .or_else(|| Some(folder("XDG_CACHE_HOME")?.join("surefoot")))
+        .or_else(|| Some(folder("HOME")?.join(".cache/surefoot")))
+        .unwrap_or_else(|| std::env::temp_dir().join("surefoot"))
+}
+
+/// Changes with the files, so that an update never meets old ones (FNV-1a).
+fn fingerprint() -> String {
+    let bytes = FILES
+        .iter()
+        .flat_map(|(path, text)| path.bytes().chain(text.bytes()));
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    format!("{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_binary_carries_every_file_of_the_folder() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python");
+        let mut expected = vec!["sitecustomize.py".to_owned()];
+        for entry in fs::read_dir(root.join("surefoot_activate")).expect("the folder") {
+            let name = entry
+                .expect("an entry")
+                .file_name()
+                .into_string()
+                .expect("a name");
+            if name.ends_with(".py") {
+                expected.push(format!("surefoot_activate/{name}"));
+            }
+        }
+        expected.sort();
+        let mut carried: Vec<&str> = FILES.iter().map(|(path, _)| *path).collect();
+        carried.sort_unstable();
+        assert_eq!(carried, expected);
+    }
+}
