@@ -14,6 +14,7 @@ mod report;
 mod ring;
 mod route;
 mod rung;
+pub mod shortage;
 pub mod stream;
 pub mod torch_transport;
 pub mod transport;
