@@ -242,4 +242,157 @@ def vit_ema():
         yield loss
 
 
-WORKLOADS = {workload.__name__: workload for workload in (llama_lora, t5_varying, mlp_large_batch, video_dit, vit_ema)}
+def resnet_multiscale():
+    """ResNet-50 in channels-last under autocast, image size changing every other step, validation at the end."""
+
+    class Bottleneck(nn.Module):
+        def __init__(self, before, width, stride):
+            super().__init__()
+            after = 4 * width
+            shapes = [(before, width, 1, 1), (width, width, 3, stride), (width, after, 1, 1)]
+            self.convolutions = nn.ModuleList(nn.Conv2d(i, o, k, s, k // 2, bias=False) for i, o, k, s in shapes)
+            self.norms = nn.ModuleList(nn.BatchNorm2d(o) for _, o, _, _ in shapes)
+            self.shortcut = None
+            if stride != 1 or before != after:
+                self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+        def forward(self, x):
+            y = x
+            for number, (convolution, norm) in enumerate(zip(self.convolutions, self.norms)):
+                y = norm(convolution(y))
+                y = F.relu(y, inplace=True) if number < 2 else y
+            return F.relu(y + (x if self.shortcut is None else self.shortcut(x)), inplace=True)
+
+    def stages():
+        yield from (nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+        before = 64
+        for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+            for number in range(count):
+                yield Bottleneck(before, width, stride if number == 0 else 1)
+                before = 4 * width
+        yield from (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 1000))
+
+    with torch.device(DEVICE):
+        model = nn.Sequential(*stages()).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    sizes = random.Random(5)
+    step = size = 0
+    while True:
+        size = sizes.choice([192, 224, 256, 288]) if step % 2 == 0 else size
+        step += 1
+        images = torch.empty(64, 3, size, size).to(DEVICE, memory_format=torch.channels_last)
+        labels = torch.zeros(64, dtype=torch.long).to(DEVICE)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 6 == 0:
+            model.eval()
+            with torch.no_grad(), torch.autocast(DEVICE, dtype=torch.bfloat16):
+                for _ in range(2):
+                    model(torch.empty(100, 3, 256, 256).to(DEVICE, memory_format=torch.channels_last)).argmax(1)
+            model.train()
+        yield loss
+
+
+def unet_full():
+    """An 860M latent-diffusion U-Net, fully fine-tuned under autocast, latents in three aspect ratios."""
+    width, text = 320, 768
+    levels = (1, 2, 4, 4)
+
+    class Residual(nn.Module):
+        def __init__(self, before, after):
+            super().__init__()
+            self.norms = nn.ModuleList([nn.GroupNorm(32, before), nn.GroupNorm(32, after)])
+            self.convolutions = nn.ModuleList([nn.Conv2d(before, after, 3, 1, 1), nn.Conv2d(after, after, 3, 1, 1)])
+            self.time = nn.Linear(4 * width, after)
+            self.shortcut = nn.Conv2d(before, after, 1) if before != after else nn.Identity()
+
+        def forward(self, x, time):
+            y = self.convolutions[0](F.silu(self.norms[0](x))) + self.time(F.silu(time))[:, :, None, None]
+            return self.shortcut(x) + self.convolutions[1](F.silu(self.norms[1](y)))
+
+    class Transformer(nn.Module):
+        def __init__(self, channels):
+            super().__init__()
+            self.entry, self.exit = nn.Conv2d(channels, channels, 1), nn.Conv2d(channels, channels, 1)
+            self.attention, self.cross = Attention(channels, 8), Attention(channels, 8)
+            self.context = nn.Linear(text, channels)
+            self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(3))
+            self.up, self.down = nn.Linear(channels, 8 * channels), nn.Linear(4 * channels, channels)
+
+        def forward(self, x, context):
+            y = self.entry(x).flatten(2).transpose(1, 2)
+            y = y + self.attention(self.norms[0](y))
+            y = y + self.cross(self.norms[1](y), context=self.context(context))
+            value, gate = self.up(self.norms[2](y)).chunk(2, dim=-1)
+            y = y + self.down(value * F.gelu(gate))
+            return x + self.exit(y.transpose(1, 2).reshape(x.shape))
+
+    class UNet(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.time = nn.Sequential(nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, 4 * width))
+            self.entry, self.exit = nn.Conv2d(4, width, 3, 1, 1), nn.Conv2d(width, 4, 3, 1, 1)
+            self.norm = nn.GroupNorm(32, width)
+            self.down, self.up = nn.ModuleList(), nn.ModuleList()
+            skips, before = [width], width
+            for number, factor in enumerate(levels):
+                after = factor * width
+                for _ in range(2):
+                    self.down.append(nn.ModuleList([Residual(before, after), Transformer(after) if number < 3 else None]))
+                    before = after
+                    skips.append(after)
+                if number < 3:
+                    self.down.append(nn.ModuleList([nn.Conv2d(after, after, 3, 2, 1)]))
+                    skips.append(after)
+            self.middle = nn.ModuleList([Residual(before, before), Transformer(before), Residual(before, before)])
+            for number, factor in reversed(list(enumerate(levels))):
+                after = factor * width
+                for part in range(3):
+                    layers = [Residual(before + skips.pop(), after), Transformer(after) if number < 3 else None]
+                    if part == 2 and number > 0:
+                        layers.append(nn.Conv2d(after, after, 3, 1, 1))
+                    self.up.append(nn.ModuleList(layers))
+                    before = after
+
+        def forward(self, x, steps, context):
+            time = self.time(sinusoidal(steps, width))
+            x = self.entry(x)
+            skips = [x]
+            for layers in self.down:
+                x = layers[0](x) if len(layers) == 1 else layers[0](x, time)
+                x = layers[1](x, context) if len(layers) == 2 and layers[1] is not None else x
+                skips.append(x)
+            x = self.middle[2](self.middle[1](self.middle[0](x, time), context), time)
+            for layers in self.up:
+                x = layers[0](torch.cat((x, skips.pop()), dim=1), time)
+                x = layers[1](x, context) if layers[1] is not None else x
+                if len(layers) == 3:
+                    x = layers[2](F.interpolate(x, scale_factor=2.0))
+            return self.exit(F.silu(self.norm(x)))
+
+    with torch.device(DEVICE):
+        model = UNet()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    shapes = random.Random(11)
+    while True:
+        height, breadth = shapes.choice([(64, 64), (48, 80), (80, 48), (56, 72)])
+        latents = torch.empty(4, 4, height, breadth).to(DEVICE)
+        context = torch.empty(4, 77, text).to(DEVICE)
+        steps = torch.zeros(4).to(DEVICE)
+        noise = torch.randn_like(latents)
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            loss = F.mse_loss(model(latents + noise, steps, context).float(), noise)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+WORKLOADS = {
+    workload.__name__: workload
+    for workload in (llama_lora, t5_varying, mlp_large_batch, video_dit, vit_ema, resnet_multiscale, unet_full)
+}

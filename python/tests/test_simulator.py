@@ -67,6 +67,27 @@ def test_a_whole_training_loop_runs(run):
     assert result["maps"] == 0
 
 
+def train_convolutions():
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3, stride=2),
+    ).to("cuda", memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        images = torch.randn(4, 3, 32, 32).to("cuda", memory_format=torch.channels_last)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(images).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [calls("cudnnBackendExecute"), torch.backends.cudnn.version() is not None]
+
+
+def test_convolutions_go_through_cudnn(run):
+    executed, has_version = run(train_convolutions)
+    assert executed >= 3 * 5, "two forward; two filter gradients and one data gradient back"
+    assert has_version
+
+
 def test_expandable_segments_map_virtual_memory(run):
     result = run(train_with_native_allocator, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     assert result["maps"] > 0

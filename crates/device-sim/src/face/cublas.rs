@@ -3,13 +3,8 @@
 //! The names are the ones that PyTorch's libraries import. A product takes the
 //! time of a kernel on the stream of its handle.
 
-use std::collections::HashMap;
-
-use parking_lot::Mutex;
-
+use super::handles::{self, export_kernels};
 use super::{Out, export, export_nothing};
-use crate::calls::{self, CallSite};
-use crate::engine::{Effect, Engine, current_device};
 use crate::status::Status;
 
 /// As `cublasGetVersion` and `cublasLtGetVersion` tell it: 13.1.0.
@@ -25,29 +20,26 @@ struct HeuristicResult {
     reserved: [i32; 4],
 }
 
-/// Which stream each handle was told to use.
-static STREAMS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
-
 export! {
     fn create(engine, handle: Out<u64>) as driver cublasCreate_v2, driver cublasLtCreate {
-        handle.set(engine.with(|state| state.timeline.handle()))
+        handle.set(handles::create(engine))
     }
 
     fn destroy(engine, handle: u64) as driver cublasDestroy_v2, driver cublasLtDestroy {
         let _ = engine;
-        STREAMS.lock().get_or_insert_default().remove(&handle);
+        handles::forget(handle);
         Ok(())
     }
 
     fn set_stream(engine, handle: u64, stream: u64) as driver cublasSetStream_v2 {
         let _ = engine;
-        STREAMS.lock().get_or_insert_default().insert(handle, stream);
+        handles::set_stream(handle, stream);
         Ok(())
     }
 
     fn get_stream(engine, handle: u64, stream: Out<u64>) as driver cublasGetStream_v2 {
         let _ = engine;
-        stream.set(stream_of(handle))
+        stream.set(handles::stream_of(handle))
     }
 
     /// `CUBLAS_DEFAULT_MATH` and `CUBLAS_POINTER_MODE_HOST` are both 0.
@@ -65,7 +57,7 @@ export! {
     fn describe(engine, description: Out<u64>) as driver cublasLtMatmulDescCreate,
         driver cublasLtMatmulPreferenceCreate, driver cublasLtMatrixLayoutCreate
     {
-        description.set(engine.with(|state| state.timeline.handle()))
+        description.set(handles::create(engine))
     }
 
     /// Always one algorithm, which wants no workspace.
@@ -94,7 +86,7 @@ export! {
         _workspace_bytes: u64, stream: u64,
     ) as driver cublasLtMatmul
     {
-        product(engine, stream)
+        handles::launch(engine, stream)
     }
 }
 
@@ -104,25 +96,13 @@ extern "C" fn cublasLtGetVersion() -> u64 {
     VERSION
 }
 
-/// Exports products, whose first argument is the handle.
-macro_rules! export_products {
-    ($($name:ident)*) => {$(
-        #[unsafe(no_mangle)]
-        #[allow(non_snake_case, reason = "the C API decides")]
-        extern "C" fn $name(handle: u64) -> Status {
-            static SITE: CallSite = CallSite::new(stringify!($name));
-            calls::call(&SITE, |engine| product(engine, stream_of(handle)))
-        }
-    )*};
-}
-
 export_nothing! {
     cublasLtMatmulDescDestroy cublasLtMatmulDescSetAttribute cublasLtMatmulPreferenceDestroy
     cublasLtMatmulPreferenceSetAttribute cublasLtMatrixLayoutDestroy cublasLtMatrixLayoutSetAttribute
     cublasSetMathMode cublasSetPointerMode_v2 cublasSetSmCountTarget cublasSetWorkspace_v2
 }
 
-export_products! {
+export_kernels! {
     cublasCaxpy_v2 cublasCcopy_v2 cublasCdotc_v2 cublasCdotu_v2 cublasCgelsBatched cublasCgemmBatched
     cublasCgemmStridedBatched cublasCgemm_v2 cublasCgemv_v2 cublasCgeqrfBatched cublasCgerc_v2 cublasCgeru_v2
     cublasCgetrfBatched cublasCgetrsBatched cublasChemm_v2 cublasChemv_v2 cublasCher2_v2 cublasCher2k_v2
@@ -149,22 +129,4 @@ export_products! {
     cublasZher_v2 cublasZherk_v2 cublasZrot_v2 cublasZrotg_v2 cublasZscal_v2 cublasZswap_v2 cublasZsymm_v2
     cublasZsymv_v2 cublasZsyr2_v2 cublasZsyr2k_v2 cublasZsyr_v2 cublasZsyrk_v2 cublasZtrmm_v2 cublasZtrmv_v2
     cublasZtrsmBatched cublasZtrsm_v2 cublasZtrsv_v2
-}
-
-fn stream_of(handle: u64) -> u64 {
-    STREAMS
-        .lock()
-        .as_ref()
-        .and_then(|streams| streams.get(&handle).copied())
-        .unwrap_or(0)
-}
-
-fn product(engine: &Engine, stream: u64) -> Result<(), Status> {
-    engine.with(|state| {
-        let cost = state.device_time.kernel.as_nanos() as u64;
-        state
-            .timeline
-            .submit(stream, current_device(), cost, Effect::Kernel)
-            .map(drop)
-    })
 }

@@ -6,9 +6,11 @@
 //! boundary; bodies are safe code that returns `Result<(), Status>`.
 
 mod cublas;
+mod cudnn;
 mod devices;
 mod driver;
 mod graphs;
+mod handles;
 mod kernels;
 mod mapping;
 mod memory;

@@ -1,0 +1,62 @@
+//! Handles of the math libraries: each remembers the stream that its work goes to.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+
+use crate::engine::{Effect, Engine, current_device};
+use crate::status::Status;
+
+/// Which stream each handle was told to use; the default stream otherwise.
+static STREAMS: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
+
+/// A handle, or a description of something: a number that is used nowhere else.
+pub(super) fn create(engine: &Engine) -> u64 {
+    engine.with(|state| state.timeline.handle())
+}
+
+pub(super) fn forget(handle: u64) {
+    STREAMS.lock().get_or_insert_default().remove(&handle);
+}
+
+pub(super) fn set_stream(handle: u64, stream: u64) {
+    STREAMS
+        .lock()
+        .get_or_insert_default()
+        .insert(handle, stream);
+}
+
+pub(super) fn stream_of(handle: u64) -> u64 {
+    let streams = STREAMS.lock();
+    streams
+        .as_ref()
+        .and_then(|streams| streams.get(&handle).copied())
+        .unwrap_or(0)
+}
+
+/// Puts a library's kernel on a stream.
+pub(super) fn launch(engine: &Engine, stream: u64) -> Result<(), Status> {
+    engine.with(|state| {
+        let cost = state.device_time.kernel.as_nanos() as u64;
+        state
+            .timeline
+            .submit(stream, current_device(), cost, Effect::Kernel)
+            .map(drop)
+    })
+}
+
+/// Exports functions whose first argument is a handle, and which launch a kernel.
+macro_rules! export_kernels {
+    ($($name:ident)*) => {$(
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, reason = "the C API decides")]
+        extern "C" fn $name(handle: u64) -> $crate::status::Status {
+            static SITE: $crate::calls::CallSite = $crate::calls::CallSite::new(stringify!($name));
+            $crate::calls::call(&SITE, |engine| {
+                $crate::face::handles::launch(engine, $crate::face::handles::stream_of(handle))
+            })
+        }
+    )*};
+}
+
+pub(super) use export_kernels;
