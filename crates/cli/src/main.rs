@@ -37,6 +37,7 @@ enum Command {
     Env(commands::env::Args),
     Explain(commands::explain::Args),
     Run(commands::run::Args),
+    Probe(commands::probe::Args),
     /// Train a model as a config says
     #[command(disable_help_flag = true)]
     Train(commands::delegate::Args),
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Env(args) => commands::env::run(&args, json),
         Command::Explain(args) => commands::explain::run(&args, json),
         Command::Run(args) => commands::run::run(&args),
+        Command::Probe(args) => commands::probe::run(&args, json),
         Command::Train(args) => commands::delegate::run("train", &args, json),
         Command::Eval(args) => commands::delegate::run("eval", &args, json),
         Command::Generate(args) => commands::delegate::run("generate", &args, json),

@@ -68,7 +68,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
 }
 
 /// A dump is made to be posted: the name of the user stays out of its paths.
-fn without_home(text: &str) -> String {
+pub(crate) fn without_home(text: &str) -> String {
     match std::env::var("HOME") {
         Ok(home) if home.len() > 1 => text.replace(&home, "~"),
         _ => text.to_owned(),

@@ -5,4 +5,5 @@ pub(crate) mod doctor;
 pub(crate) mod env;
 pub(crate) mod explain;
 mod live;
+pub(crate) mod probe;
 pub(crate) mod run;

@@ -1,0 +1,292 @@
+//! `surefoot probe`: does this GPU compute correctly?
+//!
+//! Each check is a child process with a time limit, so that a crash or a hang in the
+//! driver is a result and not the end. The checks themselves are Python
+//! (`probe/checks.py`, carried in this binary) and run with the user's own torch:
+//! that is the stack whose correctness is in question.
+
+mod check;
+
+use super::doctor::write;
+use super::live::{self, Python};
+use anyhow::Context;
+use check::{CHECKS, Check, Outcome as Answer, Result as CheckResult};
+use platform::Machine;
+use serde::Serialize;
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use surefoot_cli::output::{self, Failure, Outcome};
+
+/// Test whether this GPU computes correctly, each check in a process of its own
+///
+/// Exit code 3 when a check failed, 1 when nothing could be tested.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Use the torch of this Python, or environment, instead of the active one
+    #[arg(long, value_name = "PATH")]
+    python: Option<String>,
+
+    /// Where to compute: `cpu` tests the checks themselves
+    #[arg(long, value_enum, default_value_t = Device::Gpu)]
+    device: Device,
+
+    /// Run only checks whose name contains this (repeatable)
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
+
+    /// Multiply the time limits, for slow disks and first runs
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = patience)]
+    patience: f64,
+
+    /// Write the result and the facts of this machine into a file to post
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+
+    /// List the checks
+    #[arg(long)]
+    list: bool,
+}
+
+/// Where to compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Device {
+    /// The GPU that torch sees as its first
+    Gpu,
+    /// The CPU
+    Cpu,
+}
+
+fn patience(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(factor) if (0.01..=100.0).contains(&factor) => Ok(factor),
+        _ => Err("expected a number from 0.01 to 100".to_owned()),
+    }
+}
+
+/// The whole result, as `--json` and `--report` write it.
+#[derive(Serialize)]
+struct Report<'a> {
+    surefoot: &'static str,
+    python: String,
+    device: &'static str,
+    machine: &'a Machine,
+    gpus: &'a [platform::machine::Gpu],
+    checks: &'a [CheckResult],
+    not_tested: Vec<&'static str>,
+    verdict: String,
+}
+
+/// Runs the checks.
+pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let chosen = choose(&args.only)?;
+    if args.list {
+        let mut text = String::new();
+        for check in CHECKS {
+            // Writing to a `String` cannot fail.
+            let _ = writeln!(text, "{:<22} {}", check.name, check.title);
+        }
+        output::print(&text)?;
+        return Ok(Outcome::Fine);
+    }
+    let machine = live::machine(&args.python.clone().map_or(Python::Active, Python::At));
+    let python = interpreter(args, &machine)?;
+    let script = tempfile::Builder::new()
+        .prefix("surefoot-probe-")
+        .suffix(".py")
+        .tempfile()
+        .context("cannot make a temporary file")?;
+    std::fs::write(script.path(), check::SCRIPT).context("cannot write the checks")?;
+
+    let device = if args.device == Device::Gpu {
+        "cuda"
+    } else {
+        "cpu"
+    };
+    let mut results: Vec<CheckResult> = Vec::new();
+    for check in &chosen {
+        let limit = Duration::from_secs_f64(check.seconds as f64 * args.patience);
+        progress(check, results.len(), chosen.len());
+        let result = check::run(check, &python, script.path(), device, limit);
+        clear_progress();
+        let is_hopeless = check.name == "import" && result.outcome != Answer::Ok;
+        results.push(result);
+        if is_hopeless {
+            // Without torch, or without a GPU, nothing else can be tested.
+            break;
+        }
+    }
+    let not_tested = chosen
+        .iter()
+        .map(|check| check.name)
+        .filter(|name| !results.iter().any(|result| result.name == *name))
+        .collect();
+    let report = Report {
+        surefoot: env!("CARGO_PKG_VERSION"),
+        python: python.display().to_string(),
+        device,
+        machine: &machine,
+        gpus: &machine.gpus,
+        verdict: verdict(&results),
+        checks: &results,
+        not_tested,
+    };
+    let as_json = format!("{}\n", serde_json::to_string_pretty(&report)?);
+    if let Some(path) = &args.report {
+        write(path, &super::doctor::without_home(&as_json))?;
+    }
+    if json {
+        output::print(&as_json)?;
+    } else {
+        output::print(&text(&report, output::wants_colour(&io::stdout())))?;
+    }
+    let tested = results
+        .iter()
+        .any(|result| result.name != "import" && result.outcome != Answer::Skipped);
+    if !tested
+        && results
+            .iter()
+            .any(|result| result.name == "import" && result.outcome != Answer::Ok)
+    {
+        return Err(Failure::Job(anyhow::anyhow!(
+            "nothing could be tested: {}",
+            results[0].detail
+        )));
+    }
+    let failed = results.iter().any(|result| result.outcome.is_failure());
+    Ok(if failed {
+        Outcome::FoundErrors
+    } else {
+        Outcome::Fine
+    })
+}
+
+fn choose(only: &[String]) -> Result<Vec<&'static Check>, Failure> {
+    let wanted = |check: &&Check| {
+        only.is_empty()
+            || check.name == "import"
+            || only.iter().any(|name| check.name.contains(name.as_str()))
+    };
+    let chosen: Vec<&Check> = CHECKS.iter().filter(wanted).collect();
+    let unknown = only.iter().find(|name| {
+        !CHECKS
+            .iter()
+            .any(|check| check.name.contains(name.as_str()))
+    });
+    match unknown {
+        Some(name) => {
+            let names: Vec<&str> = CHECKS.iter().map(|check| check.name).collect();
+            Err(Failure::usage(format_args!(
+                "--only {name}: no such check; there are {}",
+                names.join(", ")
+            )))
+        }
+        None => Ok(chosen),
+    }
+}
+
+/// The Python to test: named, or that of the active environment.
+fn interpreter(args: &Args, machine: &Machine) -> Result<PathBuf, Failure> {
+    if let Some(path) = args
+        .python
+        .as_deref()
+        .map(Path::new)
+        .filter(|path| path.is_file())
+    {
+        return Ok(path.to_owned());
+    }
+    let prefix = args
+        .python
+        .clone()
+        .or_else(|| machine.python.as_ref().map(|python| python.prefix.clone()));
+    let prefix = prefix
+        .ok_or_else(|| Failure::usage("there is no Python on PATH; name one with --python"))?;
+    let names = [
+        "bin/python",
+        "bin/python3",
+        "python.exe",
+        "Scripts/python.exe",
+    ];
+    let found = names
+        .iter()
+        .map(|name| Path::new(&prefix).join(name))
+        .find(|path| path.is_file());
+    found.ok_or_else(|| Failure::usage(format_args!("there is no Python in {prefix}")))
+}
+
+fn verdict(results: &[CheckResult]) -> String {
+    let failed: Vec<&str> = results
+        .iter()
+        .filter(|result| result.outcome.is_failure())
+        .map(|result| result.name)
+        .collect();
+    let passed = results
+        .iter()
+        .filter(|result| result.outcome == Answer::Ok)
+        .count();
+    if failed.is_empty() {
+        format!("{passed} checks passed")
+    } else {
+        format!(
+            "{passed} checks passed, {} failed: {}",
+            failed.len(),
+            failed.join(", ")
+        )
+    }
+}
+
+/// For people: one line a check, and what to do below those that failed.
+fn text(report: &Report<'_>, colour: bool) -> String {
+    let mut text = String::new();
+    for result in report.checks {
+        let (word, code) = match result.outcome {
+            Answer::Ok => ("ok", "32"),
+            Answer::Skipped => ("skip", "36"),
+            _ => ("FAIL", "31"),
+        };
+        let word = if colour {
+            format!("\u{1b}[{code}m{word:>5}\u{1b}[0m")
+        } else {
+            format!("{word:>5}")
+        };
+        // Writing to a `String` cannot fail, here and below.
+        let _ = writeln!(
+            text,
+            "{word} {:<22} {}{}",
+            result.name,
+            result.outcome.words(),
+            detail(&result.detail)
+        );
+        for step in &result.advice {
+            let _ = writeln!(text, "{:>6}{:<23}{step}", "", "");
+        }
+    }
+    if !report.not_tested.is_empty() {
+        let _ = writeln!(text, "\nnot tested: {}", report.not_tested.join(", "));
+    }
+    let _ = writeln!(text, "\n{}", report.verdict);
+    text
+}
+
+fn detail(detail: &str) -> String {
+    if detail.is_empty() {
+        String::new()
+    } else {
+        format!(": {detail}")
+    }
+}
+
+/// Which check runs, on a terminal; a check takes seconds.
+fn progress(check: &Check, done: usize, all: usize) {
+    if io::stderr().is_terminal() {
+        eprint!("\r\u{1b}[K[{}/{all}] {} …", done + 1, check.title);
+        let _ = io::stderr().flush();
+    }
+}
+
+fn clear_progress() {
+    if io::stderr().is_terminal() {
+        eprint!("\r\u{1b}[K");
+    }
+}
