@@ -9,7 +9,7 @@ use crate::plan::{Plan, plan};
 use crate::wheels;
 use crate::{explain, machine};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 /// A diagnosis.
@@ -207,6 +207,8 @@ impl Report {
     #[must_use]
     pub fn fix_script(&self) -> String {
         let mut script = "#!/bin/sh\n# Written by `surefoot doctor --fix-script`; nothing of it was run.\n# Read it, remove what you do not want, and run it yourself.\nset -eu\n".to_owned();
+        // One remedy often serves several findings.
+        let mut written = BTreeSet::new();
         for finding in self
             .findings
             .iter()
@@ -220,6 +222,10 @@ impl Report {
                 one_line(&finding.source)
             );
             for step in &finding.fix {
+                if !written.insert(step) {
+                    let _ = writeln!(script, "# (as above) {}", one_line(step));
+                    continue;
+                }
                 // Only what we know to be a command goes in as one.
                 let is_command = ["sudo ", "pip ", "unset ", "export ", "echo ", "ulimit "]
                     .iter()

@@ -225,11 +225,13 @@ fn verdict(results: &[CheckResult]) -> String {
         .iter()
         .filter(|result| result.outcome == Answer::Ok)
         .count();
+    let count = |checks: usize| format!("{checks} check{}", if checks == 1 { "" } else { "s" });
     if failed.is_empty() {
-        format!("{passed} checks passed")
+        format!("{} passed", count(passed))
     } else {
         format!(
-            "{passed} checks passed, {} failed: {}",
+            "{} passed, {} failed: {}",
+            count(passed),
             failed.len(),
             failed.join(", ")
         )
@@ -270,10 +272,13 @@ fn text(report: &Report<'_>, colour: bool) -> String {
 }
 
 fn detail(detail: &str) -> String {
-    if detail.is_empty() {
-        String::new()
-    } else {
-        format!(": {detail}")
+    // The rest of a long message is in the report.
+    match detail.lines().next() {
+        Some(first) if first.chars().count() > 160 => {
+            format!(": {}…", first.chars().take(160).collect::<String>())
+        }
+        Some(first) => format!(": {first}"),
+        None => String::new(),
     }
 }
 

@@ -166,6 +166,7 @@ fn judge(
         .or_else(|| fragmented(numbers, context))
         .or_else(|| capacity_not_honoured(numbers, context))
         .or_else(|| half_of_the_ram(numbers, context, hints))
+        .or_else(|| refused_though_free(numbers))
         .or_else(|| held_elsewhere(numbers))
         .unwrap_or_else(|| full(numbers));
     let mut cause = judgement.cause;
@@ -332,6 +333,21 @@ fn raise_ttm() -> Vec<String> {
     ])
 }
 
+/// The device reports room, and the driver says no.
+fn refused_though_free(numbers: &Numbers) -> Option<Judgement> {
+    let (requested, free, capacity) = (numbers.requested?, numbers.free?, numbers.capacity?);
+    let had_room = free.0 / 4 >= requested.0 && free.share_of(capacity) > 0.1;
+    had_room.then(|| Judgement {
+        id: "oom-refused-though-free",
+        confidence: Confidence::Low,
+        cause: format!(
+            "The driver refused {requested} although it reports {free} free. The limit is another one: host memory (TTM, a cgroup, pinned buffers), or a carve-out that leaves the host too little."
+        ),
+        fix: steps(&["`surefoot doctor` looks at these limits", "sudo dmesg | grep -iE 'amdgpu|ttm|oom'"]),
+        source: "https://github.com/ROCm/ROCm/issues/5902",
+    })
+}
+
 fn held_elsewhere(numbers: &Numbers) -> Option<Judgement> {
     let (capacity, allocated, free) = (numbers.capacity?, numbers.allocated?, numbers.free?);
     let accounted = allocated
@@ -438,6 +454,17 @@ mod tests {
                 None
             ),
             "oom-held-elsewhere"
+        );
+    }
+
+    #[test]
+    fn room_that_is_refused_is_not_a_full_device() {
+        assert_eq!(
+            id(
+                &message("23.98 GiB", "23.90 GiB", "0 bytes", "0 bytes"),
+                None
+            ),
+            "oom-refused-though-free"
         );
     }
 

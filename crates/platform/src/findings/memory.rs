@@ -2,7 +2,7 @@
 
 use super::{Check, Finding, Severity};
 use crate::Bytes;
-use crate::machine::{Class, Gpu, Machine, ReadFrom, System};
+use crate::machine::{Class, Gpu, Machine, Parameter, ReadFrom, System};
 use crate::memory::{MemoryRule, apu};
 
 pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
@@ -72,6 +72,20 @@ fn raise_ttm(machine: &Machine, limit: Bytes) -> Vec<String> {
     ]
 }
 
+/// The same, after a parameter that does nothing good is gone.
+fn instead_of(parameter: &Parameter, machine: &Machine) -> Vec<String> {
+    let mut steps = vec![format!(
+        "# remove {} from {}",
+        parameter.name, parameter.place
+    )];
+    match machine.memory.total {
+        Some(ram) => steps.extend(raise_ttm(machine, suggested_limit(ram))),
+        None => steps
+            .push("# set ttm.pages_limit: GiB × 262144, at least 8 GiB below the RAM".to_owned()),
+    }
+    steps
+}
+
 fn ttm_limit(machine: &Machine, found: &mut Vec<Finding>) {
     let Some(ram) = machine.memory.total else {
         return;
@@ -122,13 +136,12 @@ fn ttm_limit(machine: &Machine, found: &mut Vec<Finding>) {
 }
 
 fn kernel_parameters(machine: &Machine, found: &mut Vec<Finding>) {
-    let ram = machine.memory.total;
     if let Some(parameter) = machine.parameter("amdgpu.gtt_size") {
         found.push(
             Finding::new(Check::Memory, Severity::Warning, "gtt-size-typo", "amdgpu has no parameter `gtt_size`")
                 .seen(format!("amdgpu.gtt_size is set in {}.", parameter.place))
                 .why("The kernel ignores it (\"unknown parameter 'gtt_size' ignored\"): the limit is unchanged.")
-                .fix(ram.map_or_else(|| vec!["# remove it and set ttm.pages_limit".to_owned()], |ram| raise_ttm(machine, suggested_limit(ram))))
+                .fix(instead_of(parameter, machine))
                 .source("https://github.com/ROCm/ROCm/issues/5595"),
         );
     }
@@ -160,7 +173,7 @@ fn kernel_parameters(machine: &Machine, found: &mut Vec<Finding>) {
                 Finding::new(Check::Memory, Severity::Warning, "gttsize-without-pages-limit", "amdgpu.gttsize alone does not raise the limit")
                     .seen(format!("amdgpu.gttsize={} in {}, and no ttm.pages_limit.", parameter.value, parameter.place))
                     .why("It makes sysfs and hipMemGetInfo report more, while TTM still stops at its own limit: programs plan with memory that they do not get.")
-                    .fix(ram.map_or_else(|| vec!["# remove it and set ttm.pages_limit".to_owned()], |ram| raise_ttm(machine, suggested_limit(ram))))
+                    .fix(instead_of(parameter, machine))
                     .source("https://github.com/unslothai/unsloth/pull/7960"),
             );
         }

@@ -68,7 +68,7 @@ fn without_wheel(gpu: &Gpu, found: &mut Vec<Finding>) {
             format!("{gfx} needs a wheel of its own"),
         )
         .seen(format!(
-            "{} is {gfx}; which torch is installed is not in this dump.",
+            "The GPU is {}; which torch is installed is not in this dump.",
             gpu.name()
         ))
         .why(why)

@@ -28,6 +28,33 @@ pub(super) struct Check {
     advice: &'static [&'static str],
 }
 
+impl Check {
+    /// What to do about an outcome. Wrong values are about what was computed; a crash
+    /// or a hang is about the driver, whatever was computed, unless the check is there
+    /// to try one setting.
+    fn advice_for(&self, outcome: Outcome) -> &'static [&'static str] {
+        let is_about_values = matches!(outcome, Outcome::Wrong | Outcome::Nan | Outcome::Zeros);
+        if is_about_values || !self.variables.is_empty() || matches!(self.name, "import" | "memory")
+        {
+            return self.advice;
+        }
+        match outcome {
+            Outcome::Hang => &[
+                "sudo dmesg | grep -iE 'amdgpu|kfd' shows whether the GPU hung; gfx1151 needs kernel 6.18.4 or newer.",
+                "HSA_ENABLE_INTERRUPT=0 helps when interrupts get lost; --patience 4 when a first run only compiles.",
+            ],
+            Outcome::Crash | Outcome::NoAnswer => &[
+                "`surefoot doctor` looks for overrides, mixed libraries and a second GPU; its stderr is in --report.",
+                "sudo dmesg | grep -iE 'amdgpu|kfd|segfault'",
+            ],
+            Outcome::OutOfMemory => {
+                &["`surefoot doctor` tells how much this GPU may use and how to raise it."]
+            }
+            _ => &["`surefoot doctor` looks for the cause; the whole message is in --report."],
+        }
+    }
+}
+
 const fn check(
     name: &'static str,
     title: &'static str,
@@ -267,9 +294,12 @@ pub(super) fn run(
         result
             .advice
             .extend(known.first().map(|found| found.cause.clone()));
-        result
-            .advice
-            .extend(check.advice.iter().map(|&step| step.to_owned()));
+        result.advice.extend(
+            check
+                .advice_for(outcome)
+                .iter()
+                .map(|&step| step.to_owned()),
+        );
         result.stderr = last_lines(&stderr, 30);
     }
     result

@@ -155,6 +155,23 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: "https://github.com/ROCm/ROCm/issues/1148",
     },
     Entry {
+        id: "illegal-address",
+        severity: Error,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)an illegal memory access was encountered",
+            r"(?:hip|cuda)ErrorIllegalAddress",
+        ],
+        also: &[],
+        cause: "A kernel read or wrote memory that is not its own. From here on nothing on this GPU works in this process; the call that is named is only the one that noticed.",
+        fix: &[
+            "`surefoot run --debug -- …` names the kernel",
+            "unset HSA_OVERRIDE_GFX_VERSION; a newer wheel",
+            "an index out of range in the program does this too: try the same step on the CPU",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
+    },
+    Entry {
         id: "invalid-argument",
         severity: Error,
         confidence: Low,

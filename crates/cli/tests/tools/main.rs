@@ -1,0 +1,8 @@
+//! The subcommands that need no libtorch, as people and programs meet them.
+
+mod common;
+mod doctor;
+#[cfg(unix)]
+mod probe;
+#[cfg(unix)]
+mod run;

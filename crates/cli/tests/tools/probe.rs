@@ -1,0 +1,139 @@
+//! `surefoot probe`: every way in which a check can end is told apart.
+//!
+//! The interpreter is a shell script that behaves badly to order; with real PyTorch on
+//! the simulated device the same is shown in `python/tests`.
+use crate::common::{show, surefoot};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+/// A "Python" that imports well and then runs `behaviour` for every other check.
+fn interpreter(folder: &tempfile::TempDir, behaviour: &str) -> PathBuf {
+    let path = folder.path().join("python");
+    let script = format!(
+        "#!/bin/sh\nif [ \"$2\" = import ]; then echo '{{\"verdict\": \"ok\", \"detail\": \"a torch\"}}'; exit; fi\n{behaviour}\n"
+    );
+    std::fs::write(&path, script).expect("a script");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+    path
+}
+
+fn probe(behaviour: &str) -> (Option<i32>, Value) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let python = interpreter(&folder, behaviour);
+    let output = surefoot()
+        .args([
+            "probe",
+            "--json",
+            "--only",
+            "copy-small",
+            "--patience",
+            "0.02",
+            "--python",
+        ])
+        .arg(&python)
+        .output()
+        .expect("it runs");
+    let json: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", show(&output)));
+    (output.status.code(), json["checks"][1].clone())
+}
+
+#[test]
+fn every_end_has_a_name_of_its_own() {
+    let answer =
+        |verdict: &str| format!("echo '{{\"verdict\": \"{verdict}\", \"detail\": \"d\"}}'");
+    let cases = [
+        (answer("ok"), "ok", 0),
+        (answer("skipped"), "skipped", 0),
+        (answer("wrong"), "wrong", 3),
+        (answer("nan"), "nan", 3),
+        (answer("zeros"), "zeros", 3),
+        (answer("oom"), "out-of-memory", 3),
+        (answer("error"), "error", 3),
+        ("kill -SEGV $$".to_owned(), "crash", 3),
+        ("kill -ABRT $$".to_owned(), "crash", 3),
+        ("exec sleep 60".to_owned(), "hang", 3),
+        ("exit 0".to_owned(), "no-answer", 3),
+        ("echo nonsense; exit 1".to_owned(), "no-answer", 3),
+        // An answer, and then a crash on the way out.
+        (answer("ok") + "; kill -SEGV $$", "crash", 3),
+    ];
+    for (behaviour, outcome, code) in cases {
+        let (actual_code, result) = probe(&behaviour);
+        assert_eq!(
+            (result["outcome"].as_str(), actual_code),
+            (Some(outcome), Some(code)),
+            "{behaviour}: {result}"
+        );
+    }
+}
+
+#[test]
+fn a_process_that_writes_much_is_not_taken_for_a_hang() {
+    let (_, result) =
+        probe("head -c 1000000 /dev/zero | tr '\\0' x >&2; echo '{\"verdict\": \"ok\"}'");
+    assert_eq!(result["outcome"], "ok", "{result}");
+}
+
+#[test]
+fn a_message_on_stderr_is_explained() {
+    let (_, result) = probe(
+        "echo 'Memory access fault by GPU node-1 (Agent handle: 0x1) on address 0x2. Reason: Page not present or supervisor privilege.' >&2; kill -ABRT $$",
+    );
+    assert!(
+        result["advice"][0]
+            .as_str()
+            .is_some_and(|advice| advice.contains("not mapped")),
+        "{result}"
+    );
+    assert!(
+        result["stderr"]
+            .as_str()
+            .is_some_and(|text| text.contains("node-1")),
+        "{result}"
+    );
+}
+
+#[test]
+fn without_a_gpu_it_says_what_it_could_not_test() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("python");
+    std::fs::write(
+        &path,
+        "#!/bin/sh\necho '{\"verdict\": \"error\", \"detail\": \"torch sees no GPU\"}'\n",
+    )
+    .expect("a script");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("permissions");
+    let report = folder.path().join("probe.json");
+    let output = surefoot()
+        .args(["probe", "--python"])
+        .arg(&path)
+        .arg("--report")
+        .arg(&report)
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text.contains("not tested: copy-small, copy-image"),
+        "{text}"
+    );
+    let json: Value =
+        serde_json::from_str(&std::fs::read_to_string(&report).expect("a report")).expect("JSON");
+    assert_eq!(json["not_tested"].as_array().map(Vec::len), Some(14));
+}
+
+#[test]
+fn an_unknown_check_is_bad_usage_and_names_the_known_ones() {
+    let output = surefoot()
+        .args(["probe", "--only", "copie"])
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        String::from_utf8_lossy(&output.stderr).contains("copy-small"),
+        "{}",
+        show(&output)
+    );
+}

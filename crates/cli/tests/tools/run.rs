@@ -1,0 +1,198 @@
+//! `surefoot run`: signals, exit codes, the environment of the child, the explanation.
+use crate::common::{show, surefoot};
+use std::io::{BufRead, BufReader};
+use std::process::{Output, Stdio};
+
+fn run(arguments: &[&str]) -> Output {
+    surefoot()
+        .arg("run")
+        .args(arguments)
+        .output()
+        .expect("it runs")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_exit_code_comes_through() {
+    for code in [0, 1, 7, 255] {
+        assert_eq!(
+            run(&["--", "sh", "-c", &format!("exit {code}")])
+                .status
+                .code(),
+            Some(code)
+        );
+    }
+}
+
+#[test]
+fn a_signal_becomes_the_code_that_a_shell_gives() {
+    let output = run(&["--", "sh", "-c", "kill -SEGV $$"]);
+    assert_eq!(output.status.code(), Some(139));
+    assert!(stderr(&output).contains("SIGSEGV"), "{}", show(&output));
+}
+
+#[test]
+fn what_it_prints_comes_through() {
+    let output = run(&["--", "sh", "-c", "echo to stdout; echo to stderr >&2"]);
+    assert_eq!(output.stdout, b"to stdout\n");
+    assert!(stderr(&output).contains("to stderr\n"));
+}
+
+#[test]
+fn a_known_message_is_explained() {
+    let output = run(&[
+        "--",
+        "sh",
+        "-c",
+        "echo 'RuntimeError: HIP error: invalid device function' >&2; exit 1",
+    ]);
+    let text = stderr(&output);
+    assert!(
+        text.contains("[invalid-device-function, certain]") && text.contains("memory now: "),
+        "{text}"
+    );
+}
+
+#[test]
+fn success_is_not_commented() {
+    let output = run(&[
+        "--",
+        "sh",
+        "-c",
+        "echo 'HIP error: invalid device function' >&2",
+    ]);
+    assert!(!stderr(&output).contains("the command failed"));
+}
+
+#[test]
+fn a_command_that_is_not_there_is_bad_usage() {
+    let output = run(&["--", "surefoot-test-no-such-command"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("command not found"));
+}
+
+#[test]
+fn a_signal_reaches_the_child_and_its_answer_counts() {
+    let script = "trap 'echo stopping; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut child = surefoot()
+        .args(["run", "--", "sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("stdout")).lines();
+    assert_eq!(lines.next().expect("a line").expect("text"), "ready");
+    let pid = child.id().to_string();
+    assert!(
+        std::process::Command::new("kill")
+            .args(["-TERM", &pid])
+            .status()
+            .expect("kill")
+            .success()
+    );
+    assert_eq!(lines.next().expect("a line").expect("text"), "stopping");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(9));
+    // Whoever stops a program needs no explanation for its end.
+    assert!(!stderr(&output).contains("the command failed"));
+}
+
+#[test]
+fn a_grandchild_that_holds_stderr_does_not_hold_us() {
+    let output = run(&["--", "sh", "-c", "sleep 30 >/dev/null & exit 4"]);
+    assert_eq!(output.status.code(), Some(4));
+}
+
+#[test]
+fn debug_adds_the_serialising_variables_and_respects_the_users() {
+    let output = surefoot()
+        .args(["run", "--debug", "--", "env"])
+        .env("AMD_LOG_LEVEL", "1")
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("AMD_SERIALIZE_KERNEL=3\n") && text.contains("AMD_LOG_LEVEL=1\n"),
+        "{text}"
+    );
+    let plain = run(&["--", "env"]);
+    assert!(!String::from_utf8_lossy(&plain.stdout).contains("AMD_SERIALIZE_KERNEL"));
+}
+
+#[test]
+fn harmful_settings_are_named_and_kept() {
+    let output = surefoot()
+        .args(["run", "--", "env"])
+        .env("PYTORCH_MAX_SPLIT_SIZE_MB", "512")
+        .output()
+        .expect("it runs");
+    assert!(
+        stderr(&output).contains("PYTORCH_MAX_SPLIT_SIZE_MB does not exist"),
+        "{}",
+        show(&output)
+    );
+    assert!(String::from_utf8_lossy(&output.stdout).contains("PYTORCH_MAX_SPLIT_SIZE_MB=512\n"));
+}
+
+#[test]
+fn alloc_puts_the_python_part_and_the_library_in_place() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let library = folder.path().join("libhip_alloc.so");
+    std::fs::write(&library, b"").expect("a file");
+    let output = surefoot()
+        .args([
+            "run",
+            "--alloc",
+            "--",
+            "sh",
+            "-c",
+            "echo $HIP_ALLOC $HIP_ALLOC_LIB; echo $PYTHONPATH",
+        ])
+        .env("HIP_ALLOC_LIB", &library)
+        .env("SUREFOOT_CACHE", folder.path())
+        .env("PYTHONPATH", "/mine")
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let mut lines = text.lines();
+    assert_eq!(
+        lines.next(),
+        Some(format!("1 {}", library.display()).as_str()),
+        "{}",
+        show(&output)
+    );
+    let (ours, theirs) = lines
+        .next()
+        .and_then(|path| path.split_once(':'))
+        .expect("two folders");
+    assert_eq!(theirs, "/mine");
+    assert!(
+        std::path::Path::new(ours)
+            .join("sitecustomize.py")
+            .is_file()
+    );
+    assert!(
+        std::path::Path::new(ours)
+            .join("surefoot_activate/__init__.py")
+            .is_file()
+    );
+}
+
+#[test]
+fn alloc_without_its_library_is_bad_usage() {
+    let output = surefoot()
+        .args(["run", "--alloc", "--", "true"])
+        .env("HIP_ALLOC_LIB", "/nowhere.so")
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(2), "{}", show(&output));
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_bad_usage() {
+    let output = run(&["--gpu", "99", "--", "true"]);
+    assert_eq!(output.status.code(), Some(2), "{}", show(&output));
+}
