@@ -4,7 +4,7 @@
 //! this completes the rest.
 
 use crate::gfx::SoldAs;
-use crate::machine::{Class, Gpu, Machine, System};
+use crate::machine::{Class, Gpu, Machine, ReadFrom, System};
 use crate::memory::{MemoryRule, apu};
 use crate::{Bytes, Gfx};
 
@@ -15,6 +15,7 @@ pub(crate) fn complete(machine: &mut Machine) {
         machine.memory.total,
         machine.ttm_pages_limit,
     );
+    let is_report = machine.read_from == ReadFrom::Memory;
     for gpu in &mut machine.gpus {
         if gpu.gfx.is_none()
             && let Some(gfx) = gpu.device_id.and_then(|id| id.gfx())
@@ -23,9 +24,19 @@ pub(crate) fn complete(machine: &mut Machine) {
             gpu.gfx_from_device_id = true;
         }
         classify(gpu);
+        if is_report && gpu.class.is_none() && pages.is_some() && gpu.gtt_bytes.is_some() {
+            (gpu.class, gpu.class_from) = (
+                Some(Class::Apu),
+                "only of an APU people report GTT and TTM limits",
+            );
+        }
         name(gpu);
         let (usable, rule) = memory(gpu, system, ram, pages);
-        gpu.usable_bytes = usable;
+        // A report rounds the pool to two decimals; the limit behind it is exact.
+        let exact = pages.map(Bytes::pages).filter(|limit| {
+            is_report && usable.is_some_and(|pool| (0.999..=1.001).contains(&limit.share_of(pool)))
+        });
+        gpu.usable_bytes = exact.or(usable);
         gpu.memory_rule = Some(rule);
     }
 }
@@ -105,6 +116,12 @@ fn memory(
                 (Some(vram), Some(gtt), _) => apu::rule(vram, gtt),
                 (Some(vram), None, Some(pool)) if vram == pool => MemoryRule::Carveout,
                 (_, None, Some(pool)) if ttm_pages.map(Bytes::pages) == Some(pool) => {
+                    MemoryRule::Gtt
+                }
+                // Nobody carves out so much that a GTT which was raised is the smaller pool.
+                (None, Some(gtt), None)
+                    if ttm_pages.is_some_and(|pages| Bytes::pages(pages) < gtt) =>
+                {
                     MemoryRule::Gtt
                 }
                 (_, _, Some(pool)) => ram.map_or(MemoryRule::Unknown, |ram| apu::infer(pool, ram)),

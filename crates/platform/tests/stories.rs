@@ -372,3 +372,145 @@ fn the_fix_script_runs_nothing_dangerous_by_itself() {
     );
     assert!(script.contains("\n# sudo reboot\n"), "{script}");
 }
+
+#[test]
+fn a_raised_gtt_behind_a_default_ttm_limit_is_a_trap() {
+    // gttsize=131072 on the command line of a machine whose pasted tree lacks it.
+    let text = include_str!("fixtures/synthetic/kfd_gfx1151_128g_default.txt").replace(
+        "mem_info_gtt_total\n67076648960",
+        "mem_info_gtt_total\n137438953472",
+    );
+    let report = diagnose(&[&text]);
+    assert_eq!(
+        report.gpus[0].gpu.usable_bytes,
+        Some(platform::Bytes(67_076_648_960))
+    );
+    for id in ["gtt-above-ttm", "gtt-above-ram", "ttm-limit-default"] {
+        assert_eq!(
+            severity(&report, id),
+            Some(Severity::Warning),
+            "{id}: {:?}",
+            ids(&report)
+        );
+    }
+}
+
+#[test]
+fn the_kernel_log_of_that_trap_gives_the_exact_limit() {
+    let log = "[drm] GTT size has been set as 128849018880 but TTM size has been set as 66818834432, this is unusual\n\
+               Ryzen AI MAX+ 395, hipMemGetInfo total: 62.2299 GB\n";
+    let report = diagnose(&[log]);
+    assert_eq!(
+        report.gpus[0].gpu.usable_bytes,
+        Some(platform::Bytes(66_818_834_432)),
+        "{:?}",
+        report.gpus
+    );
+    assert_eq!(
+        severity(&report, "ttm-smaller-than-gtt"),
+        Some(Severity::Warning)
+    );
+    // Without the number from HIP the limit is still the bound.
+    let report = diagnose(&[log.lines().next().expect("a line"), "gfx1151"]);
+    assert_eq!(
+        report.gpus[0].gpu.usable_bytes,
+        Some(platform::Bytes(66_818_834_432))
+    );
+}
+
+#[test]
+fn sixty_three_partitions_are_numbered_in_the_order_of_their_nodes() {
+    let mut text = String::from(
+        "== nodes/0/properties\ncpu_cores_count 96\nsimd_count 0\n== nodes/1/properties\ncpu_cores_count 96\nsimd_count 0\n",
+    );
+    for node in (2..65).rev() {
+        let (card, partition) = ((node - 2) / 8, (node - 2) % 8);
+        text += &format!(
+            "== nodes/{node}/gpu_id\n{node}00\n== nodes/{node}/properties\ncpu_cores_count 0\nsimd_count 152\nsimd_per_cu 4\ngfx_target_version 90402\nvendor_id 4098\ndevice_id 29857\nlocation_id {}\ndomain 0\ndrm_render_minor {}\nunique_id {}\n",
+            (10 + card) << 8 | partition,
+            128 + node - 2,
+            7000 + card
+        );
+    }
+    let report = diagnose(&[&text]);
+    assert_eq!(report.gpus.len(), 63);
+    for (index, entry) in report.gpus.iter().enumerate() {
+        assert_eq!(
+            (entry.gpu.index, entry.gpu.kfd_node),
+            (index, u32::try_from(index + 2).ok())
+        );
+    }
+    assert_eq!(
+        report.gpus[10]
+            .gpu
+            .pci
+            .map(|pci| pci.to_string())
+            .as_deref(),
+        Some("0000:0b:00.2")
+    );
+    assert_eq!(severity(&report, "partitioned"), Some(Severity::Info));
+    assert!(report.hide.is_empty() && report.env.is_empty());
+}
+
+#[test]
+fn a_laptop_with_the_integrated_gpu_first() {
+    let node = |number: u32, gfx: u32, device: u32, location: u32, simds: u32| {
+        format!(
+            "== kfd/nodes/{number}/gpu_id\n{number}\n== kfd/nodes/{number}/properties\nsimd_count {simds}\nsimd_per_cu 2\ngfx_target_version {gfx}\nvendor_id 4098\ndevice_id {device}\nlocation_id {location}\ndrm_render_minor {}\n",
+            127 + number
+        )
+    };
+    let text = node(1, 110_003, 0x15bf, 0xc300, 24) + &node(2, 110_002, 0x7480, 0x300, 64);
+    let report = diagnose(&[&text]);
+    assert_eq!(
+        (report.pick, report.hide.as_slice()),
+        (Some(1), [0].as_slice())
+    );
+    assert_eq!(
+        report.env.get("ROCR_VISIBLE_DEVICES").map(String::as_str),
+        Some("1")
+    );
+    assert_eq!(severity(&report, "igpu-in-front"), Some(Severity::Warning));
+}
+
+#[test]
+fn rocminfo_with_two_gpus_keeps_their_order_and_identity() {
+    let agent = |number: u32, name: &str, uuid: &str, kind: &str, chip: u32, bdf: u32, kib: u64| {
+        format!(
+            "*******\nAgent {number}\n*******\n  Name:                    {name}\n  Uuid:                    {uuid}\n  Marketing Name:          AMD Radeon Graphics\n  Node:                    {}\n  Device Type:             {kind}\n  Chip ID:                 {chip}({chip:#x})\n  BDFID:                   {bdf}\n  Compute Unit:            2\n  Pool Info:\n    Pool 1\n      Segment:                 GLOBAL; FLAGS: COARSE GRAINED\n      Size:                    {kib}({kib:#x}) KB\n    Pool 2\n      Segment:                 GROUP\n      Size:                    64(0x40) KB\n",
+            number - 1
+        )
+    };
+    let text = "HSA Agents\n".to_owned()
+        + &agent(1, "AMD Ryzen 9 9900X", "CPU-XX", "CPU", 0, 0, 63_378_604)
+        + &agent(
+            2,
+            "gfx1201",
+            "GPU-2f987739463f9020",
+            "GPU",
+            30032,
+            768,
+            16_695_296,
+        )
+        + &agent(3, "gfx1036", "GPU-XX", "GPU", 5056, 31488, 31_689_300);
+    let report = diagnose(&[&text]);
+    assert_eq!(
+        report.gpus[0].gpu.usable_bytes,
+        Some(platform::Bytes::kib(16_695_296))
+    );
+    assert_eq!(
+        report.gpus[0].gpu.uuid.as_deref(),
+        Some("GPU-2f987739463f9020")
+    );
+    assert_eq!(report.gpus[1].gpu.uuid, None);
+    assert_eq!(
+        (report.pick, report.hide.as_slice()),
+        (Some(0), [1].as_slice())
+    );
+    // Half of the CPU pool: the TTM limit, and no reason to raise it for a hidden GPU.
+    assert_eq!(
+        report.gpus[1].gpu.memory_rule,
+        Some(platform::memory::MemoryRule::Gtt)
+    );
+    assert_eq!(severity(&report, "ttm-limit-default"), None);
+}

@@ -196,7 +196,26 @@ fn gtt(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
     if gpu.memory_rule != Some(MemoryRule::Gtt) {
         return;
     }
-    match (gpu.usable_bytes, machine.ttm_pages_limit.map(Bytes::pages)) {
+    let limit = machine.ttm_pages_limit.map(Bytes::pages);
+    let bound = gpu.usable_bytes.or(limit);
+    let said_already = machine.parameter("amdgpu.gttsize").is_some()
+        && found
+            .iter()
+            .any(|finding| finding.id == "gttsize-without-pages-limit");
+    if let Some(bound) = bound.filter(|&bound| gtt.share_of(bound) > 1.02 && !said_already) {
+        let fix = machine
+            .memory
+            .total
+            .map(|ram| raise_ttm(machine, suggested_limit(ram)));
+        found.push(
+            Finding::new(Check::Memory, Severity::Warning, "gtt-above-ttm", "The GTT is larger than what TTM hands out")
+                .seen(format!("GTT {gtt}, usable {bound}."))
+                .why("amdgpu.gttsize was raised and ttm.pages_limit was not (or only later): programs that plan with the GTT run out at the smaller number.")
+                .fix(fix.unwrap_or_else(|| vec!["# remove amdgpu.gttsize and set ttm.pages_limit".to_owned()]))
+                .source("https://github.com/ROCm/ROCm/issues/5595"),
+        );
+    }
+    match (gpu.usable_bytes, limit) {
         (Some(pool), Some(limit)) if limit.share_of(pool) > 1.02 => found.push(
             Finding::new(Check::Memory, Severity::Warning, "pages-limit-not-in-effect", "The TTM limit was raised after amdgpu had started")
                 .seen(format!("ttm.pages_limit stands for {limit}, HIP gets {pool}."))
