@@ -6,6 +6,7 @@
 mod commands {
     //! The files of `commands/` that belong to this binary.
     pub(crate) mod config_report;
+    pub(crate) mod fault_matrix;
     pub(crate) mod train;
 }
 
@@ -27,6 +28,9 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Started by `surefoot probe --placement`
+    #[command(hide = true)]
+    FaultMatrix(commands::fault_matrix::Args),
     Train(commands::train::Args),
 }
 
@@ -34,6 +38,7 @@ fn main() -> ExitCode {
     output::init_logging();
     let Cli { json, command } = Cli::parse();
     let result = match command {
+        Command::FaultMatrix(args) => commands::fault_matrix::run(&args, json),
         Command::Train(args) => commands::train::run(&args, json),
     };
     output::exit_code(result)

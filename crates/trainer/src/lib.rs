@@ -36,6 +36,9 @@ pub use config::Config;
 pub use error::Error;
 pub use memory::MemorySample;
 pub use metrics::Record;
+/// The fault matrix of the placement ladder, for `surefoot probe --placement`.
+pub use placement::fault_matrix as placement_matrix;
+
 pub use observer::{Metrics, Observer, Silent, Start};
 pub use run::run;
 pub use run_folder::RunFolder;
