@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod gpu_check;
 mod setup;
 mod test;
 mod tidy;
@@ -36,6 +37,8 @@ enum Command {
     Tidy(tidy::Tidy),
     /// Measure this project against its peers, on this machine
     Bench(bench::Bench),
+    /// Check the allocator on this machine's GPU, or bundle that check for another machine
+    GpuCheck(gpu_check::GpuCheck),
 }
 
 fn main() -> ExitCode {
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Test(test) => test.run(),
         Command::Tidy(tidy) => tidy.run(),
         Command::Bench(bench) => bench.run(),
+        Command::GpuCheck(check) => check.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,0 +1,102 @@
+//! `cargo xtask gpu-check`: the part of the evidence that needs a real GPU.
+//!
+//! The check itself is `python/gpu_check.py`, since it must also run where there is
+//! no Rust: `--bundle` puts it into a folder with all it needs besides a PyTorch.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use xshell::{Shell, cmd};
+
+use crate::workspace;
+
+/// What the check consists of, under `python/`.
+const PARTS: [&str; 3] = ["gpu_check.py", "surefoot_placement.py", "sitecustomize.py"];
+
+/// The activation's folder, under `python/`.
+const ACTIVATION: &str = "surefoot_activate";
+
+const README: &str = "\
+Checks Surefoot's allocator on this machine's GPU, beside PyTorch's own.
+
+    python gpu_check.py --out report.json
+
+needs a PyTorch (2.8 or newer, for ROCm or CUDA) and nothing else; it takes a few
+minutes. The report says what the machine is, which checks passed, and what each
+allocator held; please send it with any problem you report.
+";
+
+/// Check the allocator on this machine's GPU, or bundle that check for another machine.
+///
+/// The report goes to docs/evidence. Exit status: failure if a check failed, or if there is no
+/// GPU that PyTorch can use.
+#[derive(clap::Args)]
+pub(crate) struct GpuCheck {
+    /// Only make a folder that runs the check on a machine without Rust
+    #[arg(long, value_name = "DIR")]
+    bundle: Option<PathBuf>,
+    /// A Python with PyTorch for this machine's GPU
+    #[arg(long, default_value = "python3", value_name = "PROGRAM")]
+    python: OsString,
+    /// Where to write the report [default: docs/evidence/gpu-check.json]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Training steps per loop
+    #[arg(long, default_value_t = 20)]
+    steps: u32,
+}
+
+impl GpuCheck {
+    pub(crate) fn run(self) -> Result<()> {
+        let shell = workspace::shell()?;
+        let library = build(&shell)?;
+        if let Some(folder) = self.bundle {
+            return bundle(&shell, &library, &std::path::absolute(folder)?);
+        }
+        let out = match self.out {
+            Some(out) => std::path::absolute(out)?,
+            None => workspace::root().join("docs/evidence/gpu-check.json"),
+        };
+        let (python, steps) = (self.python, self.steps.to_string());
+        let check = cmd!(
+            shell,
+            "{python} python/gpu_check.py --out {out} --steps {steps}"
+        );
+        let outcome = check.env("HIP_ALLOC_LIB", &library).quiet().run();
+        outcome.context("the GPU check did not pass; its messages are above")
+    }
+}
+
+/// Builds the allocator, and says where it is.
+fn build(shell: &Shell) -> Result<PathBuf> {
+    let cargo = workspace::cargo();
+    cmd!(shell, "{cargo} build --release --package hip-alloc").run()?;
+    let library = workspace::target(shell)?.join("release/libhip_alloc.so");
+    ensure!(library.is_file(), "no {} was built", library.display());
+    Ok(library)
+}
+
+fn bundle(shell: &Shell, library: &Path, folder: &Path) -> Result<()> {
+    let occupied = folder
+        .read_dir()
+        .is_ok_and(|mut inside| inside.next().is_some());
+    ensure!(!occupied, "{} is not empty", folder.display());
+    let python = workspace::root().join("python");
+    shell.create_dir(folder)?;
+    for part in PARTS {
+        shell.copy_file(python.join(part), folder)?;
+    }
+    let activation = folder.join(ACTIVATION);
+    shell.create_dir(&activation)?;
+    for file in shell.read_dir(python.join(ACTIVATION))? {
+        if file.extension().is_some_and(|extension| extension == "py") {
+            shell.copy_file(file, &activation)?;
+        }
+    }
+    shell.copy_file(library, folder)?;
+    shell.write_file(folder.join("README.txt"), README)?;
+    eprintln!("bundle    {}", folder.display());
+    eprintln!("run there `python gpu_check.py --out report.json`");
+    Ok(())
+}
