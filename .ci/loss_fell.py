@@ -1,0 +1,37 @@
+"""Checks the run folder of a short training run: it ended well, and it learned.
+
+    python3 .ci/loss_fell.py RUN_FOLDER
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+# A model that knows nothing but how often each byte occurs in the text gets about 3.3
+# nats per byte on it; one that knows nothing at all gets ln 257 = 5.5.
+KNOWS_MORE_THAN_FREQUENCIES = 3.1
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    summary = json.loads((folder / "summary.json").read_text())
+    first, last = summary["first_loss"], summary["last_loss"]
+    held_out = summary["held_out"]["nats_per_byte"]
+    print(f"training loss {first:.3f} to {last:.3f}, held out {held_out:.3f} nats per byte")
+    problems = []
+    if summary["ending"] != "completed" or summary["steps"] != summary["max_steps"]:
+        problems.append(f"the run ended early: {summary['ending']}, step {summary['steps']}")
+    if not math.isfinite(last) or last > 0.75 * first:
+        problems.append("the training loss did not fall by a quarter")
+    if not held_out < KNOWS_MORE_THAN_FREQUENCIES:
+        problems.append(f"the held-out loss is not below {KNOWS_MORE_THAN_FREQUENCIES}")
+    for name in ("config.yaml", "metrics.jsonl", "model/model.safetensors"):
+        if not (folder / name).is_file():
+            problems.append(f"`{name}` is missing in the run folder")
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+if __name__ == "__main__":
+    main()
