@@ -24,10 +24,10 @@ impl Test {
         // The shared libraries and the programs: tests load them from the target folder.
         cmd!(shell, "{cargo} build --workspace").run()?;
         if has_nextest(&shell) {
-            cmd!(shell, "{cargo} nextest run --workspace").run()?;
+            cmd!(shell, "{cargo} nextest run --workspace --no-fail-fast").run()?;
             cmd!(shell, "{cargo} test --workspace --doc").run()?;
         } else {
-            cmd!(shell, "{cargo} test --workspace").run()?;
+            cmd!(shell, "{cargo} test --workspace --no-fail-fast").run()?;
         }
         if self.heavy {
             heavy(&shell)?;
