@@ -1,0 +1,340 @@
+//! A loader that prepares batches ahead of the training step.
+//!
+//! ```text
+//!   order (seed, epoch) ──▶ workers: sample … sample ─▶ collate ─▶ pin ──▶ ready, in order ──▶ next()
+//!                              at most `depth` batches ahead of the consumer
+//! ```
+//!
+//! The order of batches depends on the seed and nothing else: not on how many workers
+//! there are, nor on which is faster. Its whole state is the number of the next batch
+//! ([`LoaderState`]), so a resumed run sees what the interrupted one would have seen.
+//! A sample that fails or panics is reported with its index, at the place in the order
+//! where its batch belongs; the batches after it still come.
+
+mod order;
+mod queue;
+
+use std::error::Error as StdError;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use tch::Device;
+
+use self::order::Order;
+use self::queue::Queue;
+use crate::batch::{Batch, FieldPath};
+
+/// What samples and collating may fail with.
+pub type BoxError = Box<dyn StdError + Send + Sync>;
+
+/// Where samples come from. Read by several workers at once.
+pub trait Source: Send + Sync + 'static {
+    /// One sample, on the host.
+    type Sample;
+    /// Several samples in one, on the host.
+    type Batch: Batch + Send + 'static;
+
+    /// How many samples there are.
+    fn len(&self) -> usize;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Reads one sample. `draw` is for random augmentation: it depends on the loader's
+    /// seed, the epoch and the sample, so that the same run draws the same.
+    ///
+    /// # Errors
+    /// Anything; reported with the sample's index.
+    fn sample(&self, index: usize, draw: u64) -> Result<Self::Sample, BoxError>;
+
+    /// Puts samples together.
+    ///
+    /// # Errors
+    /// Anything; reported with the indices of the samples.
+    fn collate(&self, samples: Vec<Self::Sample>) -> Result<Self::Batch, BoxError>;
+}
+
+/// How batches are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoaderOptions {
+    /// Samples in a batch. The last batch of an epoch is left out when it is short.
+    pub batch_size: usize,
+    /// Decides the order; `None` keeps the order of the source.
+    pub shuffle: Option<u64>,
+    /// Threads that read samples; 0 reads them in `next()`.
+    pub workers: usize,
+    /// Batches that may be ready or in the making, ahead of the consumer.
+    pub depth: usize,
+    /// Put batches into pinned memory for this device, from which it copies faster
+    /// and without the CPU. Does nothing for the CPU.
+    pub pin_for: Device,
+}
+
+impl Default for LoaderOptions {
+    fn default() -> Self {
+        Self {
+            batch_size: 1,
+            shuffle: None,
+            workers: 1,
+            depth: 2,
+            pin_for: Device::Cpu,
+        }
+    }
+}
+
+/// Where a loader is, and what it must agree with to go on from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoaderState {
+    /// Batches given out since the first epoch began.
+    pub batches: u64,
+    /// The seed of the order.
+    pub shuffle: Option<u64>,
+    /// Samples in a batch.
+    pub batch_size: usize,
+    /// Samples in the source.
+    pub samples: usize,
+}
+
+/// Why there is no batch, or no loader.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// A sample could not be read.
+    #[error("sample {sample} (epoch {epoch}) cannot be read: {source}")]
+    Sample {
+        /// Its index in the source.
+        sample: usize,
+        /// The epoch, from zero.
+        epoch: u64,
+        /// What the source said.
+        source: BoxError,
+    },
+    /// Reading a sample panicked.
+    #[error("reading sample {sample} (epoch {epoch}) panicked: {message}")]
+    SamplePanicked {
+        /// Its index in the source.
+        sample: usize,
+        /// The epoch, from zero.
+        epoch: u64,
+        /// The panic's message.
+        message: String,
+    },
+    /// Samples could not be put together.
+    #[error("samples {samples:?} (epoch {epoch}) make no batch: {source}")]
+    Collate {
+        /// Their indices in the source.
+        samples: Vec<usize>,
+        /// The epoch, from zero.
+        epoch: u64,
+        /// What the source said.
+        source: BoxError,
+    },
+    /// The source is smaller than one batch.
+    #[error("{samples} samples do not fill one batch of {batch_size}")]
+    TooFewSamples {
+        /// Samples in the source.
+        samples: usize,
+        /// Samples in a batch.
+        batch_size: usize,
+    },
+    /// A state of another loader.
+    #[error("the saved state is of another loader: its {what} is {saved}, and now it is {now}")]
+    OtherLoader {
+        /// What differs.
+        what: &'static str,
+        /// In the state.
+        saved: String,
+        /// In this loader.
+        now: String,
+    },
+    /// No threads.
+    #[error("the loader's workers cannot be started: {0}")]
+    Workers(#[from] std::io::Error),
+}
+
+/// A batch and its place in the order.
+#[derive(Debug)]
+pub struct Loaded<B> {
+    /// The epoch, from zero.
+    pub epoch: u64,
+    /// The batch's number in the epoch, from zero.
+    pub number: u64,
+    /// The batch, on the host.
+    pub batch: B,
+}
+
+/// Gives batches without end, epoch after epoch.
+pub struct Loader<S: Source> {
+    maker: Arc<Maker<S>>,
+    options: LoaderOptions,
+    next: u64,
+    queue: Option<Queue<Result<S::Batch, LoadError>>>,
+}
+
+impl<S: Source> Loader<S> {
+    /// A loader that begins with the first epoch.
+    ///
+    /// # Errors
+    /// [`LoadError::TooFewSamples`]; [`LoadError::Workers`].
+    pub fn new(source: S, options: LoaderOptions) -> Result<Self, LoadError> {
+        Self::starting_at(source, options, 0)
+    }
+
+    /// A loader that goes on where another one was.
+    ///
+    /// # Errors
+    /// [`LoadError::OtherLoader`] when the order would not be the same.
+    pub fn resume(
+        source: S,
+        options: LoaderOptions,
+        state: &LoaderState,
+    ) -> Result<Self, LoadError> {
+        let differs = |what, saved: String, now: String| match saved == now {
+            true => Ok(()),
+            false => Err(LoadError::OtherLoader { what, saved, now }),
+        };
+        let seed = |seed: Option<u64>| seed.map_or("none".to_owned(), |seed| seed.to_string());
+        differs("seed", seed(state.shuffle), seed(options.shuffle))?;
+        differs(
+            "batch size",
+            state.batch_size.to_string(),
+            options.batch_size.to_string(),
+        )?;
+        differs(
+            "number of samples",
+            state.samples.to_string(),
+            source.len().to_string(),
+        )?;
+        Self::starting_at(source, options, state.batches)
+    }
+
+    fn starting_at(source: S, options: LoaderOptions, next: u64) -> Result<Self, LoadError> {
+        let samples = source.len();
+        if options.batch_size == 0 || samples < options.batch_size {
+            return Err(LoadError::TooFewSamples {
+                samples,
+                batch_size: options.batch_size,
+            });
+        }
+        let order = Order::new(samples, options.batch_size, options.shuffle);
+        let maker = Arc::new(Maker {
+            source,
+            order,
+            pin_for: options.pin_for,
+        });
+        let queue = match options.workers {
+            0 => None,
+            workers => {
+                let maker = Arc::clone(&maker);
+                let make = move |number| maker.make(number);
+                Some(Queue::new(workers, options.depth.max(1), next, make)?)
+            }
+        };
+        Ok(Self {
+            maker,
+            options,
+            next,
+            queue,
+        })
+    }
+
+    /// Batches in one epoch.
+    pub fn batches_per_epoch(&self) -> u64 {
+        self.maker.order.batches_per_epoch()
+    }
+
+    /// Where the loader is: before the batch that `next` gives next. Batches that are
+    /// ready ahead do not count.
+    pub fn state(&self) -> LoaderState {
+        LoaderState {
+            batches: self.next,
+            shuffle: self.options.shuffle,
+            batch_size: self.options.batch_size,
+            samples: self.maker.source.len(),
+        }
+    }
+}
+
+impl<S: Source> Iterator for Loader<S> {
+    type Item = Result<Loaded<S::Batch>, LoadError>;
+
+    /// The next batch; never `None`. After an error, the batch after the bad one.
+    fn next(&mut self) -> Option<Self::Item> {
+        let number = self.next;
+        self.next += 1;
+        let batch = match &mut self.queue {
+            Some(queue) => queue.take(),
+            None => self.maker.make(number),
+        };
+        let (epoch, number) = self.maker.order.place_of(number);
+        Some(batch.map(|batch| Loaded {
+            epoch,
+            number,
+            batch,
+        }))
+    }
+}
+
+/// Makes a batch from its number. Shared by the workers.
+struct Maker<S> {
+    source: S,
+    order: Order,
+    pin_for: Device,
+}
+
+impl<S: Source> Maker<S> {
+    fn make(&self, number: u64) -> Result<S::Batch, LoadError> {
+        let (epoch, _) = self.order.place_of(number);
+        let indices = self.order.samples_of(number);
+        let samples = indices
+            .iter()
+            .map(|&index| self.read(epoch, index))
+            .collect::<Result<Vec<_>, _>>()?;
+        let collated = catch_unwind(AssertUnwindSafe(|| self.source.collate(samples)))
+            .unwrap_or_else(|panic| Err(panic_message(panic.as_ref()).into()))
+            .and_then(|batch| self.pin(batch));
+        collated.map_err(|source| LoadError::Collate {
+            samples: indices,
+            epoch,
+            source,
+        })
+    }
+
+    fn read(&self, epoch: u64, sample: usize) -> Result<S::Sample, LoadError> {
+        let draw = self.order.draw(epoch, sample);
+        match catch_unwind(AssertUnwindSafe(|| self.source.sample(sample, draw))) {
+            Ok(Ok(read)) => Ok(read),
+            Ok(Err(source)) => Err(LoadError::Sample {
+                sample,
+                epoch,
+                source,
+            }),
+            Err(panic) => {
+                let message = panic_message(panic.as_ref());
+                Err(LoadError::SamplePanicked {
+                    sample,
+                    epoch,
+                    message,
+                })
+            }
+        }
+    }
+
+    fn pin(&self, batch: S::Batch) -> Result<S::Batch, BoxError> {
+        if self.pin_for == Device::Cpu {
+            return Ok(batch);
+        }
+        batch.try_map(&FieldPath::root("batch"), &mut |_, tensor| {
+            torch_ext::accelerator::pin_memory(&tensor).map_err(BoxError::from)
+        })
+    }
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".into())
+}
