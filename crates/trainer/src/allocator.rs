@@ -7,13 +7,19 @@
 use tch::Device;
 use torch_ext::allocator::{Library, LibraryError, Stats};
 
-use crate::Error;
+use crate::config::Config;
+use crate::{Error, device};
 
 /// The device number of host memory in hip-alloc's interface (`HIP_ALLOC_HOST`).
 const HOST: i32 = -1;
 
-/// The allocator of the run's device.
-pub(crate) enum Allocator {
+/// The allocator of the run's device. A process has one, chosen at its start: libtorch
+/// takes another only before its first tensor.
+#[derive(Debug, Clone)]
+pub struct Allocator(Kind);
+
+#[derive(Debug, Clone)]
+enum Kind {
     /// PyTorch's, and why.
     Torch(&'static str),
     /// A library with hip-alloc's interface.
@@ -21,14 +27,21 @@ pub(crate) enum Allocator {
 }
 
 impl Allocator {
-    /// Picks and installs the allocator. Must come before the first tensor.
+    /// PyTorch's own allocator.
+    pub fn torch() -> Self {
+        Self(Kind::Torch("no other was asked for"))
+    }
+
+    /// Picks the allocator for the device of `config` as the environment says, and installs
+    /// it. Once in a process, before the first tensor.
     ///
     /// # Errors
-    /// When a library was asked for and cannot be used.
-    pub(crate) fn install(device: Device) -> Result<Self, Error> {
+    /// When the device is not there, or a library was asked for and cannot be used.
+    pub fn install(config: &Config) -> Result<Self, Error> {
+        let device = device::choose(&config.device)?;
         let switch = std::env::var("HIP_ALLOC").unwrap_or_default();
         let required = match switch.as_str() {
-            "0" => return Ok(Self::Torch("HIP_ALLOC=0")),
+            "0" => return Ok(Self(Kind::Torch("HIP_ALLOC=0"))),
             "" => false,
             "1" => true,
             other => {
@@ -41,7 +54,8 @@ impl Allocator {
         let library = match Library::find() {
             Ok(library) => library,
             Err(LibraryError::NotFound { .. }) if !required => {
-                return Ok(Self::Torch("libhip_alloc.so is not beside the program"));
+                let reason = "libhip_alloc.so is not beside the program";
+                return Ok(Self(Kind::Torch(reason)));
             }
             Err(error) => return Err(Error::Allocator(error.to_string())),
         };
@@ -55,30 +69,41 @@ impl Allocator {
                 HOST
             }
         };
-        Ok(Self::Library { library, device })
+        Ok(Self(Kind::Library { library, device }))
     }
 
     /// For the start-up message.
     pub(crate) fn describe(&self) -> String {
-        match self {
-            Self::Torch(reason) => format!("PyTorch's own ({reason})"),
-            Self::Library { library, .. } => format!("hip-alloc ({})", library.path().display()),
+        match &self.0 {
+            Kind::Torch(reason) => format!("PyTorch's own ({reason})"),
+            Kind::Library { library, .. } => format!("hip-alloc ({})", library.path().display()),
         }
     }
 
     /// The counters; `None` when PyTorch's own allocator serves, or the library fails.
     pub(crate) fn stats(&self) -> Option<Stats> {
-        match self {
-            Self::Torch(_) => None,
-            Self::Library { library, device } => library.stats(*device).ok(),
+        match &self.0 {
+            Kind::Torch(_) => None,
+            Kind::Library { library, device } => library.stats(*device).ok(),
         }
+    }
+
+    /// The counters, whose peaks start anew.
+    pub(crate) fn take_stats(&self) -> Option<Stats> {
+        let stats = self.stats();
+        if let Kind::Library { library, device } = &self.0
+            && let Err(error) = library.reset_peaks(*device)
+        {
+            tracing::debug!("the allocator's peaks are not reset: {error}");
+        }
+        stats
     }
 
     /// The library, for placement to trim when memory runs out.
     pub(crate) fn library(&self) -> Option<Library> {
-        match self {
-            Self::Torch(_) => None,
-            Self::Library { library, .. } => Some(library.clone()),
+        match &self.0 {
+            Kind::Torch(_) => None,
+            Kind::Library { library, .. } => Some(library.clone()),
         }
     }
 }

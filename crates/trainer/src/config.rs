@@ -19,6 +19,8 @@ mod check;
 mod consistency;
 mod problem;
 mod schema;
+#[cfg(test)]
+mod tests;
 mod tree;
 
 use std::path::{Path, PathBuf};

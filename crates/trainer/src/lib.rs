@@ -32,6 +32,7 @@ pub mod tensor_file;
 pub mod text;
 pub mod weights;
 
+pub use allocator::Allocator;
 pub use config::Config;
 pub use error::Error;
 pub use memory::MemorySample;

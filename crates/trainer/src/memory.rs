@@ -9,14 +9,19 @@ pub struct MemorySample {
     pub live: Option<u64>,
     /// Bytes that the allocator holds.
     pub held: Option<u64>,
+    /// Most bytes in tensors since the last look.
+    pub live_peak: Option<u64>,
+    /// Most bytes held since the last look.
+    pub held_peak: Option<u64>,
     /// Bytes of this process in main memory.
     pub resident: u64,
 }
 
 impl MemorySample {
-    /// What to show as the one number: live tensors where known, else the process.
+    /// What to show as the one number: what the allocator held at most since the last look
+    /// where that is known, else the process.
     pub fn headline(&self) -> u64 {
-        self.live.unwrap_or(self.resident)
+        self.held_peak.unwrap_or(self.resident)
     }
 }
 

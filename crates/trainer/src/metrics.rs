@@ -1,6 +1,8 @@
 //! Recording a run: `metrics.jsonl`, TensorBoard events, curves.
 
 mod jsonl;
+mod plots;
+mod tensorboard;
 
 use serde::{Deserialize, Serialize};
 
@@ -53,7 +55,9 @@ impl Record {
 
 /// Writes what a run measures.
 pub(crate) struct Recorder {
+    folder: RunFolder,
     jsonl: jsonl::Writer,
+    tensorboard: tensorboard::Writer,
     records: Vec<Record>,
 }
 
@@ -62,27 +66,74 @@ impl Recorder {
     /// what was recorded after it happens again, so it is removed.
     pub(crate) fn open(folder: &RunFolder, step: u64) -> Result<Self, Error> {
         let (jsonl, records) = jsonl::Writer::open(&folder.metrics(), step)?;
-        Ok(Self { jsonl, records })
+        let tensorboard = tensorboard::Writer::create(folder.path(), step)?;
+        let folder = folder.clone();
+        Ok(Self {
+            folder,
+            jsonl,
+            tensorboard,
+            records,
+        })
     }
 
     pub(crate) fn train(&mut self, metrics: &Metrics) -> Result<(), Error> {
+        let Metrics {
+            step,
+            loss,
+            learning_rate,
+            gradient_norm,
+            units_per_second,
+            memory,
+        } = *metrics;
+        let mut values = vec![
+            ("train/loss", loss),
+            ("train/learning_rate", learning_rate),
+            ("train/grad_norm", gradient_norm),
+            ("train/tokens_per_second", units_per_second),
+            ("memory/resident", memory.resident as f64),
+        ];
+        let counted = [
+            ("memory/live", memory.live),
+            ("memory/held", memory.held),
+            ("memory/live_peak", memory.live_peak),
+            ("memory/held_peak", memory.held_peak),
+        ];
+        values.extend(
+            counted
+                .iter()
+                .filter_map(|(tag, bytes)| Some((*tag, (*bytes)? as f64))),
+        );
+        self.tensorboard.scalars(step, &values)?;
         self.record(Record::Train {
-            step: metrics.step,
-            loss: metrics.loss,
-            learning_rate: metrics.learning_rate,
-            grad_norm: metrics.gradient_norm,
-            tokens_per_second: metrics.units_per_second,
-            memory: metrics.memory,
+            step,
+            loss,
+            learning_rate,
+            grad_norm: gradient_norm,
+            tokens_per_second: units_per_second,
+            memory,
         })
     }
 
     pub(crate) fn evaluation(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
+        let mut values = vec![("eval/loss", evaluation.loss)];
+        values.extend(
+            evaluation
+                .nats_per_byte
+                .map(|nats| ("eval/nats_per_byte", nats)),
+        );
+        self.tensorboard.scalars(step, &values)?;
         self.record(Record::Eval {
             step,
             eval_loss: evaluation.loss,
             eval_nats_per_byte: evaluation.nats_per_byte,
             complete: evaluation.complete,
         })
+    }
+
+    /// Draws the curves anew.
+    pub(crate) fn draw(&self) -> Result<(), Error> {
+        plots::loss(&self.folder.join("loss.svg"), &self.records)?;
+        plots::memory(&self.folder.join("memory.svg"), &self.records)
     }
 
     fn record(&mut self, record: Record) -> Result<(), Error> {

@@ -14,6 +14,7 @@ use placement::Placer;
 use tch::Tensor;
 
 use crate::Error;
+use crate::allocator::Allocator;
 use crate::checkpoint::{self, Progress};
 use crate::config::Config;
 use crate::metrics::Recorder;
@@ -30,9 +31,14 @@ use crate::task::{Batch, Evaluation, Task};
 /// # Errors
 /// When the run cannot start, or something on the way cannot be trusted any more. What was
 /// saved before stays.
-pub fn run(config: &Config, observer: &mut dyn Observer, stop: &Stop) -> Result<Summary, Error> {
+pub fn run(
+    config: &Config,
+    allocator: &Allocator,
+    observer: &mut dyn Observer,
+    stop: &Stop,
+) -> Result<Summary, Error> {
     let began = Instant::now();
-    let machine = Machine::prepare(config)?;
+    let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
     let task = setup::task(config, &mut placer, observer)?;
     let mut run = Run::open(config, task, placer, machine, began)?;
@@ -200,7 +206,7 @@ impl<'a> Run<'a> {
         self.last_evaluation = Some((self.step, evaluation));
         self.recorder.evaluation(self.step, &evaluation)?;
         observer.evaluated(self.step, &evaluation);
-        Ok(())
+        self.recorder.draw()
     }
 
     fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
@@ -255,6 +261,7 @@ impl<'a> Run<'a> {
             self.task
                 .export(&self.folder.join(self.task.export_name()))?;
         }
+        self.recorder.draw()?;
         let summary = self.summary(ending);
         let path = self.folder.join("summary.json");
         let text = serde_json::to_string_pretty(&summary)

@@ -1,4 +1,4 @@
-//! What happens before the first step: allocator, threads, device, data, model.
+//! What happens before the first step: device, threads, data, model.
 
 use placement::torch_transport::TransportOptions;
 use placement::{Placer, Policy};
@@ -18,17 +18,22 @@ use crate::{Error, device};
 pub(crate) struct Machine {
     device: Device,
     allocator: Allocator,
+    /// Most bytes live and held at any look so far.
+    peaks: (u64, u64),
 }
 
 impl Machine {
-    /// Picks the device, installs the allocator and sets the threads.
-    pub(crate) fn prepare(config: &Config) -> Result<Self, Error> {
+    /// Picks the device and sets the threads.
+    pub(crate) fn prepare(config: &Config, allocator: &Allocator) -> Result<Self, Error> {
         let device = device::choose(&config.device)?;
-        let allocator = Allocator::install(device)?;
         if let Some(threads) = config.threads {
             torch_ext::threads::set_count(threads as usize)?;
         }
-        Ok(Self { device, allocator })
+        Ok(Self {
+            device,
+            allocator: allocator.clone(),
+            peaks: (0, 0),
+        })
     }
 
     /// What moves tensors to the device.
@@ -44,12 +49,18 @@ impl Machine {
         )?)
     }
 
-    /// A look at the memory now.
-    pub(crate) fn memory(&self) -> MemorySample {
-        let stats = self.allocator.stats();
+    /// A look at the memory now, and at its peaks since the last look.
+    pub(crate) fn memory(&mut self) -> MemorySample {
+        let stats = self.allocator.take_stats();
+        if let Some(stats) = &stats {
+            self.peaks.0 = self.peaks.0.max(stats.live_peak_bytes);
+            self.peaks.1 = self.peaks.1.max(stats.held_peak_bytes);
+        }
         MemorySample {
             live: stats.map(|stats| stats.live_bytes),
             held: stats.map(|stats| stats.held_bytes),
+            live_peak: stats.map(|stats| stats.live_peak_bytes),
+            held_peak: stats.map(|stats| stats.held_peak_bytes),
             resident: memory::resident_bytes(),
         }
     }
@@ -58,8 +69,8 @@ impl Machine {
     pub(crate) fn memory_summary(&self) -> MemorySummary {
         let stats = self.allocator.stats();
         MemorySummary {
-            peak_live_bytes: stats.map(|stats| stats.live_peak_bytes),
-            peak_held_bytes: stats.map(|stats| stats.held_peak_bytes),
+            peak_live_bytes: stats.map(|stats| stats.live_peak_bytes.max(self.peaks.0)),
+            peak_held_bytes: stats.map(|stats| stats.held_peak_bytes.max(self.peaks.1)),
             driver_allocations: stats.map(|stats| stats.driver_allocs),
             driver_frees: stats.map(|stats| stats.driver_frees),
             peak_resident_bytes: memory::peak_resident_bytes(),

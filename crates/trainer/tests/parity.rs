@@ -54,9 +54,7 @@ fn assert_follows_pytorch(case: &str) {
         let mut gradients = Gradients::default();
         gradients.accumulate(&loss, &parameters).unwrap();
         let most = number(&settings, "max_grad_norm");
-        let norm = optimizer
-            .step(&parameters, &gradients, *rate, most)
-            .unwrap();
+        let norm = optimizer.step(&gradients, *rate, most).unwrap();
 
         let step = step + 1;
         assert_close(

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::task::{Evaluation, Sample};
 use trainer::text::{bytes, thousands};
-use trainer::{Config, Ending, Metrics, Observer, Start, Stop, Summary};
+use trainer::{Allocator, Config, Ending, Metrics, Observer, Start, Stop, Summary};
 
 use super::config_report;
 
@@ -38,7 +38,8 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let stop = Stop::default();
     on_signals(&stop)?;
     let mut screen = Screen::new();
-    let result = trainer::run(&config, &mut screen, &stop);
+    let result = Allocator::install(&config)
+        .and_then(|allocator| trainer::run(&config, &allocator, &mut screen, &stop));
     screen.bar.finish_and_clear();
     let summary = result.map_err(|error| {
         if error.is_bad_usage() {

@@ -24,8 +24,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             format!("{heads} attention heads do not divide `hidden_size` {hidden}"),
             "choose a divisor, or set `model.head_dim`",
         );
-    }
-    if !model.head_dim().is_multiple_of(2) {
+    } else if !model.head_dim().is_multiple_of(2) {
         report(
             &["model", "head_dim"],
             format!(

@@ -1,0 +1,357 @@
+//! `surefoot-trainer train` as people meet it: exit codes, messages, signals, crashes.
+
+#![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+const CONFIG: &str = "\
+name: tiny
+device: cpu
+threads: 1
+output_dir: runs
+model: {hidden_size: 16, intermediate_size: 24, num_hidden_layers: 1, num_attention_heads: 2}
+data: {path: text.txt, block_size: 16}
+sample: {max_new_tokens: 8}
+train:
+  bf16: false
+  max_steps: 6
+  per_device_train_batch_size: 2
+  logging_steps: 2
+  eval_steps: 0
+  save_steps: 3
+";
+
+/// A folder with a text and a config.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let text: String = (0..400).map(|n| format!("{n} bottles of ale\n")).collect();
+        fs::write(folder.path().join("text.txt"), text).unwrap();
+        fs::write(folder.path().join("config.yaml"), CONFIG).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The trainer, with PyTorch's own allocator and a cache of its own.
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_surefoot-trainer"));
+        command
+            .arg("train")
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .env_remove("HIP_ALLOC_LIB")
+            .env_remove("RUST_LOG")
+            .env("HIP_ALLOC", "0")
+            .env("SUREFOOT_CACHE", self.path("cache"));
+        command
+    }
+
+    fn train(&self, arguments: &[&str]) -> Output {
+        self.command(&[&["config.yaml"], arguments].concat())
+            .output()
+            .unwrap()
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What a failed command says, for a snapshot.
+fn messages(output: &Output) -> String {
+    format!(
+        "exit code {}\n{}",
+        output.status.code().unwrap(),
+        stderr(output)
+    )
+}
+
+fn assert_fine(output: &Output) {
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
+}
+
+#[test]
+fn a_run_ends_with_a_summary_on_stdout() {
+    let place = Place::new();
+    let output = place.train(&[]);
+    assert_fine(&output);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.starts_with("done: 6 steps\n"), "{text}");
+    let shown = stderr(&output);
+    assert!(
+        shown.contains("allocator  PyTorch's own (HIP_ALLOC=0)"),
+        "{shown}"
+    );
+    let json = place.train(&["--json"]);
+    let summary: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(summary["steps"], 6);
+    assert!(
+        summary["environment"]["libtorch"]
+            .as_str()
+            .unwrap()
+            .starts_with("2.13")
+    );
+}
+
+#[test]
+fn problems_of_a_config_are_shown_in_place() {
+    let place = Place::new();
+    let text = CONFIG
+        .replace("logging_steps", "loging_steps")
+        .replace("max_steps: 6", "max_steps: 0");
+    fs::write(place.path("config.yaml"), text).unwrap();
+    insta::assert_snapshot!(messages(&place.train(&["--set", "train.bf16=maybe"])));
+}
+
+#[test]
+fn a_config_that_is_not_yaml_is_shown_in_place() {
+    let place = Place::new();
+    fs::write(place.path("config.yaml"), "name: tiny\ntrain: [1, 2\n").unwrap();
+    insta::assert_snapshot!(messages(&place.train(&[])));
+}
+
+#[test]
+fn a_config_that_is_not_there() {
+    let place = Place::new();
+    insta::assert_snapshot!(messages(&place.command(&["no.yaml"]).output().unwrap()));
+}
+
+#[test]
+fn text_that_is_not_there() {
+    let place = Place::new();
+    let output = place.train(&[
+        "--set",
+        "data.path=null",
+        "--set",
+        "data.dataset=shakespeare",
+    ]);
+    let cache = place.path("cache").display().to_string();
+    insta::assert_snapshot!(messages(&output).replace(&cache, "[cache]"));
+}
+
+#[test]
+fn a_device_that_is_not_there() {
+    let output = Place::new().train(&["--set", "device=gpu:63"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("`device: gpu:63` is not there"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn an_allocator_library_that_is_not_there_or_is_none() {
+    let place = Place::new();
+    let with = |library: &Path| {
+        let mut command = place.command(&["config.yaml"]);
+        command
+            .env_remove("HIP_ALLOC")
+            .env("HIP_ALLOC_LIB", library);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let missing = with(Path::new("/no/lib.so"));
+    assert!(
+        missing.contains("/no/lib.so does not exist (named by HIP_ALLOC_LIB)"),
+        "{missing}"
+    );
+    let text = with(&place.path("text.txt"));
+    assert!(text.contains("cannot be loaded"), "{text}");
+    let other = with(&library(
+        &place,
+        "unsigned hip_alloc_abi_version(void) { return 99; }",
+    ));
+    assert!(
+        other.contains("has ABI version 99, and this program needs version 1"),
+        "{other}"
+    );
+    let none = with(&library(&place, "int something_else;"));
+    assert!(none.contains("is no allocator library"), "{none}");
+    assert!(!place.path("runs").exists());
+}
+
+/// A shared library made of this C code, each in a file of its own.
+fn library(place: &Place, code: &str) -> PathBuf {
+    let (source, library) = (
+        place.path("other.c"),
+        place.path(&format!("lib{}.so", code.len())),
+    );
+    fs::write(&source, code).unwrap();
+    let mut compiler = Command::new("cc");
+    compiler
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &source]);
+    assert!(compiler.status().unwrap().success());
+    library
+}
+
+#[test]
+fn hip_alloc_is_a_switch() {
+    let place = Place::new();
+    let output = place
+        .command(&["config.yaml"])
+        .env("HIP_ALLOC", "yes")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("`HIP_ALLOC=yes` is neither 0 nor 1"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+/// Starts a run that would take very long.
+fn start_endless(place: &Place, arguments: &[&str]) -> Child {
+    let endless = ["config.yaml", "--set", "train.max_steps=1000000"];
+    let mut command = place.command(&[&endless, arguments].concat());
+    command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits until `condition` holds; the limit is for a broken program only.
+fn wait_until(condition: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !condition() {
+        assert!(began.elapsed() < Duration::from_secs(120), "waited in vain");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn signal(child: &Child, signal: i32) {
+    // SAFETY: `kill` touches no memory of this process, and the child was not waited for
+    // yet, so its number is still its own.
+    assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+}
+
+fn checkpoints(place: &Place) -> Vec<String> {
+    let entries = fs::read_dir(place.path("runs/tiny/checkpoints"));
+    let name = |entry: std::io::Result<fs::DirEntry>| entry.ok()?.file_name().into_string().ok();
+    let mut names: Vec<String> = entries.into_iter().flatten().filter_map(name).collect();
+    names.retain(|name| name.starts_with("step-"));
+    names.sort();
+    names
+}
+
+fn step_of(checkpoint: &str) -> u64 {
+    checkpoint.trim_start_matches("step-").parse().unwrap()
+}
+
+#[test]
+fn interrupted_runs_save_and_resume() {
+    for number in [libc::SIGINT, libc::SIGTERM] {
+        let place = Place::new();
+        let mut child = start_endless(&place, &["--set", "train.save_steps=0"]);
+        let metrics = place.path("runs/tiny/metrics.jsonl");
+        wait_until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 0));
+        assert!(checkpoints(&place).is_empty());
+        signal(&child, number);
+        assert_eq!(child.wait().unwrap().code(), Some(0));
+        let saved = checkpoints(&place);
+        assert_eq!(saved.len(), 1, "{saved:?}");
+        let end = step_of(&saved[0]) + 2;
+        let end_there = format!("train.max_steps={end}");
+        let resumed = place.train(&["--resume", "--json", "--set", &end_there]);
+        assert_fine(&resumed);
+        let summary: serde_json::Value = serde_json::from_slice(&resumed.stdout).unwrap();
+        assert_eq!(summary["steps"], end);
+    }
+}
+
+#[test]
+fn killed_at_any_moment_a_run_resumes_to_the_same_end() {
+    let place = Place::new();
+    let options = [
+        "--set",
+        "train.save_steps=1",
+        "--set",
+        "train.save_total_limit=2",
+        // So that the length of a run does not change its steps.
+        "--set",
+        "train.lr_scheduler_type=constant",
+    ];
+    let mut moments = Moments::new();
+    for round in 0..6 {
+        let before = checkpoints(&place).pop();
+        let resume: &[&str] = if before.is_some() { &["--resume"] } else { &[] };
+        let mut child = start_endless(&place, &[&options, resume].concat());
+        // Past the first save of this round, then anywhere: in a step, a save, a removal.
+        wait_until(|| checkpoints(&place).pop() > before);
+        std::thread::sleep(moments.next());
+        signal(&child, libc::SIGKILL);
+        assert_eq!(child.wait().unwrap().code(), None, "round {round}");
+    }
+    let last = step_of(&checkpoints(&place).pop().unwrap());
+    let end = format!("train.max_steps={}", last + 3);
+    assert_fine(&place.train(&[&options[..], &["--resume", "--set", &end]].concat()));
+    assert_fine(&place.train(&[&options[..], &["--set", "name=whole", "--set", &end]].concat()));
+    let model = |run: &str| fs::read(place.path(&format!("runs/{run}/model/model.safetensors")));
+    assert!(
+        model("tiny").unwrap() == model("whole").unwrap(),
+        "the weights differ"
+    );
+}
+
+/// Pauses of up to 60 ms that differ from run to run.
+struct Moments(u64);
+
+impl Moments {
+    fn new() -> Self {
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap();
+        Self(now.as_nanos() as u64)
+    }
+
+    fn next(&mut self) -> Duration {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        Duration::from_micros((self.0 >> 33) % 60_000)
+    }
+}
+
+#[test]
+fn a_full_disk_ends_the_run_and_leaves_the_older_checkpoint() {
+    let place = Place::new();
+    assert_fine(&place.train(&[]));
+    // Files beyond 8 kB cannot be written, as on a full disk; the model has more.
+    let script = format!(
+        "trap '' XFSZ; ulimit -f 8; exec '{}' train config.yaml --resume --set train.max_steps=9",
+        env!("CARGO_BIN_EXE_surefoot-trainer")
+    );
+    let mut command = Command::new("bash");
+    command
+        .args(["-c", &script])
+        .current_dir(place.folder.path())
+        .env("HIP_ALLOC", "0");
+    let output = command
+        .env("SUREFOOT_CACHE", place.path("cache"))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("cannot write"),
+        "{}",
+        stderr(&output)
+    );
+    assert_eq!(checkpoints(&place), ["step-000003", "step-000006"]);
+    assert_fine(&place.train(&["--resume", "--set", "train.max_steps=9"]));
+}

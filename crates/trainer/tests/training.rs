@@ -1,0 +1,414 @@
+//! Whole runs of a tiny model: resuming, stopping, and what a run leaves behind.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use trainer::tensor_file::TensorFile;
+use trainer::{Allocator, Config, Ending, Error, Metrics, Observer, Record, Stop, Summary};
+
+const MODEL: &str = "
+seed: 3
+device: cpu
+threads: 1
+model: {hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 2}
+data: {block_size: 16}
+sample: {max_new_tokens: 8}
+train:
+  bf16: false
+  max_steps: 8
+  per_device_train_batch_size: 2
+  gradient_accumulation_steps: 2
+  learning_rate: 0.01
+  warmup_steps: 2
+  weight_decay: 0.1
+  logging_steps: 2
+  eval_steps: 4
+  save_steps: 4
+";
+
+/// A folder with a text, and configs that train on it there.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let text: String = (0..400).map(|n| format!("{n} bottles of ale\n")).collect();
+        fs::write(folder.path().join("text.txt"), text).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn config(&self, name: &str, overrides: &[&str]) -> Config {
+        let mut all = vec![
+            format!("name={name}"),
+            format!("output_dir={}", self.path("runs").display()),
+            format!("data.path={}", self.path("text.txt").display()),
+        ];
+        all.extend(overrides.iter().map(|text| (*text).to_owned()));
+        Config::parse("test.yaml", MODEL, &all).unwrap()
+    }
+
+    fn run(&self, name: &str, overrides: &[&str]) -> Result<Summary, Error> {
+        self.watched(name, overrides, &mut trainer::Silent, &Stop::default())
+    }
+
+    fn watched(
+        &self,
+        name: &str,
+        overrides: &[&str],
+        observer: &mut dyn Observer,
+        stop: &Stop,
+    ) -> Result<Summary, Error> {
+        let config = self.config(name, overrides);
+        trainer::run(&config, &Allocator::torch(), observer, stop)
+    }
+
+    /// Runs `name` and asks it to stop in step `step`.
+    fn run_until(&self, name: &str, step: u64, overrides: &[&str]) -> Summary {
+        let stop = Stop::default();
+        let mut observer = StopAt {
+            step,
+            stop: stop.clone(),
+        };
+        self.watched(name, overrides, &mut observer, &stop).unwrap()
+    }
+
+    fn checkpoint(&self, run: &str, step: u64) -> PathBuf {
+        self.path("runs")
+            .join(run)
+            .join(format!("checkpoints/step-{step:06}"))
+    }
+}
+
+struct StopAt {
+    step: u64,
+    stop: Stop,
+}
+
+impl Observer for StopAt {
+    fn stepped(&mut self, step: u64) {
+        if step == self.step {
+            self.stop.request();
+        }
+    }
+}
+
+fn records(run: &Path) -> Vec<Record> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+fn losses(run: &Path) -> Vec<(u64, f64)> {
+    let loss = |record| match record {
+        Record::Train { step, loss, .. } => Some((step, loss)),
+        Record::Eval { .. } => None,
+    };
+    records(run).into_iter().filter_map(loss).collect()
+}
+
+#[test]
+fn a_resumed_run_is_the_uninterrupted_one_bit_for_bit() {
+    let place = Place::new();
+    place.run("whole", &[]).unwrap();
+    for cut in [1, 3, 4, 7] {
+        let name = format!("cut-{cut}");
+        assert_eq!(place.run_until(&name, cut, &[]).steps, cut);
+        place
+            .run(&name, &["train.resume_from_checkpoint=latest"])
+            .unwrap();
+        let (whole, resumed) = (place.checkpoint("whole", 8), place.checkpoint(&name, 8));
+        for file in ["model.safetensors", "optimizer.safetensors"] {
+            let same = fs::read(whole.join(file)).unwrap() == fs::read(resumed.join(file)).unwrap();
+            assert!(same, "{file} after a cut at step {cut}");
+        }
+        let state = |folder: &Path| -> serde_json::Value {
+            serde_json::from_slice(&fs::read(folder.join("state.json")).unwrap()).unwrap()
+        };
+        let (whole, resumed) = (state(&whole), state(&resumed));
+        for key in ["data", "units", "step", "checksums"] {
+            assert_eq!(whole[key], resumed[key], "{key} after a cut at step {cut}");
+        }
+        // The records are whole too: no step twice, none missing.
+        let steps = |run: &str| -> Vec<u64> {
+            losses(&place.path("runs").join(run))
+                .into_iter()
+                .map(|(step, _)| step)
+                .collect()
+        };
+        assert_eq!(steps("whole"), steps(&name));
+    }
+}
+
+#[test]
+fn a_resume_after_lost_steps_repeats_them_and_their_records() {
+    let place = Place::new();
+    place.run("a", &[]).unwrap();
+    let run = place.path("runs/a");
+    let before = losses(&run);
+    let checkpoint = place.checkpoint("a", 4).display().to_string();
+    let from = format!("train.resume_from_checkpoint={checkpoint}");
+    place.run("ignored", &[&from]).unwrap();
+    assert_eq!(losses(&run), before);
+    assert!(!place.path("runs/ignored").exists());
+}
+
+#[test]
+fn the_loss_falls() {
+    let place = Place::new();
+    let summary = place
+        .run("a", &["train.max_steps=80", "train.save_steps=0"])
+        .unwrap();
+    let (first, last) = (summary.first_loss.unwrap(), summary.last_loss.unwrap());
+    assert!(
+        (first - (257f64).ln()).abs() < 0.3,
+        "a fresh model knows nothing: {first}"
+    );
+    assert!(last < 0.6 * first, "{first} to {last}");
+    let held_out = summary.held_out.unwrap();
+    assert!(held_out.complete);
+    // One token is one byte here, but for the end of a text, which is none.
+    assert!((held_out.nats_per_byte.unwrap() / held_out.loss - 1.0).abs() < 0.02);
+}
+
+#[test]
+fn a_run_leaves_its_folder_as_promised() {
+    let place = Place::new();
+    let mut seen = Seen::default();
+    let summary = place.watched("a", &["sample.sample_steps=4"], &mut seen, &Stop::default());
+    assert_eq!(summary.unwrap().ending, Ending::Completed);
+    let run = place.path("runs/a");
+    let files = [
+        "config.yaml",
+        "metrics.jsonl",
+        "loss.svg",
+        "memory.svg",
+        "samples.txt",
+        "summary.json",
+        "checkpoints/step-000004/state.json",
+        "checkpoints/step-000008/state.json",
+        "model/config.json",
+        "model/model.safetensors",
+        "model/tokenizer.json",
+    ];
+    for file in files {
+        assert!(run.join(file).is_file(), "{file}");
+    }
+    let events = fs::read_dir(&run).unwrap().filter(|entry| {
+        let name = entry.as_ref().unwrap().file_name();
+        name.to_string_lossy().starts_with("events.out.tfevents.")
+    });
+    assert_eq!(events.count(), 1);
+    assert!(
+        fs::read_to_string(run.join("loss.svg"))
+            .unwrap()
+            .contains("held out")
+    );
+    let written = Config::load(&run.join("config.yaml"), &[]).unwrap();
+    assert_eq!(written, place.config("a", &["sample.sample_steps=4"]));
+    assert_eq!(seen.stepped, (1..=8).collect::<Vec<_>>());
+    assert_eq!(seen.logged, [2, 4, 6, 8]);
+    assert_eq!((seen.evaluated, seen.sampled), (vec![4, 8], vec![4, 8]));
+    // The exported model has the weights of the last checkpoint.
+    let mut exported = TensorFile::open(&run.join("model/model.safetensors")).unwrap();
+    let last = run.join("checkpoints/step-000008/model.safetensors");
+    let mut last = TensorFile::open(&last).unwrap();
+    assert_eq!(exported.names(), last.names());
+    for name in exported.names() {
+        assert!(
+            exported
+                .read(&name)
+                .unwrap()
+                .equal(&last.read(&name).unwrap()),
+            "{name}"
+        );
+    }
+}
+
+#[derive(Default)]
+struct Seen {
+    stepped: Vec<u64>,
+    logged: Vec<u64>,
+    evaluated: Vec<u64>,
+    sampled: Vec<u64>,
+}
+
+impl Observer for Seen {
+    fn stepped(&mut self, step: u64) {
+        self.stepped.push(step);
+    }
+    fn logged(&mut self, metrics: &Metrics) {
+        assert!(metrics.loss.is_finite() && metrics.gradient_norm > 0.0);
+        self.logged.push(metrics.step);
+    }
+    fn evaluated(&mut self, step: u64, _: &trainer::task::Evaluation) {
+        self.evaluated.push(step);
+    }
+    fn sampled(&mut self, step: u64, samples: &[trainer::task::Sample]) {
+        assert_eq!(samples.len(), 1);
+        self.sampled.push(step);
+    }
+}
+
+#[test]
+fn a_stopped_run_has_saved_and_says_so() {
+    let place = Place::new();
+    let summary = place.run_until("a", 3, &[]);
+    assert_eq!((summary.ending, summary.steps), (Ending::Stopped, 3));
+    assert!(place.checkpoint("a", 3).join("state.json").is_file());
+    assert!(!place.path("runs/a/model").exists());
+}
+
+#[test]
+fn an_existing_run_is_never_touched() {
+    let place = Place::new();
+    place.run("a", &[]).unwrap();
+    let before = fs::read(place.path("runs/a/summary.json")).unwrap();
+    for want in ["a-2", "a-3"] {
+        assert_eq!(place.run("a", &[]).unwrap().name, want);
+    }
+    assert_eq!(fs::read(place.path("runs/a/summary.json")).unwrap(), before);
+}
+
+#[test]
+fn only_the_newest_checkpoints_are_kept() {
+    let place = Place::new();
+    place
+        .run("a", &["train.save_steps=1", "train.save_total_limit=2"])
+        .unwrap();
+    let mut kept: Vec<_> = fs::read_dir(place.path("runs/a/checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    kept.sort();
+    assert_eq!(kept, ["step-000007", "step-000008"]);
+}
+
+/// Resumes run `a` and expects to be refused with these words.
+fn assert_refused(place: &Place, overrides: &[&str], words: &str) {
+    let overrides = [&["train.resume_from_checkpoint=latest"], overrides].concat();
+    let error = place.run("a", &overrides).unwrap_err().to_string();
+    assert!(error.contains(words), "{error}");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_refused() {
+    let place = Place::new();
+    place.run("a", &[]).unwrap();
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        let path = place.checkpoint("a", 8).join(file);
+        let whole = fs::read(&path).unwrap();
+        let mut damaged = whole.clone();
+        *damaged.last_mut().unwrap() ^= 1;
+        fs::write(&path, damaged).unwrap();
+        assert_refused(
+            &place,
+            &["train.max_steps=9"],
+            "it is damaged: its checksum differs",
+        );
+        fs::write(&path, &whole[..whole.len() / 2]).unwrap();
+        assert_refused(
+            &place,
+            &["train.max_steps=9"],
+            "it is damaged: its checksum differs",
+        );
+        fs::write(&path, whole).unwrap();
+    }
+    fs::write(place.checkpoint("a", 8).join("state.json"), "{").unwrap();
+    assert_refused(&place, &["train.max_steps=9"], "state.json");
+}
+
+#[test]
+fn a_checkpoint_of_another_model_or_text_is_refused() {
+    let place = Place::new();
+    place.run("a", &[]).unwrap();
+    let wider = "model.intermediate_size=32";
+    assert_refused(
+        &place,
+        &[wider],
+        "`model.layers.0.mlp.gate_proj.weight` is [24, 16] there",
+    );
+    assert_refused(
+        &place,
+        &["model.num_hidden_layers=1"],
+        "which this model lacks",
+    );
+    assert_refused(
+        &place,
+        &["model.num_hidden_layers=3"],
+        "which this model needs",
+    );
+    assert_refused(
+        &place,
+        &["data.block_size=8"],
+        "`block_size` was 16, and is 8",
+    );
+    assert_refused(&place, &["seed=4"], "`seed` was 3, and is 4");
+    fs::write(place.path("text.txt"), "another text\n".repeat(300)).unwrap();
+    assert_refused(&place, &[], "`fingerprint`");
+}
+
+#[test]
+fn nothing_to_resume_says_so() {
+    let place = Place::new();
+    assert_refused(&place, &[], "no run of this name has a checkpoint");
+}
+
+#[test]
+fn text_that_cannot_be_used_says_why() {
+    let place = Place::new();
+    let refused = |overrides: &[&str]| place.run("a", overrides).unwrap_err().to_string();
+    let missing = refused(&["data.path=/no/such/text"]);
+    assert!(
+        missing.contains("`/no/such/text`, which does not exist"),
+        "{missing}"
+    );
+    let short = refused(&["data.block_size=100000"]);
+    assert!(short.contains("one block needs 100001"), "{short}");
+    let held_out = refused(&["data.block_size=500"]);
+    assert!(held_out.contains("the held-out part"), "{held_out}");
+    assert!(
+        !place.path("runs").exists(),
+        "a run that cannot start leaves nothing"
+    );
+}
+
+#[test]
+fn a_device_that_is_not_there_says_what_is() {
+    let place = Place::new();
+    let error = place.run("a", &["device=gpu:63"]).unwrap_err();
+    assert!(error.is_bad_usage());
+    let text = error.to_string();
+    assert!(
+        text.contains("`device: gpu:63` is not there: libtorch sees"),
+        "{text}"
+    );
+}
+
+#[test]
+fn bf16_and_a_bpe_train_and_resume_exactly() {
+    let place = Place::new();
+    let options = [
+        "train.bf16=true",
+        "data.tokenizer=bpe",
+        "data.vocab_size=300",
+    ];
+    place.run("whole", &options).unwrap();
+    place.run_until("cut", 5, &options);
+    place
+        .run(
+            "cut",
+            &[&options[..], &["train.resume_from_checkpoint=latest"]].concat(),
+        )
+        .unwrap();
+    let bytes = |run| fs::read(place.checkpoint(run, 8).join("model.safetensors")).unwrap();
+    assert!(bytes("whole") == bytes("cut"));
+}
