@@ -219,16 +219,20 @@ fn raw_to_node(raw: Spanned<Raw>, source: &Source, shift: usize) -> Node {
 }
 
 fn place_of(source: &Source, location: &Location, shift: usize) -> Place {
+    let number = |value: u64| usize::try_from(value).unwrap_or(0);
+    let (line, column) = (
+        number(location.line()).max(1),
+        number(location.column()).max(1),
+    );
     let span = location.span();
-    let in_bounds = |value: Option<u64>| {
-        usize::try_from(value.unwrap_or(0))
-            .unwrap_or(0)
-            .min(source.text.len())
+    let end = source.text.len();
+    let offset = match span.byte_offset() {
+        Some(offset) => number(offset) + shift,
+        // Errors of the parser know only line and column.
+        None => byte_offset(&source.text[shift..], line, column) + shift,
     };
-    let offset = (in_bounds(span.byte_offset()) + shift).min(source.text.len());
-    let length = in_bounds(span.byte_len()).min(source.text.len() - offset);
-    let line = usize::try_from(location.line()).unwrap_or(1).max(1);
-    let column = usize::try_from(location.column()).unwrap_or(1).max(1);
+    let offset = source.text.floor_char_boundary(offset.min(end));
+    let length = number(span.byte_len().unwrap_or(0)).min(end - offset);
     let column = if line == 1 { column + shift } else { column };
     Place {
         source: source.clone(),
@@ -237,6 +241,17 @@ fn place_of(source: &Source, location: &Location, shift: usize) -> Place {
         offset,
         length,
     }
+}
+
+/// Where the character at `line` and `column` starts.
+fn byte_offset(text: &str, line: usize, column: usize) -> usize {
+    let start: usize = text
+        .split_inclusive('\n')
+        .take(line - 1)
+        .map(str::len)
+        .sum();
+    let characters = text[start..].chars().take(column - 1);
+    start + characters.map(char::len_utf8).sum::<usize>()
 }
 
 impl<'de> Deserialize<'de> for Raw {
