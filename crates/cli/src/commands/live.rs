@@ -1,5 +1,6 @@
 //! This machine, as `platform` reads it: files, devices, the environment.
 
+use super::cache;
 use platform::Machine;
 use platform::python_source::collect_python;
 use platform::snapshot::{Content, Snapshot};
@@ -9,7 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// Which Python to look at.
 #[derive(Clone, Debug)]
@@ -151,8 +152,33 @@ impl Source for Live {
     }
 
     fn words(&self, path: &str, prefix: &str) -> Vec<String> {
-        words(Path::new(path), prefix.as_bytes()).unwrap_or_default()
+        remembered_words(Path::new(path), prefix, &cache::folder().join("words"))
+            .unwrap_or_default()
     }
+}
+
+/// The words of a library, read once: it can be a gigabyte, and `surefoot run` should not
+/// cost seconds at every start. Size and time of change tell when it is another one.
+fn remembered_words(path: &Path, prefix: &str, folder: &Path) -> io::Result<Vec<String>> {
+    let metadata = fs::metadata(path)?;
+    let changed = metadata
+        .modified()?
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let identity = format!(
+        "{}\n{}\n{}\n{prefix}",
+        path.display(),
+        metadata.len(),
+        changed.as_nanos()
+    );
+    let memory = folder.join(cache::fingerprint(identity.bytes()));
+    if let Ok(text) = fs::read_to_string(&memory) {
+        return Ok(text.lines().map(str::to_owned).collect());
+    }
+    let found = words(path, prefix.as_bytes())?;
+    // Without a place to remember it is only slower next time.
+    let _ = fs::create_dir_all(folder).and_then(|()| fs::write(&memory, found.join("\n")));
+    Ok(found)
 }
 
 /// Reads the file in pieces that overlap, so that no word is cut.
@@ -220,6 +246,24 @@ mod tests {
             found.contains(&"amdgcn-amd-amdhsa--gfx90a".to_owned()),
             "{found:?}"
         );
+    }
+
+    #[test]
+    fn a_library_is_read_again_only_when_it_changed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (library, memory) = (
+            folder.path().join("library.so"),
+            folder.path().join("words"),
+        );
+        let read = || remembered_words(&library, "gfx", &memory).expect("readable");
+        fs::write(&library, "gfx1151 ").expect("a file");
+        assert_eq!(read(), ["gfx1151"]);
+        for entry in fs::read_dir(&memory).expect("a memory") {
+            fs::write(entry.expect("an entry").path(), "gfx1").expect("a file");
+        }
+        assert_eq!(read(), ["gfx1"], "from memory");
+        fs::write(&library, "gfx1151 gfx1100 ").expect("a file");
+        assert_eq!(read(), ["gfx1100", "gfx1151"], "it changed");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! One file a subcommand.
 
+mod cache;
 pub(crate) mod delegate;
 pub(crate) mod doctor;
 pub(crate) mod env;

@@ -1,6 +1,7 @@
 //! Switching hip-alloc on in a child: the Python part that this binary carries, the
 //! library, and the variables.
 
+use crate::commands::cache;
 use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,7 +94,7 @@ fn library() -> Result<PathBuf, Failure> {
 
 /// Writes the Python files into the cache, once a version of this binary.
 fn unpack() -> Result<PathBuf, Failure> {
-    let folder = cache().join("python").join(fingerprint());
+    let folder = cache::folder().join("python").join(fingerprint());
     if folder.join("sitecustomize.py").is_file() {
         return Ok(folder);
     }
@@ -121,28 +122,13 @@ fn unpack() -> Result<PathBuf, Failure> {
     }
 }
 
-/// `$SUREFOOT_CACHE`, `$XDG_CACHE_HOME/surefoot` or `~/.cache/surefoot`.
-fn cache() -> PathBuf {
-    let folder = |name: &str| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    folder("SUREFOOT_CACHE")
-        .or_else(|| Some(folder("XDG_CACHE_HOME")?.join("surefoot")))
-        .or_else(|| Some(folder("HOME")?.join(".cache/surefoot")))
-        .unwrap_or_else(|| std::env::temp_dir().join("surefoot"))
-}
-
-/// Changes with the files, so that an update never meets old ones (FNV-1a).
+/// Changes with the files, so that an update never meets old ones.
 fn fingerprint() -> String {
-    let bytes = FILES
-        .iter()
-        .flat_map(|(path, text)| path.bytes().chain(text.bytes()));
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    });
-    format!("{hash:016x}")
+    cache::fingerprint(
+        FILES
+            .iter()
+            .flat_map(|(path, text)| path.bytes().chain(text.bytes())),
+    )
 }
 
 #[cfg(test)]

@@ -1,0 +1,24 @@
+//! The cache folder that the commands share.
+
+use std::path::PathBuf;
+
+/// `$SUREFOOT_CACHE`, `$XDG_CACHE_HOME/surefoot` or `~/.cache/surefoot`.
+pub(crate) fn folder() -> PathBuf {
+    let folder = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    folder("SUREFOOT_CACHE")
+        .or_else(|| Some(folder("XDG_CACHE_HOME")?.join("surefoot")))
+        .or_else(|| Some(folder("HOME")?.join(".cache/surefoot")))
+        .unwrap_or_else(|| std::env::temp_dir().join("surefoot"))
+}
+
+/// A name for some bytes (FNV-1a, 64 bits): to tell versions apart, not to resist anybody.
+pub(crate) fn fingerprint(bytes: impl Iterator<Item = u8>) -> String {
+    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    format!("{hash:016x}")
+}
