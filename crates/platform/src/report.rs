@@ -144,6 +144,14 @@ impl Report {
             let Some(summary) = self.summary(check) else {
                 continue;
             };
+            // Without a GPU nobody misses its devices, but they are not fine either.
+            let is_shut = check == Check::Access
+                && self
+                    .machine
+                    .devices
+                    .iter()
+                    .any(|device| device.access != "ok");
+            let worst = worst.or(is_shut.then_some(Severity::Info));
             let _ = writeln!(text, "{} {:<10} {summary}", paint.label(worst), name(check));
         }
         for finding in &self.findings {
