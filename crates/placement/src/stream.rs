@@ -2,7 +2,7 @@
 //!
 //! The weights of each block lie in one flat buffer of host memory. A ring of slots
 //! on the device, each as large as the largest block, holds the block in use and
-//! the next ones on their way. What is where is decided in [`crate::ring`].
+//! the next ones on their way. What is where is decided in `crate::ring`.
 //!
 //! ```text
 //!   compute stream   block 0 ──────▶ block 1 ──────▶ block 2 ──▶

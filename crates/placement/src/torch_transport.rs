@@ -2,7 +2,7 @@
 //!
 //! Works for every device that libtorch has, the CPU included, where a copy is a
 //! copy in memory: that is what the tests and benchmarks of a machine without a GPU
-//! run. Calls that may hang on a device run under a [`Watch`].
+//! run. Calls that may hang on a device run under a `Watch`.
 
 mod elements;
 mod ways;

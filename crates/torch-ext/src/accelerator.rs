@@ -3,7 +3,7 @@
 //!
 //! Device numbers are libtorch's, from zero; in tch's words `Device::Cuda(n)`,
 //! also under ROCm. Without an accelerator everything here but [`device_count`],
-//! [`has_hip`] is [`Error::NoAccelerator`](crate::Error::NoAccelerator).
+//! [`has_hip`] is [`Error::NoAccelerator`].
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;

@@ -214,6 +214,18 @@ impl State {
     }
 }
 
+impl Drop for State {
+    /// A block may still be on its way into a slot, ordered on a stream that the slot's
+    /// memory knows nothing of: it must not be given to somebody else before.
+    fn drop(&mut self) {
+        if let Some(stream) = self.copy_stream
+            && let Err(error) = stream.synchronize()
+        {
+            tracing::warn!(%error, "the last block on its way did not arrive");
+        }
+    }
+}
+
 fn refused(error: TransportError) -> Error {
     let message = error.to_string();
     match error {
