@@ -228,6 +228,15 @@ def is_available():
     return torch.cuda.is_available()
 
 
+def asynchronous_allocator():
+    kept = torch.randn(1000).to("cuda")
+    return [torch.cuda.memory.get_allocator_backend(), torch.cuda.memory_allocated(), kept.cpu().numel()]
+
+
+def test_the_stream_ordered_allocator_works_too(run):
+    assert run(asynchronous_allocator, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync") == ["cudaMallocAsync", 4096, 1000]
+
+
 def several_devices():
     torch.cuda.set_device(1)
     source = torch.randn(1000)

@@ -104,12 +104,19 @@ export! {
         pool.set(checked(engine, device)? as u64 + 1)
     }
 
-    /// Pools keep nothing, so every number about them is 0.
-    fn pool_attribute(engine, _pool: u64, _attribute: i32, value: Out<u64>)
+    /// Pools keep nothing back: what they reserve, what of it is used and what the
+    /// device holds are one number. Attributes from 5 on are reserved now and at
+    /// most, used now and at most; those before are switches.
+    fn pool_attribute(engine, pool: u64, attribute: i32, value: Out<u64>)
         as runtime cudaMemPoolGetAttribute, runtime hipMemPoolGetAttribute
     {
-        let _ = engine;
-        value.set(0)
+        let device = checked(engine, pool as i32 - 1).map_err(|_| Status::INVALID_VALUE)?;
+        let usage = engine.with(|state| state.memory.usage[device]);
+        match attribute {
+            5 | 7 => value.set(usage.held),
+            6 | 8 => value.set(usage.peak),
+            _ => value.set_narrow(0),
+        }
     }
 
     fn exchange_capture_mode(engine, mode: Out<u32>)

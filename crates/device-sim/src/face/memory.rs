@@ -263,7 +263,7 @@ export! {
 
 impl Out<u64> {
     /// Stores a result in the 32 bits that some attributes have instead of 64.
-    fn set_narrow(&self, value: u32) -> Result<(), Status> {
+    pub(super) fn set_narrow(&self, value: u32) -> Result<(), Status> {
         Out(self.0.cast::<u32>()).set(value)
     }
 }
