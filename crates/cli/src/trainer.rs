@@ -6,7 +6,10 @@
 mod commands {
     //! The files of `commands/` that belong to this binary.
     pub(crate) mod config_report;
+    pub(crate) mod eval;
     pub(crate) mod fault_matrix;
+    pub(crate) mod generate;
+    pub(crate) mod model_options;
     pub(crate) mod train;
 }
 
@@ -32,6 +35,8 @@ enum Command {
     #[command(hide = true)]
     FaultMatrix(commands::fault_matrix::Args),
     Train(commands::train::Args),
+    Eval(commands::eval::Args),
+    Generate(commands::generate::Args),
 }
 
 fn main() -> ExitCode {
@@ -40,6 +45,8 @@ fn main() -> ExitCode {
     let result = match command {
         Command::FaultMatrix(args) => commands::fault_matrix::run(&args, json),
         Command::Train(args) => commands::train::run(&args, json),
+        Command::Eval(args) => commands::eval::run(&args, json),
+        Command::Generate(args) => commands::generate::run(&args, json),
     };
     output::exit_code(result)
 }

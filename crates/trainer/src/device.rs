@@ -11,7 +11,7 @@ const LIBTORCH_VERSION: &str = "2.13.0";
 ///
 /// # Errors
 /// When a GPU is asked for that libtorch does not see.
-pub(crate) fn choose(choice: &str) -> Result<Device, Error> {
+pub fn choose(choice: &str) -> Result<Device, Error> {
     let count = if Cuda::is_available() {
         Cuda::device_count().max(0) as usize
     } else {
@@ -49,7 +49,7 @@ pub(crate) fn choose(choice: &str) -> Result<Device, Error> {
 }
 
 /// As in "CPU, 2 threads".
-pub(crate) fn describe(device: Device) -> String {
+pub fn describe(device: Device) -> String {
     match device {
         Device::Cpu => match tch::get_num_threads() {
             1 => "CPU, 1 thread".into(),
@@ -61,7 +61,7 @@ pub(crate) fn describe(device: Device) -> String {
 }
 
 /// As in "2.13.0, CPU build".
-pub(crate) fn describe_libtorch() -> String {
+pub fn describe_libtorch() -> String {
     let build = match (tch::utils::has_hip(), tch::utils::has_cuda()) {
         (true, _) => "ROCm build",
         (false, true) => "CUDA build",

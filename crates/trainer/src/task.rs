@@ -7,6 +7,7 @@
 //! task beside it.
 
 pub mod causal_lm;
+pub mod loss;
 
 use std::path::Path;
 

@@ -24,7 +24,7 @@ mod safetensors_file;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use tch::{Kind, Tensor};
 
@@ -35,6 +35,16 @@ pub use hf::HfFolder;
 pub use safetensors_file::{LazyTensor, SafetensorsFile, write_safetensors};
 
 use crate::model::DecoderConfig;
+
+/// Where the model called `name` is: a path that exists, or else a model in the cache,
+/// as `smollm2-135m-instruct`.
+pub fn locate(name: &Path) -> PathBuf {
+    let cached = crate::data::cache_folder().join("models").join(name);
+    if !name.exists() && name.is_relative() && cached.exists() {
+        return cached;
+    }
+    name.to_owned()
+}
 
 /// Named tensors that are read one at a time.
 pub trait TensorSource {

@@ -136,6 +136,16 @@ impl Decoder {
         to_kind(&logits, Kind::Float)
     }
 
+    /// Number of tokens that the head knows.
+    pub fn vocabulary(&self) -> i64 {
+        self.embedding.size()[0]
+    }
+
+    /// The type of matrix products.
+    pub fn compute(&self) -> Kind {
+        self.compute
+    }
+
     /// The head's matrix `[vocabulary, hidden]`, when it is frozen and nothing is added to
     /// it: then its gradient with respect to the input is all that a loss needs.
     pub fn frozen_head(&self) -> Option<Tensor> {

@@ -120,7 +120,9 @@ impl CausalLm {
                 .f_select(1, -1)?
                 .f_squeeze()?
                 .f_to_device(tch::Device::Cpu)?;
-            let token = crate::sampling::pick(&last, &self.sample_config, random)?;
+            let sample = &self.sample_config;
+            let token =
+                crate::sampling::pick(&last, sample.temperature, sample.top_p, random)? as u16;
             if token == self.data.tokenizer.end_of_text() {
                 break;
             }

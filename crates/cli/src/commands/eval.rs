@@ -1,0 +1,57 @@
+//! `surefoot eval`: how well a model predicts a text.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use surefoot_cli::output::{self, Failure, Outcome};
+use trainer::text::thousands;
+use trainer::{examples, inference};
+
+use super::model_options::{ModelOptions, failure};
+
+/// Measure how well a model predicts a text
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelOptions,
+
+    /// The text: plain, or JSON lines of `text`, `prompt` and `completion`, or `messages`
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+
+    /// Tokens that the model sees at once; the first of each such window is not predicted
+    /// from anything before it
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    block_size: u32,
+}
+
+/// Evaluates; the score goes to stdout.
+pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg}")?);
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar.set_message("loading the model");
+    let records = examples::records(&args.data).map_err(failure)?;
+    let model = args.model.load(i64::from(args.block_size))?;
+    let block_size = i64::from(args.block_size).min(model.context) as usize;
+    let mut told = |tokens| bar.set_message(format!("{} tokens", thousands(tokens)));
+    let score = inference::score(&model, records, block_size, &mut told).map_err(failure)?;
+    bar.finish_and_clear();
+    let text = if json {
+        serde_json::to_string_pretty(&score)?
+    } else {
+        format!(
+            "negative log-likelihood  {:.4} nats per token\n\
+             perplexity               {:.3}\n\
+             tokens                   {}\n\
+             speed                    {:.0} tokens/s",
+            score.negative_log_likelihood,
+            score.perplexity,
+            thousands(score.tokens),
+            score.tokens_per_second,
+        )
+    };
+    output::print(&format!("{text}\n"))?;
+    Ok(Outcome::Fine)
+}

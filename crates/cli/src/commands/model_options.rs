@@ -1,0 +1,49 @@
+//! What `eval` and `generate` both ask: which model, where, in which type.
+
+use std::path::PathBuf;
+
+use surefoot_cli::output::Failure;
+use trainer::device;
+use trainer::inference::{LanguageModel, LoadOptions};
+
+/// Which model, and how it is loaded.
+#[derive(clap::Args)]
+pub(crate) struct ModelOptions {
+    /// The model: a Hugging Face folder, a GGUF file, or the name of one in the cache
+    #[arg(long, value_name = "DIR|GGUF")]
+    model: PathBuf,
+
+    /// A LoRA adapter for it: a folder in PEFT's format
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+
+    /// Where to compute: `auto`, `cpu`, `gpu` or `gpu:N`
+    #[arg(long, default_value = "auto")]
+    device: String,
+
+    /// Keep weights and compute in bfloat16
+    #[arg(long)]
+    bf16: bool,
+}
+
+impl ModelOptions {
+    /// Loads the model for texts of at most `context` tokens.
+    pub(crate) fn load(&self, context: i64) -> Result<LanguageModel, Failure> {
+        let options = LoadOptions {
+            device: device::choose(&self.device).map_err(failure)?,
+            compute: trainer::inference::compute_kind(self.bf16),
+            context,
+        };
+        let model = trainer::weights::locate(&self.model);
+        LanguageModel::open(&model, self.adapter.as_deref(), options).map_err(failure)
+    }
+}
+
+/// Whose fault an error of the trainer is.
+pub(crate) fn failure(error: trainer::Error) -> Failure {
+    if error.is_bad_usage() {
+        Failure::Usage(error.into())
+    } else {
+        Failure::Job(error.into())
+    }
+}

@@ -1,0 +1,110 @@
+//! A model's chat template: the Jinja program that turns a conversation into text.
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Serde;
+use minijinja::{Environment, ErrorKind, Value, context};
+use serde::{Deserialize, Serialize};
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// `system`, `user` or `assistant`.
+    pub role: String,
+    /// What was said.
+    pub content: String,
+}
+
+/// A chat template and the names it may use.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos_token: String,
+    eos_token: String,
+}
+
+/// Steps that a template may take: far more than any honest one does.
+const FUEL: u64 = 50_000_000;
+
+impl ChatTemplate {
+    /// Compiles a template.
+    ///
+    /// # Errors
+    /// When it is not a Jinja template that can be run here.
+    pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, String> {
+        let mut environment = Environment::new();
+        // What `transformers` sets for every chat template.
+        let syntax = SyntaxConfig::builder()
+            .trim_blocks(true)
+            .lstrip_blocks(true)
+            .build()
+            .map_err(|error| error.to_string())?;
+        environment.set_syntax(syntax);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_fuel(Some(FUEL));
+        environment.add_function("raise_exception", |message: String| {
+            Err::<String, _>(minijinja::Error::new(ErrorKind::InvalidOperation, message))
+        });
+        environment
+            .add_template_owned("chat", source.to_owned())
+            .map_err(|error| format!("the chat template: {error}"))?;
+        Ok(Self {
+            environment,
+            bos_token: bos_token.to_owned(),
+            eos_token: eos_token.to_owned(),
+        })
+    }
+
+    /// The text of a conversation; with `add_generation_prompt`, up to where the
+    /// assistant would begin to speak.
+    ///
+    /// # Errors
+    /// What the template objects to.
+    pub fn render(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<String, String> {
+        self.environment
+            .get_template("chat")
+            .and_then(|template| {
+                template.render(context! {
+                    messages => Value::from(Serde(messages)),
+                    add_generation_prompt,
+                    bos_token => self.bos_token.as_str(),
+                    eos_token => self.eos_token.as_str(),
+                })
+            })
+            .map_err(|error| format!("the chat template: {error}"))
+    }
+
+    /// The text of a conversation and the byte ranges in it that the assistant says,
+    /// the token that ends each turn included.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`], and when a template changes what came before a turn, so
+    /// that the turn cannot be told from its surroundings.
+    pub fn render_answers(
+        &self,
+        messages: &[Message],
+    ) -> Result<(String, Vec<std::ops::Range<usize>>), String> {
+        let whole = self.render(messages, false)?;
+        let mut answers = Vec::new();
+        for (turn, message) in messages.iter().enumerate() {
+            if message.role != "assistant" {
+                continue;
+            }
+            let before = self.render(&messages[..turn], true)?;
+            let with = self.render(&messages[..=turn], false)?;
+            if !with.starts_with(&before) || !whole.starts_with(&with) {
+                return Err(format!(
+                    "the chat template writes the text before turn {} in another way when the turn \
+                     is there, so the answer cannot be told apart",
+                    turn + 1
+                ));
+            }
+            answers.push(before.len()..with.len());
+        }
+        Ok((whole, answers))
+    }
+}

@@ -1,0 +1,126 @@
+//! Records to tokens, with a note on which of them are learned.
+
+use tokenizers::Tokenizer;
+
+use super::chat::ChatTemplate;
+use super::reader::Record;
+use crate::Error;
+use crate::weights::Pretrained;
+
+/// A record as tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Example {
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// For each token, whether the model is to learn to say it.
+    pub learned: Vec<bool>,
+}
+
+/// Turns records into the tokens of one model.
+#[derive(Debug)]
+pub struct Encoder {
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    /// The token that ends a text.
+    end: Option<u32>,
+}
+
+impl Encoder {
+    /// An encoder for a published model.
+    ///
+    /// # Errors
+    /// When its chat template cannot be run here.
+    pub fn new(model: &Pretrained) -> Result<Self, Error> {
+        let token = |id: Option<i64>| id.and_then(|id| u32::try_from(id).ok());
+        let text = |id: Option<u32>| id.and_then(|id| model.tokenizer.id_to_token(id));
+        let bos = token(model.config.bos_token_id);
+        let end = token(model.config.eos_token_ids.first().copied());
+        let template = match &model.chat_template {
+            None => None,
+            Some(source) => {
+                let bos = text(bos).unwrap_or_default();
+                let eos = text(end).unwrap_or_default();
+                Some(ChatTemplate::new(source, &bos, &eos).map_err(Error::Data)?)
+            }
+        };
+        Ok(Self {
+            tokenizer: model.tokenizer.clone(),
+            template,
+            end,
+        })
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The model's chat template, if it has one.
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
+    /// The tokens of `text`, begun as the model's texts begin.
+    ///
+    /// # Errors
+    /// Only if `tokenizers` fails on valid text.
+    pub fn tokens(&self, text: &str, begin: bool) -> Result<Vec<u32>, Error> {
+        let encoding = self.tokenizer.encode_fast(text, begin).map_err(internal)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The tokens of a record.
+    ///
+    /// # Errors
+    /// When it is a chat and the model has no chat template, or one that objects.
+    pub fn encode(&self, record: &Record) -> Result<Example, Error> {
+        let mut example = match record {
+            Record::Text(text) => {
+                let tokens = self.tokens(text, true)?;
+                let learned = vec![true; tokens.len()];
+                Example { tokens, learned }
+            }
+            Record::Completion { prompt, completion } => {
+                let mut tokens = self.tokens(prompt, true)?;
+                let mut learned = vec![false; tokens.len()];
+                tokens.extend(self.tokens(completion, false)?);
+                learned.resize(tokens.len(), true);
+                Example { tokens, learned }
+            }
+            Record::Chat(messages) => {
+                let template = self.template.as_ref().ok_or_else(|| {
+                    Error::Data("the data are chats, and the model has no chat template".into())
+                })?;
+                let (text, answers) = template.render_answers(messages).map_err(Error::Data)?;
+                // The template writes the special tokens itself, also the last.
+                return self.encode_answers(&text, &answers);
+            }
+        };
+        if let Some(end) = self.end {
+            example.tokens.push(end);
+            example.learned.push(true);
+        }
+        Ok(example)
+    }
+
+    fn encode_answers(
+        &self,
+        text: &str,
+        answers: &[std::ops::Range<usize>],
+    ) -> Result<Example, Error> {
+        let encoding = self.tokenizer.encode(text, false).map_err(internal)?;
+        let learned = encoding.get_offsets().iter().map(|(start, end)| {
+            answers
+                .iter()
+                .any(|answer| answer.start <= *start && *end <= answer.end && start < end)
+        });
+        Ok(Example {
+            learned: learned.collect(),
+            tokens: encoding.get_ids().to_vec(),
+        })
+    }
+}
+
+fn internal(error: tokenizers::Error) -> Error {
+    Error::Internal(format!("tokenizers: {error}"))
+}

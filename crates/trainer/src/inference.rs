@@ -1,0 +1,98 @@
+//! Using a trained model: continuing text, and measuring how well it predicts text.
+
+mod evaluate;
+mod generate;
+
+use std::path::Path;
+
+use tch::{Device, Kind};
+
+pub use evaluate::{Score, score};
+pub(crate) use generate::continue_tokens;
+pub use generate::{Generated, SamplingSettings, generate};
+
+use crate::Error;
+use crate::adapters::{Attachment, PeftAdapter};
+use crate::examples::Encoder;
+use crate::model::{
+    Base, Builder, Decoder, DecoderConfig, DecoderOptions, FileWeights, Parameters,
+};
+use crate::placing::Placing;
+use crate::weights::Pretrained;
+
+/// A model that is ready to be used.
+#[derive(Debug)]
+pub struct LanguageModel {
+    /// Its shape.
+    pub config: DecoderConfig,
+    /// Its vocabulary and chat template.
+    pub encoder: Encoder,
+    /// Its weights, with the adapter if there is one.
+    pub decoder: Decoder,
+    /// Where it computes.
+    pub device: Device,
+    /// The longest text it can see, in tokens.
+    pub context: i64,
+}
+
+/// The type of weights and matrix products.
+pub fn compute_kind(bf16: bool) -> Kind {
+    match bf16 {
+        true => Kind::BFloat16,
+        false => Kind::Float,
+    }
+}
+
+/// How a model is loaded for use.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadOptions {
+    /// Where it computes.
+    pub device: Device,
+    /// The type of weights and matrix products.
+    pub compute: Kind,
+    /// Most tokens it will see at once; its own context bounds it further.
+    pub context: i64,
+}
+
+impl LanguageModel {
+    /// Loads the model at `path` (a Hugging Face folder or a GGUF file), with an adapter.
+    ///
+    /// # Errors
+    /// When a file is damaged or not known here, the adapter does not fit the model, or
+    /// memory runs out.
+    pub fn open(path: &Path, adapter: Option<&Path>, options: LoadOptions) -> Result<Self, Error> {
+        let pretrained = Pretrained::open(path)?;
+        let encoder = Encoder::new(&pretrained)?;
+        let config = pretrained.config;
+        let mut attachment = match adapter {
+            Some(folder) => Some(Attachment::saved(PeftAdapter::open(folder)?)?),
+            None => None,
+        };
+        let mut placing = Placing::new(options.device);
+        let mut source =
+            FileWeights::new(pretrained.tensors.as_ref(), options.compute, &mut placing);
+        let mut parameters = Parameters::default();
+        let base = Base::Frozen(options.compute);
+        let mut builder = Builder::new(&mut source, &mut parameters, options.compute, base);
+        if let Some(attachment) = &mut attachment {
+            builder = builder.with_adapters(attachment);
+        }
+        let context = options.context.min(config.max_position_embeddings);
+        let shape = DecoderOptions {
+            positions: context,
+            initializer_range: 0.0,
+            device: options.device,
+        };
+        let decoder = Decoder::new(&config, shape, &mut builder)?;
+        if let Some(attachment) = attachment {
+            attachment.finish()?;
+        }
+        Ok(Self {
+            config,
+            encoder,
+            decoder,
+            device: options.device,
+            context,
+        })
+    }
+}

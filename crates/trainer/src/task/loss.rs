@@ -1,0 +1,117 @@
+//! The cross-entropy of a large vocabulary without its logits.
+//!
+//! A batch of 4 × 256 tokens of a vocabulary of 49,152 has 200 MB of logits, and the
+//! textbook loss keeps them, their softmax and their gradient. When the head is frozen,
+//! its gradient with respect to the input is all that is needed, and that can be had
+//! on the way forward, some rows at a time:
+//!
+//! ```text
+//! rows of hidden ─▶ logits ─▶ loss
+//!                     └────▶ (softmax − one-hot) · head = the rows' gradient
+//! ```
+//!
+//! Only the gradient, of the size of `hidden`, is kept. The idea is that of "Cut Your
+//! Losses" (Wijmans et al., 2024) and Liger Kernel.
+
+use tch::{Kind, Reduction, Tensor};
+
+use crate::Error;
+use crate::model::Decoder;
+use crate::model::layers::to_kind;
+
+/// Targets that count for nothing.
+const IGNORED: i64 = -100;
+/// Numbers of logits at a time: 32 MB of fp32.
+const LOGITS: i64 = 1 << 23;
+
+/// Mean nats per learned token: a scalar with a gradient. `hidden` is `[…, width]` fp32, and
+/// `targets` has a whole number for each row, −100 where there is nothing to learn.
+///
+/// # Errors
+/// When memory runs out.
+pub fn mean_cross_entropy(
+    decoder: &Decoder,
+    hidden: &Tensor,
+    targets: &Tensor,
+) -> Result<Tensor, Error> {
+    let learned = f64::try_from(&targets.f_ne(IGNORED)?.f_sum(Kind::Double)?)?.max(1.0);
+    Ok(summed_cross_entropy(decoder, hidden, targets)?.f_div_scalar(learned)?)
+}
+
+/// As [`mean_cross_entropy`], but the sum.
+///
+/// # Errors
+/// When memory runs out.
+pub fn summed_cross_entropy(
+    decoder: &Decoder,
+    hidden: &Tensor,
+    targets: &Tensor,
+) -> Result<Tensor, Error> {
+    let width = hidden.size().last().copied().unwrap_or(1);
+    let (rows, targets) = (hidden.f_reshape([-1, width])?, targets.f_reshape([-1])?);
+    // Rows without a target need no logits at all.
+    let kept = targets.f_ne(IGNORED)?.f_nonzero()?.f_squeeze_dim(1)?;
+    let (rows, targets) = match kept.numel() == targets.numel() {
+        true => (rows, targets),
+        false => (
+            rows.f_index_select(0, &kept)?,
+            targets.f_index_select(0, &kept)?,
+        ),
+    };
+    match decoder.frozen_head() {
+        Some(head) if hidden.requires_grad() => fused(&rows, &targets, &head, decoder.compute()),
+        _ => chunked(decoder, &rows, &targets),
+    }
+}
+
+/// Through autograd, or without a gradient.
+fn chunked(decoder: &Decoder, rows: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
+    let mut sum = Tensor::f_zeros(1, (Kind::Float, rows.device()))?.f_squeeze()?;
+    for (start, length) in chunks(rows, decoder.vocabulary()) {
+        let logits = decoder.head(&rows.f_narrow(0, start, length)?)?;
+        let targets = targets.f_narrow(0, start, length)?;
+        sum = sum.f_add(&cross_entropy(&logits, &targets)?)?;
+    }
+    Ok(sum)
+}
+
+/// The gradient is computed with the loss, and handed to autograd as a constant.
+fn fused(rows: &Tensor, targets: &Tensor, head: &Tensor, compute: Kind) -> Result<Tensor, Error> {
+    let (sum, gradient) = {
+        let _no_grad = tch::no_grad_guard();
+        let head = to_kind(head, compute)?;
+        let transposed = head.f_tr()?;
+        let detached = to_kind(&rows.detach(), compute)?;
+        let gradient = rows.detach().f_empty_like()?;
+        let mut sum = Tensor::f_zeros(1, (Kind::Float, rows.device()))?.f_squeeze()?;
+        for (start, length) in chunks(rows, head.size()[0]) {
+            let logits = detached.f_narrow(0, start, length)?.f_matmul(&transposed)?;
+            let logits = to_kind(&logits, Kind::Float)?;
+            let targets = targets.f_narrow(0, start, length)?.f_unsqueeze(1)?;
+            let mut log_probabilities = logits.f_log_softmax(1, Kind::Float)?;
+            let picked = log_probabilities.f_gather(1, &targets, false)?;
+            sum = sum.f_sub(&picked.f_sum(Kind::Float)?)?;
+            let mut difference = log_probabilities.f_exp_()?;
+            let minus_one = picked.f_full_like(-1.0)?;
+            let difference = difference.f_scatter_add_(1, &targets, &minus_one)?;
+            let product = to_kind(&difference, compute)?.f_matmul(&head)?;
+            gradient.f_narrow(0, start, length)?.f_copy_(&product)?;
+        }
+        (sum, gradient)
+    };
+    // A scalar whose value is `sum` and whose gradient with respect to `rows` is `gradient`.
+    let carrier = rows.f_mul(&gradient)?.f_sum(Kind::Float)?;
+    Ok(sum.f_add(&carrier)?.f_sub(&carrier.detach())?)
+}
+
+fn chunks(rows: &Tensor, vocabulary: i64) -> impl Iterator<Item = (i64, i64)> {
+    let count = rows.size()[0];
+    let length = (LOGITS / vocabulary.max(1)).max(1);
+    (0..count)
+        .step_by(length as usize)
+        .map(move |start| (start, length.min(count - start)))
+}
+
+fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
+    Ok(logits.f_cross_entropy_loss(targets, None::<&Tensor>, Reduction::Sum, IGNORED, 0.0)?)
+}
