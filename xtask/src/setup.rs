@@ -15,6 +15,7 @@ mod cache;
 mod cargo_config;
 mod fetch;
 mod libtorch;
+mod model;
 mod pins;
 mod progress;
 mod python;
@@ -61,6 +62,15 @@ pub(crate) fn ensure() -> Result<Libtorch> {
     let text = text::ensure(&cache)?;
     eprintln!("text      Shakespeare, 42 works, in {}", text.display());
     Ok(libtorch)
+}
+
+/// The model that `config` fine-tunes, if it is one that setup knows.
+pub(crate) fn model_for(config: &str) -> Result<()> {
+    if config.contains(model::NAME) {
+        let folder = model::ensure(&Cache::open()?)?;
+        eprintln!("model     SmolLM2-135M-Instruct, in {}", folder.display());
+    }
+    Ok(())
 }
 
 /// The interpreter of the reference environment, which is made when it is not there.

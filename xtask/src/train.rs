@@ -36,7 +36,11 @@ pub(crate) struct Train {
 
 impl Train {
     pub(crate) fn run(self) -> Result<()> {
-        let binary = build(&setup::ensure()?)?;
+        let libtorch = setup::ensure()?;
+        // A config that cannot be read is the trainer's to complain about.
+        let path = self.config.clone().unwrap_or_default();
+        setup::model_for(&std::fs::read_to_string(path).unwrap_or_default())?;
+        let binary = build(&libtorch)?;
         // From here on this process is the trainer: its exit code is ours, and Ctrl-C
         // reaches it alone, so that it can save before it leaves.
         let error = self.command(&binary).exec();

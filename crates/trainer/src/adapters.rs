@@ -18,7 +18,7 @@ mod peft;
 #[cfg(test)]
 mod tests;
 
-pub use attachment::Attachment;
+pub use attachment::{Attached, Attachment};
 pub use config::{LoraConfig, Modules};
 pub use layer::LoraLayer;
 pub use merge::merge;

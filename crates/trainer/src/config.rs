@@ -14,6 +14,7 @@
 //!
 //! Keys are named with Hugging Face's words wherever Hugging Face has one.
 
+mod adapter;
 mod bf16;
 mod check;
 mod consistency;
@@ -28,6 +29,7 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use adapter::{AdapterConfig, ModuleNames};
 pub use bf16::Bf16;
 pub use problem::{ConfigError, Problem};
 pub use schema::schema_json;
@@ -52,6 +54,8 @@ pub struct Config {
     pub threads: Option<u32>,
     /// The model.
     pub model: ModelConfig,
+    /// What is trained of a published model; unset trains all of it.
+    pub adapter: Option<AdapterConfig>,
     /// The text.
     pub data: DataConfig,
     /// The optimization.
@@ -64,6 +68,10 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
+    /// A published model to start from: a Hugging Face folder, a GGUF file, or the name of
+    /// one in the cache. All other keys here then come from it.
+    #[schemars(length(min = 1))]
+    pub name_or_path: Option<String>,
     /// Width of the residual stream.
     #[schemars(range(min = 1, max = 65_536))]
     pub hidden_size: u32,
@@ -178,6 +186,9 @@ pub struct TrainConfig {
     /// Whether the forward and backward passes compute in bfloat16; weights, norms, losses and
     /// the optimizer stay in fp32.
     pub bf16: Bf16,
+    /// Compute the inside of each block a second time in the backward pass instead of
+    /// keeping it: less memory, about a third more work.
+    pub gradient_checkpointing: bool,
     /// Record metrics every this many steps.
     #[schemars(range(min = 1))]
     pub logging_steps: u64,
@@ -236,6 +247,7 @@ impl Default for Config {
             device: "auto".into(),
             threads: None,
             model: ModelConfig::default(),
+            adapter: None,
             data: DataConfig::default(),
             train: TrainConfig::default(),
             sample: SampleConfig::default(),
@@ -246,6 +258,7 @@ impl Default for Config {
 impl Default for ModelConfig {
     fn default() -> Self {
         Self {
+            name_or_path: None,
             hidden_size: 256,
             intermediate_size: 704,
             num_hidden_layers: 6,
@@ -290,6 +303,7 @@ impl Default for TrainConfig {
             weight_decay: 0.0,
             max_grad_norm: 1.0,
             bf16: Bf16::Auto,
+            gradient_checkpointing: false,
             logging_steps: 10,
             eval_steps: 100,
             max_eval_samples: None,

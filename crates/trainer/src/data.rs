@@ -96,7 +96,7 @@ pub fn cache_folder() -> PathBuf {
     }
 }
 
-fn text_path(config: &DataConfig) -> Result<PathBuf, Error> {
+pub(crate) fn text_path(config: &DataConfig) -> Result<PathBuf, Error> {
     match (config.dataset, &config.path) {
         (_, Some(path)) if path.exists() => Ok(path.clone()),
         (_, Some(path)) => Err(Error::Data(format!(

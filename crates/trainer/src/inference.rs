@@ -5,6 +5,7 @@ mod generate;
 
 use std::path::Path;
 
+use placement::{Placer, Policy};
 use tch::{Device, Kind};
 
 pub use evaluate::{Score, score};
@@ -17,7 +18,6 @@ use crate::examples::Encoder;
 use crate::model::{
     Base, Builder, Decoder, DecoderConfig, DecoderOptions, FileWeights, Parameters,
 };
-use crate::placing::Placing;
 use crate::weights::Pretrained;
 
 /// A model that is ready to be used.
@@ -68,9 +68,9 @@ impl LanguageModel {
             Some(folder) => Some(Attachment::saved(PeftAdapter::open(folder)?)?),
             None => None,
         };
-        let mut placing = Placing::new(options.device);
+        let mut placer = Placer::new(options.device, Policy::default())?;
         let mut source =
-            FileWeights::new(pretrained.tensors.as_ref(), options.compute, &mut placing);
+            FileWeights::new(pretrained.tensors.as_ref(), options.compute, &mut placer);
         let mut parameters = Parameters::default();
         let base = Base::Frozen(options.compute);
         let mut builder = Builder::new(&mut source, &mut parameters, options.compute, base);

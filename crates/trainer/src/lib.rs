@@ -23,6 +23,7 @@ mod metrics;
 pub mod model;
 mod observer;
 pub mod optim;
+pub mod quant;
 mod run;
 mod run_folder;
 mod sampling;

@@ -127,6 +127,10 @@ impl<'a> Run<'a> {
     fn train(&mut self, observer: &mut dyn Observer, stop: &Stop) -> Result<Ending, Error> {
         let config = &self.config.train;
         let schedule = Schedule::new(config);
+        if self.step == 0 && self.task.starts_trained() {
+            self.evaluate(config.max_eval_samples, observer)?;
+            self.sample(observer)?;
+        }
         while self.step < config.max_steps {
             if stop.is_requested() {
                 return Ok(Ending::Stopped);

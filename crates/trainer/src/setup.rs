@@ -12,6 +12,7 @@ use crate::observer::Observer;
 use crate::summary::{Environment, MemorySummary};
 use crate::task::Task;
 use crate::task::causal_lm::CausalLm;
+use crate::task::fine_tune::FineTune;
 use crate::{Error, device};
 
 /// The machine as this run uses it.
@@ -98,6 +99,9 @@ pub(crate) fn task(
     placer: &mut Placer,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn Task>, Error> {
+    if let Some(name) = &config.model.name_or_path {
+        return Ok(Box::new(FineTune::open(config, name, placer, observer)?));
+    }
     observer.preparing("reading and tokenising the text");
     let data = TextData::load(&config.data, config.data.block_size as usize)?;
     observer.preparing("building the model");

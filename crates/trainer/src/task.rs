@@ -7,6 +7,7 @@
 //! task beside it.
 
 pub mod causal_lm;
+pub mod fine_tune;
 pub mod loss;
 
 use std::path::Path;
@@ -29,6 +30,12 @@ pub trait Task {
 
     /// What the optimizer may change.
     fn parameters(&self) -> &Parameters;
+
+    /// Whether the model knows something before the first step, so that it is worth a look
+    /// then.
+    fn starts_trained(&self) -> bool {
+        false
+    }
 
     /// The next batch, on the host.
     ///

@@ -36,14 +36,41 @@ pub use safetensors_file::{LazyTensor, SafetensorsFile, write_safetensors};
 
 use crate::model::DecoderConfig;
 
-/// Where the model called `name` is: a path that exists, or else a model in the cache,
-/// as `smollm2-135m-instruct`.
-pub fn locate(name: &Path) -> PathBuf {
-    let cached = crate::data::cache_folder().join("models").join(name);
-    if !name.exists() && name.is_relative() && cached.exists() {
-        return cached;
+/// Where the model called `name` is: a path that exists, or else a model in the cache, as
+/// `smollm2-135m-instruct`. A GGUF file there is converted into a folder once, of which
+/// `told(done, all)` hears.
+///
+/// # Errors
+/// When there is no such model, or it cannot be converted.
+pub fn locate(name: &Path, told: &dyn Fn(usize, usize)) -> Result<PathBuf, WeightsError> {
+    if name.exists() {
+        return Ok(name.to_owned());
     }
-    name.to_owned()
+    let models = crate::data::cache_folder().join("models");
+    let plain = name.file_name() == Some(name.as_os_str());
+    let folder = models.join(name);
+    if plain && folder.is_dir() {
+        return Ok(folder);
+    }
+    let mut file = folder.clone().into_os_string();
+    file.push(".gguf");
+    let mut file = PathBuf::from(file);
+    // Setup's files lie in folders with a manifest.
+    if file.is_dir() {
+        file.push("model.gguf");
+    }
+    if plain && file.is_file() {
+        convert_gguf(&file, &folder, Kind::Float, told)?;
+        return Ok(folder);
+    }
+    Err(WeightsError::file(
+        name,
+        format!(
+            "is neither a folder, nor a file, nor a model in `{}` (`cargo xtask train \
+             configs/smollm2-lora.yaml` puts smollm2-135m-instruct there)",
+            models.display()
+        ),
+    ))
 }
 
 /// Named tensors that are read one at a time.

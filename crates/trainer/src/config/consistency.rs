@@ -43,6 +43,22 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         );
     }
 
+    let published = model.name_or_path.is_some();
+    if config.adapter.is_some() && !published {
+        report(
+            &["adapter"],
+            "an adapter needs a published model to sit on".into(),
+            "set `model.name_or_path`, or drop `adapter` to train a model from scratch",
+        );
+    }
+    if config.train.gradient_checkpointing && !published {
+        report(
+            &["train", "gradient_checkpointing"],
+            "gradient checkpointing is for published models".into(),
+            "set `model.name_or_path`, or drop `train.gradient_checkpointing`",
+        );
+    }
+
     match (&config.data.dataset, &config.data.path) {
         (Some(_), Some(_)) => report(
             &["data", "path"],

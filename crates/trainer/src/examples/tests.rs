@@ -1,1 +1,223 @@
+//! Records, chats, and what of them is learned.
 
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+
+use super::reader::record;
+use super::*;
+use crate::weights::Pretrained;
+
+const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + \
+    message.content + '<|im_end|>' + '\\n' }}{% endfor %}\
+    {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+fn tiny() -> Pretrained {
+    let path = "/../../tests/reference/golden/models/llama-grouped.gguf";
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path.trim_start_matches('/'));
+    Pretrained::open(&path).unwrap()
+}
+
+fn encoder(template: &str) -> Encoder {
+    let model = Pretrained {
+        chat_template: Some(template.into()),
+        ..tiny()
+    };
+    Encoder::new(&model).unwrap()
+}
+
+fn chat(turns: &[(&str, &str)]) -> Vec<Message> {
+    let message = |(role, content): &(&str, &str)| Message {
+        role: (*role).into(),
+        content: (*content).into(),
+    };
+    turns.iter().map(message).collect()
+}
+
+/// The text of what is learned, and of what is not.
+fn split(encoder: &Encoder, example: &Example) -> (String, String) {
+    let part = |wanted: bool| {
+        let ids: Vec<u32> = example
+            .tokens
+            .iter()
+            .zip(&example.learned)
+            .filter(|(_, learned)| **learned == wanted)
+            .map(|(id, _)| *id)
+            .collect();
+        encoder.tokenizer().decode(&ids, false).unwrap()
+    };
+    (part(true), part(false))
+}
+
+#[test]
+fn only_the_answers_of_a_chat_are_learned() {
+    let encoder = encoder(CHATML);
+    let messages = chat(&[
+        ("user", "on the"),
+        ("assistant", "the one"),
+        ("user", "a b"),
+        ("assistant", "no"),
+    ]);
+    let example = encoder.encode(&Record::Chat(messages)).unwrap();
+    let (learned, given) = split(&encoder, &example);
+    assert_eq!(learned, "the one<|im_end|>\nno<|im_end|>\n");
+    assert_eq!(
+        given,
+        "<|im_start|>user\non the<|im_end|>\n<|im_start|>assistant\n\
+         <|im_start|>user\na b<|im_end|>\n<|im_start|>assistant\n"
+    );
+}
+
+#[test]
+fn a_template_that_rewrites_earlier_turns_is_refused() {
+    let rewriting =
+        "{% for message in messages %}{{ loop.length }}{{ message.content }}{% endfor %}";
+    let messages = chat(&[("user", "a"), ("assistant", "b")]);
+    let error = encoder(rewriting)
+        .encode(&Record::Chat(messages))
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("before turn 2 in another way"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_a_template_objects_to_is_told() {
+    let strict = "{{ raise_exception('roles must alternate') }}";
+    let error = encoder(strict)
+        .encode(&Record::Chat(chat(&[("assistant", "b")])))
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("roles must alternate"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_template_that_never_ends_is_stopped() {
+    let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{% endfor %}{% endfor %}";
+    let error = encoder(endless)
+        .encode(&Record::Chat(chat(&[("assistant", "b")])))
+        .unwrap_err();
+    assert!(error.to_string().contains("fuel"), "{error}");
+}
+
+#[test]
+fn only_the_completion_of_a_prompt_is_learned() {
+    let encoder = encoder(CHATML);
+    let record = Record::Completion {
+        prompt: "the ".into(),
+        completion: "one".into(),
+    };
+    let (learned, given) = split(&encoder, &encoder.encode(&record).unwrap());
+    assert_eq!(
+        (learned.as_str(), given.as_str()),
+        ("one<|im_end|>", "the ")
+    );
+}
+
+#[test]
+fn lines_are_read_by_their_keys_and_errors_name_the_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("data.jsonl");
+    let lines = [
+        r#"{"text": "a"}"#,
+        "",
+        r#"{"prompt": "p", "completion": "c", "id": 7}"#,
+        r#"{"messages": [{"role": "assistant", "content": "m"}]}"#,
+        r#"{"answer": 1}"#,
+        r#"{"text": "never reached"}"#,
+    ];
+    std::fs::write(&path, lines.join("\n")).unwrap();
+    let read: Vec<_> = records(&path).unwrap().collect();
+    assert_eq!(read.len(), 4);
+    assert_eq!(read[0].as_ref().unwrap(), &Record::Text("a".into()));
+    assert!(matches!(
+        read[1].as_ref().unwrap(),
+        Record::Completion { .. }
+    ));
+    assert_eq!(
+        read[2].as_ref().unwrap(),
+        &Record::Chat(chat(&[("assistant", "m")]))
+    );
+    let error = read[3].as_ref().unwrap_err().to_string();
+    let reason =
+        "data.jsonl:5: neither `text`, nor `prompt` and `completion`, nor `messages`, but `answer`";
+    assert!(error.ends_with(reason), "{error}");
+}
+
+#[test]
+fn a_token_file_gives_back_what_was_packed() {
+    let folder = tempfile::tempdir().unwrap();
+    let encoder = encoder(CHATML);
+    let list = [
+        Record::Text("the one".into()),
+        Record::Completion {
+            prompt: "a".into(),
+            completion: "b".into(),
+        },
+    ];
+    let file = TokenFile::temporary(
+        folder.path(),
+        list.iter().cloned().map(Ok),
+        &encoder,
+        &mut |_, _| {},
+    )
+    .unwrap();
+    // Nothing is left behind in the folder.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    let mut expected = encoder.encode(&list[0]).unwrap();
+    let second = encoder.encode(&list[1]).unwrap();
+    expected.tokens.extend(second.tokens);
+    expected.learned.extend(second.learned);
+    assert_eq!(file.tokens() as usize, expected.tokens.len());
+    assert_eq!(file.block(0, expected.tokens.len()).unwrap(), expected);
+    let part = file.block(2, 3).unwrap();
+    assert_eq!(
+        (&part.tokens[..], &part.learned[..]),
+        (&expected.tokens[2..5], &expected.learned[2..5])
+    );
+    assert!(file.block(2, expected.tokens.len()).is_err());
+}
+
+proptest! {
+    #[test]
+    fn a_line_of_anything_never_panics(line in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = record(&line);
+    }
+
+    #[test]
+    fn a_damaged_record_never_panics(at in 0usize..60, byte: u8) {
+        let mut line = br#"{"messages": [{"role": "assistant", "content": "m"}]}      "#.to_vec();
+        let at = at % line.len();
+        line[at] = byte;
+        let _ = record(&line);
+    }
+
+    #[test]
+    fn a_template_of_anything_never_panics(template in ".{0,60}") {
+        if let Ok(template) = ChatTemplate::new(&template, "", "") {
+            let _ = template.render(&chat(&[("user", "x")]), true);
+        }
+    }
+}
+
+#[test]
+fn folders_are_read_in_the_order_of_names() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in [
+        ("b.txt", "2"),
+        ("a.jsonl", r#"{"text":"1"}"#),
+        (".hidden", "x"),
+    ] {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    let texts: Vec<Record> = records(folder.path())
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    assert_eq!(texts, [Record::Text("1".into()), Record::Text("2".into())]);
+    let missing: PathBuf = folder.path().join("missing");
+    assert!(records(&missing).is_err());
+}

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
 
@@ -71,6 +72,28 @@ impl TokenFile {
                 .map(|byte| format!("{byte:02x}"))
                 .collect(),
         })
+    }
+
+    /// As [`TokenFile::write`], into a file without a name in `folder`: it takes no place any
+    /// more when the program ends, however it does.
+    ///
+    /// # Errors
+    /// As [`TokenFile::write`].
+    pub fn temporary(
+        folder: &Path,
+        records: impl Iterator<Item = Result<Record, Error>>,
+        encoder: &Encoder,
+        told: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, Error> {
+        std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+        static FILES: AtomicU64 = AtomicU64::new(0);
+        let number = FILES.fetch_add(1, Ordering::Relaxed);
+        let path = folder.join(format!("{}-{number}.tokens", std::process::id()));
+        let written = Self::write(&path, records, encoder, told);
+        let removed = std::fs::remove_file(&path);
+        let file = written?;
+        removed.map_err(|error| Error::io("remove", &path, error))?;
+        Ok(file)
     }
 
     /// Number of tokens.

@@ -141,11 +141,6 @@ impl Decoder {
         self.embedding.size()[0]
     }
 
-    /// The type of matrix products.
-    pub fn compute(&self) -> Kind {
-        self.compute
-    }
-
     /// The head's matrix `[vocabulary, hidden]`, when it is frozen and nothing is added to
     /// it: then its gradient with respect to the input is all that a loss needs.
     pub fn frozen_head(&self) -> Option<Tensor> {

@@ -115,3 +115,81 @@ fn chunks(rows: &Tensor, vocabulary: i64) -> impl Iterator<Item = (i64, i64)> {
 fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
     Ok(logits.f_cross_entropy_loss(targets, None::<&Tensor>, Reduction::Sum, IGNORED, 0.0)?)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use placement::{Placer, Policy};
+    use tch::Device;
+
+    use super::*;
+    use crate::model::{Base, Builder, DecoderOptions, FileWeights, Parameters};
+    use crate::weights::HfFolder;
+
+    fn decoder(base: Base) -> Decoder {
+        let path = "../../tests/reference/golden/models/llama-grouped";
+        let folder = HfFolder::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
+        let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+        let mut source = FileWeights::new(&folder, Kind::Float, &mut placer);
+        let mut parameters = Parameters::default();
+        let mut builder = Builder::new(&mut source, &mut parameters, Kind::Float, base);
+        let options = DecoderOptions {
+            positions: 8,
+            initializer_range: 0.0,
+            device: Device::Cpu,
+        };
+        Decoder::new(folder.config(), options, &mut builder).unwrap()
+    }
+
+    /// Loss and its gradient in the textbook's way, and in that of this module.
+    fn both(base: Base, targets: &Tensor) -> [(f64, Tensor); 2] {
+        let decoder = decoder(base);
+        let values = Tensor::randn([2, 4, 16], (Kind::Float, Device::Cpu));
+        [true, false].map(|textbook| {
+            let hidden = values.copy().set_requires_grad(true);
+            let loss = match textbook {
+                true => decoder
+                    .head(&hidden)
+                    .unwrap()
+                    .view([-1, 48])
+                    .cross_entropy_loss::<Tensor>(
+                        &targets.view(-1),
+                        None,
+                        Reduction::Mean,
+                        -100,
+                        0.0,
+                    ),
+                false => mean_cross_entropy(&decoder, &hidden, targets).unwrap(),
+            };
+            torch_ext::backward(&loss).unwrap();
+            (f64::try_from(&loss).unwrap(), hidden.grad())
+        })
+    }
+
+    #[test]
+    fn loss_and_gradient_are_the_textbooks() {
+        let targets = Tensor::from_slice(&[5i64, -100, 0, 47, -100, -100, 7, 7]).view([2, 4]);
+        for base in [Base::Frozen(Kind::Float), Base::Trained] {
+            let [(loss, gradient), (ours, our_gradient)] = both(base, &targets);
+            assert!((loss - ours).abs() < 1e-5, "{loss} and {ours}");
+            assert!(gradient.allclose(&our_gradient, 1e-4, 1e-6, false));
+        }
+    }
+
+    #[test]
+    fn chunks_cover_every_row_once() {
+        let rows = Tensor::zeros([10, 1], (Kind::Float, Device::Cpu));
+        let spans: Vec<_> = chunks(&rows, LOGITS / 4).collect();
+        assert_eq!(spans, [(0, 4), (4, 4), (8, 2)]);
+        assert_eq!(chunks(&rows, i64::MAX).count(), 10);
+    }
+
+    #[test]
+    fn nothing_to_learn_is_a_loss_of_zero() {
+        let targets = Tensor::full([2, 4], -100, (Kind::Int64, Device::Cpu));
+        let [_, (loss, gradient)] = both(Base::Frozen(Kind::Float), &targets);
+        assert_eq!(loss, 0.0);
+        assert_eq!(f64::try_from(gradient.abs().max()).unwrap(), 0.0);
+    }
+}
