@@ -1,11 +1,13 @@
 //! `cargo xtask bench`: this project against its peers, on this machine.
 
+mod placement;
 mod process;
 mod train;
 
 use anyhow::Result;
 use clap::Subcommand;
 
+use placement::PlacementBench;
 pub(crate) use train::TrainBench;
 
 /// Measure this project against its peers, on this machine.
@@ -17,6 +19,8 @@ pub(crate) struct Bench {
 
 #[derive(Subcommand)]
 enum Benchmark {
+    /// The cost of copy routes and verification, and plans against accelerate's
+    Placement(PlacementBench),
     /// Training speed and memory, against the same model in plain Python PyTorch
     Train(TrainBench),
 }
@@ -24,6 +28,7 @@ enum Benchmark {
 impl Bench {
     pub(crate) fn run(self) -> Result<()> {
         match self.benchmark {
+            Benchmark::Placement(bench) => bench.run(),
             Benchmark::Train(bench) => bench.run(),
         }
     }

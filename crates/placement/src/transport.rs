@@ -1,6 +1,6 @@
 //! What the ladder needs from a device.
 //!
-//! `crate::route` decides which rung to try; a [`Transport`] carries it out. The real one works on
+//! The [`Ladder`](crate::Ladder) decides which rung to try; a [`Transport`] carries it out. The real one works on
 //! tensors (`torch_transport`), the one in [`crate::fake`] on plain bytes with faults to order. The
 //! decisions are the same, so what the fault matrix shows of the fake holds for the other.
 //!

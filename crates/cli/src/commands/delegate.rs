@@ -16,9 +16,14 @@ pub(crate) struct Args {
 
 /// Replaces this process by the trainer.
 pub(crate) fn run(subcommand: &str, args: &Args, json: bool) -> Result<Outcome, Failure> {
+    start(subcommand, &args.rest, json)
+}
+
+/// Replaces this process by the trainer, with arguments of our own.
+pub(crate) fn start(subcommand: &str, rest: &[OsString], json: bool) -> Result<Outcome, Failure> {
     let program = trainer_binary()?;
     let mut command = Command::new(&program);
-    command.arg(subcommand).args(&args.rest);
+    command.arg(subcommand).args(rest);
     if json {
         command.arg("--json");
     }

@@ -7,6 +7,7 @@
 
 mod check;
 
+use super::delegate;
 use super::doctor::write;
 use super::live::{self, Python};
 use anyhow::Context;
@@ -47,6 +48,13 @@ pub(crate) struct Args {
     /// List the checks
     #[arg(long)]
     list: bool,
+
+    /// Show what placement makes of every fault on every route; needs no GPU
+    #[arg(
+        long,
+        conflicts_with_all = ["python", "device", "only", "patience", "report", "list"]
+    )]
+    placement: bool,
 }
 
 /// Where to compute.
@@ -80,6 +88,9 @@ struct Report<'a> {
 
 /// Runs the checks.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    if args.placement {
+        return delegate::start("fault-matrix", &[], json);
+    }
     let chosen = choose(&args.only)?;
     if args.list {
         let mut text = String::new();

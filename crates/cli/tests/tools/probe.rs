@@ -137,3 +137,22 @@ fn an_unknown_check_is_bad_usage_and_names_the_known_ones() {
         show(&output)
     );
 }
+
+/// The other binary answers, and a log full of ordered faults stays out of sight.
+#[cfg(feature = "torch")]
+#[test]
+fn the_fault_matrix_of_placement_misses_nothing() {
+    let output = surefoot()
+        .args(["probe", "--placement", "--json"])
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(0), "{}", show(&output));
+    assert!(output.stderr.is_empty(), "{}", show(&output));
+    let matrix: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(matrix["missed"], 0);
+    assert!(
+        matrix["cells"]
+            .as_array()
+            .is_some_and(|cells| cells.len() > 800)
+    );
+}
