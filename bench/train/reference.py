@@ -37,6 +37,8 @@ def train(config: dict, steps: int) -> dict:
     settings, data = config["train"], config["data"]
     if data["tokenizer"] != "bytes":
         sys.exit("the reference knows the `bytes` tokenizer only")
+    if not isinstance(settings["bf16"], bool):
+        sys.exit("the reference needs `train.bf16` to be `true` or `false`")
     if config.get("threads"):
         torch.set_num_threads(config["threads"])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -34,7 +34,11 @@ pub(crate) struct TrainBench {
     #[arg(long, default_value_t = 40, value_parser = clap::value_parser!(u32).range(10..))]
     steps: u32,
 
-    /// Set one value of the config for both, as in `--set train.bf16=true`; may be repeated
+    /// Compute in bfloat16 on both sides; without it in fp32, whatever the config says
+    #[arg(long)]
+    bf16: bool,
+
+    /// Set one value of the config for both, as in `--set data.block_size=128`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
 
@@ -62,6 +66,7 @@ struct Report {
     cores: usize,
     config: PathBuf,
     set: Vec<String>,
+    bf16: bool,
     steps: u32,
     surefoot: Vec<Measured>,
     pytorch: Vec<Measured>,
@@ -105,6 +110,8 @@ impl TrainBench {
             config: PathBuf::from("configs/small.yaml"),
             pairs: 1,
             steps: 10,
+            // Rounding to bf16 differs from one implementation to the next by more than that.
+            bf16: false,
             set: Vec::new(),
             check: true,
             out: Some(out),
@@ -145,6 +152,7 @@ impl TrainBench {
             "name=bench".to_owned(),
             format!("output_dir={}", folder.display()),
             format!("train.max_steps={}", self.steps),
+            format!("train.bf16={}", self.bf16),
             "train.logging_steps=1".to_owned(),
             // What the reference does not do.
             "train.eval_steps=0".to_owned(),
@@ -203,6 +211,7 @@ impl TrainBench {
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             config: self.config.clone(),
             set: self.set.clone(),
+            bf16: self.bf16,
             steps: self.steps,
             surefoot,
             pytorch,
