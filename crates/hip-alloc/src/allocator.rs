@@ -3,6 +3,7 @@
 use crate::driver::{Driver, DriverError, MemoryInfo};
 use crate::pool::{AllocateError, FreeError, Pool, PoolConfig, PoolStats};
 use crate::report;
+use crate::trace::record::Recorder;
 use crate::units::{DeviceIndex, StreamId, human};
 use parking_lot::Mutex;
 
@@ -15,6 +16,7 @@ pub struct Allocator {
 struct Inner {
     pool: Pool,
     driver: Box<dyn Driver>,
+    recorder: Option<Recorder>,
     /// The wrong frees reported so far.
     wrong_frees: u64,
 }
@@ -24,7 +26,12 @@ const WRONG_FREES_REPORTED: u64 = 20;
 
 impl Allocator {
     /// Takes the warm-up floor from the driver at once.
-    pub fn new(device: DeviceIndex, config: PoolConfig, mut driver: Box<dyn Driver>) -> Self {
+    pub fn new(
+        device: DeviceIndex,
+        config: PoolConfig,
+        mut driver: Box<dyn Driver>,
+        recorder: Option<Recorder>,
+    ) -> Self {
         let mut pool = Pool::new(config);
         pool.warm_up(driver.as_mut());
         Allocator {
@@ -32,6 +39,7 @@ impl Allocator {
             inner: Mutex::new(Inner {
                 pool,
                 driver,
+                recorder,
                 wrong_frees: 0,
             }),
         }
@@ -42,7 +50,13 @@ impl Allocator {
         let mut inner = self.inner.lock();
         let Inner { pool, driver, .. } = &mut *inner;
         match pool.allocate(driver.as_mut(), bytes, stream) {
-            Ok(address) => Ok(address),
+            Ok(address) => {
+                if let Some(recorder) = &mut inner.recorder {
+                    recorder.allocated(address, bytes, stream);
+                    inner.check_recorder();
+                }
+                Ok(address)
+            }
             Err(error) => Err(self.refusal(&mut inner, bytes, &error)),
         }
     }
@@ -51,11 +65,18 @@ impl Allocator {
     pub fn free(&self, address: u64) {
         let mut inner = self.inner.lock();
         let Inner { pool, driver, .. } = &mut *inner;
-        let freed = pool.free(driver.as_mut(), address);
-        if let Err(error) = freed {
-            inner.wrong_frees += 1;
-            if inner.wrong_frees <= WRONG_FREES_REPORTED {
-                report::warn(&format!("{}: free of {address:#x}: {error}", self.device));
+        match pool.free(driver.as_mut(), address) {
+            Ok(_) => {
+                if let Some(recorder) = &mut inner.recorder {
+                    recorder.freed(address);
+                    inner.check_recorder();
+                }
+            }
+            Err(error) => {
+                inner.wrong_frees += 1;
+                if inner.wrong_frees <= WRONG_FREES_REPORTED {
+                    report::warn(&format!("{}: free of {address:#x}: {error}", self.device));
+                }
             }
         }
         inner.report_troubles(self.device);
@@ -76,9 +97,22 @@ impl Allocator {
         self.inner.lock().pool.stats()
     }
 
-    /// Starts the peaks again.
+    /// Starts the peaks again, and marks a step in a recording.
     pub fn reset_peaks(&self) {
-        self.inner.lock().pool.reset_peaks();
+        let mut inner = self.inner.lock();
+        inner.pool.reset_peaks();
+        if let Some(recorder) = &mut inner.recorder {
+            recorder.step();
+            inner.check_recorder();
+        }
+    }
+
+    /// Ends a recording, so that all of it is in its file.
+    pub(crate) fn finish_recording(&self) {
+        // At exit another thread may still be inside: then its tail is lost.
+        if let Some(mut inner) = self.inner.try_lock() {
+            inner.recorder = None;
+        }
     }
 
     /// Gives empty blocks back until at most `keep` bytes are held beyond what is live.
@@ -146,6 +180,14 @@ impl Inner {
             free: info.free.saturating_add(slack).min(info.total),
             total: info.total,
         })
+    }
+
+    fn check_recorder(&mut self) {
+        let failure = self.recorder.as_mut().and_then(Recorder::take_failure);
+        if let Some(error) = failure {
+            report::warn(&format!("HIP_ALLOC_TRACE: recording stops: {error}"));
+            self.recorder = None;
+        }
     }
 
     fn report_troubles(&mut self, device: DeviceIndex) {

@@ -6,6 +6,7 @@
 
 use crate::driver::MemoryInfo;
 use crate::driver::host::HostMemory;
+use crate::driver::runtime::Place;
 use platform::memory::{self, CgroupMemory, DeviceKind, Inputs};
 use std::path::{Path, PathBuf};
 
@@ -30,8 +31,44 @@ impl SystemMemory {
     }
 }
 
-impl HostMemory for SystemMemory {
-    fn read(&mut self, held: u64) -> MemoryInfo {
+impl SystemMemory {
+    /// Memory of a GPU. `place`: `None` where only the driver's numbers are known.
+    pub fn device(place: Option<Place>, reserve: memory::Reserve) -> Self {
+        let kind = match place {
+            Some(place) if place.integrated => DeviceKind::Apu,
+            _ => DeviceKind::Discrete,
+        };
+        let mut memory = Self::host(reserve);
+        memory.inputs.kind = kind;
+        if let Some(place) = place.filter(|_| kind == DeviceKind::Apu) {
+            let sys = Path::new("/sys");
+            let Place {
+                domain, bus, slot, ..
+            } = place;
+            let device = sys.join(format!(
+                "bus/pci/devices/{domain:04x}:{bus:02x}:{slot:02x}.0"
+            ));
+            let bytes = |path: PathBuf| number(path).map(platform::Bytes);
+            memory.inputs.vram_total = bytes(device.join("mem_info_vram_total"));
+            memory.inputs.gtt_total = bytes(device.join("mem_info_gtt_total"));
+            memory.inputs.ttm_pages_limit = number(sys.join("module/ttm/parameters/pages_limit"));
+            memory.inputs.kfd_pool = kfd_pool(&sys.join("class/kfd/kfd/topology/nodes"), place);
+        }
+        memory
+    }
+
+    /// The driver's numbers, bounded by what this machine really has.
+    pub fn bound(&mut self, driver: MemoryInfo) -> MemoryInfo {
+        self.inputs.driver_total = Some(platform::Bytes(driver.total));
+        self.inputs.driver_free = Some(platform::Bytes(driver.free));
+        let capacity = self.capacity();
+        MemoryInfo {
+            free: capacity.free.0,
+            total: capacity.total.0,
+        }
+    }
+
+    fn capacity(&mut self) -> memory::Capacity {
         self.inputs.host = memory::HostMemory::parse(&text("/proc/meminfo"));
         self.inputs.cgroup = self
             .groups
@@ -40,7 +77,13 @@ impl HostMemory for SystemMemory {
                 CgroupMemory::parse(&text(limit), &text(usage), &text(stat))
             })
             .fold(CgroupMemory::default(), CgroupMemory::tighter);
-        let capacity = memory::capacity(&self.inputs);
+        memory::capacity(&self.inputs)
+    }
+}
+
+impl HostMemory for SystemMemory {
+    fn read(&mut self, held: u64) -> MemoryInfo {
+        let capacity = self.capacity();
         // Pages that were promised but not touched yet still count as available.
         let untouched = held - held.min(resident());
         MemoryInfo {
@@ -93,6 +136,38 @@ fn groups(membership: &str, root: &Path) -> Vec<GroupFiles> {
     Vec::new()
 }
 
+/// The memory that HIP allocates from: the largest bank of the GPU's node in KFD.
+fn kfd_pool(nodes: &Path, place: Place) -> Option<platform::Bytes> {
+    // KFD's location is bus, device and function packed as in PCI (kfd_topology.c).
+    let location = u64::from(place.bus << 8 | place.slot << 3);
+    let node = folders(nodes).into_iter().find(|node| {
+        let properties = text(node.join("properties"));
+        property(&properties, "simd_count").is_some_and(|count| count > 0)
+            && property(&properties, "location_id") == Some(location)
+            && property(&properties, "domain").unwrap_or(0) == u64::from(place.domain)
+    })?;
+    folders(&node.join("mem_banks"))
+        .iter()
+        .filter_map(|bank| property(&text(bank.join("properties")), "size_in_bytes"))
+        .max()
+        .map(platform::Bytes)
+}
+
+fn folders(path: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).collect()
+}
+
+/// A line `name value` of a KFD properties file.
+fn property(text: &str, name: &str) -> Option<u64> {
+    text.lines()
+        .find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
+}
+
+fn number(path: PathBuf) -> Option<u64> {
+    text(path).trim().parse().ok()
+}
+
 /// Bytes of this process that are in memory, from `/proc/self/statm`.
 fn resident() -> u64 {
     let pages = text("/proc/self/statm")
@@ -141,6 +216,33 @@ mod tests {
             names("5:cpu,cpuacct:/docker\n4:memory:/docker\n", root.path()),
             ["memory/docker/memory.limit_in_bytes"]
         );
+    }
+
+    #[test]
+    fn the_pool_is_the_bank_of_the_gpu_at_this_place() {
+        let root = tempfile::tempdir().unwrap();
+        for (node, properties, bytes) in [
+            ("0", "simd_count 0\nlocation_id 0\n", 1000),
+            ("1", "simd_count 80\nlocation_id 50176\ndomain 0\n", 2000),
+            ("2", "simd_count 64\nlocation_id 768\ndomain 0\n", 3000),
+        ] {
+            let bank = root.path().join(node).join("mem_banks/0");
+            std::fs::create_dir_all(&bank).unwrap();
+            std::fs::write(root.path().join(node).join("properties"), properties).unwrap();
+            std::fs::write(
+                bank.join("properties"),
+                format!("heap_type 1\nsize_in_bytes {bytes}\n"),
+            )
+            .unwrap();
+        }
+        let place = Place {
+            domain: 0,
+            bus: 0xc4,
+            slot: 0,
+            integrated: true,
+        };
+        assert_eq!(kfd_pool(root.path(), place), Some(platform::Bytes(2000)));
+        assert_eq!(kfd_pool(root.path(), Place { bus: 0xc5, ..place }), None);
     }
 
     #[test]

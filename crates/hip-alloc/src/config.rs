@@ -41,7 +41,7 @@ pub struct Config {
     pub warmup: u64,
     /// `block_mb`: size of the warm-up blocks. Bytes.
     pub block: u64,
-    /// `large_block_mb`: the largest block that growth asks for. Bytes.
+    /// `large_block_mb`: the largest block for several requests that growth asks for. Bytes.
     pub large_block: u64,
     /// `max_split_size_mb`: larger requests go straight to the driver. Bytes.
     pub max_split: u64,

@@ -213,8 +213,14 @@ pub extern "C-unwind" fn hip_alloc_abi_version() -> c_uint {
     ABI_VERSION
 }
 
-/// Keeps the allocators usable in a forked child: no thread holds a lock at the fork.
-pub(crate) fn watch_forks() {
+/// Keeps the allocators usable in a forked child (no thread holds a lock at the
+/// fork), and ends recordings when the process does.
+pub(crate) fn watch_process() {
+    extern "C" fn at_exit() {
+        for allocator in existing().into_iter().flat_map(|registry| registry.all()) {
+            allocator.finish_recording();
+        }
+    }
     extern "C" fn before() {
         for allocator in existing().into_iter().flat_map(|registry| registry.all()) {
             allocator.before_fork();
@@ -228,6 +234,11 @@ pub(crate) fn watch_forks() {
     // SAFETY: the handlers are functions of this library, which is never unloaded
     // once it has handed out memory; they only take and release our own locks.
     let result = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
+    // SAFETY: as above; the handler touches nothing but our own allocators, which
+    // are never dropped.
+    if unsafe { libc::atexit(at_exit) } != 0 {
+        report::warn("the end of a recording may be missing: no memory for the exit handler");
+    }
     if result != 0 {
         report::warn(
             "forked children of this process must not allocate: no memory for the fork handlers",

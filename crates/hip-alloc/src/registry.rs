@@ -6,12 +6,17 @@ use crate::allocator::Allocator;
 use crate::capacity::SystemMemory;
 use crate::config::{Backend, Config, Reserve};
 use crate::driver::Driver;
+use crate::driver::gpu::{Bound, GpuDriver};
 use crate::driver::host::HostDriver;
+use crate::driver::runtime::{Family, Runtime, Search};
 use crate::driver::sim::{SimDriver, SimOrders};
 use crate::report;
+use crate::trace::record::Recorder;
 use crate::units::DeviceIndex;
 use platform::memory;
-use std::sync::OnceLock;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// More accelerators than any machine has.
 const MOST_DEVICES: usize = 64;
@@ -23,6 +28,10 @@ const DEVICE_GRANULE: u64 = 512;
 /// The allocators of a process.
 pub(crate) struct Registry {
     config: Config,
+    /// `HIP_ALLOC_TRACE`.
+    trace: Option<PathBuf>,
+    /// Whether a device records to the file of that name already.
+    recording: AtomicBool,
     host: OnceLock<Allocator>,
     devices: [OnceLock<Result<Allocator, String>>; MOST_DEVICES],
 }
@@ -38,9 +47,13 @@ pub(crate) fn registry() -> &'static Registry {
             report::warn(&error.to_string());
             std::process::exit(2);
         });
-        crate::ffi::watch_forks();
+        crate::ffi::watch_process();
         Registry {
             config,
+            trace: std::env::var_os("HIP_ALLOC_TRACE")
+                .filter(|name| !name.is_empty())
+                .map(PathBuf::from),
+            recording: AtomicBool::new(false),
             host: OnceLock::new(),
             devices: [const { OnceLock::new() }; MOST_DEVICES],
         }
@@ -77,25 +90,80 @@ impl Registry {
     }
 
     fn open(&self, device: DeviceIndex) -> Result<Allocator, String> {
-        let driver: Box<dyn Driver> = match self.config.backend {
-            Backend::Host | Backend::Auto => return Ok(self.on_host(device, DEVICE_GRANULE)),
-            Backend::Sim => Box::new(SimDriver::new(SimOrders::default())),
-            Backend::Hip => return Err("backend:hip is not there yet".to_owned()),
-            Backend::Cuda => return Err("backend:cuda is not there yet".to_owned()),
+        let found = match self.config.backend {
+            Backend::Host => return Ok(self.on_host(device, DEVICE_GRANULE)),
+            Backend::Sim => {
+                let driver = Box::new(SimDriver::new(SimOrders::default()));
+                return Ok(self.make(device, DEVICE_GRANULE, driver));
+            }
+            Backend::Auto => match self.loaded_runtime() {
+                Some(found) => found,
+                None => return Ok(self.on_host(device, DEVICE_GRANULE)),
+            },
+            Backend::Hip => usable(Family::Hip, Search::LoadedOrDisk)?,
+            Backend::Cuda => usable(Family::Cuda, Search::LoadedOrDisk)?,
         };
-        Ok(Allocator::new(
-            device,
-            self.config.pool(DEVICE_GRANULE),
-            driver,
-        ))
+        let (runtime, devices) = found;
+        if device.0 >= devices {
+            return Err(format!(
+                "{device} does not exist: the {:?} runtime has {devices}, numbered from 0",
+                runtime.family
+            ));
+        }
+        let mut memory = SystemMemory::device(runtime.place(device), self.reserve());
+        let bound: Bound = Box::new(move |driver, _held| memory.bound(driver));
+        let driver = Box::new(GpuDriver::new(Arc::new(runtime), device, bound));
+        Ok(self.make(device, DEVICE_GRANULE, driver))
+    }
+
+    /// The runtime that the process uses, if it has a device.
+    fn loaded_runtime(&self) -> Option<(Runtime, i32)> {
+        [Family::Hip, Family::Cuda]
+            .into_iter()
+            .find_map(|family| usable(family, Search::Loaded).ok())
+    }
+
+    fn reserve(&self) -> memory::Reserve {
+        match self.config.reserve {
+            Reserve::Auto => memory::Reserve::Auto,
+            Reserve::Bytes(bytes) => memory::Reserve::Fixed(platform::Bytes(bytes)),
+        }
     }
 
     fn on_host(&self, device: DeviceIndex, granule: u64) -> Allocator {
-        let reserve = match self.config.reserve {
-            Reserve::Auto => memory::Reserve::Auto,
-            Reserve::Bytes(bytes) => memory::Reserve::Fixed(platform::Bytes(bytes)),
-        };
-        let driver = HostDriver::new(Box::new(SystemMemory::host(reserve)));
-        Allocator::new(device, self.config.pool(granule), Box::new(driver))
+        let driver = HostDriver::new(Box::new(SystemMemory::host(self.reserve())));
+        self.make(device, granule, Box::new(driver))
     }
+
+    fn make(&self, device: DeviceIndex, granule: u64, driver: Box<dyn Driver>) -> Allocator {
+        Allocator::new(
+            device,
+            self.config.pool(granule),
+            driver,
+            self.recorder(device),
+        )
+    }
+
+    fn recorder(&self, device: DeviceIndex) -> Option<Recorder> {
+        let named = self.trace.as_deref()?;
+        let first = !self.recording.swap(true, Ordering::Relaxed);
+        let path = Recorder::path_for(named, device, first);
+        match Recorder::create(&path) {
+            Ok(recorder) => Some(recorder),
+            Err(error) => {
+                report::warn(&format!(
+                    "HIP_ALLOC_TRACE: cannot write {}: {error}",
+                    path.display()
+                ));
+                None
+            }
+        }
+    }
+}
+
+/// A runtime that has a device, and how many.
+fn usable(family: Family, search: Search) -> Result<(Runtime, i32), String> {
+    let runtime = Runtime::find(family, search).map_err(|error| error.to_string())?;
+    let devices = runtime.device_count().map_err(|error| error.to_string())?;
+    Ok((runtime, devices))
 }

@@ -1,10 +1,13 @@
 //! Where memory comes from: one small trait, and what implements it.
 //!
 //! The pool asks a [`Driver`] for whole blocks and knows nothing else about the
-//! machine. `host` maps anonymous memory, `sim` is a device that exists only in
+//! machine. `gpu` speaks to a HIP or CUDA runtime (`runtime` finds it), `host` maps anonymous
+//! memory, and `sim` is a device that exists only in
 //! arithmetic (for tests and replays).
 
+pub mod gpu;
 pub mod host;
+pub mod runtime;
 pub mod sim;
 
 use crate::units::StreamId;

@@ -14,10 +14,12 @@ pub(super) enum Region {
     Lasting = 0,
     /// Expected to be freed within the step: activations, workspaces.
     Passing = 1,
+    /// Small requests of any lifetime.
+    Small = 2,
 }
 
 impl Region {
-    pub(super) const COUNT: usize = 2;
+    pub(super) const COUNT: usize = 3;
 }
 
 /// One allocation of the driver.

@@ -173,6 +173,7 @@ impl Pool {
             self.streams.departing_bytes -= self.blocks[block].bytes;
             let first = self.blocks[block].first;
             self.spans[first].owner = Owner::ANYONE;
+            self.spans[first].requested = 0;
             if let Err(error) = self.give_back(driver, block) {
                 self.trouble(error);
                 self.keep_empty(block);
@@ -196,6 +197,7 @@ impl Pool {
             return Ok(());
         }
         self.spans[first].owner = Owner::ANYONE;
+        self.spans[first].requested = 0;
         self.give_back(driver, block)
     }
 
@@ -219,7 +221,7 @@ impl Pool {
     }
 
     fn has_free(&self, owner: Owner) -> bool {
-        [Region::Lasting, Region::Passing]
+        [Region::Lasting, Region::Passing, Region::Small]
             .into_iter()
             .any(|region| self.free[Self::arena(region, owner)].bytes() > 0)
             || self
@@ -276,10 +278,11 @@ impl Pool {
             let span = &mut self.spans[self.blocks[*block].first];
             if span.owner == owner && span.requested <= frees {
                 span.owner = Owner::ANYONE;
+                span.requested = 0;
                 moved = true;
             }
         }
-        for region in [Region::Lasting, Region::Passing] {
+        for region in [Region::Lasting, Region::Passing, Region::Small] {
             let arena = Self::arena(region, owner);
             let mut later = Vec::new();
             while let Some(index) = self.free[arena].first() {
@@ -289,8 +292,7 @@ impl Pool {
                     continue;
                 }
                 moved = true;
-                self.spans[index].owner = Owner::ANYONE;
-                let whole = self.coalesce(index);
+                let whole = self.coalesce_anyones(index);
                 let span = &self.spans[whole];
                 let block = span.block;
                 if span.before.is_none() && span.after.is_none() {
@@ -304,5 +306,59 @@ impl Pool {
             }
         }
         moved
+    }
+
+    /// Gives a free span that is in no index to everyone, and joins it with what is
+    /// everyone's already. (Not with an owner's: that would make it the owner's again.)
+    fn coalesce_anyones(&mut self, index: SpanIndex) -> SpanIndex {
+        self.spans[index].owner = Owner::ANYONE;
+        // The number of a free means something to its own stream only.
+        self.spans[index].requested = 0;
+        let Span { before, after, .. } = self.spans[index];
+        let mut whole = index;
+        if let Some(before) = self.joinable(before, Owner::ANYONE, false) {
+            self.unlist(before);
+            self.absorb_next(before);
+            whole = before;
+        }
+        if let Some(after) = self.joinable(after, Owner::ANYONE, false) {
+            self.unlist(after);
+            self.absorb_next(whole);
+        }
+        whole
+    }
+
+    /// A block of which nothing is used, but whose pieces belong to several streams,
+    /// becomes one empty block if their work is done. If it is not, that happens at the
+    /// next hand-over.
+    pub(super) fn join_owners(&mut self, driver: &mut dyn Driver, block: BlockIndex) {
+        let first = self.blocks[block].first;
+        let pieces: Vec<SpanIndex> =
+            std::iter::successors(Some(first), |index| self.spans[*index].after.some()).collect();
+        let mut owners: Vec<Owner> = pieces
+            .iter()
+            .map(|index| self.spans[*index].owner)
+            .collect();
+        owners.sort_unstable_by_key(|owner| owner.0);
+        owners.dedup();
+        for owner in owners {
+            let Some(at) = usize::from(owner.0).checked_sub(1) else {
+                continue;
+            };
+            match self.safe_until(driver, at, false) {
+                Ok(frees) if frees == self.streams.known[at].frees => {}
+                Ok(_) => return,
+                Err(error) => return self.trouble(error),
+            }
+        }
+        for index in &pieces {
+            self.unlist(*index);
+            self.spans[*index].owner = Owner::ANYONE;
+            self.spans[*index].requested = 0;
+        }
+        for _ in 1..pieces.len() {
+            self.absorb_next(first);
+        }
+        self.emptied(driver, block);
     }
 }

@@ -1,87 +1,305 @@
-//! Guessing from its size how long a request will live.
+//! Guessing how long a request will live, from what happened just before it.
 //!
-//! Training asks for the same sizes again and again: gradients and optimizer
-//! state have exactly the sizes of weights, and a step repeats the sizes of the
-//! step before. So the record of a size tells what to expect of the next request
-//! of that size.
+//! A training step does the same things in the same order again and again. So the
+//! pattern of requests and frees just before a request names the place in the
+//! program that asks, and how long the last request from that place lived tells
+//! what to expect of this one. The pattern knows sizes only by their ratios, so
+//! that it is the same for every sequence length and every layer. Where a place is
+//! new, the size alone is asked: gradients and optimizer state have exactly the
+//! sizes of weights. Where that is new too, the phase decides: while a program only
+//! loads, everything stays.
 
-use super::block::Region;
 use crate::units::MIB;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 
-/// Smaller requests always go with the lasting ones: they are little in sum, fill
-/// holes there, and would pin the blocks of passing requests if one of them stays.
-const SMALL: u64 = MIB;
-
-/// What is known about the lifetimes of each size.
-#[derive(Default)]
-pub(super) struct Lifetimes {
-    by_size: HashMap<u64, Record, BuildHasherDefault<SizeHasher>>,
-    allocations: u64,
-    frees: u64,
+/// What to expect of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Expectation {
+    /// Freed after a few more requests: may go anywhere, since it pins nothing.
+    Brief,
+    /// Freed within the step: activations.
+    Passing,
+    /// Freed when the step is over, or never: gradients, weights, optimizer state.
+    Lasting,
 }
 
-#[derive(Default, Clone, Copy)]
-struct Record {
-    allocations: u32,
-    frees: u32,
+/// A guess, and whether anything is known behind it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Guess {
+    pub(super) expectation: Expectation,
+    /// Neither the place nor the size was seen to end before.
+    pub(super) blind: bool,
+}
+
+/// What a live request remembers, to report when it is freed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Birth {
+    place: u32,
+    size: u32,
+    /// Requests before it.
+    request: u64,
+    /// Events before it.
+    event: u64,
+}
+
+/// Smaller requests are little in sum and always kept with the lasting ones.
+const SMALL: u64 = MIB;
+/// A request that sees fewer than this many others come was brief.
+const BRIEF: u64 = 64;
+/// Events that name a place: one bit each, a request or a free.
+const PATTERN_EVENTS: u32 = 24;
+/// Ratios of sizes that name a place, eight bits each.
+const PATTERN_RATIOS: u32 = 2;
+/// Places that are remembered. Two that share a slot displace each other.
+const PLACES_LOG2: u32 = 14;
+/// While fewer than one request in this many was freed, the program is loading.
+const LOADING: u64 = 8;
+
+/// What is known about lifetimes.
+pub(super) struct Lifetimes {
+    places: Box<[Place]>,
+    /// One bit for each event, the last one lowest: 1 is a request.
+    pattern: u64,
+    /// Ratios of the last sizes, the last one lowest.
+    ratios: u64,
+    last_size: u64,
+    requests: u64,
+    frees: u64,
+    tide: Tide,
+}
+
+/// What was seen of requests from one place, or of one size.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    /// Tells places that share a slot apart.
+    tag: u32,
+    born_loading: bool,
+    /// How the last one that ended had lived.
+    ended: Option<Expectation>,
+}
+
+impl Default for Lifetimes {
+    fn default() -> Self {
+        Lifetimes {
+            places: vec![Place::default(); 1 << PLACES_LOG2].into_boxed_slice(),
+            pattern: 0,
+            ratios: 0,
+            last_size: 1,
+            requests: 0,
+            frees: 0,
+            tide: Tide::default(),
+        }
+    }
 }
 
 impl Lifetimes {
-    /// Notes a request and says where it belongs.
-    pub(super) fn allocated(&mut self, bytes: u64) -> Region {
-        self.allocations += 1;
+    /// Notes a request, with the memory used before it, and says what to expect.
+    pub(super) fn requested(&mut self, bytes: u64, used: u64) -> (Guess, Birth) {
+        self.requests += 1;
+        let event = self.requests + self.frees;
+        self.tide.turn(used + bytes, event);
+        let ratio = octaves(bytes).wrapping_sub(octaves(self.last_size)) & 0xFF;
+        self.ratios = self.ratios << 8 | ratio;
+        self.pattern = self.pattern << 1 | 1;
+        self.last_size = bytes;
         if bytes < SMALL {
-            return Region::Lasting;
+            let guess = Guess {
+                expectation: Expectation::Lasting,
+                blind: false,
+            };
+            return (guess, Birth::default());
         }
-        let record = self.by_size.entry(bytes).or_default();
-        let region = if record.allocations == 0 {
-            // While a program only loads, everything stays.
-            if self.frees * 8 < self.allocations {
-                Region::Lasting
+        let place = mix(
+            self.pattern & low_bits(PATTERN_EVENTS),
+            self.ratios & low_bits(PATTERN_RATIOS * 8),
+        );
+        let place = self.slot(place);
+        let size = self.slot(mix(bytes, 0));
+        let known = self.places[place].ended.or(self.places[size].ended);
+        let guess = Guess {
+            expectation: known.unwrap_or(if self.places[size].born_loading {
+                Expectation::Lasting
             } else {
-                Region::Passing
-            }
-        } else if record.frees * 2 < record.allocations {
-            Region::Lasting
-        } else {
-            Region::Passing
+                Expectation::Passing
+            }),
+            blind: known.is_none(),
         };
-        record.allocations += 1;
-        region
+        let birth = Birth {
+            place: place as u32,
+            size: size as u32,
+            request: self.requests,
+            event,
+        };
+        (guess, birth)
     }
 
-    /// Notes that a request of this size was freed.
-    pub(super) fn freed(&mut self, bytes: u64) {
+    /// Notes that a request was freed, with the memory used after it.
+    pub(super) fn freed(&mut self, birth: Birth, used: u64) {
         self.frees += 1;
-        if bytes < SMALL {
-            return;
+        self.pattern <<= 1;
+        if birth.request > 0 {
+            let ended = if self.requests - birth.request < BRIEF {
+                Expectation::Brief
+            } else if self.tide.ebbed_since(birth.event) || self.tide.is_low(used) {
+                Expectation::Lasting
+            } else {
+                Expectation::Passing
+            };
+            self.places[birth.place as usize].ended = Some(ended);
+            self.places[birth.size as usize].ended = Some(ended);
         }
-        if let Some(record) = self.by_size.get_mut(&bytes) {
-            record.frees += 1;
+        self.tide.turn(used, self.requests + self.frees);
+    }
+
+    /// The slot for a key; what another key left there is forgotten.
+    fn slot(&mut self, key: u64) -> usize {
+        let at = (key >> (64 - PLACES_LOG2)) as usize;
+        let tag = key as u32;
+        if self.places[at].tag != tag {
+            self.places[at] = Place {
+                tag,
+                born_loading: self.frees * LOADING < self.requests,
+                ended: None,
+            };
         }
+        at
     }
 }
 
-/// Sizes are multiples of the granule: one multiplication spreads them enough.
+/// The rise and fall of used memory over the steps, and when it was last at its lowest.
 #[derive(Default)]
-struct SizeHasher(u64);
+struct Tide {
+    low: u64,
+    high: u64,
+    rising: bool,
+    lowest: u64,
+    lowest_at: u64,
+    /// The last ebb: when used memory was lowest before it rose again.
+    ebb: u64,
+}
 
-impl Hasher for SizeHasher {
-    fn finish(&self) -> u64 {
-        self.0
+impl Tide {
+    fn turn(&mut self, used: u64, event: u64) {
+        self.high = self.high.max(used);
+        let quarter = (self.high - self.low) / 4;
+        if used > self.low.max(self.lowest) + quarter {
+            if !self.rising {
+                self.rising = true;
+                self.low = self.lowest;
+                self.ebb = self.lowest_at;
+            }
+        } else if self.rising && used < self.low + quarter {
+            self.rising = false;
+            self.lowest = used;
+            self.lowest_at = event;
+        }
+        if !self.rising && used <= self.lowest {
+            self.lowest = used;
+            self.lowest_at = event;
+        }
+        self.low = self.low.min(used);
     }
 
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
+    fn ebbed_since(&self, event: u64) -> bool {
+        self.ebb > event
+    }
+
+    fn is_low(&self, used: u64) -> bool {
+        used < self.low + (self.high - self.low) / 16
+    }
+}
+
+/// log2 in eighths, rounded down.
+fn octaves(bytes: u64) -> u64 {
+    let bytes = bytes.max(8);
+    let whole = u64::from(bytes.ilog2());
+    whole << 3 | (bytes >> (whole - 3) & 7)
+}
+
+fn low_bits(count: u32) -> u64 {
+    (1 << count) - 1
+}
+
+/// Spreads two numbers over 64 bits, the high ones best.
+fn mix(first: u64, second: u64) -> u64 {
+    let folded = first.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29) ^ second;
+    folded.wrapping_mul(0xD6E8_FEB8_6659_FD93)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Forward: a layer saves one tensor and uses a temporary. Backward frees in reverse.
+    fn step(lifetimes: &mut Lifetimes, layers: usize, bytes: u64) -> Vec<Guess> {
+        let mut guesses = Vec::new();
+        let mut used = 1000 * MIB;
+        let mut saved = Vec::new();
+        for _ in 0..layers {
+            let (guess, birth) = lifetimes.requested(bytes, used);
+            used += bytes;
+            guesses.push(guess);
+            saved.push(birth);
+            let (guess, birth) = lifetimes.requested(4 * bytes, used);
+            guesses.push(guess);
+            lifetimes.freed(birth, used);
+        }
+        while let Some(birth) = saved.pop() {
+            used -= bytes;
+            lifetimes.freed(birth, used);
+        }
+        guesses
+    }
+
+    #[test]
+    fn the_second_step_is_known_whatever_its_sequence_length() {
+        let mut lifetimes = Lifetimes::default();
+        for _ in 0..20 {
+            lifetimes.requested(50 * MIB, 0);
+        }
+        step(&mut lifetimes, 200, 8 * MIB);
+        let guesses = step(&mut lifetimes, 200, 12 * MIB);
+        // In the middle, away from the loading phase and the last layers.
+        for pair in guesses[100..200].chunks(2) {
+            assert_eq!(pair[0].expectation, Expectation::Passing);
+            assert_eq!(pair[1].expectation, Expectation::Brief);
+            assert!(!pair[0].blind && !pair[1].blind);
         }
     }
 
-    fn write_u64(&mut self, value: u64) {
-        self.0 = (self.0 ^ value)
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            .rotate_left(32);
+    #[test]
+    fn what_a_program_loads_is_expected_to_stay() {
+        let mut lifetimes = Lifetimes::default();
+        let (guess, _) = lifetimes.requested(9 * MIB, 0);
+        assert_eq!(
+            guess,
+            Guess {
+                expectation: Expectation::Lasting,
+                blind: true
+            }
+        );
+    }
+
+    #[test]
+    fn small_requests_are_not_guessed_at() {
+        let mut lifetimes = Lifetimes::default();
+        let (guess, birth) = lifetimes.requested(4096, 0);
+        lifetimes.freed(birth, 0);
+        assert_eq!(guess.expectation, Expectation::Lasting);
+        assert_eq!(lifetimes.requested(4096, 0).0, guess);
+    }
+
+    #[test]
+    fn the_tide_ebbs_once_a_step() {
+        let mut tide = Tide::default();
+        let mut ebbs = Vec::new();
+        for event in 0..400u64 {
+            let within = event % 100;
+            let used = 100 + if within < 50 { within } else { 100 - within } * 20;
+            tide.turn(used, event);
+            if ebbs.last() != Some(&tide.ebb) {
+                ebbs.push(tide.ebb);
+            }
+        }
+        assert_eq!(ebbs, [0, 100, 200, 300]);
     }
 }

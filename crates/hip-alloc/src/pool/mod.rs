@@ -24,13 +24,16 @@ mod lifetime;
 mod span;
 
 use crate::driver::{Driver, DriverError};
-use crate::units::{MIB, StreamId, round_up};
+use crate::units::{KIB, MIB, StreamId, round_up};
 use addresses::AddressMap;
 use block::{Block, BlockIndex, BlockTable, Region};
 use free_index::FreeIndex;
 use handover::Streams;
-use lifetime::Lifetimes;
+use lifetime::{Birth, Expectation, Lifetimes};
 use span::{Owner, Span, SpanIndex, SpanState, SpanTable};
+
+/// Smaller requests have a region of their own.
+const SMALLEST_GUESSED: u64 = 64 * KIB;
 
 /// Sizes and limits of a pool, in bytes.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +44,7 @@ pub struct PoolConfig {
     pub warmup_bytes: u64,
     /// Size of the warm-up blocks.
     pub block_bytes: u64,
-    /// The largest block that growth asks the driver for.
+    /// The largest block for several requests that growth asks the driver for.
     pub large_block_bytes: u64,
     /// Larger requests go straight to the driver, and straight back.
     pub max_split_bytes: u64,
@@ -55,7 +58,7 @@ impl Default for PoolConfig {
             granule: 512,
             warmup_bytes: 1024 * MIB,
             block_bytes: 256 * MIB,
-            large_block_bytes: 1024 * MIB,
+            large_block_bytes: 64 * MIB,
             max_split_bytes: 256 * MIB,
             tail_padding: 0,
         }
@@ -129,6 +132,8 @@ pub struct Pool {
     /// The highest `used` ever: holding no more than that costs nothing at the peak.
     used_peak: u64,
     next_rank: u32,
+    /// What the driver could give when the pool began.
+    capacity: u64,
     /// Driver errors that no caller could be told about.
     troubles: Vec<DriverError>,
 }
@@ -150,6 +155,7 @@ impl Pool {
             used: 0,
             used_peak: 0,
             next_rank: 0,
+            capacity: u64::MAX,
             troubles: Vec::new(),
         };
         pool.ensure_arenas();
@@ -186,21 +192,36 @@ impl Pool {
         if self.streams.waiting() {
             self.poll(driver);
         }
+        let mut birth = Birth::default();
         let served = self.rounded(requested).and_then(|bytes| {
             let owner = self.owner_of(stream);
             if bytes > self.config.max_split_bytes {
                 return self.direct(driver, bytes, owner);
             }
-            let region = self.lifetimes.allocated(bytes);
-            match self.find(region, owner, bytes) {
+            let (guess, noted) = self.lifetimes.requested(bytes, self.used);
+            birth = noted;
+            let region = if bytes < SMALLEST_GUESSED {
+                Region::Small
+            } else if guess.expectation == Expectation::Lasting {
+                Region::Lasting
+            } else {
+                Region::Passing
+            };
+            let found = if guess.expectation == Expectation::Brief {
+                self.find_anywhere(owner, bytes)
+            } else {
+                self.find(region, owner, bytes)
+            };
+            match found {
                 Some(index) => Ok(self.take(index, owner, bytes)),
-                None => self.refill(driver, region, owner, bytes),
+                None => self.refill(driver, region, guess, owner, bytes),
             }
         });
         match served {
             Ok(index) => {
                 let span = &mut self.spans[index];
                 span.requested = requested;
+                span.birth = birth;
                 let (address, bytes) = (span.address, span.bytes);
                 self.addresses.insert(address, index);
                 self.used += bytes;
@@ -235,7 +256,7 @@ impl Pool {
         self.stats.frees += 1;
         self.stats.live_allocations -= 1;
         self.stats.live_bytes -= span.requested;
-        self.lifetimes.freed(span.bytes);
+        self.lifetimes.freed(span.birth, self.used - span.bytes);
         if span.shared_use {
             self.defer(driver, index);
         } else {
@@ -364,6 +385,12 @@ impl Pool {
             let taken = &mut self.spans[index];
             taken.bytes = bytes;
             taken.after = rest;
+            // It may have become the owner's just now, beside more that is.
+            let rest = if span.owner == owner {
+                rest
+            } else {
+                self.coalesce(rest)
+            };
             self.free[Self::arena(region, owner)].insert(&mut self.spans, rest);
         }
         index
@@ -384,32 +411,43 @@ impl Pool {
         let span = self.spans[index];
         if span.before.is_none() && span.after.is_none() {
             self.emptied(driver, block);
-        } else {
-            let region = self.blocks[block].region;
-            self.free[Self::arena(region, span.owner)].insert(&mut self.spans, index);
+            return;
+        }
+        let region = self.blocks[block].region;
+        self.free[Self::arena(region, span.owner)].insert(&mut self.spans, index);
+        if self.blocks[block].used == 0 {
+            self.join_owners(driver, block);
         }
     }
 
-    /// Joins a free span that is in no index with its free neighbours of the same owner.
+    /// Joins a free span that is in no index with its free neighbours of the same owner,
+    /// or of nobody: what nobody works on becomes the owner's.
     fn coalesce(&mut self, index: SpanIndex) -> SpanIndex {
-        let span = self.spans[index];
+        let Span {
+            before,
+            after,
+            owner,
+            ..
+        } = self.spans[index];
         let mut whole = index;
-        if let Some(before) = self.joinable(span.before, span.owner) {
+        if let Some(before) = self.joinable(before, owner, true) {
             self.unlist(before);
             self.absorb_next(before);
+            self.spans[before].owner = owner;
             whole = before;
         }
-        if let Some(after) = self.joinable(span.after, span.owner) {
+        if let Some(after) = self.joinable(after, owner, true) {
             self.unlist(after);
             self.absorb_next(whole);
         }
         whole
     }
 
-    fn joinable(&self, neighbour: SpanIndex, owner: Owner) -> Option<SpanIndex> {
+    fn joinable(&self, neighbour: SpanIndex, owner: Owner, or_anyones: bool) -> Option<SpanIndex> {
         let index = neighbour.some()?;
         let span = &self.spans[index];
-        (span.state == SpanState::Free && span.owner == owner).then_some(index)
+        let suits = span.owner == owner || (or_anyones && span.owner == Owner::ANYONE);
+        (span.state == SpanState::Free && suits).then_some(index)
     }
 
     fn unlist(&mut self, index: SpanIndex) {

@@ -6,6 +6,7 @@
 //! safe code without reference counting, and a retired slot is used again.
 
 use super::block::BlockIndex;
+use super::lifetime::Birth;
 
 /// Place of a span in the [`SpanTable`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -59,6 +60,8 @@ pub(super) struct Span {
     pub(super) state: SpanState,
     /// Other streams were recorded on it: see `Streams`.
     pub(super) shared_use: bool,
+    /// For [`Lifetimes`](super::lifetime::Lifetimes), when it is freed.
+    pub(super) birth: Birth,
 }
 
 /// Who may take a free span without waiting: one stream, or any.

@@ -1,4 +1,6 @@
 //! Allocation traces: reading, writing, making and replaying them.
 
 pub mod format;
+pub mod record;
 pub mod replay;
+pub mod synthetic;

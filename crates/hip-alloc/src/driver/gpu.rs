@@ -1,0 +1,194 @@
+//! Device memory of a HIP or CUDA runtime.
+
+use super::runtime::{NOT_READY, OUT_OF_MEMORY, Runtime, SUCCESS};
+use super::{Driver, DriverError, EventId, MemoryInfo};
+use crate::units::{DeviceIndex, StreamId};
+use hip_runtime_sys::hipEventDisableTiming;
+use std::ffi::c_void;
+use std::sync::Arc;
+
+/// What bounds a device's memory beyond what its runtime says, given the
+/// runtime's own numbers and what we hold.
+pub type Bound = Box<dyn FnMut(MemoryInfo, u64) -> MemoryInfo + Send>;
+
+/// One device of a runtime.
+pub struct GpuDriver {
+    runtime: Arc<Runtime>,
+    device: DeviceIndex,
+    bound: Bound,
+    held: u64,
+    /// Events that are not in use, to be recorded again.
+    spare: Vec<*mut c_void>,
+}
+
+// SAFETY: event handles belong to the device, not to a thread: both runtimes
+// document that any host thread may record, query and destroy them. All access goes
+// through `&mut self`.
+unsafe impl Send for GpuDriver {}
+
+impl GpuDriver {
+    /// A driver for `device`; `bound` gives the honest capacity.
+    pub fn new(runtime: Arc<Runtime>, device: DeviceIndex, bound: Bound) -> Self {
+        GpuDriver {
+            runtime,
+            device,
+            bound,
+            held: 0,
+            spare: Vec::new(),
+        }
+    }
+
+    /// Runs `call` with our device current on this thread, and restores the one before.
+    fn on_device(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(&Runtime) -> u32,
+    ) -> Result<(), DriverError> {
+        let functions = &self.runtime.functions;
+        let mut before = 0;
+        // SAFETY: writes one int to a live local.
+        self.check("GetDevice", unsafe { (functions.get_device)(&mut before) })?;
+        if before == self.device.0 {
+            return self.check(name, call(&self.runtime));
+        }
+        // SAFETY: takes any index, and refuses those that do not exist.
+        self.check("SetDevice", unsafe {
+            (functions.set_device)(self.device.0)
+        })?;
+        let status = call(&self.runtime);
+        // SAFETY: this device was current a moment ago.
+        let restored = unsafe { (functions.set_device)(before) };
+        self.check(name, status)?;
+        self.check("SetDevice", restored)
+    }
+
+    fn check(&self, call: &'static str, status: u32) -> Result<(), DriverError> {
+        if status == SUCCESS {
+            return Ok(());
+        }
+        // The runtime keeps the error for the next who asks, which would be PyTorch,
+        // after a kernel of its own that did not fail.
+        // SAFETY: takes nothing, changes only the error kept for this thread.
+        unsafe { (self.runtime.functions.get_last_error)() };
+        if status == OUT_OF_MEMORY {
+            return Err(DriverError::OutOfMemory);
+        }
+        Err(DriverError::Failed {
+            call,
+            code: status,
+            message: self.runtime.error_name(status),
+        })
+    }
+
+    fn raw_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        let (mut free, mut total) = (0, 0);
+        self.on_device("MemGetInfo", |runtime| {
+            // SAFETY: writes two sizes to live locals.
+            unsafe { (runtime.functions.mem_get_info)(&mut free, &mut total) }
+        })?;
+        Ok(MemoryInfo {
+            free: free as u64,
+            total: total as u64,
+        })
+    }
+
+    fn finish(&mut self, event: EventId) {
+        self.spare.push(event.0 as *mut c_void);
+    }
+}
+
+impl Driver for GpuDriver {
+    fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError> {
+        // On unified memory the runtime gives more than the machine has, and the
+        // kernel kills somebody for it later: refuse here instead.
+        if bytes > self.memory_info(self.held)?.free {
+            return Err(DriverError::OutOfMemory);
+        }
+        let size = usize::try_from(bytes).map_err(|_| DriverError::OutOfMemory)?;
+        let mut address = std::ptr::null_mut();
+        self.on_device("Malloc", |runtime| {
+            // SAFETY: writes one pointer to a live local.
+            unsafe { (runtime.functions.malloc)(&mut address, size) }
+        })?;
+        if address.is_null() {
+            return Err(DriverError::OutOfMemory);
+        }
+        self.held += bytes;
+        Ok(address as u64)
+    }
+
+    fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
+        self.on_device("Free", |runtime| {
+            // SAFETY: the pool releases what `allocate` gave, once, when nothing uses
+            // it any more (the contract of `Driver::release`).
+            unsafe { (runtime.functions.free)(address as *mut c_void) }
+        })?;
+        self.held -= bytes;
+        Ok(())
+    }
+
+    fn record(&mut self, stream: StreamId) -> Result<Option<EventId>, DriverError> {
+        let handle = stream.0 as *mut c_void;
+        // SAFETY: the program gave this handle for a stream that it still uses.
+        if unsafe { (self.runtime.functions.stream_query)(handle) } == SUCCESS {
+            return Ok(None);
+        }
+        // SAFETY: as in `check`: forget that the stream is busy.
+        unsafe { (self.runtime.functions.get_last_error)() };
+        let event = match self.spare.pop() {
+            Some(event) => event,
+            None => {
+                let mut event = std::ptr::null_mut();
+                self.on_device("EventCreateWithFlags", |runtime| {
+                    // SAFETY: writes one handle to a live local; the flag is a documented one.
+                    unsafe { (runtime.functions.event_create)(&mut event, hipEventDisableTiming) }
+                })?;
+                event
+            }
+        };
+        let recorded = self.on_device("EventRecord", |runtime| {
+            // SAFETY: the event is ours and live, the stream is the program's, as above.
+            unsafe { (runtime.functions.event_record)(event, handle) }
+        });
+        if let Err(error) = recorded {
+            self.spare.push(event);
+            return Err(error);
+        }
+        Ok(Some(EventId(event as u64)))
+    }
+
+    fn reached(&mut self, event: EventId) -> Result<bool, DriverError> {
+        // SAFETY: `record` gave this event, and it has not ended.
+        let status = unsafe { (self.runtime.functions.event_query)(event.0 as *mut c_void) };
+        if status == NOT_READY {
+            // SAFETY: as in `check`: forget that it was not ready.
+            unsafe { (self.runtime.functions.get_last_error)() };
+            return Ok(false);
+        }
+        self.check("EventQuery", status)?;
+        self.finish(event);
+        Ok(true)
+    }
+
+    fn wait(&mut self, event: EventId) -> Result<(), DriverError> {
+        // SAFETY: `record` gave this event, and it has not ended.
+        let status = unsafe { (self.runtime.functions.event_synchronize)(event.0 as *mut c_void) };
+        self.check("EventSynchronize", status)?;
+        self.finish(event);
+        Ok(())
+    }
+
+    fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
+        let raw = self.raw_info()?;
+        Ok((self.bound)(raw, self.held))
+    }
+}
+
+impl Drop for GpuDriver {
+    fn drop(&mut self) {
+        for event in self.spare.drain(..) {
+            // SAFETY: made by `event_create`, not in use, destroyed once.
+            unsafe { (self.runtime.functions.event_destroy)(event) };
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The function table of a GPU runtime, found in this process.
+//!
+//! HIP and CUDA runtimes have the same functions under two prefixes, with the
+//! same signatures and, for the errors that matter here, the same codes. The
+//! runtime that the program already uses is taken, never a second one: two
+//! runtimes in one process do not know each other's memory. So the global scope is
+//! asked first, then what is loaded but private, and the disk only when the user
+//! names the backend.
+
+use crate::units::DeviceIndex;
+use hip_runtime_sys::{hipDeviceAttribute_t, hipError_t};
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL, Symbol};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+
+/// Success, in both runtimes.
+pub(super) const SUCCESS: u32 = hipError_t::hipSuccess as u32;
+/// `hipErrorOutOfMemory`, `cudaErrorMemoryAllocation`.
+pub(super) const OUT_OF_MEMORY: u32 = hipError_t::hipErrorOutOfMemory as u32;
+/// `hipErrorNotReady`, `cudaErrorNotReady`.
+pub(super) const NOT_READY: u32 = hipError_t::hipErrorNotReady as u32;
+/// `hipErrorNoDevice`, `cudaErrorNoDevice`.
+pub(super) const NO_DEVICE: u32 = hipError_t::hipErrorNoDevice as u32;
+
+/// Which runtime.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Family {
+    /// AMD's, `libamdhip64`.
+    Hip,
+    /// NVIDIA's, `libcudart`.
+    Cuda,
+}
+
+impl Family {
+    fn prefix(self) -> &'static str {
+        match self {
+            Family::Hip => "hip",
+            Family::Cuda => "cuda",
+        }
+    }
+
+    /// File names, newest first. PyTorch's ROCm wheels carry the one without a number.
+    fn file_names(self) -> &'static [&'static str] {
+        match self {
+            Family::Hip => &[
+                "libamdhip64.so.7",
+                "libamdhip64.so.6",
+                "libamdhip64.so",
+                "libamdhip64.so.5",
+            ],
+            Family::Cuda => &[
+                "libcudart.so.13",
+                "libcudart.so.12",
+                "libcudart.so.11.0",
+                "libcudart.so",
+            ],
+        }
+    }
+}
+
+/// A device's place on the PCI bus.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Place {
+    /// PCI domain.
+    pub domain: u32,
+    /// PCI bus.
+    pub bus: u32,
+    /// PCI device; GPUs are function 0.
+    pub slot: u32,
+    /// An APU: the device shares the memory of the host.
+    pub integrated: bool,
+}
+
+/// Where to look for a runtime.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Search {
+    /// What the process has loaded.
+    Loaded,
+    /// That, else what the loader finds on the disk.
+    LoadedOrDisk,
+}
+
+/// Why there is no runtime.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RuntimeError {
+    /// No library was found.
+    #[error("no {family:?} runtime: none is loaded in this process{}", if *.searched_disk { ", and the loader finds none" } else { "" })]
+    NotFound {
+        /// Which one was asked for.
+        family: Family,
+        /// Whether the disk was searched too.
+        searched_disk: bool,
+    },
+    /// A library lacks a function.
+    #[error("the {family:?} runtime has no function `{symbol}`")]
+    Symbol {
+        /// Which one was asked for.
+        family: Family,
+        /// The name looked up.
+        symbol: String,
+    },
+    /// The runtime answered with an error.
+    #[error("{call}: {name} (error {code})")]
+    Refused {
+        /// The function.
+        call: String,
+        /// The runtime's code.
+        code: u32,
+        /// The runtime's name for it.
+        name: String,
+    },
+}
+
+/// Error codes are taken as plain numbers: a value that an enum of ours does not
+/// know would be undefined behaviour.
+type Status = u32;
+
+macro_rules! function_table {
+    ($($(#[$doc:meta])* $field:ident: $name:literal fn($($argument:ty),*) -> $result:ty;)*) => {
+        /// The functions, as the runtime exports them.
+        pub(super) struct Functions {
+            $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl Functions {
+            fn load(library: &Library, family: Family) -> Result<Self, RuntimeError> {
+                Ok(Functions { $($field: {
+                    let name = format!(concat!("{}", $name), family.prefix());
+                    type Function = unsafe extern "C" fn($($argument),*) -> $result;
+                    // SAFETY: the documentation of both runtimes gives this function
+                    // exactly this signature (types behind pointers are opaque here).
+                    let symbol: Result<Symbol<Function>, _> = unsafe { library.get(name.as_bytes()) };
+                    // The copied pointer stays valid: the library is never closed.
+                    *symbol.map_err(|_| RuntimeError::Symbol { family, symbol: name })?
+                },)* })
+            }
+
+            /// The names of all functions, without prefix.
+            #[cfg(test)]
+            pub(super) const NAMES: &'static [&'static str] = &[$($name),*];
+        }
+    };
+}
+
+function_table! {
+    get_device_count: "GetDeviceCount" fn(*mut c_int) -> Status;
+    get_device: "GetDevice" fn(*mut c_int) -> Status;
+    set_device: "SetDevice" fn(c_int) -> Status;
+    malloc: "Malloc" fn(*mut *mut c_void, usize) -> Status;
+    free: "Free" fn(*mut c_void) -> Status;
+    mem_get_info: "MemGetInfo" fn(*mut usize, *mut usize) -> Status;
+    stream_query: "StreamQuery" fn(*mut c_void) -> Status;
+    event_create: "EventCreateWithFlags" fn(*mut *mut c_void, c_uint) -> Status;
+    event_record: "EventRecord" fn(*mut c_void, *mut c_void) -> Status;
+    event_query: "EventQuery" fn(*mut c_void) -> Status;
+    event_synchronize: "EventSynchronize" fn(*mut c_void) -> Status;
+    event_destroy: "EventDestroy" fn(*mut c_void) -> Status;
+    device_get_attribute: "DeviceGetAttribute" fn(*mut c_int, c_int, c_int) -> Status;
+    get_last_error: "GetLastError" fn() -> Status;
+    get_error_name: "GetErrorName" fn(Status) -> *const c_char;
+}
+
+/// A runtime of this process.
+pub struct Runtime {
+    /// Which one it is.
+    pub family: Family,
+    pub(super) functions: Functions,
+}
+
+impl Runtime {
+    /// Finds the runtime and its functions. The library stays loaded for good.
+    pub fn find(family: Family, search: Search) -> Result<Runtime, RuntimeError> {
+        let library = Self::library(family, search).ok_or(RuntimeError::NotFound {
+            family,
+            searched_disk: search == Search::LoadedOrDisk,
+        })?;
+        let functions = Functions::load(&library, family)?;
+        // Closing it would unload a runtime that holds our memory.
+        std::mem::forget(library);
+        Ok(Runtime { family, functions })
+    }
+
+    fn library(family: Family, search: Search) -> Option<Library> {
+        let probe = format!("{}Malloc", family.prefix());
+        let global = Library::this();
+        // SAFETY: the symbol is only looked up, not called or read.
+        if unsafe { global.get::<*const c_void>(probe.as_bytes()) }.is_ok() {
+            return Some(global);
+        }
+        let flags = RTLD_LAZY | RTLD_LOCAL;
+        let open = |flags: c_int| {
+            family.file_names().iter().find_map(|name| {
+                // SAFETY: with RTLD_NOLOAD nothing new is loaded; without it, the user
+                // asked for this runtime, and its initialisers are those that any
+                // program linked against it runs.
+                unsafe { Library::open(Some(*name), flags) }.ok()
+            })
+        };
+        open(flags | libc::RTLD_NOLOAD).or_else(|| match search {
+            Search::Loaded => None,
+            Search::LoadedOrDisk => open(flags),
+        })
+    }
+
+    /// How many devices the runtime sees; none is an error that says so.
+    pub fn device_count(&self) -> Result<i32, RuntimeError> {
+        let mut count = 0;
+        // SAFETY: writes one int to a live local.
+        let status = unsafe { (self.functions.get_device_count)(&mut count) };
+        match status {
+            SUCCESS if count > 0 => Ok(count),
+            SUCCESS => Err(self.refused("GetDeviceCount", NO_DEVICE)),
+            status => Err(self.refused("GetDeviceCount", status)),
+        }
+    }
+
+    /// Where a HIP device sits, and whether it shares the memory of the host. `None` for
+    /// CUDA, whose attributes have other numbers, and where the runtime does not say.
+    pub fn place(&self, device: DeviceIndex) -> Option<Place> {
+        if self.family != Family::Hip {
+            return None;
+        }
+        let attribute = |attribute: hipDeviceAttribute_t| {
+            let mut value = 0;
+            // SAFETY: writes one int to a live local; refuses devices that do not exist.
+            let status = unsafe {
+                (self.functions.device_get_attribute)(&mut value, attribute as c_int, device.0)
+            };
+            (status == SUCCESS).then_some(value.unsigned_abs())
+        };
+        Some(Place {
+            domain: attribute(hipDeviceAttribute_t::hipDeviceAttributePciDomainID)?,
+            bus: attribute(hipDeviceAttribute_t::hipDeviceAttributePciBusId)?,
+            slot: attribute(hipDeviceAttribute_t::hipDeviceAttributePciDeviceId)?,
+            integrated: attribute(hipDeviceAttribute_t::hipDeviceAttributeIntegrated)? != 0,
+        })
+    }
+
+    /// The runtime's name for an error code.
+    pub fn error_name(&self, status: u32) -> String {
+        // SAFETY: takes any code, and returns null or a static string.
+        let name = unsafe { (self.functions.get_error_name)(status) };
+        if name.is_null() {
+            return "unknown error".to_owned();
+        }
+        // SAFETY: not null, so a static string that ends with a zero.
+        unsafe { CStr::from_ptr(name) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    fn refused(&self, call: &str, code: u32) -> RuntimeError {
+        RuntimeError::Refused {
+            call: format!("{}{call}", self.family.prefix()),
+            code,
+            name: self.error_name(code),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_a_runtime_is_told_so() {
+        // Nothing in this test process loads CUDA.
+        let message = match Runtime::find(Family::Cuda, Search::Loaded) {
+            Ok(_) => panic!("this test process has loaded CUDA"),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(message, "no Cuda runtime: none is loaded in this process");
+    }
+
+    #[test]
+    fn no_function_is_asked_for_twice() {
+        let mut names = Functions::NAMES.to_vec();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), Functions::NAMES.len());
+    }
+}

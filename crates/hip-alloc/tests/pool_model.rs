@@ -1,0 +1,322 @@
+//! The pool against a simple model: nothing overlaps, nothing is lost, every number
+//! is exact, also when driver calls fail.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use hip_alloc::driver::DriverError;
+use hip_alloc::driver::sim::{SimDriver, SimOrders};
+use hip_alloc::pool::{FreeError, Pool, PoolConfig, SpanUse};
+use hip_alloc::units::{KIB, MIB, StreamId};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+
+/// One thing that a program does.
+#[derive(Clone, Copy, Debug)]
+enum Act {
+    Allocate {
+        bytes: u64,
+        stream: u64,
+    },
+    /// Frees the live request at this place, counted round.
+    Free(usize),
+    RecordStream(usize, u64),
+    Trim,
+}
+
+/// The pool, its driver, and what ought to be true of them.
+struct Checked {
+    pool: Pool,
+    driver: SimDriver,
+    /// Live requests: address to bytes asked for.
+    live: BTreeMap<u64, u64>,
+    granule: u64,
+}
+
+impl Checked {
+    fn new(orders: SimOrders) -> Self {
+        let config = PoolConfig {
+            warmup_bytes: 64 * MIB,
+            block_bytes: 16 * MIB,
+            max_split_bytes: 32 * MIB,
+            ..PoolConfig::default()
+        };
+        let mut driver = SimDriver::new(orders);
+        let granule = config.granule;
+        let mut pool = Pool::new(config);
+        pool.warm_up(&mut driver);
+        Checked {
+            pool,
+            driver,
+            live: BTreeMap::new(),
+            granule,
+        }
+    }
+
+    fn act(&mut self, act: Act) {
+        match act {
+            Act::Allocate { bytes, stream } => {
+                let Ok(address) = self
+                    .pool
+                    .allocate(&mut self.driver, bytes, StreamId(stream))
+                else {
+                    return;
+                };
+                assert_eq!(address % self.granule, 0);
+                let end = address + bytes.max(1);
+                if let Some((before, size)) = self.live.range(..end).next_back() {
+                    assert!(
+                        before + size.max(&1) <= address,
+                        "{address:#x} overlaps {before:#x}"
+                    );
+                }
+                self.live.insert(address, bytes);
+            }
+            Act::Free(place) => {
+                let Some(address) = self.pick(place) else {
+                    return;
+                };
+                let bytes = self.live.remove(&address).unwrap();
+                assert_eq!(self.pool.free(&mut self.driver, address), Ok(bytes));
+                assert!(
+                    self.pool.free(&mut self.driver, address).is_err(),
+                    "freed twice"
+                );
+            }
+            Act::RecordStream(place, stream) => {
+                if let Some(address) = self.pick(place) {
+                    self.pool.record_stream(address, StreamId(stream)).unwrap();
+                }
+            }
+            Act::Trim => self.pool.trim(&mut self.driver, 0),
+        }
+    }
+
+    fn pick(&self, place: usize) -> Option<u64> {
+        self.live
+            .keys()
+            .nth(place % self.live.len().max(1))
+            .copied()
+    }
+
+    /// The numbers are those of the model, and the spans of each block are the block.
+    fn check(&self) {
+        let stats = self.pool.stats();
+        assert_eq!(stats.live_bytes, self.live.values().sum::<u64>());
+        assert_eq!(stats.live_allocations, self.live.len() as u64);
+        assert_eq!(stats.allocations - stats.frees, self.live.len() as u64);
+        assert_eq!(stats.held_bytes, self.driver.held());
+        assert!(stats.held_peak_bytes >= stats.held_bytes);
+        let mut live = BTreeMap::new();
+        let mut held = 0;
+        for block in self.pool.layout() {
+            held += block.bytes;
+            let mut at = block.address;
+            let mut free_before = None;
+            for span in &block.spans {
+                assert_eq!(span.address, at, "a gap or an overlap in a block");
+                at += span.bytes;
+                if span.state == SpanUse::Live {
+                    assert!(span.bytes >= span.requested);
+                    live.insert(span.address, span.requested);
+                }
+                let free = (span.state == SpanUse::Free).then_some(span.stream);
+                assert!(
+                    free.is_none() || free != free_before || span.stream == StreamId(0),
+                    "not joined"
+                );
+                free_before = free;
+            }
+            assert_eq!(at, block.address + block.bytes);
+        }
+        assert_eq!(held, stats.held_bytes);
+        assert_eq!(live, self.live);
+    }
+
+    /// Frees everything: then all of it can go back.
+    fn finish(mut self) {
+        self.driver.orders_mut().fail_call = None;
+        for address in std::mem::take(&mut self.live).into_keys() {
+            self.pool.free(&mut self.driver, address).unwrap();
+        }
+        self.pool.trim(&mut self.driver, 0);
+        self.pool.trim(&mut self.driver, 0);
+        self.check();
+        assert_eq!(self.pool.stats().pending_bytes, 0);
+        assert_eq!(self.driver.held(), 0, "{:?}", self.pool.layout());
+    }
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let bytes = prop_oneof![
+        4 => 0..64 * KIB,
+        4 => 64 * KIB..4 * MIB,
+        3 => prop::sample::select(vec![MIB, 3 * MIB, 8 * MIB, 12 * MIB]),
+        1 => 20 * MIB..60 * MIB,
+    ];
+    prop_oneof![
+        10 => (bytes, prop_oneof![6 => Just(0u64), 1 => 1u64..4])
+            .prop_map(|(bytes, stream)| Act::Allocate { bytes, stream }),
+        8 => any::<usize>().prop_map(Act::Free),
+        1 => (any::<usize>(), 0u64..4).prop_map(|(place, stream)| Act::RecordStream(place, stream)),
+        1 => Just(Act::Trim),
+    ]
+}
+
+fn acts(most: usize) -> impl Strategy<Value = Vec<Act>> {
+    prop::collection::vec(act(), 1..most)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn agrees_with_the_model(acts in acts(300), polls in 0u32..4) {
+        let mut checked = Checked::new(SimOrders { polls_per_event: polls, ..SimOrders::default() });
+        for act in acts {
+            checked.act(act);
+            checked.check();
+        }
+        checked.finish();
+    }
+
+    #[test]
+    fn agrees_with_the_model_when_memory_is_short(acts in acts(300), capacity in 8u64..200) {
+        let mut checked = Checked::new(SimOrders { capacity: capacity * MIB, ..SimOrders::default() });
+        for act in acts {
+            checked.act(act);
+            checked.check();
+        }
+        checked.finish();
+    }
+
+    /// Whichever driver call fails, and in whichever way, the pool stays exact and usable.
+    #[test]
+    fn survives_any_failing_call(acts in acts(120), call in 1u64..200, polls in 0u32..3, refused: bool) {
+        let error = if refused {
+            DriverError::Failed { call: "test", code: 719, message: "launch failure".into() }
+        } else {
+            DriverError::OutOfMemory
+        };
+        let mut checked = Checked::new(SimOrders {
+            fail_call: Some((call, error)),
+            polls_per_event: polls,
+            ..SimOrders::default()
+        });
+        for act in acts {
+            checked.act(act);
+            checked.check();
+        }
+        checked.pool.take_troubles();
+        // An event that could not be recorded keeps its span for good, on purpose.
+        if checked.driver.calls() < call || polls == 0 {
+            checked.finish();
+        }
+    }
+}
+
+/// Two million operations in one run, checked now and then.
+#[test]
+fn agrees_with_the_model_over_millions_of_operations() {
+    let mut checked = Checked::new(SimOrders::default());
+    let mut state = 0x2545_F491_4F6C_DD1Du64;
+    let mut addresses: Vec<u64> = Vec::new();
+    for number in 0..2_000_000u64 {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let wanted = 300 + (number / 1000 % 10) * 100;
+        if state % 1000 < 500 && addresses.len() < wanted as usize || addresses.is_empty() {
+            let bytes = 1 << ((state >> 10) % 24);
+            let bytes = bytes + (state >> 20) % bytes;
+            let address = checked
+                .pool
+                .allocate(&mut checked.driver, bytes, StreamId(0))
+                .unwrap();
+            assert!(checked.live.insert(address, bytes).is_none());
+            addresses.push(address);
+        } else {
+            let address = addresses.swap_remove((state >> 30) as usize % addresses.len());
+            let bytes = checked.live.remove(&address).unwrap();
+            assert_eq!(checked.pool.free(&mut checked.driver, address), Ok(bytes));
+        }
+        if number % 20_000 == 0 {
+            checked.check();
+        }
+    }
+    checked.finish();
+}
+
+#[test]
+fn memory_of_another_stream_is_taken_only_after_an_event() {
+    let config = PoolConfig {
+        warmup_bytes: 0,
+        ..PoolConfig::default()
+    };
+    let mut driver = SimDriver::new(SimOrders {
+        polls_per_event: 2,
+        ..SimOrders::default()
+    });
+    let mut pool = Pool::new(config);
+    let (first, second) = (StreamId(1), StreamId(2));
+    let keep = pool.allocate(&mut driver, MIB / 2, first).unwrap();
+    let a = pool.allocate(&mut driver, MIB / 2, first).unwrap();
+    pool.free(&mut driver, a).unwrap();
+    assert_eq!(
+        pool.allocate(&mut driver, MIB / 2, first),
+        Ok(a),
+        "its own stream: at once"
+    );
+    pool.free(&mut driver, a).unwrap();
+    let elsewhere = pool.allocate(&mut driver, MIB / 2, second).unwrap();
+    assert_ne!(elsewhere, a, "the work on the first stream is not done");
+    pool.free(&mut driver, keep).unwrap();
+}
+
+#[test]
+fn a_recorded_stream_delays_reuse() {
+    let mut driver = SimDriver::new(SimOrders {
+        polls_per_event: 3,
+        ..SimOrders::default()
+    });
+    let mut pool = Pool::new(PoolConfig::default());
+    pool.warm_up(&mut driver);
+    let a = pool.allocate(&mut driver, MIB, StreamId(1)).unwrap();
+    pool.record_stream(a, StreamId(2)).unwrap();
+    pool.free(&mut driver, a).unwrap();
+    assert_eq!(pool.stats().pending_bytes, MIB);
+    let b = pool.allocate(&mut driver, MIB, StreamId(1)).unwrap();
+    assert_ne!(a, b);
+    pool.trim(&mut driver, u64::MAX / 2);
+    assert_eq!(pool.stats().pending_bytes, 0);
+}
+
+#[test]
+fn wrong_frees_are_told_apart() {
+    let mut driver = SimDriver::new(SimOrders::default());
+    let mut pool = Pool::new(PoolConfig::default());
+    pool.warm_up(&mut driver);
+    let a = pool.allocate(&mut driver, 100, StreamId(0)).unwrap();
+    assert_eq!(pool.free(&mut driver, a + 8), Err(FreeError::NotLive));
+    assert_eq!(pool.free(&mut driver, 42), Err(FreeError::Unknown));
+    assert_eq!(pool.free(&mut driver, a), Ok(100));
+    assert_eq!(pool.free(&mut driver, a), Err(FreeError::NotLive));
+}
+
+#[test]
+fn the_floor_is_kept_and_no_more() {
+    let mut driver = SimDriver::new(SimOrders::default());
+    let config = PoolConfig::default();
+    let floor = config.warmup_bytes;
+    let mut pool = Pool::new(config);
+    pool.warm_up(&mut driver);
+    assert_eq!(driver.held(), floor);
+    let addresses: Vec<u64> = (0..200)
+        .map(|_| pool.allocate(&mut driver, 30 * MIB, StreamId(0)).unwrap())
+        .collect();
+    assert!(driver.held() >= 6000 * MIB);
+    for address in addresses {
+        pool.free(&mut driver, address).unwrap();
+        assert!(driver.held() <= pool.stats().live_bytes + floor + 256 * MIB);
+    }
+    assert!(driver.held() <= floor);
+}
