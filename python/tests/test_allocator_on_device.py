@@ -1,0 +1,53 @@
+"""hip-alloc on the simulated device itself: its memory, its limits, its streams."""
+
+import torch
+from test_activation import MIB, info, train_and_look
+
+
+def test_memory_comes_from_the_device(run):
+    result = run(train_and_look, hip_alloc=True)
+    assert result["held"] >= result["reserved"] > 0
+
+
+def test_memory_info_is_honest_where_the_runtime_is_not(run):
+    for free, total in run(info, hip_alloc=True, DEVICE_SIM_UNIFIED="8G", DEVICE_SIM_REPORT_TOTAL="4G"):
+        assert 0 < free <= total <= 8 << 30
+
+
+def exhaust():
+    kept = torch.arange(1000.0).to("cuda")
+    try:
+        torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as problem:
+        again = torch.empty(100 * MIB, dtype=torch.uint8, device="cuda")
+        return [str(problem), again.numel(), kept.cpu().sum().item(), torch.cuda.memory_stats()["num_ooms"]]
+
+
+def test_out_of_memory_is_pytorchs_own_error_and_leaves_all_intact(run):
+    message, again, kept, count = run(exhaust, hip_alloc=True, DEVICE_SIM_CAPACITY="1G")
+    assert "Tried to allocate 2.00 GiB" in message
+    assert (again, kept, count) == (100 * MIB, sum(range(1000)), 1)
+
+
+def streams():
+    """What is freed on one stream while another still uses it must not be given out."""
+    from device import order
+
+    side = torch.cuda.Stream()
+    order("device_time=kernel:300ms")
+    tensor = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    address = tensor.data_ptr()
+    with torch.cuda.stream(side):
+        tensor.add_(1)
+        tensor.record_stream(side)
+    del tensor
+    while_busy = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda").data_ptr()
+    torch.cuda.synchronize()
+    afterwards = [torch.empty(64 * MIB, dtype=torch.uint8, device="cuda") for _ in range(3)]
+    return [address == while_busy, address in [tensor.data_ptr() for tensor in afterwards]]
+
+
+def test_record_stream_keeps_memory_until_the_stream_is_done(run):
+    early, late = run(streams, hip_alloc=True)
+    assert not early
+    assert late
