@@ -21,7 +21,7 @@ pub(crate) struct Train {
     #[arg(value_name = "CONFIG")]
     config: Option<PathBuf>,
 
-    /// Set one value of the config, as in `--set learning_rate=1e-3`; may be repeated
+    /// Set one value of the config, as in `--set train.learning_rate=1e-3`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
 
