@@ -23,7 +23,7 @@ const WARM_UP: usize = 5;
 #[derive(clap::Args)]
 pub(crate) struct TrainBench {
     /// The training config (YAML); it must use the `bytes` tokenizer
-    #[arg(default_value = "configs/small.yaml")]
+    #[arg(default_value = "bench/train/bench.yaml")]
     config: PathBuf,
 
     /// How many times each side runs
@@ -107,7 +107,7 @@ impl TrainBench {
     /// One pair, just long enough for the ten losses that must agree.
     pub(crate) fn parity_check(out: PathBuf) -> TrainBench {
         TrainBench {
-            config: PathBuf::from("configs/small.yaml"),
+            config: PathBuf::from("bench/train/bench.yaml"),
             pairs: 1,
             steps: 10,
             // Rounding to bf16 differs from one implementation to the next by more than that.
