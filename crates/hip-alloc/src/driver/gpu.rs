@@ -178,6 +178,13 @@ impl Driver for GpuDriver {
         Ok(())
     }
 
+    fn synchronize(&mut self) -> Result<(), DriverError> {
+        self.on_device("DeviceSynchronize", |runtime| {
+            // SAFETY: takes nothing; waits for the current device.
+            unsafe { (runtime.functions.device_synchronize)() }
+        })
+    }
+
     fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
         let raw = self.raw_info()?;
         Ok((self.bound)(raw, self.held))

@@ -96,6 +96,10 @@ impl Driver for HostDriver {
         Ok(())
     }
 
+    fn synchronize(&mut self) -> Result<(), DriverError> {
+        Ok(())
+    }
+
     fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
         Ok(self.memory.read(self.held))
     }

@@ -65,6 +65,9 @@ pub trait Driver: Send {
     /// Waits for the event and ends it.
     fn wait(&mut self, event: EventId) -> Result<(), DriverError>;
 
+    /// Waits for all work on the device. Only for when an event cannot be had.
+    fn synchronize(&mut self) -> Result<(), DriverError>;
+
     /// What the device has, of which `held` bytes are ours.
     fn memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError>;
 }

@@ -154,6 +154,7 @@ function_table! {
     event_query: "EventQuery" fn(*mut c_void) -> Status;
     event_synchronize: "EventSynchronize" fn(*mut c_void) -> Status;
     event_destroy: "EventDestroy" fn(*mut c_void) -> Status;
+    device_synchronize: "DeviceSynchronize" fn() -> Status;
     device_get_attribute: "DeviceGetAttribute" fn(*mut c_int, c_int, c_int) -> Status;
     get_last_error: "GetLastError" fn() -> Status;
     get_error_name: "GetErrorName" fn(Status) -> *const c_char;

@@ -157,6 +157,14 @@ impl Driver for SimDriver {
         }
     }
 
+    fn synchronize(&mut self) -> Result<(), DriverError> {
+        self.count_call()?;
+        for polls in self.events.values_mut() {
+            *polls = 1;
+        }
+        Ok(())
+    }
+
     fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
         Ok(MemoryInfo {
             free: self.orders.capacity - self.held,

@@ -10,15 +10,29 @@ use super::*;
 use crate::driver::EventId;
 use std::collections::HashMap;
 
-/// Stands for an event that could not be recorded: it is never reached.
-const NEVER: EventId = EventId(u64::MAX);
+/// What must happen before memory is safe.
+#[derive(Clone, Copy, Debug)]
+enum Awaited {
+    /// The event is reached.
+    Event(EventId),
+    /// An event on this stream: recording one failed, and is tried again. A later event
+    /// covers more work than the one that failed, so it is as safe.
+    Recording(StreamId),
+}
+
+/// How to ask for an event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Patience {
+    Ask,
+    Wait,
+}
 
 /// The streams a pool has seen, and what waits for them.
 #[derive(Default)]
 pub(super) struct Streams {
     known: Vec<Stream>,
     /// Freed while other streams may use it: the events that must be reached.
-    pending: Vec<(SpanIndex, Vec<EventId>)>,
+    pending: Vec<(SpanIndex, Vec<Awaited>)>,
     pending_bytes: u64,
     /// Empty blocks that go back once their stream is done with them.
     departing: Vec<(BlockIndex, EventId)>,
@@ -28,6 +42,7 @@ pub(super) struct Streams {
     last: usize,
 }
 
+#[derive(Clone, Copy)]
 struct Stream {
     id: StreamId,
     /// Counts the frees on this stream: a free span remembers when it was freed.
@@ -112,61 +127,71 @@ impl Pool {
     /// A freed span that other streams were recorded on waits for them.
     pub(super) fn defer(&mut self, driver: &mut dyn Driver, index: SpanIndex) {
         let streams = self.streams.recorded.remove(&index).unwrap_or_default();
-        let mut events = Vec::with_capacity(streams.len());
+        let mut awaited = Vec::with_capacity(streams.len());
         for stream in streams {
             match driver.record(stream) {
-                Ok(Some(event)) => events.push(event),
+                Ok(Some(event)) => awaited.push(Awaited::Event(event)),
                 Ok(None) => {}
-                // Without an event nobody can know when the span is safe: it stays
-                // pending for good, which is a leak, where reuse would be corruption.
                 Err(error) => {
                     self.trouble(error);
-                    events.push(NEVER);
+                    awaited.push(Awaited::Recording(stream));
                 }
             }
         }
-        if events.is_empty() {
+        if awaited.is_empty() {
             self.reclaim(driver, index);
             return;
         }
         self.spans[index].state = SpanState::Pending;
         self.streams.pending_bytes += self.spans[index].requested;
-        self.streams.pending.push((index, events));
+        self.streams.pending.push((index, awaited));
     }
 
     /// Asks, without waiting, which freed spans and empty blocks are safe by now.
     pub(super) fn poll(&mut self, driver: &mut dyn Driver) {
-        self.finish(driver, |driver, event| driver.reached(event));
+        self.finish(driver, Patience::Ask);
     }
 
-    /// Waits until every freed span and departing block is safe.
+    /// Waits until every freed span and departing block is safe. What cannot be waited
+    /// for by an event is waited for with the whole device.
     pub(super) fn settle(&mut self, driver: &mut dyn Driver) {
-        self.finish(driver, |driver, event| driver.wait(event).map(|()| true));
+        self.finish(driver, Patience::Wait);
+        let without_event = |awaited: &[Awaited]| {
+            awaited
+                .iter()
+                .any(|awaited| matches!(awaited, Awaited::Recording(_)))
+        };
+        if !self
+            .streams
+            .pending
+            .iter()
+            .any(|(_, awaited)| without_event(awaited))
+        {
+            return;
+        }
+        match driver.synchronize() {
+            Ok(()) => {
+                for (_, awaited) in &mut self.streams.pending {
+                    awaited.retain(|awaited| matches!(awaited, Awaited::Event(_)));
+                }
+                self.finish(driver, Patience::Wait);
+            }
+            Err(error) => self.trouble(error),
+        }
     }
 
-    fn finish(
-        &mut self,
-        driver: &mut dyn Driver,
-        mut done: impl FnMut(&mut dyn Driver, EventId) -> Result<bool, DriverError>,
-    ) {
-        let mut safe = |pool: &mut Pool, driver: &mut dyn Driver, event: EventId| {
-            event != NEVER
-                && done(driver, event).unwrap_or_else(|error| {
-                    pool.trouble(error);
-                    false
-                })
-        };
-        for (index, mut events) in std::mem::take(&mut self.streams.pending) {
-            events.retain(|event| !safe(self, driver, *event));
-            if events.is_empty() {
+    fn finish(&mut self, driver: &mut dyn Driver, patience: Patience) {
+        for (index, mut awaited) in std::mem::take(&mut self.streams.pending) {
+            awaited.retain_mut(|awaited| !self.is_over(driver, awaited, patience));
+            if awaited.is_empty() {
                 self.streams.pending_bytes -= self.spans[index].requested;
                 self.reclaim(driver, index);
             } else {
-                self.streams.pending.push((index, events));
+                self.streams.pending.push((index, awaited));
             }
         }
         for (block, event) in std::mem::take(&mut self.streams.departing) {
-            if !safe(self, driver, event) {
+            if !self.is_over(driver, &mut Awaited::Event(event), patience) {
                 self.streams.departing.push((block, event));
                 continue;
             }
@@ -179,6 +204,35 @@ impl Pool {
                 self.keep_empty(block);
             }
         }
+    }
+
+    /// Whether that has happened. A recording that failed is made up for here.
+    fn is_over(
+        &mut self,
+        driver: &mut dyn Driver,
+        awaited: &mut Awaited,
+        patience: Patience,
+    ) -> bool {
+        let event = match *awaited {
+            Awaited::Event(event) => event,
+            Awaited::Recording(stream) => match driver.record(stream) {
+                Ok(None) => return true,
+                Ok(Some(event)) => {
+                    *awaited = Awaited::Event(event);
+                    event
+                }
+                // The first failure was reported.
+                Err(_) => return false,
+            },
+        };
+        let over = match patience {
+            Patience::Ask => driver.reached(event),
+            Patience::Wait => driver.wait(event).map(|()| true),
+        };
+        over.unwrap_or_else(|error| {
+            self.trouble(error);
+            false
+        })
     }
 
     /// Sends an empty block back, as soon as its stream is done with it.
@@ -237,38 +291,35 @@ impl Pool {
         at: usize,
         wait: bool,
     ) -> Result<u64, DriverError> {
-        let stream = &mut self.streams.known[at];
-        if let Some((event, frees)) = stream.event {
-            if driver.reached(event)? {
-                stream.event = None;
-                if frees == stream.frees {
-                    return Ok(frees);
-                }
-            } else if !wait {
-                return Ok(0);
-            } else {
-                stream.event = None;
+        let Stream { id, frees, event } = self.streams.known[at];
+        let mut covered = 0;
+        if let Some((event, until)) = event {
+            if wait {
                 driver.wait(event)?;
+            } else if !driver.reached(event)? {
+                return Ok(0);
             }
-            // What was freed since is not covered: a new event, below, for next time.
-            let covered = frees;
-            return match driver.record(stream.id)? {
-                None => Ok(stream.frees),
-                Some(event) if wait => driver.wait(event).map(|()| stream.frees),
-                Some(event) => {
-                    stream.event = Some((event, stream.frees));
-                    Ok(covered)
-                }
-            };
+            self.streams.known[at].event = None;
+            covered = until;
         }
-        match driver.record(stream.id)? {
-            None => Ok(stream.frees),
-            Some(event) if wait => driver.wait(event).map(|()| stream.frees),
-            Some(event) => {
-                stream.event = Some((event, stream.frees));
-                Ok(0)
-            }
+        if covered == frees {
+            return Ok(frees);
         }
+        // What was freed since is not covered: a new event, if need be for next time.
+        match driver.record(id) {
+            Ok(None) => return Ok(frees),
+            Ok(Some(event)) => self.streams.known[at].event = Some((event, frees)),
+            Err(error) if !wait => return Err(error),
+            Err(_) => return driver.synchronize().map(|()| frees),
+        }
+        if !wait {
+            return Ok(covered);
+        }
+        if let Some((event, _)) = self.streams.known[at].event {
+            driver.wait(event)?;
+            self.streams.known[at].event = None;
+        }
+        Ok(frees)
     }
 
     /// Moves free spans of `owner`, freed up to the `frees`-th free, to everyone.

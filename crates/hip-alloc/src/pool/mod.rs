@@ -421,22 +421,18 @@ impl Pool {
     }
 
     /// Joins a free span that is in no index with its free neighbours of the same owner,
-    /// or of nobody: what nobody works on becomes the owner's.
+    /// or of nobody: what nobody works on becomes the owner's. More than one on a side
+    /// may join: beyond what was nobody's there can be more of the owner's.
     fn coalesce(&mut self, index: SpanIndex) -> SpanIndex {
-        let Span {
-            before,
-            after,
-            owner,
-            ..
-        } = self.spans[index];
+        let owner = self.spans[index].owner;
         let mut whole = index;
-        if let Some(before) = self.joinable(before, owner, true) {
+        while let Some(before) = self.joinable(self.spans[whole].before, owner, true) {
             self.unlist(before);
             self.absorb_next(before);
             self.spans[before].owner = owner;
             whole = before;
         }
-        if let Some(after) = self.joinable(after, owner, true) {
+        while let Some(after) = self.joinable(self.spans[whole].after, owner, true) {
             self.unlist(after);
             self.absorb_next(whole);
         }
