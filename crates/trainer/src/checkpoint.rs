@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::model::Parameters;
-use crate::optim::AdamW;
+use crate::optim::{AdamW, Ema};
 use crate::tensor_file::{self, TensorFile};
 
 const FORMAT: u32 = 1;
@@ -34,6 +34,12 @@ pub struct State {
     pub units: u64,
     /// Seconds of training so far, over all resumes.
     pub train_seconds: f64,
+    /// Steps that the optimizer took: those done less those that were skipped.
+    #[serde(default)]
+    pub optimizer_steps: Option<u64>,
+    /// The best evaluation so far.
+    #[serde(default)]
+    pub best: Option<Best>,
     /// Where the task stands in its data.
     pub data: Value,
     /// CRC-32C of each file.
@@ -49,27 +55,58 @@ pub struct Progress {
     pub units: u64,
     /// Seconds of training so far.
     pub train_seconds: f64,
+    /// The best evaluation so far; its checkpoint is kept.
+    pub best: Option<Best>,
     /// Where the task stands in its data.
     pub data: Value,
 }
 
+/// The best evaluation of a run, and so the checkpoint worth keeping.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Value of `train.metric_for_best_model`.
+    pub value: f64,
+}
+
+/// What a checkpoint has the tensors of.
+#[derive(Debug)]
+pub struct Trained<'a> {
+    /// The weights.
+    pub parameters: &'a Parameters,
+    /// The optimizer's moments.
+    pub optimizer: &'a mut AdamW,
+    /// The averages of the weights, if the run keeps them.
+    pub ema: Option<&'a Ema>,
+}
+
+impl Trained<'_> {
+    /// Everything but the weights, by name.
+    fn state(&self) -> Vec<(String, &tch::Tensor)> {
+        let mut state = self.optimizer.state(self.parameters);
+        state.extend(self.ema.iter().flat_map(|ema| ema.state(self.parameters)));
+        state
+    }
+}
+
 /// Writes a checkpoint into `folder` (the run's `checkpoints`) and removes those beyond the
-/// newest `keep`. Returns its folder.
+/// newest `keep` and the best. Returns its folder.
 ///
 /// # Errors
 /// When a file cannot be written; then nothing is removed and the older checkpoints stand.
 pub fn save(
     folder: &Path,
     progress: Progress,
-    parameters: &Parameters,
-    optimizer: &AdamW,
+    trained: &Trained<'_>,
     keep: Option<u32>,
 ) -> Result<PathBuf, Error> {
     fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
     let name = format!("step-{:06}", progress.step);
+    let best = progress.best;
     let (temporary, target) = (folder.join(format!(".{name}.tmp")), folder.join(&name));
     remove_if_there(&temporary)?;
-    let result = fill(&temporary, progress, parameters, optimizer).and_then(|()| {
+    let result = fill(&temporary, progress, trained).and_then(|()| {
         // A run that was resumed from before this step writes it again.
         remove_if_there(&target)?;
         fs::rename(&temporary, &target).map_err(|error| Error::io("write", &target, error))?;
@@ -81,26 +118,24 @@ pub fn save(
     }
     if let Some(keep) = keep {
         let whole = list(folder)?;
-        for (_, old) in whole.iter().rev().skip(keep as usize) {
-            remove_if_there(old)?;
+        for (step, old) in whole.iter().rev().skip(keep as usize) {
+            if best.is_none_or(|best| best.step != *step) {
+                remove_if_there(old)?;
+            }
         }
     }
     Ok(target)
 }
 
-fn fill(
-    folder: &Path,
-    progress: Progress,
-    parameters: &Parameters,
-    optimizer: &AdamW,
-) -> Result<(), Error> {
+fn fill(folder: &Path, progress: Progress, trained: &Trained<'_>) -> Result<(), Error> {
     fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-    let weights: Vec<_> = parameters
+    let weights: Vec<_> = trained
+        .parameters
         .iter()
         .map(|p| (p.name.clone(), &p.tensor))
         .collect();
     let mut checksums = BTreeMap::new();
-    for (name, tensors) in [(MODEL, weights), (OPTIMIZER, optimizer.state(parameters))] {
+    for (name, tensors) in [(MODEL, weights), (OPTIMIZER, trained.state())] {
         checksums.insert(
             name.to_owned(),
             tensor_file::write(&folder.join(name), &tensors)?,
@@ -110,6 +145,7 @@ fn fill(
         step,
         units,
         train_seconds,
+        best,
         data,
     } = progress;
     let state = State {
@@ -117,6 +153,8 @@ fn fill(
         step,
         units,
         train_seconds,
+        optimizer_steps: Some(trained.optimizer.steps()),
+        best,
         data,
         checksums,
     };
@@ -132,12 +170,12 @@ fn fill(
     sync_folder(folder)
 }
 
-/// Fills parameters and optimizer from the checkpoint at `path`, and returns the rest.
+/// Fills parameters, optimizer and averages from the checkpoint at `path`, and returns the rest.
 ///
 /// # Errors
 /// When a file is missing or damaged, or belongs to a model of another shape; nothing has
 /// been changed then.
-pub fn load(path: &Path, parameters: &Parameters, optimizer: &mut AdamW) -> Result<State, Error> {
+pub fn load(path: &Path, trained: Trained<'_>) -> Result<State, Error> {
     let state = read_state(path)?;
     for (name, checksum) in &state.checksums {
         let file = path.join(name);
@@ -150,11 +188,12 @@ pub fn load(path: &Path, parameters: &Parameters, optimizer: &mut AdamW) -> Resu
     }
     let mut weights = TensorFile::open(&path.join(MODEL))?;
     let mut moments = TensorFile::open(&path.join(OPTIMIZER))?;
-    let targets: Vec<_> = parameters
+    let targets: Vec<_> = trained
+        .parameters
         .iter()
         .map(|p| (p.name.clone(), &p.tensor))
         .collect();
-    let optimizer_targets = optimizer.state(parameters);
+    let optimizer_targets = trained.state();
     check_shapes(&path.join(MODEL), &weights, &targets)?;
     check_shapes(&path.join(OPTIMIZER), &moments, &optimizer_targets)?;
     let _no_grad = tch::no_grad_guard();
@@ -165,7 +204,8 @@ pub fn load(path: &Path, parameters: &Parameters, optimizer: &mut AdamW) -> Resu
         }
     }
     drop(optimizer_targets);
-    optimizer.set_steps(state.step)?;
+    let steps = state.optimizer_steps.unwrap_or(state.step);
+    trained.optimizer.set_steps(steps)?;
     Ok(state)
 }
 

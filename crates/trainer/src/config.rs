@@ -180,6 +180,13 @@ pub struct TrainConfig {
     /// Decoupled weight decay of the matrices; norms, biases and embeddings have none.
     #[schemars(range(min = 0, max = 10))]
     pub weight_decay: f64,
+    /// Parameters that learn at another rate or decay otherwise; the first group whose `names`
+    /// match counts.
+    pub parameter_groups: Vec<ParameterGroup>,
+    /// Keep an exponential moving average of the weights with this decay, as in 0.999, and
+    /// evaluate, sample and export that; unset keeps none.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub ema_decay: Option<f64>,
     /// Largest norm of the whole gradient; 0 switches clipping off.
     #[schemars(range(min = 0))]
     pub max_grad_norm: f64,
@@ -202,8 +209,40 @@ pub struct TrainConfig {
     /// Keep this many checkpoints, the newest; unset keeps all.
     #[schemars(range(min = 1))]
     pub save_total_limit: Option<u32>,
+    /// Export the weights that were best in the evaluations on the way, not the last ones. Each
+    /// evaluation that is the best so far is saved.
+    pub load_best_model_at_end: bool,
+    /// By what they are best; the least is.
+    pub metric_for_best_model: BestMetric,
     /// Continue from this checkpoint or run folder; `latest` takes the newest run of this name.
     pub resume_from_checkpoint: Option<String>,
+}
+
+/// Parameters that are trained in a way of their own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ParameterGroup {
+    /// A regular expression that is found in the names of these parameters, as `norm|bias`.
+    #[schemars(length(min = 1))]
+    pub names: String,
+    /// Their peak learning rate, on the schedule of all; unset takes `train.learning_rate`.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 10))]
+    pub learning_rate: Option<f64>,
+    /// Their weight decay; unset leaves what they would have without this group.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 10))]
+    pub weight_decay: Option<f64>,
+}
+
+/// What an evaluation is judged by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BestMetric {
+    /// The held-out loss.
+    EvalLoss,
+    /// The held-out loss in nats per byte, of models that train a tokenizer of their own.
+    EvalNatsPerByte,
 }
 
 /// Shape of the learning rate after the warm-up.
@@ -301,6 +340,8 @@ impl Default for TrainConfig {
             adam_beta2: 0.999,
             adam_epsilon: 1e-8,
             weight_decay: 0.0,
+            parameter_groups: Vec::new(),
+            ema_decay: None,
             max_grad_norm: 1.0,
             bf16: Bf16::Auto,
             gradient_checkpointing: false,
@@ -309,6 +350,8 @@ impl Default for TrainConfig {
             max_eval_samples: None,
             save_steps: 500,
             save_total_limit: None,
+            load_best_model_at_end: false,
+            metric_for_best_model: BestMetric::EvalLoss,
             resume_from_checkpoint: None,
         }
     }

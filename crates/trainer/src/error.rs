@@ -33,6 +33,10 @@ pub enum Error {
         reason: String,
     },
 
+    /// Losses or gradients stopped being numbers, and going back did not help.
+    #[error("{0}")]
+    Diverged(String),
+
     /// A pretrained model cannot be used.
     #[error(transparent)]
     Weights(#[from] crate::weights::WeightsError),

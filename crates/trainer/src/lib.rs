@@ -44,7 +44,7 @@ pub use metrics::Record;
 pub use placement::fault_matrix as placement_matrix;
 
 pub use observer::{Metrics, Observer, Silent, Start};
-pub use run::run;
+pub use run::{DamagedTensor, Rollback, SkippedStep, run};
 pub use run_folder::RunFolder;
 pub use stop::Stop;
 pub use summary::{Ending, Environment, MemorySummary, Summary};

@@ -4,11 +4,12 @@ mod jsonl;
 mod plots;
 mod tensorboard;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::Error;
 use crate::memory::MemorySample;
 use crate::observer::Metrics;
+use crate::run::{Rollback, SkippedStep};
 use crate::run_folder::RunFolder;
 use crate::task::Evaluation;
 
@@ -36,12 +37,17 @@ pub enum Record {
         /// Optimizer steps done.
         step: u64,
         /// Mean held-out loss.
+        #[serde(deserialize_with = "number_or_nan")]
         eval_loss: f64,
         /// The same in nats per byte, for text.
         eval_nats_per_byte: Option<f64>,
         /// Whether all held-out data was measured.
         complete: bool,
     },
+    /// A step that was skipped.
+    Skipped(SkippedStep),
+    /// A return to a checkpoint; it belongs to the step returned to.
+    RolledBack(Rollback),
 }
 
 impl Record {
@@ -49,8 +55,15 @@ impl Record {
     pub fn step(&self) -> u64 {
         match self {
             Self::Train { step, .. } | Self::Eval { step, .. } => *step,
+            Self::Skipped(skipped) => skipped.step,
+            Self::RolledBack(rollback) => rollback.to_step,
         }
     }
+}
+
+/// JSON has no NaN: a held-out loss that is none is written as `null`.
+fn number_or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// Writes what a run measures.
@@ -130,6 +143,16 @@ impl Recorder {
         })
     }
 
+    pub(crate) fn skipped(&mut self, step: &SkippedStep) -> Result<(), Error> {
+        self.tensorboard
+            .scalars(step.step, &[("train/skipped", 1.0)])?;
+        self.record(Record::Skipped(step.clone()))
+    }
+
+    pub(crate) fn rolled_back(&mut self, rollback: &Rollback) -> Result<(), Error> {
+        self.record(Record::RolledBack(rollback.clone()))
+    }
+
     /// Draws the curves anew.
     pub(crate) fn draw(&self) -> Result<(), Error> {
         plots::loss(&self.folder.join("loss.svg"), &self.records)?;
@@ -146,7 +169,7 @@ impl Recorder {
     pub(crate) fn training_losses(&self) -> Vec<f64> {
         let loss = |record: &Record| match record {
             Record::Train { loss, .. } => Some(*loss),
-            Record::Eval { .. } => None,
+            _ => None,
         };
         self.records.iter().filter_map(loss).collect()
     }

@@ -7,6 +7,7 @@
 use std::path::Path;
 
 use crate::memory::MemorySample;
+use crate::run::{Rollback, SkippedStep};
 use crate::summary::{Environment, Summary};
 use crate::task::{Evaluation, Sample};
 
@@ -58,6 +59,12 @@ pub trait Observer {
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) {}
     /// Text was generated.
     fn sampled(&mut self, step: u64, samples: &[Sample]) {}
+    /// A step was skipped, its loss or gradient being no number.
+    fn skipped(&mut self, step: &SkippedStep) {}
+    /// The run went back to a checkpoint after several such steps.
+    fn rolled_back(&mut self, rollback: &Rollback) {}
+    /// The best weights took the place of the last; `value` is what they are best by.
+    fn best_loaded(&mut self, step: u64, value: f64) {}
     /// A checkpoint was written.
     fn saved(&mut self, step: u64, checkpoint: &Path) {}
     /// The run is over.

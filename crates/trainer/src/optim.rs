@@ -1,9 +1,13 @@
 //! Optimization: gradients, their clipping, AdamW, and the learning rate's schedule.
 
 mod adamw;
+mod ema;
 mod gradients;
+mod groups;
 mod schedule;
 
 pub use adamw::{AdamW, AdamWSettings};
+pub use ema::Ema;
 pub use gradients::Gradients;
+pub use groups::{Treatment, treatments};
 pub use schedule::Schedule;

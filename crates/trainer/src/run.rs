@@ -3,8 +3,11 @@
 //! A batch is taken on the host, placed on the device, turned into a loss by the
 //! task and into gradients by the backward pass; the optimizer clips them and steps;
 //! now and then the run is measured, sampled and saved. Nothing here knows what a
-//! model is, and nothing in a step waits for the device: losses and norms stay
-//! there until a record needs them.
+//! model is. A step looks at the device once, when its gradients are there: their norm
+//! and the loss decide whether the optimizer may step.
+
+mod best;
+mod guard;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,16 +18,19 @@ use tch::Tensor;
 
 use crate::Error;
 use crate::allocator::Allocator;
-use crate::checkpoint::{self, Progress};
+use crate::checkpoint::{self, Best, Progress, Trained};
 use crate::config::Config;
 use crate::metrics::Recorder;
 use crate::observer::{Metrics, Observer, Start};
-use crate::optim::{AdamW, Gradients, Schedule};
+use crate::optim::{AdamW, Ema, Gradients, Schedule, treatments};
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::stop::Stop;
 use crate::summary::{Ending, Environment, Summary};
-use crate::task::{Batch, Evaluation, Task};
+use crate::task::{Evaluation, Task};
+
+use guard::Guard;
+pub use guard::{DamagedTensor, Rollback, SkippedStep};
 
 /// Trains as `config` says, to the end or until `stop`.
 ///
@@ -61,6 +67,9 @@ struct Run<'a> {
     machine: Machine,
     environment: Environment,
     optimizer: AdamW,
+    ema: Option<Ema>,
+    guard: Guard,
+    best: Option<Best>,
     recorder: Recorder,
     step: u64,
     resumed_at: Option<u64>,
@@ -76,9 +85,11 @@ struct Run<'a> {
 /// What happened since the last record.
 #[derive(Default)]
 struct Window {
-    /// Sum of the losses, on the device.
-    loss: Option<Tensor>,
-    passes: u64,
+    /// Of the steps that were not skipped.
+    loss: f64,
+    steps: u64,
+    /// Norm of the last gradient before clipping.
+    norm: f64,
     units: u64,
     seconds: f64,
 }
@@ -92,12 +103,22 @@ impl<'a> Run<'a> {
         machine: Machine,
         began: Instant,
     ) -> Result<Self, Error> {
-        let mut optimizer = AdamW::new((&config.train).into(), task.parameters())?;
+        let parameters = task.parameters();
+        let treatments = treatments(config, parameters)?;
+        let settings = (&config.train).into();
+        let mut optimizer = AdamW::with_treatments(settings, &treatments, parameters)?;
+        let ema = config.train.ema_decay;
+        let ema = ema.map(|decay| Ema::new(decay, parameters)).transpose()?;
         let (folder, state) = match &config.train.resume_from_checkpoint {
             None => (RunFolder::create(config)?, None),
             Some(from) => {
                 let (folder, path) = RunFolder::resume(config, from)?;
-                let state = checkpoint::load(&path, task.parameters(), &mut optimizer)?;
+                let trained = Trained {
+                    parameters,
+                    optimizer: &mut optimizer,
+                    ema: ema.as_ref(),
+                };
+                let state = checkpoint::load(&path, trained)?;
                 task.restore_data(&state.data)?;
                 (folder, Some(state))
             }
@@ -112,6 +133,9 @@ impl<'a> Run<'a> {
             placer,
             machine,
             optimizer,
+            ema,
+            guard: Guard::default(),
+            best: state.as_ref().and_then(|state| state.best),
             step,
             resumed_at: state.as_ref().map(|state| state.step),
             units: state.as_ref().map_or(0, |state| state.units),
@@ -136,68 +160,115 @@ impl<'a> Run<'a> {
                 return Ok(Ending::Stopped);
             }
             let learning_rate = schedule.at(self.step);
-            let norm = self.step(learning_rate)?;
+            if let Some(skipped) = self.step(learning_rate)? {
+                self.skip(skipped, observer)?;
+                continue;
+            }
             observer.stepped(self.step);
             if due(self.step, config.logging_steps) || self.step == config.max_steps {
-                self.log(learning_rate, &norm, observer)?;
+                self.log(learning_rate, observer)?;
             }
             if due(self.step, config.eval_steps) && self.step < config.max_steps {
                 self.evaluate(config.max_eval_samples, observer)?;
+                self.keep_if_best(observer)?;
             }
             if due(self.step, self.config.sample.sample_steps) && self.step < config.max_steps {
                 self.sample(observer)?;
             }
-            if due(self.step, config.save_steps) {
+            if due(self.step, config.save_steps) && self.last_saved != Some(self.step) {
                 self.save(observer)?;
             }
         }
         Ok(Ending::Completed)
     }
 
-    /// One optimizer step. Returns the norm of its gradient, on the device.
-    fn step(&mut self, learning_rate: f64) -> Result<Tensor, Error> {
+    /// One optimizer step, or what was wrong with it.
+    fn step(&mut self, learning_rate: f64) -> Result<Option<SkippedStep>, Error> {
         let began = Instant::now();
         // Randomness in a step depends on the seed and the step alone, so there is no
         // generator state to save.
         torch_ext::random::manual_seed(self.config.seed ^ self.step.rotate_left(32))?;
+        let position = self.task.data_state()?;
         let mut gradients = Gradients::default();
+        let mut losses = Vec::new();
+        let mut units = 0;
         let passes = self.config.train.gradient_accumulation_steps;
         for _ in 0..passes {
             let batch = self.task.next_batch()?;
             let batch = self.placer.batch(batch)?;
-            let loss = self.task.loss(&batch)?;
-            gradients.accumulate(
-                &loss.f_div_scalar(i64::from(passes))?,
-                self.task.parameters(),
-            )?;
-            self.window.add(&batch, &loss)?;
+            let loss = self.task.loss(&batch)?.f_div_scalar(i64::from(passes))?;
+            gradients.accumulate(&loss, self.task.parameters())?;
+            losses.push(loss.f_detach()?);
+            units += batch.units;
         }
-        let max_norm = self.config.train.max_grad_norm;
-        let norm = self.optimizer.step(&gradients, learning_rate, max_norm)?;
+        // The one time that a step waits for the device.
+        losses.push(gradients.norm()?);
+        let numbers = Tensor::f_stack(&losses, 0)?.f_to_kind(tch::Kind::Double)?;
+        let mut numbers = Vec::<f64>::try_from(&numbers)?;
+        let norm = numbers.pop().unwrap_or(f64::NAN);
+        let loss: f64 = numbers.iter().sum();
+
         self.step += 1;
+        if !(norm + loss).is_finite() {
+            let batch = position["order"].to_string();
+            let parameters = self.task.parameters();
+            let seen = guard::describe(self.step, loss, norm, batch, &gradients, parameters)?;
+            return Ok(Some(seen));
+        }
+        gradients.clip(norm, self.config.train.max_grad_norm)?;
+        self.optimizer.step(&gradients, learning_rate)?;
+        if let Some(ema) = &mut self.ema {
+            ema.update(self.task.parameters(), self.optimizer.steps())?;
+        }
+        self.guard.stepped();
+        self.window.add(loss, norm, units);
         self.window.seconds += began.elapsed().as_secs_f64();
-        Ok(norm)
+        Ok(None)
     }
 
-    fn log(
-        &mut self,
-        learning_rate: f64,
-        norm: &Tensor,
-        observer: &mut dyn Observer,
-    ) -> Result<(), Error> {
-        let waiting = Instant::now();
+    /// Tells of a step that was skipped, and goes back when there were too many of them.
+    fn skip(&mut self, skipped: SkippedStep, observer: &mut dyn Observer) -> Result<(), Error> {
+        self.recorder.skipped(&skipped)?;
+        observer.skipped(&skipped);
+        if !self.guard.skipped(skipped) {
+            return Ok(());
+        }
+        let last = checkpoint::list(&self.folder.checkpoints())?.pop();
+        let rollback = self.guard.roll_back(last.as_ref().map(|(step, _)| *step))?;
+        if let Some((_, path)) = last {
+            let state = checkpoint::load(&path, self.trained())?;
+            // The data go on: the same batches would lead to the same place.
+            self.step = state.step;
+            self.last_saved = Some(state.step);
+            self.units = state.units;
+            self.window = Window::default();
+            self.last_evaluation = None;
+            self.recorder = Recorder::open(&self.folder, state.step)?;
+        }
+        self.recorder.rolled_back(&rollback)?;
+        observer.rolled_back(&rollback);
+        Ok(())
+    }
+
+    /// What a checkpoint saves and restores.
+    fn trained(&mut self) -> Trained<'_> {
+        Trained {
+            parameters: self.task.parameters(),
+            optimizer: &mut self.optimizer,
+            ema: self.ema.as_ref(),
+        }
+    }
+
+    fn log(&mut self, learning_rate: f64, observer: &mut dyn Observer) -> Result<(), Error> {
         let window = std::mem::take(&mut self.window);
-        let sum = window.loss.as_ref().map_or(Ok(f64::NAN), f64::try_from)?;
-        // Reading the loss waits for the device, which is time spent training.
-        let seconds = window.seconds + waiting.elapsed().as_secs_f64();
         self.units += window.units;
-        self.train_seconds += seconds;
+        self.train_seconds += window.seconds;
         let metrics = Metrics {
             step: self.step,
-            loss: sum / window.passes as f64,
+            loss: window.loss / window.steps as f64,
             learning_rate,
-            gradient_norm: f64::try_from(norm)?,
-            units_per_second: window.units as f64 / seconds,
+            gradient_norm: window.norm,
+            units_per_second: window.units as f64 / window.seconds,
             memory: self.machine.memory(),
         };
         self.recorder.train(&metrics)?;
@@ -206,18 +277,33 @@ impl<'a> Run<'a> {
     }
 
     fn evaluate(&mut self, limit: Option<u64>, observer: &mut dyn Observer) -> Result<(), Error> {
-        let evaluation = self.task.evaluate(limit, &mut self.placer)?;
+        let evaluation = self.with_averages(|run| run.task.evaluate(limit, &mut run.placer))?;
         self.last_evaluation = Some((self.step, evaluation));
         self.recorder.evaluation(self.step, &evaluation)?;
         observer.evaluated(self.step, &evaluation);
         self.recorder.draw()
     }
 
+    /// Does something with the averaged weights, if the run keeps them.
+    fn with_averages<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let Some(mut ema) = self.ema.take() else {
+            return work(self);
+        };
+        ema.swap(self.task.parameters())?;
+        let result = work(self);
+        ema.swap(self.task.parameters())?;
+        self.ema = Some(ema);
+        result
+    }
+
     fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
         if self.config.sample.max_new_tokens == 0 {
             return Ok(());
         }
-        let samples = self.task.sample(self.step, &mut self.placer)?;
+        let samples = self.with_averages(|run| run.task.sample(run.step, &mut run.placer))?;
         let path = self.folder.join("samples.txt");
         let mut text = format!("=== step {} ===\n", self.step);
         for sample in &samples {
@@ -238,17 +324,12 @@ impl<'a> Run<'a> {
             step: self.step,
             units: self.units + self.window.units,
             train_seconds: self.train_seconds + self.window.seconds,
+            best: self.best,
             data: self.task.data_state()?,
         };
         let keep = self.config.train.save_total_limit;
         let folder = self.folder.checkpoints();
-        let path = checkpoint::save(
-            &folder,
-            progress,
-            self.task.parameters(),
-            &self.optimizer,
-            keep,
-        )?;
+        let path = checkpoint::save(&folder, progress, &self.trained(), keep)?;
         self.last_saved = Some(self.step);
         observer.saved(self.step, &path);
         Ok(path)
@@ -260,10 +341,11 @@ impl<'a> Run<'a> {
             self.save(observer)?;
         }
         if ending == Ending::Completed {
+            self.load_best(observer)?;
             self.evaluate(None, observer)?;
             self.sample(observer)?;
-            self.task
-                .export(&self.folder.join(self.task.export_name()))?;
+            let folder = self.folder.join(self.task.export_name());
+            self.with_averages(|run| run.task.export(&folder))?;
         }
         self.recorder.draw()?;
         let summary = self.summary(ending);
@@ -287,6 +369,9 @@ impl<'a> Run<'a> {
             max_steps: self.config.train.max_steps,
             first_loss: losses.first().copied(),
             last_loss: losses.last().copied(),
+            skipped_steps: self.guard.skipped,
+            rollbacks: self.guard.rollbacks,
+            best: self.best,
             held_out: self.last_evaluation.map(|(_, evaluation)| evaluation),
             tokens: units,
             tokens_per_second: if train_seconds > 0.0 {
@@ -303,15 +388,11 @@ impl<'a> Run<'a> {
 }
 
 impl Window {
-    fn add(&mut self, batch: &Batch, loss: &Tensor) -> Result<(), Error> {
-        let loss = loss.f_detach()?;
-        self.loss = Some(match self.loss.take() {
-            Some(sum) => sum.f_add(&loss)?,
-            None => loss,
-        });
-        self.passes += 1;
-        self.units += batch.units;
-        Ok(())
+    fn add(&mut self, loss: f64, norm: f64, units: u64) {
+        self.loss += loss;
+        self.norm = norm;
+        self.steps += 1;
+        self.units += units;
     }
 }
 

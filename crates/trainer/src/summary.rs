@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::checkpoint::Best;
 use crate::task::Evaluation;
 
 /// How a run ended.
@@ -29,6 +30,12 @@ pub struct Summary {
     pub first_loss: Option<f64>,
     /// Mean training loss of the last record.
     pub last_loss: Option<f64>,
+    /// Steps of this process that were skipped, their loss or gradient being no number.
+    pub skipped_steps: u64,
+    /// How often it went back to a checkpoint after several of them.
+    pub rollbacks: u64,
+    /// The best evaluation on the way, when the run kept it.
+    pub best: Option<Best>,
     /// The last evaluation: of all held-out data when the run completed.
     pub held_out: Option<Evaluation>,
     /// Tokens trained on, over all resumes.

@@ -110,7 +110,7 @@ fn records(run: &Path) -> Vec<Record> {
 fn losses(run: &Path) -> Vec<(u64, f64)> {
     let loss = |record| match record {
         Record::Train { step, loss, .. } => Some((step, loss)),
-        Record::Eval { .. } => None,
+        _ => None,
     };
     records(run).into_iter().filter_map(loss).collect()
 }
@@ -411,4 +411,76 @@ fn bf16_and_a_bpe_train_and_resume_exactly() {
         .unwrap();
     let bytes = |run| fs::read(place.checkpoint(run, 8).join("model.safetensors")).unwrap();
     assert!(bytes("whole") == bytes("cut"));
+}
+
+/// Losses of the evaluations on the way and at the end.
+fn evaluations(run: &Path) -> Vec<(u64, f64, bool)> {
+    let evaluation = |record| match record {
+        Record::Eval {
+            step,
+            eval_loss,
+            complete,
+            ..
+        } => Some((step, eval_loss, complete)),
+        _ => None,
+    };
+    records(run).into_iter().filter_map(evaluation).collect()
+}
+
+#[test]
+fn the_best_weights_are_exported_and_their_checkpoint_kept() {
+    let place = Place::new();
+    // A rate at which the model gets worse again.
+    let options = [
+        "train.max_steps=60",
+        "train.eval_steps=5",
+        "train.learning_rate=0.3",
+        "train.warmup_steps=0",
+        "train.lr_scheduler_type=constant",
+        "train.save_steps=5",
+        "train.save_total_limit=1",
+        "train.load_best_model_at_end=true",
+    ];
+    let summary = place.run("a", &options).unwrap();
+    let best = summary.best.unwrap();
+    let run = place.path("runs/a");
+    let on_the_way = evaluations(&run);
+    let (least, _, _) = on_the_way[..on_the_way.len() - 1]
+        .iter()
+        .copied()
+        .min_by(|a, b| a.1.total_cmp(&b.1))
+        .unwrap();
+    assert_eq!(best.step, least);
+    assert!(best.step < 60, "the test needs a run that gets worse");
+    assert_eq!(summary.held_out.unwrap().loss, best.value);
+    let checkpoint = place.checkpoint("a", best.step).join("model.safetensors");
+    let mut kept = TensorFile::open(&checkpoint).unwrap();
+    let mut exported = TensorFile::open(&run.join("model/model.safetensors")).unwrap();
+    for name in exported.names() {
+        let same = exported
+            .read(&name)
+            .unwrap()
+            .equal(&kept.read(&name).unwrap());
+        assert!(same, "{name}");
+    }
+}
+
+#[test]
+fn averaged_weights_are_evaluated_exported_and_resumed() {
+    let place = Place::new();
+    let options = ["train.ema_decay=0.9"];
+    place.run("whole", &options).unwrap();
+    place.run_until("cut", 5, &options);
+    let resume = [&options[..], &["train.resume_from_checkpoint=latest"]].concat();
+    place.run("cut", &resume).unwrap();
+    let exported = |run: &str| {
+        let path = place.path("runs").join(run);
+        fs::read(path.join("model/model.safetensors")).unwrap()
+    };
+    assert!(exported("whole") == exported("cut"), "the averages differ");
+    place.run("last", &[]).unwrap();
+    assert!(exported("whole") != exported("last"));
+    // Training itself goes on with the last weights, not the averages.
+    let trained = |run: &str| fs::read(place.checkpoint(run, 8).join("model.safetensors")).unwrap();
+    assert!(trained("whole") == trained("last"));
 }

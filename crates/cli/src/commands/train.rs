@@ -8,7 +8,9 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::task::{Evaluation, Sample};
 use trainer::text::{bytes, thousands};
-use trainer::{Allocator, Config, Ending, Metrics, Observer, Start, Stop, Summary};
+use trainer::{
+    Allocator, Config, Ending, Metrics, Observer, Rollback, SkippedStep, Start, Stop, Summary,
+};
 
 use super::config_report;
 
@@ -182,6 +184,25 @@ impl Observer for Screen {
         }
     }
 
+    fn skipped(&mut self, step: &SkippedStep) {
+        self.line(format!("skipped {step}"));
+    }
+
+    fn rolled_back(&mut self, rollback: &Rollback) {
+        self.line(format!(
+            "step {:>6}  three steps in a row were skipped: back to the checkpoint of step {}, and on \
+             with the data behind them",
+            rollback.from_step, rollback.to_step,
+        ));
+        self.bar.set_position(rollback.to_step);
+    }
+
+    fn best_loaded(&mut self, step: u64, value: f64) {
+        self.line(format!(
+            "the best weights are those of step {step}, with {value:.4}"
+        ));
+    }
+
     fn saved(&mut self, step: u64, checkpoint: &Path) {
         self.line(format!("step {step:>6}  saved {}", checkpoint.display()));
     }
@@ -217,6 +238,13 @@ fn describe(summary: &Summary, folder: &Path) -> String {
     });
     if let (Some(first), Some(last)) = (summary.first_loss, summary.last_loss) {
         lines.push(format!("training loss   {first:.4} to {last:.4}"));
+    }
+    if summary.skipped_steps > 0 {
+        lines.push(format!(
+            "skipped steps   {}, and {} returns to a checkpoint",
+            thousands(summary.skipped_steps),
+            summary.rollbacks
+        ));
     }
     if let Some(evaluation) = &summary.held_out {
         lines.push(format!(

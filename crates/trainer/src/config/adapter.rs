@@ -35,6 +35,9 @@ pub struct AdapterConfig {
     pub rank_pattern: BTreeMap<String, u32>,
     /// Other alphas for layers whose name ends in a match of the key.
     pub alpha_pattern: BTreeMap<String, f64>,
+    /// LoRA+: the learning rate of the second matrix of each pair, `B`, in units of the first's.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
+    pub loraplus_lr_ratio: Option<f64>,
     /// An adapter in PEFT's format to go on from; all other keys here then come from it.
     pub resume_from: Option<PathBuf>,
 }
@@ -75,6 +78,7 @@ impl Default for AdapterConfig {
             exclude_modules: None,
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
+            loraplus_lr_ratio: None,
             resume_from: None,
         }
     }

@@ -1,8 +1,8 @@
 //! What the schema cannot say: rules between keys.
 
-use super::Config;
 use super::problem::Problem;
 use super::tree::Node;
+use super::{BestMetric, Config};
 
 /// Problems of a config whose keys are each allowed by themselves.
 pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
@@ -92,6 +92,20 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
                 train.warmup_steps, train.max_steps
             ),
             "lower `train.warmup_steps` or raise `train.max_steps`",
+        );
+    }
+    if train.load_best_model_at_end && train.eval_steps == 0 {
+        report(
+            &["train", "load_best_model_at_end"],
+            "nothing is evaluated on the way that could be the best".into(),
+            "set `train.eval_steps`, or drop `train.load_best_model_at_end`",
+        );
+    }
+    if train.metric_for_best_model == BestMetric::EvalNatsPerByte && published {
+        report(
+            &["train", "metric_for_best_model"],
+            "published models are measured per token, not per byte".into(),
+            "use `eval_loss`",
         );
     }
     if config.name.contains(['/', '\\']) || config.name.starts_with('.') {

@@ -28,11 +28,11 @@ struct Curve {
 pub(super) fn loss(path: &Path, records: &[Record]) -> Result<(), Error> {
     let training = points(records, |record| match record {
         Record::Train { loss, .. } => Some(*loss),
-        Record::Eval { .. } => None,
+        _ => None,
     });
     let held_out = points(records, |record| match record {
         Record::Eval { eval_loss, .. } => Some(*eval_loss),
-        Record::Train { .. } => None,
+        _ => None,
     });
     let curves = [
         Curve {
@@ -56,7 +56,7 @@ pub(super) fn memory(path: &Path, records: &[Record]) -> Result<(), Error> {
     let curve = |name, colour, value: fn(&crate::MemorySample) -> Option<u64>| {
         let points = points(records, |record| match record {
             Record::Train { memory, .. } => value(memory).map(|bytes| bytes as f64 / 1e6),
-            Record::Eval { .. } => None,
+            _ => None,
         });
         Curve {
             name,

@@ -7,6 +7,7 @@ use tch::{Kind, Tensor};
 use torch_ext::AdamWState;
 
 use super::gradients::Gradients;
+use super::groups::{Treatment, alike};
 use crate::Error;
 use crate::config::TrainConfig;
 use crate::model::Parameters;
@@ -39,15 +40,14 @@ impl From<&TrainConfig> for AdamWSettings {
 #[derive(Debug)]
 pub struct AdamW {
     settings: AdamWSettings,
-    /// Parameters with weight decay, and those without.
-    groups: [Group; 2],
+    groups: Vec<Group>,
     steps: u64,
 }
 
 /// Parameters that are treated alike, as the parallel lists the kernel takes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Group {
-    weight_decay: f64,
+    treatment: Treatment,
     /// Positions in [`Parameters`].
     indices: Vec<usize>,
     parameters: Vec<Tensor>,
@@ -58,48 +58,41 @@ struct Group {
 }
 
 impl AdamW {
-    /// An optimizer that has taken no step yet.
+    /// An optimizer that has taken no step yet, with weight decay where a parameter has it.
     ///
     /// # Errors
     /// When memory runs out.
     pub fn new(settings: AdamWSettings, parameters: &Parameters) -> Result<Self, Error> {
-        let mut decayed = Group {
-            weight_decay: settings.weight_decay,
-            ..Group::default()
-        };
-        let mut plain = Group::default();
-        for (index, parameter) in parameters.iter().enumerate() {
-            let group = if parameter.decay {
-                &mut decayed
-            } else {
-                &mut plain
-            };
-            group.add(index, &parameter.tensor)?;
-        }
+        let treatments = Treatment::usual(settings.weight_decay, parameters);
+        Self::with_treatments(settings, &treatments, parameters)
+    }
+
+    /// As [`AdamW::new`], with a treatment of its own for each parameter.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn with_treatments(
+        settings: AdamWSettings,
+        treatments: &[Treatment],
+        parameters: &Parameters,
+    ) -> Result<Self, Error> {
+        let tensors: Vec<&Tensor> = parameters.tensors().collect();
+        let groups = alike(treatments)
+            .into_iter()
+            .map(|(treatment, indices)| Group::new(treatment, indices, &tensors))
+            .collect::<Result<_, _>>()?;
         Ok(Self {
             settings,
-            groups: [decayed, plain],
+            groups,
             steps: 0,
         })
     }
 
-    /// Updates the parameters in place. Gradients whose norm is above `max_grad_norm` are
-    /// first scaled down to it; 0 leaves them. Returns the norm before that, a scalar on the
-    /// device.
+    /// Updates the parameters in place.
     ///
     /// # Errors
     /// When gradients do not fit the parameters, or memory runs out.
-    pub fn step(
-        &mut self,
-        gradients: &Gradients,
-        learning_rate: f64,
-        max_grad_norm: f64,
-    ) -> Result<Tensor, Error> {
-        let norm = if max_grad_norm > 0.0 {
-            torch_ext::optimizer::clip_norm(gradients.tensors(), max_grad_norm)?
-        } else {
-            torch_ext::optimizer::total_norm(gradients.tensors())?
-        };
+    pub fn step(&mut self, gradients: &Gradients, learning_rate: f64) -> Result<(), Error> {
         let AdamWSettings {
             beta1,
             beta2,
@@ -107,12 +100,11 @@ impl AdamW {
             ..
         } = self.settings;
         for group in &self.groups {
-            let weight_decay = group.weight_decay;
             let options = torch_ext::AdamW {
-                learning_rate,
+                learning_rate: learning_rate * group.treatment.learning_rate_ratio,
                 beta1,
                 beta2,
-                weight_decay,
+                weight_decay: group.treatment.weight_decay,
                 epsilon,
             };
             let gradients: Vec<Tensor> = group
@@ -130,7 +122,7 @@ impl AdamW {
             torch_ext::fused_adamw(&options, state)?;
         }
         self.steps += 1;
-        Ok(norm)
+        Ok(())
     }
 
     /// Steps taken.
@@ -170,14 +162,24 @@ impl AdamW {
 }
 
 impl Group {
-    fn add(&mut self, index: usize, parameter: &Tensor) -> Result<(), Error> {
-        let zeros = || parameter.f_detach()?.f_zeros_like();
-        self.indices.push(index);
-        self.averages.push(zeros()?);
-        self.squares.push(zeros()?);
-        self.steps
-            .push(Tensor::f_zeros([], (Kind::Float, parameter.device()))?);
-        self.parameters.push(parameter.shallow_clone());
-        Ok(())
+    fn new(treatment: Treatment, indices: Vec<usize>, all: &[&Tensor]) -> Result<Self, Error> {
+        let mut group = Self {
+            treatment,
+            parameters: Vec::new(),
+            averages: Vec::new(),
+            squares: Vec::new(),
+            steps: Vec::new(),
+            indices,
+        };
+        for index in &group.indices {
+            let parameter = all[*index];
+            let zeros = || parameter.f_detach()?.f_zeros_like();
+            group.averages.push(zeros()?);
+            group.squares.push(zeros()?);
+            let none = Tensor::f_zeros([], (Kind::Float, parameter.device()))?;
+            group.steps.push(none);
+            group.parameters.push(parameter.shallow_clone());
+        }
+        Ok(group)
     }
 }

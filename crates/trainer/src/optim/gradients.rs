@@ -42,6 +42,28 @@ impl Gradients {
         Ok(())
     }
 
+    /// The norm of all gradients as one vector: a float32 scalar on the device. It is finite
+    /// only when every gradient is.
+    ///
+    /// # Errors
+    /// When there was no backward pass.
+    pub fn norm(&self) -> Result<Tensor, Error> {
+        Ok(torch_ext::optimizer::total_norm(&self.list)?)
+    }
+
+    /// Scales the gradients, whose norm is `norm`, down to `max_norm` if they are longer, as
+    /// `torch.nn.utils.clip_grad_norm_`; 0 leaves them.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn clip(&mut self, norm: f64, max_norm: f64) -> Result<(), Error> {
+        // PyTorch's margin, below which its coefficient would be 1.
+        if max_norm > 0.0 && norm + 1e-6 > max_norm {
+            let _ = torch_ext::optimizer::clip_norm(&self.list, max_norm)?;
+        }
+        Ok(())
+    }
+
     /// The gradients in the order of the parameters.
     pub fn tensors(&self) -> &[Tensor] {
         &self.list

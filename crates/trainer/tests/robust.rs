@@ -1,0 +1,215 @@
+//! Runs that meet numbers which are none. The model is a real file in which the embedding
+//! of one letter, `z`, is NaN: a batch with that letter has neither loss nor gradient.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tch::Kind;
+use trainer::tensor_file::TensorFile;
+use trainer::weights::convert_gguf;
+use trainer::{Allocator, Config, Error, Observer, Record, Rollback, Silent, Stop, Summary};
+
+const CONFIG: &str = "
+seed: 5
+device: cpu
+threads: 1
+adapter: {r: 2}
+data: {block_size: 16, validation_fraction: 0.1}
+sample: {max_new_tokens: 0}
+train:
+  bf16: false
+  max_steps: 40
+  per_device_train_batch_size: 1
+  learning_rate: 0.001
+  lr_scheduler_type: constant
+  logging_steps: 5
+  eval_steps: 0
+  save_steps: 1
+  save_total_limit: 3
+";
+
+/// The letter's place in the vocabulary of the golden model, whose rows have 16 numbers.
+const Z: usize = 29;
+
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    /// `bad` of each hundred lines of the training text have the letter.
+    fn new(bad: usize) -> Self {
+        let place = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
+        let golden = "../../tests/reference/golden/models/llama-grouped.gguf";
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(golden);
+        convert_gguf(&golden, &place.path("model"), Kind::Float, &|_, _| {}).unwrap();
+        poison(&place.path("model/model.safetensors"));
+        let line = |n: usize| match n < 360 && n * 37 % 100 < bad {
+            true => "the zebra ran on\n",
+            false => "the horse ran on\n",
+        };
+        let text: String = (0..400).map(line).collect();
+        fs::write(place.path("text.txt"), text).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn run(
+        &self,
+        name: &str,
+        more: &[&str],
+        observer: &mut dyn Observer,
+    ) -> Result<Summary, Error> {
+        let mut all = vec![
+            format!("name={name}"),
+            format!("output_dir={}", self.path("runs").display()),
+            format!("data.path={}", self.path("text.txt").display()),
+            format!("model.name_or_path={}", self.path("model").display()),
+        ];
+        all.extend(more.iter().map(|text| (*text).to_owned()));
+        let config = Config::parse("test.yaml", CONFIG, &all).unwrap();
+        trainer::run(&config, &Allocator::torch(), observer, &Stop::default())
+    }
+
+    fn records(&self, name: &str) -> Vec<Record> {
+        let path = self.path("runs").join(name).join("metrics.jsonl");
+        let text = fs::read_to_string(path).unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    fn weights(&self, name: &str) -> Vec<u8> {
+        let folder = self.path("runs").join(name);
+        fs::read(folder.join("adapter/adapter_model.safetensors")).unwrap()
+    }
+}
+
+/// Writes a NaN into the embedding of `z`.
+fn poison(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let entry = &header["model.embed_tokens.weight"];
+    assert_eq!(entry["shape"], serde_json::json!([48, 16]));
+    let start = entry["data_offsets"][0].as_u64().unwrap() as usize;
+    let at = 8 + length + start + Z * 16 * 4;
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(path, bytes).unwrap();
+}
+
+#[derive(Default)]
+struct Rollbacks(Vec<Rollback>);
+
+impl Observer for Rollbacks {
+    fn rolled_back(&mut self, rollback: &Rollback) {
+        self.0.push(rollback.clone());
+    }
+}
+
+#[test]
+fn a_bad_batch_is_skipped_and_described() {
+    let place = Place::new(15);
+    let summary = place.run("a", &[], &mut Silent).unwrap();
+    assert_eq!(summary.steps, 40);
+    assert!(summary.skipped_steps > 0);
+    assert!(summary.held_out.unwrap().loss.is_finite());
+    let records = place.records("a");
+    let skipped: Vec<_> = records
+        .iter()
+        .filter_map(|record| match record {
+            Record::Skipped(step) => Some(step),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(skipped.len() as u64, summary.skipped_steps);
+    let first = skipped[0];
+    assert_eq!((&*first.loss, &*first.grad_norm), ("NaN", "NaN"));
+    assert!(first.batch.contains("position"), "{}", first.batch);
+    assert!(first.tensors[0].name.contains("lora_"), "{first}");
+    assert!(first.tensors[0].nan > 0);
+    for record in &records {
+        if let Record::Train { loss, .. } = record {
+            assert!(loss.is_finite());
+        }
+    }
+    // Nothing of it is in the weights.
+    let mut adapter =
+        TensorFile::open(&place.path("runs/a/adapter/adapter_model.safetensors")).unwrap();
+    for name in adapter.names() {
+        let sum = adapter.read(&name).unwrap().sum(Kind::Double);
+        assert!(f64::try_from(&sum).unwrap().is_finite(), "{name}");
+    }
+}
+
+#[test]
+fn a_resumed_run_that_skipped_steps_is_the_uninterrupted_one() {
+    let place = Place::new(15);
+    place
+        .run("whole", &["train.save_total_limit=null"], &mut Silent)
+        .unwrap();
+    let cut = place
+        .run("cut", &["train.max_steps=25"], &mut Silent)
+        .unwrap();
+    assert!(cut.skipped_steps > 0);
+    let resume = ["train.resume_from_checkpoint=latest"];
+    place.run("cut", &resume, &mut Silent).unwrap();
+    assert!(
+        place.weights("whole") == place.weights("cut"),
+        "the weights differ"
+    );
+}
+
+#[test]
+fn three_bad_batches_in_a_row_roll_back_and_the_data_go_on() {
+    let place = Place::new(35);
+    let mut seen = Rollbacks::default();
+    let summary = place.run("a", &[], &mut seen).unwrap();
+    assert_eq!(summary.steps, 40);
+    assert_eq!(summary.rollbacks as usize, seen.0.len());
+    assert!(!seen.0.is_empty());
+    for rollback in &seen.0 {
+        assert_eq!(rollback.seen.len(), 3);
+        assert_eq!(rollback.to_step, rollback.from_step - 3);
+    }
+    let batches: Vec<_> = seen
+        .0
+        .iter()
+        .flat_map(|r| &r.seen)
+        .map(|s| &s.batch)
+        .collect();
+    assert!(
+        batches.windows(2).all(|pair| pair[0] != pair[1]),
+        "{batches:?}"
+    );
+    let recorded = place.records("a");
+    let recorded = recorded
+        .iter()
+        .filter(|r| matches!(r, Record::RolledBack(_)));
+    assert_eq!(recorded.count(), seen.0.len());
+}
+
+#[test]
+fn a_run_that_cannot_go_on_says_what_it_saw() {
+    let place = Place::new(100);
+    let error = place
+        .run("a", &["train.save_steps=0"], &mut Silent)
+        .unwrap_err();
+    assert!(!error.is_bad_usage());
+    let text = error.to_string();
+    for words in [
+        "there is no checkpoint to go back to",
+        "step 1: loss NaN, gradient norm NaN, batch at {",
+        "step 3:",
+        "lora_A.weight` (",
+        "train.learning_rate",
+    ] {
+        assert!(text.contains(words), "{words} in {text}");
+    }
+}
