@@ -35,6 +35,7 @@
 
 use std::fmt;
 
+use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::bytes::Bytes;
@@ -44,6 +45,13 @@ pub const ROW_WORDS: usize = 4096;
 
 /// Bytes in a row.
 pub const ROW_BYTES: usize = ROW_WORDS * 4;
+
+/// What is worked on at a time: two of these fit the second-level cache of any core that trains.
+const PIECE_BYTES: usize = 8 * ROW_BYTES;
+const PIECE_ROWS: usize = PIECE_BYTES / ROW_BYTES;
+
+/// From this size on, several cores share the work; below, waking them costs more than it brings.
+const SHARED_FROM: usize = 1 << 20;
 
 /// The sums of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,20 +87,67 @@ pub struct Damage {
 }
 
 impl Checksum {
-    /// The checksum of host bytes. Reads them once, at several GB/s on one core.
+    /// The checksum of host bytes. Reads them once, as fast as the memory gives them; large tensors on
+    /// several cores.
     pub fn of(bytes: &[u8]) -> Checksum {
-        let mut rows = Vec::with_capacity(bytes.len().div_ceil(ROW_BYTES));
-        let (full, rest) = bytes.as_chunks::<ROW_BYTES>();
-        sum_rows(full, &mut rows);
-        if !rest.is_empty() {
-            let mut last = [0_u8; ROW_BYTES];
-            last[..rest.len()].copy_from_slice(rest);
-            sum_rows(&[last], &mut rows);
+        let mut rows = vec![RowSum::default(); bytes.len().div_ceil(ROW_BYTES)];
+        if bytes.len() < SHARED_FROM {
+            sum_into(bytes, &mut rows);
+        } else {
+            let pieces = bytes.par_chunks(PIECE_BYTES);
+            pieces
+                .zip(rows.par_chunks_mut(PIECE_ROWS))
+                .for_each(|(piece, rows)| sum_into(piece, rows));
         }
         Checksum {
             bytes: bytes.len() as u64,
             rows,
         }
+    }
+
+    /// Copies bytes and sums them on both sides, piece by piece: the first checksum is of what was read, the
+    /// second of what is in `to` afterwards. `copy` moves one piece.
+    ///
+    /// A piece fits the nearest caches, so that each side comes from memory once, as in a bare copy; sums of
+    /// what is in the cache cost a few percent of that. The price: a byte of `to` is read again soon after it
+    /// was written, before it left for the memory chips. Damage by the copy is seen, damage in the chips, or
+    /// by somebody who writes there later, is not.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub(crate) fn of_copy(
+        from: &[u8],
+        to: &mut [u8],
+        copy: impl Fn(&[u8], &mut [u8]) + Sync,
+    ) -> (Checksum, Checksum) {
+        assert_eq!(from.len(), to.len(), "a copy keeps its length");
+        let bytes = from.len() as u64;
+        let nothing = vec![RowSum::default(); from.len().div_ceil(ROW_BYTES)];
+        let (mut sent, mut arrived) = (nothing.clone(), nothing);
+        let one = |from: &[u8], to: &mut [u8], sent: &mut [RowSum], arrived: &mut [RowSum]| {
+            sum_into(from, sent);
+            copy(from, to);
+            sum_into(to, arrived);
+        };
+        if from.len() < SHARED_FROM {
+            let pieces = from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES));
+            let sums = sent
+                .chunks_mut(PIECE_ROWS)
+                .zip(arrived.chunks_mut(PIECE_ROWS));
+            for ((from, to), (sent, arrived)) in pieces.zip(sums) {
+                one(from, to, sent, arrived);
+            }
+        } else {
+            let pieces = from.par_chunks(PIECE_BYTES);
+            let pieces = pieces.zip(to.par_chunks_mut(PIECE_BYTES));
+            let sums = sent.par_chunks_mut(PIECE_ROWS);
+            let sums = sums.zip(arrived.par_chunks_mut(PIECE_ROWS));
+            pieces
+                .zip(sums)
+                .for_each(|((from, to), (sent, arrived))| one(from, to, sent, arrived));
+        }
+        let checksum = |rows| Checksum { bytes, rows };
+        (checksum(sent), checksum(arrived))
     }
 
     /// A checksum whose rows a device computed.
@@ -241,43 +296,80 @@ const fn make_weight_pairs() -> [u64; ROW_WORDS / 2] {
     pairs
 }
 
-/// Appends the sums of full rows, with the widest instructions this CPU has.
-fn sum_rows(rows: &[[u8; ROW_BYTES]], sums: &mut Vec<RowSum>) {
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the CPU has AVX2, as was asked in the line above; the function needs nothing else.
-        unsafe { sum_rows_avx2(rows, sums) };
-        return;
+/// Puts the sums of the rows of `bytes` into `sums`, one for each; the last row may be short.
+fn sum_into(bytes: &[u8], sums: &mut [RowSum]) {
+    let (full, rest) = bytes.as_chunks::<ROW_BYTES>();
+    let (sums, last_sum) = sums.split_at_mut(full.len());
+    sum_rows(full, sums);
+    if !rest.is_empty() {
+        let mut last = [0_u8; ROW_BYTES];
+        last[..rest.len()].copy_from_slice(rest);
+        sum_rows(&[last], last_sum);
     }
-    sums.extend(rows.iter().map(sum_row));
+}
+
+/// The sums of full rows, with the widest instructions this CPU has.
+fn sum_rows(rows: &[[u8; ROW_BYTES]], sums: &mut [RowSum]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: the CPU has AVX-512F, as was asked in the line above; the function needs nothing else.
+            unsafe { sum_rows_avx512(rows, sums) };
+            return;
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: as above, with AVX2.
+            unsafe { sum_rows_avx2(rows, sums) };
+            return;
+        }
+    }
+    sum_rows_portable(rows, sums);
+}
+
+/// The same code as [`sum_row`], compiled for AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn sum_rows_avx512(rows: &[[u8; ROW_BYTES]], sums: &mut [RowSum]) {
+    sum_rows_portable(rows, sums);
 }
 
 /// The same code as [`sum_row`], compiled for AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn sum_rows_avx2(rows: &[[u8; ROW_BYTES]], sums: &mut Vec<RowSum>) {
-    sums.extend(rows.iter().map(sum_row));
+fn sum_rows_avx2(rows: &[[u8; ROW_BYTES]], sums: &mut [RowSum]) {
+    sum_rows_portable(rows, sums);
+}
+
+#[inline(always)]
+fn sum_rows_portable(rows: &[[u8; ROW_BYTES]], sums: &mut [RowSum]) {
+    for (row, sum) in rows.iter().zip(sums) {
+        *sum = sum_row(row);
+    }
 }
 
 /// The sums of one row.
 ///
 /// Two words are taken at a time as one `u64`, whose halves are multiplied where they lie: this is what the
 /// 32 × 32 → 64 bit vector multiplication wants, and it has been in every x86-64. It is unsigned, so that the
-/// words are moved up by 2³¹ first and the sums corrected at the end.
+/// words are moved up by 2³¹ first and the sums corrected at the end. The low words are never added up: they
+/// are what is left of the sum of the pairs without the high ones.
 #[inline(always)]
 fn sum_row(row: &[u8; ROW_BYTES]) -> RowSum {
     const LOW: u64 = 0xffff_ffff;
     const SHIFT_UP: u64 = 0x8000_0000_8000_0000;
-    let (mut plain, mut weighted) = (0_u64, 0_u64);
+    let (mut whole, mut upper) = (0_u64, 0_u64);
+    let (mut weighted_lower, mut weighted_upper) = (0_u64, 0_u64);
     let (pairs, _) = row.as_chunks::<8>();
     for (pair, weight) in pairs.iter().zip(&WEIGHT_PAIRS) {
         let pair = u64::from_le_bytes(*pair) ^ SHIFT_UP;
-        let (low, high) = (pair & LOW, pair >> 32);
-        plain = plain.wrapping_add(low).wrapping_add(high);
-        weighted = weighted
-            .wrapping_add(low.wrapping_mul(weight & LOW))
-            .wrapping_add(high.wrapping_mul(weight >> 32));
+        let high = pair >> 32;
+        whole = whole.wrapping_add(pair);
+        upper = upper.wrapping_add(high);
+        weighted_lower = weighted_lower.wrapping_add((pair & LOW).wrapping_mul(weight & LOW));
+        weighted_upper = weighted_upper.wrapping_add(high.wrapping_mul(weight >> 32));
     }
+    let plain = whole.wrapping_sub(upper << 32).wrapping_add(upper);
+    let weighted = weighted_lower.wrapping_add(weighted_upper);
     RowSum {
         plain: plain.wrapping_sub((ROW_WORDS as u64) << 31) as i64,
         weighted: weighted.wrapping_sub(WEIGHT_TOTAL << 31) as i64,
@@ -346,9 +438,71 @@ mod tests {
         for (index, byte) in row.iter_mut().enumerate() {
             *byte = (index.wrapping_mul(2_654_435_761) >> 7) as u8;
         }
-        let mut vector = Vec::new();
+        let mut vector = [RowSum::default()];
         sum_rows(&[row], &mut vector);
         assert_eq!(vector, [sum_row(&row)]);
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: the CPU has AVX2.
+            unsafe { sum_rows_avx2(&[row], &mut vector) };
+            assert_eq!(vector, [sum_row(&row)]);
+        }
+    }
+
+    /// Short, one row, some pieces, and enough for several cores; each with an end that is no full row.
+    const LENGTHS: [usize; 5] = [
+        5,
+        ROW_BYTES,
+        3 * PIECE_BYTES + 7,
+        SHARED_FROM,
+        2 * SHARED_FROM + 9,
+    ];
+
+    fn bytes(length: usize) -> Vec<u8> {
+        (0..length).map(|at| (at * 31 % 253) as u8).collect()
+    }
+
+    #[test]
+    fn the_sums_of_a_copy_are_those_of_both_sides() {
+        for length in LENGTHS {
+            let from = bytes(length);
+            let mut to = vec![0xa5; length];
+            let sums = Checksum::of_copy(&from, &mut to, |from, to| to.copy_from_slice(from));
+            assert_eq!(to, from);
+            let expected = Checksum {
+                bytes: length as u64,
+                rows: by_definition(&from),
+            };
+            assert_eq!(sums, (expected.clone(), expected));
+        }
+    }
+
+    /// Every way in which a copy of one piece can go wrong without saying so.
+    #[test]
+    fn a_copy_that_brings_something_else_is_seen() {
+        type Copy = fn(&[u8], &mut [u8]);
+        let wrong: [(&str, Copy); 5] = [
+            ("zeros", |_, to| to.fill(0)),
+            ("nan", |_, to| to.fill(0xff)),
+            ("nothing", |_, _| {}),
+            ("half", |from, to| {
+                let half = from.len() / 2;
+                to[..half].copy_from_slice(&from[..half]);
+            }),
+            ("one bit", |from, to| {
+                to.copy_from_slice(from);
+                to[from.len() / 2] ^= 1;
+            }),
+        ];
+        for (name, copy) in wrong {
+            for length in LENGTHS {
+                let from = bytes(length);
+                let mut to = vec![0xa5; length];
+                let (sent, arrived) = Checksum::of_copy(&from, &mut to, copy);
+                assert_eq!(arrived, Checksum::of(&to), "{name} {length}");
+                assert!(sent.damage(&arrived).is_some(), "{name} {length}");
+            }
+        }
     }
 
     #[test]

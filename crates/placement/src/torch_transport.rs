@@ -5,6 +5,7 @@
 //! run. Calls that may hang on a device run under a `Watch`.
 
 mod elements;
+mod sums;
 mod ways;
 
 use std::time::Duration;
@@ -15,13 +16,14 @@ use torch_ext::allocator::Library;
 use torch_ext::{Error, copy_into};
 
 pub(crate) use self::elements::{device_name, element_of, kind_of, size_in_bytes};
-use self::ways::{copy_chunked, copy_direct, copy_on_other_stream, map_into, sum_rows};
+use self::sums::{computes, sum_rows, weights_on};
+use self::ways::{copy_chunked, copy_direct, copy_on_other_stream, empty_on, map_into};
 use crate::bytes::Bytes;
-use crate::checksum::{self, Checksum};
+use crate::checksum::Checksum;
 use crate::mapped::is_file_mapped;
 use crate::transport::{
-    CopyMethod, DeviceFacts, Element, Operation, Origin, Pool, SourceFacts, SyncScope, Transport,
-    TransportError,
+    CopyMethod, DeviceFacts, Element, Operation, Origin, Pool, SourceFacts, Summed, SyncScope,
+    Transport, TransportError,
 };
 use crate::watch::{Missed, Watch};
 
@@ -54,8 +56,16 @@ pub struct TorchTransport {
     facts: DeviceFacts,
     options: TransportOptions,
     watch: Watch,
-    /// The weights of a row on the device, made when they are first needed.
-    weights: Option<Tensor>,
+    /// How the device sums, found out when it is first asked to.
+    sums: Option<DeviceSums>,
+}
+
+/// What is known of an accelerator's sums.
+enum DeviceSums {
+    /// They are right; with these weights of a row.
+    Right(Tensor),
+    /// They are not: what arrives is read back.
+    Wrong,
 }
 
 /// A tensor in host memory, on its way to the device. Not recorded for backward.
@@ -94,6 +104,18 @@ impl HostTensor {
         // nobody may write to its storage from another thread meanwhile: the tensors
         // of a move belong to the caller of the move.
         unsafe { std::slice::from_raw_parts(start, bytes) }
+    }
+
+    /// The same bytes, to be written.
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        let bytes = size_in_bytes(&self.0) as usize;
+        let start = self.0.data_ptr().cast::<u8>();
+        if bytes == 0 || start.is_null() {
+            return &mut [];
+        }
+        // SAFETY: as in `bytes`. Only this module calls it, for tensors that it has just
+        // made and that nobody else holds, so no other reference to these bytes exists.
+        unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 }
 
@@ -136,7 +158,7 @@ impl TorchTransport {
             facts,
             options,
             watch,
-            weights: None,
+            sums: None,
         })
     }
 
@@ -152,48 +174,86 @@ impl TorchTransport {
 
     /// Runs a call that touches the device: under the watch on an accelerator, on the
     /// caller's stream; right here on the CPU, which does not hang.
-    fn watched<R: Send + 'static>(
+    pub(crate) fn watched<R: Send + 'static>(
         &mut self,
         operation: Operation,
         pool: Pool,
         call: impl FnOnce() -> Result<R, Error> + Send + 'static,
     ) -> Result<R, TransportError> {
-        let outcome = match self.index() {
-            None => call(),
-            Some(index) => {
-                let stream =
-                    Stream::current(index).map_err(|error| explain(operation, pool, error))?;
-                let on_stream = move || {
-                    accelerator::set_current_device(index)?;
-                    let _stream = stream.enter()?;
-                    call()
-                };
-                match self.watch.run(on_stream) {
-                    Ok(outcome) => outcome,
-                    Err(Missed::Deadline(after)) => {
-                        return Err(TransportError::TimedOut { operation, after });
-                    }
-                    Err(Missed::Lost) => {
-                        let message = "its thread was lost".to_owned();
-                        return Err(TransportError::Refused { operation, message });
-                    }
-                }
-            }
-        };
-        outcome.map_err(|error| explain(operation, pool, error))
+        self.watched_beside(operation, pool, call, || ()).0
     }
 
-    /// The weights of [`checksum::weights`] as an int64 tensor on the device.
-    fn row_weights(&mut self) -> Result<Tensor, TransportError> {
-        if let Some(weights) = &self.weights {
-            return Ok(weights.shallow_clone());
+    /// The same, with something else to do on this thread until it is done.
+    fn watched_beside<R: Send + 'static, S>(
+        &mut self,
+        operation: Operation,
+        pool: Pool,
+        call: impl FnOnce() -> Result<R, Error> + Send + 'static,
+        meanwhile: impl FnOnce() -> S,
+    ) -> (Result<R, TransportError>, S) {
+        let Some(index) = self.index() else {
+            let outcome = call().map_err(|error| explain(operation, pool, error));
+            return (outcome, meanwhile());
+        };
+        let stream = match Stream::current(index) {
+            Ok(stream) => stream,
+            Err(error) => return (Err(explain(operation, pool, error)), meanwhile()),
+        };
+        let on_stream = move || {
+            accelerator::set_current_device(index)?;
+            let _stream = stream.enter()?;
+            call()
+        };
+        let (outcome, beside) = self.watch.run_beside(on_stream, meanwhile);
+        let outcome = match outcome {
+            Ok(outcome) => outcome.map_err(|error| explain(operation, pool, error)),
+            Err(Missed::Deadline(after)) => Err(TransportError::TimedOut { operation, after }),
+            Err(Missed::Lost) => Err(TransportError::Refused {
+                operation,
+                message: "its thread was lost".to_owned(),
+            }),
+        };
+        (outcome, beside)
+    }
+
+    /// The call that copies.
+    fn copying(
+        &self,
+        host: &HostTensor,
+        method: CopyMethod,
+    ) -> impl FnOnce() -> Result<Tensor, Error> + Send + 'static {
+        let (source, device) = (host.0.shallow_clone(), self.device);
+        let staging = self.facts.pinned_memory;
+        move || match method {
+            CopyMethod::Direct => copy_direct(&source, device),
+            CopyMethod::Chunked { chunk } => copy_chunked(&source, device, chunk, staging),
+            CopyMethod::OtherStream => copy_on_other_stream(&source, device),
+            CopyMethod::ZeroCopy => map_into(&source, device),
         }
-        let device = self.device;
-        let weights = self.watched(Operation::SumDevice, Pool::Device, move || {
-            let weights: Vec<i64> = checksum::weights().iter().map(|&w| i64::from(w)).collect();
-            Ok(Tensor::f_from_slice(&weights)?.f_to_device(device)?)
-        })?;
-        Ok(self.weights.insert(weights).shallow_clone())
+    }
+
+    /// How the device sums; asks it the first time.
+    fn device_sums(&mut self) -> Result<&DeviceSums, TransportError> {
+        if self.sums.is_none() {
+            let device = self.device;
+            let (weights, right) = self.watched(Operation::SumDevice, Pool::Device, move || {
+                let weights = weights_on(device)?;
+                let right = computes(device, &weights)?;
+                Ok((weights, right))
+            })?;
+            if !right {
+                tracing::warn!(
+                    device = self.facts.name,
+                    "the device's sum of known numbers is wrong: what arrives there is read back to be \
+                     verified. Its kernels do not run, or compute nonsense; `surefoot probe` looks into it"
+                );
+            }
+            self.sums = Some(match right {
+                true => DeviceSums::Right(weights),
+                false => DeviceSums::Wrong,
+            });
+        }
+        Ok(self.sums.as_ref().unwrap_or(&DeviceSums::Wrong))
     }
 }
 
@@ -206,7 +266,7 @@ impl Transport for TorchTransport {
     }
 
     fn source(&self, host: &HostTensor) -> SourceFacts {
-        let pinned = self.facts.pinned_memory && host.0.f_is_pinned(self.device).unwrap_or(false);
+        let pinned = self.facts.pinned_memory && accelerator::is_pinned(&host.0).unwrap_or(false);
         let origin = if pinned {
             Origin::Pinned
         } else if self.facts.unified_memory && is_file_mapped(host.0.data_ptr() as usize) {
@@ -235,9 +295,10 @@ impl Transport for TorchTransport {
     }
 
     fn stage(&mut self, host: &HostTensor) -> Result<HostTensor, TransportError> {
-        accelerator::pin_memory(&host.0)
-            .map(HostTensor)
-            .map_err(|error| explain(Operation::Stage, Pool::Pinned, error))
+        let source = host.0.shallow_clone();
+        self.watched(Operation::Stage, Pool::Pinned, move || {
+            accelerator::pin_memory(&source).map(HostTensor)
+        })
     }
 
     fn cast_on_host(
@@ -252,13 +313,36 @@ impl Transport for TorchTransport {
     }
 
     fn copy(&mut self, host: &HostTensor, method: CopyMethod) -> Result<Tensor, TransportError> {
-        let (source, device) = (host.0.shallow_clone(), self.device);
-        let staging = self.facts.pinned_memory;
-        self.watched(Operation::Copy, Pool::Device, move || match method {
-            CopyMethod::Direct => copy_direct(&source, device),
-            CopyMethod::Chunked { chunk } => copy_chunked(&source, device, chunk, staging),
-            CopyMethod::OtherStream => copy_on_other_stream(&source, device),
-            CopyMethod::ZeroCopy => map_into(&source, device),
+        let copy = self.copying(host, method);
+        self.watched(Operation::Copy, Pool::Device, copy)
+    }
+
+    fn copy_summed(
+        &mut self,
+        host: &HostTensor,
+        method: CopyMethod,
+    ) -> Result<Summed<Tensor>, TransportError> {
+        if self.device == Device::Cpu && method == CopyMethod::Direct {
+            let target = empty_on(&host.0, self.device);
+            let target = target.map_err(|error| explain(Operation::Copy, Pool::Device, error))?;
+            let mut target = HostTensor(target);
+            let (sent, arrived) =
+                Checksum::of_copy(host.bytes(), target.bytes_mut(), |from, to| {
+                    to.copy_from_slice(from);
+                });
+            return Ok(Summed {
+                remote: target.0,
+                sent,
+                arrived: Some(arrived),
+            });
+        }
+        let copy = self.copying(host, method);
+        let sum = || Checksum::of(host.bytes());
+        let (remote, sent) = self.watched_beside(Operation::Copy, Pool::Device, copy, sum);
+        Ok(Summed {
+            remote: remote?,
+            sent,
+            arrived: None,
         })
     }
 
@@ -277,8 +361,10 @@ impl Transport for TorchTransport {
             // The device's memory is the host's: sum it the fast way.
             return self.sum_host(&HostTensor(remote.shallow_clone())).map(Some);
         }
-        let weights = self.row_weights()?;
-        let remote = remote.shallow_clone();
+        let DeviceSums::Right(weights) = self.device_sums()? else {
+            return Ok(None);
+        };
+        let (weights, remote) = (weights.shallow_clone(), remote.shallow_clone());
         self.watched(Operation::SumDevice, Pool::Device, move || {
             sum_rows(&remote, &weights).map(Some)
         })
@@ -352,7 +438,7 @@ fn explain(operation: Operation, pool: Pool, error: Error) -> TransportError {
 mod tests {
     use tch::Kind;
 
-    use super::ways::SLAB_ROWS;
+    use super::sums::SLAB_ROWS;
     use super::*;
     use crate::checksum::ROW_WORDS;
 
@@ -367,8 +453,7 @@ mod tests {
 
     #[test]
     fn sums_by_tensor_operations_equal_sums_of_bytes() {
-        let weights: Vec<i64> = checksum::weights().iter().map(|&w| i64::from(w)).collect();
-        let weights = Tensor::from_slice(&weights);
+        let weights = weights_on(Device::Cpu).unwrap();
         let kinds = [
             Kind::Float,
             Kind::BFloat16,
@@ -391,13 +476,33 @@ mod tests {
 
     #[test]
     fn a_slab_boundary_does_not_show_in_the_sums() {
-        let weights: Vec<i64> = checksum::weights().iter().map(|&w| i64::from(w)).collect();
+        let weights = weights_on(Device::Cpu).unwrap();
         let tensor = sample(Kind::Int, SLAB_ROWS * ROW_WORDS as i64 + 4097);
         let by_bytes = Checksum::of(HostTensor(tensor.shallow_clone()).bytes());
-        assert_eq!(
-            sum_rows(&tensor, &Tensor::from_slice(&weights)).unwrap(),
-            by_bytes
-        );
+        assert_eq!(sum_rows(&tensor, &weights).unwrap(), by_bytes);
+    }
+
+    #[test]
+    fn the_cpu_is_believed_to_compute_and_a_device_without_right_weights_is_not() {
+        let weights = weights_on(Device::Cpu).unwrap();
+        assert!(computes(Device::Cpu, &weights).unwrap());
+        let nothing = weights.zeros_like();
+        assert!(!computes(Device::Cpu, &nothing).unwrap());
+    }
+
+    #[test]
+    fn a_copy_that_is_summed_on_the_way_is_the_same_copy() {
+        let mut transport = transport();
+        for count in [0, 3, 4097, 3_000_001] {
+            let host = HostTensor::new(&sample(Kind::Float, count)).unwrap();
+            let summed = transport.copy_summed(&host, CopyMethod::Direct).unwrap();
+            assert!(summed.remote.equal(&host.0), "{count}");
+            assert_eq!(summed.sent, transport.sum_host(&host).unwrap());
+            assert_eq!(
+                summed.arrived,
+                transport.sum_device(&summed.remote).unwrap()
+            );
+        }
     }
 
     #[test]

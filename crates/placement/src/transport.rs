@@ -61,6 +61,25 @@ pub trait Transport {
         method: CopyMethod,
     ) -> Result<Self::Remote, TransportError>;
 
+    /// The same, and the checksum of what was sent: for an arrival that will be verified.
+    ///
+    /// The default sums the source first. A transport that overrides this sums it while the copy is made,
+    /// which costs less. Then a byte that somebody changes meanwhile is noticed when the sum and the copy read
+    /// it on different sides of the change; when both read the new one, the tensor is the changed one.
+    fn copy_summed(
+        &mut self,
+        host: &Self::Host,
+        method: CopyMethod,
+    ) -> Result<Summed<Self::Remote>, TransportError> {
+        let sent = self.sum_host(host)?;
+        let remote = self.copy(host, method)?;
+        Ok(Summed {
+            remote,
+            sent,
+            arrived: None,
+        })
+    }
+
     /// Waits until the work is done, for as long as the transport's own deadline allows.
     ///
     /// # Errors
@@ -90,6 +109,17 @@ pub trait Transport {
     /// Takes what a stuck operation may still write to or read from, or what a lost context owned. None of
     /// this memory may be used or freed again: the process is about to end with an error.
     fn abandon(&mut self, remotes: Vec<Self::Remote>, sources: Vec<Self::Host>);
+}
+
+/// A copy that was started, with the checksum of its source.
+#[derive(Debug)]
+pub struct Summed<Remote> {
+    /// Where the bytes arrive.
+    pub remote: Remote,
+    /// What was sent.
+    pub sent: Checksum,
+    /// What is there, when the copy is complete and could be summed on the way.
+    pub arrived: Option<Checksum>,
 }
 
 /// How the bytes of one copy travel.

@@ -191,6 +191,11 @@ int32_t surefoot_pin_memory(const at::Tensor* tensor, at::Tensor** out) {
   });
 }
 
+// tch's `is_pinned` names a device, which libtorch warns about each time.
+int32_t surefoot_is_pinned(const at::Tensor* tensor, bool* answer) {
+  return guarded([&] { *answer = tensor->is_pinned(); });
+}
+
 // A device tensor over the same pinned host memory: no copy is made. The pinned
 // tensor lives as long as the alias does.
 int32_t surefoot_map_pinned(const at::Tensor* pinned, int32_t device, at::Tensor** out) {

@@ -363,6 +363,17 @@ pub fn pin_memory(tensor: &Tensor) -> Result<Tensor> {
     raw::tensor(|out| unsafe { raw::surefoot_pin_memory(tensor.as_ptr(), out) })
 }
 
+/// Whether a tensor lies in page-locked host memory. `false` without an accelerator.
+///
+/// # Errors
+/// What the device's runtime says when it is asked.
+pub fn is_pinned(tensor: &Tensor) -> Result<bool> {
+    let mut pinned = false;
+    // SAFETY: a valid tensor, borrowed for the call, and a place for the result.
+    raw::check(unsafe { raw::surefoot_is_pinned(tensor.as_ptr(), &mut pinned) })?;
+    Ok(pinned)
+}
+
 /// A device tensor over the same pinned host memory, without a copy. On unified
 /// memory this *is* the tensor on the device; on a discrete GPU every access goes
 /// over the bus. The pinned tensor is kept alive by the result.

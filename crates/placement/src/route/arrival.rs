@@ -31,7 +31,7 @@ impl<T: Transport> Climb<'_, T> {
         self.transport.synchronize(SyncScope::Stream)?;
         if verified {
             self.sum_cast()?;
-            if let Some(damage) = self.compare(self.cast_sum.clone(), flight)? {
+            if let Some(damage) = self.compare(self.cast_sum.clone(), None, flight)? {
                 self.judge.distrust();
                 self.check_source()?;
                 return Err(Miss::Failed(Failure::WrongCast { damage }));
@@ -40,7 +40,7 @@ impl<T: Transport> Climb<'_, T> {
         Ok(())
     }
 
-    /// Sums the source, once, before the first copy that will be compared with it.
+    /// Sums the source, once, before it is staged or copied again.
     pub(super) fn sum_source(&mut self) -> Result<(), Miss> {
         if self.source_sum.is_none() {
             self.source_sum = Some(
@@ -62,12 +62,17 @@ impl<T: Transport> Climb<'_, T> {
         Ok(())
     }
 
-    /// How the tensor that arrived last differs from what was expected.
+    /// How the tensor that arrived last differs from what was expected. `summed` is its checksum where the
+    /// copy has taken it already.
     pub(super) fn compare(
         &mut self,
         expected: Option<Checksum>,
+        summed: Option<Checksum>,
         flight: &Flight<T>,
     ) -> Result<Option<Damage>, Miss> {
+        if let (Some(expected), Some(arrived)) = (&expected, &summed) {
+            return Ok(expected.damage(arrived));
+        }
         let (Some(expected), Some(remote)) = (expected, flight.remotes.last()) else {
             return Err(Miss::Failed(Failure::Unverifiable {
                 message: "there is nothing to compare".to_owned(),

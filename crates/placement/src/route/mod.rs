@@ -325,15 +325,24 @@ impl<T: Transport> Climb<'_, T> {
         let verified = self
             .judge
             .wants(self.turn, self.request.name, self.request.role, rung);
-        if verified {
+        let sums_on_the_way = verified && self.source_sum.is_none() && !self.prepares(rung, method);
+        if verified && !sums_on_the_way {
             self.sum_source()?;
         }
         self.prepare(rung, method, flight)?;
         if verified && rung == Rung::CastOnHost {
             self.sum_cast()?;
         }
-        let payload = flight.sources.last().unwrap_or(&self.contiguous);
-        let remote = self.transport.copy(payload, method)?;
+        let mut arrived = None;
+        let remote = if sums_on_the_way {
+            let summed = self.transport.copy_summed(&self.contiguous, method)?;
+            self.source_sum = Some(summed.sent);
+            arrived = summed.arrived;
+            summed.remote
+        } else {
+            let payload = flight.sources.last().unwrap_or(&self.contiguous);
+            self.transport.copy(payload, method)?
+        };
         flight.remotes.push(remote);
         let scope = match method {
             CopyMethod::OtherStream => SyncScope::Device,
@@ -349,7 +358,7 @@ impl<T: Transport> Climb<'_, T> {
                 &self.source_sum
             }
             .clone();
-            if let Some(damage) = self.compare(expected, flight)? {
+            if let Some(damage) = self.compare(expected, arrived, flight)? {
                 self.judge.distrust();
                 self.check_source()?;
                 return Err(Miss::Failed(Failure::WrongBytes { damage }));
@@ -370,6 +379,16 @@ impl<T: Transport> Climb<'_, T> {
         }
     }
 
+    /// Whether a rung copies from a buffer of its own instead of the source.
+    fn prepares(&self, rung: Rung, method: CopyMethod) -> bool {
+        rung == Rung::CastOnHost || self.stages(rung, method)
+    }
+
+    fn stages(&self, rung: Rung, method: CopyMethod) -> bool {
+        let cast = rung == Rung::CastOnHost && method == CopyMethod::Direct;
+        rung == Rung::Staged || (cast && self.device.pinned_memory)
+    }
+
     /// Makes the buffers a rung copies from; the last of them is what is copied.
     fn prepare(
         &mut self,
@@ -382,11 +401,7 @@ impl<T: Transport> Climb<'_, T> {
                 .sources
                 .push(self.transport.cast_on_host(&self.contiguous, element)?);
         }
-        let staged = rung == Rung::Staged
-            || (rung == Rung::CastOnHost
-                && method == CopyMethod::Direct
-                && self.device.pinned_memory);
-        if staged {
+        if self.stages(rung, method) {
             let payload = flight.sources.last().unwrap_or(&self.contiguous);
             let staged = self.transport.stage(payload)?;
             flight.sources.push(staged);

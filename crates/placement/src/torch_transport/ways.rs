@@ -1,18 +1,13 @@
-//! The ways to copy, and the sum on the device, in libtorch's operations.
+//! The ways to copy, in libtorch's operations.
 
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex, Event, Stream};
 use torch_ext::{Error, copy_into};
 
-use super::elements::size_in_bytes;
 use crate::bytes::Bytes;
-use crate::checksum::{Checksum, ROW_BYTES, ROW_WORDS, RowSum};
-
-/// Rows that the device sums at once: 4 MiB of a tensor, and 8 MiB for its products.
-pub(super) const SLAB_ROWS: i64 = 256;
 
 /// An empty, contiguous tensor on the device with the shape and kind of `source`.
-fn empty_on(source: &Tensor, device: Device) -> Result<Tensor, Error> {
+pub(super) fn empty_on(source: &Tensor, device: Device) -> Result<Tensor, Error> {
     Ok(Tensor::f_empty(source.size(), (source.kind(), device))?)
 }
 
@@ -76,53 +71,9 @@ pub(super) fn copy_on_other_stream(source: &Tensor, device: Device) -> Result<Te
 /// copy, after which the pinned one is the only one.
 pub(super) fn map_into(source: &Tensor, device: Device) -> Result<Tensor, Error> {
     let index = DeviceIndex::try_from(device)?;
-    let pinned = match source.f_is_pinned(device)? {
+    let pinned = match accelerator::is_pinned(source)? {
         true => source.shallow_clone(),
         false => accelerator::pin_memory(source)?,
     };
     accelerator::map_pinned(&pinned, index)
-}
-
-/// The checksum of a contiguous tensor, by the tensor operations of
-/// [`crate::checksum`], slab by slab.
-pub(super) fn sum_rows(tensor: &Tensor, weights: &Tensor) -> Result<Checksum, Error> {
-    let bytes = size_in_bytes(tensor);
-    let flat = tensor.f_view(-1)?.f_view_dtype(Kind::Uint8)?;
-    let row_bytes = ROW_BYTES as i64;
-    let full_rows = bytes as i64 / row_bytes;
-    let mut sums: Vec<RowSum> = Vec::with_capacity(bytes.div_ceil(ROW_BYTES as u64) as usize);
-    let mut row = 0;
-    while row < full_rows {
-        let rows = SLAB_ROWS.min(full_rows - row);
-        let slab = flat.f_narrow(0, row * row_bytes, rows * row_bytes)?;
-        add_slab(&slab, weights, &mut sums)?;
-        row += rows;
-    }
-    let rest = bytes as i64 - full_rows * row_bytes;
-    if rest > 0 {
-        let tail = flat.f_narrow(0, full_rows * row_bytes, rest)?;
-        add_slab(
-            &tail.f_constant_pad_nd([0, row_bytes - rest])?,
-            weights,
-            &mut sums,
-        )?;
-    }
-    Ok(Checksum::from_rows(bytes, sums))
-}
-
-/// Sums the rows of a slab on the device and brings the sums to the host.
-fn add_slab(slab: &Tensor, weights: &Tensor, sums: &mut Vec<RowSum>) -> Result<(), Error> {
-    let words = slab
-        .f_view_dtype(Kind::Int)?
-        .f_view([-1, ROW_WORDS as i64])?;
-    let plain = words.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Int64)?;
-    let weighted =
-        words
-            .f_mul(weights)?
-            .f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Int64)?;
-    let plain = Vec::<i64>::try_from(plain.f_to_device(Device::Cpu)?)?;
-    let weighted = Vec::<i64>::try_from(weighted.f_to_device(Device::Cpu)?)?;
-    let rows = plain.into_iter().zip(weighted);
-    sums.extend(rows.map(|(plain, weighted)| RowSum { plain, weighted }));
-    Ok(())
 }
