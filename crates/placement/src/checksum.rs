@@ -46,9 +46,15 @@ pub const ROW_WORDS: usize = 4096;
 /// Bytes in a row.
 pub const ROW_BYTES: usize = ROW_WORDS * 4;
 
-/// What is worked on at a time: two of these fit the second-level cache of any core that trains.
-const PIECE_BYTES: usize = 8 * ROW_BYTES;
-const PIECE_ROWS: usize = PIECE_BYTES / ROW_BYTES;
+/// What is worked on at a time: with its copy, and the weights, well inside the second-level cache of a core.
+const PIECE_BYTES: usize = PIECE_ROWS * ROW_BYTES;
+const PIECE_ROWS: usize = 2;
+
+/// Pieces that a core takes at least.
+const PIECES_AT_LEAST: usize = 8;
+
+/// The smallest page; larger ones are only touched more often than they need be.
+const PAGE_BYTES: usize = 4096;
 
 /// From this size on, several cores share the work; below, waking them costs more than it brings.
 const SHARED_FROM: usize = 1 << 20;
@@ -97,6 +103,7 @@ impl Checksum {
             let pieces = bytes.par_chunks(PIECE_BYTES);
             pieces
                 .zip(rows.par_chunks_mut(PIECE_ROWS))
+                .with_min_len(PIECES_AT_LEAST)
                 .for_each(|(piece, rows)| sum_into(piece, rows));
         }
         Checksum {
@@ -105,13 +112,13 @@ impl Checksum {
         }
     }
 
-    /// Copies bytes and sums them on both sides, piece by piece: the first checksum is of what was read, the
-    /// second of what is in `to` afterwards. `copy` moves one piece.
+    /// Copies bytes and sums them on both sides, piece by piece: the first checksum is of `from`, the second
+    /// of what is in `to` when its piece has been copied. `copy` moves one piece.
     ///
-    /// A piece fits the nearest caches, so that each side comes from memory once, as in a bare copy; sums of
-    /// what is in the cache cost a few percent of that. The price: a byte of `to` is read again soon after it
-    /// was written, before it left for the memory chips. Damage by the copy is seen, damage in the chips, or
-    /// by somebody who writes there later, is not.
+    /// A piece and its copy fit the nearest caches, so that each side comes from memory once, as in a bare
+    /// copy, and the sums cost a few percent of that. The price: a byte of `to` is read again soon after it was
+    /// written, before it left for the memory chips. Damage by the copy is seen; damage in the chips, or by
+    /// somebody who writes there later, is not.
     ///
     /// # Panics
     /// When the lengths differ.
@@ -125,9 +132,13 @@ impl Checksum {
         let nothing = vec![RowSum::default(); from.len().div_ceil(ROW_BYTES)];
         let (mut sent, mut arrived) = (nothing.clone(), nothing);
         let one = |from: &[u8], to: &mut [u8], sent: &mut [RowSum], arrived: &mut [RowSum]| {
-            sum_into(from, sent);
+            // Fresh memory: page faults in the middle of a copy cost more than before it.
+            for page in to.chunks_mut(PAGE_BYTES) {
+                *std::hint::black_box(&mut page[0]) = 0;
+            }
             copy(from, to);
             sum_into(to, arrived);
+            sum_into(from, sent);
         };
         if from.len() < SHARED_FROM {
             let pieces = from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES));
@@ -144,6 +155,7 @@ impl Checksum {
             let sums = sums.zip(arrived.par_chunks_mut(PIECE_ROWS));
             pieces
                 .zip(sums)
+                .with_min_len(PIECES_AT_LEAST)
                 .for_each(|((from, to), (sent, arrived))| one(from, to, sent, arrived));
         }
         let checksum = |rows| Checksum { bytes, rows };

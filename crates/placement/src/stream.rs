@@ -20,36 +20,77 @@
 //! gradient checkpointing, which fetches each block a second time, in reverse. A
 //! block run while gradients are recorded without it is refused.
 //!
+//! Not every block has to travel: those that fit beside the ring stay on the device
+//! ([`Streamed`]).
+//!
 //! On unified memory a ring would be a second copy in the same RAM. There the host
-//! buffers are mapped into the device instead, and nothing is copied.
+//! buffers are mapped into the device instead, and nothing is copied; or the blocks
+//! are in a file ([`Masters::Disk`]), read into a ring that the device sees where it
+//! is. Never through a mapped file: copies from those hang on some APUs, and its
+//! pages would be the second copy.
 
+mod home;
 mod state;
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
-use torch_ext::accelerator;
 use torch_ext::{CheckpointOptions, Error, checkpoint_with, copy_into};
 
-use self::state::{Master, State};
+use self::home::Homes;
+use self::state::State;
 use crate::bytes::Bytes;
 use crate::placer::PlaceError;
+use crate::plan::leaves;
 use crate::ring::Walk;
 use crate::torch_transport::{TorchTransport, TransportOptions};
-use crate::transport::Transport;
 use crate::verify::Verify;
 
 /// Weights begin at multiples of this in a flat buffer: what vector loads and
 /// coalesced reads of a device like.
 const ALIGNMENT: i64 = 256;
 
+/// Which blocks are streamed. The others are on the device for good.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Streamed {
+    /// All of them.
+    #[default]
+    All,
+    /// So many (`blocks_to_swap`), spread evenly, so that each has the time of the
+    /// resident ones before it to arrive.
+    Count(usize),
+    /// Those with these numbers, as a [`Plan`](crate::plan::Plan) has chosen them.
+    Only(Vec<usize>),
+}
+
+/// Where streamed blocks are while they are not on the device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Masters {
+    /// In host memory: pinned for a card of its own, and read by the device where it
+    /// is on unified memory.
+    #[default]
+    Host,
+    /// In a file of this folder that is made for the run and has no name, so that
+    /// nothing is left of it. For memory that holds neither the blocks nor a copy.
+    Disk {
+        /// A folder on a disk; one in memory (`/dev/shm`) would free nothing.
+        folder: PathBuf,
+    },
+}
+
 /// How blocks are streamed.
 #[derive(Clone, Debug)]
 pub struct StreamOptions {
+    /// Which blocks travel.
+    pub streamed: Streamed,
+    /// Where they come from.
+    pub masters: Masters,
     /// Slots of the ring, at least one; with two, copies and computation overlap.
     pub slots: usize,
-    /// Which arrivals are verified. A verified arrival is waited for.
+    /// Which arrivals are verified: when the block is used, so that those on their
+    /// way are not held up.
     pub verify: Verify,
     /// What libtorch does not know about the device.
     pub transport: TransportOptions,
@@ -61,6 +102,8 @@ pub struct StreamOptions {
 impl Default for StreamOptions {
     fn default() -> Self {
         Self {
+            streamed: Streamed::All,
+            masters: Masters::Host,
             slots: 2,
             verify: Verify::First,
             transport: TransportOptions::default(),
@@ -114,11 +157,15 @@ impl Weights<'_> {
 /// What streaming did so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StreamReport {
-    /// Bytes that the ring holds on the device.
-    pub device_bytes: Bytes,
-    /// Bytes of all blocks on the host.
+    /// Bytes of the blocks that stay on the device.
+    pub resident_bytes: Bytes,
+    /// Bytes of the ring on the device.
+    pub ring_bytes: Bytes,
+    /// Bytes of all streamed blocks in host memory.
     pub host_bytes: Bytes,
-    /// Blocks that were used.
+    /// Bytes of all streamed blocks in a file.
+    pub disk_bytes: Bytes,
+    /// Times that a streamed block was used.
     pub used: u64,
     /// Of these, blocks that nobody had fetched in advance.
     pub waited: u64,
@@ -128,6 +175,13 @@ pub struct StreamReport {
     pub verified: u64,
     /// Copies that arrived wrong and were repeated.
     pub repeated: u64,
+}
+
+impl StreamReport {
+    /// Bytes that streaming holds on the device.
+    pub fn device_bytes(&self) -> Bytes {
+        self.resident_bytes + self.ring_bytes
+    }
 }
 
 /// A frozen stack of blocks that lives on the host and visits the device.
@@ -165,25 +219,27 @@ impl Entry {
 }
 
 impl BlockStream {
-    /// Packs the blocks into flat host buffers (pinned for an accelerator), one
-    /// after the other, so that at most one block is in memory twice; and allocates
-    /// the ring on the device.
+    /// Packs the blocks into flat buffers, one after the other, so that at most one
+    /// block is in memory twice, puts each where it stays, and allocates the ring.
     ///
     /// # Errors
-    /// [`PlaceError`]: a weight that requires a gradient or is not on the CPU, or no
-    /// memory for a buffer.
+    /// [`PlaceError`]: a weight that requires a gradient or is not on the CPU, no memory
+    /// for a buffer, a resident block that does not arrive, or a folder that cannot be
+    /// written to.
     pub fn new(
         device: Device,
         blocks: impl IntoIterator<Item = Block>,
         options: StreamOptions,
     ) -> Result<Self, PlaceError> {
-        let mut transport = TorchTransport::new(device, options.transport.clone())?;
+        let transport = TorchTransport::new(device, options.transport.clone())?;
+        let blocks = blocks.into_iter();
+        let travels = travels(&options.streamed, blocks.size_hint())?;
+        let mut homes = Homes::new(transport, &options)?;
         let mut layouts = Vec::new();
-        let mut masters = Vec::new();
         for block in blocks {
-            let (layout, master) = pack(block, &mut transport)?;
+            let (layout, buffer) = pack(block)?;
+            homes.add(&layout, buffer, travels(layouts.len()))?;
             layouts.push(layout);
-            masters.push(master);
         }
         if layouts.is_empty() || options.slots == 0 {
             let what = if layouts.is_empty() {
@@ -193,7 +249,7 @@ impl BlockStream {
             };
             return Err(Error::InvalidArgument(format!("there are no {what} to stream")).into());
         }
-        let state = State::new(transport, masters, &layouts, &options)?;
+        let state = State::new(homes, &options)?;
         Ok(Self {
             layouts: Arc::new(layouts),
             state: Arc::new(Mutex::new(state)),
@@ -237,9 +293,7 @@ impl BlockStream {
             preserve_generators: self.preserve_generators,
         };
         checkpoint_with(options, inputs, move |inputs| {
-            let buffer = stream
-                .lock()
-                .fetch(block, Walk::Training, &stream.layouts)?;
+            let buffer = stream.lock().fetch(block, Walk::Training)?;
             function(inputs, &stream.weights(block, buffer))
         })
     }
@@ -258,7 +312,9 @@ impl BlockStream {
         function: impl FnOnce(&Weights<'_>) -> Result<R, Error>,
     ) -> Result<R, Error> {
         self.check(block)?;
-        if torch_ext::gradients_are_recorded() && inputs.iter().any(|input| input.requires_grad()) {
+        let recorded = torch_ext::gradients_are_recorded();
+        let recorded = recorded && inputs.iter().any(|input| input.requires_grad());
+        if recorded && self.lock().is_overwritten(block) {
             return Err(Error::InvalidArgument(format!(
                 "block `{}` is streamed, and gradients are being recorded: its weights will be \
                  overwritten before backward needs them. Train it with gradient checkpointing, or \
@@ -266,7 +322,7 @@ impl BlockStream {
                 self.layouts[block].name
             )));
         }
-        let buffer = self.lock().fetch(block, Walk::Evaluation, &self.layouts)?;
+        let buffer = self.lock().fetch(block, Walk::Evaluation)?;
         function(&self.weights(block, buffer))
     }
 
@@ -294,8 +350,44 @@ impl BlockStream {
     }
 }
 
+/// Which of the blocks travel, as a question about a block's number.
+fn travels(
+    streamed: &Streamed,
+    (least, most): (usize, Option<usize>),
+) -> Result<impl Fn(usize) -> bool, Error> {
+    let refuse = |message: String| Err(Error::InvalidArgument(message));
+    let (count, only) = match streamed {
+        Streamed::All => (least.max(1), None),
+        Streamed::Only(blocks) => match blocks.iter().find(|&&block| Some(block) >= most) {
+            Some(absent) if most.is_some() => {
+                return refuse(format!(
+                    "block {absent} cannot be streamed: there are {least}"
+                ));
+            }
+            _ => (0, Some(blocks.clone())),
+        },
+        Streamed::Count(count) if most != Some(least) => {
+            return refuse(format!(
+                "to spread {count} streamed blocks evenly, the number of all blocks must be known: \
+                 give an iterator that knows its length, or name the blocks"
+            ));
+        }
+        Streamed::Count(count) if *count > least => {
+            return refuse(format!(
+                "`blocks_to_swap: {count}`: only {least} blocks can be streamed"
+            ));
+        }
+        Streamed::Count(count) => (*count, None),
+    };
+    let all = matches!(streamed, Streamed::All);
+    Ok(move |block: usize| match &only {
+        Some(only) => only.contains(&block),
+        None => all || leaves(block, count, least),
+    })
+}
+
 /// Lays the weights of a block out in one buffer of host memory.
-fn pack(block: Block, transport: &mut TorchTransport) -> Result<(Layout, Master), PlaceError> {
+fn pack(block: Block) -> Result<(Layout, Tensor), PlaceError> {
     let mut entries = Vec::with_capacity(block.weights.len());
     let mut end = 0_i64;
     for (name, tensor) in &block.weights {
@@ -320,32 +412,13 @@ fn pack(block: Block, transport: &mut TorchTransport) -> Result<(Layout, Master)
     }
     // Zeros, because the gaps are copied and summed with the rest.
     let buffer = Tensor::f_zeros([end], (Kind::Uint8, Device::Cpu)).map_err(Error::from)?;
-    let buffer = match transport.facts().pinned_memory {
-        true => accelerator::pin_memory(&buffer)?,
-        false => buffer,
-    };
     for (entry, (_, tensor)) in entries.iter().zip(&block.weights) {
         copy_into(&mut entry.view(&buffer)?, tensor, false)?;
     }
-    let facts = transport.facts();
-    let mapped = match transport
-        .index()
-        .filter(|_| facts.unified_memory && facts.zero_copy)
-    {
-        Some(index) => Some(accelerator::map_pinned(&buffer, index)?),
-        None => None,
-    };
     let layout = Layout {
         name: block.name,
         entries,
         bytes: end,
     };
-    Ok((
-        layout,
-        Master {
-            buffer,
-            mapped,
-            sum: None,
-        },
-    ))
+    Ok((layout, buffer))
 }

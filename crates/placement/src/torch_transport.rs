@@ -93,7 +93,7 @@ impl HostTensor {
     }
 
     /// The bytes of a contiguous tensor.
-    fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         let bytes = size_in_bytes(&self.0) as usize;
         let start = self.0.data_ptr().cast::<u8>().cast_const();
         if bytes == 0 || start.is_null() {
@@ -106,15 +106,22 @@ impl HostTensor {
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 
+    /// Copies the bytes of another tensor of this size, and sums both sides on the way.
+    pub(crate) fn fill_from(&mut self, source: &HostTensor) -> (Checksum, Checksum) {
+        let copy = |from: &[u8], to: &mut [u8]| to.copy_from_slice(from);
+        Checksum::of_copy(source.bytes(), self.bytes_mut(), copy)
+    }
+
     /// The same bytes, to be written.
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         let bytes = size_in_bytes(&self.0) as usize;
         let start = self.0.data_ptr().cast::<u8>();
         if bytes == 0 || start.is_null() {
             return &mut [];
         }
-        // SAFETY: as in `bytes`. Only this module calls it, for tensors that it has just
-        // made and that nobody else holds, so no other reference to these bytes exists.
+        // SAFETY: as in `bytes`. It is called for tensors that were just made, and for slots
+        // of a ring between two blocks: nobody reads or writes there meanwhile, and no
+        // reference to these bytes is kept anywhere, since tensors hold plain pointers.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 }
@@ -326,10 +333,7 @@ impl Transport for TorchTransport {
             let target = empty_on(&host.0, self.device);
             let target = target.map_err(|error| explain(Operation::Copy, Pool::Device, error))?;
             let mut target = HostTensor(target);
-            let (sent, arrived) =
-                Checksum::of_copy(host.bytes(), target.bytes_mut(), |from, to| {
-                    to.copy_from_slice(from);
-                });
+            let (sent, arrived) = target.fill_from(host);
             return Ok(Summed {
                 remote: target.0,
                 sent,

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use placement::stream::{Block, BlockStream, StreamOptions, Weights};
+use placement::stream::{Block, BlockStream, Masters, StreamOptions, Streamed, Weights};
 use placement::{Bytes, Verify};
 use tch::{Device, Kind, Tensor};
 use torch_ext::{Error, backward};
@@ -133,13 +133,123 @@ fn losses_and_gradients_are_bit_equal_to_the_resident_run() {
     }
 }
 
+/// Two weights of 3·16·16 floats, and one of 256 bytes after alignment.
+const BLOCK: u64 = 2 * 3 * 16 * 16 * 4 + 256;
+
 #[test]
 fn the_device_holds_the_ring_and_nothing_else() {
-    let stream = stream(StreamOptions::default());
-    // Two weights of 3·16·16 floats, and one of 256 bytes after alignment.
-    let block = 2 * 3 * 16 * 16 * 4 + 256;
-    assert_eq!(stream.report().device_bytes, Bytes(2 * block));
-    assert_eq!(stream.report().host_bytes, Bytes(BLOCKS as u64 * block));
+    let report = stream(StreamOptions::default()).report();
+    assert_eq!(report.device_bytes(), Bytes(2 * BLOCK));
+    assert_eq!(report.host_bytes, Bytes(BLOCKS as u64 * BLOCK));
+}
+
+#[test]
+fn blocks_that_do_not_travel_stay_on_the_device_and_change_no_bit() {
+    let (losses, gradients) = resident();
+    for streamed in [
+        Streamed::Count(0),
+        Streamed::Count(1),
+        Streamed::Count(13),
+        Streamed::Count(BLOCKS),
+        Streamed::Only(vec![39, 0, 7]),
+    ] {
+        let count = match &streamed {
+            Streamed::Count(count) => *count as u64,
+            _ => 3,
+        };
+        let stream = stream(StreamOptions {
+            streamed: streamed.clone(),
+            verify: Verify::Always,
+            ..StreamOptions::default()
+        });
+        let (streamed_losses, streamed_gradients) = train_streamed(&stream);
+        assert_eq!(streamed_losses, losses, "{streamed:?}");
+        let same = streamed_gradients.iter().zip(&gradients);
+        assert!(same.into_iter().all(|(a, b)| a.equal(b)), "{streamed:?}");
+        let report = stream.report();
+        assert_eq!(
+            report.ring_bytes,
+            Bytes(count.min(2) * BLOCK),
+            "{streamed:?}"
+        );
+        assert_eq!(report.host_bytes, Bytes(count * BLOCK));
+        assert_eq!(
+            report.resident_bytes,
+            Bytes((BLOCKS as u64 - count) * BLOCK)
+        );
+        assert_eq!(report.used, 3 * 2 * count);
+    }
+}
+
+/// Nothing of them is in memory but the ring.
+#[test]
+fn blocks_in_a_file_change_no_bit() {
+    let (losses, gradients) = resident();
+    let folder = tempfile::tempdir().unwrap();
+    for slots in [1, 2, 3] {
+        let stream = stream(StreamOptions {
+            slots,
+            masters: Masters::Disk {
+                folder: folder.path().to_owned(),
+            },
+            streamed: Streamed::Count(30),
+            verify: Verify::Always,
+            ..StreamOptions::default()
+        });
+        let (streamed_losses, streamed_gradients) = train_streamed(&stream);
+        assert_eq!(streamed_losses, losses, "{slots} slots");
+        let mut same = streamed_gradients.iter().zip(&gradients);
+        assert!(same.all(|(a, b)| a.equal(b)), "{slots} slots");
+        let report = stream.report();
+        assert_eq!((report.host_bytes, report.repeated), (Bytes::ZERO, 0));
+        assert_eq!(report.disk_bytes, Bytes(30 * BLOCK));
+        assert_eq!(report.ring_bytes, Bytes(slots as u64 * BLOCK));
+    }
+    let left = std::fs::read_dir(folder.path()).unwrap().count();
+    assert_eq!(left, 0, "the file has no name, so nothing is left of it");
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_to_is_named() {
+    let masters = Masters::Disk {
+        folder: "/nonexistent/folder".into(),
+    };
+    let options = StreamOptions {
+        masters,
+        ..StreamOptions::default()
+    };
+    let error = BlockStream::new(Device::Cpu, [], options).err().unwrap();
+    assert!(
+        error
+            .to_string()
+            .contains("cannot be kept in `/nonexistent/folder`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn blocks_that_are_not_there_cannot_be_streamed() {
+    let refused = |streamed| {
+        let blocks = weights().into_iter().take(4).enumerate();
+        let blocks = blocks.map(|(index, weights)| Block {
+            name: format!("blocks.{index}"),
+            weights,
+        });
+        let options = StreamOptions {
+            streamed,
+            ..StreamOptions::default()
+        };
+        let made = BlockStream::new(Device::Cpu, blocks, options);
+        made.err().unwrap().to_string()
+    };
+    assert_eq!(
+        refused(Streamed::Count(5)),
+        "`blocks_to_swap: 5`: only 4 blocks can be streamed"
+    );
+    assert_eq!(
+        refused(Streamed::Only(vec![0, 9])),
+        "block 9 cannot be streamed: there are 4"
+    );
 }
 
 #[test]

@@ -7,9 +7,12 @@ mod routes;
 use std::process::ExitCode;
 
 use serde::Serialize;
+use tch::Device;
 
 #[derive(Serialize)]
 struct Report {
+    /// Where to: `cpu`, or the first accelerator.
+    device: String,
     routes: Vec<routes::RouteCost>,
     plans: Vec<plans::PlanQuality>,
 }
@@ -23,7 +26,12 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let measured = routes::measure(rounds).map(|routes| Report {
+    let device = match torch_ext::accelerator::device_count() {
+        0 => Device::Cpu,
+        _ => Device::Cuda(0),
+    };
+    let measured = routes::measure(device, rounds).map(|routes| Report {
+        device: format!("{device:?}").to_lowercase(),
         routes,
         plans: plans::measure(),
     });

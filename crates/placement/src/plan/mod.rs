@@ -24,6 +24,7 @@ use assign::{Model, Moment};
 
 pub use error::PlanError;
 pub use modules::{Component, Handling, Module, Phase, TensorSize};
+pub(crate) use pack::leaves;
 pub use wishes::{DeviceMap, MaxMemory, Memory, Place, Wishes};
 
 /// Where everything is in each phase.

@@ -190,7 +190,7 @@ fn spread(sizes: &[Bytes], stays: &mut [bool]) {
 }
 
 /// Whether the block at `position` is one of `leaving`, spread evenly over `count`.
-fn leaves(position: usize, leaving: usize, count: usize) -> bool {
+pub(crate) fn leaves(position: usize, leaving: usize, count: usize) -> bool {
     (position + 1) * leaving / count > position * leaving / count
 }
 

@@ -1,16 +1,21 @@
 //! The slots, what is in them, and the copies that fill them.
 
-use tch::{Kind, Tensor};
-use torch_ext::accelerator::{Event, Stream};
-use torch_ext::{Error, copy_into};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
 
-use super::{Layout, StreamOptions, StreamReport};
+use tch::{Device, Kind, Tensor};
+use torch_ext::Error;
+use torch_ext::accelerator::{self, Event, Stream};
+use torch_ext::copy_into;
+
+use super::home::{Home, Homes, Master, Read, Reader};
+use super::{StreamOptions, StreamReport};
 use crate::bytes::Bytes;
-use crate::checksum::{Checksum, Damage};
+use crate::checksum::Checksum;
 use crate::ring::{Ring, Walk};
 use crate::rung::Rung;
 use crate::torch_transport::{HostTensor, TorchTransport};
-use crate::transport::{Transport, TransportError};
+use crate::transport::{Operation, Pool, SyncScope, Transport, TransportError};
 use crate::verify::{Judge, Role};
 
 #[cfg(test)]
@@ -23,7 +28,14 @@ pub(super) struct State {
     ring: Ring,
     slots: Vec<Slot>,
     masters: Vec<Master>,
+    /// The blocks that travel, and each block's number among them.
+    travelling: Vec<usize>,
+    number_of: Vec<Option<usize>>,
     copy_stream: Option<Stream>,
+    reader: Option<Reader>,
+    deadline: Duration,
+    /// Something may still write to a slot: nothing can be streamed any more.
+    broken: Option<String>,
     pub(super) report: StreamReport,
     /// Damages what arrived, in tests of the verification.
     #[cfg(test)]
@@ -33,62 +45,103 @@ pub(super) struct State {
 /// Room for one block on the device.
 struct Slot {
     buffer: Tensor,
+    /// Host memory that a file is read into: the slot itself where the device sees it,
+    /// else a buffer that is copied from.
+    host: Option<Tensor>,
+    /// Whether `host` is the slot itself.
+    in_place: bool,
     /// The last copy into the slot, on the copy stream; `None` on the CPU.
     arrived: Option<Event>,
+    /// The last use of the slot, on the compute stream.
     passed: Option<Event>,
+    coming: Coming,
 }
 
-/// A block on the host.
-pub(super) struct Master {
-    pub(super) buffer: Tensor,
-    /// The same memory as the device sees it, on unified memory.
-    pub(super) mapped: Option<Tensor>,
-    /// What its bytes sum to, once it was needed.
-    pub(super) sum: Option<Checksum>,
+/// What is on its way into a slot.
+enum Coming {
+    /// Nothing: it is there, and was verified if it was to be.
+    Nothing,
+    /// A copy that was started; with the sum of what arrived, if that is known already.
+    Copy(Option<Checksum>),
+    /// A file that is being read.
+    Read(Receiver<Read>),
 }
 
 impl Slot {
-    fn new(bytes: i64, transport: &TorchTransport) -> Result<Self, Error> {
-        let buffer = Tensor::f_empty([bytes], (Kind::Uint8, transport.device()))?;
-        let event = || transport.index().map(Event::new).transpose();
+    fn new(bytes: i64, transport: &TorchTransport, from_file: bool) -> Result<Self, Error> {
+        let on_device = || Tensor::f_empty([bytes], (Kind::Uint8, transport.device()));
+        let pinned = || {
+            let host = Tensor::f_empty([bytes], (Kind::Uint8, Device::Cpu))?;
+            accelerator::pin_memory(&host)
+        };
+        let facts = transport.facts();
+        let (buffer, host, in_place) = match transport.index() {
+            None => {
+                let buffer = on_device()?;
+                let host = from_file.then(|| buffer.shallow_clone());
+                (buffer, host, true)
+            }
+            Some(index) if from_file && facts.unified_memory && facts.zero_copy => {
+                let host = pinned()?;
+                (accelerator::map_pinned(&host, index)?, Some(host), true)
+            }
+            Some(_) => {
+                let host = from_file.then(pinned).transpose()?;
+                (on_device()?, host, false)
+            }
+        };
         Ok(Self {
             buffer,
-            arrived: event()?,
-            passed: event()?,
+            host,
+            in_place,
+            arrived: None,
+            passed: None,
+            coming: Coming::Nothing,
         })
     }
 }
 
 impl State {
-    /// Allocates the ring on the device, unless every block is mapped there.
-    pub(super) fn new(
-        transport: TorchTransport,
-        masters: Vec<Master>,
-        layouts: &[Layout],
-        options: &StreamOptions,
-    ) -> Result<Self, Error> {
-        let ring = Ring::new(layouts.len(), options.slots);
-        let largest = layouts.iter().map(|layout| layout.bytes).max().unwrap_or(0);
-        let unified = masters.iter().all(|master| master.mapped.is_some());
-        let slots = if unified { 0 } else { ring.slots() };
-        let slots: Vec<Slot> = (0..slots)
-            .map(|_| Slot::new(largest, &transport))
+    /// Allocates the ring on the device, if any block travels.
+    pub(super) fn new(homes: Homes, options: &StreamOptions) -> Result<Self, Error> {
+        let Homes {
+            transport,
+            masters,
+            reader,
+            resident,
+            host,
+            disk,
+            ..
+        } = homes;
+        let travels = |master: &Master| !matches!(master.home, Home::Resident(_));
+        let travelling: Vec<usize> = (0..masters.len())
+            .filter(|&block| travels(&masters[block]))
+            .collect();
+        let number_of = (0..masters.len())
+            .map(|block| travelling.iter().position(|&travels| travels == block))
+            .collect();
+        let ring = Ring::new(travelling.len(), options.slots);
+        let sizes = travelling.iter().map(|&block| masters[block].bytes);
+        let largest = sizes.max().unwrap_or(0);
+        let slots: Vec<Slot> = (0..ring.slots())
+            .map(|_| Slot::new(largest, &transport, reader.is_some()))
             .collect::<Result<_, _>>()?;
         let copy_stream = transport.index().map(Stream::new).transpose()?;
         let report = StreamReport {
-            device_bytes: Bytes(slots.len() as u64 * largest as u64),
-            host_bytes: layouts
-                .iter()
-                .map(|layout| Bytes(layout.bytes as u64))
-                .sum(),
+            resident_bytes: resident,
+            ring_bytes: Bytes(slots.len() as u64 * largest as u64),
+            host_bytes: host,
+            disk_bytes: disk,
             ..StreamReport::default()
         };
         tracing::debug!(
-            blocks = layouts.len(),
+            blocks = masters.len(),
+            travelling = travelling.len(),
             slots = slots.len(),
-            device_bytes = report.device_bytes.0,
-            host_bytes = report.host_bytes.0,
-            unified,
+            resident = report.resident_bytes.0,
+            ring = report.ring_bytes.0,
+            host = report.host_bytes.0,
+            disk = report.disk_bytes.0,
             "streaming blocks"
         );
         Ok(Self {
@@ -97,120 +150,284 @@ impl State {
             ring,
             slots,
             masters,
+            travelling,
+            number_of,
             copy_stream,
+            reader,
+            deadline: options.transport.deadline,
+            broken: None,
             report,
             #[cfg(test)]
             fault: None,
         })
     }
 
-    /// Makes the block available and starts fetching the next ones. The result is the
-    /// device's buffer of the block, ordered after its arrival on the current stream.
-    pub(super) fn fetch(
-        &mut self,
-        block: usize,
-        walk: Walk,
-        layouts: &[Layout],
-    ) -> Result<Tensor, Error> {
-        self.report.used += 1;
-        if let Some(mapped) = &self.masters[block].mapped {
-            return Ok(mapped.shallow_clone());
-        }
-        let step = self.ring.step(block, walk);
-        self.report.waited += u64::from(step.load);
-        let loads = step.load.then_some((step.slot, block));
-        for (slot, block) in loads.into_iter().chain(step.prefetch) {
-            if let Err(error) = self.copy(slot, block, &layouts[block]) {
-                self.ring.forget(slot);
-                return Err(error);
-            }
-        }
-        let slot = &self.slots[step.slot];
-        if let (Some(arrived), Some(index)) = (&slot.arrived, self.transport.index()) {
-            Stream::current(index)?.wait_for(arrived)?;
-        }
-        Ok(slot.buffer.shallow_clone())
+    /// Whether the block's memory will hold another block later.
+    pub(super) fn is_overwritten(&self, block: usize) -> bool {
+        self.number_of[block].is_some()
     }
 
-    /// Starts the copy of a block into a slot, after everything that is queued now.
-    fn copy(&mut self, slot: usize, block: usize, layout: &Layout) -> Result<(), Error> {
-        let turn = self.judge.begin(Role::Weight);
-        let verify = self
-            .judge
-            .wants(turn, &layout.name, Role::Weight, Rung::Direct);
-        self.start_copy(slot, block)?;
-        if !verify {
-            return Ok(());
+    /// Makes the block available and starts fetching the next ones. The result is the
+    /// device's buffer of the block, ordered after its arrival on the current stream.
+    pub(super) fn fetch(&mut self, block: usize, walk: Walk) -> Result<Tensor, Error> {
+        if let Home::Resident(there) = &self.masters[block].home {
+            return Ok(there.shallow_clone());
         }
+        if let Some(why) = &self.broken {
+            return Err(Error::DeviceLost {
+                message: why.clone(),
+            });
+        }
+        let Some(number) = self.number_of[block] else {
+            return Err(Error::Torch(format!("block {block} is nowhere")));
+        };
+        self.report.used += 1;
+        let step = self.ring.step(number, walk);
+        self.report.waited += u64::from(step.load);
+        if step.load {
+            self.start_or_forget(step.slot, block)?;
+        }
+        for (slot, number) in step.prefetch {
+            self.start_or_forget(slot, self.travelling[number])?;
+        }
+        if let Err(error) = self.arrive(step.slot, block) {
+            self.ring.forget(step.slot);
+            return Err(error);
+        }
+        Ok(self.slots[step.slot].buffer.shallow_clone())
+    }
+
+    fn start_or_forget(&mut self, slot: usize, block: usize) -> Result<(), Error> {
+        self.start(slot, block)
+            .inspect_err(|_| self.ring.forget(slot))
+    }
+
+    /// Starts bringing a block into a slot, after everything that is queued now.
+    fn start(&mut self, slot: usize, block: usize) -> Result<(), Error> {
+        self.report.copies += 1;
+        let bytes = self.masters[block].bytes;
+        self.slots[slot].coming = match (&self.masters[block].home, &self.reader) {
+            (Home::File(at), Some(reader)) => {
+                let current = &mut self.slots[slot];
+                let Some(host) = &current.host else {
+                    return Err(Error::Torch("a slot has no memory to read into".into()));
+                };
+                let into = HostTensor::new(&host.f_narrow(0, 0, bytes)?)?;
+                // The device reads the slot itself, or a copy of it that must have left.
+                let after = match (current.in_place, self.transport.index()) {
+                    (true, Some(index)) => {
+                        let mut passed = match current.passed.take() {
+                            Some(passed) => passed,
+                            None => Event::new(index)?,
+                        };
+                        passed.record(Stream::current(index)?)?;
+                        Some(passed)
+                    }
+                    _ => current.arrived.take(),
+                };
+                Coming::Read(reader.read(into, *at, after)?)
+            }
+            (Home::Host(master), _) => {
+                let master = master.shallow_clone();
+                Coming::Copy(self.copy(slot, block, &master)?)
+            }
+            _ => Coming::Nothing,
+        };
+        Ok(())
+    }
+
+    /// Copies host memory into a slot: at once on the CPU, else on the copy stream.
+    fn copy(
+        &mut self,
+        slot: usize,
+        block: usize,
+        source: &Tensor,
+    ) -> Result<Option<Checksum>, Error> {
+        let bytes = self.masters[block].bytes;
+        let mut target = self.slots[slot].buffer.f_narrow(0, 0, bytes)?;
+        let source = source.f_narrow(0, 0, bytes)?;
+        let (Some(copy_stream), Some(index)) = (self.copy_stream, self.transport.index()) else {
+            return self.copy_on_the_cpu(&mut target, &source, block);
+        };
+        let event = |event: Option<Event>| event.map_or_else(|| Event::new(index), Ok);
+        let mut passed = event(self.slots[slot].passed.take())?;
+        let mut arrived = event(self.slots[slot].arrived.take())?;
+        let compute = Stream::current(index)?;
+        let started = self
+            .transport
+            .watched(Operation::Copy, Pool::Device, move || {
+                passed.record(compute)?;
+                copy_stream.wait_for(&passed)?;
+                {
+                    let _stream = copy_stream.enter()?;
+                    copy_into(&mut target, &source, true)?;
+                }
+                arrived.record(copy_stream)?;
+                Ok((passed, arrived))
+            });
+        let (passed, arrived) = self.settle(started)?;
+        self.slots[slot].passed = Some(passed);
+        self.slots[slot].arrived = Some(arrived);
+        Ok(None)
+    }
+
+    fn copy_on_the_cpu(
+        &mut self,
+        target: &mut Tensor,
+        source: &Tensor,
+        block: usize,
+    ) -> Result<Option<Checksum>, Error> {
+        let sums = match self.is_verified(block) {
+            true => Some(HostTensor::new(target)?.fill_from(&HostTensor::new(source)?)),
+            false => {
+                copy_into(target, source, false)?;
+                None
+            }
+        };
+        #[cfg(test)]
+        if let Some(fault) = &mut self.fault {
+            fault(target);
+            let damaged = HostTensor::new(target)?;
+            return Ok(sums.map(|_| Checksum::of(damaged.bytes())));
+        }
+        Ok(sums.map(|(sent, arrived)| {
+            self.masters[block].sum.get_or_insert(sent);
+            arrived
+        }))
+    }
+
+    /// Waits for what is on its way into the slot, on the device or here, and verifies it.
+    fn arrive(&mut self, slot: usize, block: usize) -> Result<(), Error> {
         for may_repeat in [true, false] {
+            let coming = std::mem::replace(&mut self.slots[slot].coming, Coming::Nothing);
+            let mut summed = None;
+            match coming {
+                Coming::Nothing => return self.order_after_arrival(slot),
+                Coming::Copy(sum) => summed = sum,
+                Coming::Read(result) => self.take_from_file(slot, block, &result)?,
+            }
+            self.order_after_arrival(slot)?;
+            if !self.is_verified(block) {
+                return Ok(());
+            }
             self.report.verified += 1;
-            let Some(damage) = self.damage(slot, block, layout)? else {
-                self.judge.passed(&layout.name, Role::Weight, Rung::Direct);
+            let (sent, arrived) = (self.sum_of(block)?, self.sum_in(slot, block, summed)?);
+            let name = &self.masters[block].name;
+            let Some(damage) = sent.damage(&arrived) else {
+                self.judge.passed(name, Role::Weight, Rung::Direct);
                 return Ok(());
             };
             self.judge.distrust();
-            tracing::warn!(block = layout.name, %damage, "a block arrived wrong on the device");
+            tracing::warn!(block = name, %damage, "a block arrived wrong on the device");
             if !may_repeat {
                 return Err(Error::Torch(format!(
-                    "block `{}` arrives wrong on the device: {damage}",
-                    layout.name
+                    "block `{name}` arrives wrong on the device: {damage}"
                 )));
             }
             self.report.repeated += 1;
-            self.start_copy(slot, block)?;
+            self.start(slot, block)?;
         }
         Ok(())
     }
 
-    fn start_copy(&mut self, slot: usize, block: usize) -> Result<(), Error> {
-        self.report.copies += 1;
-        let (slot, master) = (&mut self.slots[slot], &self.masters[block].buffer);
-        let mut target = slot.buffer.f_narrow(0, 0, master.size1()?)?;
-        let streams = (self.copy_stream, self.transport.index());
-        let (Some(copy_stream), Some(index)) = streams else {
-            copy_into(&mut target, master, false)?;
-            #[cfg(test)]
-            if let Some(fault) = &mut self.fault {
-                fault(&mut target);
-            }
-            return Ok(());
-        };
-        if let Some(passed) = &mut slot.passed {
-            passed.record(Stream::current(index)?)?;
-            copy_stream.wait_for(passed)?;
+    /// Lets the compute stream wait for the last copy into the slot.
+    fn order_after_arrival(&self, slot: usize) -> Result<(), Error> {
+        if let (Some(arrived), Some(index)) = (&self.slots[slot].arrived, self.transport.index()) {
+            Stream::current(index)?.wait_for(arrived)?;
         }
-        {
-            let _stream = copy_stream.enter()?;
-            copy_into(&mut target, master, true)?;
-        }
-        match &mut slot.arrived {
-            Some(arrived) => arrived.record(copy_stream),
-            None => copy_stream.synchronize(),
-        }
+        Ok(())
     }
 
-    /// How the slot differs from the block that should be there. Waits for the copy.
-    fn damage(
+    fn take_from_file(
         &mut self,
         slot: usize,
         block: usize,
-        layout: &Layout,
-    ) -> Result<Option<Damage>, Error> {
-        if let Some(stream) = self.copy_stream {
-            stream.synchronize()?;
-        }
-        let master = &mut self.masters[block];
-        let sent = match &master.sum {
-            Some(sum) => sum.clone(),
-            None => {
-                let host = HostTensor::new(&master.buffer)?;
-                let sum = self.transport.sum_host(&host).map_err(refused)?;
-                master.sum.insert(sum).clone()
+        result: &Receiver<Read>,
+    ) -> Result<(), Error> {
+        let name = &self.masters[block].name;
+        let read = match result.recv_timeout(self.deadline) {
+            Ok(read) => read,
+            Err(RecvTimeoutError::Timeout) => {
+                let why = format!(
+                    "reading block `{name}` did not end within {:?}",
+                    self.deadline
+                );
+                self.broken = Some(why.clone());
+                return Err(Error::Torch(why));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(Error::Torch("the thread that reads blocks is gone".into()));
             }
         };
-        let arrived = self.slots[slot].buffer.f_narrow(0, 0, layout.bytes)?;
-        let sum = self.transport.sum_device(&arrived).map_err(refused)?;
-        Ok(sum.and_then(|arrived| sent.damage(&arrived)))
+        read.outcome.map_err(|error| {
+            Error::Torch(format!(
+                "block `{name}` cannot be read from its file: {error}"
+            ))
+        })?;
+        let current = &mut self.slots[slot];
+        if current.in_place {
+            current.passed = read.after;
+            #[cfg(test)]
+            if let Some(fault) = &mut self.fault {
+                fault(&mut current.buffer);
+            }
+            return Ok(());
+        }
+        current.arrived = read.after;
+        if let Some(host) = current.host.as_ref().map(Tensor::shallow_clone) {
+            self.copy(slot, block, &host)?;
+        }
+        Ok(())
+    }
+
+    fn is_verified(&mut self, block: usize) -> bool {
+        let turn = self.judge.begin(Role::Weight);
+        let name = &self.masters[block].name;
+        self.judge.wants(turn, name, Role::Weight, Rung::Direct)
+    }
+
+    /// What a block sums to.
+    fn sum_of(&mut self, block: usize) -> Result<Checksum, Error> {
+        let master = &mut self.masters[block];
+        if let (None, Home::Host(buffer)) = (&master.sum, &master.home) {
+            master.sum = Some(Checksum::of(HostTensor::new(buffer)?.bytes()));
+        }
+        let missing = || Error::Torch(format!("block `{}` was never summed", master.name));
+        master.sum.clone().ok_or_else(missing)
+    }
+
+    /// What is in a slot; waits for it.
+    fn sum_in(
+        &mut self,
+        slot: usize,
+        block: usize,
+        summed: Option<Checksum>,
+    ) -> Result<Checksum, Error> {
+        if let Some(sum) = summed {
+            return Ok(sum);
+        }
+        let arrived = self.slots[slot]
+            .buffer
+            .f_narrow(0, 0, self.masters[block].bytes)?;
+        // The compute stream waits for the copy, and so does the sum on it.
+        let sum = self.transport.sum_device(&arrived);
+        if let Some(sum) = self.settle(sum)? {
+            return Ok(sum);
+        }
+        let copy = self.transport.read_back(&arrived);
+        Ok(Checksum::of(self.settle(copy)?.bytes()))
+    }
+
+    /// An error of the transport in libtorch's words; what hangs or is lost ends the streaming.
+    fn settle<T>(&mut self, outcome: Result<T, TransportError>) -> Result<T, Error> {
+        let error = match outcome {
+            Ok(value) => return Ok(value),
+            Err(error) => refused(error),
+        };
+        if !error.context_is_usable() {
+            self.broken = Some(error.to_string());
+        }
+        Err(error)
     }
 }
 
@@ -218,10 +435,23 @@ impl Drop for State {
     /// A block may still be on its way into a slot, ordered on a stream that the slot's
     /// memory knows nothing of: it must not be given to somebody else before.
     fn drop(&mut self) {
-        if let Some(stream) = self.copy_stream
-            && let Err(error) = stream.synchronize()
-        {
+        if self.transport.index().is_none() && self.reader.is_none() {
+            return;
+        }
+        let mut quiet = self.broken.is_none();
+        for slot in &mut self.slots {
+            if let Coming::Read(result) = &slot.coming {
+                quiet &= result.recv_timeout(self.deadline).is_ok();
+            }
+        }
+        if let Err(error) = self.transport.synchronize(SyncScope::Device) {
             tracing::warn!(%error, "the last block on its way did not arrive");
+            quiet = false;
+        }
+        if !quiet {
+            let remotes = self.slots.drain(..).map(|slot| slot.buffer).collect();
+            self.transport.abandon(remotes, Vec::new());
+            std::mem::forget(std::mem::take(&mut self.masters));
         }
     }
 }
@@ -241,13 +471,18 @@ fn refused(error: TransportError) -> Error {
 mod tests {
     use tch::Device;
 
-    use super::super::{Block, BlockStream};
+    use super::super::{Block, BlockStream, Masters};
     use super::*;
     use crate::verify::Verify;
 
     /// Two blocks whose weight is all ones, and a device that damages the arrivals
     /// for which `strikes` says so.
-    fn faulty(
+    fn faulty(verify: Verify, strikes: impl FnMut(usize) -> bool + Send + 'static) -> BlockStream {
+        faulty_from(Masters::Host, verify, strikes)
+    }
+
+    fn faulty_from(
+        masters: Masters,
         verify: Verify,
         mut strikes: impl FnMut(usize) -> bool + Send + 'static,
     ) -> BlockStream {
@@ -259,6 +494,7 @@ mod tests {
             )],
         };
         let options = StreamOptions {
+            masters,
             verify,
             ..StreamOptions::default()
         };
@@ -287,6 +523,17 @@ mod tests {
     }
 
     #[test]
+    fn a_block_that_is_read_wrong_is_read_again() {
+        let folder = std::env::temp_dir();
+        let disk = Masters::Disk { folder };
+        let stream = faulty_from(disk.clone(), Verify::Always, |arrival| arrival == 0);
+        assert_eq!(sum(&stream, 0).unwrap(), 100.0);
+        assert_eq!(stream.report().repeated, 1);
+        let stream = faulty_from(disk, Verify::Off, |_| true);
+        assert_eq!(sum(&stream, 0).unwrap(), 99.0, "the fault strikes here too");
+    }
+
+    #[test]
     fn a_block_that_keeps_arriving_wrong_ends_the_run() {
         let stream = faulty(Verify::Always, |_| true);
         let error = sum(&stream, 0).unwrap_err().to_string();
@@ -298,7 +545,8 @@ mod tests {
 
     #[test]
     fn a_failed_block_is_not_taken_for_a_resident_one() {
-        let stream = faulty(Verify::Always, |arrival| arrival < 2);
+        // The first block, the second on its way, and the first again.
+        let stream = faulty(Verify::Always, |arrival| arrival < 3);
         assert!(sum(&stream, 0).is_err());
         assert_eq!(sum(&stream, 0).unwrap(), 100.0, "fetched again, not reused");
     }

@@ -1,0 +1,258 @@
+//! Where each block is while it is not in the ring.
+//!
+//! | home | for | on the device |
+//! |---|---|---|
+//! | resident | blocks that do not travel | for good |
+//! | mapped | unified memory | host memory, seen where it is |
+//! | host | a card of its own; the CPU | in the ring, copied from pinned memory |
+//! | file | memory that holds no masters | in the ring, read by a thread of its own |
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use tch::{Device, Tensor};
+use torch_ext::Error;
+use torch_ext::accelerator::{self, Event};
+
+use super::{Layout, Masters, StreamOptions};
+use crate::bytes::Bytes;
+use crate::checksum::Checksum;
+use crate::placer::PlaceError;
+use crate::policy::{Placed, Policy, Request};
+use crate::route::Ladder;
+use crate::torch_transport::{HostTensor, TorchTransport};
+use crate::transport::Transport;
+use crate::verify::{Role, Verify};
+
+/// A block's place.
+pub(super) enum Home {
+    /// On the device for good, or where the device sees it.
+    Resident(Tensor),
+    /// Host memory that the ring is filled from.
+    Host(Tensor),
+    /// The file, from this byte on.
+    File(u64),
+}
+
+/// A block, and what is known of it.
+pub(super) struct Master {
+    pub(super) name: String,
+    pub(super) bytes: i64,
+    pub(super) home: Home,
+    /// What its bytes sum to, once it was needed.
+    pub(super) sum: Option<Checksum>,
+}
+
+/// Every block's home, filled one block after the other.
+pub(super) struct Homes {
+    pub(super) transport: TorchTransport,
+    pub(super) masters: Vec<Master>,
+    pub(super) reader: Option<Reader>,
+    pub(super) resident: Bytes,
+    pub(super) host: Bytes,
+    pub(super) disk: Bytes,
+    ladder: Ladder,
+    verify: Verify,
+}
+
+impl Homes {
+    pub(super) fn new(
+        transport: TorchTransport,
+        options: &StreamOptions,
+    ) -> Result<Self, PlaceError> {
+        let reader = match &options.masters {
+            Masters::Host => None,
+            Masters::Disk { folder } => Some(Reader::new(folder).map_err(|error| {
+                Error::InvalidArgument(format!(
+                    "streamed blocks cannot be kept in `{}`: {error}",
+                    folder.display()
+                ))
+            })?),
+        };
+        let policy = Policy {
+            verify: options.verify,
+            may_stay_on_host: false,
+            ..Policy::default()
+        };
+        Ok(Self {
+            transport,
+            masters: Vec::new(),
+            reader,
+            resident: Bytes::ZERO,
+            host: Bytes::ZERO,
+            disk: Bytes::ZERO,
+            ladder: Ladder::new(policy),
+            verify: options.verify,
+        })
+    }
+
+    /// Puts a packed block where it stays.
+    pub(super) fn add(
+        &mut self,
+        layout: &Layout,
+        buffer: Tensor,
+        travels: bool,
+    ) -> Result<(), PlaceError> {
+        let bytes = Bytes(layout.bytes as u64);
+        let facts = self.transport.facts();
+        let (home, sum) = match &mut self.reader {
+            _ if !travels => {
+                self.resident += bytes;
+                (Home::Resident(self.place(layout, buffer)?), None)
+            }
+            Some(reader) => {
+                self.disk += bytes;
+                let host = HostTensor::new(&buffer)?;
+                // The file is read back only to be used: what should be in it is summed now.
+                let sum = match self.verify {
+                    Verify::Off => None,
+                    _ => Some(Checksum::of(host.bytes())),
+                };
+                let at = reader.append(host.bytes()).map_err(|error| {
+                    Error::Torch(format!(
+                        "block `{}` cannot be written to its file: {error}",
+                        layout.name
+                    ))
+                })?;
+                (Home::File(at), sum)
+            }
+            None => {
+                self.host += bytes;
+                let buffer = match facts.pinned_memory {
+                    true => accelerator::pin_memory(&buffer)?,
+                    false => buffer,
+                };
+                let mapped = facts.unified_memory && facts.zero_copy;
+                match self.transport.index().filter(|_| mapped) {
+                    Some(index) => (
+                        Home::Resident(accelerator::map_pinned(&buffer, index)?),
+                        None,
+                    ),
+                    None => (Home::Host(buffer), None),
+                }
+            }
+        };
+        self.masters.push(Master {
+            name: layout.name.clone(),
+            bytes: layout.bytes,
+            home,
+            sum,
+        });
+        Ok(())
+    }
+
+    /// A resident block goes up the ladder like any other weight.
+    fn place(&mut self, layout: &Layout, buffer: Tensor) -> Result<Tensor, PlaceError> {
+        if self.transport.device() == Device::Cpu {
+            return Ok(buffer);
+        }
+        let request = Request {
+            name: &layout.name,
+            role: Role::Weight,
+            cast: None,
+        };
+        let host = HostTensor::new(&buffer)?;
+        match self.ladder.place(&mut self.transport, &host, &request)? {
+            Placed::OnDevice(tensor) => Ok(tensor),
+            // Not allowed by the policy; the tensor would still be right.
+            Placed::OnHost(host) => Ok(host.into_tensor()),
+        }
+    }
+}
+
+/// Reads blocks from their file on a thread of its own.
+pub(super) struct Reader {
+    file: Arc<File>,
+    end: u64,
+    requests: Sender<ReadRequest>,
+}
+
+struct ReadRequest {
+    into: HostTensor,
+    at: u64,
+    /// The device must have passed this point before the memory is overwritten.
+    after: Option<Event>,
+    answer: Sender<Read>,
+}
+
+/// What came of a request.
+pub(super) struct Read {
+    pub(super) outcome: io::Result<()>,
+    /// The event of the request, back.
+    pub(super) after: Option<Event>,
+}
+
+impl Reader {
+    fn new(folder: &std::path::Path) -> io::Result<Self> {
+        let file = Arc::new(tempfile::tempfile_in(folder)?);
+        let (requests, queue) = channel::<ReadRequest>();
+        let source = Arc::clone(&file);
+        std::thread::Builder::new()
+            .name("surefoot-block-reader".into())
+            .spawn(move || {
+                for request in queue {
+                    request.serve(&source);
+                }
+            })?;
+        Ok(Self {
+            file,
+            end: 0,
+            requests,
+        })
+    }
+
+    /// Writes a block behind the others; where it begins.
+    fn append(&mut self, bytes: &[u8]) -> io::Result<u64> {
+        let at = self.end;
+        self.file.write_all_at(bytes, at)?;
+        self.end += bytes.len() as u64;
+        forget_pages(&self.file);
+        Ok(at)
+    }
+
+    /// Starts reading `into.len()` bytes from `at` on.
+    pub(super) fn read(
+        &self,
+        into: HostTensor,
+        at: u64,
+        after: Option<Event>,
+    ) -> Result<Receiver<Read>, Error> {
+        let (answer, result) = channel();
+        let request = ReadRequest {
+            into,
+            at,
+            after,
+            answer,
+        };
+        match self.requests.send(request) {
+            Ok(()) => Ok(result),
+            Err(_) => Err(Error::Torch("the thread that reads blocks is gone".into())),
+        }
+    }
+}
+
+impl ReadRequest {
+    fn serve(mut self, file: &File) {
+        let passed = match &self.after {
+            Some(event) => event.synchronize().map_err(io::Error::other),
+            None => Ok(()),
+        };
+        let outcome = passed.and_then(|()| file.read_exact_at(self.into.bytes_mut(), self.at));
+        forget_pages(file);
+        // The caller may have given up waiting.
+        let _ = self.answer.send(Read {
+            outcome,
+            after: self.after,
+        });
+    }
+}
+
+/// The pages of the file would be the second copy of the blocks, and push out what is needed.
+fn forget_pages(file: &File) {
+    use rustix::fs::{Advice, fadvise};
+    // Written pages are forgotten once they are on the disk, which the kernel sees to. It is advice only.
+    let _ = fadvise(file, 0, None, Advice::DontNeed);
+}
