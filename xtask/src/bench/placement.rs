@@ -1,10 +1,13 @@
 //! `cargo xtask bench placement`: what moving and verifying costs, and whose plans keep more on the device.
 //!
 //! The measuring is `crates/placement/examples/bench`; accelerate plans the same module sizes in
-//! `bench/placement/accelerate_plan.py`. This file starts both and puts the numbers side by side.
+//! `bench/placement/accelerate_plan.py`. This file starts both and puts the numbers side by side, as a table, as
+//! JSON and (`picture.rs`) as a picture.
+
+mod picture;
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -19,7 +22,8 @@ pub(crate) struct PlacementBench {
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
-    /// Where the numbers go [default: bench/placement.json in the target folder]
+    /// Where the numbers go, with a picture beside them (`.svg`) [default: bench/placement.json in the target
+    /// folder]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -27,22 +31,39 @@ pub(crate) struct PlacementBench {
 /// What the example prints, and the numbers of accelerate beside it.
 #[derive(Serialize, Deserialize)]
 struct Report {
+    /// Where to: `cpu`, or the first accelerator.
+    device: String,
     routes: Vec<RouteCost>,
+    streaming: Vec<StreamCost>,
     plans: Vec<PlanQuality>,
 }
 
-/// Bytes per second, except the last.
+/// Moving a module of tensors of one size.
 #[derive(Serialize, Deserialize)]
 struct RouteCost {
     bytes: u64,
-    memcpy: f64,
-    memcpy_fresh: f64,
-    direct: f64,
-    chunked: f64,
-    checksum: f64,
-    ladder_off: f64,
-    ladder_always: f64,
+    tensors: u64,
+    rates: Vec<Rate>,
+    /// What `always` adds to `off`: the median, and the middle half.
     verify_overhead: f64,
+    verify_overhead_between: (f64, f64),
+}
+
+#[derive(Serialize, Deserialize)]
+struct Rate {
+    way: String,
+    bytes_per_second: f64,
+}
+
+/// A training step through streamed blocks.
+#[derive(Serialize, Deserialize)]
+struct StreamCost {
+    tokens: u64,
+    way: String,
+    verify: String,
+    device: u64,
+    seconds: f64,
+    overhead: f64,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -64,14 +85,17 @@ impl PlacementBench {
         let python = setup::reference_python()?;
         let shell = setup::shell(&libtorch)?;
         let (cargo, rounds) = (workspace::cargo(), self.rounds.to_string());
-        eprintln!("measuring {rounds} rounds of each copy");
+        eprintln!("measuring {rounds} rounds of each copy: some minutes");
+        // Freed memory is not handed out again, so that tensors arrive in fresh memory as weights do.
         let ours = cmd!(
             shell,
             "{cargo} run --release --quiet --package placement --example bench -- {rounds}"
         )
+        .env("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=262144")
         .read()?;
         let mut report: Report =
             serde_json::from_str(&ours).context("the benchmark printed something else")?;
+        eprintln!("planning the same models with accelerate");
         let theirs = cmd!(shell, "{python} bench/placement/accelerate_plan.py")
             .stdin(&ours)
             .read()?;
@@ -92,23 +116,44 @@ impl PlacementBench {
 
 impl Report {
     fn print(&self) {
-        println!("copies to the CPU, GB/s, and what `always` adds to the time of a move");
         println!(
-            "{:>8} {:>7} {:>7} {:>7} {:>8} {:>9} {:>7} {:>7} {:>7}",
-            "MiB", "memcpy", "fresh", "direct", "chunked", "checksum", "off", "always", "adds"
+            "moving a module to the {}, GB/s, and what `always` adds to the time",
+            self.device
         );
+        if let Some(first) = self.routes.first() {
+            print!("{:>6}", "MiB");
+            for rate in &first.rates {
+                print!(" {:>14}", rate.way);
+            }
+            println!("   adds (middle half)");
+        }
         for cost in &self.routes {
+            print!("{:>6}", cost.bytes >> 20);
+            for rate in &cost.rates {
+                print!(" {:>14.1}", rate.bytes_per_second / 1e9);
+            }
+            let (low, high) = cost.verify_overhead_between;
             println!(
-                "{:>8} {:>7.1} {:>7.1} {:>7.1} {:>8.1} {:>9.1} {:>7.1} {:>7.1} {:>6.0}%",
-                cost.bytes >> 20,
-                cost.memcpy / 1e9,
-                cost.memcpy_fresh / 1e9,
-                cost.direct / 1e9,
-                cost.chunked / 1e9,
-                cost.checksum / 1e9,
-                cost.ladder_off / 1e9,
-                cost.ladder_always / 1e9,
-                cost.verify_overhead * 100.0
+                "   {:.1} % ({:.1} to {:.1})",
+                cost.verify_overhead * 100.0,
+                low * 100.0,
+                high * 100.0
+            );
+        }
+        println!("\na training step through streamed blocks, against the same blocks resident");
+        println!(
+            "{:>7} {:<16} {:>7} {:>11} {:>9} {:>9}",
+            "tokens", "streamed", "verify", "device MiB", "ms", "adds"
+        );
+        for cost in &self.streaming {
+            println!(
+                "{:>7} {:<16} {:>7} {:>11} {:>9.1} {:>8.1}%",
+                cost.tokens,
+                cost.way,
+                cost.verify,
+                cost.device >> 20,
+                cost.seconds * 1e3,
+                cost.overhead * 100.0
             );
         }
         println!("\nbytes that stay on the device, MiB");
@@ -131,14 +176,19 @@ impl Report {
         }
     }
 
-    fn write(&self, file: &PathBuf) -> Result<()> {
+    fn write(&self, file: &Path) -> Result<()> {
         if let Some(folder) = file.parent() {
             fs::create_dir_all(folder)
                 .with_context(|| format!("cannot make `{}`", folder.display()))?;
         }
-        fs::write(file, serde_json::to_string_pretty(self)?)
-            .with_context(|| format!("cannot write `{}`", file.display()))?;
-        eprintln!("written to {}", file.display());
+        let picture = file.with_extension("svg");
+        for (file, text) in [
+            (file, serde_json::to_string_pretty(self)?),
+            (&picture, picture::draw(&self.plans)),
+        ] {
+            fs::write(file, text).with_context(|| format!("cannot write `{}`", file.display()))?;
+            eprintln!("written to {}", file.display());
+        }
         Ok(())
     }
 }

@@ -3,7 +3,9 @@
 
 mod plans;
 mod routes;
+mod streaming;
 
+use std::error::Error;
 use std::process::ExitCode;
 
 use serde::Serialize;
@@ -14,6 +16,7 @@ struct Report {
     /// Where to: `cpu`, or the first accelerator.
     device: String,
     routes: Vec<routes::RouteCost>,
+    streaming: Vec<streaming::StreamCost>,
     plans: Vec<plans::PlanQuality>,
 }
 
@@ -30,11 +33,7 @@ fn main() -> ExitCode {
         0 => Device::Cpu,
         _ => Device::Cuda(0),
     };
-    let measured = routes::measure(device, rounds).map(|routes| Report {
-        device: format!("{device:?}").to_lowercase(),
-        routes,
-        plans: plans::measure(),
-    });
+    let measured = measure(device, rounds);
     let printed = measured
         .map_err(|error| error.to_string())
         .and_then(|report| {
@@ -50,4 +49,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn measure(device: Device, rounds: usize) -> Result<Report, Box<dyn Error>> {
+    Ok(Report {
+        device: format!("{device:?}").to_lowercase(),
+        routes: routes::measure(device, rounds)?,
+        streaming: streaming::measure(device, rounds)?,
+        plans: plans::measure(),
+    })
 }
