@@ -6,7 +6,7 @@
 use crate::gfx::SoldAs;
 use crate::machine::{Class, Gpu, Machine, ReadFrom, System};
 use crate::memory::{MemoryRule, apu};
-use crate::{Bytes, Gfx};
+use crate::{Bytes, Gfx, names};
 
 /// Completes every GPU of a machine.
 pub(crate) fn complete(machine: &mut Machine) {
@@ -22,6 +22,9 @@ pub(crate) fn complete(machine: &mut Machine) {
         {
             gpu.gfx = Some(gfx);
             gpu.gfx_from_device_id = true;
+        }
+        if gpu.gfx.is_none() {
+            gpu.gfx = gpu.product.as_deref().and_then(names::architecture_of);
         }
         classify(gpu);
         if is_report && gpu.class.is_none() && pages.is_some() && gpu.gtt_bytes.is_some() {
@@ -83,7 +86,10 @@ fn name(gpu: &mut Gpu) {
             "" | "AMD Radeon Graphics" | "AMD Radeon(TM) Graphics" | "N/A"
         )
     };
+    // `Phoenix1`, `Navi 31 [Radeon RX 7900 XT/…]`: the chip, not what it was sold as.
+    let codename = |name: &str| name.contains('[') || !name.contains(['(', ' ']);
     match (&gpu.product, known) {
+        (Some(product), Some(known)) if codename(product) => gpu.product = Some(known.to_owned()),
         (Some(product), _) if !generic(product) => {}
         (_, Some(known)) => gpu.product = Some(known.to_owned()),
         _ => {

@@ -23,6 +23,7 @@ pub mod findings;
 pub mod gfx;
 pub mod machine;
 pub mod memory;
+mod names;
 pub mod pci;
 pub mod plan;
 pub mod python;

@@ -26,6 +26,10 @@ pub enum ReadFrom {
     RocmSmi,
     /// The output of `amd-smi`.
     AmdSmi,
+    /// The output of `torch.utils.collect_env` or `accelerate env`.
+    PythonReport,
+    /// The kernel log.
+    KernelLog,
     /// A report about memory: sizes with names, in running text.
     Memory,
     /// A log with error messages.

@@ -212,7 +212,8 @@ fn header(line: &str) -> Option<Header<'_>> {
     let command = prompt(line)?;
     let mut words = command.split_whitespace().filter(|&word| word != "sudo");
     match (words.next(), words.next(), words.next()) {
-        (Some("cat"), Some(path), None) => Some(Header::File(path)),
+        // `cat path | head -3` shows a part of the same file.
+        (Some("cat"), Some(path), None | Some("|")) => Some(Header::File(path)),
         (Some("uname"), Some("-r"), None) => Some(Header::File("proc/sys/kernel/osrelease")),
         _ => Some(Header::Other),
     }

@@ -7,6 +7,7 @@ use crate::Bytes;
 use crate::machine::{Gpu, Machine};
 use crate::pci::{DeviceId, PciAddress};
 use serde_json::Value;
+use std::collections::BTreeMap;
 
 /// The GPUs in the order of the tool, which is not always HIP's.
 pub(super) fn gpus(text: &str, _machine: &mut Machine) -> Vec<Gpu> {
@@ -60,7 +61,8 @@ fn table(text: &str) -> Vec<Gpu> {
 
 /// `GPU: 0` and indented `KEY: value` lines below it.
 fn listing(text: &str) -> Vec<Gpu> {
-    let mut gpus: Vec<Gpu> = Vec::new();
+    let mut gpus: BTreeMap<u32, Gpu> = BTreeMap::new();
+    let mut open = None;
     let mut in_vram = false;
     for line in text.lines() {
         let Some((key, value)) = line
@@ -69,38 +71,39 @@ fn listing(text: &str) -> Vec<Gpu> {
         else {
             continue;
         };
-        if key == "GPU" && value.parse::<u32>().is_ok() {
-            gpus.push(Gpu::default());
+        if key == "GPU"
+            && let Ok(number) = value.parse::<u32>()
+        {
+            open = Some(number);
             continue;
         }
         if value.is_empty() {
             in_vram = key == "VRAM";
         }
-        if let Some(gpu) = gpus.last_mut() {
-            fact(gpu, key, value, in_vram);
+        if let Some(number) = open {
+            fact(gpus.entry(number).or_default(), key, value, in_vram);
         }
     }
-    gpus.retain(|gpu| *gpu != Gpu::default());
-    gpus
+    gpus.into_values()
+        .filter(|gpu| *gpu != Gpu::default())
+        .collect()
 }
 
 /// A list of objects, or `{"gpu_data": […]}`; their keys are those of the text in lower case.
 fn from_json(text: &str) -> Option<Vec<Gpu>> {
-    let start = text.find(['[', '{'])?;
-    let json: Value = serde_json::from_str(text[start..].trim()).ok()?;
-    let list = json
-        .as_array()
-        .or_else(|| json.get("gpu_data")?.as_array())?;
-    let gpus: Vec<Gpu> = list
-        .iter()
-        .filter(|entry| entry.get("gpu").is_some())
-        .map(|entry| {
-            let mut gpu = Gpu::default();
-            walk(entry, false, &mut gpu);
-            gpu
-        })
-        .collect();
-    (!gpus.is_empty()).then_some(gpus)
+    // `static` and `metric` of one machine, one after the other, are about the same GPUs.
+    let mut gpus: BTreeMap<u64, Gpu> = BTreeMap::new();
+    for document in super::json_documents(text) {
+        let list = document
+            .as_array()
+            .or_else(|| document.get("gpu_data")?.as_array());
+        for entry in list.into_iter().flatten() {
+            if let Some(number) = entry.get("gpu").and_then(Value::as_u64) {
+                walk(entry, false, gpus.entry(number).or_default());
+            }
+        }
+    }
+    (!gpus.is_empty()).then(|| gpus.into_values().collect())
 }
 
 fn walk(json: &Value, in_vram: bool, gpu: &mut Gpu) {
@@ -125,14 +128,27 @@ fn walk(json: &Value, in_vram: bool, gpu: &mut Gpu) {
 fn fact(gpu: &mut Gpu, key: &str, value: &str, in_vram: bool) {
     match key {
         "BDF" => gpu.pci = gpu.pci.or_else(|| PciAddress::parse(value)),
-        "MARKET_NAME" => gpu.product = Some(value.to_owned()).filter(|name| name != "N/A"),
+        "MARKET_NAME" if value != "N/A" => gpu.product = Some(value.to_owned()),
         "DEVICE_ID" => gpu.device_id = gpu.device_id.or_else(|| DeviceId::parse(value)),
         "TARGET_GRAPHICS_VERSION" => gpu.gfx = value.parse().ok(),
         "NUM_COMPUTE_UNITS" => gpu.compute_units = value.parse().ok(),
+        "UUID" => gpu.device_id = gpu.device_id.or_else(|| device_of(value)),
         "NODE_ID" => gpu.kfd_node = value.parse().ok(),
         "SIZE" if in_vram => gpu.vram_bytes = Bytes::parse(value),
         "TOTAL_VRAM" => gpu.vram_bytes = Bytes::parse(value),
         "TOTAL_GTT" => gpu.gtt_bytes = Bytes::parse(value),
         _ => {}
     }
+}
+
+/// The first group of an `amd-smi` UUID (`a0ff7550-0000-1000-…`) ends in the device id.
+fn device_of(uuid: &str) -> Option<DeviceId> {
+    let group = uuid.split('-').next().filter(|group| group.len() == 8)?;
+    if group.get(2..4)? != "ff" {
+        return None;
+    }
+    let id = u16::from_str_radix(group.get(4..)?, 16)
+        .ok()
+        .map(DeviceId)?;
+    id.gfx().map(|_| id)
 }

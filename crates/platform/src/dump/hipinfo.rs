@@ -2,14 +2,22 @@
 
 use super::value_of;
 use crate::Bytes;
-use crate::machine::{Class, Gpu, Machine};
+use crate::machine::{Class, Gpu, Machine, System};
 use crate::pci::PciAddress;
 
 /// One GPU for each block that begins with `device#`.
 pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     let mut gpus: Vec<Gpu> = Vec::new();
-    if !text.contains("gcnArchName") {
+    let is_hipinfo = text.contains("gcnArch") && text.lines().any(is_device_line);
+    if !is_hipinfo {
         return gpus;
+    }
+    // There is a hipInfo for Linux too; it is the Windows one that has no rocminfo beside it.
+    let is_linux = ["/opt/rocm", "/dev/kfd", "Linux", "$ "]
+        .iter()
+        .any(|sign| text.contains(sign));
+    if !is_linux {
+        machine.system = System::Windows;
     }
     // Bus, device and domain of the block that is open.
     let mut address = [None::<u32>; 3];
@@ -29,6 +37,8 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
         match key {
             "Name" => gpu.product = Some(value.to_owned()),
             "gcnArchName" => gpu.gfx = value.parse().ok(),
+            // Before ROCm 3.
+            "gcnArch" => gpu.gfx = gpu.gfx.or_else(|| format!("gfx{value}").parse().ok()),
             "totalGlobalMem" => gpu.usable_bytes = Bytes::parse(value),
             "multiProcessorCount" => gpu.compute_units = value.parse().ok(),
             "warpSize" => gpu.wave_size = value.parse().ok(),

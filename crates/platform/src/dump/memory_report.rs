@@ -5,7 +5,8 @@
 //! the numbers; [`crate::describe`] then judges them as it judges any others.
 
 use crate::machine::{Gpu, Kernel, Machine};
-use crate::{Bytes, Gfx, detect};
+use crate::memory::HostMemory;
+use crate::{Bytes, Gfx, detect, names};
 use regex::Regex;
 use std::sync::LazyLock;
 
@@ -101,8 +102,22 @@ pub(super) fn gpus(text: &str, _machine: &mut Machine) -> Vec<Gpu> {
     }
 }
 
+/// Whether the text has `/proc/meminfo` in it.
+pub(super) fn is_meminfo(text: &str) -> bool {
+    text.lines()
+        .any(|line| line.starts_with("MemTotal:") && line.trim_end().ends_with("kB"))
+}
+
 /// Fills in what the text says and the machine does not know yet.
 pub(super) fn complete(text: &str, machine: &mut Machine) {
+    if is_meminfo(text) {
+        let read = HostMemory::parse(text);
+        let known = &mut machine.memory;
+        known.total = known.total.or(read.total);
+        known.available = known.available.or(read.available);
+        known.swap_total = known.swap_total.or(read.swap_total);
+        known.swap_free = known.swap_free.or(read.swap_free);
+    }
     for line in text.lines() {
         if let Some(pattern) = &*GTTSIZE {
             for parameter in pattern.captures_iter(line).filter_map(|found| found.get(1)) {
@@ -177,34 +192,10 @@ fn quantities(line: &str) -> Vec<(Quantity, Bytes)> {
 
 /// The architecture that a text names, itself or by a product.
 fn named_gfx(text: &str) -> Option<Gfx> {
-    const PRODUCTS: [(&str, (u8, u8, u8)); 16] = [
-        ("8060S", (11, 5, 1)),
-        ("8050S", (11, 5, 1)),
-        ("8040S", (11, 5, 1)),
-        ("AI MAX", (11, 5, 1)),
-        ("Strix Halo", (11, 5, 1)),
-        ("Framework Desktop", (11, 5, 1)),
-        ("890M", (11, 5, 0)),
-        ("880M", (11, 5, 0)),
-        ("860M", (11, 5, 2)),
-        ("840M", (11, 5, 2)),
-        ("780M", (11, 0, 3)),
-        ("760M", (11, 0, 3)),
-        ("740M", (11, 0, 3)),
-        ("680M", (10, 3, 5)),
-        ("660M", (10, 3, 5)),
-        ("Steam Deck", (10, 3, 3)),
-    ];
-    let upper = text.to_ascii_uppercase();
-    let product = || {
-        PRODUCTS
-            .iter()
-            .find(|(name, _)| upper.contains(&name.to_ascii_uppercase()))
-    };
     Gfx::find_all(text)
         .first()
         .copied()
-        .or_else(|| product().map(|(_, (a, b, c))| Gfx::new(*a, *b, *c)))
+        .or_else(|| text.lines().find_map(names::architecture_of))
 }
 
 #[cfg(test)]

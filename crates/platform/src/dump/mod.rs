@@ -7,9 +7,12 @@
 
 mod amd_smi;
 mod hipinfo;
+mod kernel_log;
 mod memory_report;
+mod python_report;
 mod rocm_smi;
 mod rocminfo;
+mod sysfs;
 
 use crate::machine::{Gpu, Machine, ReadFrom, System};
 use crate::snapshot::{DUMP_HEADER, Snapshot};
@@ -19,7 +22,8 @@ use crate::{describe, detect, explain, source};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "not recognised; it can be a dump of `surefoot doctor --dump`, a KFD topology with its paths, \
-     the output of `rocminfo`, `hipInfo`, `rocm-smi -a`, `amd-smi static` or `amd-smi metric`, \
+     the output of `rocminfo`, `hipInfo`, `rocm-smi -a`, `amd-smi static`, `amd-smi metric`, \
+     `python -m torch.utils.collect_env`, `accelerate env` or `dmesg`, \
      a report about memory, or a log with an error message"
 )]
 pub struct NotRecognised;
@@ -54,11 +58,13 @@ pub fn read(text: &str) -> Result<Machine, NotRecognised> {
         return Ok(detect::machine(&snapshot));
     }
     type Reader = fn(&str, &mut Machine) -> Vec<Gpu>;
-    let readers: [(ReadFrom, Reader); 5] = [
+    let readers: [(ReadFrom, Reader); 7] = [
         (ReadFrom::Rocminfo, rocminfo::gpus),
         (ReadFrom::Hipinfo, hipinfo::gpus),
         (ReadFrom::AmdSmi, amd_smi::gpus),
         (ReadFrom::RocmSmi, rocm_smi::gpus),
+        (ReadFrom::PythonReport, python_report::gpus),
+        (ReadFrom::KernelLog, kernel_log::gpus),
         (ReadFrom::Memory, memory_report::gpus),
     ];
     for (read_from, gpus) in readers {
@@ -69,12 +75,25 @@ pub fn read(text: &str) -> Result<Machine, NotRecognised> {
             ..detect::machine(&snapshot)
         };
         machine.gpus = gpus(text, &mut machine);
-        let no_gpu_but_recognised = read_from == ReadFrom::Rocminfo && rocminfo::is_rocminfo(text);
-        if machine.gpus.is_empty() && !no_gpu_but_recognised {
+        if read_from == ReadFrom::Memory {
+            // Whole files are better than sizes in running text.
+            let files = sysfs::gpus(&snapshot);
+            if !files.is_empty() {
+                machine.gpus = files;
+            }
+        }
+        let recognised_without_a_gpu = match read_from {
+            ReadFrom::Rocminfo => rocminfo::is_rocminfo(text),
+            ReadFrom::PythonReport => python_report::is_python_report(text),
+            ReadFrom::KernelLog => !machine.unseen.is_empty(),
+            ReadFrom::Memory => memory_report::is_meminfo(text),
+            _ => false,
+        };
+        if machine.gpus.is_empty() && !recognised_without_a_gpu {
             continue;
         }
-        if read_from == ReadFrom::Hipinfo {
-            machine.system = System::Windows;
+        if text.contains("WSL environment detected") {
+            machine.system = System::Wsl;
         }
         for (index, gpu) in machine.gpus.iter_mut().enumerate() {
             gpu.index = index;
@@ -130,6 +149,31 @@ fn variables(text: &str) -> std::collections::BTreeMap<String, String> {
         (is_name && source::is_relevant_variable(name)).then(|| (name.to_owned(), value.to_owned()))
     };
     text.lines().filter_map(assignment).collect()
+}
+
+/// The JSON documents in a text, among whatever warnings surround them: from the first
+/// bracket of a line that begins one, to its end.
+fn json_documents(text: &str) -> Vec<serde_json::Value> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < text.len() {
+        let line_end = text[at..]
+            .find('\n')
+            .map_or(text.len(), |length| at + length + 1);
+        let line = text[at..line_end].trim_start();
+        let start = line_end - text[at..line_end].trim_start().len();
+        if line.starts_with(['{', '[']) {
+            let mut documents =
+                serde_json::Deserializer::from_str(&text[start..]).into_iter::<serde_json::Value>();
+            if let Some(Ok(document)) = documents.next() {
+                at = start + documents.byte_offset();
+                found.push(document);
+                continue;
+            }
+        }
+        at = line_end;
+    }
+    found
 }
 
 /// The value behind the first colon of a line whose key is exactly `key`.

@@ -1,19 +1,22 @@
 //! The output of `rocm-smi`: long (`-a`), short (the table), or `--json`.
 
-use crate::Bytes;
 use crate::machine::{Gpu, Machine};
 use crate::pci::{DeviceId, PciAddress};
-use std::collections::BTreeMap;
+use crate::{Bytes, names};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The GPUs, in the order of their KFD nodes: rocm-smi has an order of its own,
 /// and HIP does not use it (pytorch #131901).
 pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     let mut gpus: BTreeMap<u32, Gpu> = BTreeMap::new();
+    let mut nameless = BTreeSet::new();
     for line in text.lines() {
         if let Some((number, key, value)) = long_line(line) {
             fact(gpus.entry(number).or_default(), key, value);
         } else if let Some((number, gpu)) = table_line(line) {
             gpus.entry(number).or_insert(gpu);
+        } else if let Some(number) = old_table_line(line) {
+            nameless.insert(number);
         } else if let Some(release) = line.strip_prefix("Driver version:") {
             machine.kernel = machine
                 .kernel
@@ -21,15 +24,16 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
                 .or(crate::machine::Kernel::parse(release));
         }
     }
-    if let Some(json) = text
-        .find('{')
-        .and_then(|start| serde_json::from_str::<serde_json::Value>(text[start..].trim()).ok())
-    {
+    for json in super::json_documents(text) {
         from_json(&json, &mut gpus);
+    }
+    let is_smi = text.contains("System Management Interface");
+    if is_smi && gpus.is_empty() {
+        gpus.extend(nameless.into_iter().map(|number| (number, Gpu::default())));
     }
     let mut gpus: Vec<Gpu> = gpus
         .into_values()
-        .filter(|gpu| *gpu != Gpu::default())
+        .filter(|gpu| is_smi || *gpu != Gpu::default())
         .collect();
     gpus.sort_by_key(|gpu| gpu.kfd_node.unwrap_or(u32::MAX));
     gpus
@@ -61,6 +65,17 @@ fn table_line(line: &str) -> Option<(u32, Gpu)> {
     ))
 }
 
+/// `0    42.0c           16.0W   500Mhz  96Mhz    0%   auto  203.0W    1%   0%`, the
+/// table before 6.0: that there is a GPU, and nothing about which.
+fn old_table_line(line: &str) -> Option<u32> {
+    let mut words = line.split_whitespace();
+    let (number, temperature) = (words.next()?.parse().ok()?, words.next()?);
+    let is_temperature = temperature
+        .strip_suffix('c')
+        .is_some_and(|degrees| degrees.parse::<f32>().is_ok());
+    (is_temperature || temperature == "N/A" && line.trim_end().ends_with('%')).then_some(number)
+}
+
 fn from_json(json: &serde_json::Value, gpus: &mut BTreeMap<u32, Gpu>) {
     for (card, facts) in json.as_object().into_iter().flatten() {
         let Some(number) = card
@@ -78,11 +93,18 @@ fn from_json(json: &serde_json::Value, gpus: &mut BTreeMap<u32, Gpu>) {
 }
 
 /// Card names are those of the PCI id database and wrong as often as right
-/// ("Radeon HD 6470M" for a 780M): the device id decides.
+/// ("Radeon HD 6470M" for a 780M): the device id decides where there is one.
 fn fact(gpu: &mut Gpu, key: &str, value: &str) {
     match key {
-        "Device ID" | "Card Model" | "Card model" => {
-            gpu.device_id = gpu.device_id.or_else(|| DeviceId::parse(value))
+        "Device ID" => gpu.device_id = DeviceId::parse(value).or(gpu.device_id),
+        // Versions before 6.0 print the subsystem's id here.
+        "Card Model" | "Card model" => {
+            let known = DeviceId::parse(value).filter(|id| id.gfx().is_some());
+            gpu.device_id = gpu.device_id.or(known);
+        }
+        "Card Series" | "Card series" | "Device Name" => {
+            let is_name = names::architecture_of(value).is_some();
+            gpu.product = gpu.product.take().or(is_name.then(|| value.to_owned()));
         }
         "PCI Bus" => gpu.pci = PciAddress::parse(value),
         // 6.1 prints `gfx11003` for gfx1103; reading it repairs it.

@@ -16,7 +16,11 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     let mut host = Bytes::ZERO;
     for block in blocks(text) {
         match field(&block, "Device Type") {
-            Some("GPU") => gpus.push(gpu(&block)),
+            Some("GPU") => {
+                let mut gpu = gpu(&block);
+                under_override(&mut gpu, machine);
+                gpus.push(gpu);
+            }
             Some("CPU") => host = host.saturating_add(largest_pool(&block).unwrap_or_default()),
             // NPUs are agents too.
             _ => {}
@@ -90,6 +94,23 @@ fn gpu(block: &[&str]) -> Gpu {
         gpu.class_from = "rocminfo: Memory Properties";
     }
     gpu
+}
+
+/// rocminfo believes `HSA_OVERRIDE_GFX_VERSION`; the chip id does not. Where they differ
+/// the variable was set, whether or not the text shows it. (Not for Vega: Raven Ridge
+/// and its successors share ids.)
+fn under_override(gpu: &mut Gpu, machine: &mut Machine) {
+    let (Some(reported), Some(chip)) = (gpu.gfx, gpu.device_id.and_then(|id| id.gfx())) else {
+        return;
+    };
+    if reported == chip || chip.major < 10 {
+        return;
+    }
+    gpu.gfx = Some(chip);
+    machine
+        .variables
+        .entry("HSA_OVERRIDE_GFX_VERSION".to_owned())
+        .or_insert_with(|| reported.as_override());
 }
 
 /// `GPU-XX` stands for a card without a number of its own, and WSL prints all ones.

@@ -282,6 +282,20 @@ fn carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
     let (Some(MemoryRule::Carveout), Some(pool)) = (gpu.memory_rule, gpu.usable_bytes) else {
         return;
     };
+    if pool <= Bytes::gib(4) && machine.kernel.is_none() {
+        found.push(
+            Finding::new(
+                Check::Memory,
+                Severity::Warning,
+                "carveout-only",
+                format!("The GPU has only its carve-out: {pool}"),
+            )
+            .seen("The pool is a BIOS setting, although the machine has more RAM.")
+            .why("Kernels before 6.10 give the GPU of an APU nothing else; newer ones let it allocate from RAM.")
+            .fix(["uname -r", "# below 6.10: install a newer kernel, or enlarge the UMA frame buffer in the BIOS"])
+            .source("Linux, \"drm/amdkfd: Let VRAM allocations go to GTT domain on small APUs\""),
+        );
+    }
     if pool <= Bytes::gib(4) && machine.kernel_before((6, 10, 0)) {
         found.push(
             Finding::new(
@@ -299,7 +313,13 @@ fn carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
             .source("Linux, \"drm/amdkfd: Let VRAM allocations go to GTT domain on small APUs\""),
         );
     }
-    let Some(ram) = machine.memory.total.filter(|&ram| pool >= ram) else {
+    // On MI300A the RAM of the host and the memory of the GPU are the same HBM.
+    let is_mi300a = gpu.gfx.is_some_and(|gfx| gfx.major == 9);
+    let Some(ram) = machine
+        .memory
+        .total
+        .filter(|&ram| pool >= ram && !is_mi300a)
+    else {
         return;
     };
     found.push(

@@ -52,7 +52,9 @@ pub fn infer(pool: Bytes, ram: Bytes) -> MemoryRule {
     if is_half(pool, ram) {
         return MemoryRule::Gtt;
     }
-    if is_sold_size(pool.saturating_add(ram)) {
+    // 512 MiB, 1, 2 or 4 GiB beside several times as much RAM: nobody sets TTM to that.
+    let is_setting = pool.0.is_power_of_two() && pool <= Bytes::gib(4);
+    if is_setting && pool.share_of(ram) < 0.4 || is_sold_size(pool.saturating_add(ram)) {
         return MemoryRule::Carveout;
     }
     if pool.share_of(ram) > 0.5 {
