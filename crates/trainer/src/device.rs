@@ -48,6 +48,14 @@ pub fn choose(choice: &str) -> Result<Device, Error> {
     )))
 }
 
+/// The number of the GPU, as libtorch counts; `None` for the CPU.
+pub fn gpu_index(device: Device) -> Option<usize> {
+    match device {
+        Device::Cuda(index) => Some(index),
+        _ => None,
+    }
+}
+
 /// As in "CPU, 2 threads".
 pub fn describe(device: Device) -> String {
     match device {

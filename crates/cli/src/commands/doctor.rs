@@ -1,12 +1,12 @@
 //! `surefoot doctor`: what is wrong with this machine, and what to type to mend it.
 
-use super::live::{self, Python};
 use anyhow::Context;
 use platform::report::{Report, diagnose, diagnose_text};
 use platform::{detect, dump};
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 
 /// Look for what would stop training on this machine, or on the machine of a dump

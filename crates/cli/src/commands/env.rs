@@ -1,9 +1,9 @@
 //! `surefoot env`: the variables that this machine needs, for a shell to read.
 
-use super::live::{self, Python};
 use platform::machine::System;
 use platform::plan::{Variable, plan_with};
 use std::fmt::Write as _;
+use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 
 /// Print the variables that this machine needs, and nothing else: eval "$(surefoot env)"

@@ -1,11 +1,11 @@
 //! `surefoot explain`: what an error message means.
 
 use super::doctor::read;
-use super::live::{self, Python};
 use platform::explain::{Hints, explain_with};
 use platform::report::explanation_text;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
+use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 
 /// Explain the errors in a log: cause, remedy, source

@@ -9,7 +9,6 @@ mod check;
 
 use super::delegate;
 use super::doctor::write;
-use super::live::{self, Python};
 use anyhow::Context;
 use check::{CHECKS, Check, Outcome as Answer, Result as CheckResult};
 use platform::Machine;
@@ -18,6 +17,7 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 
 /// Test whether this GPU computes correctly, each check in a process of its own

@@ -12,10 +12,10 @@ mod activation;
 mod child;
 
 use super::env::no_such_gpu;
-use super::live::{self, Live, Python};
 use platform::explain::ending::{self, Ending, KernelEvents};
 use platform::explain::{Hints, explain_with};
-use platform::findings::{Check, Severity, findings};
+use platform::findings::{Check, Severity, findings, seen_by_hip};
+use platform::machine::Gpu;
 use platform::memory::HostMemory;
 use platform::plan::{Plan, VISIBILITY, plan_with};
 use platform::report::explanation_text;
@@ -25,6 +25,8 @@ use platform::{Bytes, Machine};
 use std::ffi::OsString;
 use std::io;
 use std::process::Command;
+use surefoot_cli::gradients;
+use surefoot_cli::live::{self, Live, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 
 /// Launch a command with the variables that this machine needs; explain it when it dies
@@ -77,6 +79,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
         return Err(Failure::usage(no_such_gpu(gpu, machine.gpus.len())));
     }
     let plan = plan_with(&machine, args.gpu);
+    gradients::refuse_wrong_ones(device_zero(&machine, &plan, args.gpu))?;
     name_what_is_harmful(&machine, &plan, args);
     let (program, rest) = args
         .command
@@ -103,6 +106,20 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
         explain_death(&machine, &ended, before);
     }
     Ok(Outcome::Child(exit_code(ended.ending)))
+}
+
+/// The GPU that the command will find as its first: the one asked for, else what the
+/// user's own variables leave, else the one that is picked, else whatever is there.
+fn device_zero<'a>(machine: &'a Machine, plan: &Plan, wanted: Option<usize>) -> Option<&'a Gpu> {
+    let is_masked = VISIBILITY
+        .iter()
+        .any(|name| machine.variables.contains_key(*name));
+    let index = match wanted.or(plan.pick) {
+        _ if wanted.is_none() && is_masked => seen_by_hip(machine).first().copied()?,
+        Some(index) => index,
+        None => 0,
+    };
+    machine.gpus.get(index)
 }
 
 /// As a shell reports it: 128 + the number of the signal.

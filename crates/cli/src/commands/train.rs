@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use platform::findings::seen_by_hip;
+use surefoot_cli::gradients;
+use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::task::{Evaluation, Sample};
 use trainer::text::{bytes, thousands};
@@ -40,8 +43,13 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let stop = Stop::default();
     on_signals(&stop)?;
     let mut screen = Screen::new();
-    let result = Allocator::install(&config)
-        .and_then(|allocator| trainer::run(&config, &allocator, &mut screen, &stop));
+    // The allocator first: looking at the GPUs must not be what sets libtorch's own one up.
+    let allocator = Allocator::install(&config);
+    if allocator.is_ok() {
+        refuse_wrong_gradients(&config)?;
+    }
+    let result =
+        allocator.and_then(|allocator| trainer::run(&config, &allocator, &mut screen, &stop));
     screen.bar.finish_and_clear();
     let summary = result.map_err(|error| {
         if error.is_bad_usage() {
@@ -57,6 +65,22 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         output::print(&describe(&summary, &screen.folder))?;
     }
     Ok(Outcome::Fine)
+}
+
+/// Looks which GPU the config's device is, and refuses the one whose gradients are wrong.
+fn refuse_wrong_gradients(config: &Config) -> Result<(), Failure> {
+    // A device that is not there is reported by the run itself.
+    let Some(index) = trainer::device::choose(&config.device)
+        .ok()
+        .and_then(trainer::device::gpu_index)
+    else {
+        return Ok(());
+    };
+    let machine = live::machine(&Python::Skip);
+    let gpu = seen_by_hip(&machine)
+        .get(index)
+        .and_then(|&gpu| machine.gpus.get(gpu));
+    gradients::refuse_wrong_ones(gpu)
 }
 
 /// Ctrl-C and SIGTERM ask the run to stop; a second one ends the process at once.

@@ -1,5 +1,5 @@
 //! `surefoot run`: signals, exit codes, the environment of the child, the explanation.
-use crate::common::{show, surefoot};
+use crate::common::{fixture, show, surefoot};
 use std::io::{BufRead, BufReader};
 use std::process::{Output, Stdio};
 
@@ -195,4 +195,57 @@ fn alloc_without_its_library_is_bad_usage() {
 fn a_gpu_that_is_not_there_is_bad_usage() {
     let output = run(&["--gpu", "99", "--", "true"]);
     assert_eq!(output.status.code(), Some(2), "{}", show(&output));
+}
+
+#[test]
+fn a_gpu_with_wrong_gradients_is_refused_unless_somebody_insists() {
+    let on_a_steam_deck = |insist: &str, more: &[&str]| {
+        surefoot()
+            .arg("run")
+            .args(more)
+            .args(["--", "echo", "trained"])
+            .env(
+                "SUREFOOT_MACHINE",
+                fixture("synthetic/kfd_gfx1033_steamdeck.txt"),
+            )
+            .env("SUREFOOT_ALLOW_GFX1033", insist)
+            .output()
+            .expect("it runs")
+    };
+    for arguments in [&[][..], &["--gpu", "0"]] {
+        let refused = on_a_steam_deck("0", arguments);
+        assert_eq!(refused.status.code(), Some(2), "{}", show(&refused));
+        assert!(refused.stdout.is_empty());
+        assert!(
+            stderr(&refused).contains("wrong gradients")
+                && stderr(&refused).contains("SUREFOOT_ALLOW_GFX1033=1"),
+            "{}",
+            show(&refused)
+        );
+    }
+    let insisted = on_a_steam_deck("1", &[]);
+    assert_eq!(insisted.stdout, b"trained\n", "{}", show(&insisted));
+}
+
+#[test]
+fn the_child_gets_what_the_machine_needs_and_keeps_what_the_user_set() {
+    let environment = |name: &str, value: &str| {
+        let output = surefoot()
+            .args(["run", "--", "env"])
+            .env(
+                "SUREFOOT_MACHINE",
+                fixture("synthetic/kfd_gfx1201_plus_gfx1036.txt"),
+            )
+            .env(name, value)
+            .output()
+            .expect("it runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let planned = environment("UNRELATED", "1");
+    assert!(planned.contains("ROCR_VISIBLE_DEVICES="), "{planned}");
+    let own = environment("HIP_VISIBLE_DEVICES", "1");
+    assert!(
+        own.contains("HIP_VISIBLE_DEVICES=1\n") && !own.contains("ROCR_VISIBLE_DEVICES"),
+        "{own}"
+    );
 }

@@ -17,6 +17,7 @@ pub use crate::explain::Severity;
 use crate::machine::Machine;
 use crate::plan::Plan;
 use serde::Serialize;
+pub use visibility::seen_by_hip;
 
 /// Something that stops training, spoils it or wastes much.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]

@@ -26,7 +26,7 @@ pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
 
 /// The numbers of the GPUs that a process sees, in its order, under the variables that are set.
 #[must_use]
-pub(crate) fn seen_by_hip(machine: &Machine) -> Vec<usize> {
+pub fn seen_by_hip(machine: &Machine) -> Vec<usize> {
     let all: Vec<usize> = (0..machine.gpus.len()).collect();
     let rocr = if machine.uses_rocr() {
         machine.variables.get("ROCR_VISIBLE_DEVICES")

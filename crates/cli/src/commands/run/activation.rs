@@ -1,11 +1,11 @@
 //! Switching hip-alloc on in a child: the Python part that this binary carries, the
 //! library, and the variables.
 
-use crate::commands::cache;
 use anyhow::Context;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use surefoot_cli::cache;
 use surefoot_cli::output::Failure;
 
 /// The folder `python/` of this project: path and content.

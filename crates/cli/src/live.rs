@@ -1,6 +1,6 @@
 //! This machine, as `platform` reads it: files, devices, the environment.
 
-use super::cache;
+use crate::cache;
 use platform::Machine;
 use platform::python_source::collect_python;
 use platform::snapshot::{Content, Snapshot};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// Which Python to look at.
 #[derive(Clone, Debug)]
-pub(crate) enum Python {
+pub enum Python {
     /// None: everything else takes a few milliseconds.
     Skip,
     /// The active one.
@@ -24,7 +24,7 @@ pub(crate) enum Python {
 }
 
 /// Reads this machine.
-pub(crate) fn snapshot(python: &Python) -> Snapshot {
+pub fn snapshot(python: &Python) -> Snapshot {
     let source = Live;
     let mut snapshot = collect(&source);
     let wanted = match python {
@@ -38,9 +38,36 @@ pub(crate) fn snapshot(python: &Python) -> Snapshot {
     snapshot
 }
 
+/// A variable that names a dump: everything then behaves as on the machine of the dump,
+/// with the environment of this process. For tests, and to try what a machine would get.
+pub const MACHINE: &str = "SUREFOOT_MACHINE";
+
 /// Reads this machine and states its facts.
-pub(crate) fn machine(python: &Python) -> Machine {
-    platform::detect::machine(&snapshot(python))
+pub fn machine(python: &Python) -> Machine {
+    machine_of_dump().unwrap_or_else(|| platform::detect::machine(&snapshot(python)))
+}
+
+fn machine_of_dump() -> Option<Machine> {
+    let path = std::env::var_os(MACHINE).filter(|path| !path.is_empty())?;
+    let read = fs::read(&path).map_err(|error| error.to_string());
+    let machine = read.and_then(|bytes| {
+        platform::dump::read(&platform::dump::decode(&bytes)).map_err(|error| error.to_string())
+    });
+    match machine {
+        Ok(mut machine) => {
+            let own = Live.variables();
+            machine.variables = own
+                .into_iter()
+                .filter(|(name, _)| platform::source::is_relevant_variable(name))
+                .collect();
+            machine.is_complete = true;
+            Some(machine)
+        }
+        Err(error) => {
+            tracing::warn!("{MACHINE}={}: {error}", path.display());
+            None
+        }
+    }
 }
 
 /// The last resort for the architectures of a ROCm wheel: torch itself, in a process
@@ -92,7 +119,7 @@ fn output_within(mut command: Command, limit: Duration) -> Option<String> {
 }
 
 /// The machine that this process runs on.
-pub(crate) struct Live;
+pub struct Live;
 
 impl Source for Live {
     fn read(&self, path: &str) -> Option<Content> {

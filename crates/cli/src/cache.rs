@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// `$SUREFOOT_CACHE`, `$XDG_CACHE_HOME/surefoot` or `~/.cache/surefoot`.
-pub(crate) fn folder() -> PathBuf {
+pub fn folder() -> PathBuf {
     let folder = |name: &str| {
         std::env::var_os(name)
             .filter(|value| !value.is_empty())
@@ -16,7 +16,7 @@ pub(crate) fn folder() -> PathBuf {
 }
 
 /// A name for some bytes (FNV-1a, 64 bits): to tell versions apart, not to resist anybody.
-pub(crate) fn fingerprint(bytes: impl Iterator<Item = u8>) -> String {
+pub fn fingerprint(bytes: impl Iterator<Item = u8>) -> String {
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     });
