@@ -25,6 +25,7 @@ pub mod machine;
 pub mod memory;
 mod names;
 pub mod pci;
+mod plain;
 pub mod plan;
 pub mod python;
 pub mod python_source;

@@ -15,6 +15,7 @@ mod rocminfo;
 mod sysfs;
 
 use crate::machine::{Gpu, Machine, ReadFrom, System};
+use crate::plain::plain;
 use crate::snapshot::{DUMP_HEADER, Snapshot};
 use crate::{describe, detect, explain, source};
 
@@ -52,7 +53,7 @@ pub fn decode(bytes: &[u8]) -> String {
 /// # Errors
 /// [`NotRecognised`] when nothing in the text describes a GPU, its memory or an error.
 pub fn read(text: &str) -> Result<Machine, NotRecognised> {
-    let text = &without_colour(text);
+    let text = &*plain(text.trim_start_matches('\u{feff}'));
     let snapshot = Snapshot::parse(text);
     if text.starts_with(DUMP_HEADER) || snapshot.paths_under("kfd/nodes/").next().is_some() {
         return Ok(detect::machine(&snapshot));
@@ -110,25 +111,6 @@ pub fn read(text: &str) -> Result<Machine, NotRecognised> {
         variables: variables(text),
         ..Machine::default()
     })
-}
-
-/// Removes colour codes, also those whose escape character a copy turned into `ESC`.
-fn without_colour(text: &str) -> String {
-    let mut clean = String::with_capacity(text.len());
-    let mut rest = text.trim_start_matches('\u{feff}');
-    while let Some(start) = rest.find("\u{1b}[").or_else(|| rest.find("ESC[")) {
-        clean.push_str(&rest[..start]);
-        let code = &rest[start..];
-        let body = code.find('[').map_or(code.len(), |at| at + 1);
-        let end = code[body..]
-            .find(|c: char| !(c.is_ascii_digit() || c == ';'))
-            .map_or(code.len(), |at| body + at);
-        // The letter that ends the code.
-        let letter = code[end..].chars().next().map_or(0, char::len_utf8);
-        rest = &code[end + letter..];
-    }
-    clean.push_str(rest);
-    clean
 }
 
 /// Assignments of variables that matter, on lines of their own, in any shell.
@@ -193,14 +175,6 @@ mod tests {
         let mut bytes = vec![0xff, 0xfe];
         bytes.extend(text.encode_utf16().flat_map(u16::to_le_bytes));
         assert_eq!(decode(&bytes), text);
-    }
-
-    #[test]
-    fn colour_is_removed_even_when_the_escape_was_lost() {
-        assert_eq!(
-            without_colour("\u{1b}[37mROCk\u{1b}[0m ESC[1;31mmodule"),
-            "ROCk module"
-        );
     }
 
     #[test]

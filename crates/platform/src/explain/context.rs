@@ -4,6 +4,7 @@ use super::Match;
 use crate::{Gfx, wheels};
 
 /// Facts about the program and its machine that a log mentions.
+#[derive(Default)]
 pub(super) struct Context {
     /// The log comes from Windows.
     pub(super) is_windows: bool,
@@ -15,32 +16,29 @@ pub(super) struct Context {
 }
 
 impl Context {
-    pub(super) fn read(text: &str) -> Self {
+    /// Takes what one more line says.
+    pub(super) fn read(&mut self, line: &str) {
         let word_after = |marker: &str| {
-            let start = text.find(marker)? + marker.len();
-            let rest = &text[start..];
+            let start = line.find(marker)? + marker.len();
+            let rest = &line[start..];
             let end = rest
                 .find(|c: char| !(c.is_ascii_alphanumeric() || c == '.'))
                 .unwrap_or(rest.len());
             Some(rest[..end].trim_end_matches('.').to_owned()).filter(|word| !word.is_empty())
         };
-        let is_drive = |word: &str| {
-            let mut chars = word.trim_start_matches(['"', '\'', '(']).chars();
-            chars.next().is_some_and(|c| c.is_ascii_uppercase())
-                && chars.next() == Some(':')
-                && chars.next() == Some('\\')
-        };
-        Self {
-            is_windows: text.contains("WinError")
-                || text.contains("0xC0000005")
-                || text.split_whitespace().any(is_drive),
-            override_value: word_after("HSA_OVERRIDE_GFX_VERSION=")
-                .or_else(|| word_after("HSA_OVERRIDE_GFX_VERSION ")),
-            rocm: word_after("+rocm"),
-            kfd_is_public: text
-                .lines()
-                .any(|line| line.contains("/dev/kfd") && line.contains("rw-rw-rw-")),
+        self.is_windows = self.is_windows
+            || line.contains("WinError")
+            || line.contains("0xC0000005")
+            || line.contains(":\\") && line.split_whitespace().any(is_drive);
+        if self.override_value.is_none() {
+            self.override_value = word_after("HSA_OVERRIDE_GFX_VERSION=")
+                .or_else(|| word_after("HSA_OVERRIDE_GFX_VERSION "));
         }
+        if self.rocm.is_none() {
+            self.rocm = word_after("+rocm");
+        }
+        self.kfd_is_public =
+            self.kfd_is_public || line.contains("/dev/kfd") && line.contains("rw-rw-rw-");
     }
 
     /// Replaces a general cause by the one that the text proves.
@@ -89,4 +87,12 @@ impl Context {
             ),
         };
     }
+}
+
+/// `C:\Users…`, also behind a quote or a bracket.
+fn is_drive(word: &str) -> bool {
+    let mut chars = word.trim_start_matches(['"', '\'', '(']).chars();
+    chars.next().is_some_and(|c| c.is_ascii_uppercase())
+        && chars.next() == Some(':')
+        && chars.next() == Some('\\')
 }

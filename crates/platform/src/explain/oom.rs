@@ -99,36 +99,94 @@ pub fn numbers(message: &str) -> Numbers {
     numbers
 }
 
-/// Every out-of-memory message of a text, judged; one for each judgement.
-pub(super) fn matches(text: &str, context: &Context, hints: Hints) -> Vec<Match> {
-    let mut found: Vec<Match> = Vec::new();
-    let mut line_start = 0;
-    for (index, line) in text.lines().enumerate() {
-        let rest = &text[line_start.min(text.len())..];
-        // `lines` also takes a carriage return off.
-        line_start += line.len()
-            + rest[line.len().min(rest.len())..]
-                .find('\n')
-                .map_or(0, |at| at + 1);
-        let Some(at) = start_of_message(line) else {
-            continue;
-        };
-        // The message and what of it was wrapped, but not the next message.
-        let mut message = clip(&rest[at..], 1200);
-        let next = message
-            .char_indices()
-            .skip(1)
-            .find(|(next, _)| start_of_message(&message[*next..]) == Some(0));
-        if let Some((next, _)) = next {
-            message = &message[..next];
+/// The out-of-memory messages of a text, gathered line by line.
+///
+/// They are judged at the end, because what a log says later (that it comes from Windows)
+/// counts too; until then only their numbers are kept.
+#[derive(Default)]
+pub(super) struct Messages {
+    open: Option<Open>,
+    kept: Vec<Kept>,
+}
+
+/// A message whose end has not been seen: its lines may be wrapped.
+struct Open {
+    text: String,
+    line: String,
+    line_number: usize,
+}
+
+struct Kept {
+    numbers: Numbers,
+    line: String,
+    line_number: usize,
+    count: usize,
+}
+
+impl Messages {
+    /// The longest message, wrapped or not.
+    const LONGEST: usize = 1200;
+    /// A program that catches the error and goes on has thousands; these differ.
+    const DISTINCT: usize = 256;
+
+    /// Takes one more line.
+    pub(super) fn read(&mut self, line: &str, line_number: usize) {
+        let mut rest = line;
+        while let Some(at) = start_of_message(rest) {
+            self.extend(&rest[..at]);
+            self.close();
+            // The marker itself, so that the next search begins behind it.
+            let marker = rest[at..].find(' ').map_or(rest.len(), |end| at + end + 1);
+            self.open = Some(Open {
+                text: rest[at..marker].to_owned(),
+                line: clip(line.trim(), 500).to_owned(),
+                line_number,
+            });
+            rest = &rest[marker..];
         }
-        let judged = judge(&numbers(message), context, hints, line, index + 1);
-        match found.iter_mut().find(|known| known.id == judged.id) {
-            Some(known) => known.count += 1,
-            None => found.push(judged),
+        self.extend(rest);
+    }
+
+    fn extend(&mut self, text: &str) {
+        let Some(open) = &mut self.open else { return };
+        open.text.push_str(text);
+        open.text.push('\n');
+        if open.text.len() >= Self::LONGEST {
+            self.close();
         }
     }
-    found
+
+    fn close(&mut self) {
+        let Some(open) = self.open.take() else { return };
+        let numbers = numbers(clip(&open.text, Self::LONGEST));
+        if let Some(known) = self.kept.iter_mut().find(|known| known.numbers == numbers) {
+            known.count += 1;
+        } else if self.kept.len() < Self::DISTINCT {
+            self.kept.push(Kept {
+                numbers,
+                line: open.line,
+                line_number: open.line_number,
+                count: 1,
+            });
+        } else if let Some(last) = self.kept.last_mut() {
+            last.count += 1;
+        }
+    }
+
+    /// All of them judged; one for each judgement.
+    pub(super) fn finish(mut self, context: &Context, hints: Hints) -> Vec<Match> {
+        self.close();
+        let mut found: Vec<Match> = Vec::new();
+        for kept in &self.kept {
+            let mut judged = judge(&kept.numbers, context, hints, &kept.line, kept.line_number);
+            judged.count = kept.count;
+            match found.iter_mut().find(|known| known.id == judged.id) {
+                Some(known) => known.count += judged.count,
+                None => found.push(judged),
+            }
+        }
+        found
+    }
 }
 
 /// Where the message begins within a line.

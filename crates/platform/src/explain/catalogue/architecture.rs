@@ -135,6 +135,9 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"hipErrorStreamCapture\w*",
+            r"hipErrorGraphExecUpdateFailure",
+            r"(?i)hipGraph(?:Instantiate|Launch)\w*.{0,60}(?:fail|error|invalid)",
+            r"(?i)(?:CUDA|HIP)_?Graph.{0,80}(?:invalid|failed|error)",
             r"(?i)HIP error: operation (?:failed due to a previous error|not permitted).*captur",
         ],
         also: &[],
