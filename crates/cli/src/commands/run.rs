@@ -3,31 +3,32 @@
 //!
 //! ```text
 //! facts ─▶ plan ─▶ environment ─▶ child (signals in, exit code out)
-//!                                   │ stderr, through us
+//!                                   │ what it prints, through us
 //!                                   ▼
-//!                    its last output + how it ended + memory ─▶ explanation
+//!   its last output + how it ended + memory and kernel log until then ─▶ explanation
 //! ```
 
 mod activation;
 mod child;
+mod streams;
+mod watch;
 
 use super::env::no_such_gpu;
-use platform::explain::ending::{self, Ending, KernelEvents};
-use platform::explain::{Hints, explain_with};
+use platform::Machine;
+use platform::explain::ending::{self, Ending};
+use platform::explain::{Explainer, Hints};
 use platform::findings::{Check, Severity, findings, seen_by_hip};
 use platform::machine::Gpu;
-use platform::memory::HostMemory;
 use platform::plan::{Plan, VISIBILITY, plan_with};
 use platform::report::explanation_text;
-use platform::snapshot::Content;
-use platform::source::Source;
-use platform::{Bytes, Machine};
 use std::ffi::OsString;
 use std::io;
 use std::process::Command;
+use std::sync::atomic::Ordering;
 use surefoot_cli::gradients;
-use surefoot_cli::live::{self, Live, Python};
+use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
+use watch::{Seen, Watch};
 
 /// Launch a command with the variables that this machine needs; explain it when it dies
 ///
@@ -50,7 +51,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     python: Option<String>,
 
-    /// Do not read what the command writes to stderr, and explain nothing
+    /// Do not read what the command prints, and explain nothing
     #[arg(long)]
     no_explain: bool,
 
@@ -71,6 +72,8 @@ const DEBUG: [(&str, &str); 3] = [
     ("AMD_LOG_LEVEL", "3"),
 ];
 
+const SIGPIPE: i32 = 13;
+
 /// Runs the command.
 pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
     let python = args.python.clone().map_or(Python::Active, Python::At);
@@ -89,8 +92,10 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
     command.args(rest);
     set_environment(&mut command, &machine, &plan, args)?;
 
-    let before = kernel_events();
-    let ended = child::run(command, !args.no_explain).map_err(|error| {
+    let watch = Watch::start(&machine);
+    let pid = watch.pid();
+    let started = |child| pid.store(child, Ordering::SeqCst);
+    let ended = child::run(command, !args.no_explain, started).map_err(|error| {
         let program = program.to_string_lossy();
         match error.kind() {
             io::ErrorKind::NotFound => {
@@ -102,8 +107,10 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
             _ => Failure::Job(anyhow::Error::new(error).context(format!("cannot run `{program}`"))),
         }
     })?;
-    if !args.no_explain && !ended.was_asked_to_stop {
-        explain_death(&machine, &ended, before);
+    // A reader of its stdout that leaves (`| head`) ends a program without a fault in it.
+    let lost_its_reader = ended.ending == Ending::Signal(SIGPIPE);
+    if !args.no_explain && !ended.was_asked_to_stop && !lost_its_reader {
+        explain_death(&machine, &ended, &watch.finish());
     }
     Ok(Outcome::Child(exit_code(ended.ending)))
 }
@@ -196,25 +203,21 @@ fn name_what_is_harmful(machine: &Machine, plan: &Plan, args: &Args) {
 }
 
 /// What the death of the child looks like from outside.
-fn explain_death(machine: &Machine, ended: &child::Ended, before: KernelEvents) {
-    let after = kernel_events();
-    let events = KernelEvents {
-        oom_kills: after.oom_kills.saturating_sub(before.oom_kills),
-        cgroup_oom_kills: after
-            .cgroup_oom_kills
-            .saturating_sub(before.cgroup_oom_kills),
-    };
-    let Some(how) = ending::describe(ended.ending, events) else {
+fn explain_death(machine: &Machine, ended: &child::Ended, seen: &Seen) {
+    let Some(how) = ending::describe(ended.ending, seen.events) else {
         return;
     };
-    let explanation = explain_with(
-        &ended.last_output,
-        Hints {
-            ram: machine.memory.total,
-        },
-    );
+    let mut explainer = Explainer::new(Hints {
+        ram: machine.memory.total,
+    });
+    explainer.read(&ended.last_output);
+    explainer.read(seen.kernel_log.join("\n").as_bytes());
+    let explanation = explainer.finish();
     eprintln!("\nsurefoot: the command failed: {how}");
-    eprintln!("surefoot: memory now: {}", memory_now(machine));
+    eprintln!("surefoot: memory: {}", seen.memory);
+    for line in seen.kernel_log.iter().rev().take(3).rev() {
+        eprintln!("surefoot: kernel: {line}");
+    }
     if explanation.matches.is_empty() {
         eprintln!(
             "surefoot: its last output has no message we know; `surefoot doctor` looks at the machine"
@@ -224,80 +227,5 @@ fn explain_death(machine: &Machine, ended: &child::Ended, before: KernelEvents) 
             "\n{}",
             explanation_text(&explanation, output::wants_colour(&io::stderr()))
         );
-    }
-}
-
-/// One line about RAM, swap and the memory of each GPU.
-fn memory_now(machine: &Machine) -> String {
-    let read = |path: &str| match Live.read(path) {
-        Some(Content::Text(text)) => Some(text),
-        _ => None,
-    };
-    let mut words = Vec::new();
-    if let Some(memory) = read("/proc/meminfo").map(|text| HostMemory::parse(&text)) {
-        let size =
-            |bytes: Option<Bytes>| bytes.map_or_else(|| "?".to_owned(), |bytes| bytes.to_string());
-        words.push(format!(
-            "{} of {} RAM available",
-            size(memory.available),
-            size(memory.total)
-        ));
-        if memory.swap_total.is_some_and(|total| total > Bytes::ZERO) {
-            words.push(format!(
-                "{} of {} swap free",
-                size(memory.swap_free),
-                size(memory.swap_total)
-            ));
-        }
-    }
-    for gpu in &machine.gpus {
-        let Some(node) = gpu
-            .render_node
-            .as_ref()
-            .and_then(|path| path.strip_prefix("/dev/dri/"))
-        else {
-            continue;
-        };
-        let used = |name: &str| {
-            read(&format!("/sys/class/drm/{node}/device/{name}"))
-                .and_then(|text| Bytes::parse(&text))
-        };
-        if let (Some(vram), Some(gtt)) = (used("mem_info_vram_used"), used("mem_info_gtt_used")) {
-            words.push(format!(
-                "GPU {}: {vram} VRAM and {gtt} GTT in use",
-                gpu.index
-            ));
-        }
-    }
-    words.join(", ")
-}
-
-/// How often the kernel has killed for memory, so far.
-fn kernel_events() -> KernelEvents {
-    let counter = |path: &str, key: &str| {
-        let Some(Content::Text(text)) = Live.read(path) else {
-            return 0;
-        };
-        let value = text
-            .lines()
-            .find_map(|line| line.strip_prefix(key)?.strip_prefix(' '));
-        value
-            .and_then(|value| value.trim().parse().ok())
-            .unwrap_or(0)
-    };
-    let cgroup = match Live.read("/proc/self/cgroup") {
-        Some(Content::Text(text)) => text
-            .lines()
-            .find_map(|line| line.strip_prefix("0::"))
-            .map(str::to_owned),
-        _ => None,
-    };
-    let events = format!(
-        "/sys/fs/cgroup{}/memory.events",
-        cgroup.as_deref().unwrap_or_default().trim_end_matches('/')
-    );
-    KernelEvents {
-        oom_kills: counter("/proc/vmstat", "oom_kill"),
-        cgroup_oom_kills: counter(&events, "oom_kill"),
     }
 }

@@ -51,7 +51,7 @@ fn a_known_message_is_explained() {
     ]);
     let text = stderr(&output);
     assert!(
-        text.contains("[invalid-device-function, certain]") && text.contains("memory now: "),
+        text.contains("[invalid-device-function, certain]") && text.contains("RAM available"),
         "{text}"
     );
 }
@@ -247,5 +247,75 @@ fn the_child_gets_what_the_machine_needs_and_keeps_what_the_user_set() {
     assert!(
         own.contains("HIP_VISIBLE_DEVICES=1\n") && !own.contains("ROCR_VISIBLE_DEVICES"),
         "{own}"
+    );
+}
+
+#[test]
+fn a_message_on_stdout_is_explained_too() {
+    let output = run(&[
+        "--",
+        "sh",
+        "-c",
+        "echo 'HIP error: invalid argument'; exit 1",
+    ]);
+    assert_eq!(output.stdout, b"HIP error: invalid argument\n");
+    assert!(
+        stderr(&output).contains("[invalid-argument,"),
+        "{}",
+        show(&output)
+    );
+}
+
+#[test]
+fn every_byte_of_stdout_comes_through_a_slow_reader() {
+    let script = format!(
+        "{} run -- sh -c 'head -c 3000000 /dev/zero' | (sleep 1; wc -c)",
+        env!("CARGO_BIN_EXE_surefoot")
+    );
+    let output = std::process::Command::new("sh")
+        .args(["-c", &script])
+        .output()
+        .expect("it runs");
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "3000000");
+}
+
+#[test]
+fn a_reader_that_leaves_ends_the_command_as_it_would_without_us() {
+    let script = format!("{} run -- yes | head -n 1", env!("CARGO_BIN_EXE_surefoot"));
+    let output = std::process::Command::new("sh")
+        .args(["-c", &script])
+        .output()
+        .expect("it ends");
+    assert_eq!(output.stdout, b"y\n");
+    assert!(!stderr(&output).contains("failed"), "{}", show(&output));
+}
+
+#[test]
+fn the_order_stays_when_both_streams_are_one_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let log = folder.path().join("log");
+    let script = format!(
+        "{} run -- sh -c 'for i in 1 2 3 4 5; do echo out $i; echo err $i >&2; done' > {} 2>&1",
+        env!("CARGO_BIN_EXE_surefoot"),
+        log.display()
+    );
+    let status = std::process::Command::new("sh")
+        .args(["-c", &script])
+        .status()
+        .expect("it runs");
+    assert!(status.success());
+    let expected: String = (1..=5).map(|i| format!("out {i}\nerr {i}\n")).collect();
+    let log = std::fs::read_to_string(&log).expect("a log");
+    assert!(log.ends_with(&expected), "{log}");
+}
+
+#[test]
+fn the_memory_before_the_end_is_told() {
+    let output = run(&["--", "sh", "-c", "sleep 1; kill -KILL $$"]);
+    assert_eq!(output.status.code(), Some(137));
+    let text = stderr(&output);
+    assert!(
+        text.contains("before its end, the process held ") && text.contains("SIGKILL"),
+        "{text}"
     );
 }

@@ -1,56 +1,49 @@
-//! A child process: signals go in, the exit code comes out, and its stderr passes
-//! through us so that the end of it can be explained.
-//!
-//! When our stderr is a terminal the child gets a pseudo terminal for its own, or
-//! progress bars and colours would vanish.
+//! A child process: signals go in, the exit code comes out.
 
+use super::streams::Streams;
 use platform::explain::ending::Ending;
-use std::io::{self, Read, Write};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::io;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
-use std::time::{Duration, Instant};
-
-/// How much of the last output is kept.
-const KEEP: usize = 256 << 10;
 
 /// How a child ended.
 pub(super) struct Ended {
     /// Its exit code or signal.
     pub(super) ending: Ending,
-    /// The last part of what it wrote to stderr.
-    pub(super) last_output: String,
+    /// The last part of what it printed.
+    pub(super) last_output: Vec<u8>,
     /// Whether somebody ended it on purpose (Ctrl-C, `kill`).
     pub(super) was_asked_to_stop: bool,
 }
 
-/// Runs a child to its end.
+/// Runs a child to its end; `started` learns its process id.
 ///
 /// # Errors
 /// When it cannot be started.
-pub(super) fn run(mut command: Command, read_stderr: bool) -> io::Result<Ended> {
+pub(super) fn run(
+    mut command: Command,
+    reads_output: bool,
+    started: impl FnOnce(u32),
+) -> io::Result<Ended> {
     let asked_to_stop = Arc::new(AtomicBool::new(false));
-    let mut tail = None;
     // Ready before the child is: a signal in between must not end only us.
-    let signals = Signals::prepare()?;
-    let (mut child, reader) = if read_stderr {
-        let channel = Channel::open(&mut command)?;
-        let child = command.spawn()?;
-        // Our copies of the writing end, or we would wait for ourselves.
-        drop(command);
-        (child, Some(channel))
-    } else {
-        (command.spawn()?, None)
-    };
-    if let Some(channel) = reader {
-        tail = Some(Tail::follow(channel.into_reader(&mut child)));
+    let mut signals = Signals::prepare()?;
+    let mut streams = None;
+    if reads_output {
+        let mut opened = Streams::open(&mut command)?;
+        signals.resize(&mut opened);
+        streams = Some(opened);
     }
+    let mut child = command.spawn()?;
+    // Our copies of the writing ends, or we would wait for ourselves.
+    drop(command);
+    started(child.id());
+    let tails = streams.map(Streams::follow);
     let status = signals.wait(&mut child, &asked_to_stop)?;
-    let last_output = tail.map(Tail::finish).unwrap_or_default();
     Ok(Ended {
         ending: ending(status),
-        last_output,
+        last_output: tails.map(|tails| tails.finish()).unwrap_or_default(),
         was_asked_to_stop: asked_to_stop.load(Ordering::SeqCst),
     })
 }
@@ -63,153 +56,83 @@ fn ending(status: ExitStatus) -> Ending {
     Ending::Code(status.code().unwrap_or(1))
 }
 
-/// Copies a stream to our stderr and keeps the end of it.
-struct Tail {
-    kept: Arc<Mutex<Vec<u8>>>,
-    done: Arc<AtomicBool>,
-}
-
-impl Tail {
-    fn follow(mut from: impl Read + Send + 'static) -> Self {
-        let tail = Self {
-            kept: Arc::default(),
-            done: Arc::default(),
-        };
-        let (kept, done) = (Arc::clone(&tail.kept), Arc::clone(&tail.done));
-        thread::spawn(move || {
-            let mut piece = [0u8; 8192];
-            // A pseudo terminal ends with an error (EIO) where a pipe ends with 0.
-            while let Ok(read @ 1..) = from.read(&mut piece) {
-                let mut stderr = io::stderr().lock();
-                // Nobody is left to tell when our stderr is gone; the child goes on.
-                let _ = stderr
-                    .write_all(&piece[..read])
-                    .and_then(|()| stderr.flush());
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-                kept.extend_from_slice(&piece[..read]);
-                let surplus = kept.len().saturating_sub(KEEP);
-                if surplus > KEEP {
-                    kept.drain(..surplus);
-                }
-            }
-            done.store(true, Ordering::SeqCst);
-        });
-        tail
-    }
-
-    /// What was kept. A grandchild may hold the stream open; we do not wait for it.
-    fn finish(self) -> String {
-        let end = Instant::now() + Duration::from_millis(500);
-        while !self.done.load(Ordering::SeqCst) && Instant::now() < end {
-            thread::sleep(Duration::from_millis(5));
-        }
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        let start = kept.len().saturating_sub(KEEP);
-        String::from_utf8_lossy(&kept[start..]).into_owned()
-    }
-}
-
 #[cfg(unix)]
 mod system {
-    use super::{Arc, AtomicBool, Child, Command, ExitStatus, Ordering, Read, Stdio, io, thread};
+    use super::{Arc, AtomicBool, Child, ExitStatus, Ordering, Streams, io};
     use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-    use rustix::termios::{isatty, tcgetwinsize, tcsetwinsize};
+    use rustix::termios::{tcgetwinsize, tcsetwinsize};
     use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH};
     use signal_hook::iterator::SignalsInfo;
     use signal_hook::iterator::exfiltrator::origin::WithOrigin;
     use signal_hook::low_level::siginfo::Cause;
-    use std::fs::File;
-    use std::os::fd::OwnedFd;
-    use std::sync::Mutex;
+    use std::os::fd::{AsFd, OwnedFd};
+    use std::sync::{Mutex, PoisonError};
+    use std::thread;
 
-    /// Where the child's stderr comes out.
-    pub(super) enum Channel {
-        Terminal(OwnedFd),
-        Pipe,
-    }
-
-    impl Channel {
-        /// A pseudo terminal when our stderr is a terminal, else a pipe.
-        pub(super) fn open(command: &mut Command) -> io::Result<Self> {
-            if isatty(io::stderr())
-                && let Ok((controller, terminal)) = pseudo_terminal()
-            {
-                command.stderr(terminal);
-                return Ok(Self::Terminal(controller));
-            }
-            command.stderr(Stdio::piped());
-            Ok(Self::Pipe)
-        }
-
-        pub(super) fn into_reader(self, child: &mut Child) -> Box<dyn Read + Send> {
-            match self {
-                Self::Terminal(controller) => Box::new(File::from(controller)),
-                Self::Pipe => match child.stderr.take() {
-                    Some(pipe) => Box::new(pipe),
-                    None => Box::new(io::empty()),
-                },
-            }
-        }
-    }
-
-    fn pseudo_terminal() -> io::Result<(OwnedFd, File)> {
-        let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
-        grantpt(&controller)?;
-        unlockpt(&controller)?;
-        let name = ptsname(&controller, Vec::new())?;
-        let terminal = File::options()
-            .read(true)
-            .write(true)
-            .open(name.to_string_lossy().as_ref())?;
-        // Lines end as the child writes them; ours is the terminal that turns them.
-        let mut modes = rustix::termios::tcgetattr(&terminal)?;
-        modes
-            .output_modes
-            .remove(rustix::termios::OutputModes::OPOST);
-        rustix::termios::tcsetattr(&terminal, rustix::termios::OptionalActions::Now, &modes)?;
+    /// Gives the child's terminal the size of ours.
+    pub(in super::super) fn copy_window_size(controller: &impl AsFd) {
         if let Ok(size) = tcgetwinsize(io::stderr()) {
-            tcsetwinsize(&controller, size)?;
+            // It keeps the size it had.
+            let _ = tcsetwinsize(controller, size);
         }
-        Ok((controller, terminal))
     }
 
     /// The signals that concern a child.
-    pub(super) struct Signals(SignalsInfo<WithOrigin>);
+    pub(super) struct Signals {
+        info: SignalsInfo<WithOrigin>,
+        controller: Option<OwnedFd>,
+    }
 
     impl Signals {
         pub(super) fn prepare() -> io::Result<Self> {
-            SignalsInfo::<WithOrigin>::new([
+            let info = SignalsInfo::<WithOrigin>::new([
                 SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH,
-            ])
-            .map(Self)
+            ])?;
+            Ok(Self {
+                info,
+                controller: None,
+            })
+        }
+
+        /// Takes the terminal that is to follow the size of ours.
+        pub(super) fn resize(&mut self, streams: &mut Streams) {
+            self.controller = streams.take_controller();
         }
 
         /// Waits for the child and passes signals on meanwhile.
         pub(super) fn wait(
-            mut self,
+            self,
             child: &mut Child,
             asked_to_stop: &Arc<AtomicBool>,
         ) -> io::Result<ExitStatus> {
             let pid = Pid::from_child(child);
             // Once the child is reaped its number may belong to somebody else.
             let is_there = Arc::new(Mutex::new(true));
-            let handle = self.0.handle();
+            let Self {
+                mut info,
+                controller,
+            } = self;
+            let handle = info.handle();
             let forwarder = {
                 let (is_there, asked_to_stop) = (Arc::clone(&is_there), Arc::clone(asked_to_stop));
                 thread::spawn(move || {
-                    for origin in self.0.forever() {
+                    for origin in info.forever() {
                         if matches!(origin.signal, SIGINT | SIGQUIT | SIGTERM | SIGHUP) {
                             asked_to_stop.store(true, Ordering::SeqCst);
                         }
-                        // Keys reach every process of the terminal, the child too.
-                        let from_terminal =
-                            matches!(origin.cause, Cause::Kernel) && origin.signal != SIGHUP;
-                        let there = is_there
-                            .lock()
-                            .unwrap_or_else(std::sync::PoisonError::into_inner);
+                        let is_resize = origin.signal == SIGWINCH && controller.is_some();
+                        if let Some(controller) = controller.as_ref().filter(|_| is_resize) {
+                            copy_window_size(controller);
+                        }
+                        // Keys reach every process of the terminal, the child too. The
+                        // size it has to read again: it looked before its own terminal
+                        // had the new one.
+                        let has_it_already = matches!(origin.cause, Cause::Kernel)
+                            && origin.signal != SIGHUP
+                            && !is_resize;
+                        let there = is_there.lock().unwrap_or_else(PoisonError::into_inner);
                         if *there
-                            && !from_terminal
+                            && !has_it_already
                             && let Some(signal) = Signal::from_named_raw(origin.signal)
                         {
                             // It may have ended by itself this moment.
@@ -227,9 +150,7 @@ mod system {
                     break;
                 }
             }
-            *is_there
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner) = false;
+            *is_there.lock().unwrap_or_else(PoisonError::into_inner) = false;
             let status = child.wait();
             handle.close();
             // It only fails when it panicked, and then the child has ended all the same.
@@ -241,23 +162,7 @@ mod system {
 
 #[cfg(not(unix))]
 mod system {
-    use super::{Arc, AtomicBool, Child, Command, ExitStatus, Read, Stdio, io};
-
-    pub(super) struct Channel;
-
-    impl Channel {
-        pub(super) fn open(command: &mut Command) -> io::Result<Self> {
-            command.stderr(Stdio::piped());
-            Ok(Self)
-        }
-
-        pub(super) fn into_reader(self, child: &mut Child) -> Box<dyn Read + Send> {
-            match child.stderr.take() {
-                Some(pipe) => Box::new(pipe),
-                None => Box::new(io::empty()),
-            }
-        }
-    }
+    use super::{Arc, AtomicBool, Child, ExitStatus, Streams, io};
 
     /// Windows sends console events to the child by itself.
     pub(super) struct Signals;
@@ -267,10 +172,14 @@ mod system {
             Ok(Self)
         }
 
+        pub(super) fn resize(&mut self, _: &mut Streams) {}
+
         pub(super) fn wait(self, child: &mut Child, _: &Arc<AtomicBool>) -> io::Result<ExitStatus> {
             child.wait()
         }
     }
 }
 
-use system::{Channel, Signals};
+use system::Signals;
+#[cfg(unix)]
+pub(super) use system::copy_window_size;
