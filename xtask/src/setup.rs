@@ -14,6 +14,7 @@ mod archive;
 mod cache;
 mod cargo_config;
 mod fetch;
+mod hip_runtime;
 mod libtorch;
 mod model;
 mod pins;
@@ -24,7 +25,7 @@ mod text;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use xshell::Shell;
 
 use crate::workspace;
@@ -41,6 +42,10 @@ pub(crate) struct Setup {
     /// (PyTorch 2.13.0; about 2.5 GB to download, 5 GB on the disk)
     #[arg(long)]
     python: bool,
+    /// Also unpack AMD's HIP runtime, which the heavy tests load (from the Debian or Ubuntu that
+    /// this machine runs; about 50 MB to download, and nothing is installed)
+    #[arg(long)]
+    hip: bool,
 }
 
 impl Setup {
@@ -48,6 +53,9 @@ impl Setup {
         ensure()?;
         if self.python {
             reference_python()?;
+        }
+        if self.hip && hip_runtime()?.is_none() {
+            bail!("setup gets AMD's HIP runtime through apt-get, which this machine has not");
         }
         Ok(())
     }
@@ -78,6 +86,15 @@ pub(crate) fn reference_python() -> Result<PathBuf> {
     let python = reference::ensure(&Cache::open()?)?;
     eprintln!("python    reference environment: {}", python.display());
     Ok(python)
+}
+
+/// The folder of AMD's HIP runtime, for tests; `None` on a machine without apt.
+pub(crate) fn hip_runtime() -> Result<Option<PathBuf>> {
+    let folder = hip_runtime::ensure(&Cache::open()?)?;
+    if let Some(folder) = &folder {
+        eprintln!("hip       AMD's runtime: {}", folder.display());
+    }
+    Ok(folder)
 }
 
 /// A shell in the workspace's root whose cargo builds against `libtorch`, whatever this

@@ -50,6 +50,7 @@ fn has_nextest(shell: &Shell) -> bool {
 /// The tests under real PyTorch: the allocator and the simulated device as Python programs
 /// meet them, and a whole training run against the reference, loss by loss.
 fn heavy(shell: &Shell) -> Result<()> {
+    real_hip(shell)?;
     let python = setup::reference_python()?;
     let cargo = workspace::cargo();
     cmd!(
@@ -65,4 +66,18 @@ fn heavy(shell: &Shell) -> Result<()> {
     let libraries = [libraries, ["--hip-alloc".as_ref(), allocator.as_os_str()]].concat();
     cmd!(shell, "{python} -m pytest python/tests {libraries...}").run()?;
     bench::TrainBench::parity_check(target.join("bench/parity.json")).run()
+}
+
+/// The allocator against AMD's own runtime, as far as that goes without a GPU.
+fn real_hip(shell: &Shell) -> Result<()> {
+    let Some(folder) = setup::hip_runtime()? else {
+        eprintln!("not run: the tests against AMD's HIP runtime, which setup gets through apt-get");
+        return Ok(());
+    };
+    let cargo = workspace::cargo();
+    let path = shell.var("LD_LIBRARY_PATH").unwrap_or_default();
+    cmd!(shell, "{cargo} test --package hip-alloc --test real_hip")
+        .env("LD_LIBRARY_PATH", format!("{}:{path}", folder.display()))
+        .run()?;
+    Ok(())
 }

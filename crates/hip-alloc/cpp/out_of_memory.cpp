@@ -3,7 +3,7 @@
 // PyTorch takes NULL from a pluggable allocator as a valid address, so running out
 // must be thrown. Rust cannot throw a C++ exception, and this library may link
 // neither libtorch nor its headers: the class is looked up in whatever libc10 the
-// process has. Where it is missing, std::bad_alloc is thrown.
+// process has. Where it is missing, a std::bad_alloc that carries the message is thrown.
 
 #include <cstdint>
 #include <cstring>
@@ -40,6 +40,19 @@ void *find(const char *name) {
   return libc10 ? dlsym(libc10, name) : nullptr;
 }
 
+// What a program without libtorch catches: std::bad_alloc itself has no message.
+class OutOfMemory : public std::bad_alloc {
+public:
+  explicit OutOfMemory(const char *message) noexcept {
+    std::strncpy(message_, message, sizeof message_ - 1);
+  }
+  const char *what() const noexcept override { return message_; }
+
+private:
+  // Memory has just run out: no string that allocates.
+  char message_[1024] = {};
+};
+
 } // namespace
 
 extern "C" [[noreturn]] void hip_alloc_throw_out_of_memory(const char *message) {
@@ -51,7 +64,7 @@ extern "C" [[noreturn]] void hip_alloc_throw_out_of_memory(const char *message) 
     constructor = find("_ZN3c105ErrorC2ENS_14SourceLocationE" STRING_ABI);
   }
   if (!type || !table || !constructor) {
-    throw std::bad_alloc();
+    throw OutOfMemory(message);
   }
   // A virtual table begins with the offset to top and the type (Itanium C++ ABI,
   // 2.5.2); objects point behind these two. The destructors come first.
@@ -65,7 +78,7 @@ extern "C" [[noreturn]] void hip_alloc_throw_out_of_memory(const char *message) 
         object, SourceLocation{"hip_alloc_malloc", "hip-alloc", 0}, std::string(message));
   } catch (...) {
     abi::__cxa_free_exception(object);
-    throw std::bad_alloc();
+    throw OutOfMemory(message);
   }
   std::memcpy(object, &entries, sizeof entries);
   abi::__cxa_throw(object, type, destroy);

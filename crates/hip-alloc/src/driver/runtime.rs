@@ -6,6 +6,11 @@
 //! runtimes in one process do not know each other's memory. So the global scope is
 //! asked first, then what is loaded but private, and the disk only when the user
 //! names the backend.
+//!
+//! One table serves HIP 5, 6 and 7, because it holds no function whose binary interface
+//! changed between them: HIP 6 gave `hipDeviceProp_t` another layout and its users another
+//! symbol (`hipGetDevicePropertiesR0600`), so what we want to know about a device is asked
+//! as single attributes, whose numbers stayed.
 
 use crate::units::DeviceIndex;
 use hip_runtime_sys::{hipDeviceAttribute_t, hipError_t};
@@ -35,6 +40,22 @@ impl Family {
         match self {
             Family::Hip => "hip",
             Family::Cuda => "cuda",
+        }
+    }
+
+    /// What usually stands between a runtime and a device, for the person who asked for one.
+    fn why_no_device(self) -> &'static str {
+        match self {
+            Family::Hip => {
+                "the HIP runtime works but sees no GPU. Is the amdgpu driver loaded (is there a \
+                 /dev/kfd), may this user open it (group `render`), and does no \
+                 HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES hide the GPU? `surefoot doctor` \
+                 looks at each; HIP_ALLOC_CONF=backend:host runs without a GPU"
+            }
+            Family::Cuda => {
+                "the CUDA runtime works but sees no GPU. Does `nvidia-smi` list one, and does no \
+                 CUDA_VISIBLE_DEVICES hide it? HIP_ALLOC_CONF=backend:host runs without a GPU"
+            }
         }
     }
 
@@ -97,6 +118,18 @@ pub enum RuntimeError {
         family: Family,
         /// The name looked up.
         symbol: String,
+    },
+    /// The runtime works, and sees no GPU that it can use.
+    #[error("{call}: {name} (error {code}): {}", family.why_no_device())]
+    NoDevice {
+        /// Which runtime.
+        family: Family,
+        /// The function.
+        call: String,
+        /// The runtime's code.
+        code: u32,
+        /// The runtime's name for it.
+        name: String,
     },
     /// The runtime answered with an error.
     #[error("{call}: {name} (error {code})")]
@@ -250,11 +283,18 @@ impl Runtime {
     }
 
     fn refused(&self, call: &str, code: u32) -> RuntimeError {
-        RuntimeError::Refused {
-            call: format!("{}{call}", self.family.prefix()),
-            code,
-            name: self.error_name(code),
+        let call = format!("{}{call}", self.family.prefix());
+        let name = self.error_name(code);
+        if code == NO_DEVICE {
+            let family = self.family;
+            return RuntimeError::NoDevice {
+                family,
+                call,
+                code,
+                name,
+            };
         }
+        RuntimeError::Refused { call, code, name }
     }
 }
 
@@ -270,6 +310,14 @@ mod tests {
             Err(error) => error.to_string(),
         };
         assert_eq!(message, "no Cuda runtime: none is loaded in this process");
+    }
+
+    #[test]
+    fn no_function_has_an_interface_that_depends_on_the_version() {
+        // What HIP 6 exports twice, with and without the suffix R0600.
+        for versioned in ["GetDeviceProperties", "ChooseDevice"] {
+            assert!(!Functions::NAMES.contains(&versioned), "{versioned}");
+        }
     }
 
     #[test]
