@@ -25,7 +25,7 @@ pub(super) struct Watch {
     before: KernelEvents,
     kernel_log: Option<File>,
     pid: Arc<AtomicU32>,
-    last: Arc<Mutex<Option<Sample>>>,
+    last: Arc<Mutex<Sample>>,
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
@@ -53,19 +53,19 @@ impl Watch {
     pub(super) fn start(machine: &Machine) -> Self {
         let (stop, stopped) = channel();
         let pid = Arc::new(AtomicU32::new(0));
-        let last: Arc<Mutex<Option<Sample>>> = Arc::default();
+        let render_nodes = render_nodes(machine);
+        // The first look is our own: a command can be over before a thread begins.
+        let last = Arc::new(Mutex::new(look(&render_nodes, 0)));
         let thread = {
             let (pid, last) = (Arc::clone(&pid), Arc::clone(&last));
-            let render_nodes = render_nodes(machine);
             thread::spawn(move || {
                 loop {
                     let sample = look(&render_nodes, pid.load(Ordering::SeqCst));
                     let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-                    let peak = last.as_ref().and_then(|last| last.process_peak);
-                    *last = Some(Sample {
-                        process_peak: sample.process_peak.or(peak),
+                    *last = Sample {
+                        process_peak: sample.process_peak.or(last.process_peak),
                         ..sample
-                    });
+                    };
                     drop(last);
                     if stopped.recv_timeout(INTERVAL) != Err(RecvTimeoutError::Timeout) {
                         return;
@@ -92,17 +92,12 @@ impl Watch {
     pub(super) fn finish(self) -> Seen {
         let after = kernel_events();
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let memory = last.as_ref().map_or_else(String::new, |sample| {
-            let held = sample
-                .process_peak
-                .map(|peak| format!(", the process held {peak} at most"))
-                .unwrap_or_default();
-            format!(
-                "{} {:.1} s before its end{held}",
-                sample.text,
-                sample.at.elapsed().as_secs_f64()
-            )
-        });
+        let held = last
+            .process_peak
+            .map(|peak| format!(", the process held {peak} at most"))
+            .unwrap_or_default();
+        let ago = last.at.elapsed().as_secs_f64();
+        let memory = format!("{} {ago:.1} s before its end{held}", last.text);
         drop(last);
         // The thread may have ended by a panic; there is nothing to tell anybody then.
         let _ = self.stop.send(());
