@@ -43,20 +43,33 @@ fn the_peak_is_within_five_percent_of_the_live_peak() {
     }
 }
 
-/// A trace that misses the bound between steps, and by how much: recorded after the
-/// policy was settled. It must not become worse; the bound for all others stays.
-const MISSES_BETWEEN_STEPS: (&str, u64) = ("unet_full.trace.zst", 1293 * MIB + MIB);
-
 #[test]
 fn between_steps_no_more_than_the_floor_and_a_block_is_held() {
     for (name, trace) in recorded() {
-        let bound = if name == MISSES_BETWEEN_STEPS.0 {
-            MISSES_BETWEEN_STEPS.1
-        } else {
-            1280 * MIB
-        };
         let excess = run(&trace).idle_excess();
-        assert!(excess <= bound, "{name}: {} MiB", excess / MIB);
+        assert!(excess <= 1280 * MIB, "{name}: {} MiB", excess / MIB);
+    }
+}
+
+/// A trace that misses the bound on driver calls, and by how much: its first steps take
+/// many small blocks, since the pool does not know yet how high memory will rise. It must
+/// not become worse; the bound for all others stays.
+const MISSES_CALLS: (&str, f64) = ("vit_ema.trace.zst", 221.0);
+
+/// 2 % of no-caching's calls, or three for each 256 MiB that a step swings.
+#[test]
+fn driver_calls_are_few() {
+    for (name, trace) in recorded() {
+        let outcome = run(&trace);
+        let no_caching = 2.0 * outcome.allocations_in_steps as f64 / outcome.steps as f64;
+        let swing = (outcome.peak_live - outcome.idle_live()) as f64 / (256 * MIB) as f64;
+        let bound = if name == MISSES_CALLS.0 {
+            MISSES_CALLS.1
+        } else {
+            (0.02 * no_caching).max(3.0 * swing)
+        };
+        let calls = outcome.calls_per_step();
+        assert!(calls <= bound, "{name}: {calls:.0} of {bound:.0}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Blocks: what the driver gave, each split into spans.
 
 use super::span::SpanIndex;
+use crate::units::MIB;
 
 /// Place of a block in the [`BlockTable`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
@@ -28,13 +29,25 @@ pub(super) struct Block {
     pub(super) address: u64,
     pub(super) bytes: u64,
     pub(super) region: Region,
-    /// Holds one request larger than any block serves; goes straight back.
+    /// Was taken for one request larger than any block serves, and serves only such.
     pub(super) direct: bool,
     /// Bytes of spans that are not free.
     pub(super) used: u64,
+    /// When its last request was freed.
+    pub(super) emptied: u64,
     pub(super) first: SpanIndex,
     /// Serial number: older blocks are filled first.
     pub(super) rank: u32,
+}
+
+/// A larger block counts as large.
+const LARGE: u64 = 64 * MIB;
+
+impl Block {
+    /// A block for passing requests that pins much if one of them stays.
+    pub(super) fn is_large_and_passing(&self) -> bool {
+        self.region == Region::Passing && self.bytes > LARGE
+    }
 }
 
 /// All blocks of a pool, by index.

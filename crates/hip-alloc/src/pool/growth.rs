@@ -4,34 +4,29 @@
 //! highest live memory so far, blocks are as large as pays, since holding that much
 //! costs nothing at the peak; and empty blocks go back before the pool grows past
 //! that mark, where a new block is only as large as it must be.
-//!
-//! A block is a multiple of the request that it is opened for. The requests of a
-//! step are multiples of each other (of tokens × width), so they fill such a block
-//! without a remainder, where one of a round size ends in a tail that nothing fits.
 
-use super::lifetime::{Expectation, Guess};
+use super::lifetime::Guess;
+use super::sizes::DIRECT_STEP;
 use super::*;
 
-/// A block for several requests is at least this large.
-const SHARED_BLOCK: u64 = 32 * MIB;
-/// Blocks are multiples of this.
-const BLOCK_STEP: u64 = MIB / 2;
-/// Blocks of the region for small requests.
-const SMALL_BLOCK: u64 = 2 * MIB;
-/// A request of which nothing is known gets a block of its own from this size on: if
-/// the guess is wrong it pins nothing but itself.
-const ALONE: u64 = 8 * MIB;
-/// When memory is tight: from this size on.
-const ALONE_WHEN_TIGHT: u64 = MIB;
 /// Memory is tight when less than one part in this many was left at the peak.
 const TIGHT: u64 = 4;
+/// The floor is at most one part in this many of the capacity.
+const FLOOR_PART: u64 = 4;
+/// A block of the floor is at most one part in this many of the capacity.
+const BLOCK_PART: u64 = 32;
 /// An empty block does not serve a request that is smaller by more than this factor,
 /// since one that stays would pin all of it.
 const MOST_DISPARITY: u64 = 24;
 /// Requests below this count as this large for that.
 const LEAST_FOR_DISPARITY: u64 = 4 * MIB;
-/// Blocks for one request are multiples of this: the page of host and device.
-const DIRECT_STEP: u64 = 4096;
+/// A block that was taken for one large request serves one that is smaller by no more
+/// than one part in this many.
+const DIRECT_DISPARITY: u64 = 8;
+/// An empty block that was missed before is kept for one part in this many of a step.
+const MOMENTS: u64 = 24;
+/// That is at least, and at most, this many requests and frees.
+const MOMENT: (u64, u64) = (16, 1024);
 /// `position` orders by block first: more than any block has bytes.
 const POSITIONS_PER_BLOCK_LOG2: u32 = 40;
 
@@ -41,13 +36,12 @@ impl Pool {
         if let Ok(info) = driver.memory_info(self.stats.held_bytes) {
             self.capacity = info.free.saturating_add(self.stats.held_bytes);
         }
-        while self.stats.held_bytes + self.config.block_bytes <= self.config.warmup_bytes {
-            match self.new_block(
-                driver,
-                self.config.block_bytes,
-                Region::Lasting,
-                Owner::ANYONE,
-            ) {
+        // On a small device the floor must not be what the program lacks later.
+        let floor = self.config.warmup_bytes.min(self.capacity / FLOOR_PART);
+        let block = self.config.block_bytes.min(self.capacity / BLOCK_PART);
+        let block = (block & !(DIRECT_STEP - 1)).max(DIRECT_STEP);
+        while self.stats.held_bytes + block <= floor {
+            match self.new_block(driver, block, Region::Lasting, Owner::ANYONE) {
                 Ok(block) => self.empty.push(block),
                 Err(_) => break,
             }
@@ -58,7 +52,7 @@ impl Pool {
     pub fn trim(&mut self, driver: &mut dyn Driver, keep: u64) {
         self.settle(driver);
         self.hand_over(driver, Owner::ANYONE, true);
-        self.shed(driver, keep);
+        while self.exceeds(keep) && self.give_back_one(driver) {}
     }
 
     /// A request that is larger than any block serves: a block of its own.
@@ -72,6 +66,9 @@ impl Pool {
             return Ok(self.take(index, owner, bytes));
         }
         let size = round_up(bytes, DIRECT_STEP).ok_or(AllocateError::OutOfMemory)?;
+        if let Some(block) = self.empty_block(owner, bytes) {
+            return Ok(self.open(block, owner, Region::Passing, bytes));
+        }
         self.make_room(driver, size);
         let block = self.new_block_or_reclaim(driver, size, Region::Passing, owner)?;
         self.blocks[block].direct = true;
@@ -111,6 +108,7 @@ impl Pool {
         }
         let size = self.growth(bytes, region, guess);
         if self.stats.held_bytes + size > self.ceiling(bytes)
+            && region != Region::Small
             && let Some(index) = self.find_anywhere(owner, bytes)
         {
             return Ok(self.take(index, owner, bytes));
@@ -125,63 +123,23 @@ impl Pool {
 
     /// A block became empty.
     pub(super) fn emptied(&mut self, driver: &mut dyn Driver, block: BlockIndex) {
-        if self.blocks[block].direct {
-            if let Err(error) = self.depart(driver, block) {
-                self.trouble(error);
-                self.keep_empty(block);
-            }
-            return;
-        }
+        self.blocks[block].emptied = self.lifetimes.now();
         self.empty.push(block);
-        let floor = if self.is_tight(0) {
-            0
-        } else {
-            self.config.warmup_bytes
-        };
-        self.shed(driver, floor);
+        self.shed(driver);
     }
 
     /// How much may be held while one more request of `bytes` is served.
-    fn ceiling(&self, bytes: u64) -> u64 {
+    pub(super) fn ceiling(&self, bytes: u64) -> u64 {
         self.used_peak.max(self.used + bytes)
-    }
-
-    /// The size of a new block for a request of `bytes`.
-    fn growth(&self, bytes: u64, region: Region, guess: Guess) -> u64 {
-        if region == Region::Small {
-            return SMALL_BLOCK;
-        }
-        if self.is_tight(bytes) && bytes >= ALONE_WHEN_TIGHT {
-            return bytes.next_multiple_of(DIRECT_STEP);
-        }
-        if guess.blind && bytes >= ALONE {
-            return bytes.next_multiple_of(BLOCK_STEP);
-        }
-        let fewest = SHARED_BLOCK.div_ceil(bytes);
-        let least = best_multiple(bytes, fewest, 2 * fewest + 2);
-        if guess.expectation == Expectation::Lasting {
-            return least;
-        }
-        let held_by_live = self.stats.held_bytes.saturating_sub(self.empty_bytes());
-        let room = self.ceiling(bytes).saturating_sub(held_by_live);
-        let most = room.min(self.config.large_block_bytes) / bytes;
-        if most <= fewest {
-            return least;
-        }
-        least.max(best_multiple(
-            bytes,
-            most.saturating_sub(3).max(fewest),
-            most,
-        ))
     }
 
     /// The program has come so close to what there is that no byte may be wasted: no
     /// floor, and as many driver calls as that takes.
-    fn is_tight(&self, bytes: u64) -> bool {
+    pub(super) fn is_tight(&self, bytes: u64) -> bool {
         self.ceiling(bytes) > self.capacity - self.capacity / TIGHT
     }
 
-    fn empty_bytes(&self) -> u64 {
+    pub(super) fn empty_bytes(&self) -> u64 {
         self.empty
             .iter()
             .map(|block| self.blocks[*block].bytes)
@@ -198,25 +156,63 @@ impl Pool {
         }
     }
 
-    fn shed(&mut self, driver: &mut dyn Driver, keep: u64) {
-        while !self.empty.is_empty()
-            && self.stats.held_bytes - self.streams.departing_bytes() > self.used + keep
-        {
-            if !self.give_back_one(driver) {
-                break;
+    /// Gives empty blocks back until no more than the floor is held beyond what is live,
+    /// but for those that were missed before.
+    pub(super) fn shed(&mut self, driver: &mut dyn Driver) {
+        self.kept_until = u64::MAX;
+        let tight = self.is_tight(0);
+        let floor = if tight { 0 } else { self.config.warmup_bytes };
+        let moment = self.moment();
+        let now = self.lifetimes.now();
+        while self.exceeds(floor) {
+            let is_kept = |block: &Block| {
+                !tight && now - block.emptied <= moment && self.regrets.misses(block.bytes)
+            };
+            let Some(at) = self.first_to_go(|block| !is_kept(block)) else {
+                let oldest = self.empty.iter().map(|block| self.blocks[*block].emptied);
+                self.kept_until = oldest.min().unwrap_or(now) + moment;
+                return;
+            };
+            let block = &self.blocks[self.empty[at]];
+            if now - block.emptied > moment {
+                self.regrets.kept_in_vain(block.bytes);
+            }
+            if !self.give_back_at(driver, at) {
+                return;
             }
         }
     }
 
-    /// Gives back the smallest empty block, which is the least use to a later request;
-    /// `false` if the driver refused.
+    /// Whether more than `keep` is held beyond what is live, and something could go back.
+    fn exceeds(&self, keep: u64) -> bool {
+        let held = self.stats.held_bytes - self.streams.departing_bytes();
+        !self.empty.is_empty() && held > self.used.saturating_add(keep)
+    }
+
+    /// How many events are a moment: so few that a step is far longer.
+    fn moment(&self) -> u64 {
+        let part = self.lifetimes.period().unwrap_or(0) / MOMENTS;
+        part.clamp(MOMENT.0, MOMENT.1)
+    }
+
+    /// Of the empty blocks that may go, the one that goes first: large ones that serve
+    /// little else, then those that were not used for the longest time.
+    fn first_to_go(&self, may_go: impl Fn(&Block) -> bool) -> Option<usize> {
+        (0..self.empty.len())
+            .filter(|at| may_go(&self.blocks[self.empty[*at]]))
+            .min_by_key(|at| (!self.blocks[self.empty[*at]].direct, *at))
+    }
+
+    /// `false` if there is nothing to give back, or the driver refused.
     fn give_back_one(&mut self, driver: &mut dyn Driver) -> bool {
-        let smallest = (0..self.empty.len()).min_by_key(|at| {
-            let block = &self.blocks[self.empty[*at]];
-            (block.bytes, block.rank)
-        });
-        let Some(at) = smallest else { return false };
-        let block = self.empty.swap_remove(at);
+        self.first_to_go(|_| true)
+            .is_some_and(|at| self.give_back_at(driver, at))
+    }
+
+    fn give_back_at(&mut self, driver: &mut dyn Driver, at: usize) -> bool {
+        let block = self.empty.remove(at);
+        self.regrets
+            .returned(self.blocks[block].bytes, self.lifetimes.now());
         if let Err(error) = self.depart(driver, block) {
             self.trouble(error);
             self.keep_empty(block);
@@ -239,18 +235,22 @@ impl Pool {
             .filter(|at| {
                 let block = &self.blocks[self.empty[*at]];
                 let of = self.spans[block.first].owner;
-                let largest = bytes
-                    .max(LEAST_FOR_DISPARITY)
-                    .saturating_mul(MOST_DISPARITY);
+                let largest = if block.direct {
+                    bytes + bytes / DIRECT_DISPARITY
+                } else {
+                    bytes
+                        .max(LEAST_FOR_DISPARITY)
+                        .saturating_mul(MOST_DISPARITY)
+                };
                 block.bytes >= bytes
                     && (of == owner || of == Owner::ANYONE)
-                    && (fresh || block.bytes <= largest)
+                    && (fresh && !block.direct || block.bytes <= largest)
             })
             .min_by_key(|at| {
                 let block = &self.blocks[self.empty[*at]];
                 (block.bytes, block.rank)
             })?;
-        Some(self.empty.swap_remove(at))
+        Some(self.empty.remove(at))
     }
 
     /// The best fit in any region.
@@ -318,6 +318,8 @@ impl Pool {
         region: Region,
         owner: Owner,
     ) -> Result<BlockIndex, DriverError> {
+        self.regrets
+            .asked(size, self.lifetimes.now(), self.moment());
         let address = driver.allocate(size)?;
         self.stats.driver_allocs += 1;
         self.stats.held_bytes += size;
@@ -359,21 +361,4 @@ impl Pool {
         self.blocks.remove(index);
         Ok(())
     }
-}
-
-/// Of the multiples of `bytes` from `fewest` to `most` times, rounded up to the step of
-/// blocks, the one that wastes the smallest share; of equals, the smallest.
-fn best_multiple(bytes: u64, fewest: u64, most: u64) -> u64 {
-    /// Shares of waste are told apart in 256ths.
-    const PARTS: u64 = 256;
-    let mut best = (PARTS, u64::MAX);
-    for count in fewest.max(1)..=most.max(fewest).max(1) {
-        let block = (count * bytes).next_multiple_of(BLOCK_STEP);
-        let waste = (block - count * bytes) * PARTS / block;
-        best = best.min((waste, block));
-        if waste == 0 {
-            break;
-        }
-    }
-    best.1
 }

@@ -9,6 +9,7 @@
 //! sizes of weights. Where that is new too, the phase decides: while a program only
 //! loads, everything stays.
 
+use super::tide::{Ebb, Tide};
 use crate::units::MIB;
 
 /// What to expect of a request.
@@ -92,11 +93,12 @@ impl Default for Lifetimes {
 }
 
 impl Lifetimes {
-    /// Notes a request, with the memory used before it, and says what to expect.
-    pub(super) fn requested(&mut self, bytes: u64, used: u64) -> (Guess, Birth) {
+    /// Notes a request, with the memory used before it and the holes between, and says
+    /// what to expect.
+    pub(super) fn requested(&mut self, bytes: u64, used: u64, holes: u64) -> (Guess, Birth) {
         self.requests += 1;
         let event = self.requests + self.frees;
-        self.tide.turn(used + bytes, event);
+        self.tide.turn(used + bytes, holes, event);
         let ratio = octaves(bytes).wrapping_sub(octaves(self.last_size)) & 0xFF;
         self.ratios = self.ratios << 8 | ratio;
         self.pattern = self.pattern << 1 | 1;
@@ -132,8 +134,8 @@ impl Lifetimes {
         (guess, birth)
     }
 
-    /// Notes that a request was freed, with the memory used after it.
-    pub(super) fn freed(&mut self, birth: Birth, used: u64) {
+    /// Notes that a request was freed, with the memory used after it and the holes between.
+    pub(super) fn freed(&mut self, birth: Birth, used: u64, holes: u64) {
         self.frees += 1;
         self.pattern <<= 1;
         if birth.request > 0 {
@@ -147,7 +149,23 @@ impl Lifetimes {
             self.places[birth.place as usize].ended = Some(ended);
             self.places[birth.size as usize].ended = Some(ended);
         }
-        self.tide.turn(used, self.requests + self.frees);
+        self.tide.turn(used, holes, self.requests + self.frees);
+    }
+
+    /// Requests and frees so far.
+    pub(super) fn now(&self) -> u64 {
+        self.requests + self.frees
+    }
+
+    /// How many events a step has, once that is known.
+    pub(super) fn period(&self) -> Option<u64> {
+        self.tide.period(self.now())
+    }
+
+    /// The event at which memory was last at its lowest between two steps, and the
+    /// holes that were left then.
+    pub(super) fn last_ebb(&self) -> Option<Ebb> {
+        self.tide.last_ebb()
     }
 
     /// The slot for a key; what another key left there is forgotten.
@@ -162,49 +180,6 @@ impl Lifetimes {
             };
         }
         at
-    }
-}
-
-/// The rise and fall of used memory over the steps, and when it was last at its lowest.
-#[derive(Default)]
-struct Tide {
-    low: u64,
-    high: u64,
-    rising: bool,
-    lowest: u64,
-    lowest_at: u64,
-    /// The last ebb: when used memory was lowest before it rose again.
-    ebb: u64,
-}
-
-impl Tide {
-    fn turn(&mut self, used: u64, event: u64) {
-        self.high = self.high.max(used);
-        let quarter = (self.high - self.low) / 4;
-        if used > self.low.max(self.lowest) + quarter {
-            if !self.rising {
-                self.rising = true;
-                self.low = self.lowest;
-                self.ebb = self.lowest_at;
-            }
-        } else if self.rising && used < self.low + quarter {
-            self.rising = false;
-            self.lowest = used;
-            self.lowest_at = event;
-        }
-        if !self.rising && used <= self.lowest {
-            self.lowest = used;
-            self.lowest_at = event;
-        }
-        self.low = self.low.min(used);
-    }
-
-    fn ebbed_since(&self, event: u64) -> bool {
-        self.ebb > event
-    }
-
-    fn is_low(&self, used: u64) -> bool {
-        used < self.low + (self.high - self.low) / 16
     }
 }
 
@@ -235,17 +210,17 @@ mod tests {
         let mut used = 1000 * MIB;
         let mut saved = Vec::new();
         for _ in 0..layers {
-            let (guess, birth) = lifetimes.requested(bytes, used);
+            let (guess, birth) = lifetimes.requested(bytes, used, 0);
             used += bytes;
             guesses.push(guess);
             saved.push(birth);
-            let (guess, birth) = lifetimes.requested(4 * bytes, used);
+            let (guess, birth) = lifetimes.requested(4 * bytes, used, 0);
             guesses.push(guess);
-            lifetimes.freed(birth, used);
+            lifetimes.freed(birth, used, 0);
         }
         while let Some(birth) = saved.pop() {
             used -= bytes;
-            lifetimes.freed(birth, used);
+            lifetimes.freed(birth, used, 0);
         }
         guesses
     }
@@ -254,7 +229,7 @@ mod tests {
     fn the_second_step_is_known_whatever_its_sequence_length() {
         let mut lifetimes = Lifetimes::default();
         for _ in 0..20 {
-            lifetimes.requested(50 * MIB, 0);
+            lifetimes.requested(50 * MIB, 0, 0);
         }
         step(&mut lifetimes, 200, 8 * MIB);
         let guesses = step(&mut lifetimes, 200, 12 * MIB);
@@ -269,7 +244,7 @@ mod tests {
     #[test]
     fn what_a_program_loads_is_expected_to_stay() {
         let mut lifetimes = Lifetimes::default();
-        let (guess, _) = lifetimes.requested(9 * MIB, 0);
+        let (guess, _) = lifetimes.requested(9 * MIB, 0, 0);
         assert_eq!(
             guess,
             Guess {
@@ -282,24 +257,9 @@ mod tests {
     #[test]
     fn small_requests_are_not_guessed_at() {
         let mut lifetimes = Lifetimes::default();
-        let (guess, birth) = lifetimes.requested(4096, 0);
-        lifetimes.freed(birth, 0);
+        let (guess, birth) = lifetimes.requested(4096, 0, 0);
+        lifetimes.freed(birth, 0, 0);
         assert_eq!(guess.expectation, Expectation::Lasting);
-        assert_eq!(lifetimes.requested(4096, 0).0, guess);
-    }
-
-    #[test]
-    fn the_tide_ebbs_once_a_step() {
-        let mut tide = Tide::default();
-        let mut ebbs = Vec::new();
-        for event in 0..400u64 {
-            let within = event % 100;
-            let used = 100 + if within < 50 { within } else { 100 - within } * 20;
-            tide.turn(used, event);
-            if ebbs.last() != Some(&tide.ebb) {
-                ebbs.push(tide.ebb);
-            }
-        }
-        assert_eq!(ebbs, [0, 100, 200, 300]);
+        assert_eq!(lifetimes.requested(4096, 0, 0).0, guess);
     }
 }

@@ -13,7 +13,8 @@
 //! A request takes the best-fitting free span of its region, then an empty
 //! block, then a new block. A block that becomes empty goes back to the driver at
 //! once, unless what the pool holds beyond the live memory is within the warm-up
-//! floor. Nothing else is kept.
+//! floor, or blocks of its size were missed a moment after they went back (`regret`).
+//! Nothing else is kept.
 
 mod addresses;
 mod block;
@@ -21,7 +22,10 @@ mod free_index;
 mod growth;
 mod handover;
 mod lifetime;
+mod regret;
+mod sizes;
 mod span;
+mod tide;
 
 use crate::driver::{Driver, DriverError};
 use crate::units::{KIB, MIB, StreamId, round_up};
@@ -30,10 +34,12 @@ use block::{Block, BlockIndex, BlockTable, Region};
 use free_index::FreeIndex;
 use handover::Streams;
 use lifetime::{Birth, Expectation, Lifetimes};
+use regret::Regrets;
+use sizes::LargeBlocks;
 use span::{Owner, Span, SpanIndex, SpanState, SpanTable};
 
 /// Smaller requests have a region of their own.
-const SMALLEST_GUESSED: u64 = 64 * KIB;
+const SMALLEST_GUESSED: u64 = 256 * KIB;
 
 /// Sizes and limits of a pool, in bytes.
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +64,7 @@ impl Default for PoolConfig {
             granule: 512,
             warmup_bytes: 1024 * MIB,
             block_bytes: 256 * MIB,
-            large_block_bytes: 64 * MIB,
+            large_block_bytes: 256 * MIB,
             max_split_bytes: 256 * MIB,
             tail_padding: 0,
         }
@@ -126,6 +132,10 @@ pub struct Pool {
     empty: Vec<BlockIndex>,
     streams: Streams,
     lifetimes: Lifetimes,
+    regrets: Regrets,
+    /// The event at which an empty block has been kept long enough.
+    kept_until: u64,
+    large_blocks: LargeBlocks,
     stats: PoolStats,
     /// Bytes of spans that are not free: the rounded live bytes.
     used: u64,
@@ -151,6 +161,9 @@ impl Pool {
             empty: Vec::new(),
             streams: Streams::default(),
             lifetimes: Lifetimes::default(),
+            regrets: Regrets::default(),
+            kept_until: u64::MAX,
+            large_blocks: LargeBlocks::default(),
             stats: PoolStats::default(),
             used: 0,
             used_peak: 0,
@@ -195,11 +208,13 @@ impl Pool {
         let mut birth = Birth::default();
         let served = self.rounded(requested).and_then(|bytes| {
             let owner = self.owner_of(stream);
+            let (guess, noted) =
+                self.lifetimes
+                    .requested(bytes, self.used, self.large_blocks.holes());
+            birth = noted;
             if bytes > self.config.max_split_bytes {
                 return self.direct(driver, bytes, owner);
             }
-            let (guess, noted) = self.lifetimes.requested(bytes, self.used);
-            birth = noted;
             let region = if bytes < SMALLEST_GUESSED {
                 Region::Small
             } else if guess.expectation == Expectation::Lasting {
@@ -256,7 +271,11 @@ impl Pool {
         self.stats.frees += 1;
         self.stats.live_allocations -= 1;
         self.stats.live_bytes -= span.requested;
-        self.lifetimes.freed(span.birth, self.used - span.bytes);
+        self.lifetimes.freed(
+            span.birth,
+            self.used - span.bytes,
+            self.large_blocks.holes(),
+        );
         if span.shared_use {
             self.defer(driver, index);
         } else {
@@ -264,6 +283,9 @@ impl Pool {
         }
         if self.streams.waiting() {
             self.poll(driver);
+        }
+        if self.lifetimes.now() > self.kept_until {
+            self.shed(driver);
         }
         Ok(span.requested)
     }
@@ -359,6 +381,9 @@ impl Pool {
         let span = self.spans[index];
         debug_assert!(span.bytes >= bytes && span.state == SpanState::Free);
         let block = &mut self.blocks[span.block];
+        if block.is_large_and_passing() {
+            self.large_blocks.taken(block, bytes);
+        }
         block.used += bytes;
         let region = block.region;
         self.spans[index].state = SpanState::Used;
@@ -406,7 +431,11 @@ impl Pool {
         let bytes = span.bytes;
         let block = span.block;
         self.used -= bytes;
-        self.blocks[block].used -= bytes;
+        let entry = &mut self.blocks[block];
+        entry.used -= bytes;
+        if entry.is_large_and_passing() {
+            self.large_blocks.freed(entry, bytes);
+        }
         let index = self.coalesce(index);
         let span = self.spans[index];
         if span.before.is_none() && span.after.is_none() {
@@ -495,6 +524,7 @@ impl Pool {
             region,
             direct,
             used: 0,
+            emptied: 0,
             first: SpanIndex::NONE,
             rank: self.next_rank,
         }

@@ -1,0 +1,89 @@
+//! The table of `POLICIES.md`: every trace through the pool, beside what is promised.
+//!
+//! ```text
+//! cargo run --release -p hip-alloc --example explore             recorded and made-up traces
+//! cargo run --release -p hip-alloc --example explore -- a.trace  these traces
+//! HIP_ALLOC_CONF=large_block_mb:128 cargo run …                  with other settings
+//! ```
+
+#![allow(clippy::unwrap_used, reason = "an example")]
+
+use hip_alloc::config::Config;
+use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::pool::PoolConfig;
+use hip_alloc::trace::format::Trace;
+use hip_alloc::trace::replay::{Outcome, replay};
+use hip_alloc::trace::synthetic::Shape;
+use hip_alloc::units::MIB;
+use std::path::{Path, PathBuf};
+
+fn main() {
+    let settings = std::env::var("HIP_ALLOC_CONF").unwrap_or_default();
+    let config = Config::parse(&settings).unwrap().pool(512);
+    let named: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
+    println!(
+        "{:32} {:>8} {:>7} {:>7} {:>7} {:>7} {:>7} {:>4} {:>8}",
+        "trace", "live", "peak", "excess", "calls", "allowed", "no-cach", "oom", "tight"
+    );
+    let files = if named.is_empty() {
+        recorded()
+    } else {
+        named.clone()
+    };
+    for file in files {
+        let name = file.file_name().unwrap().display().to_string();
+        print(&name, &Trace::read(&file).unwrap(), &config);
+    }
+    if named.is_empty() {
+        for (name, shape) in Shape::examples() {
+            print(name, &shape.trace(), &config);
+        }
+    }
+}
+
+fn recorded() -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
+    let entries = std::fs::read_dir(folder).unwrap();
+    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+fn print(name: &str, trace: &Trace, config: &PoolConfig) {
+    let roomy = replay(trace, config.clone(), SimOrders::default());
+    let capacity = roomy.peak_live / 100 * 103;
+    let orders = SimOrders {
+        capacity,
+        ..SimOrders::default()
+    };
+    let pressed = replay(trace, config.clone(), orders);
+    let floor = config.warmup_bytes;
+    let flag = |met: bool| if met { ' ' } else { '*' };
+    println!(
+        "{name:32} {:>8} {:>6.4}{} {:>6}{} {:>6.0}{} {:>7.0} {:>7.0} {:>3}{} {:>8.0}",
+        roomy.peak_live / MIB,
+        roomy.peak_ratio(),
+        flag(roomy.peak_ratio() <= 1.05 || roomy.peak_held <= floor),
+        roomy.idle_excess() / MIB,
+        flag(roomy.idle_excess() <= floor + 256 * MIB),
+        roomy.calls_per_step(),
+        flag(roomy.calls_per_step() <= allowed(&roomy)),
+        allowed(&roomy),
+        no_caching(&roomy),
+        pressed.out_of_memory,
+        flag(pressed.out_of_memory == 0),
+        pressed.calls_per_step(),
+    );
+}
+
+/// Driver calls that an allocator without a pool makes in a step.
+fn no_caching(outcome: &Outcome) -> f64 {
+    2.0 * outcome.allocations_in_steps as f64 / outcome.steps.max(1) as f64
+}
+
+/// Driver calls per step that are promised: 2 % of no-caching's, or three for each
+/// 256 MiB that a step swings, where that is more.
+fn allowed(outcome: &Outcome) -> f64 {
+    let swing = outcome.peak_live.saturating_sub(outcome.idle_live());
+    (0.02 * no_caching(outcome)).max(3.0 * swing as f64 / (256 * MIB) as f64)
+}

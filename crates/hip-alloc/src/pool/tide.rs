@@ -1,0 +1,201 @@
+//! The rise and fall of used memory over the steps, and the level it falls back to.
+//!
+//! A training step fills memory and empties it again. How much it swings is not known
+//! beforehand, and there are smaller swings within a step and larger ones around it
+//! (loading, evaluation). So used memory is watched at several scales at once: at each,
+//! a trough is the lowest point between two rises of at least that scale. Two troughs
+//! in a row at about the same level confirm a scale, and the largest confirmed one tells
+//! where memory is between steps.
+
+use crate::units::MIB;
+
+/// The smallest swing that is watched.
+const SMALLEST: u64 = 64 * MIB;
+/// Each scale is twice the one before: up to 128 GiB.
+const SCALES: usize = 12;
+/// Smaller changes than this are not looked at.
+const STEP: u64 = 8 * MIB;
+/// Troughs that differ by no more than this part of the scale are at the same level.
+const SAME_LEVEL: u64 = 4;
+/// Scales with periods within this factor see the same steps.
+const SAME_PERIOD: u64 = 8;
+/// A scale counts until it was quiet for this many of its periods.
+const QUIET_PERIODS: u64 = 4;
+
+/// The end of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Ebb {
+    pub(super) event: u64,
+    /// Free memory in blocks that could not go back.
+    pub(super) holes: u64,
+}
+
+/// Turning points of used memory at several scales.
+#[derive(Default)]
+pub(super) struct Tide {
+    scales: [Scale; SCALES],
+    /// Used memory when it was last looked at.
+    seen: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Scale {
+    rising: bool,
+    /// The highest point of this rise, or the lowest of this fall.
+    extreme: Point,
+    /// The last trough and the one before.
+    troughs: [Point; 2],
+    /// Troughs so far.
+    count: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Point {
+    used: u64,
+    /// As in [`Ebb`].
+    holes: u64,
+    event: u64,
+}
+
+impl Tide {
+    /// Notes how much is used after an event, and the holes then.
+    pub(super) fn turn(&mut self, used: u64, holes: u64, event: u64) {
+        if used.abs_diff(self.seen) < STEP {
+            return;
+        }
+        self.seen = used;
+        let here = Point { used, holes, event };
+        for (number, scale) in self.scales.iter_mut().enumerate() {
+            scale.turn(here, SMALLEST << number);
+        }
+    }
+
+    /// How many events a step has, once that is known.
+    pub(super) fn period(&self, event: u64) -> Option<u64> {
+        let periods = (0..SCALES)
+            .filter(|at| self.is_confirmed(*at, event))
+            .map(|at| self.scales[at].period());
+        let largest = periods.clone().next_back()?;
+        periods
+            .filter(|period| *period * SAME_PERIOD >= largest)
+            .min()
+    }
+
+    /// Whether a step ended since the event.
+    pub(super) fn ebbed_since(&self, event: u64) -> bool {
+        self.main()
+            .is_some_and(|at| self.scales[at].troughs[0].event > event)
+    }
+
+    /// The last time that a step ended.
+    pub(super) fn last_ebb(&self) -> Option<Ebb> {
+        let at = (0..SCALES).rev().find(|at| self.is_confirmed(*at, 0))?;
+        let trough = self.scales[at].troughs[0];
+        Some(Ebb {
+            event: trough.event,
+            holes: trough.holes,
+        })
+    }
+
+    /// Whether memory is down at the level between steps.
+    pub(super) fn is_low(&self, used: u64) -> bool {
+        self.main()
+            .is_some_and(|at| used <= self.scales[at].troughs[0].used + (SMALLEST << at) / 8)
+    }
+
+    /// The scale of the steps, as far as it can be told.
+    fn main(&self) -> Option<usize> {
+        let confirmed = (0..SCALES).rev().find(|at| self.is_confirmed(*at, 0));
+        // The first trough is the beginning, where nothing was used.
+        confirmed.or_else(|| (0..SCALES).rev().find(|at| self.scales[*at].count > 1))
+    }
+
+    fn is_confirmed(&self, at: usize, event: u64) -> bool {
+        let scale = &self.scales[at];
+        let [last, before] = scale.troughs;
+        let quiet = event.saturating_sub(last.event);
+        scale.count > 2
+            && last.used.abs_diff(before.used) <= (SMALLEST << at) / SAME_LEVEL
+            && quiet <= QUIET_PERIODS * scale.period()
+    }
+}
+
+impl Scale {
+    fn period(&self) -> u64 {
+        self.troughs[0].event - self.troughs[1].event
+    }
+
+    fn turn(&mut self, here: Point, swing: u64) {
+        if self.rising {
+            if here.used > self.extreme.used {
+                self.extreme = here;
+            } else if here.used + swing <= self.extreme.used {
+                self.rising = false;
+                self.extreme = here;
+            }
+        } else if here.used < self.extreme.used {
+            self.extreme = here;
+        } else if here.used >= self.extreme.used + swing {
+            self.troughs = [self.extreme, self.troughs[0]];
+            self.count += 1;
+            self.rising = true;
+            self.extreme = here;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rises by `swing` in 100 events and falls again, with ripples of a tenth.
+    fn step(tide: &mut Tide, start: u64, low: u64, swing: u64) {
+        for event in 0..200u64 {
+            let height = if event < 100 { event } else { 200 - event } * swing / 100;
+            let ripple = if event % 10 < 5 { 0 } else { swing / 10 };
+            tide.turn(low + height + ripple, event, start + event);
+        }
+    }
+
+    #[test]
+    fn the_period_is_that_of_the_steps_and_not_of_the_ripples() {
+        let mut tide = Tide::default();
+        for number in 0..6 {
+            step(&mut tide, number * 200, 10_000 * MIB, 4000 * MIB);
+        }
+        assert_eq!(tide.period(1200), Some(200));
+    }
+
+    #[test]
+    fn loading_is_not_a_step() {
+        let mut tide = Tide::default();
+        for event in 0..1000u64 {
+            tide.turn(event * 10 * MIB, 0, event);
+        }
+        assert_eq!(tide.period(1000), None);
+        assert_eq!(tide.last_ebb(), None);
+        assert!(!tide.ebbed_since(0));
+    }
+
+    #[test]
+    fn a_step_that_ended_is_an_ebb_with_the_holes_of_its_lowest_point() {
+        let mut tide = Tide::default();
+        for number in 0..4 {
+            step(&mut tide, number * 200, 500 * MIB, 4000 * MIB);
+        }
+        let ebb = tide.last_ebb();
+        assert_eq!(ebb.map(|ebb| ebb.event % 200), Some(0));
+        assert_eq!(ebb.map(|ebb| ebb.holes), Some(0));
+        assert!(tide.ebbed_since(599) && !tide.ebbed_since(601));
+        assert!(tide.is_low(500 * MIB) && !tide.is_low(2500 * MIB));
+    }
+
+    #[test]
+    fn what_was_once_the_rhythm_is_forgotten() {
+        let mut tide = Tide::default();
+        for number in 0..6 {
+            step(&mut tide, number * 200, 500 * MIB, 4000 * MIB);
+        }
+        assert_eq!(tide.period(100_000), None);
+    }
+}
