@@ -29,6 +29,10 @@ pub(crate) struct Train {
     #[arg(long, value_name = "CHECKPOINT", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
 
+    /// Check everything, one step included, and train nothing
+    #[arg(long)]
+    dry_run: bool,
+
     /// Passed to `surefoot train` as they are
     #[arg(last = true, value_name = "ARGUMENT")]
     rest: Vec<OsString>,
@@ -59,6 +63,9 @@ impl Train {
         }
         if let Some(checkpoint) = &self.resume {
             command.arg("--resume").arg(checkpoint);
+        }
+        if self.dry_run {
+            command.arg("--dry-run");
         }
         command.args(&self.rest);
         command

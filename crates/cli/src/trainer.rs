@@ -11,6 +11,7 @@ mod commands {
     pub(crate) mod generate;
     pub(crate) mod model_options;
     pub(crate) mod train;
+    pub(crate) mod train_report;
 }
 
 use clap::{Parser, Subcommand};

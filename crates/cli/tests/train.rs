@@ -357,3 +357,59 @@ fn a_full_disk_ends_the_run_and_leaves_the_older_checkpoint() {
     assert_eq!(checkpoints(&place), ["step-000003", "step-000006"]);
     assert_fine(&place.train(&["--resume", "--set", "train.max_steps=9"]));
 }
+
+/// Without what differs from machine to machine and run to run.
+fn steady(text: &str) -> String {
+    let steady = |line: &str| match line.split_whitespace().next() {
+        Some(key @ ("libtorch" | "device" | "time" | "speed" | "peak")) => format!("{key} …\n"),
+        _ => format!("{line}\n"),
+    };
+    text.lines().map(steady).collect()
+}
+
+#[test]
+fn a_dry_run_checks_everything_and_writes_nothing() {
+    let place = Place::new();
+    let output = place.train(&["--dry-run"]);
+    assert_fine(&output);
+    insta::assert_snapshot!(steady(&String::from_utf8_lossy(&output.stdout)));
+    assert!(!place.path("runs").exists());
+    let json = place.train(&["--dry-run", "--json"]);
+    let found: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert!(found["seconds"].as_f64().unwrap() > 0.0);
+    assert!((found["loss"].as_f64().unwrap() - 257f64.ln()).abs() < 0.3);
+}
+
+#[test]
+fn a_dry_run_finds_what_training_would() {
+    let place = Place::new();
+    let refused = |arguments: &[&str]| {
+        let output = place.train(&[&["--dry-run"], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        stderr(&output)
+    };
+    assert!(refused(&["--set", "block_size=100000"]).contains("one block needs 100001"));
+    let groups = "parameter_groups=[{names: lora}]";
+    assert!(refused(&["--set", groups]).contains("in the name of no parameter"));
+    let nothing = place.train(&["--dry-run", "--resume"]);
+    assert_eq!(nothing.status.code(), Some(1));
+    assert!(stderr(&nothing).contains("no run of this name has a checkpoint"));
+    let file = place.train(&["--dry-run", "--set", "output_dir=text.txt"]);
+    assert_eq!(file.status.code(), Some(1), "{}", stderr(&file));
+    // What a run left is taken up, and left as it is.
+    assert_fine(&place.train(&[]));
+    let before = fs::read(place.path("runs/tiny/metrics.jsonl")).unwrap();
+    let output = place.train(&["--dry-run", "--resume", "--set", "max_steps=9"]);
+    assert_fine(&output);
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        said.contains("runs/tiny would go on after step 6"),
+        "{said}"
+    );
+    assert!(said.contains("for 3 steps"), "{said}");
+    assert_eq!(
+        fs::read(place.path("runs/tiny/metrics.jsonl")).unwrap(),
+        before
+    );
+    assert!(!place.path("runs/tiny-2").exists());
+}

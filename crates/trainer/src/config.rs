@@ -383,7 +383,8 @@ impl ModelConfig {
 }
 
 impl Config {
-    /// Reads the config file at `path` and applies `overrides`, each `a.b=value`.
+    /// Reads the config file at `path` and applies `overrides`, each `a.b=value`; or `b=value`,
+    /// where only one section has a key `b`.
     ///
     /// # Errors
     /// Every problem found in the file and the overrides at once, each with its
@@ -401,7 +402,7 @@ impl Config {
     pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Self, ConfigError> {
         let mut tree = tree::parse_file(name, text)?;
         for argument in overrides {
-            tree::apply_override(&mut tree, argument)?;
+            tree::apply_override(&mut tree, argument, &schema::section_of)?;
         }
         let mut problems = check::against_schema(&tree, schema::schema());
         if problems.is_empty() {

@@ -19,6 +19,7 @@ use crate::config::{DataConfig, Dataset};
 
 pub use blocks::{BlockOrder, OrderState};
 pub(crate) use random::SplitMix64;
+pub(crate) use source::{TEXT_EXTENSIONS, files_below};
 pub use tokenizer::Tokenizer;
 
 /// A tokenised text, ready to be cut into batches.

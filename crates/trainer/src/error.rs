@@ -42,7 +42,7 @@ pub enum Error {
     Weights(#[from] crate::weights::WeightsError),
 
     /// A file could not be read or written.
-    #[error("cannot {action} `{}`: {source}", path.display())]
+    #[error("cannot {action} `{}`", path.display())]
     Io {
         /// What was tried, as in "write".
         action: &'static str,
@@ -54,15 +54,15 @@ pub enum Error {
 
     /// A tensor could not be brought to the device.
     #[error("placing {0}")]
-    Placement(#[from] placement::PlaceError),
+    Placement(placement::PlaceError),
 
     /// libtorch refused an operation.
     #[error("libtorch: {}", first_line(.0))]
-    Torch(#[from] tch::TchError),
+    Torch(tch::TchError),
 
     /// libtorch refused an operation of the shim.
     #[error("libtorch: {0}")]
-    TorchExt(#[from] torch_ext::Error),
+    TorchExt(torch_ext::Error),
 
     /// A bug here: a state that should not exist.
     #[error("internal error, please report it: {0}")]
@@ -104,6 +104,27 @@ impl Error {
             path: path.to_owned(),
             reason: reason.into(),
         }
+    }
+}
+
+// Written out, since what `#[from]` derives would also be a source: then whoever prints an
+// error with its causes would print these, which are told in full already, twice.
+
+impl From<placement::PlaceError> for Error {
+    fn from(error: placement::PlaceError) -> Self {
+        Self::Placement(error)
+    }
+}
+
+impl From<tch::TchError> for Error {
+    fn from(error: tch::TchError) -> Self {
+        Self::Torch(error)
+    }
+}
+
+impl From<torch_ext::Error> for Error {
+    fn from(error: torch_ext::Error) -> Self {
+        Self::TorchExt(error)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::memory::MemorySample;
 use crate::observer::Metrics;
 use crate::run::{Rollback, SkippedStep};
 use crate::run_folder::RunFolder;
-use crate::task::Evaluation;
+use crate::task::{Evaluation, Sample};
 
 /// One line of `metrics.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,6 +44,13 @@ pub enum Record {
         /// Whether all held-out data was measured.
         complete: bool,
     },
+    /// Generated text.
+    Samples {
+        /// Optimizer steps done.
+        step: u64,
+        /// One for each prompt.
+        samples: Vec<Sample>,
+    },
     /// A step that was skipped.
     Skipped(SkippedStep),
     /// A return to a checkpoint; it belongs to the step returned to.
@@ -54,7 +61,9 @@ impl Record {
     /// The step a record belongs to.
     pub fn step(&self) -> u64 {
         match self {
-            Self::Train { step, .. } | Self::Eval { step, .. } => *step,
+            Self::Train { step, .. } | Self::Eval { step, .. } | Self::Samples { step, .. } => {
+                *step
+            }
             Self::Skipped(skipped) => skipped.step,
             Self::RolledBack(rollback) => rollback.to_step,
         }
@@ -143,6 +152,13 @@ impl Recorder {
         })
     }
 
+    pub(crate) fn samples(&mut self, step: u64, samples: &[Sample]) -> Result<(), Error> {
+        self.record(Record::Samples {
+            step,
+            samples: samples.to_vec(),
+        })
+    }
+
     pub(crate) fn skipped(&mut self, step: &SkippedStep) -> Result<(), Error> {
         self.tensorboard
             .scalars(step.step, &[("train/skipped", 1.0)])?;
@@ -163,6 +179,11 @@ impl Recorder {
         self.jsonl.write(&record)?;
         self.records.push(record);
         Ok(())
+    }
+
+    /// Everything recorded, of earlier parts of a resumed run too.
+    pub(crate) fn records(&self) -> &[Record] {
+        &self.records
     }
 
     /// Training losses recorded, of earlier parts of a resumed run too.

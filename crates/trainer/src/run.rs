@@ -23,6 +23,7 @@ use crate::config::Config;
 use crate::metrics::Recorder;
 use crate::observer::{Metrics, Observer, Start};
 use crate::optim::{AdamW, Ema, Gradients, Schedule, treatments};
+use crate::report::Page;
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::stop::Stop;
@@ -315,6 +316,7 @@ impl<'a> Run<'a> {
             .open(&path)
             .and_then(|mut file| file.write_all(text.as_bytes()))
             .map_err(|error| Error::io("write", &path, error))?;
+        self.recorder.samples(self.step, &samples)?;
         observer.sampled(self.step, &samples);
         Ok(())
     }
@@ -353,6 +355,13 @@ impl<'a> Run<'a> {
         let text = serde_json::to_string_pretty(&summary)
             .map_err(|error| Error::Internal(format!("the summary: {error}")))?;
         std::fs::write(&path, text + "\n").map_err(|error| Error::io("write", &path, error))?;
+        let page = Page {
+            summary: &summary,
+            records: self.recorder.records(),
+            placement: self.placer.report(),
+            config: self.config.to_yaml()?,
+        };
+        page.write(&self.folder.join("report.html"))?;
         observer.finished(&summary);
         Ok(summary)
     }

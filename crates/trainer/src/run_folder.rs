@@ -5,6 +5,7 @@
 //!             metrics.jsonl              one line for each logged step or evaluation
 //!             events.out.tfevents.*      the same for TensorBoard
 //!             loss.svg  memory.svg       curves
+//!             report.html                all of it on one page
 //!             samples.txt                generated text
 //!             checkpoints/step-000100/   to continue from
 //!             model/                     the result, for others to load
@@ -48,6 +49,13 @@ impl RunFolder {
             }
         }
         Err(Error::Internal("no free name for the run folder".into()))
+    }
+
+    /// The folder that [`RunFolder::create`] would make.
+    pub(crate) fn planned(config: &Config) -> PathBuf {
+        let paths = (1..).map(|number| config.output_dir.join(numbered(&config.name, number)));
+        let mut free = paths.skip_while(|path| path.exists());
+        free.next().unwrap_or_default()
     }
 
     /// The run folder and the checkpoint that `resume_from` means: `latest`, a run folder,

@@ -13,7 +13,7 @@ pub mod loss;
 use std::path::Path;
 
 use placement::{FieldPath, Placer};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::Tensor;
 
@@ -139,7 +139,7 @@ pub struct Evaluation {
 }
 
 /// Something the model made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// What it was asked.
     pub prompt: String,

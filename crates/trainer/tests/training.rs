@@ -191,6 +191,7 @@ fn a_run_leaves_its_folder_as_promised() {
         "metrics.jsonl",
         "loss.svg",
         "memory.svg",
+        "report.html",
         "samples.txt",
         "summary.json",
         "checkpoints/step-000004/state.json",

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     max_new_tokens: u32,
 
     /// How far to stray from the likeliest token; 0 always takes it
-    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
     temperature: f64,
 
     /// Choose among the likeliest tokens that together have this probability
@@ -75,7 +75,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         let mut report = serde_json::to_value(&generated)?;
         report["prompt"] = args.prompt.clone().into();
         report["prompt_tokens"] = prompt.len().into();
-        output::print(&format!("{report:#}\n"))?;
+        output::print(&format!("{report}\n"))?;
     } else {
         output::print("\n")?;
     }

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use platform::findings::seen_by_hip;
@@ -11,11 +11,13 @@ use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::task::{Evaluation, Sample};
 use trainer::text::{bytes, thousands};
-use trainer::{
-    Allocator, Config, Ending, Metrics, Observer, Rollback, SkippedStep, Start, Stop, Summary,
-};
+use trainer::{Allocator, Config, Metrics, Observer, Rollback, SkippedStep, Start, Stop};
 
-use super::config_report;
+use super::model_options::failure;
+use super::{config_report, train_report};
+
+/// How often a log, which is no terminal, gets a line on one thing in preparation.
+const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Train a model as a config says
 #[derive(clap::Args)]
@@ -31,6 +33,10 @@ pub(crate) struct Args {
     /// Continue a run: the newest of this config's name, or a run or checkpoint folder
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
+
+    /// Check everything, config, data, model, memory and one step, and train nothing
+    #[arg(long)]
+    dry_run: bool,
 }
 
 /// Trains; the summary goes to stdout, everything else to stderr.
@@ -40,31 +46,32 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     if args.resume.is_some() {
         config.train.resume_from_checkpoint.clone_from(&args.resume);
     }
+    let mut screen = Screen::new();
+    if args.dry_run {
+        return dry_run(&config, screen, json);
+    }
     let stop = Stop::default();
     on_signals(&stop)?;
-    let mut screen = Screen::new();
-    // The allocator first: looking at the GPUs must not be what sets libtorch's own one up.
-    let allocator = Allocator::install(&config);
-    if allocator.is_ok() {
-        refuse_wrong_gradients(&config)?;
-    }
-    let result =
-        allocator.and_then(|allocator| trainer::run(&config, &allocator, &mut screen, &stop));
+    let result = install(&config).and_then(|allocator| {
+        trainer::run(&config, &allocator, &mut screen, &stop).map_err(failure)
+    });
     screen.bar.finish_and_clear();
-    let summary = result.map_err(|error| {
-        if error.is_bad_usage() {
-            Failure::Usage(error.into())
-        } else {
-            Failure::Job(error.into())
-        }
-    })?;
+    let summary = result?;
     if json {
         let text = serde_json::to_string_pretty(&summary)?;
         output::print(&format!("{text}\n"))?;
     } else {
-        output::print(&describe(&summary, &screen.folder))?;
+        output::print(&train_report::summary(&summary, &screen.folder))?;
     }
     Ok(Outcome::Fine)
+}
+
+/// Installs the allocator, then looks at the GPU: that must not be what sets libtorch's own
+/// allocator up.
+fn install(config: &Config) -> Result<Allocator, Failure> {
+    let allocator = Allocator::install(config).map_err(failure)?;
+    refuse_wrong_gradients(config)?;
+    Ok(allocator)
 }
 
 /// Looks which GPU the config's device is, and refuses the one whose gradients are wrong.
@@ -81,6 +88,20 @@ fn refuse_wrong_gradients(config: &Config) -> Result<(), Failure> {
         .get(index)
         .and_then(|&gpu| machine.gpus.get(gpu));
     gradients::refuse_wrong_ones(gpu)
+}
+
+/// Checks everything; what was found goes to stdout.
+fn dry_run(config: &Config, mut screen: Screen, json: bool) -> Result<Outcome, Failure> {
+    let result = install(config)
+        .and_then(|allocator| trainer::dry_run(config, &allocator, &mut screen).map_err(failure));
+    screen.bar.finish_and_clear();
+    let found = result?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&found)? + "\n",
+        false => train_report::dry_run(&found),
+    };
+    output::print(&text)?;
+    Ok(Outcome::Fine)
 }
 
 /// Ctrl-C and SIGTERM ask the run to stop; a second one ends the process at once.
@@ -113,6 +134,8 @@ struct Screen {
     folder: PathBuf,
     /// Without a terminal there is no bar, and every record becomes a line.
     interactive: bool,
+    /// The last line on preparations, and when it was written.
+    prepared: Option<(String, Instant)>,
 }
 
 impl Screen {
@@ -123,7 +146,22 @@ impl Screen {
             bar,
             folder: PathBuf::new(),
             interactive,
+            prepared: None,
         }
+    }
+
+    /// Whether a line on preparations is worth writing to a log: another thing begins, or the
+    /// last line on this one is old. Things that go on say so after a colon.
+    fn is_news(&mut self, what: &str) -> bool {
+        let subject = what.split(':').next().unwrap_or_default();
+        if let Some((before, when)) = &self.prepared
+            && before == subject
+            && when.elapsed() < LINE_EVERY
+        {
+            return false;
+        }
+        self.prepared = Some((subject.to_owned(), Instant::now()));
+        true
     }
 
     fn line(&self, text: impl AsRef<str>) {
@@ -143,7 +181,7 @@ impl Observer for Screen {
             self.bar.set_style(style("{spinner} {msg}"));
             self.bar.set_message(what.to_owned());
             self.bar.enable_steady_tick(Duration::from_millis(120));
-        } else {
+        } else if self.is_news(what) {
             self.line(what);
         }
     }
@@ -195,7 +233,7 @@ impl Observer for Screen {
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) {
         self.line(format!(
             "step {step:>6}  held out: {}",
-            describe_evaluation(evaluation)
+            train_report::evaluation(evaluation)
         ));
     }
 
@@ -237,75 +275,4 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("━╸─")
-}
-
-fn describe_evaluation(evaluation: &Evaluation) -> String {
-    let per_byte = evaluation
-        .nats_per_byte
-        .map(|nats| format!(" = {nats:.4} nats per byte"))
-        .unwrap_or_default();
-    let share = if evaluation.complete { "" } else { " (a part)" };
-    format!("loss {:.4}{per_byte}{share}", evaluation.loss)
-}
-
-/// The summary as people read it.
-fn describe(summary: &Summary, folder: &Path) -> String {
-    let mut lines = Vec::new();
-    lines.push(match summary.ending {
-        Ending::Completed => format!("done: {} steps", thousands(summary.steps)),
-        Ending::Stopped => format!(
-            "stopped after {} of {} steps; `--resume {}` continues",
-            thousands(summary.steps),
-            thousands(summary.max_steps),
-            folder.display()
-        ),
-    });
-    if let (Some(first), Some(last)) = (summary.first_loss, summary.last_loss) {
-        lines.push(format!("training loss   {first:.4} to {last:.4}"));
-    }
-    if summary.skipped_steps > 0 {
-        lines.push(format!(
-            "skipped steps   {}, and {} returns to a checkpoint",
-            thousands(summary.skipped_steps),
-            summary.rollbacks
-        ));
-    }
-    if let Some(evaluation) = &summary.held_out {
-        lines.push(format!(
-            "held-out loss   {}",
-            describe_evaluation(evaluation)
-        ));
-    }
-    lines.push(format!(
-        "speed           {} tokens/s over {} tokens",
-        thousands(summary.tokens_per_second.round() as u64),
-        thousands(summary.tokens)
-    ));
-    let memory = &summary.memory;
-    if let (Some(live), Some(held)) = (memory.peak_live_bytes, memory.peak_held_bytes) {
-        lines.push(format!(
-            "peak memory     {} live, {} held",
-            bytes(live),
-            bytes(held)
-        ));
-    }
-    lines.push(format!(
-        "process memory  {} at its peak",
-        bytes(memory.peak_resident_bytes)
-    ));
-    lines.push(format!(
-        "time            {}",
-        duration(summary.wall_seconds)
-    ));
-    lines.push(format!("results         {}", folder.display()));
-    lines.join("\n") + "\n"
-}
-
-fn duration(seconds: f64) -> String {
-    let whole = seconds.round() as u64;
-    match (whole / 3600, whole / 60 % 60, whole % 60) {
-        (0, 0, _) => format!("{seconds:.1} s"),
-        (0, minutes, seconds) => format!("{minutes} min {seconds:02} s"),
-        (hours, minutes, _) => format!("{hours} h {minutes:02} min"),
-    }
 }

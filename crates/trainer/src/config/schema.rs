@@ -14,3 +14,26 @@ pub(crate) fn schema() -> &'static Value {
 pub fn schema_json() -> String {
     format!("{:#}\n", schema())
 }
+
+/// The one section that has a key called `key`, when the top of a config has none.
+pub(crate) fn section_of(key: &str) -> Option<&'static str> {
+    let sections = schema()["properties"].as_object()?;
+    if sections.contains_key(key) {
+        return None;
+    }
+    let mut found = sections.iter().filter(|(_, section)| {
+        // A section is a reference to its struct, or a choice between that and null.
+        let variants = section["anyOf"].as_array().into_iter().flatten();
+        let mut references = variants
+            .chain([*section])
+            .filter_map(|v| v["$ref"].as_str());
+        references.any(|reference| {
+            let pointer = format!("{}/properties/{key}", reference.trim_start_matches('#'));
+            schema().pointer(&pointer).is_some()
+        })
+    });
+    match (found.next(), found.next()) {
+        (Some((section, _)), None) => Some(section),
+        _ => None,
+    }
+}

@@ -83,6 +83,28 @@ fn a_key_in_the_wrong_section_is_sent_to_the_right_one() {
 }
 
 #[test]
+fn an_override_may_leave_out_a_section_that_is_clear() {
+    let overrides = [
+        "learning_rate=0.5",
+        "lora_alpha=7",
+        "name_or_path=m",
+        "seed=9",
+    ];
+    let overrides: Vec<String> = overrides.iter().map(|text| (*text).into()).collect();
+    let config = Config::parse("x.yaml", "data: {path: t}", &overrides).unwrap();
+    assert_eq!(config.train.learning_rate, 0.5);
+    assert_eq!(config.adapter.unwrap().lora_alpha, 7.0);
+    assert_eq!(config.model.name_or_path.as_deref(), Some("m"));
+    assert_eq!(config.seed, 9);
+    let want = "--set:1:1: unknown key `lerning_rate` at the top of a config (did you mean \
+                `train.learning_rate`?)";
+    assert_eq!(problems("", &[DATA, "lerning_rate=1"]), [want]);
+    let want = "--set:1:15: `train.learning_rate` is `-1`, which is out of range";
+    let got = problems("", &[DATA, "learning_rate=-1"]);
+    assert!(got[0].starts_with(want), "{got:?}");
+}
+
+#[test]
 fn a_wrong_word_gets_the_allowed_ones() {
     let want = "x.yaml:1:28: `train.lr_scheduler_type` cannot be the text `cosin` (did you mean \
                 `cosine`? Allowed: `constant`, `linear`, `cosine`)";

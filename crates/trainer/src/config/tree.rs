@@ -88,8 +88,13 @@ pub(crate) fn parse_file(name: &str, text: &str) -> Result<Node, ConfigError> {
     }
 }
 
-/// Merges `a.b=value` into the tree; the value is YAML.
-pub(crate) fn apply_override(tree: &mut Node, argument: &str) -> Result<(), ConfigError> {
+/// Merges `a.b=value` into the tree; the value is YAML. `section_of` completes a key that
+/// stands alone and belongs into a section.
+pub(crate) fn apply_override(
+    tree: &mut Node,
+    argument: &str,
+    section_of: &dyn Fn(&str) -> Option<&'static str>,
+) -> Result<(), ConfigError> {
     let source = Source {
         name: "--set".into(),
         text: argument.into(),
@@ -102,7 +107,12 @@ pub(crate) fn apply_override(tree: &mut Node, argument: &str) -> Result<(), Conf
         .with_help("write `--set train.learning_rate=3e-4`")
         .into());
     };
-    let keys: Vec<&str> = path.trim().split('.').collect();
+    let mut keys: Vec<&str> = path.trim().split('.').collect();
+    if let [key] = keys[..]
+        && let Some(section) = section_of(key)
+    {
+        keys.insert(0, section);
+    }
     if keys.iter().any(|key| key.is_empty()) {
         return Err(
             Problem::at(&Place::start_of(&source), format!("`{path}` is not a key"))

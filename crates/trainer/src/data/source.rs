@@ -11,12 +11,12 @@ pub(super) struct Parts {
 }
 
 /// Extensions read from a folder. A file named by itself may have any.
-const TEXT_EXTENSIONS: [&str; 4] = ["txt", "text", "md", "markdown"];
+pub(crate) const TEXT_EXTENSIONS: [&str; 4] = ["txt", "text", "md", "markdown"];
 
 /// The text of a file, or of every text file below a folder in the order of their paths.
 pub(super) fn read_documents(path: &Path) -> Result<Vec<String>, Error> {
     let files = if path.is_dir() {
-        files_below(path)?
+        files_below(path, &TEXT_EXTENSIONS)?
     } else {
         vec![path.to_owned()]
     };
@@ -48,7 +48,8 @@ pub(super) fn read_documents(path: &Path) -> Result<Vec<String>, Error> {
     Ok(documents)
 }
 
-fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+/// Every file below `folder` with one of these extensions, in the order of the paths.
+pub(crate) fn files_below(folder: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -64,9 +65,7 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
             let extension = path.extension().and_then(|extension| extension.to_str());
             if kind.is_dir() {
                 folders.push(path);
-            } else if extension
-                .is_some_and(|e| TEXT_EXTENSIONS.contains(&e.to_lowercase().as_str()))
-            {
+            } else if extension.is_some_and(|e| extensions.contains(&e.to_lowercase().as_str())) {
                 files.push(path);
             }
         }

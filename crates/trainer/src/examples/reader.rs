@@ -9,10 +9,14 @@ use serde_json::Value;
 
 use super::chat::Message;
 use crate::Error;
+use crate::data::{TEXT_EXTENSIONS, files_below};
 
 /// Longest line of a JSONL file, and longest plain text. What is longer is a mistake, or
 /// should be lines.
 const MAX_BYTES: u64 = 1 << 30;
+
+/// Extensions of files that hold one JSON object a line.
+const LINE_EXTENSIONS: [&str; 2] = ["jsonl", "ndjson"];
 
 /// One piece of data.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,37 +34,38 @@ pub enum Record {
     Chat(Vec<Message>),
 }
 
-/// The records of a file, or of all files of a folder in the order of their names.
+/// The records of a file, or of every file of text or JSON lines below a folder, in the order
+/// of their paths.
 ///
 /// `.jsonl` and `.ndjson` files hold one JSON object a line: `{"text"}`, `{"prompt",
 /// "completion"}` or `{"messages"}`. Any other file is one text.
 ///
 /// # Errors
-/// When the path cannot be read. What is wrong inside a file comes out of the iterator,
-/// with file and line.
+/// When the path cannot be read, or is a folder without such files. What is wrong inside a
+/// file comes out of the iterator, with file and line.
 pub fn records(path: &Path) -> Result<impl Iterator<Item = Result<Record, Error>>, Error> {
-    let io = |error| Error::io("read", path, error);
     let files = if path.is_dir() {
-        let mut files = Vec::new();
-        for entry in std::fs::read_dir(path).map_err(io)? {
-            let file = entry.map_err(io)?.path();
-            let hidden = file
-                .file_name()
-                .is_some_and(|name| name.to_string_lossy().starts_with('.'));
-            if file.is_file() && !hidden {
-                files.push(file);
-            }
+        let extensions = [&TEXT_EXTENSIONS[..], &LINE_EXTENSIONS].concat();
+        let files = files_below(path, &extensions)?;
+        if files.is_empty() {
+            let read = extensions.iter().map(|e| format!("*.{e}"));
+            let read = read.collect::<Vec<_>>().join(", ");
+            let path = path.display();
+            let message = format!("`{path}` has no text in it (files read: {read})");
+            return Err(Error::Data(message));
         }
-        files.sort();
         files
     } else {
-        path.metadata().map_err(io)?;
+        path.metadata().map_err(|error| {
+            Error::Data(format!("`{}` cannot be read: {error}", path.display()))
+        })?;
         vec![path.to_owned()]
     };
     Ok(files.into_iter().flat_map(|file| {
         let is_lines = file
             .extension()
-            .is_some_and(|extension| extension == "jsonl" || extension == "ndjson");
+            .and_then(|extension| extension.to_str())
+            .is_some_and(|extension| LINE_EXTENSIONS.contains(&extension));
         let records: Box<dyn Iterator<Item = Result<Record, Error>>> = match is_lines {
             true => Box::new(Lines::new(file)),
             false => Box::new(std::iter::once_with(move || text(&file))),

@@ -178,7 +178,7 @@ fn load_data(
         if tokens >= shown + 1_000_000 {
             shown = tokens;
             let (tokens, records) = (thousands(tokens), thousands(records));
-            observer.preparing(&format!("{tokens} tokens of {records} texts"));
+            observer.preparing(&format!("tokenising: {tokens} tokens of {records} texts"));
         }
     };
     let data = TokenFile::temporary(

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 #[non_exhaustive]
 pub enum WeightsError {
     /// The operating system refused.
-    #[error("cannot {action} `{}`: {source}", path.display())]
+    #[error("cannot {action} `{}`", path.display())]
     Io {
         /// What was tried, as in "read".
         action: &'static str,
@@ -28,7 +28,7 @@ pub enum WeightsError {
 
     /// libtorch refused an operation.
     #[error("libtorch: {}", first_line(.0))]
-    Torch(#[from] tch::TchError),
+    Torch(tch::TchError),
 }
 
 impl WeightsError {
@@ -45,6 +45,13 @@ impl WeightsError {
             path: path.to_owned(),
             reason: reason.into(),
         }
+    }
+}
+
+impl From<tch::TchError> for WeightsError {
+    // Without `#[from]`, which would print the message again as the cause of itself.
+    fn from(error: tch::TchError) -> Self {
+        Self::Torch(error)
     }
 }
 

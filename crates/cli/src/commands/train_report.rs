@@ -1,0 +1,121 @@
+//! What `surefoot train` says at the end, as people read it.
+
+use std::path::Path;
+
+use trainer::task::Evaluation;
+use trainer::text::{bytes, thousands};
+use trainer::{DryRun, Ending, Summary};
+
+/// The summary as people read it.
+pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
+    let mut lines = Vec::new();
+    lines.push(match summary.ending {
+        Ending::Completed => format!("done: {} steps", thousands(summary.steps)),
+        Ending::Stopped => format!(
+            "stopped after {} of {} steps; `--resume {}` continues",
+            thousands(summary.steps),
+            thousands(summary.max_steps),
+            folder.display()
+        ),
+    });
+    if let (Some(first), Some(last)) = (summary.first_loss, summary.last_loss) {
+        lines.push(format!("training loss   {first:.4} to {last:.4}"));
+    }
+    if summary.skipped_steps > 0 {
+        lines.push(format!(
+            "skipped steps   {}, and {} returns to a checkpoint",
+            thousands(summary.skipped_steps),
+            summary.rollbacks
+        ));
+    }
+    if let Some(held_out) = &summary.held_out {
+        lines.push(format!("held-out loss   {}", evaluation(held_out)));
+    }
+    lines.push(format!(
+        "speed           {} tokens/s over {} tokens",
+        thousands(summary.tokens_per_second.round() as u64),
+        thousands(summary.tokens)
+    ));
+    let memory = &summary.memory;
+    if let (Some(live), Some(held)) = (memory.peak_live_bytes, memory.peak_held_bytes) {
+        lines.push(format!(
+            "peak memory     {} live, {} held",
+            bytes(live),
+            bytes(held)
+        ));
+    }
+    lines.push(format!(
+        "process memory  {} at its peak",
+        bytes(memory.peak_resident_bytes)
+    ));
+    lines.push(format!(
+        "time            {}",
+        duration(summary.wall_seconds)
+    ));
+    lines.push(format!("results         {}", folder.display()));
+    lines.join("\n") + "\n"
+}
+
+fn duration(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match (whole / 3600, whole / 60 % 60, whole % 60) {
+        (0, 0, _) => format!("{seconds:.1} s"),
+        (0, minutes, seconds) => format!("{minutes} min {seconds:02} s"),
+        (hours, minutes, _) => format!("{hours} h {minutes:02} min"),
+    }
+}
+
+/// What a dry run found.
+pub(crate) fn dry_run(found: &DryRun) -> String {
+    let environment = &found.environment;
+    let start = match found.resumed_at {
+        None => format!("{} would be made", found.folder.display()),
+        Some(step) => format!(
+            "{} would go on after step {}",
+            found.folder.display(),
+            thousands(step)
+        ),
+    };
+    let memory = &found.memory;
+    let peak = match (memory.peak_live_bytes, memory.peak_held_bytes) {
+        (Some(live), Some(held)) => format!("{} live, {} held; ", bytes(live), bytes(held)),
+        _ => String::new(),
+    };
+    let left = found.max_steps - found.resumed_at.unwrap_or(0).min(found.max_steps);
+    format!(
+        "dry run: everything is in place; nothing was trained, and no run folder made\n\
+         libtorch    {}\n\
+         device      {}\n\
+         allocator   {}\n\
+         data        {}\n\
+         model       {}\n\
+         run         {start}\n\
+         first batch loss {:.4}, gradient norm {:.3}, held-out loss {:.4}\n\
+         speed       {} tokens in {} forward and backward\n\
+         time        about {} for {} steps; evaluations, samples and checkpoints come on top\n\
+         peak memory {peak}{} in the process\n",
+        environment.libtorch,
+        environment.device,
+        environment.allocator,
+        environment.data,
+        environment.model,
+        found.loss,
+        found.gradient_norm,
+        found.held_out_loss,
+        thousands(found.units),
+        duration(found.seconds),
+        duration(found.estimated_seconds),
+        thousands(left),
+        bytes(memory.peak_resident_bytes),
+    )
+}
+
+/// An evaluation as people read it.
+pub(crate) fn evaluation(evaluation: &Evaluation) -> String {
+    let per_byte = evaluation
+        .nats_per_byte
+        .map(|nats| format!(" = {nats:.4} nats per byte"))
+        .unwrap_or_default();
+    let share = if evaluation.complete { "" } else { " (a part)" };
+    format!("loss {:.4}{per_byte}{share}", evaluation.loss)
+}

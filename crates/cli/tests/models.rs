@@ -1,0 +1,295 @@
+//! `surefoot-trainer eval` and `generate` on the small golden model, and fine-tuning it from
+//! each kind of data.
+
+#![cfg(feature = "torch")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+
+/// A tiny random Llama with a vocabulary of letters, digits and a few words.
+fn model() -> PathBuf {
+    let path = "../../tests/reference/golden/models/llama-grouped.gguf";
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Self {
+        Self {
+            folder: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_surefoot-trainer"));
+        command
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .env_remove("HIP_ALLOC_LIB")
+            .env_remove("RUST_LOG")
+            .env("HIP_ALLOC", "0")
+            .env("NO_COLOR", "1")
+            .env("SUREFOOT_CACHE", self.path("cache"));
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    fn generate(&self, more: &[&str]) -> Output {
+        let path = model().display().to_string();
+        let fixed = ["generate", "--model", &path, "--prompt", "the 42"];
+        self.run(&[&fixed, more].concat())
+    }
+
+    fn eval(&self, data: &str, more: &[&str]) -> Output {
+        let path = model().display().to_string();
+        self.run(&[&["eval", "--model", &path, "--data", data], more].concat())
+    }
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", stderr(output));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// What a refused command says, without the paths of this test.
+fn refusal(place: &Place, output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(output));
+    stderr(output)
+        .replace(&model().display().to_string(), "[model]")
+        .replace(&place.folder.path().display().to_string(), "[folder]")
+}
+
+/// JSON without what differs from run to run.
+fn steady(output: &Output) -> Value {
+    let mut value: Value = serde_json::from_str(&stdout(output)).unwrap();
+    assert!(value["tokens_per_second"].as_f64().unwrap() > 0.0);
+    value.as_object_mut().unwrap().remove("tokens_per_second");
+    value
+}
+
+#[test]
+fn generate_prints_the_text_and_nothing_else() {
+    let place = Place::new();
+    let output = place.generate(&["--max-new-tokens", "12"]);
+    insta::assert_snapshot!(stdout(&output));
+    assert_eq!(stderr(&output), "");
+}
+
+#[test]
+fn generate_as_json_is_one_line() {
+    let place = Place::new();
+    let output = place.generate(&["--max-new-tokens", "12", "--json"]);
+    assert_eq!(stdout(&output).lines().count(), 1);
+    insta::assert_json_snapshot!(steady(&output));
+}
+
+#[test]
+fn a_seed_decides_and_temperature_zero_has_none() {
+    let place = Place::new();
+    let text =
+        |more: &[&str]| stdout(&place.generate(&[&["--max-new-tokens", "20"], more].concat()));
+    let warm = |seed| text(&["--temperature", "1", "--top-p", "0.9", "--seed", seed]);
+    assert_eq!(warm("1"), warm("1"));
+    assert_ne!(warm("1"), warm("2"));
+    assert_eq!(text(&["--seed", "1"]), text(&["--seed", "2"]));
+    // So little probability that only the likeliest token is left.
+    let narrow = text(&["--temperature", "1", "--top-p", "0.0001", "--seed", "3"]);
+    assert_eq!(narrow, text(&[]));
+}
+
+#[test]
+fn a_chat_goes_through_the_template() {
+    let place = Place::new();
+    let chat = steady(&place.generate(&["--chat", "--max-new-tokens", "4", "--json"]));
+    let plain = steady(&place.generate(&["--max-new-tokens", "4", "--json"]));
+    assert_eq!(chat["prompt"], plain["prompt"]);
+    assert!(chat["prompt_tokens"].as_u64() > Some(0));
+}
+
+#[test]
+fn what_generate_refuses() {
+    let place = Place::new();
+    let model = model().display().to_string();
+    let mut said = Vec::new();
+    for arguments in [
+        &["generate", "--model", "/no/model", "--prompt", "a"][..],
+        &["generate", "--model", &model, "--prompt", ""],
+        &[
+            "generate",
+            "--model",
+            &model,
+            "--prompt",
+            "a",
+            "--adapter",
+            "/no/adapter",
+        ],
+        &[
+            "generate", "--model", &model, "--prompt", "a", "--top-p", "0",
+        ],
+        &[
+            "generate",
+            "--model",
+            &model,
+            "--prompt",
+            "a",
+            "--temperature",
+            "-1",
+        ],
+        &[
+            "generate", "--model", &model, "--prompt", "a", "--device", "gpu:63",
+        ],
+    ] {
+        said.push(refusal(&place, &place.run(arguments)));
+    }
+    let long = "the ".repeat(80);
+    let arguments = ["generate", "--model", &model, "--prompt", &long];
+    said.push(refusal(&place, &place.run(&arguments)));
+    let cache = place.path("cache").display().to_string();
+    insta::assert_snapshot!(said.join("\n").replace(&cache, "[cache]"));
+}
+
+#[test]
+fn eval_as_people_read_it() {
+    let place = Place::new();
+    place.write("text.txt", &"the 42 on 12\n".repeat(30));
+    let text = stdout(&place.eval("text.txt", &["--block-size", "32"]));
+    let measured: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.starts_with("speed"))
+        .collect();
+    insta::assert_snapshot!(measured.join("\n"));
+}
+
+#[test]
+fn eval_as_json_agrees_with_itself() {
+    let place = Place::new();
+    place.write("text.txt", &"the 42 on 12\n".repeat(30));
+    let score = steady(&place.eval("text.txt", &["--block-size", "32", "--json"]));
+    let nats = score["negative_log_likelihood"].as_f64().unwrap();
+    assert!((score["perplexity"].as_f64().unwrap() - nats.exp()).abs() < 1e-9);
+    // The same text line by line: every line begins and ends on its own.
+    let lines = format!("{}\n", json!({"text": "the 42 on 12\n".repeat(30)}));
+    place.write("text.jsonl", &lines);
+    let same = steady(&place.eval("text.jsonl", &["--block-size", "32", "--json"]));
+    assert_eq!(score, same);
+}
+
+#[test]
+fn what_eval_refuses_names_file_and_line() {
+    let place = Place::new();
+    place.write("broken.jsonl", "{\"text\": \"a\"}\n{\"text\": 1}\n");
+    place.write("other.jsonl", "{\"words\": \"a\"}\n");
+    place.write("json.jsonl", "{\"text\": \n");
+    place.write("empty.txt", "");
+    fs::write(place.path("binary.txt"), [0xFF, 0xFE, 0]).unwrap();
+    let mut said = Vec::new();
+    let files = [
+        "broken.jsonl",
+        "other.jsonl",
+        "json.jsonl",
+        "empty.txt",
+        "binary.txt",
+    ];
+    for data in files {
+        said.push(refusal(&place, &place.eval(data, &[])));
+    }
+    let missing = place.eval("missing.txt", &[]);
+    assert_eq!(missing.status.code(), Some(2), "{}", stderr(&missing));
+    said.push(stderr(&missing));
+    insta::assert_snapshot!(said.join("\n"));
+}
+
+const CONFIG: &str = "\
+name: tune
+device: cpu
+threads: 1
+output_dir: runs
+adapter: {r: 2}
+data: {path: data.jsonl, block_size: 16, validation_fraction: 0.1}
+sample: {prompts: [the], max_new_tokens: 4}
+train: {bf16: false, max_steps: 30, per_device_train_batch_size: 2, learning_rate: 0.02, eval_steps: 0, save_steps: 0}
+";
+
+impl Place {
+    /// Fine-tunes on these lines; the summary.
+    fn tune(&self, lines: &[Value]) -> Value {
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        self.write("data.jsonl", &text);
+        self.write("config.yaml", CONFIG);
+        let model = format!("model.name_or_path={}", model().display());
+        let output = self.run(&["train", "config.yaml", "--set", &model, "--json"]);
+        serde_json::from_str(&stdout(&output)).unwrap()
+    }
+}
+
+fn assert_learned(summary: &Value) {
+    let (first, last) = (
+        summary["first_loss"].as_f64(),
+        summary["last_loss"].as_f64(),
+    );
+    assert!(
+        last.unwrap() < 0.8 * first.unwrap(),
+        "{first:?} to {last:?}"
+    );
+}
+
+#[test]
+fn json_lines_of_text_are_learned_and_the_adapter_is_used() {
+    let place = Place::new();
+    let lines: Vec<Value> = (0..60).map(|_| json!({"text": "the 42 on 12."})).collect();
+    assert_learned(&place.tune(&lines));
+    let base = steady(&place.eval("data.jsonl", &["--json"]));
+    let tuned = place.eval("data.jsonl", &["--json", "--adapter", "runs/tune/adapter"]);
+    let nats = |score: &Value| score["negative_log_likelihood"].as_f64().unwrap();
+    let tuned = nats(&steady(&tuned));
+    assert!(tuned < 0.8 * nats(&base), "{base} and {tuned}");
+    let plain = stdout(&place.generate(&["--max-new-tokens", "12"]));
+    let with =
+        stdout(&place.generate(&["--max-new-tokens", "12", "--adapter", "runs/tune/adapter"]));
+    assert_ne!(plain, with);
+}
+
+#[test]
+fn prompts_and_completions_are_learned() {
+    let place = Place::new();
+    let pair = |n: usize| json!({"prompt": format!("on {}", n % 10), "completion": " the 42."});
+    let lines: Vec<Value> = (0..120).map(pair).collect();
+    assert_learned(&place.tune(&lines));
+}
+
+#[test]
+fn answers_of_chats_are_learned() {
+    let place = Place::new();
+    let chat = |n: usize| {
+        json!({"messages": [
+            {"role": "user", "content": format!("on {}", n % 10)},
+            {"role": "assistant", "content": "the 42 the 42."},
+        ]})
+    };
+    let lines: Vec<Value> = (0..120).map(chat).collect();
+    assert_learned(&place.tune(&lines));
+}

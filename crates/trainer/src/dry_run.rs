@@ -1,0 +1,154 @@
+//! A dry run: everything that a run does before and in its first step, and nothing that
+//! it leaves behind.
+//!
+//! Config, data, model, adapter, optimizer and checkpoint are opened as for training, and
+//! one batch goes forward and backward twice: so what would fail after minutes fails
+//! now, and time and memory are measured, not guessed. No weight changes, and no run folder is made.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::Error;
+use crate::allocator::Allocator;
+use crate::checkpoint::{self, Trained};
+use crate::config::Config;
+use crate::observer::Observer;
+use crate::optim::{AdamW, Ema, Gradients, treatments};
+use crate::run_folder::RunFolder;
+use crate::setup::{self, Machine};
+use crate::summary::{Environment, MemorySummary};
+
+/// What a dry run found.
+#[derive(Debug, Clone, Serialize)]
+pub struct DryRun {
+    /// The folder that the run would have, or continues in.
+    pub folder: PathBuf,
+    /// Where it would run, on what, and what would be trained.
+    pub environment: Environment,
+    /// Numbers that are trained.
+    pub trained_parameters: u64,
+    /// The step after which the run would continue.
+    pub resumed_at: Option<u64>,
+    /// Optimizer steps of the whole run.
+    pub max_steps: u64,
+    /// Loss of the first batch.
+    pub loss: f64,
+    /// Norm of its gradient.
+    pub gradient_norm: f64,
+    /// Held-out loss of one sample.
+    pub held_out_loss: f64,
+    /// Units (tokens) in one pass.
+    pub units: u64,
+    /// Seconds of one forward and backward pass, the second of two.
+    pub seconds: f64,
+    /// Seconds that the remaining steps would take at that speed; evaluations, samples and
+    /// checkpoints come on top.
+    pub estimated_seconds: f64,
+    /// Memory, at the peak of it all.
+    pub memory: MemorySummary,
+}
+
+/// Checks all of what `config` asks for without training.
+///
+/// # Errors
+/// What [`run()`](crate::run()) would end with before its first step is done.
+pub fn dry_run(
+    config: &Config,
+    allocator: &Allocator,
+    observer: &mut dyn Observer,
+) -> Result<DryRun, Error> {
+    let machine = Machine::prepare(config, allocator)?;
+    let mut placer = machine.placer()?;
+    let mut task = setup::task(config, &mut placer, observer)?;
+    let parameters = task.parameters();
+    let treatments = treatments(config, parameters)?;
+    let settings = (&config.train).into();
+    let mut optimizer = AdamW::with_treatments(settings, &treatments, parameters)?;
+    let ema = config.train.ema_decay;
+    let ema = ema.map(|decay| Ema::new(decay, parameters)).transpose()?;
+    let (folder, resumed_at) = match &config.train.resume_from_checkpoint {
+        None => {
+            let folder = RunFolder::planned(config);
+            require_writable(&folder)?;
+            (folder, None)
+        }
+        Some(from) => {
+            let (folder, path) = RunFolder::resume(config, from)?;
+            let trained = Trained {
+                parameters,
+                optimizer: &mut optimizer,
+                ema: ema.as_ref(),
+            };
+            let state = checkpoint::load(&path, trained)?;
+            task.restore_data(&state.data)?;
+            (folder.path().to_owned(), Some(state.step))
+        }
+    };
+
+    observer.preparing("two passes over the first batch");
+    torch_ext::random::manual_seed(config.seed)?;
+    let (mut loss, mut gradient_norm, mut units, mut seconds) = (0.0, 0.0, 0, 0.0);
+    for _ in 0..2 {
+        let began = Instant::now();
+        let batch = placer.batch(task.next_batch()?)?;
+        let value = task.loss(&batch)?;
+        let mut gradients = Gradients::default();
+        gradients.accumulate(&value, task.parameters())?;
+        loss = f64::try_from(&value)?;
+        gradient_norm = f64::try_from(&gradients.norm()?)?;
+        units = batch.units;
+        seconds = began.elapsed().as_secs_f64();
+        if !(loss + gradient_norm).is_finite() {
+            return Err(Error::Diverged(format!(
+                "the first batch has loss {loss} and gradient norm {gradient_norm}: look at the \
+                 model's weights and at the data"
+            )));
+        }
+    }
+    let held_out_loss = task.evaluate(Some(1), &mut placer)?.loss;
+    let passes = u64::from(config.train.gradient_accumulation_steps);
+    let remaining = config
+        .train
+        .max_steps
+        .saturating_sub(resumed_at.unwrap_or(0));
+    Ok(DryRun {
+        folder,
+        environment: machine.environment(task.as_ref()),
+        trained_parameters: task.parameters().count(),
+        resumed_at,
+        max_steps: config.train.max_steps,
+        loss,
+        gradient_norm,
+        held_out_loss,
+        units,
+        seconds,
+        estimated_seconds: seconds * (passes * remaining) as f64,
+        memory: machine.memory_summary(),
+    })
+}
+
+/// Whether `folder` could be made: its nearest ancestor that exists must be a folder that
+/// takes files.
+fn require_writable(folder: &Path) -> Result<(), Error> {
+    let ancestors = folder.ancestors().skip(1);
+    let parents = ancestors.map(|parent| match parent.as_os_str().is_empty() {
+        true => Path::new("."),
+        false => parent,
+    });
+    for parent in parents {
+        let Ok(metadata) = parent.metadata() else {
+            continue;
+        };
+        let refuse = |kind| Err(Error::io("create a run folder in", parent, kind));
+        if !metadata.is_dir() {
+            return refuse(std::io::ErrorKind::NotADirectory.into());
+        }
+        if metadata.permissions().readonly() {
+            return refuse(std::io::ErrorKind::PermissionDenied.into());
+        }
+        return Ok(());
+    }
+    Ok(())
+}
