@@ -158,6 +158,9 @@ pub struct TrainConfig {
     /// Forward and backward passes before each optimizer step.
     #[schemars(range(min = 1, max = 65_536))]
     pub gradient_accumulation_steps: u32,
+    /// The optimizer: AdamW with fp32 moments, or with moments of eight bits where a parameter
+    /// has 4096 numbers or more and is no embedding, which take a quarter of the memory.
+    pub optim: Optim,
     /// Peak learning rate of AdamW.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
     pub learning_rate: f64,
@@ -243,6 +246,29 @@ pub enum BestMetric {
     EvalLoss,
     /// The held-out loss in nats per byte, of models that train a tokenizer of their own.
     EvalNatsPerByte,
+}
+
+/// The optimizer, by Hugging Face's names: two of each kind mean the same here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Optim {
+    /// AdamW with fp32 moments.
+    AdamwTorchFused,
+    /// The same: libtorch's fused kernel either way.
+    AdamwTorch,
+    /// AdamW with eight-bit moments in bitsandbytes' format. Needs no bitsandbytes.
+    #[serde(rename = "adamw_8bit")]
+    Adamw8bit,
+    /// The same.
+    #[serde(rename = "adamw_bnb_8bit")]
+    AdamwBnb8bit,
+}
+
+impl Optim {
+    /// Whether moments are kept in eight bits.
+    pub fn eight_bit(self) -> bool {
+        matches!(self, Self::Adamw8bit | Self::AdamwBnb8bit)
+    }
 }
 
 /// Shape of the learning rate after the warm-up.
@@ -332,6 +358,7 @@ impl Default for TrainConfig {
             per_device_train_batch_size: 16,
             per_device_eval_batch_size: None,
             gradient_accumulation_steps: 1,
+            optim: Optim::AdamwTorchFused,
             learning_rate: 1e-3,
             min_lr: 0.0,
             lr_scheduler_type: LrSchedulerType::Cosine,

@@ -4,6 +4,7 @@ mod adamw;
 mod ema;
 mod gradients;
 mod groups;
+mod moments;
 mod schedule;
 
 pub use adamw::{AdamW, AdamWSettings};
@@ -11,3 +12,6 @@ pub use ema::Ema;
 pub use gradients::Gradients;
 pub use groups::{Treatment, treatments};
 pub use schedule::Schedule;
+
+#[cfg(test)]
+mod tests;

@@ -53,5 +53,5 @@ fn nearest(numbers: &Tensor, levels: &Tensor) -> Result<Tensor, Error> {
     let below = levels.f_narrow(0, 0, count - 1)?;
     let above = levels.f_narrow(0, 1, count - 1)?;
     let middles = below.f_add(&above)?.f_mul_scalar(0.5)?;
-    Ok(numbers.f_bucketize(&middles, false, false)?)
+    Ok(numbers.f_bucketize(&middles, true, false)?)
 }

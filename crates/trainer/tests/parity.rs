@@ -145,6 +145,7 @@ fn adamw(settings: &Value) -> AdamWSettings {
         beta2: number(settings, "adam_beta2"),
         epsilon: number(settings, "adam_epsilon"),
         weight_decay: number(settings, "weight_decay"),
+        eight_bit: false,
     }
 }
 

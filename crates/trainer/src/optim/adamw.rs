@@ -1,16 +1,19 @@
 //! AdamW (Loshchilov and Hutter, 2019) with a state that can be saved.
 //!
-//! The arithmetic is libtorch's fused kernel, one call for each group of parameters;
-//! here is what surrounds it: the groups, the state and its names.
+//! The arithmetic is libtorch's fused kernel, one call for each group of parameters with
+//! fp32 moments, and one for each slice of a parameter whose moments have eight bits; here
+//! is what surrounds it: the groups, the state and its names.
 
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use torch_ext::AdamWState;
 
 use super::gradients::Gradients;
 use super::groups::{Treatment, alike};
+use super::moments::{Moments, counter, step_in_slices};
 use crate::Error;
 use crate::config::TrainConfig;
 use crate::model::Parameters;
+use crate::quant::Dynamic8;
 
 /// The numbers of AdamW besides the learning rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,6 +26,8 @@ pub struct AdamWSettings {
     pub epsilon: f64,
     /// Decoupled weight decay, for the parameters that have it.
     pub weight_decay: f64,
+    /// Whether the moments of large parameters are kept in eight bits.
+    pub eight_bit: bool,
 }
 
 impl From<&TrainConfig> for AdamWSettings {
@@ -32,6 +37,7 @@ impl From<&TrainConfig> for AdamWSettings {
             beta2: config.adam_beta2,
             epsilon: config.adam_epsilon,
             weight_decay: config.weight_decay,
+            eight_bit: config.optim.eight_bit(),
         }
     }
 }
@@ -44,10 +50,18 @@ pub struct AdamW {
     steps: u64,
 }
 
-/// Parameters that are treated alike, as the parallel lists the kernel takes.
+/// Parameters that are treated alike.
 #[derive(Debug)]
 struct Group {
     treatment: Treatment,
+    /// Those with fp32 moments, as the parallel lists the kernel takes.
+    full: Full,
+    /// Those with eight-bit moments.
+    eight: Vec<Eight>,
+}
+
+#[derive(Debug, Default)]
+struct Full {
     /// Positions in [`Parameters`].
     indices: Vec<usize>,
     parameters: Vec<Tensor>,
@@ -55,6 +69,15 @@ struct Group {
     squares: Vec<Tensor>,
     /// Steps taken: a float32 scalar beside each parameter.
     steps: Vec<Tensor>,
+}
+
+#[derive(Debug)]
+struct Eight {
+    /// Position in [`Parameters`].
+    index: usize,
+    parameter: Tensor,
+    average: Dynamic8,
+    square: Dynamic8,
 }
 
 impl AdamW {
@@ -76,10 +99,9 @@ impl AdamW {
         treatments: &[Treatment],
         parameters: &Parameters,
     ) -> Result<Self, Error> {
-        let tensors: Vec<&Tensor> = parameters.tensors().collect();
         let groups = alike(treatments)
             .into_iter()
-            .map(|(treatment, indices)| Group::new(treatment, indices, &tensors))
+            .map(|(treatment, indices)| Group::new(treatment, indices, settings, parameters))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             settings,
@@ -107,19 +129,22 @@ impl AdamW {
                 weight_decay: group.treatment.weight_decay,
                 epsilon,
             };
-            let gradients: Vec<Tensor> = group
-                .indices
-                .iter()
-                .map(|index| gradients.tensors()[*index].shallow_clone())
-                .collect();
+            let full = &group.full;
+            let gradient = |index: &usize| gradients.tensors()[*index].shallow_clone();
+            let list: Vec<Tensor> = full.indices.iter().map(gradient).collect();
             let state = AdamWState {
-                parameters: &group.parameters,
-                gradients: &gradients,
-                averages: &group.averages,
-                squares: &group.squares,
-                steps: &group.steps,
+                parameters: &full.parameters,
+                gradients: &list,
+                averages: &full.averages,
+                squares: &full.squares,
+                steps: &full.steps,
             };
             torch_ext::fused_adamw(&options, state)?;
+            for part in &group.eight {
+                let moved = (&part.parameter, &gradients.tensors()[part.index]);
+                let moments = (&part.average, &part.square);
+                step_in_slices(&options, moved, moments, self.steps)?;
+            }
         }
         self.steps += 1;
         Ok(())
@@ -136,14 +161,19 @@ impl AdamW {
     /// When the device fails.
     pub fn set_steps(&mut self, steps: u64) -> Result<(), Error> {
         self.steps = steps;
-        for counter in self.groups.iter_mut().flat_map(|group| &mut group.steps) {
+        for counter in self
+            .groups
+            .iter_mut()
+            .flat_map(|group| &mut group.full.steps)
+        {
             // Exact up to 2^24 steps, which is the kernel's own limit.
             let _ = counter.f_fill_(steps as f64)?;
         }
         Ok(())
     }
 
-    /// The state by name: `exp_avg.<parameter>` and `exp_avg_sq.<parameter>`, as in PyTorch.
+    /// The state by name: `exp_avg.<parameter>` and `exp_avg_sq.<parameter>`, as in PyTorch;
+    /// in eight bits each is `….values` and `….scales`.
     pub fn state<'a>(&'a self, parameters: &Parameters) -> Vec<(String, &'a Tensor)> {
         let names: Vec<&str> = parameters
             .iter()
@@ -151,34 +181,76 @@ impl AdamW {
             .collect();
         let mut state = Vec::with_capacity(2 * names.len());
         for group in &self.groups {
-            let moments = group.averages.iter().zip(&group.squares);
-            for (index, (average, square)) in group.indices.iter().zip(moments) {
+            let full = &group.full;
+            let moments = full.averages.iter().zip(&full.squares);
+            for (index, (average, square)) in full.indices.iter().zip(moments) {
                 state.push((format!("exp_avg.{}", names[*index]), average));
                 state.push((format!("exp_avg_sq.{}", names[*index]), square));
+            }
+            for part in &group.eight {
+                let name = names[part.index];
+                for (moment, kept) in [("exp_avg", &part.average), ("exp_avg_sq", &part.square)] {
+                    state.push((format!("{moment}.{name}.values"), &kept.values));
+                    state.push((format!("{moment}.{name}.scales"), &kept.scales));
+                }
             }
         }
         state
     }
+
+    /// The two moments of the parameter called `name`, in fp32.
+    #[cfg(test)]
+    pub(super) fn moments_of(
+        &self,
+        name: &str,
+        parameters: &Parameters,
+    ) -> Option<(Tensor, Tensor)> {
+        let position = parameters.iter().position(|known| known.name == name)?;
+        self.groups.iter().find_map(|group| {
+            let eight = group.eight.iter().find(|part| part.index == position)?;
+            Some((eight.average.load().ok()?, eight.square.load().ok()?))
+        })
+    }
+
+    /// Bytes of the state.
+    pub fn state_bytes(&self, parameters: &Parameters) -> u64 {
+        let bytes = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
+        let state = self.state(parameters);
+        state.iter().map(|(_, tensor)| bytes(tensor) as u64).sum()
+    }
 }
 
 impl Group {
-    fn new(treatment: Treatment, indices: Vec<usize>, all: &[&Tensor]) -> Result<Self, Error> {
+    fn new(
+        treatment: Treatment,
+        indices: Vec<usize>,
+        settings: AdamWSettings,
+        all: &Parameters,
+    ) -> Result<Self, Error> {
         let mut group = Self {
             treatment,
-            parameters: Vec::new(),
-            averages: Vec::new(),
-            squares: Vec::new(),
-            steps: Vec::new(),
-            indices,
+            full: Full::default(),
+            eight: Vec::new(),
         };
-        for index in &group.indices {
-            let parameter = all[*index];
-            let zeros = || parameter.f_detach()?.f_zeros_like();
-            group.averages.push(zeros()?);
-            group.squares.push(zeros()?);
-            let none = Tensor::f_zeros([], (Kind::Float, parameter.device()))?;
-            group.steps.push(none);
-            group.parameters.push(parameter.shallow_clone());
+        let list: Vec<_> = all.iter().collect();
+        for index in indices {
+            let parameter = list[index].tensor.shallow_clone();
+            match Moments::zeros(&parameter, &list[index].name, settings.eight_bit)? {
+                Moments::Full { average, square } => {
+                    let full = &mut group.full;
+                    full.indices.push(index);
+                    full.averages.push(average);
+                    full.squares.push(square);
+                    full.steps.push(counter(0, parameter.device())?);
+                    full.parameters.push(parameter);
+                }
+                Moments::Eight { average, square } => group.eight.push(Eight {
+                    index,
+                    parameter,
+                    average,
+                    square,
+                }),
+            }
         }
         Ok(group)
     }

@@ -92,12 +92,7 @@ impl Dynamic8 {
                 self.shape
             )));
         }
-        let rows = blocks(tensor, BLOCK)?;
-        let scales = largest(&rows)?;
-        let codes = nearest(&normalised(&rows, &scales)?, &self.map)?;
-        self.scales.f_copy_(&scales)?;
-        self.values.f_copy_(&codes)?;
-        Ok(())
+        self.store_range(0, tensor)
     }
 
     /// The numbers, in fp32.
@@ -105,13 +100,54 @@ impl Dynamic8 {
     /// # Errors
     /// When memory runs out.
     pub fn load(&self) -> Result<Tensor, Error> {
-        let count = self.shape.iter().product::<i64>();
-        let codes = self.values.f_reshape([-1])?.f_to_kind(Kind::Int)?;
-        let rows = self.map.f_index_select(0, &codes)?.f_view([-1, BLOCK])?;
-        Ok(rows
-            .f_mul(&self.scales)?
+        let flat = self.load_range(0, self.count())?;
+        Ok(flat.f_view(self.shape.as_slice())?)
+    }
+
+    /// Takes the numbers of `tensor` from place `start` on, which is a multiple of 256; so is
+    /// their count, or they are the last.
+    ///
+    /// # Errors
+    /// When they are not, or memory runs out.
+    pub fn store_range(&self, start: i64, tensor: &Tensor) -> Result<(), Error> {
+        let (first, rows) = self.rows(start, tensor.numel() as i64)?;
+        let numbers = blocks(tensor, BLOCK)?;
+        let scales = largest(&numbers)?;
+        let codes = nearest(&normalised(&numbers, &scales)?, &self.map)?;
+        self.scales.f_narrow(0, first, rows)?.f_copy_(&scales)?;
+        self.values.f_narrow(0, first, rows)?.f_copy_(&codes)?;
+        Ok(())
+    }
+
+    /// `length` numbers from place `start` on, flat and in fp32; as [`Dynamic8::store_range`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn load_range(&self, start: i64, length: i64) -> Result<Tensor, Error> {
+        let (first, rows) = self.rows(start, length)?;
+        let values = self.values.f_narrow(0, first, rows)?;
+        let codes = values.f_reshape([-1])?.f_to_kind(Kind::Int)?;
+        let numbers = self.map.f_index_select(0, &codes)?.f_view([-1, BLOCK])?;
+        Ok(numbers
+            .f_mul(&self.scales.f_narrow(0, first, rows)?)?
             .f_reshape([-1])?
-            .f_narrow(0, 0, count)?
-            .f_view(self.shape.as_slice())?)
+            .f_narrow(0, 0, length)?)
+    }
+
+    /// The blocks of a range: the first, and how many.
+    fn rows(&self, start: i64, length: i64) -> Result<(i64, i64), Error> {
+        let end = start + length;
+        let whole = start % BLOCK == 0 && (length % BLOCK == 0 || end == self.count());
+        match whole && length > 0 && end <= self.count() {
+            true => Ok((start / BLOCK, (length + BLOCK - 1) / BLOCK)),
+            false => Err(Error::Internal(format!(
+                "numbers {start} to {end} of {} in blocks of {BLOCK}",
+                self.count()
+            ))),
+        }
+    }
+
+    fn count(&self) -> i64 {
+        self.shape.iter().product()
     }
 }
