@@ -4,12 +4,13 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     "cpp/boundary.cpp",
     "cpp/allocator.cpp",
     "cpp/accelerator.cpp",
     "cpp/operations.cpp",
     "cpp/checkpoint.cpp",
+    "cpp/linear.cpp",
 ];
 
 fn main() {

@@ -24,22 +24,9 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "boundary.h"
+#include "closure.h"
 
 extern "C" {
-// Runs the closure on borrowed inputs. It hands its results to
-// `surefoot_results_push` one by one, or returns a code other than zero.
-typedef int32_t (*surefoot_recompute)(void* closure, at::Tensor* const* inputs, size_t input_count, void* results);
-typedef void (*surefoot_drop)(void* closure);
-typedef const char* (*surefoot_failure)(void* closure);
-
-// Mirrored by `raw::Closure`.
-struct surefoot_closure {
-  void* data;
-  surefoot_recompute run;
-  surefoot_failure failure; // the message of the last `run` that failed
-  surefoot_drop drop;
-};
-
 // Receives one tensor, and owns it from then on. Never throws.
 typedef void (*surefoot_take)(void* context, at::Tensor* tensor);
 
@@ -50,37 +37,10 @@ int32_t surefoot_results_push(void* results, const at::Tensor* tensor) {
 
 namespace {
 
+using surefoot::Closure;
 using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
-
-// A Rust closure, freed with the last node that may call it.
-struct Closure : torch::CustomClassHolder {
-  surefoot_closure raw;
-  explicit Closure(surefoot_closure raw_) : raw(raw_) {}
-  Closure(const Closure&) = delete;
-  Closure& operator=(const Closure&) = delete;
-  ~Closure() override {
-    raw.drop(raw.data);
-  }
-
-  variable_list operator()(const variable_list& inputs) const {
-    std::vector<at::Tensor*> pointers;
-    pointers.reserve(inputs.size());
-    for (const auto& input : inputs) {
-      pointers.push_back(const_cast<at::Tensor*>(&input));
-    }
-    variable_list results;
-    const int32_t code = raw.run(raw.data, pointers.data(), pointers.size(), &results);
-    if (code == surefoot::kOutOfMemory) {
-      TORCH_CHECK_WITH(OutOfMemoryError, false, raw.failure(raw.data));
-    }
-    if (code != surefoot::kOk) {
-      throw surefoot::Refusal{surefoot::kCallback, raw.failure(raw.data)};
-    }
-    return results;
-  }
-};
 
 // State of the default generators that a recomputation has to see again.
 struct GeneratorState {

@@ -72,16 +72,7 @@ pub fn checkpoint_with<F>(
 where
     F: Fn(&[Tensor]) -> Recomputed + Send + 'static,
 {
-    let closure = Box::new(Closure {
-        function,
-        failure: CString::default(),
-    });
-    let closure = raw::Closure {
-        data: Box::into_raw(closure).cast(),
-        run: run::<F>,
-        failure: failure::<F>,
-        drop: drop_closure::<F>,
-    };
+    let closure = into_raw(function);
     let inputs = raw::pointers(inputs);
     let mut outputs: Vec<Tensor> = Vec::new();
     // SAFETY: the shim owns `closure` from here on, also when it fails, and calls its
@@ -100,6 +91,23 @@ where
     };
     raw::check(code)?;
     Ok(outputs)
+}
+
+/// The closure as C++ takes it, which has to free it with its `drop`.
+pub(crate) fn into_raw<F>(function: F) -> raw::Closure
+where
+    F: Fn(&[Tensor]) -> Recomputed + Send + 'static,
+{
+    let closure = Box::new(Closure {
+        function,
+        failure: CString::default(),
+    });
+    raw::Closure {
+        data: Box::into_raw(closure).cast(),
+        run: run::<F>,
+        failure: failure::<F>,
+        drop: drop_closure::<F>,
+    }
 }
 
 /// The closure, and why it last failed: C++ reads the message through a pointer.
@@ -134,7 +142,7 @@ where
     .unwrap_or_else(|panic| {
         let what = panic_message(panic.as_ref());
         Err(Error::Callback(format!(
-            "a checkpointed function panicked: {what}"
+            "a function called by autograd panicked: {what}"
         )))
     });
     let outcome = outcome.and_then(|outputs| {

@@ -9,6 +9,7 @@
 //! | [`accelerator`] | devices, memory, streams, events, pinned host memory |
 //! | [`optimizer`] | fused AdamW, norms over many tensors, clipping |
 //! | [`checkpoint()`] | gradient checkpointing through a Rust closure |
+//! | [`linear_with`] | linear layers over frozen weights that are made when they are needed |
 //! | [`random`], [`autocast`], [`threads`] | generator state, mixed precision, worker threads |
 //!
 //! All C++ of the workspace that knows libtorch is in `cpp/`. It includes no CUDA
@@ -22,6 +23,7 @@ pub mod allocator;
 pub mod autocast;
 mod checkpoint;
 mod error;
+mod linear;
 pub mod optimizer;
 pub mod random;
 mod raw;
@@ -29,6 +31,7 @@ pub mod threads;
 
 pub use checkpoint::{CheckpointOptions, Recomputed, checkpoint, checkpoint_with};
 pub use error::{Error, Result};
+pub use linear::linear_with;
 pub use optimizer::{AdamW, AdamWState, fused_adamw};
 
 use tch::Tensor;

@@ -237,6 +237,13 @@ unsafe extern "C" {
         take: unsafe extern "C" fn(*mut c_void, *mut C_tensor),
         context: *mut c_void,
     ) -> i32;
+    /// Takes ownership of the closure, also when it fails.
+    pub(crate) fn surefoot_linear(
+        closure: *const Closure,
+        input: *const C_tensor,
+        bias: *const C_tensor,
+        out: *mut *mut C_tensor,
+    ) -> i32;
     pub(crate) fn surefoot_results_push(results: *mut c_void, tensor: *const C_tensor) -> i32;
 }
 

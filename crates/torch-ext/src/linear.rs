@@ -1,0 +1,29 @@
+//! A linear layer over a frozen weight that exists only while it is used.
+
+use tch::Tensor;
+
+use crate::{Result, checkpoint, raw};
+
+/// `input @ weight()ᵀ + bias`: `[…, inputs]` to `[…, outputs]`.
+///
+/// `weight` makes the matrix `[outputs, inputs]` in the dtype of `input`. It is called
+/// here and, when `input` requires a gradient, once more in the backward pass, which
+/// reaches `input` alone; between the two nothing of the matrix is kept. It must make
+/// the same matrix both times, may be called on another thread, and is dropped with the
+/// last graph that needs it.
+///
+/// # Errors
+/// What `weight` returns, with its class kept; [`Error::Callback`](crate::Error::Callback)
+/// for a panic inside it; [`Error::InvalidArgument`](crate::Error::InvalidArgument) when
+/// it makes no matrix or `bias` requires a gradient; torch errors when shapes do not fit.
+pub fn linear_with<F>(input: &Tensor, bias: Option<&Tensor>, weight: F) -> Result<Tensor>
+where
+    F: Fn() -> Result<Tensor> + Send + 'static,
+{
+    let closure = checkpoint::into_raw(move |_| Ok(vec![weight()?]));
+    let bias = bias.map_or(std::ptr::null(), Tensor::as_ptr);
+    // SAFETY: the shim owns `closure` from here on, also when it fails, and calls its
+    // functions only with its own `data`. `input` is valid for the call, and `bias` is or
+    // is null.
+    raw::tensor(|out| unsafe { raw::surefoot_linear(&closure, input.as_ptr(), bias, out) })
+}

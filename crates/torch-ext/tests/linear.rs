@@ -1,0 +1,93 @@
+//! A linear layer whose weight is made when it is needed is the stock one, bit for bit.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tch::{Device, Kind, Tensor};
+use torch_ext::{Error, backward, linear_with};
+
+fn random(size: &[i64], kind: Kind) -> Tensor {
+    Tensor::randn(size, (Kind::Float, Device::Cpu)).to_kind(kind)
+}
+
+#[test]
+fn outputs_and_gradients_are_those_of_the_stock_layer() {
+    for kind in [Kind::Float, Kind::BFloat16] {
+        for size in [&[6, 8][..], &[2, 3, 8]] {
+            tch::manual_seed(3);
+            let (values, weight, bias) = (
+                random(size, kind),
+                random(&[5, 8], kind),
+                random(&[5], kind),
+            );
+            let run = |ours: bool| {
+                let input = values.copy().set_requires_grad(true);
+                let output = match ours {
+                    false => input.linear(&weight, Some(&bias)),
+                    true => {
+                        let weight = weight.shallow_clone();
+                        linear_with(&input, Some(&bias), move || Ok(weight.shallow_clone()))
+                            .unwrap()
+                    }
+                };
+                backward(&output.square().sum(kind)).unwrap();
+                (output, input.grad())
+            };
+            let ((output, gradient), (stock, stock_gradient)) = (run(true), run(false));
+            assert!(output.equal(&stock), "{kind:?} {size:?}");
+            assert!(gradient.equal(&stock_gradient), "{kind:?} {size:?}");
+        }
+    }
+}
+
+#[test]
+fn the_weight_is_made_once_each_way_and_not_at_all_for_a_constant() {
+    let made = Arc::new(AtomicUsize::new(0));
+    let product = |input: &Tensor| {
+        let made = Arc::clone(&made);
+        linear_with(input, None, move || {
+            made.fetch_add(1, Ordering::Relaxed);
+            Ok(Tensor::f_ones([4, 2], (Kind::Float, Device::Cpu))?)
+        })
+        .unwrap()
+    };
+    let input = random(&[3, 2], Kind::Float);
+    let output = product(&input);
+    assert!(!output.requires_grad());
+    assert_eq!(made.load(Ordering::Relaxed), 1);
+    let output = product(&input.set_requires_grad(true));
+    backward(&output.sum(Kind::Float)).unwrap();
+    assert_eq!(made.load(Ordering::Relaxed), 3);
+    // Nothing holds the closure any more but the graph, and the graph is gone.
+    drop(output);
+    assert_eq!(Arc::strong_count(&made), 1);
+}
+
+#[test]
+fn failures_keep_their_class() {
+    let input = random(&[3, 2], Kind::Float).set_requires_grad(true);
+    let panicked = linear_with(&input, None, || panic!("no weight")).unwrap_err();
+    assert!(matches!(&panicked, Error::Callback(text) if text.contains("no weight")));
+    let vector = linear_with(&input, None, || {
+        Ok(Tensor::f_ones([2], (Kind::Float, Device::Cpu))?)
+    });
+    assert!(matches!(vector.unwrap_err(), Error::InvalidArgument(_)));
+    let bias = random(&[4], Kind::Float).set_requires_grad(true);
+    let trained = linear_with(&input, Some(&bias), || {
+        Ok(Tensor::f_ones([4, 2], (Kind::Float, Device::Cpu))?)
+    });
+    assert!(matches!(trained.unwrap_err(), Error::InvalidArgument(_)));
+    // The second call fails: the error comes out of backward.
+    let calls = AtomicUsize::new(0);
+    let output = linear_with(&input, None, move || {
+        match calls.fetch_add(1, Ordering::Relaxed) {
+            0 => Ok(Tensor::f_ones([4, 2], (Kind::Float, Device::Cpu))?),
+            _ => Err(Error::Callback("gone".into())),
+        }
+    })
+    .unwrap();
+    let error = backward(&output.sum(Kind::Float)).unwrap_err();
+    assert!(error.to_string().contains("gone"), "{error}");
+}
