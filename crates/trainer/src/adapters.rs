@@ -16,6 +16,8 @@ mod layer;
 mod merge;
 mod peft;
 #[cfg(test)]
+mod quantized_tests;
+#[cfg(test)]
 mod tests;
 
 pub use attachment::{Attached, Attachment};

@@ -72,6 +72,9 @@ pub struct ModelConfig {
     /// one in the cache. All other keys here then come from it.
     #[schemars(length(min = 1))]
     pub name_or_path: Option<String>,
+    /// Keep the frozen matrices of a published model in fewer bits under an adapter; the
+    /// embedding and the head stay as they are. Unset keeps every number.
+    pub quantization: Option<Quantization>,
     /// Width of the residual stream.
     #[schemars(range(min = 1, max = 65_536))]
     pub hidden_size: u32,
@@ -101,6 +104,16 @@ pub struct ModelConfig {
     /// Standard deviation of the initial weights.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub initializer_range: f64,
+}
+
+/// How frozen matrices are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Quantization {
+    /// Eight bits a number, and a scale for each row: half of bf16.
+    Int8,
+    /// Four bits a number, and a scale for every 64 (QLoRA's format): 28 % of bf16.
+    Nf4,
 }
 
 /// The text to learn from and how it is cut.
@@ -324,6 +337,7 @@ impl Default for ModelConfig {
     fn default() -> Self {
         Self {
             name_or_path: None,
+            quantization: None,
             hidden_size: 256,
             intermediate_size: 704,
             num_hidden_layers: 6,

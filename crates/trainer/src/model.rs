@@ -14,10 +14,12 @@ pub mod layers;
 mod parameters;
 #[cfg(test)]
 mod tests;
+mod weight;
 mod weights;
 
 pub use builder::{Base, Builder};
 pub use decoder::{Cache, Decoder, DecoderOptions, Pass};
 pub use decoder_config::{Architecture, DecoderConfig, RopeScaling, RopeSettings};
 pub use parameters::{Parameter, Parameters};
+pub use weight::Weight;
 pub use weights::{FileWeights, Initial, RandomWeights, WeightSource};

@@ -6,7 +6,7 @@ use super::config::{LoraConfig, Matcher, Shape};
 use super::layer::{Dora, LoraLayer};
 use super::peft::PeftAdapter;
 use crate::Error;
-use crate::model::Parameters;
+use crate::model::{Parameters, Weight};
 use crate::weights::TensorSource;
 
 /// Prefix of every name in PEFT's files.
@@ -54,7 +54,7 @@ impl Attachment {
     pub(crate) fn attach(
         &mut self,
         name: &str,
-        weight: &Tensor,
+        weight: &Weight,
         parameters: &mut Parameters,
     ) -> Result<Option<LoraLayer>, Error> {
         self.seen.push(name.to_owned());
@@ -62,7 +62,7 @@ impl Attachment {
             return Ok(None);
         };
         self.attached.push(name.to_owned());
-        let (outputs, inputs) = weight.size2()?;
+        let (outputs, inputs) = weight.size();
         let config = self.matcher.config();
         let mut register = |part: &str, size: &[i64], fresh: &dyn Fn() -> Result<Tensor, Error>| {
             let name = format!("{PREFIX}{name}.{part}");

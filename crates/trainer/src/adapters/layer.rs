@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use crate::Error;
+use crate::model::Weight;
 use crate::model::layers::to_kind;
 
 /// `B·A` beside a frozen weight `W`, scaled; for DoRA also the magnitude of each row.
@@ -30,15 +31,15 @@ pub struct Dora {
 }
 
 impl LoraLayer {
-    /// `[…, inputs]` to `[…, outputs]` in the type of `weight` (`[outputs, inputs]`, already
-    /// in the type of the layer's product): the product with `W + scaling · B·A`, and `bias`.
+    /// `[…, inputs]` to `[…, outputs]` in the type of `base`'s product, which is `bias`'s too:
+    /// the product with `W + scaling · B·A`, and `bias`.
     ///
     /// # Errors
     /// When shapes do not fit or memory runs out.
     pub fn forward(
         &self,
         input: &Tensor,
-        weight: &Tensor,
+        base: (&Weight, Kind),
         bias: Option<&Tensor>,
         dropout: bool,
     ) -> Result<Tensor, Error> {
@@ -50,24 +51,24 @@ impl LoraLayer {
             false => None,
         };
         let result = match &self.dora {
-            None => self.plain(&rows, dropped.as_ref(), weight, bias)?,
-            Some(dora) => self.dora(dora, &rows, dropped.as_ref(), weight, bias)?,
+            None => self.plain(&rows, dropped.as_ref(), base, bias)?,
+            Some(dora) => self.dora(dora, &rows, dropped.as_ref(), base, bias)?,
         };
         let mut size = size;
         if let Some(last) = size.last_mut() {
             *last = outputs;
         }
-        Ok(to_kind(&result, weight.kind())?.f_view(size.as_slice())?)
+        Ok(to_kind(&result, base.1)?.f_view(size.as_slice())?)
     }
 
     fn plain(
         &self,
         rows: &Tensor,
         dropped: Option<&Tensor>,
-        weight: &Tensor,
+        (weight, compute): (&Weight, Kind),
         bias: Option<&Tensor>,
     ) -> Result<Tensor, Error> {
-        let base = to_kind(rows, weight.kind())?.f_linear(weight, bias)?;
+        let base = weight.product(rows, bias, compute)?;
         let low = self.low(dropped.unwrap_or(rows))?;
         // The product belongs to nobody else and its backward does not need it, so the
         // change is added in place.
@@ -91,14 +92,13 @@ impl LoraLayer {
         dora: &Dora,
         rows: &Tensor,
         dropped: Option<&Tensor>,
-        weight: &Tensor,
+        (weight, compute): (&Weight, Kind),
         bias: Option<&Tensor>,
     ) -> Result<Tensor, Error> {
-        let norm = self.row_norms(dora, weight)?;
+        let norm = self.row_norms(dora, weight, compute)?;
         let scale = dora.magnitude.f_div(&norm)?;
         let product = |rows: &Tensor| -> Result<Tensor, Error> {
-            let product = to_kind(rows, weight.kind())?.f_linear(weight, None::<&Tensor>)?;
-            to_kind(&product, Kind::Float)
+            to_kind(&weight.product(rows, None, compute)?, Kind::Float)
         };
         let change = |rows: &Tensor| -> Result<Tensor, Error> {
             Ok(self.low(rows)?.f_linear(&self.b, None::<&Tensor>)?)
@@ -121,10 +121,11 @@ impl LoraLayer {
     ///
     /// Expanded, so that no matrix of the size of `W` is made:
     /// `‖w‖² + 2s·(W·Aᵀ)·b + s²·b·(A·Aᵀ)·b` for each row `w` of `W` and `b` of `B`.
-    fn row_norms(&self, dora: &Dora, weight: &Tensor) -> Result<Tensor, Error> {
+    fn row_norms(&self, dora: &Dora, weight: &Weight, compute: Kind) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
         let (a, b, s) = (self.a.detach(), self.b.detach(), self.scaling);
-        let crossed = to_kind(weight, Kind::Float)?.f_linear(&a, None::<&Tensor>)?;
+        let weight = to_kind(&weight.dense(compute)?, Kind::Float)?;
+        let crossed = weight.f_linear(&a, None::<&Tensor>)?;
         let crossed = crossed.f_mul(&b)?.f_mul_scalar(2.0 * s)?;
         let square = b
             .f_matmul(&a.f_matmul(&a.f_tr()?)?)?
@@ -173,9 +174,10 @@ impl Dora {
     ///
     /// # Errors
     /// When memory runs out.
-    pub(crate) fn squares(weight: &Tensor) -> Result<Tensor, Error> {
+    pub(crate) fn squares(weight: &Weight) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
-        Ok(to_kind(weight, Kind::Float)?
+        Ok(weight
+            .dense(Kind::Float)?
             .f_square()?
             .f_sum_dim_intlist(1, false, Kind::Float)?)
     }

@@ -8,11 +8,13 @@ use tch::{Kind, Tensor};
 use super::attachment::Attachment;
 use super::peft::PeftAdapter;
 use crate::Error;
-use crate::model::Parameters;
+use crate::model::{Parameters, Weight};
 use crate::weights::{LazyTensor, Pretrained, WeightsError, write_safetensors};
 
 /// Writes `base` with `adapter` merged into it to the folder `target`, as `kind`. Only one
-/// weight is in memory at a time.
+/// weight is in memory at a time. An adapter that was trained over a base in fewer bits is
+/// added to the base as it was published, as PEFT's users do: the rounding that it learned
+/// to live with is gone then, so the merged model is close to the trained one, not equal.
 ///
 /// # Errors
 /// When the adapter does not fit the base, or a file fails.
@@ -29,9 +31,10 @@ pub fn merge(
         let Some(module) = module.filter(|module| *module != "model.embed_tokens") else {
             return Ok(weight.f_to_kind(kind)?);
         };
+        let base = Weight::Dense(weight.shallow_clone());
         let layer = attachment
             .borrow_mut()
-            .attach(module, &weight, &mut Parameters::default())?;
+            .attach(module, &base, &mut Parameters::default())?;
         let weight = match layer {
             Some(layer) => layer.merged(&weight)?,
             None => weight,

@@ -22,7 +22,7 @@ const ADAPTERS: [(&str, &str); 3] = [
     ("decomposed", "llama-tied-biases"),
 ];
 
-fn golden(name: &str) -> PathBuf {
+pub(super) fn golden(name: &str) -> PathBuf {
     Path::new(concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../tests/reference/golden"
@@ -131,7 +131,7 @@ fn ten_steps_lead_where_pefts_ten_steps_lead() {
     }
 }
 
-fn loss(model: &Decoder, tokens: &Tensor, checkpoint: bool) -> Tensor {
+pub(super) fn loss(model: &Decoder, tokens: &Tensor, checkpoint: bool) -> Tensor {
     let logits = model.logits(tokens, Pass::Train { checkpoint }).unwrap();
     let length = tokens.size()[1] - 1;
     let logits = logits.narrow(1, 0, length).flatten(0, 1);

@@ -51,6 +51,13 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "set `model.name_or_path`, or drop `adapter` to train a model from scratch",
         );
     }
+    if model.quantization.is_some() && config.adapter.is_none() {
+        report(
+            &["model", "quantization"],
+            "only a model that stays as it is can be kept in fewer bits".into(),
+            "add an `adapter` section, which is trained in its place, or drop `model.quantization`",
+        );
+    }
     if config.train.gradient_checkpointing && !published {
         report(
             &["train", "gradient_checkpointing"],

@@ -3,9 +3,10 @@
 use tch::{Kind, Tensor};
 
 use super::layers::{Linear, RmsNorm};
-use super::{Initial, Parameters, WeightSource};
+use super::{Initial, Parameters, Weight, WeightSource};
 use crate::Error;
 use crate::adapters::Attachment;
+use crate::config::Quantization;
 
 /// Whether a model's own weights learn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +24,7 @@ pub struct Builder<'a> {
     compute: Kind,
     base: Base,
     adapters: Option<&'a mut Attachment>,
+    quantization: Option<Quantization>,
 }
 
 impl<'a> Builder<'a> {
@@ -39,6 +41,7 @@ impl<'a> Builder<'a> {
             compute,
             base,
             adapters: None,
+            quantization: None,
         }
     }
 
@@ -46,6 +49,15 @@ impl<'a> Builder<'a> {
     pub fn with_adapters(self, adapters: &'a mut Attachment) -> Self {
         Self {
             adapters: Some(adapters),
+            ..self
+        }
+    }
+
+    /// The same builder, which keeps the matrices of frozen linear layers in fewer bits. The
+    /// head stays as it is, as in bitsandbytes: its errors are the model's errors.
+    pub fn quantized(self, quantization: Option<Quantization>) -> Self {
+        Self {
+            quantization,
             ..self
         }
     }
@@ -96,7 +108,14 @@ impl<'a> Builder<'a> {
         bias: bool,
         initial: Initial,
     ) -> Result<Linear, Error> {
-        let weight = self.matrix(&format!("{name}.weight"), &[outputs, inputs], initial, true)?;
+        let weight_name = format!("{name}.weight");
+        let dense = self.matrix(&weight_name, &[outputs, inputs], initial, true)?;
+        let weight = match (self.base, self.quantization) {
+            (Base::Frozen(_), Some(to)) if name != "lm_head" => {
+                Weight::quantized(&weight_name, &dense, to)?
+            }
+            _ => Weight::Dense(dense),
+        };
         let bias = match bias {
             true => Some(self.vector(&format!("{name}.bias"), outputs, Initial::Zeros)?),
             false => None,

@@ -148,7 +148,7 @@ impl Decoder {
             Some(Linear {
                 adapter: Some(_), ..
             }) => return None,
-            Some(head) => &head.weight,
+            Some(head) => head.weight.as_dense()?,
             None => &self.embedding,
         };
         (!weight.requires_grad()).then(|| weight.shallow_clone())

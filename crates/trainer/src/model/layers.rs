@@ -6,6 +6,7 @@
 
 use tch::{Kind, Tensor};
 
+use super::Weight;
 use crate::Error;
 use crate::adapters::LoraLayer;
 
@@ -13,7 +14,7 @@ use crate::adapters::LoraLayer;
 #[derive(Debug)]
 pub struct Linear {
     /// `[outputs, inputs]`
-    pub weight: Tensor,
+    pub weight: Weight,
     /// `[outputs]`
     pub bias: Option<Tensor>,
     /// The type of the product.
@@ -29,14 +30,16 @@ impl Linear {
     /// # Errors
     /// When shapes do not fit or memory runs out.
     pub fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
-        let weight = to_kind(&self.weight, self.compute)?;
         let bias = match &self.bias {
             Some(bias) => Some(to_kind(bias, self.compute)?),
             None => None,
         };
         match &self.adapter {
-            None => Ok(to_kind(input, self.compute)?.f_linear(&weight, bias.as_ref())?),
-            Some(adapter) => adapter.forward(input, &weight, bias.as_ref(), dropout),
+            None => self.weight.product(input, bias.as_ref(), self.compute),
+            Some(adapter) => {
+                let base = (&self.weight, self.compute);
+                adapter.forward(input, base, bias.as_ref(), dropout)
+            }
         }
     }
 

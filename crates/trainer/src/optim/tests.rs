@@ -127,10 +127,10 @@ fn eight_bits_converge_as_fp32_does() {
                 .square()
                 .mean(Kind::Float)
         };
-        for step in 0..150 {
+        for step in 0..400 {
             let mut gradients = Gradients::default();
             gradients.accumulate(&loss(), &parameters).unwrap();
-            let rate = 0.05 * (1.0 - f64::from(step) / 150.0);
+            let rate = 0.05 * (1.0 - f64::from(step) / 400.0);
             optimizer.step(&gradients, rate).unwrap();
         }
         number(&loss())

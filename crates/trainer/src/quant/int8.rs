@@ -1,6 +1,6 @@
 //! Eight bits for weights: whole numbers, and a scale for each row.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{largest, normalised};
 use crate::Error;
@@ -44,5 +44,24 @@ impl Int8Rows {
             .f_to_kind(Kind::Float)?
             .f_mul(&scales)?
             .f_to_kind(kind)?)
+    }
+
+    /// The same on another device.
+    ///
+    /// # Errors
+    /// When memory runs out there.
+    pub fn to_device(&self, device: Device) -> Result<Self, Error> {
+        Ok(Self {
+            values: self.values.f_to_device(device)?,
+            scales: self.scales.f_to_device(device)?,
+        })
+    }
+
+    /// Another handle to the same memory.
+    pub fn shallow_clone(&self) -> Self {
+        Self {
+            values: self.values.shallow_clone(),
+            scales: self.scales.shallow_clone(),
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! NF4: four bits for weights that are normally distributed (Dettmers et al., "QLoRA",
 //! 2023).
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{blocks, largest, nearest, normalised};
 use crate::Error;
@@ -84,5 +84,33 @@ impl Nf4 {
             .f_reshape([-1])?
             .f_narrow(0, 0, count)?;
         Ok(numbers.f_view(self.shape.as_slice())?.f_to_kind(kind)?)
+    }
+
+    /// The size of the tensor that it stands for.
+    pub fn size(&self) -> &[i64] {
+        &self.shape
+    }
+
+    /// The same on another device.
+    ///
+    /// # Errors
+    /// When memory runs out there.
+    pub fn to_device(&self, device: Device) -> Result<Self, Error> {
+        Ok(Self {
+            packed: self.packed.f_to_device(device)?,
+            scales: self.scales.f_to_device(device)?,
+            pairs: self.pairs.f_to_device(device)?,
+            shape: self.shape.clone(),
+        })
+    }
+
+    /// Another handle to the same memory.
+    pub fn shallow_clone(&self) -> Self {
+        Self {
+            packed: self.packed.shallow_clone(),
+            scales: self.scales.shallow_clone(),
+            pairs: self.pairs.shallow_clone(),
+            shape: self.shape.clone(),
+        }
     }
 }

@@ -101,7 +101,8 @@ impl FineTune {
         };
         let mut parameters = Parameters::default();
         let mut source = FileWeights::new(pretrained.tensors.as_ref(), stored, placer);
-        let mut builder = Builder::new(&mut source, &mut parameters, compute, base);
+        let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
+            .quantized(config.model.quantization);
         if let Some(attachment) = &mut attachment {
             builder = builder.with_adapters(attachment);
         }
