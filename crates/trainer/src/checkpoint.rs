@@ -241,16 +241,19 @@ fn check_shapes(
                 return Err(Error::checkpoint(
                     path,
                     format!(
-                        "`{name}` is {shape:?} there and {:?} in this model: `model` in the \
-                         config differs from that of the run",
-                        target.size()
+                        "`{name}` is {shape:?} there and {:?} in this model: {}",
+                        target.size(),
+                        differs(path)
                     ),
                 ));
             }
             None => {
                 return Err(Error::checkpoint(
                     path,
-                    format!("it has no `{name}`, which this model needs"),
+                    format!(
+                        "it has no `{name}`, which this run needs: {}",
+                        differs(path)
+                    ),
                 ));
             }
         }
@@ -262,9 +265,17 @@ fn check_shapes(
     match extra {
         Some(name) => Err(Error::checkpoint(
             path,
-            format!("it has `{name}`, which this model lacks"),
+            format!("it has `{name}`, which this run lacks: {}", differs(path)),
         )),
         None => Ok(()),
+    }
+}
+
+/// What in the config makes the tensors of this file others.
+fn differs(path: &Path) -> &'static str {
+    match path.ends_with(OPTIMIZER) {
+        true => "`model`, `train.optim` or `train.ema_decay` in the config differs from the run's",
+        false => "`model` or `adapter` in the config differs from the run's",
     }
 }
 

@@ -340,12 +340,12 @@ fn a_checkpoint_of_another_model_or_text_is_refused() {
     assert_refused(
         &place,
         &["model.num_hidden_layers=1"],
-        "which this model lacks",
+        "which this run lacks",
     );
     assert_refused(
         &place,
         &["model.num_hidden_layers=3"],
-        "which this model needs",
+        "which this run needs",
     );
     assert_refused(
         &place,
@@ -412,6 +412,32 @@ fn bf16_and_a_bpe_train_and_resume_exactly() {
         .unwrap();
     let bytes = |run| fs::read(place.checkpoint(run, 8).join("model.safetensors")).unwrap();
     assert!(bytes("whole") == bytes("cut"));
+}
+
+#[test]
+fn moments_of_eight_bits_train_and_resume_exactly() {
+    let place = Place::new();
+    let options = ["train.optim=adamw_8bit", "model.hidden_size=64"];
+    place.run("whole", &options).unwrap();
+    place.run_until("cut", 5, &options);
+    let resume = [&options[..], &["train.resume_from_checkpoint=latest"]].concat();
+    place.run("cut", &resume).unwrap();
+    for file in ["model.safetensors", "optimizer.safetensors"] {
+        let bytes = |run| fs::read(place.checkpoint(run, 8).join(file)).unwrap();
+        assert!(bytes("whole") == bytes("cut"), "{file}");
+        let full_size = bytes("whole").len();
+        assert!(full_size > 4096);
+    }
+    let state = fs::read(place.checkpoint("whole", 8).join("optimizer.safetensors")).unwrap();
+    let header = String::from_utf8_lossy(&state[8..8000]).into_owned();
+    assert!(
+        header.contains("q_proj.weight.values"),
+        "no eight bits: {header}"
+    );
+    // The other kind of moments is not taken for these.
+    let other = [&resume[1..], &["train.optim=adamw_torch"]].concat();
+    let error = place.run("cut", &other).unwrap_err().to_string();
+    assert!(error.contains("`train.optim`"), "{error}");
 }
 
 /// Losses of the evaluations on the way and at the end.
