@@ -291,6 +291,7 @@ impl BlockStream {
         let stream = self.clone();
         let options = CheckpointOptions {
             preserve_generators: self.preserve_generators,
+            ..CheckpointOptions::default()
         };
         checkpoint_with(options, inputs, move |inputs| {
             let buffer = stream.lock().fetch(block, Walk::Training)?;

@@ -2,6 +2,7 @@
 // run it again in the backward pass.
 //
 //   forward   outputs = f(inputs)      no graph; inputs and generator state kept
+//             (with `offload` the inputs are kept in host memory)
 //   backward  outputs' = f(inputs')    under the same generator and autocast state
 //             outputs'.backward(grads) reaches inputs' and whatever leaves f captured
 //             returns the gradients of inputs'
@@ -18,6 +19,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -134,11 +136,45 @@ struct AutocastGuard {
   }
 };
 
+// Inputs that wait for the backward pass in host memory, page-locked where they came
+// from an accelerator. Both copies are ordered by the stream that computes.
+struct Offloaded {
+  struct One {
+    at::Tensor host;
+    c10::Device home;
+    bool requires_grad;
+  };
+  std::vector<One> list;
+
+  static Offloaded take(const variable_list& inputs) {
+    const c10::AutoGradMode no_gradient(false);
+    Offloaded offloaded;
+    for (const auto& input : inputs) {
+      const bool far = !input.is_cpu();
+      auto host = at::empty(input.sizes(), input.options().device(at::kCPU).pinned_memory(far));
+      host.copy_(input, /*non_blocking=*/far);
+      offloaded.list.push_back({std::move(host), input.device(), input.requires_grad()});
+    }
+    return offloaded;
+  }
+
+  variable_list bring_back() const {
+    variable_list inputs;
+    for (const auto& [host, home, requires_grad] : list) {
+      auto input = home.is_cpu() ? host : host.to(home, /*non_blocking=*/true);
+      inputs.push_back(input.detach().set_requires_grad(requires_grad));
+    }
+    return inputs;
+  }
+};
+
 // What the backward pass needs besides the inputs; rides in `saved_data`.
 struct Recipe : torch::CustomClassHolder {
   c10::intrusive_ptr<Closure> closure;
   std::optional<GeneratorState> generators;
   AutocastState autocast;
+  bool offload = false;
+  Offloaded offloaded;
 };
 
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
@@ -148,18 +184,24 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     const auto inputs = list.vec();
     // Custom functions run their forward without grad mode: no graph is built.
     auto outputs = (*recipe->closure)(inputs);
-    context->save_for_backward(inputs);
+    if (recipe->offload) {
+      recipe->offloaded = Offloaded::take(inputs);
+    } else {
+      context->save_for_backward(inputs);
+    }
     context->saved_data["recipe"] = c10::IValue::make_capsule(std::move(recipe));
     return outputs;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto recipe = c10::static_intrusive_pointer_cast<Recipe>(context->saved_data["recipe"].toCapsule());
-    const auto saved = context->get_saved_variables();
     variable_list inputs;
-    inputs.reserve(saved.size());
-    for (const auto& input : saved) {
-      inputs.push_back(input.detach().set_requires_grad(input.requires_grad()));
+    if (recipe->offload) {
+      inputs = recipe->offloaded.bring_back();
+    } else {
+      for (const auto& input : context->get_saved_variables()) {
+        inputs.push_back(input.detach().set_requires_grad(input.requires_grad()));
+      }
     }
 
     variable_list outputs;
@@ -210,6 +252,7 @@ int32_t surefoot_checkpoint(
     at::Tensor* const* inputs,
     size_t input_count,
     bool preserve_generators,
+    bool offload,
     surefoot_take take,
     void* context) {
   return surefoot::guarded([&] {
@@ -224,6 +267,8 @@ int32_t surefoot_checkpoint(
     auto recipe = c10::make_intrusive<Recipe>();
     recipe->closure = owner;
     recipe->autocast = AutocastState::capture();
+    // Without a backward pass to come, nothing is kept anywhere.
+    recipe->offload = offload && c10::GradMode::is_enabled();
     if (preserve_generators) {
       recipe->generators = GeneratorState::capture(list);
     }

@@ -25,12 +25,17 @@ pub struct CheckpointOptions {
     /// first time (the CPU's, and those of the inputs' devices), and put them back
     /// afterwards. Needed wherever there is dropout; costs a copy of the state.
     pub preserve_generators: bool,
+    /// Keep the inputs in host memory, page-locked, until the backward pass. Where the
+    /// device has memory of its own that is where they free it; where it shares the
+    /// host's, and on the CPU, this only costs the copies.
+    pub offload: bool,
 }
 
 impl Default for CheckpointOptions {
     fn default() -> Self {
         Self {
             preserve_generators: true,
+            offload: false,
         }
     }
 }
@@ -85,6 +90,7 @@ where
             inputs.as_ptr(),
             inputs.len(),
             options.preserve_generators,
+            options.offload,
             take,
             std::ptr::from_mut(&mut outputs).cast(),
         )

@@ -234,6 +234,7 @@ unsafe extern "C" {
         inputs: *const *const C_tensor,
         input_count: usize,
         preserve_generators: bool,
+        offload: bool,
         take: unsafe extern "C" fn(*mut c_void, *mut C_tensor),
         context: *mut c_void,
     ) -> i32;

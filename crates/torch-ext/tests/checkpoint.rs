@@ -23,14 +23,18 @@ fn block(input: &Tensor, weights: &[Tensor]) -> Result<Vec<Tensor>, Error> {
 }
 
 /// Gradients of the input and the weights, and the generator afterwards.
-fn gradients(checkpointed: bool) -> (Vec<Tensor>, GeneratorState) {
+fn gradients(checkpointed: Option<CheckpointOptions>) -> (Vec<Tensor>, GeneratorState) {
     manual_seed(7).unwrap();
     let (input, weights) = (random([4, 8]), vec![random([8, 16]), random([16, 8])]);
-    let outputs = if checkpointed {
-        let weights: Vec<Tensor> = weights.iter().map(Tensor::shallow_clone).collect();
-        checkpoint(&[&input], move |inputs| block(&inputs[0], &weights)).unwrap()
-    } else {
-        block(&input, &weights).unwrap()
+    let outputs = match checkpointed {
+        Some(options) => {
+            let weights: Vec<Tensor> = weights.iter().map(Tensor::shallow_clone).collect();
+            checkpoint_with(options, &[&input], move |inputs| {
+                block(&inputs[0], &weights)
+            })
+            .unwrap()
+        }
+        None => block(&input, &weights).unwrap(),
     };
     backward(&outputs[0].square().sum(Kind::Float)).unwrap();
     let grads = [&input, &weights[0], &weights[1]].map(Tensor::grad);
@@ -39,12 +43,37 @@ fn gradients(checkpointed: bool) -> (Vec<Tensor>, GeneratorState) {
 
 #[test]
 fn gradients_are_bit_equal_and_the_generator_goes_on_as_before() {
-    let (plain, plain_generator) = gradients(false);
-    let (checkpointed, generator) = gradients(true);
-    for (plain, checkpointed) in plain.iter().zip(&checkpointed) {
-        assert!(plain.equal(checkpointed));
+    let (plain, plain_generator) = gradients(None);
+    for offload in [false, true] {
+        let options = CheckpointOptions {
+            offload,
+            ..CheckpointOptions::default()
+        };
+        let (checkpointed, generator) = gradients(Some(options));
+        for (plain, checkpointed) in plain.iter().zip(&checkpointed) {
+            assert!(plain.equal(checkpointed), "offload: {offload}");
+        }
+        assert!(generator == plain_generator);
     }
-    assert!(generator == plain_generator);
+}
+
+/// An offloaded input is a copy: its own memory is free before the backward pass.
+#[test]
+fn an_offloaded_input_does_not_outlive_the_forward_pass() {
+    let options = CheckpointOptions {
+        offload: true,
+        ..CheckpointOptions::default()
+    };
+    let input = random([2, 2]);
+    let expected = input.exp();
+    let between = &input * 1.0;
+    let outputs =
+        checkpoint_with(options, &[&between], |inputs| Ok(vec![inputs[0].f_exp()?])).unwrap();
+    // What the forward pass read is overwritten; the backward pass has its copy. Without
+    // offloading, libtorch refuses to go on with a changed input.
+    let _ = between.detach().fill_(7.0);
+    backward(&outputs[0].sum(Kind::Float)).unwrap();
+    assert!(input.grad().equal(&expected));
 }
 
 #[test]
@@ -154,6 +183,7 @@ fn without_preserving_the_generator_it_moves_on_twice() {
         let outputs = checkpoint_with(
             CheckpointOptions {
                 preserve_generators,
+                ..CheckpointOptions::default()
             },
             &[&input],
             |inputs| Ok(vec![inputs[0].f_dropout(0.5, true)?]),

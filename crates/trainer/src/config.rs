@@ -212,6 +212,10 @@ pub struct TrainConfig {
     /// Compute the inside of each block a second time in the backward pass instead of
     /// keeping it: less memory, about a third more work.
     pub gradient_checkpointing: bool,
+    /// With gradient checkpointing, let what is kept of each block wait in host memory. It
+    /// frees device memory where the GPU has its own; on unified memory and on the CPU there
+    /// is nothing to free, and it is left off.
+    pub activation_offload: bool,
     /// Record metrics every this many steps.
     #[schemars(range(min = 1))]
     pub logging_steps: u64,
@@ -386,6 +390,7 @@ impl Default for TrainConfig {
             max_grad_norm: 1.0,
             bf16: Bf16::Auto,
             gradient_checkpointing: false,
+            activation_offload: false,
             logging_steps: 10,
             eval_steps: 100,
             max_eval_samples: None,

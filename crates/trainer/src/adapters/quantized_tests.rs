@@ -30,7 +30,8 @@ impl<S: WeightSource> WeightSource for Rounded<S> {
     }
 }
 
-/// Losses and gradients of three steps, over a base in fewer bits or over its expansion.
+/// Losses of some steps, and the adapter after them: over a base in fewer bits, or over what
+/// those bits stand for.
 fn train(to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<f64>, Vec<Tensor>) {
     let folder = HfFolder::open(&golden("models/llama-tied-biases")).unwrap();
     let config = LoraConfig {
@@ -38,6 +39,8 @@ fn train(to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<f64>, Vec<Te
         dropout: 0.1,
         ..LoraConfig::default()
     };
+    // Operations this small only lose time on several threads.
+    torch_ext::threads::set_count(1).unwrap();
     tch::manual_seed(4);
     let mut attachment = Attachment::fresh(&config).unwrap();
     let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
@@ -60,7 +63,7 @@ fn train(to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<f64>, Vec<Te
     let tokens = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6]).view([2, 4]);
     let mut optimizer = AdamW::new((&TrainConfig::default()).into(), &parameters).unwrap();
     let mut losses = Vec::new();
-    for step in 0..20 {
+    for step in 0..12 {
         tch::manual_seed(step);
         let loss = loss(&model, &tokens, step % 2 == 1);
         losses.push(f64::try_from(&loss).unwrap());
@@ -82,7 +85,7 @@ fn fewer_bits_train_as_what_they_stand_for_and_learn() {
             for (got, wanted) in adapter.iter().zip(&wanted_adapter) {
                 assert!(got.equal(wanted), "{to:?}, DoRA {dora}");
             }
-            assert!(losses[19] < losses[0] - 1.0, "{to:?}: {losses:?}");
+            assert!(losses[11] < losses[0] - 0.5, "{to:?}: {losses:?}");
         }
     }
 }

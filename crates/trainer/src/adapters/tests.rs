@@ -138,6 +138,69 @@ pub(super) fn loss(model: &Decoder, tokens: &Tensor, checkpoint: bool) -> Tensor
     logits.cross_entropy_for_logits(&tokens.narrow(1, 1, length).flatten(0, 1))
 }
 
+/// With dropout, so that the second run of a block has to draw what the first drew.
+#[test]
+fn gradients_are_bit_equal_with_less_memory() {
+    for dora in [false, true] {
+        let config = LoraConfig {
+            dora,
+            dropout: 0.3,
+            target_modules: Modules::AllLinear,
+            ..LoraConfig::default()
+        };
+        let gradients = |checkpoint: bool, offload: bool| -> Vec<Tensor> {
+            tch::manual_seed(8);
+            let attachment = Attachment::fresh(&config).unwrap();
+            let mut adapted = adapted(&golden("models/llama-grouped"), attachment).unwrap();
+            for tensor in adapted.parameters.tensors() {
+                // B starts as zero, and A would have no gradient.
+                let _ = tensor
+                    .detach()
+                    .g_add_(&(tensor.detach().randn_like() * 0.1));
+            }
+            adapted.model.offload_activations(offload);
+            let tokens = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9]).view([2, 3]);
+            let mut gradients = Gradients::default();
+            for _ in 0..2 {
+                let loss = loss(&adapted.model, &tokens, checkpoint);
+                gradients.accumulate(&loss, &adapted.parameters).unwrap();
+            }
+            gradients.tensors().iter().map(Tensor::copy).collect()
+        };
+        let plain = gradients(false, false);
+        assert!(plain.iter().all(|g| f64::try_from(g.norm()).unwrap() > 0.0));
+        for offload in [false, true] {
+            for (less, plain) in gradients(true, offload).iter().zip(&plain) {
+                assert!(less.equal(plain), "DoRA {dora}, offload {offload}");
+            }
+        }
+    }
+}
+
+#[test]
+fn dropout_leaves_out_that_share_of_an_adapters_input_in_training_only() {
+    let config = LoraConfig {
+        dropout: 0.25,
+        target_modules: Modules::AllLinear,
+        ..LoraConfig::default()
+    };
+    let attachment = Attachment::fresh(&config).unwrap();
+    let adapted = adapted(&golden("models/llama-grouped"), attachment).unwrap();
+    let tokens = Tensor::from_slice(&[3i64, 1, 4]).unsqueeze(0);
+    for tensor in adapted.parameters.tensors() {
+        let _ = tensor
+            .detach()
+            .g_add_(&(tensor.detach().randn_like() * 0.1));
+    }
+    let logits = |pass| adapted.model.logits(&tokens, pass).unwrap();
+    let train = Pass::Train { checkpoint: false };
+    assert!(
+        !logits(train).equal(&logits(train)),
+        "no dropout in training"
+    );
+    assert!(logits(Pass::Evaluate).equal(&logits(Pass::Evaluate)));
+}
+
 #[test]
 fn a_fresh_adapter_changes_nothing() {
     for dora in [false, true] {

@@ -66,6 +66,14 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         );
     }
 
+    if config.train.activation_offload && !config.train.gradient_checkpointing {
+        report(
+            &["train", "activation_offload"],
+            "only what gradient checkpointing keeps can wait in host memory".into(),
+            "set `train.gradient_checkpointing: true`, or drop `train.activation_offload`",
+        );
+    }
+
     match (&config.data.dataset, &config.data.path) {
         (Some(_), Some(_)) => report(
             &["data", "path"],

@@ -27,6 +27,8 @@ pub struct Decoder {
     head: Option<Linear>,
     rope: Rope,
     compute: Kind,
+    /// Whether checkpoints wait in host memory.
+    offload: bool,
 }
 
 /// What a model is besides its config.
@@ -87,7 +89,13 @@ impl Decoder {
             head,
             rope: Rope::new(&frequencies, options.positions, options.device)?,
             compute: builder.compute(),
+            offload: false,
         })
+    }
+
+    /// Lets what checkpointing keeps of each block wait in host memory.
+    pub fn offload_activations(&mut self, offload: bool) {
+        self.offload = offload;
     }
 
     /// The type of matrix products.
@@ -117,7 +125,9 @@ impl Decoder {
                 Pass::Train { checkpoint: false } => {
                     layer.forward(&stream, &self.rope, None, true)?
                 }
-                Pass::Train { checkpoint: true } => layer.checkpointed(&stream, &self.rope)?,
+                Pass::Train { checkpoint: true } => {
+                    layer.checkpointed(&stream, &self.rope, self.offload)?
+                }
             };
         }
         self.norm.forward(&stream)
@@ -235,8 +245,9 @@ impl Layer {
         Ok(stream.f_add(&self.feed_forward.forward(&normed, dropout)?)?)
     }
 
-    /// As [`Layer::forward`] for training, keeping only `stream` for the backward pass.
-    fn checkpointed(&self, stream: &Tensor, rope: &Rope) -> Result<Tensor, Error> {
+    /// As [`Layer::forward`] for training, keeping only `stream` for the backward pass, with
+    /// `offload` in host memory.
+    fn checkpointed(&self, stream: &Tensor, rope: &Rope, offload: bool) -> Result<Tensor, Error> {
         // The first block's input comes from the embedding, which may be frozen; but
         // backward reaches a checkpoint only through its input.
         let stream = match stream.requires_grad() {
@@ -244,7 +255,11 @@ impl Layer {
             false => stream.f_detach()?.f_set_requires_grad(true)?,
         };
         let (layer, rope) = (self.shallow_clone(), rope.shallow_clone());
-        let outputs = torch_ext::checkpoint(&[&stream], move |inputs| {
+        let options = torch_ext::CheckpointOptions {
+            offload,
+            ..torch_ext::CheckpointOptions::default()
+        };
+        let outputs = torch_ext::checkpoint_with(options, &[&stream], move |inputs| {
             let output = layer.forward(&inputs[0], &rope, None, true);
             output.map(|output| vec![output]).map_err(Error::into_torch)
         })?;

@@ -106,7 +106,16 @@ impl FineTune {
         if let Some(attachment) = &mut attachment {
             builder = builder.with_adapters(attachment);
         }
-        let model = Decoder::new(&pretrained.config, options, &mut builder)?;
+        let mut model = Decoder::new(&pretrained.config, options, &mut builder)?;
+        if config.train.activation_offload {
+            match placer.device() {
+                tch::Device::Cpu => tracing::warn!(
+                    "`train.activation_offload` is left off: on the CPU there is no other memory \
+                     to free"
+                ),
+                _ => model.offload_activations(true),
+            }
+        }
         let adapter = attachment.map(Attachment::finish).transpose()?;
         let train = &config.train;
         let batch_size = train.per_device_train_batch_size;
