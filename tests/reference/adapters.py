@@ -6,6 +6,7 @@ Each folder is an adapter as PEFT saves it, with random weights, and
 """
 
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -13,7 +14,8 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
-GOLDEN = Path(__file__).parent / "golden"
+# A folder as the first argument takes the place of `golden`.
+GOLDEN = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "golden")
 ADAPTERS = {
     "plain": ("llama-grouped", dict(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])),
     "rank-stabilised": ("qwen2", dict(

@@ -4,6 +4,7 @@ The first holds one tensor in each storage format, packed at random; the second 
 the `gguf` package makes of it, in fp32.
 """
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as Type, GGUFWriter
 from gguf.quants import dequantize
 from safetensors.numpy import save_file
 
-GOLDEN = Path(__file__).parent / "golden"
+# A folder as the first argument takes the place of `golden`.
+GOLDEN = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "golden")
 FORMATS = [
     Type.F32, Type.F16, Type.BF16, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1,
     Type.Q8_0, Type.Q4_K, Type.Q5_K, Type.Q6_K,

@@ -7,6 +7,7 @@ converter would store it.
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from transformers import (
     LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM,
 )
 
-GOLDEN = Path(__file__).parent / "golden" / "models"
+# A folder as the first argument takes the place of `golden`.
+GOLDEN = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "golden") / "models"
 SHAPE = dict(
     vocab_size=48, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64,

@@ -5,13 +5,15 @@ to int8 rows; and five steps of AdamW whose moments are kept in eight bits, comp
 bitsandbytes' own quantisation functions (its optimizer kernels need a GPU).
 """
 
+import sys
 from pathlib import Path
 
 import torch
 from bitsandbytes import functional as F
 from safetensors.torch import save_file
 
-GOLDEN = Path(__file__).parent / "golden"
+# A folder as the first argument takes the place of `golden`.
+GOLDEN = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent / "golden")
 
 
 def quantise(tensor, code):

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: this project against its peers, on this machine.
 
+mod lora;
 mod placement;
 mod process;
 mod train;
@@ -7,6 +8,7 @@ mod train;
 use anyhow::Result;
 use clap::Subcommand;
 
+use lora::LoraBench;
 use placement::PlacementBench;
 pub(crate) use train::TrainBench;
 
@@ -21,6 +23,8 @@ pub(crate) struct Bench {
 enum Benchmark {
     /// The cost of copy routes and verification, and plans against accelerate's
     Placement(PlacementBench),
+    /// Fine-tuning speed and memory, against Hugging Face's Trainer with PEFT
+    Lora(LoraBench),
     /// Training speed and memory, against the same model in plain Python PyTorch
     Train(TrainBench),
 }
@@ -29,6 +33,7 @@ impl Bench {
     pub(crate) fn run(self) -> Result<()> {
         match self.benchmark {
             Benchmark::Placement(bench) => bench.run(),
+            Benchmark::Lora(bench) => bench.run(),
             Benchmark::Train(bench) => bench.run(),
         }
     }

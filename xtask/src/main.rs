@@ -7,6 +7,7 @@
 
 mod bench;
 mod gpu_check;
+mod references;
 mod setup;
 mod test;
 mod tidy;

@@ -23,7 +23,7 @@ mod python;
 mod reference;
 mod text;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use xshell::Shell;
@@ -79,6 +79,11 @@ pub(crate) fn model_for(config: &str) -> Result<()> {
         eprintln!("model     SmolLM2-135M-Instruct, in {}", folder.display());
     }
     Ok(())
+}
+
+/// The small published model as a Hugging Face folder, converted by `surefoot`.
+pub(crate) fn published_model(surefoot: &Path) -> Result<PathBuf> {
+    model::converted(&Cache::open()?, surefoot)
 }
 
 /// The interpreter of the reference environment, which is made when it is not there.

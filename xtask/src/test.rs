@@ -4,7 +4,8 @@ use anyhow::Result;
 use xshell::{Shell, cmd};
 
 use crate::bench;
-use crate::setup;
+use crate::references;
+use crate::setup::{self, Libtorch};
 use crate::workspace;
 
 /// Set up, build, and run the tests.
@@ -30,7 +31,7 @@ impl Test {
             cmd!(shell, "{cargo} test --workspace --no-fail-fast").run()?;
         }
         if self.heavy {
-            heavy(&shell)?;
+            heavy(&shell, &libtorch)?;
         }
         Ok(())
     }
@@ -48,8 +49,9 @@ fn has_nextest(shell: &Shell) -> bool {
 }
 
 /// The tests under real PyTorch: the allocator and the simulated device as Python programs
-/// meet them, and a whole training run against the reference, loss by loss.
-fn heavy(shell: &Shell) -> Result<()> {
+/// meet them; the trainer's numbers against those of the libraries it is measured by, made
+/// now; and a whole training run against the reference, loss by loss.
+fn heavy(shell: &Shell, libtorch: &Libtorch) -> Result<()> {
     real_hip(shell)?;
     let python = setup::reference_python()?;
     let cargo = workspace::cargo();
@@ -65,6 +67,7 @@ fn heavy(shell: &Shell) -> Result<()> {
     let libraries = ["--device-sim".as_ref(), simulator.as_os_str()];
     let libraries = [libraries, ["--hip-alloc".as_ref(), allocator.as_os_str()]].concat();
     cmd!(shell, "{python} -m pytest python/tests {libraries...}").run()?;
+    references::check(shell, libtorch, &python)?;
     bench::TrainBench::parity_check(target.join("bench/parity.json")).run()
 }
 

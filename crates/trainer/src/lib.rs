@@ -18,6 +18,8 @@ pub mod device;
 mod dry_run;
 mod error;
 pub mod examples;
+#[cfg(test)]
+mod golden;
 pub mod inference;
 mod memory;
 mod metrics;

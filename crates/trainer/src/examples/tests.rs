@@ -221,3 +221,45 @@ fn folders_are_read_in_the_order_of_names() {
     let missing: PathBuf = folder.path().join("missing");
     assert!(records(&missing).is_err());
 }
+
+/// Bytes of this process in main memory at most so far.
+fn peak() -> u64 {
+    crate::memory::peak_resident_bytes()
+}
+
+#[test]
+fn neither_the_text_nor_its_tokens_are_in_memory_as_a_whole() {
+    const LINES: usize = 10_000;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("many.jsonl");
+    let mut file = std::io::BufWriter::new(std::fs::File::create(&path).unwrap());
+    for number in 0..LINES {
+        let words = "the 42 on the 12 ".repeat(12);
+        let line = serde_json::json!({"text": format!("{number} {words}")});
+        std::io::Write::write_all(&mut file, format!("{line}\n").as_bytes()).unwrap();
+    }
+    drop(file);
+    let encoder = encoder(CHATML);
+    let encode = |path: &Path| {
+        let records = records(path).unwrap();
+        TokenFile::temporary(folder.path(), records, &encoder, &mut |_, _| {}).unwrap()
+    };
+    // Once with little, so that all buffers and caches are there.
+    let few = folder.path().join("few.jsonl");
+    let line = r#"{"text": "1 the 42 on the 12"}"#;
+    std::fs::write(&few, format!("{line}\n").repeat(1000)).unwrap();
+    assert!(encode(&few).tokens() > 1000);
+    // The kernel counts the peak from here on.
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let before = peak();
+    let tokens = encode(&path);
+    let grown = peak() - before;
+    let (text, words) = (path.metadata().unwrap().len(), tokens.tokens() * 4);
+    assert!(text > 2_000_000 && words > 4_000_000, "{text} and {words}");
+    assert!(
+        grown < 3_000_000,
+        "{grown} more bytes for {text} of text and {words} of tokens"
+    );
+    let block = tokens.block(tokens.tokens() - 32, 32).unwrap();
+    assert_eq!(block.tokens.len(), 32);
+}

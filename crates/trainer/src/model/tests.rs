@@ -1,6 +1,6 @@
 //! Held against `transformers`: the logits of tiny random models.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tch::{Device, Kind, Tensor};
 
@@ -18,11 +18,7 @@ const MODELS: [&str; 6] = [
 ];
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../tests/reference/golden/models"
-    ))
-    .join(name)
+    crate::golden::golden(&format!("models/{name}"))
 }
 
 fn open(name: &str, compute: Kind) -> Decoder {

@@ -1,7 +1,5 @@
 //! AdamW with eight-bit moments, held against bitsandbytes and against itself in fp32.
 
-use std::path::Path;
-
 use tch::{Device, Kind, Tensor};
 
 use super::*;
@@ -11,8 +9,7 @@ use crate::weights::SafetensorsFile;
 const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
 
 fn golden(name: &str) -> Tensor {
-    let path = "../../tests/reference/golden/quantisation.safetensors";
-    SafetensorsFile::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(path))
+    SafetensorsFile::open(&crate::golden::golden("quantisation.safetensors"))
         .unwrap()
         .read_stored(name)
         .unwrap()

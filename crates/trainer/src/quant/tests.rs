@@ -1,15 +1,12 @@
 //! Held against bitsandbytes, see `tests/reference/quantisation.py`.
 
-use std::path::Path;
-
 use tch::{Device, Kind, Tensor};
 
 use super::*;
 use crate::weights::SafetensorsFile;
 
 fn golden(name: &str) -> Tensor {
-    let path = "../../tests/reference/golden/quantisation.safetensors";
-    SafetensorsFile::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join(path))
+    SafetensorsFile::open(&crate::golden::golden("quantisation.safetensors"))
         .unwrap()
         .read_stored(name)
         .unwrap()

@@ -19,11 +19,7 @@ const MODELS: [&str; 6] = [
 ];
 
 fn golden(name: &str) -> PathBuf {
-    Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../tests/reference/golden/models"
-    ))
-    .join(name)
+    crate::golden::golden(&format!("models/{name}"))
 }
 
 fn config_of(value: &Value) -> Result<DecoderConfig, String> {

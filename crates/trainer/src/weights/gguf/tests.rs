@@ -1,21 +1,13 @@
 //! Held against files that the `gguf` Python package wrote, and against damage.
 
 use std::io::Cursor;
-use std::path::PathBuf;
 
 use proptest::prelude::*;
 use tch::{Kind, Tensor};
 
 use super::*;
+use crate::golden::golden;
 use crate::weights::{SafetensorsFile, TensorSource};
-
-fn golden(name: &str) -> PathBuf {
-    PathBuf::from(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../../tests/reference/golden"
-    ))
-    .join(name)
-}
 
 #[test]
 fn every_format_is_what_the_reference_says() {

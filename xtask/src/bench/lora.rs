@@ -1,0 +1,330 @@
+//! `cargo xtask bench lora`: `surefoot train` against Hugging Face's Trainer with PEFT.
+//!
+//! Both fine-tune SmolLM2-135M from the same adapter on the same batches, in turn, pair
+//! after pair, so that a machine that slows down slows both. The losses show that they
+//! did the same work.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use super::median;
+use super::process::{self, PeakMemory};
+use super::train::{cpu_name, largest};
+use crate::{setup, train, workspace};
+
+/// Steps at the start that are not counted: caches are cold, and memory is first touched.
+const WARM_UP: usize = 2;
+
+/// Losses that are compared.
+const COMPARED: usize = 5;
+
+/// Fine-tuning speed and memory, against Hugging Face's Trainer with PEFT.
+#[derive(clap::Args)]
+pub(crate) struct LoraBench {
+    /// The training config (YAML)
+    #[arg(default_value = "bench/lora/bench.yaml")]
+    config: PathBuf,
+
+    /// How many times each side runs
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pairs: u32,
+
+    /// Optimizer steps of each run; the first two are not counted
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u32).range(6..))]
+    steps: u32,
+
+    /// Base and matrix products in bfloat16 on both sides; without it all in fp32
+    #[arg(long)]
+    bf16: bool,
+
+    /// Fail if the losses of the first steps differ by more than 1e-3 of their value (1e-2
+    /// with `--bf16`)
+    #[arg(long)]
+    check: bool,
+
+    /// Where the numbers go [default: bench/lora.json in the target folder]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// One run of one side.
+#[derive(Debug, Serialize)]
+struct Measured {
+    /// Median over the steps after the warm-up.
+    tokens_per_second: f64,
+    memory: PeakMemory,
+    losses: Vec<f64>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    rung: &'static str,
+    cpu: String,
+    cores: usize,
+    config: PathBuf,
+    bf16: bool,
+    steps: u32,
+    versions: Vec<String>,
+    surefoot: Vec<Measured>,
+    hugging_face: Vec<Measured>,
+    medians: Medians,
+}
+
+#[derive(Debug, Serialize)]
+struct Medians {
+    surefoot_tokens_per_second: f64,
+    hugging_face_tokens_per_second: f64,
+    /// Median of the pairs' ratios, surefoot by Hugging Face: above 1, surefoot is faster.
+    speed_ratio: f64,
+    surefoot_peak_resident_bytes: f64,
+    hugging_face_peak_resident_bytes: f64,
+    surefoot_peak_anonymous_bytes: f64,
+    hugging_face_peak_anonymous_bytes: f64,
+    /// Ratio of the resident peaks: below 1, surefoot needs less.
+    resident_ratio: f64,
+    /// Ratio of the peaks without the pages of files.
+    anonymous_ratio: f64,
+    /// Largest relative difference within the losses compared.
+    loss_difference: f64,
+}
+
+/// What `bench/lora/reference.py` writes.
+#[derive(Deserialize)]
+struct ReferenceResult {
+    transformers: String,
+    torch: String,
+    tokens_per_step: f64,
+    losses: Vec<f64>,
+    step_seconds: Vec<f64>,
+}
+
+/// What matters here of a line of `metrics.jsonl`.
+#[derive(Deserialize)]
+struct Metric {
+    kind: String,
+    loss: Option<f64>,
+    tokens_per_second: Option<f64>,
+}
+
+impl LoraBench {
+    pub(crate) fn run(self) -> Result<()> {
+        let libtorch = setup::ensure()?;
+        let python = setup::reference_python()?;
+        let surefoot = train::build(&libtorch)?;
+        let model = setup::published_model(&surefoot)?;
+        let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let adapter = scratch.path().join("adapter");
+        let mut command = self.reference(&python, &self.config, &model);
+        command.arg("--make-adapter").arg(&adapter);
+        process::run(command)?;
+
+        let (mut ours, mut theirs, mut versions) = (Vec::new(), Vec::new(), Vec::new());
+        for pair in 1..=self.pairs {
+            eprintln!("pair {pair} of {}", self.pairs);
+            let folder = scratch.path().join(format!("pair-{pair}"));
+            ours.push(self.run_surefoot(&surefoot, &folder, &adapter)?);
+            let (measured, used) = self.run_reference(&python, &folder, &model, &adapter)?;
+            theirs.push(measured);
+            versions = used;
+        }
+        let report = Report {
+            rung: "CPU, real",
+            cpu: cpu_name(),
+            cores: std::thread::available_parallelism().map_or(1, usize::from),
+            config: self.config.clone(),
+            bf16: self.bf16,
+            steps: self.steps,
+            versions,
+            medians: Medians::of(&ours, &theirs),
+            surefoot: ours,
+            hugging_face: theirs,
+        };
+        report.print();
+        let target = workspace::target(&workspace::shell()?)?;
+        let out = self.out.clone().unwrap_or(target.join("bench/lora.json"));
+        report.write(&out)?;
+        let difference = report.medians.loss_difference;
+        let most = if self.bf16 { 1e-2 } else { 1e-3 };
+        if self.check && difference.is_nan() | (difference > most) {
+            bail!("the losses differ by {difference:.1e} of their value: not the same training");
+        }
+        Ok(())
+    }
+
+    fn run_surefoot(&self, surefoot: &Path, folder: &Path, adapter: &Path) -> Result<Measured> {
+        let mut command = Command::new(surefoot);
+        command.arg("train").arg(&self.config);
+        for value in [
+            format!("output_dir={}", folder.display()),
+            "name=bench".to_owned(),
+            format!("adapter.resume_from={}", adapter.display()),
+            format!("train.max_steps={}", self.steps),
+            format!("train.bf16={}", self.bf16),
+            "train.logging_steps=1".to_owned(),
+            // What the reference does not do.
+            "train.eval_steps=0".to_owned(),
+            "train.save_steps=0".to_owned(),
+            "sample.max_new_tokens=0".to_owned(),
+        ] {
+            command.arg("--set").arg(value);
+        }
+        command.current_dir(workspace::root());
+        let memory = process::run(command)?;
+        let path = folder.join("bench/metrics.jsonl");
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("cannot read `{}`", path.display()))?;
+        let (mut losses, mut speeds) = (Vec::new(), Vec::new());
+        for line in text.lines() {
+            let metric: Metric = serde_json::from_str(line)
+                .with_context(|| format!("`{}` has a line that is no metric", path.display()))?;
+            if metric.kind == "train" {
+                losses.extend(metric.loss);
+                speeds.extend(metric.tokens_per_second);
+            }
+        }
+        Ok(Measured {
+            tokens_per_second: steady(&speeds),
+            memory,
+            losses,
+        })
+    }
+
+    fn run_reference(
+        &self,
+        python: &Path,
+        folder: &Path,
+        model: &Path,
+        adapter: &Path,
+    ) -> Result<(Measured, Vec<String>)> {
+        let out = folder.join("reference.json");
+        let mut command = self.reference(python, &folder.join("bench/config.yaml"), model);
+        command.arg("--adapter").arg(adapter).arg("--out").arg(&out);
+        let memory = process::run(command)?;
+        let text =
+            fs::read_to_string(&out).with_context(|| format!("cannot read `{}`", out.display()))?;
+        let result: ReferenceResult =
+            serde_json::from_str(&text).context("cannot read what the reference wrote")?;
+        let speed = |seconds: &f64| result.tokens_per_step / seconds;
+        let speeds: Vec<f64> = result.step_seconds.iter().map(speed).collect();
+        let measured = Measured {
+            tokens_per_second: steady(&speeds),
+            memory,
+            losses: result.losses,
+        };
+        let versions = vec![
+            format!("transformers {}", result.transformers),
+            format!("torch {}", result.torch),
+        ];
+        Ok((measured, versions))
+    }
+
+    fn reference(&self, python: &Path, config: &Path, model: &Path) -> Command {
+        let mut command = Command::new(python);
+        command
+            .arg(workspace::root().join("bench/lora/reference.py"))
+            .arg(config)
+            .arg("--model")
+            .arg(model)
+            .current_dir(workspace::root())
+            .env("HF_HUB_OFFLINE", "1");
+        command
+    }
+}
+
+impl Medians {
+    fn of(surefoot: &[Measured], theirs: &[Measured]) -> Medians {
+        let over = |runs: &[Measured], value: fn(&Measured) -> f64| {
+            median(&runs.iter().map(value).collect::<Vec<_>>())
+        };
+        let speed = |run: &Measured| run.tokens_per_second;
+        let resident = |run: &Measured| run.memory.resident_bytes as f64;
+        let anonymous = |run: &Measured| run.memory.anonymous_bytes as f64;
+        let pairs = || surefoot.iter().zip(theirs);
+        let ratios: Vec<f64> = pairs().map(|(a, b)| speed(a) / speed(b)).collect();
+        let differences = pairs().map(|(a, b)| difference(&a.losses, &b.losses));
+        Medians {
+            surefoot_tokens_per_second: over(surefoot, speed),
+            hugging_face_tokens_per_second: over(theirs, speed),
+            speed_ratio: median(&ratios),
+            surefoot_peak_resident_bytes: over(surefoot, resident),
+            hugging_face_peak_resident_bytes: over(theirs, resident),
+            surefoot_peak_anonymous_bytes: over(surefoot, anonymous),
+            hugging_face_peak_anonymous_bytes: over(theirs, anonymous),
+            resident_ratio: over(surefoot, resident) / over(theirs, resident),
+            anonymous_ratio: over(surefoot, anonymous) / over(theirs, anonymous),
+            loss_difference: differences.fold(0.0, largest),
+        }
+    }
+}
+
+impl Report {
+    fn print(&self) {
+        let mib = |bytes: f64| format!("{:.0} MiB", bytes / f64::from(1 << 20));
+        let medians = &self.medians;
+        println!(
+            "{:<14} {:>10} {:>12} {:>14}",
+            "", "tokens/s", "peak RSS", "its anonymous"
+        );
+        for (name, speed, resident, anonymous) in [
+            (
+                "surefoot",
+                medians.surefoot_tokens_per_second,
+                medians.surefoot_peak_resident_bytes,
+                medians.surefoot_peak_anonymous_bytes,
+            ),
+            (
+                "Trainer + PEFT",
+                medians.hugging_face_tokens_per_second,
+                medians.hugging_face_peak_resident_bytes,
+                medians.hugging_face_peak_anonymous_bytes,
+            ),
+        ] {
+            let (resident, anonymous) = (mib(resident), mib(anonymous));
+            println!("{name:<14} {speed:>10.0} {resident:>12} {anonymous:>14}");
+        }
+        println!(
+            "surefoot has {:.2} × the tokens/s and {:.2} × the peak memory (median of {} pairs, \
+             {} steps each, {}; {}, {} cores)",
+            medians.speed_ratio,
+            medians.resident_ratio,
+            self.surefoot.len(),
+            self.steps,
+            if self.bf16 { "bf16" } else { "fp32" },
+            self.cpu,
+            self.cores
+        );
+        println!(
+            "the first {COMPARED} losses differ by at most {:.1e} of their value",
+            medians.loss_difference
+        );
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
+        let context = || format!("cannot write `{}`", path.display());
+        let folder = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder).with_context(context)?;
+        fs::write(path, serde_json::to_string_pretty(self)? + "\n").with_context(context)?;
+        eprintln!("every run is in `{}`", path.display());
+        Ok(())
+    }
+}
+
+/// The speed once it is steady: the median over the steps after the warm-up.
+fn steady(speeds: &[f64]) -> f64 {
+    median(speeds.get(WARM_UP..).unwrap_or(&[]))
+}
+
+/// Largest relative difference of the first losses; not a number when some are missing.
+fn difference(ours: &[f64], theirs: &[f64]) -> f64 {
+    let (Some(ours), Some(theirs)) = (ours.get(..COMPARED), theirs.get(..COMPARED)) else {
+        return f64::NAN;
+    };
+    let pairs = ours.iter().zip(theirs);
+    pairs
+        .map(|(ours, theirs)| (ours - theirs).abs() / theirs.abs())
+        .fold(0.0, largest)
+}

@@ -1,0 +1,147 @@
+//! The trainer's numbers against those of the libraries it is measured by, made now: the
+//! heavy tier.
+//!
+//! ```text
+//! transformers, PEFT, bitsandbytes ──tests/reference/*.py──▶ fresh golden files ──▶ the trainer's own tests
+//! surefoot train ──▶ adapter ──check_adapter.py──▶ PEFT's loss = `surefoot eval`'s
+//! SmolLM2-135M: "The capital of France is" ──▶ " Paris"
+//! ```
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use xshell::{Shell, cmd};
+
+use crate::setup::{self, Libtorch};
+use crate::{train, workspace};
+
+/// Largest difference between our loss and theirs, of the loss.
+const TOLERANCE: f64 = 1e-4;
+
+/// What `check_adapter.py` writes.
+#[derive(Deserialize)]
+struct Theirs {
+    base: f64,
+    adapted: f64,
+    tokens: u64,
+}
+
+/// What `surefoot eval --json` writes.
+#[derive(Deserialize)]
+struct Ours {
+    negative_log_likelihood: f64,
+    tokens: u64,
+}
+
+/// Runs all of it.
+pub(crate) fn check(shell: &Shell, libtorch: &Libtorch, python: &Path) -> Result<()> {
+    let began = Instant::now();
+    golden(shell, python)?;
+    let surefoot = train::build(libtorch)?;
+    let model = setup::published_model(&surefoot)?;
+    paris(shell, &surefoot, &model)?;
+    adapter(shell, python, &surefoot, &model)?;
+    let seconds = began.elapsed().as_secs();
+    eprintln!("references: all agree, in {seconds} s");
+    Ok(())
+}
+
+/// Fresh reference files, and the tests that read them.
+fn golden(shell: &Shell, python: &Path) -> Result<()> {
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let golden = folder.path();
+    for script in ["models", "gguf_formats", "adapters", "quantisation"] {
+        cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
+    }
+    let cargo = workspace::cargo();
+    let tests = ["model::", "weights::", "adapters::", "quant::", "optim::"];
+    cmd!(shell, "{cargo} test --package trainer --lib -- {tests...}")
+        .env("SUREFOOT_GOLDEN", golden)
+        .run()?;
+    Ok(())
+}
+
+fn paris(shell: &Shell, surefoot: &Path, model: &Path) -> Result<()> {
+    let prompt = "The capital of France is";
+    let text = cmd!(
+        shell,
+        "{surefoot} generate --model {model} --prompt {prompt} --max-new-tokens 2"
+    )
+    .read()?;
+    if !text.trim_start().starts_with("Paris") {
+        bail!("`{prompt}` goes on with `{text}`");
+    }
+    Ok(())
+}
+
+/// An adapter of ours, a few steps old, gives in PEFT the loss that it gives here.
+fn adapter(shell: &Shell, python: &Path, surefoot: &Path, model: &Path) -> Result<()> {
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let (runs, text) = (folder.path().join("runs"), folder.path().join("text.txt"));
+    let words = "ROMEO.\nBut soft, what light through yonder window breaks?\n";
+    std::fs::write(&text, words.repeat(4))?;
+    let mut arguments = Vec::new();
+    for value in [
+        format!("output_dir={}", runs.display()),
+        "name=check".into(),
+        "block_size=64".into(),
+        "per_device_train_batch_size=1".into(),
+        "max_steps=4".into(),
+        "warmup_steps=0".into(),
+        "learning_rate=0.005".into(),
+        "bf16=false".into(),
+        "eval_steps=0".into(),
+        "save_steps=0".into(),
+        "validation_fraction=0.0005".into(),
+        "max_new_tokens=0".into(),
+    ] {
+        arguments.extend(["--set".to_owned(), value]);
+    }
+    cmd!(
+        shell,
+        "{surefoot} train configs/smollm2-lora.yaml {arguments...}"
+    )
+    .run()?;
+    let adapter = runs.join("check/adapter");
+    let script = "tests/reference/check_adapter.py";
+    let theirs = cmd!(shell, "{python} {script} {model} {adapter} {text}").read()?;
+    let theirs: Theirs = serde_json::from_str(&theirs).context("what check_adapter.py wrote")?;
+    let base = evaluate(shell, surefoot, model, &text, &[])?;
+    let with = ["--adapter".as_ref(), adapter.as_os_str()];
+    let adapted = evaluate(shell, surefoot, model, &text, &with)?;
+    for (what, ours, loss) in [
+        ("the model", &base, theirs.base),
+        ("our adapter", &adapted, theirs.adapted),
+    ] {
+        let difference = (ours.negative_log_likelihood / loss - 1.0).abs();
+        eprintln!(
+            "loss of {what}: {:.6} here, {loss:.6} in PEFT, {difference:.1e} apart",
+            ours.negative_log_likelihood
+        );
+        if ours.tokens != theirs.tokens || difference.is_nan() | (difference > TOLERANCE) {
+            bail!("PEFT has another loss for {what}");
+        }
+    }
+    if (base.negative_log_likelihood - adapted.negative_log_likelihood).abs() < 0.01 {
+        bail!("the adapter changes nothing: the comparison says nothing");
+    }
+    Ok(())
+}
+
+fn evaluate(
+    shell: &Shell,
+    surefoot: &Path,
+    model: &Path,
+    text: &Path,
+    more: &[&OsStr],
+) -> Result<Ours> {
+    let json = cmd!(
+        shell,
+        "{surefoot} eval --model {model} --data {text} --json {more...}"
+    )
+    .read()?;
+    serde_json::from_str(&json).context("what `surefoot eval --json` wrote")
+}
