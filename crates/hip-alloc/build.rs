@@ -2,6 +2,8 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=cpp/out_of_memory.cpp");
+    // Set by `cargo xtask test --heavy`: see `src/lock.rs` and `tests/stress.rs`.
+    println!("cargo:rustc-check-cfg=cfg(surefoot_tsan, surefoot_sanitizer)");
     cc::Build::new()
         .cpp(true)
         .std("c++17")

@@ -8,6 +8,7 @@
 mod bench;
 mod gpu_check;
 mod references;
+mod sanitize;
 mod setup;
 mod test;
 mod tidy;

@@ -5,6 +5,7 @@ use xshell::{Shell, cmd};
 
 use crate::bench;
 use crate::references;
+use crate::sanitize;
 use crate::setup::{self, Libtorch};
 use crate::workspace;
 
@@ -53,6 +54,7 @@ fn has_nextest(shell: &Shell) -> bool {
 /// now; and a whole training run against the reference, loss by loss.
 fn heavy(shell: &Shell, libtorch: &Libtorch) -> Result<()> {
     real_hip(shell)?;
+    sanitize::run(shell)?;
     let python = setup::reference_python()?;
     let cargo = workspace::cargo();
     cmd!(

@@ -1,16 +1,16 @@
 //! One device's pool, its driver, and the lock around them.
 
 use crate::driver::{Driver, DriverError, MemoryInfo};
+use crate::lock::{Guard, Lock};
 use crate::pool::{AllocateError, FreeError, Pool, PoolConfig, PoolStats};
 use crate::report;
 use crate::trace::record::Recorder;
 use crate::units::{DeviceIndex, StreamId, human};
-use parking_lot::Mutex;
 
 /// The allocator of one device, for any number of threads.
 pub struct Allocator {
     device: DeviceIndex,
-    inner: Mutex<Inner>,
+    inner: Lock<Inner>,
 }
 
 struct Inner {
@@ -19,7 +19,13 @@ struct Inner {
     recorder: Option<Recorder>,
     /// The wrong frees reported so far.
     wrong_frees: u64,
+    /// This process was forked from the one that uses the device.
+    orphaned: bool,
 }
+
+/// Why a forked child has no accelerator.
+const ORPHANED: &str = "this process was forked from one that uses the GPU, and no GPU runtime \
+     works in both: start it with the multiprocessing method `spawn`, or leave the GPU to the parent";
 
 /// A program that frees wrongly usually does so in a loop: more is not reported.
 const WRONG_FREES_REPORTED: u64 = 20;
@@ -36,11 +42,12 @@ impl Allocator {
         pool.warm_up(driver.as_mut());
         Allocator {
             device,
-            inner: Mutex::new(Inner {
+            inner: Lock::new(Inner {
                 pool,
                 driver,
                 recorder,
                 wrong_frees: 0,
+                orphaned: false,
             }),
         }
     }
@@ -48,6 +55,9 @@ impl Allocator {
     /// Serves a request; the error is the whole message for the program's user.
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, String> {
         let mut inner = self.inner.lock();
+        if inner.orphaned {
+            return Err(format!("{}: {ORPHANED}", self.device));
+        }
         let Inner { pool, driver, .. } = &mut *inner;
         match pool.allocate(driver.as_mut(), bytes, stream) {
             Ok(address) => {
@@ -64,6 +74,10 @@ impl Allocator {
     /// Takes memory back. A wrong address is reported, and changes nothing.
     pub fn free(&self, address: u64) {
         let mut inner = self.inner.lock();
+        if inner.orphaned {
+            // The memory is the parent's, and only the parent can give it back.
+            return;
+        }
         let Inner { pool, driver, .. } = &mut *inner;
         match pool.free(driver.as_mut(), address) {
             Ok(_) => {
@@ -82,7 +96,7 @@ impl Allocator {
         inner.report_troubles(self.device);
     }
 
-    /// Notes that another stream uses an allocation; `false` if the address is not one.
+    /// Notes that another stream uses an allocation; the error is for an address that is none.
     pub fn record_stream(&self, address: u64, stream: StreamId) -> Result<(), FreeError> {
         self.inner.lock().pool.record_stream(address, stream)
     }
@@ -118,6 +132,9 @@ impl Allocator {
     /// Gives empty blocks back until at most `keep` bytes are held beyond what is live.
     pub fn trim(&self, keep: u64) {
         let mut inner = self.inner.lock();
+        if inner.orphaned {
+            return;
+        }
         let Inner { pool, driver, .. } = &mut *inner;
         pool.trim(driver.as_mut(), keep);
         inner.report_troubles(self.device);
@@ -128,14 +145,9 @@ impl Allocator {
         look(&self.inner.lock().pool)
     }
 
-    /// Holds the lock until [`after_fork`](Allocator::after_fork).
-    pub(crate) fn before_fork(&self) {
-        std::mem::forget(self.inner.lock());
-    }
-
-    /// Undoes [`before_fork`](Allocator::before_fork), in the parent and in the child.
-    pub(crate) fn after_fork(&self) {
-        crate::ffi::unlock_after_fork(&self.inner);
+    /// Keeps every other thread out until the guard is dropped, on both sides of a fork.
+    pub(crate) fn hold(&self) -> Held<'_> {
+        Held(self.inner.lock())
     }
 
     /// The message for a request that was not served, in the words of PyTorch's own.
@@ -170,9 +182,24 @@ impl Allocator {
     }
 }
 
+/// An allocator that no other thread is inside of.
+pub(crate) struct Held<'a>(Guard<'a, Inner>);
+
+impl Held<'_> {
+    /// Makes the copy in a forked child fit for a process of its own.
+    pub(crate) fn adopt(&mut self) {
+        // The file is the parent's: closing the recording would write its end there.
+        std::mem::forget(self.0.recorder.take());
+        self.0.orphaned |= !self.0.driver.survives_fork();
+    }
+}
+
 impl Inner {
     /// The driver's answer; what is held but not live can be allocated too.
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
+        if self.orphaned {
+            return Err(DriverError::Orphaned(ORPHANED));
+        }
         let stats = self.pool.stats();
         let info = self.driver.memory_info(stats.held_bytes)?;
         let slack = stats.held_bytes.saturating_sub(stats.live_bytes);

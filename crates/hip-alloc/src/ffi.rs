@@ -4,12 +4,13 @@
 //! and everything else happens in safe code.
 
 use crate::allocator::Allocator;
+use crate::fork;
 use crate::registry::{existing, registry};
 use crate::report;
 use crate::units::{DeviceIndex, StreamId};
-use parking_lot::Mutex;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
 
 const OK: c_int = 0;
 const ERROR_DEVICE: c_int = 1;
@@ -213,44 +214,67 @@ pub extern "C-unwind" fn hip_alloc_abi_version() -> c_uint {
     ABI_VERSION
 }
 
-/// Keeps the allocators usable in a forked child (no thread holds a lock at the
-/// fork), and ends recordings when the process does.
-pub(crate) fn watch_process() {
+/// Ends recordings when the process does.
+pub(crate) fn watch_exit() {
     extern "C" fn at_exit() {
         for allocator in existing().into_iter().flat_map(|registry| registry.all()) {
             allocator.finish_recording();
         }
     }
-    extern "C" fn before() {
-        for allocator in existing().into_iter().flat_map(|registry| registry.all()) {
-            allocator.before_fork();
-        }
-    }
-    extern "C" fn after() {
-        for allocator in existing().into_iter().flat_map(|registry| registry.all()) {
-            allocator.after_fork();
-        }
-    }
-    // SAFETY: the handlers are functions of this library, which is never unloaded
-    // once it has handed out memory; they only take and release our own locks.
-    let result = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };
-    // SAFETY: as above; the handler touches nothing but our own allocators, which
-    // are never dropped.
+    // SAFETY: the handler is a function of this library, which is never unloaded once it
+    // has handed out memory; it touches nothing but our own allocators, which are never
+    // dropped.
     if unsafe { libc::atexit(at_exit) } != 0 {
         report::warn("the end of a recording may be missing: no memory for the exit handler");
     }
-    if result != 0 {
-        report::warn(
-            "forked children of this process must not allocate: no memory for the fork handlers",
-        );
-    }
 }
 
-/// Releases a lock that `before` a fork took and forgot.
-pub(crate) fn unlock_after_fork<T>(lock: &Mutex<T>) {
-    // SAFETY: `Allocator::before_fork` took this lock on the thread that forks and
-    // forgot its guard; this runs on that thread (in the child, its copy), once.
-    unsafe { lock.force_unlock() }
+/// Has `fork` called around every fork of this process, once.
+pub(crate) fn watch_forks() {
+    extern "C" fn before() {
+        fork::before();
+    }
+    extern "C" fn in_parent() {
+        fork::after_in_parent();
+    }
+    extern "C" fn in_child() {
+        fork::after_in_child();
+    }
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| {
+        // SAFETY: the handlers are functions of this library, which glibc forgets should
+        // the library be unloaded; they only take and release our own locks.
+        let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+        if result != 0 {
+            report::warn(
+                "forked children of this process must not allocate: no memory for the fork handlers",
+            );
+        }
+    });
+}
+
+/// When the library is loaded, so that no thread can fork between our first lock and this.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn at_load() {
+        watch_forks();
+    }
+    at_load
+};
+
+/// Writes to standard error past the standard library's lock on it, which a forked child
+/// may have inherited closed.
+pub(crate) fn write_to_standard_error(mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        // SAFETY: reads `bytes.len()` bytes of a live slice.
+        let written =
+            unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
+        match usize::try_from(written) {
+            Ok(written) if written > 0 => bytes = &bytes[written.min(bytes.len())..],
+            _ => return,
+        }
+    }
 }
 
 fn with_device(function: &str, device: c_int, act: impl FnOnce(&Allocator) -> c_int) -> c_int {

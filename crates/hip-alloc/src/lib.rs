@@ -15,6 +15,8 @@ pub mod capacity;
 pub mod config;
 pub mod driver;
 pub mod ffi;
+mod fork;
+mod lock;
 pub mod pool;
 mod registry;
 mod report;

@@ -10,13 +10,15 @@ use crate::driver::gpu::{Bound, GpuDriver};
 use crate::driver::host::HostDriver;
 use crate::driver::runtime::{Family, Runtime, Search};
 use crate::driver::sim::{SimDriver, SimOrders};
+use crate::fork::making;
+use crate::lock::Slot;
 use crate::report;
 use crate::trace::record::Recorder;
 use crate::units::DeviceIndex;
 use platform::memory;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 /// More accelerators than any machine has.
 const MOST_DEVICES: usize = 64;
@@ -30,34 +32,43 @@ pub(crate) struct Registry {
     config: Config,
     /// `HIP_ALLOC_TRACE`.
     trace: Option<PathBuf>,
+    /// The process that records; its forked children have the same name for the file.
+    process: u32,
     /// Whether a device records to the file of that name already.
     recording: AtomicBool,
-    host: OnceLock<Allocator>,
-    devices: [OnceLock<Result<Allocator, String>>; MOST_DEVICES],
+    host: Slot<Allocator>,
+    devices: [Slot<Result<Allocator, String>>; MOST_DEVICES],
 }
 
-static REGISTRY: OnceLock<Registry> = OnceLock::new();
+static REGISTRY: Slot<Registry> = Slot::new();
 
 /// The registry; made at the first call. Settings that are wrong stop the program:
 /// see the module of [`Config`].
 pub(crate) fn registry() -> &'static Registry {
-    REGISTRY.get_or_init(|| {
-        let text = std::env::var("HIP_ALLOC_CONF").unwrap_or_default();
-        let config = Config::parse(&text).unwrap_or_else(|error| {
-            report::warn(&error.to_string());
-            std::process::exit(2);
-        });
-        crate::ffi::watch_process();
-        Registry {
-            config,
-            trace: std::env::var_os("HIP_ALLOC_TRACE")
-                .filter(|name| !name.is_empty())
-                .map(PathBuf::from),
-            recording: AtomicBool::new(false),
-            host: OnceLock::new(),
-            devices: [const { OnceLock::new() }; MOST_DEVICES],
-        }
-    })
+    if let Some(registry) = REGISTRY.get() {
+        return registry;
+    }
+    crate::ffi::watch_forks();
+    making(|| REGISTRY.get_or_make(make_registry))
+}
+
+fn make_registry() -> Registry {
+    let text = std::env::var("HIP_ALLOC_CONF").unwrap_or_default();
+    let config = Config::parse(&text).unwrap_or_else(|error| {
+        report::warn(&error.to_string());
+        std::process::exit(2);
+    });
+    crate::ffi::watch_exit();
+    Registry {
+        config,
+        trace: std::env::var_os("HIP_ALLOC_TRACE")
+            .filter(|name| !name.is_empty())
+            .map(PathBuf::from),
+        process: std::process::id(),
+        recording: AtomicBool::new(false),
+        host: Slot::new(),
+        devices: [const { Slot::new() }; MOST_DEVICES],
+    }
 }
 
 /// The registry, if anything was allocated yet.
@@ -69,15 +80,21 @@ impl Registry {
     /// The allocator of a device; the error says why there is none.
     pub(crate) fn get(&self, device: DeviceIndex) -> Result<&Allocator, String> {
         if device == DeviceIndex::HOST {
-            return Ok(self.host.get_or_init(|| self.on_host(device, HOST_GRANULE)));
+            if let Some(allocator) = self.host.get() {
+                return Ok(allocator);
+            }
+            let make = || self.host.get_or_make(|| self.on_host(device, HOST_GRANULE));
+            return Ok(making(make));
         }
         let slot = usize::try_from(device.0)
             .ok()
             .and_then(|index| self.devices.get(index))
             .ok_or_else(|| format!("{device} does not exist: devices are numbered from 0 to {}, and the host is -1", MOST_DEVICES - 1))?;
-        slot.get_or_init(|| self.open(device))
-            .as_ref()
-            .map_err(Clone::clone)
+        let opened = match slot.get() {
+            Some(opened) => opened,
+            None => making(|| slot.get_or_make(|| self.open(device))),
+        };
+        opened.as_ref().map_err(Clone::clone)
     }
 
     /// Every allocator made so far.
@@ -146,6 +163,9 @@ impl Registry {
 
     fn recorder(&self, device: DeviceIndex) -> Option<Recorder> {
         let named = self.trace.as_deref()?;
+        if self.process != std::process::id() {
+            return None;
+        }
         let first = !self.recording.swap(true, Ordering::Relaxed);
         let path = Recorder::path_for(named, device, first);
         match Recorder::create(&path) {

@@ -2,37 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::path::{Path, PathBuf};
+mod common;
+
+use common::{compile, library};
+use std::path::Path;
 use std::process::{Command, Output};
-
-/// The library that cargo built for this test.
-fn library() -> PathBuf {
-    let executable = std::env::current_exe().unwrap();
-    let deps = executable.parent().unwrap();
-    let path = deps.join("libhip_alloc.so");
-    assert!(path.exists(), "{} is missing", path.display());
-    path
-}
-
-/// Compiles the client into `folder`.
-fn client(folder: &Path) -> PathBuf {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let program = folder.join("client");
-    let status = Command::new("c++")
-        .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I"])
-        .arg(sources.join("include"))
-        .arg(sources.join("tests/cpp/client.cpp"))
-        .args(["-ldl", "-o"])
-        .arg(&program)
-        .status()
-        .unwrap();
-    assert!(status.success());
-    program
-}
 
 fn run(conf: &str, arguments: &[&Path]) -> Output {
     let folder = tempfile::tempdir().unwrap();
-    let program = client(folder.path());
+    let program = compile("client.cpp", folder.path());
     Command::new(program)
         .args(arguments)
         .env("HIP_ALLOC_CONF", conf)

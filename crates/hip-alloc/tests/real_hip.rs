@@ -5,8 +5,10 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod common;
+
+use common::{compile, library};
 use hip_alloc::driver::runtime::{Family, Runtime, RuntimeError, Search};
-use std::path::Path;
 use std::process::Command;
 
 /// `find` looks every function of the table up: one that did not resolve would be the error.
@@ -59,21 +61,8 @@ fn codes_have_the_names_that_the_table_takes_them_for() {
 #[test]
 fn a_program_is_told_what_is_missing_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("no_device");
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let compiled = Command::new("c++")
-        .args(["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I"])
-        .arg(sources.join("include"))
-        .arg(sources.join("tests/cpp/no_device.cpp"))
-        .args(["-ldl", "-o"])
-        .arg(&program)
-        .status()
-        .unwrap();
-    assert!(compiled.success());
-    let executable = std::env::current_exe().unwrap();
-    let library = executable.parent().unwrap().join("libhip_alloc.so");
-    let output = Command::new(program)
-        .arg(library)
+    let output = Command::new(compile("no_device.cpp", folder.path()))
+        .arg(library())
         .env("HIP_ALLOC_CONF", "backend:hip")
         .output()
         .unwrap();

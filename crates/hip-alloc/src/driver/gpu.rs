@@ -185,6 +185,10 @@ impl Driver for GpuDriver {
         })
     }
 
+    fn survives_fork(&self) -> bool {
+        false // as both runtimes document
+    }
+
     fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
         let raw = self.raw_info()?;
         Ok((self.bound)(raw, self.held))

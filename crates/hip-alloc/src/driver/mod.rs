@@ -41,6 +41,9 @@ pub enum DriverError {
         /// The runtime's name for it.
         message: String,
     },
+    /// The device belongs to the process that this one was forked from.
+    #[error("{0}")]
+    Orphaned(&'static str),
 }
 
 /// Memory of one device, and the order of work on its streams.
@@ -67,6 +70,11 @@ pub trait Driver: Send {
 
     /// Waits for all work on the device. Only for when an event cannot be had.
     fn synchronize(&mut self) -> Result<(), DriverError>;
+
+    /// Whether the copy of this driver in a forked child can be used there.
+    fn survives_fork(&self) -> bool {
+        true
+    }
 
     /// What the device has, of which `held` bytes are ours.
     fn memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError>;

@@ -1,0 +1,117 @@
+// Forks while other threads are inside libhip_alloc.so, as PyTorch's data loaders do.
+// argv: path of the library, then what to do:
+//   busy   threads allocate and free all the time;
+//   first  threads use a new device each time, so that allocators are being made.
+// Every child checks its copy of the parent's memory, allocates, and exits.
+
+#include "hip_alloc.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+static decltype(&hip_alloc_malloc) allocate;
+static decltype(&hip_alloc_free) release;
+static decltype(&hip_alloc_stats) read_stats;
+
+static bool use(int device, size_t bytes) {
+  auto *memory = static_cast<unsigned char *>(allocate(bytes, device, nullptr));
+  std::memset(memory, 0x5a, bytes);
+  bool intact = memory[0] == 0x5a && memory[bytes - 1] == 0x5a;
+  release(memory, bytes, device, nullptr);
+  return intact;
+}
+
+// Ends the child: 0 when all was well.
+static void child(const unsigned char *kept, size_t kept_bytes, int devices) {
+  alarm(600); // a child that waits for a thread it does not have would wait for good
+  for (size_t place = 0; place < kept_bytes; place++) {
+    if (kept[place] != 0x77) {
+      _exit(10);
+    }
+  }
+  for (int device = HIP_ALLOC_HOST; device < devices; device++) {
+    if (!use(device, 100000)) {
+      _exit(11);
+    }
+    struct hip_alloc_stats stats = {};
+    if (read_stats(device, &stats, sizeof stats) != 0) {
+      _exit(12);
+    }
+  }
+  // A thread of the child's own, while the first is inside too.
+  std::thread other([] { use(HIP_ALLOC_HOST, 5000); });
+  use(HIP_ALLOC_HOST, 5000);
+  other.join();
+  release(const_cast<unsigned char *>(kept), kept_bytes, HIP_ALLOC_HOST, nullptr);
+  std::exit(0); // with the handlers that a recording has
+}
+
+int main(int, char **arguments) {
+  void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    std::printf("library: %s\n", dlerror());
+    return 3;
+  }
+  allocate = reinterpret_cast<decltype(allocate)>(dlsym(library, "hip_alloc_malloc"));
+  release = reinterpret_cast<decltype(release)>(dlsym(library, "hip_alloc_free"));
+  read_stats = reinterpret_cast<decltype(read_stats)>(dlsym(library, "hip_alloc_stats"));
+  const bool first = std::strcmp(arguments[2], "first") == 0;
+
+  const size_t kept_bytes = 3 << 20;
+  auto *kept = static_cast<unsigned char *>(allocate(kept_bytes, HIP_ALLOC_HOST, nullptr));
+  std::memset(kept, 0x77, kept_bytes);
+
+  std::atomic<bool> stop{false};
+  std::atomic<int> next{0};
+  std::vector<std::thread> threads;
+  for (int number = 0; number < 3; number++) {
+    threads.emplace_back([&, number] {
+      size_t bytes = 1000 * (number + 1);
+      while (!stop) {
+        int device = first ? next++ : number - 1;
+        if (device >= 64) {
+          return;
+        }
+        use(device, bytes);
+        bytes = bytes * 7 % 300007 + 1;
+      }
+    });
+  }
+  int wrong = 0, forks = 0;
+  for (; first ? next < 64 : forks < 150; forks++) {
+    std::fflush(stdout);
+    pid_t pid = fork();
+    if (pid == 0) {
+      child(kept, kept_bytes, first ? 64 : 2);
+    }
+    int status = 0;
+    waitpid(pid, &status, 0);
+    if (status != 0) {
+      wrong++;
+      std::printf("child %d ended with %#x\n", forks, status);
+    }
+  }
+  stop = true;
+  for (std::thread &thread : threads) {
+    thread.join();
+  }
+  release(kept, kept_bytes, HIP_ALLOC_HOST, nullptr);
+  for (int device = HIP_ALLOC_HOST; device < (first ? 64 : 2); device++) {
+    struct hip_alloc_stats stats = {};
+    read_stats(device, &stats, sizeof stats);
+    if (stats.live_bytes != 0 || stats.allocations != stats.frees) {
+      std::printf("device %d: %llu bytes live\n", device,
+                  static_cast<unsigned long long>(stats.live_bytes));
+      wrong++;
+    }
+  }
+  std::printf("%s\n", wrong == 0 && forks > 0 ? "all children ended well" : "something was wrong");
+  return wrong != 0;
+}

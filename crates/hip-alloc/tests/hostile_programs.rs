@@ -1,0 +1,76 @@
+//! Programs that make it hard for an allocator: they fork while threads are inside, and
+//! they free what is not theirs.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::{compile, library};
+use hip_alloc::trace::format::{Event, Trace};
+use std::process::Command;
+
+/// The threads of `fork.cpp` and its children record too, if they wrongly do.
+#[test]
+fn forked_children_find_every_lock_open_and_their_memory_intact() {
+    let folder = tempfile::tempdir().unwrap();
+    let recording = folder.path().join("run.trace.zst");
+    let output = Command::new(compile("fork.cpp", folder.path()))
+        .arg(library())
+        .arg("busy")
+        .env("HIP_ALLOC_TRACE", &recording)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text, "all children ended well\n");
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+
+    // The children ended with the recording open, and none of them wrote into it.
+    let trace = Trace::read(&recording).unwrap();
+    let count =
+        |wanted: fn(&Event) -> bool| trace.events.iter().filter(|event| wanted(event)).count();
+    let (allocated, freed) = (
+        count(|event| matches!(event, Event::Allocate { .. })),
+        count(|event| matches!(event, Event::Free { .. })),
+    );
+    assert!(allocated > 0);
+    assert_eq!(allocated, freed);
+}
+
+#[test]
+fn a_child_forked_while_an_allocator_is_made_makes_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("fork.cpp", folder.path()))
+        .arg(library())
+        .arg("first")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text, "all children ended well\n");
+}
+
+#[test]
+fn what_is_wrong_is_reported_and_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("misuse.cpp", folder.path()))
+        .arg(library())
+        .output()
+        .unwrap();
+    let (out, err) = (
+        String::from_utf8(output.stdout).unwrap(),
+        String::from_utf8(output.stderr).unwrap(),
+    );
+    assert_eq!(
+        out,
+        "two requests of nothing: two addresses\n\
+         codes 1 2 2 1 2\n\
+         untouched 1\n\
+         live 0, 3 allocated, 3 freed\n",
+        "{err}"
+    );
+    assert_eq!(err.matches(": free of ").count(), 5, "{err}");
+    assert!(
+        err.contains("record_stream of 0x1234: not allocated here"),
+        "{err}"
+    );
+    assert!(output.status.success());
+}

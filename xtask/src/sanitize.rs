@@ -1,0 +1,45 @@
+//! The allocator's threads under ThreadSanitizer and AddressSanitizer.
+//!
+//! Sanitizers are unstable options of a compiler that otherwise is the stable one:
+//! RUSTC_BOOTSTRAP opens them. The standard library stays as it comes, uninstrumented
+//! (its source, to build it again, is not part of every toolchain), and the stress tests
+//! are written such that this hides nothing of ours.
+
+use anyhow::Result;
+use xshell::{Shell, cmd};
+
+use crate::workspace;
+
+/// Runs the stress tests of the allocator under both sanitizers. They are built into
+/// folders of their own: the ordinary build stays as it is.
+pub(crate) fn run(shell: &Shell) -> Result<()> {
+    let suppressions = workspace::root().join("crates/hip-alloc/tests/tsan.supp");
+    let suppressions = format!("suppressions={}", suppressions.display());
+    run_under(shell, "thread", "--cfg surefoot_tsan", &suppressions)?;
+    // Blocks of the allocator stay mapped for the life of a program.
+    run_under(shell, "address", "", "detect_leaks=0")
+}
+
+fn run_under(shell: &Shell, sanitizer: &str, configuration: &str, options: &str) -> Result<()> {
+    let cargo = workspace::cargo();
+    let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let folder = workspace::target(shell)?.join(format!("sanitize-{sanitizer}"));
+    let flags = format!(
+        "-Zsanitizer={sanitizer} -Cunsafe-allow-abi-mismatch=sanitizer \
+         --cfg surefoot_sanitizer {configuration}"
+    );
+    eprintln!("sanitize  the allocator's threads, under the {sanitizer} sanitizer");
+    cmd!(
+        shell,
+        "{cargo} test --package hip-alloc --target {host} --test stress"
+    )
+    .env("CARGO_TARGET_DIR", folder)
+    .env("RUSTC_BOOTSTRAP", "1")
+    .env("RUSTFLAGS", flags)
+    .env(
+        format!("{}SAN_OPTIONS", &sanitizer[..1].to_uppercase()),
+        options,
+    )
+    .run()?;
+    Ok(())
+}
