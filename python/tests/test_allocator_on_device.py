@@ -51,3 +51,34 @@ def test_record_stream_keeps_memory_until_the_stream_is_done(run):
     early, late = run(streams, hip_alloc=True)
     assert not early
     assert late
+
+
+def holes():
+    """Frees most of what it filled, so that each block keeps one tensor; values must survive."""
+    from device import calls
+
+    tensors = [torch.full((4 * MIB,), number, dtype=torch.uint8).to("cuda") for number in range(240)]
+    kept = tensors[::30]
+    del tensors
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_reserved()
+    again = [torch.full((4 * MIB,), 255, dtype=torch.uint8).to("cuda") for _ in range(50)]
+    values = [tensor.cpu().unique().tolist() for tensor in kept + again]
+    return {
+        "held": held, "values": values, "live": 4 * MIB * len(kept),
+        "mapped": calls("cuMemMap", "hipMemMap"), "unmapped": calls("cuMemUnmap", "hipMemUnmap"),
+    }
+
+
+def test_mapped_memory_gives_back_holes_and_keeps_what_is_between(run):
+    off = run(holes, hip_alloc=True, HIP_ALLOC_CONF="mapped:off", DEVICE_SIM_CAPACITY="8G")
+    on = run(holes, hip_alloc=True, HIP_ALLOC_CONF="mapped:on", DEVICE_SIM_CAPACITY="8G")
+    assert on["values"] == off["values"] == [[number] for number in range(0, 240, 30)] + [[255]] * 50
+    assert off["mapped"] == 0 and on["mapped"] > 2
+    assert on["live"] <= on["held"] < off["held"] / 2
+
+
+def test_where_memory_cannot_be_mapped_it_is_had_without(run):
+    result = run(holes, hip_alloc=True, HIP_ALLOC_CONF="mapped:on", DEVICE_SIM_FAIL="*MemMap@1:not_supported")
+    assert result["unmapped"] == 0 and result["mapped"] == 1 and result["held"] >= 900 * MIB
+    assert result["values"][0] == [0]

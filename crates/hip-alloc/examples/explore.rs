@@ -4,11 +4,13 @@
 //! cargo run --release -p hip-alloc --example explore             recorded and made-up traces
 //! cargo run --release -p hip-alloc --example explore -- a.trace  these traces
 //! HIP_ALLOC_CONF=large_block_mb:128 cargo run …                  with other settings
+//! HANDLE_MB=64 cargo run …                                       memory mapped in handles
 //! ```
 
 #![allow(clippy::unwrap_used, reason = "an example")]
 
 use hip_alloc::config::Config;
+use hip_alloc::driver::Mapping;
 use hip_alloc::driver::sim::SimOrders;
 use hip_alloc::pool::PoolConfig;
 use hip_alloc::trace::format::Trace;
@@ -50,12 +52,17 @@ fn recorded() -> Vec<PathBuf> {
 }
 
 fn print(name: &str, trace: &Trace, config: &PoolConfig) {
-    let roomy = replay(trace, config.clone(), SimOrders::default());
-    let capacity = roomy.peak_live / 100 * 103;
+    let handle = std::env::var("HANDLE_MB").map(|text| text.parse::<u64>().unwrap() * MIB);
     let orders = SimOrders {
-        capacity,
+        mapping: handle.ok().map(|handle| Mapping {
+            handle,
+            granule: 2 * MIB,
+        }),
         ..SimOrders::default()
     };
+    let roomy = replay(trace, config.clone(), orders.clone());
+    let capacity = roomy.peak_live / 100 * 103;
+    let orders = SimOrders { capacity, ..orders };
     let pressed = replay(trace, config.clone(), orders);
     let floor = config.warmup_bytes;
     let flag = |met: bool| if met { ' ' } else { '*' };

@@ -34,6 +34,19 @@ pub enum Reserve {
     Bytes(u64),
 }
 
+/// Whether memory is mapped in handles, so that holes inside blocks can go back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mapped {
+    /// As it is known to be sound: nowhere yet. ROCm 7.14 hangs for ever in mapping on some
+    /// cards (pytorch/pytorch#192259), which no trial in the same process survives.
+    #[default]
+    Auto,
+    /// Where the runtime has it and a trial works.
+    On,
+    /// Never.
+    Off,
+}
+
 /// All settings.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
@@ -49,6 +62,8 @@ pub struct Config {
     pub tail_padding: u64,
     /// `reserve_mb`: left to the rest of the machine.
     pub reserve: Reserve,
+    /// `mapped`: whether holes inside blocks can go back.
+    pub mapped: Mapped,
     /// `backend`: which runtime gives accelerator memory.
     pub backend: Backend,
 }
@@ -63,6 +78,7 @@ impl Default for Config {
             max_split: pool.max_split_bytes,
             tail_padding: pool.tail_padding,
             reserve: Reserve::Auto,
+            mapped: Mapped::Auto,
             backend: Backend::Auto,
         }
     }
@@ -100,13 +116,14 @@ enum Kind {
     /// A whole number of units (bytes each), from and to.
     Size(fn(&mut Config) -> &mut u64, u64, u64, u64),
     Reserve,
+    Mapped,
     Backend,
 }
 
 /// 1 TiB in MiB: more than any device has.
 const MOST_MIB: u64 = 1 << 20;
 
-const KEYS: [(&str, Kind); 7] = [
+const KEYS: [(&str, Kind); 8] = [
     (
         "warmup_mb",
         Kind::Size(|config| &mut config.warmup, MIB, 0, MOST_MIB),
@@ -128,7 +145,14 @@ const KEYS: [(&str, Kind); 7] = [
         Kind::Size(|config| &mut config.tail_padding, KIB, 0, 4096),
     ),
     ("reserve_mb", Kind::Reserve),
+    ("mapped", Kind::Mapped),
     ("backend", Kind::Backend),
+];
+
+const MAPPED: [(&str, Mapped); 3] = [
+    ("auto", Mapped::Auto),
+    ("on", Mapped::On),
+    ("off", Mapped::Off),
 ];
 
 const BACKENDS: [(&str, Backend); 5] = [
@@ -195,19 +219,20 @@ impl Config {
                     }
                 };
             }
-            Kind::Backend => match BACKENDS.iter().find(|(name, _)| *name == value) {
-                Some((_, backend)) => self.backend = *backend,
-                None => {
-                    let names: Vec<_> = BACKENDS
-                        .iter()
-                        .map(|(name, _)| format!("`{name}`"))
-                        .collect();
-                    return Err(wrong(names.join(", ")));
-                }
-            },
+            Kind::Mapped => self.mapped = named(&MAPPED, value).map_err(wrong)?,
+            Kind::Backend => self.backend = named(&BACKENDS, value).map_err(wrong)?,
         }
         Ok(())
     }
+}
+
+/// The value of this name; the error lists all names.
+fn named<T: Copy>(values: &[(&str, T)], name: &str) -> Result<T, String> {
+    let found = values.iter().find(|(known, _)| *known == name);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = values.iter().map(|(name, _)| format!("`{name}`")).collect();
+        names.join(", ")
+    })
 }
 
 /// The names of all keys, for a message.
@@ -235,7 +260,7 @@ mod tests {
     fn every_key_is_read() {
         let config = Config::parse(
             "warmup_mb:512, block_mb:128,large_block_mb:2048,max_split_size_mb:64,\
-             tail_padding_kb:4,reserve_mb:3000,backend:host",
+             tail_padding_kb:4,reserve_mb:3000,mapped:on,backend:host",
         );
         assert_eq!(
             config,
@@ -246,6 +271,7 @@ mod tests {
                 max_split: 64 * MIB,
                 tail_padding: 4 * KIB,
                 reserve: Reserve::Bytes(3000 * MIB),
+                mapped: Mapped::On,
                 backend: Backend::Host,
             })
         );

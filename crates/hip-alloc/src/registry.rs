@@ -4,7 +4,7 @@
 
 use crate::allocator::Allocator;
 use crate::capacity::SystemMemory;
-use crate::config::{Backend, Config, Reserve};
+use crate::config::{Backend, Config, Mapped, Reserve};
 use crate::driver::Driver;
 use crate::driver::gpu::{Bound, GpuDriver};
 use crate::driver::host::HostDriver;
@@ -129,8 +129,13 @@ impl Registry {
         }
         let mut memory = SystemMemory::device(runtime.place(device), self.reserve());
         let bound: Bound = Box::new(move |driver, _held| memory.bound(driver));
-        let driver = Box::new(GpuDriver::new(Arc::new(runtime), device, bound));
-        Ok(self.make(device, DEVICE_GRANULE, driver))
+        let mut driver = GpuDriver::new(Arc::new(runtime), device, bound);
+        if self.config.mapped == Mapped::On
+            && let Err(problem) = driver.map_memory()
+        {
+            report::warn(&format!("{device}: memory is not mapped: {problem}"));
+        }
+        Ok(self.make(device, DEVICE_GRANULE, Box::new(driver)))
     }
 
     /// The runtime that the process uses, if it has a device.
@@ -148,7 +153,10 @@ impl Registry {
     }
 
     fn on_host(&self, device: DeviceIndex, granule: u64) -> Allocator {
-        let driver = HostDriver::new(Box::new(SystemMemory::host(self.reserve())));
+        let mut driver = HostDriver::new(Box::new(SystemMemory::host(self.reserve())));
+        if self.config.mapped == Mapped::On {
+            driver.map_memory();
+        }
         self.make(device, granule, Box::new(driver))
     }
 

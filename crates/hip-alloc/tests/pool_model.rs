@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use hip_alloc::driver::DriverError;
 use hip_alloc::driver::sim::{SimDriver, SimOrders};
+use hip_alloc::driver::{DriverError, Mapping};
 use hip_alloc::pool::{FreeError, Pool, PoolConfig, SpanUse};
 use hip_alloc::units::{KIB, MIB, StreamId};
 use proptest::prelude::*;
@@ -195,9 +195,29 @@ proptest! {
         checked.finish();
     }
 
+    #[test]
+    fn agrees_with_the_model_when_holes_go_back(
+        acts in acts(300),
+        polls in 0u32..3,
+        handle in prop::sample::select(vec![2u64, 4, 6]),
+        capacity in prop_oneof![Just(100_000u64), 40..200u64],
+    ) {
+        let mut checked = Checked::new(SimOrders {
+            polls_per_event: polls,
+            mapping: Some(Mapping { handle: handle * MIB, granule: MIB }),
+            capacity: capacity * MIB,
+            ..SimOrders::default()
+        });
+        for act in acts {
+            checked.act(act);
+            checked.check();
+        }
+        checked.finish();
+    }
+
     /// Whichever driver call fails, and in whichever way, the pool stays exact and usable.
     #[test]
-    fn survives_any_failing_call(acts in acts(120), call in 1u64..200, polls in 0u32..3, refused: bool) {
+    fn survives_any_failing_call(acts in acts(120), call in 1u64..200, polls in 0u32..3, refused: bool, mapped: bool) {
         let error = if refused {
             DriverError::Failed { call: "test", code: 719, message: "launch failure".into() }
         } else {
@@ -206,6 +226,7 @@ proptest! {
         let mut checked = Checked::new(SimOrders {
             fail_call: Some((call, error)),
             polls_per_event: polls,
+            mapping: mapped.then_some(Mapping { handle: 4 * MIB, granule: MIB }),
             ..SimOrders::default()
         });
         for act in acts {
@@ -213,6 +234,78 @@ proptest! {
             checked.check();
         }
         checked.finish();
+    }
+}
+
+/// A short program that makes the pool use every call of its driver.
+fn every_kind_of_call() -> Vec<Act> {
+    let mut acts = Vec::new();
+    for round in 0..6 {
+        for number in 0..12 {
+            let bytes = [300, 60 * KIB, 3 * MIB, 9 * MIB, 40 * MIB, MIB][(number % 6) as usize];
+            acts.push(Act::Allocate {
+                bytes,
+                stream: (number + round) % 3,
+            });
+            if number % 4 == 1 {
+                acts.push(Act::RecordStream(number as usize, 2));
+            }
+        }
+        acts.extend((0..9).map(|number| Act::Free(number * 5)));
+        acts.push(Act::Trim);
+    }
+    acts
+}
+
+/// Each driver call in turn fails, in either way, once or from then on: the pool stays
+/// exact, and serves again when the device does.
+#[test]
+fn every_call_may_fail() {
+    let failed = DriverError::Failed {
+        call: "test",
+        code: 719,
+        message: "launch failure".into(),
+    };
+    for polls_per_event in [0, 2] {
+        let orders = SimOrders {
+            polls_per_event,
+            mapping: Some(Mapping {
+                handle: 4 * MIB,
+                granule: MIB,
+            }),
+            ..SimOrders::default()
+        };
+        let run = |orders: SimOrders| {
+            let mut checked = Checked::new(orders);
+            for act in every_kind_of_call() {
+                checked.act(act);
+                checked.check();
+            }
+            checked
+        };
+        let calls = run(orders.clone()).driver.calls();
+        assert!(
+            calls > 60,
+            "the program is to use the driver: {calls} calls"
+        );
+        for number in 1..=calls {
+            for error in [DriverError::OutOfMemory, failed.clone()] {
+                for fail_later_calls in [false, true] {
+                    let mut checked = run(SimOrders {
+                        fail_call: Some((number, error.clone())),
+                        fail_later_calls,
+                        ..orders.clone()
+                    });
+                    checked.driver.orders_mut().fail_call = None;
+                    checked.act(Act::Allocate {
+                        bytes: 5 * MIB,
+                        stream: 0,
+                    });
+                    assert!(!checked.live.is_empty(), "it serves again");
+                    checked.finish();
+                }
+            }
+        }
     }
 }
 

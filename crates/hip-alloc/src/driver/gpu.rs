@@ -1,7 +1,8 @@
 //! Device memory of a HIP or CUDA runtime.
 
+use super::mapped::{Failure, MappedMemory};
 use super::runtime::{NOT_READY, OUT_OF_MEMORY, Runtime, SUCCESS};
-use super::{Driver, DriverError, EventId, MemoryInfo};
+use super::{Driver, DriverError, EventId, Mapping, MemoryInfo};
 use crate::units::{DeviceIndex, StreamId};
 use hip_runtime_sys::hipEventDisableTiming;
 use std::ffi::c_void;
@@ -16,6 +17,7 @@ pub struct GpuDriver {
     runtime: Arc<Runtime>,
     device: DeviceIndex,
     bound: Bound,
+    mapped: Option<MappedMemory>,
     held: u64,
     /// Events that are not in use, to be recorded again.
     spare: Vec<*mut c_void>,
@@ -33,9 +35,53 @@ impl GpuDriver {
             runtime,
             device,
             bound,
+            mapped: None,
             held: 0,
             spare: Vec::new(),
         }
+    }
+
+    /// Maps memory in handles from now on, if that works when it is tried.
+    ///
+    /// # Errors
+    /// What failed; the driver then serves without.
+    pub fn map_memory(&mut self) -> Result<(), String> {
+        // Also makes the context current that CUDA's driver wants.
+        let info = self.memory_info(0).map_err(|error| error.to_string())?;
+        let family = self.runtime.family;
+        let mut result = Err(String::new());
+        self.on_device("MemMap", |_| {
+            result = MappedMemory::find(family, self.device, info.total)
+                .map_err(|error| error.to_string())
+                .and_then(|mut mapped| mapped.try_out(family).map(|()| mapped));
+            SUCCESS
+        })
+        .map_err(|error| error.to_string())?;
+        // SAFETY: as in `check`: forget what failed in the trial.
+        unsafe { (self.runtime.functions.get_last_error)() };
+        self.mapped = Some(result?);
+        Ok(())
+    }
+
+    /// Runs a call on mapped memory with our device current.
+    fn on_mapped<T>(
+        &mut self,
+        call: impl FnOnce(&mut MappedMemory) -> Result<T, Failure>,
+    ) -> Result<T, DriverError> {
+        let Some(mut mapped) = self.mapped.take() else {
+            return Err(self.failure("MemMap", 1));
+        };
+        let mut result = Err(("MemMap", 1));
+        let switched = self.on_device("MemMap", |_| {
+            result = call(&mut mapped);
+            SUCCESS
+        });
+        self.mapped = Some(mapped);
+        switched?;
+        result.map_err(|(call, status)| match self.check(call, status) {
+            Err(error) => error,
+            Ok(()) => self.failure(call, status),
+        })
     }
 
     /// Runs `call` with our device current on this thread, and restores the one before.
@@ -73,11 +119,15 @@ impl GpuDriver {
         if status == OUT_OF_MEMORY {
             return Err(DriverError::OutOfMemory);
         }
-        Err(DriverError::Failed {
+        Err(self.failure(call, status))
+    }
+
+    fn failure(&self, call: &'static str, status: u32) -> DriverError {
+        DriverError::Failed {
             call,
             code: status,
             message: self.runtime.error_name(status),
-        })
+        }
     }
 
     fn raw_info(&mut self) -> Result<MemoryInfo, DriverError> {
@@ -117,7 +167,38 @@ impl Driver for GpuDriver {
         Ok(address as u64)
     }
 
+    fn mapping(&self) -> Option<Mapping> {
+        self.mapped.as_ref().map(|mapped| Mapping {
+            handle: mapped.handle,
+            granule: mapped.granule,
+        })
+    }
+
+    fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
+        if bytes > self.memory_info(self.held)?.free {
+            return Err(DriverError::OutOfMemory);
+        }
+        let address = self.on_mapped(|mapped| mapped.allocate(bytes))?;
+        self.held += bytes;
+        Ok(address)
+    }
+
+    fn release_part(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
+        self.on_mapped(|mapped| mapped.release_part(address, bytes))?;
+        self.held -= bytes;
+        Ok(())
+    }
+
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
+        if self
+            .mapped
+            .as_ref()
+            .is_some_and(|mapped| mapped.has(address))
+        {
+            let left = self.on_mapped(|mapped| mapped.release(address))?;
+            self.held -= left;
+            return Ok(());
+        }
         self.on_device("Free", |runtime| {
             // SAFETY: the pool releases what `allocate` gave, once, when nothing uses
             // it any more (the contract of `Driver::release`).

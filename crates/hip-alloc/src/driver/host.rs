@@ -4,8 +4,9 @@
 //! and no more than the control group allows: a request beyond that fails here,
 //! where it can be handled, rather than in the kernel's out-of-memory killer.
 
-use super::{Driver, DriverError, EventId, MemoryInfo};
+use super::{Driver, DriverError, EventId, Mapping, MemoryInfo};
 use crate::units::{MIB, StreamId};
+use std::collections::BTreeMap;
 
 /// Reads how much memory the machine can still give, in bytes.
 pub trait HostMemory: Send {
@@ -18,7 +19,15 @@ pub trait HostMemory: Send {
 pub struct HostDriver {
     memory: Box<dyn HostMemory>,
     held: u64,
+    /// Whether parts of blocks go back.
+    mapped: bool,
+    /// Bytes that went back of mappings that are still there, by address.
+    gone: BTreeMap<u64, u64>,
 }
+
+/// Parts go back in multiples of this.
+const HANDLE: u64 = 32 * MIB;
+const PAGE: u64 = 4096;
 
 /// Mappings of at least this size ask for huge pages.
 const HUGE_PAGE: u64 = 2 * MIB;
@@ -26,7 +35,17 @@ const HUGE_PAGE: u64 = 2 * MIB;
 impl HostDriver {
     /// A driver that never gives more than `memory` says there is.
     pub fn new(memory: Box<dyn HostMemory>) -> Self {
-        HostDriver { memory, held: 0 }
+        HostDriver {
+            memory,
+            held: 0,
+            mapped: false,
+            gone: BTreeMap::new(),
+        }
+    }
+
+    /// Lets parts of blocks go back, too.
+    pub fn map_memory(&mut self) {
+        self.mapped = true;
     }
 
     fn failed(call: &'static str) -> DriverError {
@@ -73,6 +92,43 @@ impl Driver for HostDriver {
         Ok(address as u64)
     }
 
+    fn mapping(&self) -> Option<Mapping> {
+        self.mapped.then_some(Mapping {
+            handle: HANDLE,
+            granule: PAGE,
+        })
+    }
+
+    fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
+        let address = self.allocate(bytes)?;
+        self.gone.insert(address, 0);
+        Ok(address)
+    }
+
+    fn release_part(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
+        // SAFETY: replaces part of a mapping of ours, which nothing uses any more (the
+        // contract of `Driver::release_part`), by one that cannot be touched. The range
+        // stays taken, so nobody else gets it before `release`.
+        let result = unsafe {
+            libc::mmap(
+                address as *mut libc::c_void,
+                bytes as usize,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED,
+                -1,
+                0,
+            )
+        };
+        if result == libc::MAP_FAILED {
+            return Err(Self::failed("mmap"));
+        }
+        if let Some((_, gone)) = self.gone.range_mut(..=address).next_back() {
+            *gone += bytes;
+        }
+        self.held -= bytes;
+        Ok(())
+    }
+
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
         // SAFETY: the pool releases exactly what `allocate` gave, once, when nothing
         // uses it any more (the contract of `Driver::release`).
@@ -80,7 +136,7 @@ impl Driver for HostDriver {
         if result != 0 {
             return Err(Self::failed("munmap"));
         }
-        self.held -= bytes;
+        self.held -= bytes - self.gone.remove(&address).unwrap_or(0);
         Ok(())
     }
 
@@ -102,5 +158,54 @@ impl Driver for HostDriver {
 
     fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
         Ok(self.memory.read(self.held))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Plenty;
+
+    impl HostMemory for Plenty {
+        fn read(&mut self, held: u64) -> MemoryInfo {
+            let total = 1024 * MIB;
+            MemoryInfo {
+                free: total - held,
+                total,
+            }
+        }
+    }
+
+    #[test]
+    fn a_part_that_goes_back_leaves_its_neighbours_alone() {
+        let mut driver = HostDriver::new(Box::new(Plenty));
+        driver.map_memory();
+        let start = driver.allocate_mapped(3 * HANDLE).unwrap();
+        let bytes = start as *mut u8;
+        let last = 3 * HANDLE as usize - 1;
+        // SAFETY: inside the mapping that was just made.
+        unsafe {
+            bytes.write(7);
+            bytes.add(last).write(9);
+        }
+        driver.release_part(start + HANDLE, HANDLE).unwrap();
+        assert_eq!(driver.held, 2 * HANDLE);
+        // SAFETY: these two parts did not go back.
+        let kept = unsafe { (bytes.read(), bytes.add(last).read()) };
+        assert_eq!(kept, (7, 9));
+        // Nothing else is put where the part was.
+        let other = driver.allocate(HANDLE).unwrap();
+        assert!(!(start..start + 3 * HANDLE).contains(&other));
+        driver.release(start, 3 * HANDLE).unwrap();
+        driver.release(other, HANDLE).unwrap();
+        assert_eq!(driver.held, 0);
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused() {
+        let mut driver = HostDriver::new(Box::new(Plenty));
+        assert_eq!(driver.allocate(2048 * MIB), Err(DriverError::OutOfMemory));
+        assert_eq!(driver.held, 0);
     }
 }

@@ -7,6 +7,7 @@
 
 pub mod gpu;
 pub mod host;
+mod mapped;
 pub mod runtime;
 pub mod sim;
 
@@ -46,6 +47,15 @@ pub enum DriverError {
     Orphaned(&'static str),
 }
 
+/// How a driver maps memory in handles, each of which can go back by itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mapping {
+    /// Bytes of a handle; the last one of an allocation may be smaller.
+    pub handle: u64,
+    /// Every mapped allocation is a multiple of this.
+    pub granule: u64,
+}
+
 /// Memory of one device, and the order of work on its streams.
 ///
 /// A driver whose memory is not used asynchronously (the host) answers every
@@ -54,9 +64,27 @@ pub trait Driver: Send {
     /// Gets `bytes` of memory; the address is a multiple of 4096 and not zero.
     fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError>;
 
-    /// Gives back what [`allocate`](Driver::allocate) gave. Nothing in flight may
-    /// touch it any more.
+    /// Gives back what [`allocate`](Driver::allocate) gave, or what is left of what
+    /// [`allocate_mapped`](Driver::allocate_mapped) gave; `bytes` is what was asked for.
+    /// Nothing in flight may touch it any more.
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError>;
+
+    /// How memory is mapped in handles; `None` where it cannot be.
+    fn mapping(&self) -> Option<Mapping> {
+        None
+    }
+
+    /// As [`allocate`](Driver::allocate), in handles. `bytes` is a multiple of the granule.
+    fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
+        self.allocate(bytes)
+    }
+
+    /// Gives back some handles of a mapped allocation: the range begins and ends where
+    /// handles do. Nothing in flight may touch it any more. After an error all of them
+    /// are still there.
+    fn release_part(&mut self, _address: u64, _bytes: u64) -> Result<(), DriverError> {
+        Ok(())
+    }
 
     /// Marks this point on the stream. `None`: all work before it is already done.
     fn record(&mut self, stream: StreamId) -> Result<Option<EventId>, DriverError>;

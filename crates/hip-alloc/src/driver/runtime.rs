@@ -14,7 +14,7 @@
 
 use crate::units::DeviceIndex;
 use hip_runtime_sys::{hipDeviceAttribute_t, hipError_t};
-use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL, Symbol};
+use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 /// Success, in both runtimes.
@@ -36,7 +36,7 @@ pub enum Family {
 }
 
 impl Family {
-    fn prefix(self) -> &'static str {
+    pub(super) fn prefix(self) -> &'static str {
         match self {
             Family::Hip => "hip",
             Family::Cuda => "cuda",
@@ -145,36 +145,43 @@ pub enum RuntimeError {
 
 /// Error codes are taken as plain numbers: a value that an enum of ours does not
 /// know would be undefined behaviour.
-type Status = u32;
+pub(super) type Status = u32;
 
+/// A struct of functions, and how to look them up in a library.
 macro_rules! function_table {
-    ($($(#[$doc:meta])* $field:ident: $name:literal fn($($argument:ty),*) -> $result:ty;)*) => {
-        /// The functions, as the runtime exports them.
-        pub(super) struct Functions {
-            $($(#[$doc])* pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
+    ($(#[$about:meta])* $table:ident {
+        $($field:ident: $name:literal fn($($argument:ty),*) -> $result:ty;)*
+    }) => {
+        $(#[$about])*
+        pub(super) struct $table {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> $result,)*
         }
 
-        impl Functions {
-            fn load(library: &Library, family: Family) -> Result<Self, RuntimeError> {
-                Ok(Functions { $($field: {
-                    let name = format!(concat!("{}", $name), family.prefix());
+        impl $table {
+            pub(super) fn load(library: &Library, family: Family, prefix: &str) -> Result<Self, RuntimeError> {
+                Ok($table { $($field: {
+                    let name = format!(concat!("{}", $name), prefix);
                     type Function = unsafe extern "C" fn($($argument),*) -> $result;
                     // SAFETY: the documentation of both runtimes gives this function
                     // exactly this signature (types behind pointers are opaque here).
-                    let symbol: Result<Symbol<Function>, _> = unsafe { library.get(name.as_bytes()) };
+                    let symbol: Result<libloading::os::unix::Symbol<Function>, _> = unsafe { library.get(name.as_bytes()) };
                     // The copied pointer stays valid: the library is never closed.
                     *symbol.map_err(|_| RuntimeError::Symbol { family, symbol: name })?
                 },)* })
             }
 
             /// The names of all functions, without prefix.
-            #[cfg(test)]
+            #[allow(dead_code, reason = "for tests")]
             pub(super) const NAMES: &'static [&'static str] = &[$($name),*];
         }
     };
 }
 
+pub(super) use function_table;
+
 function_table! {
+    /// The functions, as the runtime exports them.
+    Functions {
     get_device_count: "GetDeviceCount" fn(*mut c_int) -> Status;
     get_device: "GetDevice" fn(*mut c_int) -> Status;
     set_device: "SetDevice" fn(c_int) -> Status;
@@ -191,6 +198,7 @@ function_table! {
     device_get_attribute: "DeviceGetAttribute" fn(*mut c_int, c_int, c_int) -> Status;
     get_last_error: "GetLastError" fn() -> Status;
     get_error_name: "GetErrorName" fn(Status) -> *const c_char;
+    }
 }
 
 /// A runtime of this process.
@@ -203,36 +211,14 @@ pub struct Runtime {
 impl Runtime {
     /// Finds the runtime and its functions. The library stays loaded for good.
     pub fn find(family: Family, search: Search) -> Result<Runtime, RuntimeError> {
-        let library = Self::library(family, search).ok_or(RuntimeError::NotFound {
+        let library = open_library(family, search).ok_or(RuntimeError::NotFound {
             family,
             searched_disk: search == Search::LoadedOrDisk,
         })?;
-        let functions = Functions::load(&library, family)?;
+        let functions = Functions::load(&library, family, family.prefix())?;
         // Closing it would unload a runtime that holds our memory.
         std::mem::forget(library);
         Ok(Runtime { family, functions })
-    }
-
-    fn library(family: Family, search: Search) -> Option<Library> {
-        let probe = format!("{}Malloc", family.prefix());
-        let global = Library::this();
-        // SAFETY: the symbol is only looked up, not called or read.
-        if unsafe { global.get::<*const c_void>(probe.as_bytes()) }.is_ok() {
-            return Some(global);
-        }
-        let flags = RTLD_LAZY | RTLD_LOCAL;
-        let open = |flags: c_int| {
-            family.file_names().iter().find_map(|name| {
-                // SAFETY: with RTLD_NOLOAD nothing new is loaded; without it, the user
-                // asked for this runtime, and its initialisers are those that any
-                // program linked against it runs.
-                unsafe { Library::open(Some(*name), flags) }.ok()
-            })
-        };
-        open(flags | libc::RTLD_NOLOAD).or_else(|| match search {
-            Search::Loaded => None,
-            Search::LoadedOrDisk => open(flags),
-        })
     }
 
     /// How many devices the runtime sees; none is an error that says so.
@@ -296,6 +282,29 @@ impl Runtime {
         }
         RuntimeError::Refused { call, code, name }
     }
+}
+
+/// The library of a runtime, never a second one.
+pub(super) fn open_library(family: Family, search: Search) -> Option<Library> {
+    let probe = format!("{}Malloc", family.prefix());
+    let global = Library::this();
+    // SAFETY: the symbol is only looked up, not called or read.
+    if unsafe { global.get::<*const c_void>(probe.as_bytes()) }.is_ok() {
+        return Some(global);
+    }
+    let flags = RTLD_LAZY | RTLD_LOCAL;
+    let open = |flags: c_int| {
+        family.file_names().iter().find_map(|name| {
+            // SAFETY: with RTLD_NOLOAD nothing new is loaded; without it, the user
+            // asked for this runtime, and its initialisers are those that any
+            // program linked against it runs.
+            unsafe { Library::open(Some(*name), flags) }.ok()
+        })
+    };
+    open(flags | libc::RTLD_NOLOAD).or_else(|| match search {
+        Search::Loaded => None,
+        Search::LoadedOrDisk => open(flags),
+    })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! there is, how many polls an event takes, and which call fails. It checks its
 //! caller: giving back what was not given, or a wrong size, is an error.
 
-use super::{Driver, DriverError, EventId, MemoryInfo};
+use super::{Driver, DriverError, EventId, Mapping, MemoryInfo};
 use crate::units::{GIB, MIB, StreamId};
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,8 +15,12 @@ pub struct SimOrders {
     pub capacity: u64,
     /// How often an event is polled before it counts as reached; 0: work is always done.
     pub polls_per_event: u32,
+    /// Whether memory can be mapped in handles, and how.
+    pub mapping: Option<Mapping>,
     /// The n-th call (from 1, of any kind) fails with this error.
     pub fail_call: Option<(u64, DriverError)>,
+    /// So do all calls after it, as on a device that was lost.
+    pub fail_later_calls: bool,
 }
 
 impl Default for SimOrders {
@@ -24,7 +28,9 @@ impl Default for SimOrders {
         SimOrders {
             capacity: 1024 * GIB,
             polls_per_event: 0,
+            mapping: None,
             fail_call: None,
+            fail_later_calls: false,
         }
     }
 }
@@ -32,13 +38,20 @@ impl Default for SimOrders {
 /// The simulated device.
 pub struct SimDriver {
     orders: SimOrders,
-    /// Given out: address to bytes.
-    allocations: BTreeMap<u64, u64>,
+    /// Given out, by address.
+    allocations: BTreeMap<u64, Given>,
     held: u64,
     next_address: u64,
     events: HashMap<u64, u32>,
     next_event: u64,
     calls: u64,
+}
+
+/// What was given out at an address.
+struct Given {
+    bytes: u64,
+    /// For mapped memory, the bytes of each handle, 0 once it went back.
+    handles: Vec<u64>,
 }
 
 /// Blocks start at multiples of this, as a GPU's allocations do.
@@ -76,9 +89,29 @@ impl SimDriver {
     fn count_call(&mut self) -> Result<(), DriverError> {
         self.calls += 1;
         match &self.orders.fail_call {
-            Some((number, error)) if *number == self.calls => Err(error.clone()),
+            Some((number, error))
+                if *number == self.calls
+                    || (self.orders.fail_later_calls && *number < self.calls) =>
+            {
+                Err(error.clone())
+            }
             _ => Ok(()),
         }
+    }
+
+    fn give(&mut self, bytes: u64, handle: u64) -> Result<u64, DriverError> {
+        self.count_call()?;
+        if bytes == 0 || self.held.saturating_add(bytes) > self.orders.capacity {
+            return Err(DriverError::OutOfMemory);
+        }
+        let address = self.next_address;
+        // A gap, so that two blocks never touch.
+        self.next_address += bytes.next_multiple_of(ADDRESS_STEP) + ADDRESS_STEP;
+        let starts = (0..bytes).step_by(handle as usize);
+        let handles = starts.map(|start| handle.min(bytes - start)).collect();
+        self.allocations.insert(address, Given { bytes, handles });
+        self.held += bytes;
+        Ok(address)
     }
 
     fn misuse(call: &'static str, message: String) -> DriverError {
@@ -92,29 +125,54 @@ impl SimDriver {
 
 impl Driver for SimDriver {
     fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError> {
-        self.count_call()?;
-        if bytes == 0 || self.held.saturating_add(bytes) > self.orders.capacity {
-            return Err(DriverError::OutOfMemory);
+        self.give(bytes, bytes.max(1))
+    }
+
+    fn mapping(&self) -> Option<Mapping> {
+        self.orders.mapping
+    }
+
+    fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
+        match self.orders.mapping {
+            Some(mapping) if bytes.is_multiple_of(mapping.granule) => {
+                self.give(bytes, mapping.handle)
+            }
+            _ => Err(Self::misuse("allocate_mapped", format!("{bytes} bytes"))),
         }
-        let address = self.next_address;
-        // A gap, so that two blocks never touch.
-        self.next_address += bytes.next_multiple_of(ADDRESS_STEP) + ADDRESS_STEP;
-        self.allocations.insert(address, bytes);
-        self.held += bytes;
-        Ok(address)
+    }
+
+    fn release_part(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
+        self.count_call()?;
+        let misuse = || {
+            let message = format!("{bytes} bytes at {address:#x} are not whole handles");
+            Self::misuse("release_part", message)
+        };
+        let handle = self.orders.mapping.ok_or_else(misuse)?.handle;
+        let found = self.allocations.range_mut(..=address).next_back();
+        let (start, given) = found.ok_or_else(misuse)?;
+        let from = address - start;
+        let handles = (from / handle) as usize..(from + bytes).div_ceil(handle) as usize;
+        let covered = given.handles.get_mut(handles).ok_or_else(misuse)?;
+        let sum: u64 = covered.iter().sum();
+        if !from.is_multiple_of(handle) || sum != bytes || covered.contains(&0) {
+            return Err(misuse());
+        }
+        covered.fill(0);
+        self.held -= bytes;
+        Ok(())
     }
 
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
         self.count_call()?;
         match self.allocations.get(&address) {
-            Some(&given) if given == bytes => {
+            Some(given) if given.bytes == bytes => {
+                self.held -= given.handles.iter().sum::<u64>();
                 self.allocations.remove(&address);
-                self.held -= bytes;
                 Ok(())
             }
             Some(given) => Err(Self::misuse(
                 "release",
-                format!("{address:#x} has {given} bytes, not {bytes}"),
+                format!("{address:#x} has {} bytes, not {bytes}", given.bytes),
             )),
             None => Err(Self::misuse(
                 "release",

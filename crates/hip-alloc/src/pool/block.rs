@@ -31,8 +31,12 @@ pub(super) struct Block {
     pub(super) region: Region,
     /// Was taken for one request larger than any block serves, and serves only such.
     pub(super) direct: bool,
-    /// Bytes of spans that are not free.
+    /// Came in handles, each of which can go back by itself.
+    pub(super) mapped: bool,
+    /// Bytes of spans that are in use.
     pub(super) used: u64,
+    /// Bytes of handles that went back.
+    pub(super) absent: u64,
     /// When its last request was freed.
     pub(super) emptied: u64,
     pub(super) first: SpanIndex,
@@ -44,6 +48,11 @@ pub(super) struct Block {
 const LARGE: u64 = 64 * MIB;
 
 impl Block {
+    /// Bytes that the driver could have back.
+    pub(super) fn held(&self) -> u64 {
+        self.bytes - self.absent
+    }
+
     /// A block for passing requests that pins much if one of them stays.
     pub(super) fn is_large_and_passing(&self) -> bool {
         self.region == Region::Passing && self.bytes > LARGE
@@ -70,6 +79,11 @@ impl BlockTable {
     pub(super) fn remove(&mut self, index: BlockIndex) {
         self.blocks[index.0 as usize] = None;
         self.retired.push(index);
+    }
+
+    /// The block, if it was not removed.
+    pub(super) fn get(&self, index: BlockIndex) -> Option<&Block> {
+        self.blocks[index.0 as usize].as_ref()
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (BlockIndex, &Block)> {

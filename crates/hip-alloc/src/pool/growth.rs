@@ -11,6 +11,10 @@ use super::*;
 
 /// Memory is tight when less than one part in this many was left at the peak.
 const TIGHT: u64 = 4;
+/// Mapped blocks are rounded up by no more than one part in this many.
+const ROUNDING_PART: u64 = 64;
+/// Near the peak, holes of up to one part in this many of it stay.
+const HOLE_PART: u64 = 64;
 /// The floor is at most one part in this many of the capacity.
 const FLOOR_PART: u64 = 4;
 /// A block of the floor is at most one part in this many of the capacity.
@@ -36,6 +40,7 @@ impl Pool {
         if let Ok(info) = driver.memory_info(self.stats.held_bytes) {
             self.capacity = info.free.saturating_add(self.stats.held_bytes);
         }
+        self.mapping = driver.mapping();
         // On a small device the floor must not be what the program lacks later.
         let floor = self.config.warmup_bytes.min(self.capacity / FLOOR_PART);
         let block = self.config.block_bytes.min(self.capacity / BLOCK_PART);
@@ -53,6 +58,7 @@ impl Pool {
         self.settle(driver);
         self.hand_over(driver, Owner::ANYONE, true);
         while self.exceeds(keep) && self.give_back_one(driver) {}
+        while self.exceeds(keep) && self.give_back_hole(driver) {}
     }
 
     /// A request that is larger than any block serves: a block of its own.
@@ -125,6 +131,9 @@ impl Pool {
     pub(super) fn emptied(&mut self, driver: &mut dyn Driver, block: BlockIndex) {
         self.blocks[block].emptied = self.lifetimes.now();
         self.empty.push(block);
+        if self.blocks[block].absent > 0 {
+            self.give_back_at(driver, self.empty.len() - 1);
+        }
         self.shed(driver);
     }
 
@@ -142,18 +151,19 @@ impl Pool {
     pub(super) fn empty_bytes(&self) -> u64 {
         self.empty
             .iter()
-            .map(|block| self.blocks[*block].bytes)
+            .map(|block| self.blocks[*block].held())
             .sum()
     }
 
     /// Gives empty blocks back so that `size` more stays under the ceiling.
     fn make_room(&mut self, driver: &mut dyn Driver, size: u64) {
         let ceiling = self.ceiling(size);
-        while self.stats.held_bytes + size > ceiling && !self.empty.is_empty() {
-            if !self.give_back_one(driver) {
-                break;
-            }
-        }
+        while self.stats.held_bytes + size > ceiling && self.give_back_one(driver) {}
+        // Handles are only given back for what is more than a remainder.
+        let ceiling = ceiling.saturating_add(ceiling / HOLE_PART);
+        while self.stats.held_bytes - self.streams.departing_bytes() + size > ceiling
+            && self.give_back_hole(driver)
+        {}
     }
 
     /// Gives empty blocks back until no more than the floor is held beyond what is live,
@@ -164,7 +174,7 @@ impl Pool {
         let floor = if tight { 0 } else { self.config.warmup_bytes };
         let moment = self.moment();
         let now = self.lifetimes.now();
-        while self.exceeds(floor) {
+        while self.exceeds(floor) && !self.empty.is_empty() {
             let is_kept = |block: &Block| {
                 !tight && now - block.emptied <= moment && self.regrets.misses(block.bytes)
             };
@@ -181,12 +191,13 @@ impl Pool {
                 return;
             }
         }
+        while self.exceeds(floor) && self.give_back_hole(driver) {}
     }
 
-    /// Whether more than `keep` is held beyond what is live, and something could go back.
+    /// Whether more than `keep` is held beyond what is live.
     fn exceeds(&self, keep: u64) -> bool {
         let held = self.stats.held_bytes - self.streams.departing_bytes();
-        !self.empty.is_empty() && held > self.used.saturating_add(keep)
+        held > self.used.saturating_add(keep)
     }
 
     /// How many events are a moment: so few that a step is far longer.
@@ -200,7 +211,10 @@ impl Pool {
     fn first_to_go(&self, may_go: impl Fn(&Block) -> bool) -> Option<usize> {
         (0..self.empty.len())
             .filter(|at| may_go(&self.blocks[self.empty[*at]]))
-            .min_by_key(|at| (!self.blocks[self.empty[*at]].direct, *at))
+            .min_by_key(|at| {
+                let block = &self.blocks[self.empty[*at]];
+                (block.absent == 0 && !block.direct, *at)
+            })
     }
 
     /// `false` if there is nothing to give back, or the driver refused.
@@ -243,6 +257,7 @@ impl Pool {
                         .saturating_mul(MOST_DISPARITY)
                 };
                 block.bytes >= bytes
+                    && block.absent == 0
                     && (of == owner || of == Owner::ANYONE)
                     && (fresh && !block.direct || block.bytes <= largest)
             })
@@ -283,7 +298,8 @@ impl Pool {
         }
         self.settle(driver);
         self.hand_over(driver, Owner::ANYONE, true);
-        while !self.empty.is_empty() && self.give_back_one(driver) {}
+        while self.give_back_one(driver) {}
+        while self.give_back_hole(driver) {}
         self.settle(driver);
         self.new_block(driver, size, region, owner)
             .map_err(|error| match error {
@@ -320,12 +336,13 @@ impl Pool {
     ) -> Result<BlockIndex, DriverError> {
         self.regrets
             .asked(size, self.lifetimes.now(), self.moment());
-        let address = driver.allocate(size)?;
-        self.stats.driver_allocs += 1;
+        let (address, size, mapped) = self.take_from(driver, size)?;
+        self.stats.driver_allocs += if mapped { self.handles(size) } else { 1 };
         self.stats.held_bytes += size;
         self.stats.held_peak_bytes = self.stats.held_peak_bytes.max(self.stats.held_bytes);
         let rank = self.next_rank;
-        let block = self.block_of(address, size, region, false);
+        let mut block = self.block_of(address, size, region, false);
+        block.mapped = mapped;
         self.next_rank += 1;
         let block = self.blocks.add(block);
         let first = self.spans.add(Span {
@@ -347,6 +364,35 @@ impl Pool {
         Ok(block)
     }
 
+    /// Memory for a block, in handles if it is large enough for that to be of use; its
+    /// address, its size and whether it is. Where every byte counts there are no handles:
+    /// they are rounded up.
+    fn take_from(
+        &mut self,
+        driver: &mut dyn Driver,
+        size: u64,
+    ) -> Result<(u64, u64, bool), DriverError> {
+        if let Some(mapping) = self.mapping
+            && !self.mapping_failed
+            && size > mapping.handle
+            && let rounded = size.next_multiple_of(mapping.granule)
+            && rounded - size <= size / ROUNDING_PART
+            && !self.is_tight(0)
+            && size <= self.config.max_split_bytes.max(self.config.block_bytes)
+        {
+            match driver.allocate_mapped(rounded) {
+                Ok(address) => return Ok((address, rounded, true)),
+                Err(DriverError::OutOfMemory) => return Err(DriverError::OutOfMemory),
+                // Out of file descriptors, for one: ordinary memory still serves.
+                Err(error) => {
+                    self.mapping_failed = true;
+                    self.trouble(error);
+                }
+            }
+        }
+        driver.allocate(size).map(|address| (address, size, false))
+    }
+
     /// Gives an empty block back now.
     pub(super) fn give_back(
         &mut self,
@@ -355,8 +401,12 @@ impl Pool {
     ) -> Result<(), DriverError> {
         let block = &self.blocks[index];
         driver.release(block.address, block.bytes)?;
-        self.stats.driver_frees += 1;
-        self.stats.held_bytes -= block.bytes;
+        self.stats.held_bytes -= block.held();
+        self.stats.driver_frees += if block.mapped {
+            self.handles(block.held())
+        } else {
+            1
+        };
         self.spans.retire(block.first);
         self.blocks.remove(index);
         Ok(())

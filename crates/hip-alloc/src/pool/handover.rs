@@ -6,6 +6,7 @@
 //! memory, and asked about without waiting; the pool waits only when the
 //! alternative is to fail.
 
+use super::holes::DepartingPart;
 use super::*;
 use crate::driver::EventId;
 use std::collections::HashMap;
@@ -36,6 +37,8 @@ pub(super) struct Streams {
     pending_bytes: u64,
     /// Empty blocks that go back once their stream is done with them.
     departing: Vec<(BlockIndex, EventId)>,
+    /// Parts of blocks that do.
+    departing_parts: Vec<DepartingPart>,
     departing_bytes: u64,
     /// Streams recorded on a live span, by the span.
     recorded: HashMap<SpanIndex, Vec<StreamId>>,
@@ -96,7 +99,7 @@ impl Streams {
     }
 
     pub(super) fn waiting(&self) -> bool {
-        !(self.pending.is_empty() && self.departing.is_empty())
+        !(self.pending.is_empty() && self.departing.is_empty() && self.departing_parts.is_empty())
     }
 
     pub(super) fn pending_bytes(&self) -> u64 {
@@ -105,6 +108,13 @@ impl Streams {
 
     pub(super) fn departing_bytes(&self) -> u64 {
         self.departing_bytes
+    }
+
+    /// Part of a block goes back once the event is reached.
+    pub(super) fn part_departs(&mut self, span: SpanIndex, bytes: u64, event: EventId) {
+        self.departing_bytes += bytes;
+        self.departing_parts
+            .push(DepartingPart { span, bytes, event });
     }
 }
 
@@ -195,13 +205,21 @@ impl Pool {
                 self.streams.departing.push((block, event));
                 continue;
             }
-            self.streams.departing_bytes -= self.blocks[block].bytes;
+            self.streams.departing_bytes -= self.blocks[block].held();
             let first = self.blocks[block].first;
             self.spans[first].owner = Owner::ANYONE;
             self.spans[first].requested = 0;
             if let Err(error) = self.give_back(driver, block) {
                 self.trouble(error);
                 self.keep_empty(block);
+            }
+        }
+        for part in std::mem::take(&mut self.streams.departing_parts) {
+            if self.is_over(driver, &mut Awaited::Event(part.event), patience) {
+                self.streams.departing_bytes -= part.bytes;
+                self.part_leaves(driver, part.span);
+            } else {
+                self.streams.departing_parts.push(part);
             }
         }
     }
@@ -246,7 +264,7 @@ impl Pool {
         if owner != Owner::ANYONE
             && let Some(event) = driver.record(self.streams.id(owner))?
         {
-            self.streams.departing_bytes += self.blocks[block].bytes;
+            self.streams.departing_bytes += self.blocks[block].held();
             self.streams.departing.push((block, event));
             return Ok(());
         }
@@ -325,6 +343,8 @@ impl Pool {
     /// Moves free spans of `owner`, freed up to the `frees`-th free, to everyone.
     fn release_to_anyone(&mut self, driver: &mut dyn Driver, owner: Owner, frees: u64) -> bool {
         let mut moved = false;
+        // Dealt with when no span is out of its index any more.
+        let (mut emptied, mut unused) = (Vec::new(), Vec::new());
         for block in &self.empty {
             let span = &mut self.spans[self.blocks[*block].first];
             if span.owner == owner && span.requested <= frees {
@@ -347,13 +367,26 @@ impl Pool {
                 let span = &self.spans[whole];
                 let block = span.block;
                 if span.before.is_none() && span.after.is_none() {
-                    self.emptied(driver, block);
+                    emptied.push(block);
                 } else {
                     self.free[Self::arena(region, Owner::ANYONE)].insert(&mut self.spans, whole);
+                    if self.blocks[block].used == 0 && self.blocks[block].absent > 0 {
+                        unused.push(block);
+                    }
                 }
             }
             for index in later {
                 self.free[arena].insert(&mut self.spans, index);
+            }
+        }
+        for block in emptied {
+            self.emptied(driver, block);
+        }
+        // Absent handles keep the pieces of such a block from becoming one.
+        for block in unused {
+            let in_pieces = |block: &Block| self.spans[block.first].after.some().is_some();
+            if self.blocks.get(block).is_some_and(in_pieces) {
+                self.join_owners(driver, block);
             }
         }
         moved
@@ -386,6 +419,10 @@ impl Pool {
         let first = self.blocks[block].first;
         let pieces: Vec<SpanIndex> =
             std::iter::successors(Some(first), |index| self.spans[*index].after.some()).collect();
+        let leaves = |index: &SpanIndex| self.spans[*index].state == SpanState::Leaving;
+        if pieces.iter().any(leaves) {
+            return;
+        }
         let mut owners: Vec<Owner> = pieces
             .iter()
             .map(|index| self.spans[*index].owner)
@@ -403,7 +440,10 @@ impl Pool {
             }
         }
         for index in &pieces {
-            self.unlist(*index);
+            if self.spans[*index].state == SpanState::Free {
+                self.unlist(*index);
+            }
+            self.spans[*index].state = SpanState::Free;
             self.spans[*index].owner = Owner::ANYONE;
             self.spans[*index].requested = 0;
         }

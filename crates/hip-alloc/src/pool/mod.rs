@@ -21,14 +21,18 @@ mod block;
 mod free_index;
 mod growth;
 mod handover;
+mod holes;
+mod layout;
 mod lifetime;
 mod regret;
 mod sizes;
 mod span;
 mod tide;
 
-use crate::driver::{Driver, DriverError};
+use crate::driver::{Driver, DriverError, Mapping};
 use crate::units::{KIB, MIB, StreamId, round_up};
+pub use layout::{BlockLayout, SpanLayout, SpanUse};
+
 use addresses::AddressMap;
 use block::{Block, BlockIndex, BlockTable, Region};
 use free_index::FreeIndex;
@@ -144,6 +148,10 @@ pub struct Pool {
     next_rank: u32,
     /// What the driver could give when the pool began.
     capacity: u64,
+    /// How the driver maps blocks in handles, if it does.
+    mapping: Option<Mapping>,
+    /// Mapping has failed for another reason than lack of memory: no more of it.
+    mapping_failed: bool,
     /// Driver errors that no caller could be told about.
     troubles: Vec<DriverError>,
 }
@@ -169,6 +177,8 @@ impl Pool {
             used_peak: 0,
             next_rank: 0,
             capacity: u64::MAX,
+            mapping: None,
+            mapping_failed: false,
             troubles: Vec::new(),
         };
         pool.ensure_arenas();
@@ -295,49 +305,6 @@ impl Pool {
         std::mem::take(&mut self.troubles)
     }
 
-    /// The live allocations, as address and requested bytes, in no order.
-    pub fn live(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.blocks.iter().flat_map(|(_, block)| {
-            std::iter::successors(block.first.some(), |index| self.spans[*index].after.some())
-                .map(|index| &self.spans[index])
-                .filter(|span| span.state == SpanState::Used)
-                .map(|span| (span.address, span.requested))
-        })
-    }
-
-    /// What the pool holds, block by block, in address order: for snapshots and checks.
-    pub fn layout(&self) -> Vec<BlockLayout> {
-        let mut layout: Vec<BlockLayout> = self
-            .blocks
-            .iter()
-            .map(|(_, block)| BlockLayout {
-                address: block.address,
-                bytes: block.bytes,
-                direct: block.direct,
-                spans: std::iter::successors(block.first.some(), |index| {
-                    self.spans[*index].after.some()
-                })
-                .map(|index| {
-                    let span = &self.spans[index];
-                    SpanLayout {
-                        address: span.address,
-                        bytes: span.bytes,
-                        requested: span.requested,
-                        state: match span.state {
-                            SpanState::Used => SpanUse::Live,
-                            SpanState::Pending => SpanUse::AwaitingFree,
-                            SpanState::Free => SpanUse::Free,
-                        },
-                        stream: self.streams.id(span.owner),
-                    }
-                })
-                .collect(),
-            })
-            .collect();
-        layout.sort_by_key(|block| block.address);
-        layout
-    }
-
     fn rounded(&self, requested: u64) -> Result<u64, AllocateError> {
         requested
             .checked_add(self.config.tail_padding)
@@ -442,10 +409,21 @@ impl Pool {
             self.emptied(driver, block);
             return;
         }
-        let region = self.blocks[block].region;
+        let Block {
+            region,
+            mapped,
+            used,
+            ..
+        } = self.blocks[block];
         self.free[Self::arena(region, span.owner)].insert(&mut self.spans, index);
-        if self.blocks[block].used == 0 {
+        if used == 0 {
             self.join_owners(driver, block);
+        } else if mapped
+            && self
+                .mapping
+                .is_some_and(|mapping| span.bytes >= mapping.handle)
+        {
+            self.shed(driver);
         }
     }
 
@@ -523,49 +501,12 @@ impl Pool {
             bytes,
             region,
             direct,
+            mapped: false,
             used: 0,
+            absent: 0,
             emptied: 0,
             first: SpanIndex::NONE,
             rank: self.next_rank,
         }
     }
-}
-
-/// One block of a pool, for snapshots.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BlockLayout {
-    /// Where it begins.
-    pub address: u64,
-    /// Its size.
-    pub bytes: u64,
-    /// Whether it holds one large request.
-    pub direct: bool,
-    /// Its spans in address order; together they are the block.
-    pub spans: Vec<SpanLayout>,
-}
-
-/// One span of a block, for snapshots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpanLayout {
-    /// Where it begins.
-    pub address: u64,
-    /// Its size.
-    pub bytes: u64,
-    /// What was asked for; not meaningful when free.
-    pub requested: u64,
-    /// What it is doing.
-    pub state: SpanUse,
-    /// The stream that may use it, or did.
-    pub stream: StreamId,
-}
-
-/// What a span is doing, for snapshots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SpanUse {
-    /// Handed out.
-    Live,
-    /// Freed, but another stream may still be working on it.
-    AwaitingFree,
-    /// Free.
-    Free,
 }

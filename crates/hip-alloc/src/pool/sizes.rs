@@ -78,8 +78,13 @@ impl LargeBlocks {
     pub(super) fn freed(&mut self, block: &Block, bytes: u64) {
         self.holes += bytes;
         if block.used == 0 {
-            self.holes -= block.bytes;
+            self.holes -= block.held();
         }
+    }
+
+    /// A hole of `bytes` in a large block went back.
+    pub(super) fn left(&mut self, bytes: u64) {
+        self.holes -= bytes;
     }
 
     /// The limit, `most` at most, after the last end of a step was judged.

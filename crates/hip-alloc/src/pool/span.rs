@@ -39,6 +39,10 @@ pub(super) enum SpanState {
     Used,
     /// Freed by the program, but another stream may still be working on it.
     Pending,
+    /// Free, and about to go back to the driver.
+    Leaving,
+    /// Gone back to the driver: an address that must not be touched.
+    Absent,
 }
 
 /// One contiguous piece of a block.
