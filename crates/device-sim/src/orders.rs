@@ -18,6 +18,7 @@
 //! lose=cudaLaunchKernel@7:illegal_address      the same, and the context is unusable afterwards
 //! crash=cudaLaunchKernel@100    hang=cudaMemcpyAsync@2
 //! copy=h2d@2:zeros,d2h>=1M:nan,any@5+:truncate,h2d:late(20ms),h2d:flip
+//! copy=h2d:stale,h2d:swap,h2d:mutate           nothing arrives; quarters change places; the source changes first
 //! reset_faults   reset_counters   reset_peaks
 //! ```
 
@@ -145,6 +146,13 @@ pub enum Damage {
     Late(Duration),
     /// With one bit in the middle inverted.
     Flip,
+    /// Not at all: everything keeps what was there.
+    Stale,
+    /// With the second and the fourth quarter in each other's place.
+    Swap,
+    /// As the source is when somebody has written to it before it is read: each byte of its second half is
+    /// one more. The source in host memory really changes.
+    Mutate,
 }
 
 /// What was wrong with an order.
@@ -410,11 +418,14 @@ fn copy_fault(item: &str) -> Result<CopyFault, OrderError> {
         ("nan", _) => Damage::Nan,
         ("truncate", _) => Damage::Truncate,
         ("flip", _) => Damage::Flip,
+        ("stale", _) => Damage::Stale,
+        ("swap", _) => Damage::Swap,
+        ("mutate", _) => Damage::Mutate,
         (_, Some(time)) => Damage::Late(duration(time)?),
         _ => {
             return Err(error(
                 damage,
-                "expected zeros, nan, truncate, flip or late(time)",
+                "expected zeros, nan, truncate, flip, stale, swap, mutate or late(time)",
             ));
         }
     };

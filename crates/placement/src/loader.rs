@@ -60,8 +60,11 @@ pub trait Source: Send + Sync + 'static {
 /// How batches are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderOptions {
-    /// Samples in a batch. The last batch of an epoch is left out when it is short.
+    /// Samples in a batch.
     pub batch_size: usize,
+    /// Leave the last batch of an epoch out when it is short, as it usually is in
+    /// training: its few samples would weigh more than the others.
+    pub drop_last: bool,
     /// Decides the order; `None` keeps the order of the source.
     pub shuffle: Option<u64>,
     /// Threads that read samples; 0 reads them in `next()`.
@@ -77,6 +80,7 @@ impl Default for LoaderOptions {
     fn default() -> Self {
         Self {
             batch_size: 1,
+            drop_last: true,
             shuffle: None,
             workers: 1,
             depth: 2,
@@ -94,8 +98,16 @@ pub struct LoaderState {
     pub shuffle: Option<u64>,
     /// Samples in a batch.
     pub batch_size: usize,
+    /// Whether a short last batch is left out.
+    #[serde(default = "yes")]
+    pub drop_last: bool,
     /// Samples in the source.
     pub samples: usize,
+}
+
+/// What states meant that were saved before they said so.
+fn yes() -> bool {
+    true
 }
 
 /// Why there is no batch, or no loader.
@@ -203,6 +215,12 @@ impl<S: Source> Loader<S> {
             state.batch_size.to_string(),
             options.batch_size.to_string(),
         )?;
+        let last = |dropped| if dropped { "left out" } else { "kept" };
+        differs(
+            "short last batch",
+            last(state.drop_last).to_owned(),
+            last(options.drop_last).to_owned(),
+        )?;
         differs(
             "number of samples",
             state.samples.to_string(),
@@ -213,13 +231,18 @@ impl<S: Source> Loader<S> {
 
     fn starting_at(source: S, options: LoaderOptions, next: u64) -> Result<Self, LoadError> {
         let samples = source.len();
-        if options.batch_size == 0 || samples < options.batch_size {
+        let least = if options.drop_last {
+            options.batch_size
+        } else {
+            1
+        };
+        if options.batch_size == 0 || samples < least {
             return Err(LoadError::TooFewSamples {
                 samples,
                 batch_size: options.batch_size,
             });
         }
-        let order = Order::new(samples, options.batch_size, options.shuffle);
+        let order = Order::new(samples, &options);
         let maker = Arc::new(Maker {
             source,
             order,
@@ -253,6 +276,7 @@ impl<S: Source> Loader<S> {
             batches: self.next,
             shuffle: self.options.shuffle,
             batch_size: self.options.batch_size,
+            drop_last: self.options.drop_last,
             samples: self.maker.source.len(),
         }
     }

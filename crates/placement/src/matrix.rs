@@ -43,7 +43,7 @@ pub struct FaultMatrix {
 /// One fault on one route under one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cell {
-    /// [`Fault::name`], with `_every_time` when it strikes again and again.
+    /// [`Fault::name`].
     pub fault: &'static str,
     /// Whether it strikes again and again, on this route and those after it.
     pub every_time: bool,
@@ -101,7 +101,18 @@ fn run_cells() -> FaultMatrix {
 }
 
 impl FaultMatrix {
-    fn from_cells(cells: Vec<Cell>) -> FaultMatrix {
+    /// As cells name a mode.
+    pub fn mode_name(verify: Verify) -> &'static str {
+        match verify {
+            Verify::Off => "off",
+            Verify::First => "first",
+            Verify::Always => "always",
+            Verify::Sample { .. } => "sample",
+        }
+    }
+
+    /// The matrix of cells that were run elsewhere, as on a device.
+    pub fn from_cells(cells: Vec<Cell>) -> FaultMatrix {
         let missed_in = |mode| {
             let missed = |cell: &&Cell| cell.verify == mode && cell.outcome == CellOutcome::Missed;
             cells.iter().filter(missed).count()
@@ -119,12 +130,7 @@ impl FaultMatrix {
 }
 
 fn mode_name(verify: Verify) -> &'static str {
-    match verify {
-        Verify::Off => "off",
-        Verify::First => "first",
-        Verify::Always => "always",
-        Verify::Sample { .. } => "sample",
-    }
+    FaultMatrix::mode_name(verify)
 }
 
 /// The worst outcome of the runs in which the fault struck.

@@ -17,7 +17,9 @@ use torch_ext::{Error, copy_into};
 
 pub(crate) use self::elements::{device_name, element_of, kind_of, size_in_bytes};
 use self::sums::{computes, sum_rows, weights_on};
-use self::ways::{copy_chunked, copy_direct, copy_on_other_stream, empty_on, map_into};
+use self::ways::{
+    copy_chunked, copy_direct, copy_direct_summed, copy_on_other_stream, empty_on, map_into,
+};
 use crate::bytes::Bytes;
 use crate::checksum::Checksum;
 use crate::mapped::is_file_mapped;
@@ -30,9 +32,11 @@ use crate::watch::{Missed, Watch};
 /// How a [`TorchTransport`] treats its device.
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
-    /// Whether the device and the CPU share one memory (an APU). libtorch's
-    /// device-agnostic interface does not say.
-    pub unified_memory: bool,
+    /// Whether the device and the CPU share one memory (an APU); `None` asks the device's
+    /// runtime. To be set for a machine whose runtime is wrong about it.
+    pub unified_memory: Option<bool>,
+    /// Whether the device's sums can be believed; `None` finds out with a known one.
+    pub device_sums: Option<bool>,
     /// How long one operation may take before it counts as hung.
     pub deadline: Duration,
     /// The allocator library that serves the device, if one does: trimmed when
@@ -43,7 +47,8 @@ pub struct TransportOptions {
 impl Default for TransportOptions {
     fn default() -> Self {
         Self {
-            unified_memory: false,
+            unified_memory: None,
+            device_sums: None,
             deadline: Duration::from_secs(120),
             allocator: None,
         }
@@ -154,7 +159,11 @@ impl TorchTransport {
         };
         let facts = DeviceFacts {
             name: device_name(device),
-            unified_memory: options.unified_memory,
+            unified_memory: match (options.unified_memory, DeviceIndex::try_from(device)) {
+                (Some(unified), _) => unified,
+                (None, Ok(index)) => accelerator::shares_host_memory(index).unwrap_or(false),
+                (None, Err(_)) => false,
+            },
             zero_copy: accelerator,
             pinned_memory: accelerator,
             other_streams: accelerator,
@@ -187,68 +196,38 @@ impl TorchTransport {
         pool: Pool,
         call: impl FnOnce() -> Result<R, Error> + Send + 'static,
     ) -> Result<R, TransportError> {
-        self.watched_beside(operation, pool, call, || ()).0
-    }
-
-    /// The same, with something else to do on this thread until it is done.
-    fn watched_beside<R: Send + 'static, S>(
-        &mut self,
-        operation: Operation,
-        pool: Pool,
-        call: impl FnOnce() -> Result<R, Error> + Send + 'static,
-        meanwhile: impl FnOnce() -> S,
-    ) -> (Result<R, TransportError>, S) {
         let Some(index) = self.index() else {
-            let outcome = call().map_err(|error| explain(operation, pool, error));
-            return (outcome, meanwhile());
+            return call().map_err(|error| explain(operation, pool, error));
         };
-        let stream = match Stream::current(index) {
-            Ok(stream) => stream,
-            Err(error) => return (Err(explain(operation, pool, error)), meanwhile()),
-        };
+        let stream = Stream::current(index).map_err(|error| explain(operation, pool, error))?;
         let on_stream = move || {
             accelerator::set_current_device(index)?;
             let _stream = stream.enter()?;
             call()
         };
-        let (outcome, beside) = self.watch.run_beside(on_stream, meanwhile);
-        let outcome = match outcome {
+        match self.watch.run(on_stream) {
             Ok(outcome) => outcome.map_err(|error| explain(operation, pool, error)),
             Err(Missed::Deadline(after)) => Err(TransportError::TimedOut { operation, after }),
             Err(Missed::Lost) => Err(TransportError::Refused {
                 operation,
                 message: "its thread was lost".to_owned(),
             }),
-        };
-        (outcome, beside)
-    }
-
-    /// The call that copies.
-    fn copying(
-        &self,
-        host: &HostTensor,
-        method: CopyMethod,
-    ) -> impl FnOnce() -> Result<Tensor, Error> + Send + 'static {
-        let (source, device) = (host.0.shallow_clone(), self.device);
-        let staging = self.facts.pinned_memory;
-        move || match method {
-            CopyMethod::Direct => copy_direct(&source, device),
-            CopyMethod::Chunked { chunk } => copy_chunked(&source, device, chunk, staging),
-            CopyMethod::OtherStream => copy_on_other_stream(&source, device),
-            CopyMethod::ZeroCopy => map_into(&source, device),
         }
     }
 
     /// How the device sums; asks it the first time.
     fn device_sums(&mut self) -> Result<&DeviceSums, TransportError> {
         if self.sums.is_none() {
-            let device = self.device;
+            let (device, known) = (self.device, self.options.device_sums);
             let (weights, right) = self.watched(Operation::SumDevice, Pool::Device, move || {
                 let weights = weights_on(device)?;
-                let right = computes(device, &weights)?;
+                let right = match known {
+                    Some(right) => right,
+                    None => computes(device, &weights)?,
+                };
                 Ok((weights, right))
             })?;
-            if !right {
+            if !right && known.is_none() {
                 tracing::warn!(
                     device = self.facts.name,
                     "the device's sum of known numbers is wrong: what arrives there is read back to be \
@@ -320,8 +299,14 @@ impl Transport for TorchTransport {
     }
 
     fn copy(&mut self, host: &HostTensor, method: CopyMethod) -> Result<Tensor, TransportError> {
-        let copy = self.copying(host, method);
-        self.watched(Operation::Copy, Pool::Device, copy)
+        let (source, device) = (host.0.shallow_clone(), self.device);
+        let staging = self.facts.pinned_memory;
+        self.watched(Operation::Copy, Pool::Device, move || match method {
+            CopyMethod::Direct => copy_direct(&source, device),
+            CopyMethod::Chunked { chunk } => copy_chunked(&source, device, chunk, staging),
+            CopyMethod::OtherStream => copy_on_other_stream(&source, device),
+            CopyMethod::ZeroCopy => map_into(&source, device),
+        })
     }
 
     fn copy_summed(
@@ -340,11 +325,17 @@ impl Transport for TorchTransport {
                 arrived: Some(arrived),
             });
         }
-        let copy = self.copying(host, method);
-        let sum = || Checksum::of(host.bytes());
-        let (remote, sent) = self.watched_beside(Operation::Copy, Pool::Device, copy, sum);
+        let (remote, sent) = if method == CopyMethod::Direct {
+            let (source, device) = (HostTensor(host.0.shallow_clone()), self.device);
+            self.watched(Operation::Copy, Pool::Device, move || {
+                copy_direct_summed(&source, device)
+            })?
+        } else {
+            let sent = self.sum_host(host)?;
+            (self.copy(host, method)?, sent)
+        };
         Ok(Summed {
-            remote: remote?,
+            remote,
             sent,
             arrived: None,
         })

@@ -63,9 +63,9 @@ pub trait Transport {
 
     /// The same, and the checksum of what was sent: for an arrival that will be verified.
     ///
-    /// The default sums the source first. A transport that overrides this sums it while the copy is made,
-    /// which costs less. Then a byte that somebody changes meanwhile is noticed when the sum and the copy read
-    /// it on different sides of the change; when both read the new one, the tensor is the changed one.
+    /// The default sums the source first. A transport that overrides this sums each byte before its copy is
+    /// started, or reads both within one small piece: a source that somebody changes in between shows. One that
+    /// changes before its bytes are read at all is, for the ladder, simply the source.
     fn copy_summed(
         &mut self,
         host: &Self::Host,

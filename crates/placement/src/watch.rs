@@ -36,34 +36,10 @@ impl Watch {
     }
 
     /// Runs `call` on the worker and waits for its result.
-    #[cfg(test)]
-    fn run<R: Send + 'static>(
+    pub(crate) fn run<R: Send + 'static>(
         &mut self,
         call: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R, Missed> {
-        self.run_beside(call, || ()).0
-    }
-
-    /// Runs `call` on the worker and `meanwhile` on this thread, and waits for both. The deadline begins when
-    /// this thread has nothing else to do.
-    pub(crate) fn run_beside<R: Send + 'static, S>(
-        &mut self,
-        call: impl FnOnce() -> R + Send + 'static,
-        meanwhile: impl FnOnce() -> S,
-    ) -> (Result<R, Missed>, S) {
-        match self.start(call) {
-            Ok((worker, result)) => {
-                let beside = meanwhile();
-                (self.wait(worker, &result), beside)
-            }
-            Err(missed) => (Err(missed), meanwhile()),
-        }
-    }
-
-    fn start<R: Send + 'static>(
-        &mut self,
-        call: impl FnOnce() -> R + Send + 'static,
-    ) -> Result<(Sender<Task>, Receiver<R>), Missed> {
         let (answer, result): (Sender<R>, Receiver<R>) = channel();
         let task: Task = Box::new(move || {
             // The caller may have given up waiting.
@@ -74,10 +50,6 @@ impl Watch {
             None => spawn().ok_or(Missed::Lost)?,
         };
         worker.send(task).map_err(|_| Missed::Lost)?;
-        Ok((worker, result))
-    }
-
-    fn wait<R>(&mut self, worker: Sender<Task>, result: &Receiver<R>) -> Result<R, Missed> {
         match result.recv_timeout(self.deadline) {
             Ok(result) => {
                 self.worker = Some(worker);

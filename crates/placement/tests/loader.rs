@@ -112,6 +112,58 @@ fn a_state_of_another_loader_is_refused() {
 }
 
 #[test]
+fn a_short_last_batch_is_kept_when_it_is_asked_for_and_resumed_at() {
+    let source = || Numbers {
+        count: 10,
+        ..Numbers::default()
+    };
+    let kept = LoaderOptions {
+        drop_last: false,
+        shuffle: None,
+        ..options(2)
+    };
+    let mut loader = Loader::new(source(), kept).unwrap();
+    assert_eq!(
+        take(&mut loader, 3),
+        [vec![0, 1, 2, 3], vec![4, 5, 6, 7], vec![8, 9]]
+    );
+    let state = loader.state();
+    let mut again = Loader::resume(source(), kept, &state).unwrap();
+    assert_eq!(take(&mut again, 1), [[0, 1, 2, 3]]);
+    let dropped = LoaderOptions {
+        drop_last: true,
+        ..kept
+    };
+    let error = Loader::resume(source(), dropped, &state).err().unwrap();
+    assert!(
+        error
+            .to_string()
+            .ends_with("its short last batch is kept, and now it is left out"),
+        "{error}"
+    );
+    let few = Numbers {
+        count: 3,
+        ..Numbers::default()
+    };
+    assert_eq!(
+        take(&mut Loader::new(few, kept).unwrap(), 2),
+        [[0, 1, 2], [0, 1, 2]]
+    );
+}
+
+/// States that were saved before the option existed.
+#[test]
+fn an_older_state_left_the_short_batch_out() {
+    let saved = r#"{"batches": 1, "shuffle": 3, "batch_size": 4, "samples": 30}"#;
+    let state = serde_json::from_str(saved).unwrap();
+    let source = Numbers {
+        count: 30,
+        ..Numbers::default()
+    };
+    assert!(Loader::resume(source, options(0), &state).is_ok());
+}
+
+#[test]
 fn no_more_than_the_depth_is_read_ahead() {
     let read = Arc::new(AtomicUsize::new(0));
     let source = Numbers {

@@ -334,10 +334,31 @@ fn a_full_host_sends_the_rest_to_the_disk() {
 #[test]
 fn what_does_not_fit_says_by_how_much() {
     assert_eq!(
-        ten_blocks(150, &Wishes::default()).unwrap_err().to_string(),
-        "`train` does not fit the device: even with every block streamed, it needs 200.00 MiB \
-         (0 B of it to work in), and there are 150.00 MiB: 50.00 MiB too little"
+        ten_blocks(50, &Wishes::default()).unwrap_err().to_string(),
+        "`train` does not fit the device: even with every block streamed, it needs 100.00 MiB \
+         (0 B of it to work in), and there are 50.00 MiB: 50.00 MiB too little"
     );
+}
+
+#[test]
+fn a_ring_of_two_slots_is_made_one_where_only_one_fits() {
+    let plan = ten_blocks(150, &Wishes::default()).unwrap();
+    let phase = &plan.phases[0];
+    assert_eq!((phase.ring, phase.ring_slots), (Bytes::mib(100), 1));
+    assert_eq!(
+        plan.notes,
+        [
+            "`train`: a ring of 2 slots (`ring_slots`) does not fit, one of 1 does; each copy waits until \
+             the block before it is done"
+        ]
+    );
+    let swapped = Wishes {
+        blocks_to_swap: Some(10),
+        ..Wishes::default()
+    };
+    assert_eq!(ten_blocks(150, &swapped).unwrap().phases[0].ring_slots, 1);
+    let roomy = ten_blocks(250, &Wishes::default()).unwrap();
+    assert_eq!((roomy.phases[0].ring_slots, roomy.notes.len()), (2, 0));
 }
 
 fn mapped(places: &[(&str, Place)]) -> Result<Plan, PlanError> {

@@ -5,9 +5,11 @@
 //! also under ROCm. Without an accelerator everything here but [`device_count`],
 //! [`has_hip`] is [`Error::NoAccelerator`].
 
+use std::ffi::{CStr, c_int};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use libloading::os::unix::Library;
 use tch::{Device, Tensor};
 
 use crate::{Error, Result, raw};
@@ -102,6 +104,32 @@ pub struct MemoryInfo {
     pub free: u64,
     /// Bytes in all.
     pub total: u64,
+}
+
+/// Whether a device and the CPU share one memory, as on an APU: what the runtime calls
+/// *integrated*. `None` when no runtime that can be asked is in this process.
+///
+/// libtorch's device-agnostic interface does not say, so the runtime below it is asked:
+/// the one that this process has already, and no other.
+pub fn shares_host_memory(device: DeviceIndex) -> Option<bool> {
+    type GetAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
+    // `cudaDevAttrIntegrated` and `hipDeviceAttributeIntegrated` of the two headers.
+    const RUNTIMES: [(&CStr, c_int); 2] = [
+        (c"hipDeviceGetAttribute", 16),
+        (c"cudaDeviceGetAttribute", 18),
+    ];
+    let process = Library::this();
+    let (name, attribute) = match has_hip() {
+        true => RUNTIMES[0],
+        false => RUNTIMES[1],
+    };
+    // SAFETY: both runtimes declare this function as `int (int *, int, int)`, with enums
+    // of the size of an int.
+    let get = unsafe { process.get::<GetAttribute>(name.to_bytes_with_nul()) }.ok()?;
+    let mut integrated = 0;
+    // SAFETY: a valid place for the result; any device number may be asked for.
+    let status = unsafe { get(&mut integrated, attribute, device.raw()) };
+    (status == 0).then_some(integrated != 0)
 }
 
 /// Asks the driver for free and total memory.

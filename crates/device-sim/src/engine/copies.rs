@@ -233,7 +233,8 @@ unsafe fn read(from: u64, width: u64) -> Vec<u8> {
 }
 
 /// # Safety
-/// `width` bytes at `from` can be read, and at `to` written.
+/// `width` bytes at `from` can be read, and at `to` written; with [`Damage::Mutate`], which is ordered for host
+/// memory of programs under test, those at `from` can be written too.
 unsafe fn copy_row(to: u64, from: u64, width: u64, height: u64, damage: Option<Damage>) {
     let (target, source, bytes) = (to as *mut u8, from as *const u8, width as usize);
     // SAFETY: all accesses stay within the `width` bytes that the caller promises;
@@ -246,6 +247,24 @@ unsafe fn copy_row(to: u64, from: u64, width: u64, height: u64, damage: Option<D
             Some(Damage::Flip) => {
                 source.copy_to(target, bytes);
                 *target.add(bytes / 2) ^= 0x10;
+            }
+            Some(Damage::Stale) => {}
+            Some(Damage::Swap) => {
+                source.copy_to(target, bytes);
+                let quarter = bytes / 4;
+                source
+                    .add(3 * quarter)
+                    .copy_to(target.add(quarter), quarter);
+                source
+                    .add(quarter)
+                    .copy_to(target.add(3 * quarter), quarter);
+            }
+            Some(Damage::Mutate) => {
+                for at in bytes / 2..bytes {
+                    let byte = (from as *mut u8).add(at);
+                    *byte = (*byte).wrapping_add(1);
+                }
+                source.copy_to(target, bytes);
             }
             _ => source.copy_to(target, bytes),
         }
@@ -270,5 +289,48 @@ unsafe fn fill(memory: &Memory, to: u64, pattern: u32, width: u64, count: u64) {
             // SAFETY: element `index` lies inside the promised range.
             unsafe { std::ptr::copy_nonoverlapping(pattern.as_ptr(), at, width as usize) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What arrives of 0 to 15 over memory full of 99s, and what becomes of the source.
+    fn damaged(damage: Damage) -> ([u8; 16], [u8; 16]) {
+        let mut source: [u8; 16] = std::array::from_fn(|at| at as u8);
+        let mut target = [99; 16];
+        // SAFETY: both arrays have 16 bytes, are this function's own, and may be written to.
+        unsafe {
+            copy_row(
+                target.as_mut_ptr() as u64,
+                source.as_mut_ptr() as u64,
+                16,
+                1,
+                Some(damage),
+            );
+        }
+        (target, source)
+    }
+
+    #[test]
+    fn a_stale_copy_brings_nothing() {
+        assert_eq!(damaged(Damage::Stale).0, [99; 16]);
+    }
+
+    #[test]
+    fn swapped_quarters_are_in_each_others_place() {
+        let (target, _) = damaged(Damage::Swap);
+        assert_eq!(
+            target,
+            [0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7]
+        );
+    }
+
+    #[test]
+    fn a_source_that_changes_arrives_changed_and_stays_so() {
+        let (target, source) = damaged(Damage::Mutate);
+        let changed = std::array::from_fn(|at| at as u8 + u8::from(at >= 8));
+        assert_eq!((target, source), (changed, changed));
     }
 }

@@ -5,27 +5,35 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::LoaderOptions;
+
 /// The order of samples, epoch after epoch.
 pub(super) struct Order {
     samples: usize,
     batch_size: usize,
+    drop_last: bool,
     shuffle: Option<u64>,
     /// The last epochs that were asked for; workers are at most two apart.
     cache: Mutex<Vec<(u64, Arc<Vec<usize>>)>>,
 }
 
 impl Order {
-    pub(super) fn new(samples: usize, batch_size: usize, shuffle: Option<u64>) -> Self {
+    pub(super) fn new(samples: usize, options: &LoaderOptions) -> Self {
         Self {
             samples,
-            batch_size,
-            shuffle,
+            batch_size: options.batch_size,
+            drop_last: options.drop_last,
+            shuffle: options.shuffle,
             cache: Mutex::new(Vec::new()),
         }
     }
 
     pub(super) fn batches_per_epoch(&self) -> u64 {
-        (self.samples / self.batch_size) as u64
+        let batches = match self.drop_last {
+            true => self.samples / self.batch_size,
+            false => self.samples.div_ceil(self.batch_size),
+        };
+        batches as u64
     }
 
     /// Epoch and number within it of a batch that is counted through.
@@ -38,7 +46,7 @@ impl Order {
     pub(super) fn samples_of(&self, number: u64) -> Vec<usize> {
         let (epoch, number) = self.place_of(number);
         let start = number as usize * self.batch_size;
-        let range = start..start + self.batch_size;
+        let range = start..self.samples.min(start + self.batch_size);
         match self.shuffle {
             None => range.collect(),
             Some(seed) => self.permutation(seed, epoch)[range].to_vec(),
@@ -110,6 +118,15 @@ impl Random {
 mod tests {
     use super::*;
 
+    fn order(samples: usize, batch_size: usize, shuffle: Option<u64>) -> Order {
+        let options = LoaderOptions {
+            batch_size,
+            shuffle,
+            ..LoaderOptions::default()
+        };
+        Order::new(samples, &options)
+    }
+
     fn epoch(order: &Order, epoch: u64) -> Vec<usize> {
         let per_epoch = order.batches_per_epoch();
         (epoch * per_epoch..(epoch + 1) * per_epoch)
@@ -119,7 +136,7 @@ mod tests {
 
     #[test]
     fn each_epoch_has_every_sample_once_in_another_order() {
-        let order = Order::new(100, 10, Some(7));
+        let order = order(100, 10, Some(7));
         let (first, second) = (epoch(&order, 0), epoch(&order, 1));
         assert_ne!(first, second);
         for mut samples in [first, second] {
@@ -131,23 +148,40 @@ mod tests {
     #[test]
     fn the_order_is_fixed_for_good() {
         // A change here breaks the resuming of runs that were begun before it.
-        let order = Order::new(8, 8, Some(42));
+        let order = order(8, 8, Some(42));
         assert_eq!(epoch(&order, 0), [1, 3, 4, 5, 0, 7, 6, 2]);
     }
 
     #[test]
     fn without_a_seed_the_order_is_that_of_the_source() {
-        assert!(epoch(&Order::new(6, 2, None), 3).into_iter().eq(0..6));
+        assert!(epoch(&order(6, 2, None), 3).into_iter().eq(0..6));
     }
 
     #[test]
     fn a_short_last_batch_is_left_out() {
-        assert_eq!(Order::new(7, 3, None).batches_per_epoch(), 2);
+        assert_eq!(order(7, 3, None).batches_per_epoch(), 2);
+    }
+
+    #[test]
+    fn a_short_last_batch_comes_when_it_is_asked_for() {
+        let options = LoaderOptions {
+            batch_size: 3,
+            drop_last: false,
+            shuffle: Some(1),
+            ..LoaderOptions::default()
+        };
+        let order = Order::new(7, &options);
+        let sizes: Vec<usize> = (0..6).map(|n| order.samples_of(n).len()).collect();
+        assert_eq!(sizes, [3, 3, 1, 3, 3, 1]);
+        assert_eq!(order.place_of(5), (1, 2));
+        let mut all = epoch(&order, 1);
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..7));
     }
 
     #[test]
     fn draws_differ_between_samples_and_between_epochs() {
-        let order = Order::new(100, 10, Some(7));
+        let order = order(100, 10, Some(7));
         let mut draws: Vec<u64> = (0..4)
             .flat_map(|epoch| (0..100).map(move |s| (epoch, s)))
             .map(|(e, s)| order.draw(e, s))

@@ -39,6 +39,8 @@ struct Desk<'a> {
     homes: Vec<Option<Home>>,
     resident: Bytes,
     ring: Bytes,
+    /// Slots of the ring: as wished, or fewer where those do not fit.
+    slots: u32,
     host: Bytes,
 }
 
@@ -74,6 +76,7 @@ impl<'a> Model<'a> {
             homes: vec![None; self.groups.len()],
             resident: Bytes::ZERO,
             ring: Bytes::ZERO,
+            slots: wishes.ring_slots,
             host: Bytes::ZERO,
         };
         let (active, idle): (Vec<usize>, Vec<usize>) =
@@ -92,6 +95,11 @@ impl<'a> Model<'a> {
             placements,
             resident: desk.resident,
             ring: desk.ring,
+            ring_slots: if desk.ring > Bytes::ZERO {
+                desk.slots
+            } else {
+                0
+            },
             working: phase.working,
             host: desk.host,
         })
@@ -171,11 +179,14 @@ impl<'a> Model<'a> {
                 }
             }
         }
-        desk.ring = pack_all_but(&largest_away, largest_away.len(), desk.wishes.ring_slots).ring;
-        let needed = desk.resident + desk.ring + desk.phase.working;
-        if needed > desk.device_limit() {
-            return Err(desk.too_small(needed, "what must be on the device"));
-        }
+        let beside = desk.resident + desk.phase.working;
+        let ring = |slots| pack_all_but(&largest_away, largest_away.len(), slots).ring;
+        let fits = rings(desk.slots).find(|&slots| beside + ring(slots) <= desk.device_limit());
+        let Some(slots) = fits else {
+            return Err(desk.too_small(beside + ring(1), "what must be on the device"));
+        };
+        desk.slots = slots;
+        desk.ring = ring(slots);
         Ok(())
     }
 
@@ -189,20 +200,33 @@ impl<'a> Model<'a> {
         let capacity = desk.device_limit() - desk.resident - desk.ring - desk.phase.working;
         let zero_copy = desk.room_for_zero_copy(all);
         // What is read in place needs no ring.
-        let slots = if zero_copy { 0 } else { desk.wishes.ring_slots };
+        let slots = if zero_copy { 0 } else { desk.slots };
         let packing = match desk.wishes.blocks_to_swap {
-            Some(count) => desk.exactly(&sizes, count, slots, capacity)?,
+            Some(count) => {
+                let exactly = |slots| desk.exactly(&sizes, count, slots, capacity);
+                let fits = rings(slots).find_map(|slots| Some((slots, exactly(slots).ok()?)));
+                let (slots, packing) = match fits {
+                    Some(fits) => fits,
+                    None => (slots, exactly(slots.min(1))?),
+                };
+                desk.slots = desk.slots.min(slots.max(1));
+                packing
+            }
             None => {
                 let kept = if desk.wishes.low_vram {
                     Bytes::ZERO
                 } else {
                     all - all.share(desk.wishes.offload_fraction)
                 };
-                pack(&sizes, capacity, kept, slots).ok_or_else(|| {
-                    let smallest = pack_all_but(&sizes, sizes.len(), slots);
+                let packed = |slots| pack(&sizes, capacity, kept, slots);
+                let fits = rings(slots).find_map(|slots| Some((slots, packed(slots)?)));
+                let (slots, packing) = fits.ok_or_else(|| {
+                    let smallest = pack_all_but(&sizes, sizes.len(), slots.min(1));
                     let needed = desk.device_limit() - capacity + smallest.ring;
                     desk.too_small(needed, "even with every block streamed")
-                })?
+                })?;
+                desk.slots = desk.slots.min(slots.max(1));
+                packing
             }
         };
         // Rings are used one after the other, so that one of the larger size serves both.
@@ -375,6 +399,11 @@ impl<'a> Model<'a> {
         }
         steps
     }
+}
+
+/// The rings to try: one that does not fit is made smaller, since copies that wait are better than no run.
+fn rings(slots: u32) -> impl Iterator<Item = u32> {
+    (slots.min(1)..=slots).rev()
 }
 
 impl Desk<'_> {

@@ -51,6 +51,8 @@ pub struct PhasePlan {
     pub resident: Bytes,
     /// The ring for streamed blocks.
     pub ring: Bytes,
+    /// Its slots: as wished, or fewer where those do not fit; 0 without a ring.
+    pub ring_slots: u32,
     /// Set aside for activations, gradients and optimizer state.
     pub working: Bytes,
     /// Host memory that holds weights: masters of streamed blocks, idle modules, zero-copy modules.
@@ -138,7 +140,7 @@ pub fn plan(
         };
         planned.push(model.plan_phase(&moment, memory, wishes)?);
     }
-    let notes = print::notes(&planned, memory);
+    let notes = print::notes(&planned, memory, wishes);
     Ok(Plan {
         memory,
         phases: planned,

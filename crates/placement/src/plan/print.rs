@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::bytes::Bytes;
-use crate::plan::{Action, Home, Memory, PhasePlan, Plan, Step};
+use crate::plan::{Action, Home, Memory, PhasePlan, Plan, Step, Wishes};
 
 impl fmt::Display for Plan {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -118,7 +118,7 @@ fn rows(phase: &PhasePlan) -> Vec<Row<'_>> {
 }
 
 /// What the reader should know of the plan.
-pub(super) fn notes(phases: &[PhasePlan], memory: Memory) -> Vec<String> {
+pub(super) fn notes(phases: &[PhasePlan], memory: Memory, wishes: &Wishes) -> Vec<String> {
     let anywhere = |home: Home| {
         phases
             .iter()
@@ -133,6 +133,20 @@ pub(super) fn notes(phases: &[PhasePlan], memory: Memory) -> Vec<String> {
              that nothing is offloaded there"
                 .to_owned(),
         );
+    }
+    let fewer = |phase: &&PhasePlan| (1..wishes.ring_slots).contains(&phase.ring_slots);
+    for phase in phases.iter().filter(fewer) {
+        notes.push(format!(
+            "`{}`: a ring of {} slots (`ring_slots`) does not fit, one of {} does{}",
+            phase.phase,
+            wishes.ring_slots,
+            phase.ring_slots,
+            if phase.ring_slots == 1 {
+                "; each copy waits until the block before it is done"
+            } else {
+                ""
+            }
+        ));
     }
     if anywhere(Home::StreamedFromDisk) {
         notes.push(
