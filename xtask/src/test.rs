@@ -62,6 +62,12 @@ fn heavy(shell: &Shell, libtorch: &Libtorch) -> Result<()> {
         "{cargo} build --release --package device-sim --package hip-alloc"
     )
     .run()?;
+    // The ladder for real, which python/tests/test_rust_placement.py puts on the simulator.
+    cmd!(
+        shell,
+        "{cargo} build --package placement --example on-device"
+    )
+    .run()?;
     let target = workspace::target(shell)?;
     let built = target.join("release");
     let simulator = built.join("libdevice_sim.so");

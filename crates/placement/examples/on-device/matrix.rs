@@ -59,7 +59,7 @@ fn faults() -> Vec<Fault> {
             deadline: PATIENT,
         })
         .collect();
-    let calls: [(&str, &str, Option<&str>, bool); 6] = [
+    let calls: [(&str, &str, Option<&str>, bool); 7] = [
         (
             "refused",
             "fail=cudaMemcpyAsync@1:invalid_value",
@@ -81,6 +81,12 @@ fn faults() -> Vec<Fault> {
         (
             "context_lost",
             "lose=cudaMemcpyAsync@1:illegal_address",
+            None,
+            true,
+        ),
+        (
+            "hang_device",
+            "hang=cudaMemcpyAsync@1,cudaDeviceSynchronize",
             None,
             true,
         ),

@@ -1,0 +1,117 @@
+"""The Rust ladder and block streaming on the simulated device, through real libtorch and its real runtime.
+
+`crates/placement/examples/on-device` was built against a CPU libtorch. A CUDA wheel of the same version has the
+same libraries, and more; so the program runs with those, and finds the simulator where a driver would be.
+"""
+
+import collections
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import under_device_sim
+
+SILENT = {"zeros", "nan", "bit_flip", "truncated", "stale", "swapped_chunks", "late_copy", "mutated_source"}
+BUILT_FOR = "2.13."
+
+
+@pytest.fixture(scope="session")
+def on_device(simulator, libraries):
+    """Runs the program with a word; returns what it printed."""
+    if not torch.__version__.startswith(BUILT_FOR):
+        pytest.skip(f"the program is built for libtorch {BUILT_FOR}*, and this is {torch.__version__}")
+    program = under_device_sim.find_library("examples/on-device", "SUREFOOT_ON_DEVICE")
+    torch_libraries = Path(torch.__file__).parent / "lib"
+    folders = [torch_libraries, *sorted(torch_libraries.parents[1].glob("nvidia/*/lib"))]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HIP_ALLOC", "DEVICE_SIM"))}
+    environment.update(simulator, HIP_ALLOC_LIB=str(libraries["--hip-alloc"]))
+    environment["LD_LIBRARY_PATH"] += "".join(f":{folder}" for folder in folders)
+    environment["LD_PRELOAD"] += f":{torch_libraries / 'libtorch_cuda.so'}"
+
+    def run(word, **variables):
+        process = subprocess.run([program, word], env={**environment, **variables}, capture_output=True, text=True, timeout=500)
+        assert process.returncode == 0, process.stderr
+        return json.loads(process.stdout)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def matrix(on_device):
+    return on_device("matrix")
+
+
+def test_always_misses_nothing_on_a_real_runtime(matrix):
+    missed = [cell for cell in matrix["cells"] if (cell["verify"], cell["outcome"]) == ("always", "missed")]
+    assert missed == []
+    assert matrix["missed"] == 0
+
+
+def test_every_silent_fault_strikes_on_every_route_that_copies(matrix):
+    """Seen by its damage where nobody looks; otherwise `always` would be praised for finding what is not there."""
+    seen = collections.defaultdict(set)
+    for cell in matrix["cells"]:
+        if cell["verify"] == "off" and cell["fault"] in SILENT:
+            assert cell["outcome"] == "missed", cell
+            seen[cell["fault"]].add(cell["route"])
+    routes = {"direct", "retry", "staged", "chunked", "other_stream"}
+    assert seen == {fault: routes for fault in SILENT}
+
+
+def test_what_strikes_once_is_recovered(matrix):
+    fatal = {"context_lost", "hang_device"}
+    for cell in matrix["cells"]:
+        if cell["verify"] != "always" or cell["every_time"]:
+            continue
+        # The caller's own memory is not what it was; a copy of it in a buffer was.
+        gone = cell["fault"] == "mutated_source" and cell["route"] in ("direct", "retry", "other_stream")
+        expected = "reported" if cell["fault"] in fatal or gone else "recovered"
+        assert cell["outcome"] == expected, cell
+
+
+def test_loud_faults_are_missed_in_no_mode(matrix):
+    loud = [cell for cell in matrix["cells"] if cell["fault"] not in SILENT]
+    assert {cell["fault"] for cell in loud} >= {"refused", "out_of_memory_device", "out_of_memory_pinned", "context_lost"}
+    assert all(cell["outcome"] != "missed" for cell in loud)
+
+
+def test_a_streamed_model_holds_what_stays_and_the_ring(on_device):
+    """40 blocks of 4 MiB, forward and backward; peaks as hip-alloc counts them, each block's values looked at."""
+    granule = 2 << 20
+    rows = {row["way"]: row for row in on_device("stream")}
+    block = 4 << 20
+    expected = {
+        "all, from memory": (0, 2 * block),
+        "half, from memory": (20 * block, 2 * block),
+        "all, from a file": (0, 2 * block),
+        # Host memory that the device sees: nothing is allocated on it.
+        "all, from a file, unified": (0, 2 * block),
+        "all, mapped, unified": (0, 0),
+    }
+    assert {way: (row["resident"], row["ring"]) for way, row in rows.items()} == expected
+    for way, row in rows.items():
+        on_device_bytes = 0 if "unified" in way else row["resident"] + row["ring"]
+        assert abs(row["peak"] - on_device_bytes) <= granule, (way, row)
+        assert row["report"]["repeated"] == 0
+
+
+def test_the_device_says_whether_it_shares_the_memory_and_can_be_overruled(on_device):
+    card, apu = on_device("facts"), on_device("facts", DEVICE_SIM_UNIFIED="16G")
+    assert [card[key] for key in ("shares_host_memory", "unified", "unified_overridden")] == [False, False, True]
+    assert [apu[key] for key in ("shares_host_memory", "unified", "unified_overridden")] == [True, True, False]
+
+
+def test_batches_arrive_from_pinned_memory(on_device):
+    facts = on_device("facts")
+    assert facts["pinned"] == [True] * 3
+    assert facts["batches"] == [[0, 1], [2, 3], [4]]
+
+
+def test_a_block_whose_copy_hangs_is_an_error_in_time_and_stays_one(on_device):
+    first, again = on_device("facts")["hang"]
+    assert "copying did not end within 500ms" in first
+    assert "device context is lost" in again
