@@ -275,6 +275,13 @@ impl Task for FineTune {
             nats += f64::try_from(&sum)?;
             tokens += learned;
         }
+        if tokens == 0 {
+            return Err(Error::Data(
+                "the held-out part of the data has no token that is learned: hold more out with \
+                 `data.validation_fraction`, or give more data"
+                    .into(),
+            ));
+        }
         Ok(Evaluation {
             loss: nats / tokens as f64,
             nats_per_byte: None,
