@@ -1,8 +1,7 @@
 //! Reading what bounds memory on this machine, for `platform::memory` to judge.
 //!
 //! `platform` decides from text; this module fetches the text: `/proc/meminfo`,
-//! the control groups of this process, and how much of what we hold has been
-//! touched.
+//! and the control groups of this process.
 
 use crate::driver::MemoryInfo;
 use crate::driver::host::HostMemory;
@@ -22,11 +21,18 @@ struct GroupFiles([PathBuf; 3]);
 impl SystemMemory {
     /// Memory of the host, of which `reserve` is left to the rest of the machine.
     pub fn host(reserve: memory::Reserve) -> Self {
+        let membership = text("/proc/self/cgroup");
+        Self::host_in(reserve, &membership, Path::new("/sys/fs/cgroup"))
+    }
+
+    /// As [`host`](SystemMemory::host), in the control groups that `membership` (the text of
+    /// `/proc/self/cgroup`) names below `root`.
+    pub fn host_in(reserve: memory::Reserve, membership: &str, root: &Path) -> Self {
         let mut inputs = Inputs::new(DeviceKind::Host);
         inputs.reserve = reserve;
         SystemMemory {
             inputs,
-            groups: groups(&text("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")),
+            groups: groups(membership, root),
         }
     }
 }
@@ -82,10 +88,8 @@ impl SystemMemory {
 }
 
 impl HostMemory for SystemMemory {
-    fn read(&mut self, held: u64) -> MemoryInfo {
+    fn read(&mut self, untouched: u64) -> MemoryInfo {
         let capacity = self.capacity();
-        // Pages that were promised but not touched yet still count as available.
-        let untouched = held - held.min(resident());
         MemoryInfo {
             free: capacity.free.0.saturating_sub(untouched),
             total: capacity.total.0,
@@ -166,15 +170,6 @@ fn property(text: &str, name: &str) -> Option<u64> {
 
 fn number(path: PathBuf) -> Option<u64> {
     text(path).trim().parse().ok()
-}
-
-/// Bytes of this process that are in memory, from `/proc/self/statm`.
-fn resident() -> u64 {
-    let pages = text("/proc/self/statm")
-        .split_ascii_whitespace()
-        .nth(1)
-        .and_then(|word| word.parse::<u64>().ok());
-    pages.unwrap_or(0) * platform::Bytes::PAGE.0
 }
 
 /// The text of a file, empty if there is none: what is not known does not bind.

@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 /// Reads how much memory the machine can still give, in bytes.
 pub trait HostMemory: Send {
     /// What may be allocated now, and what this process may hold in all, given that
-    /// it holds `held` bytes.
-    fn read(&mut self, held: u64) -> MemoryInfo;
+    /// `untouched` bytes of what it holds were promised, but are not in memory yet: the
+    /// kernel still counts them as available.
+    fn read(&mut self, untouched: u64) -> MemoryInfo;
 }
 
 /// Memory of this machine.
@@ -21,13 +22,22 @@ pub struct HostDriver {
     held: u64,
     /// Whether parts of blocks go back.
     mapped: bool,
-    /// Bytes that went back of mappings that are still there, by address.
-    gone: BTreeMap<u64, u64>,
+    /// What there is, by address.
+    mappings: BTreeMap<u64, Extent>,
+}
+
+/// One mapping.
+struct Extent {
+    bytes: u64,
+    /// Of these, what went back.
+    gone: u64,
 }
 
 /// Parts go back in multiples of this.
 const HANDLE: u64 = 32 * MIB;
 const PAGE: u64 = 4096;
+/// How many pages are asked about in one call.
+const PAGES_AT_ONCE: usize = 1 << 16;
 
 /// Mappings of at least this size ask for huge pages.
 const HUGE_PAGE: u64 = 2 * MIB;
@@ -39,13 +49,47 @@ impl HostDriver {
             memory,
             held: 0,
             mapped: false,
-            gone: BTreeMap::new(),
+            mappings: BTreeMap::new(),
         }
     }
 
     /// Lets parts of blocks go back, too.
     pub fn map_memory(&mut self) {
         self.mapped = true;
+    }
+
+    /// Whether there is room for `bytes` more.
+    fn has_room(&mut self, bytes: u64) -> bool {
+        // That nothing was touched is the careful guess; counting takes time.
+        bytes <= self.memory.read(self.held).free
+            || bytes <= self.memory.read(self.held - self.touched()).free
+    }
+
+    /// Bytes of ours that are in memory.
+    fn touched(&self) -> u64 {
+        let mut pages = vec![0u8; PAGES_AT_ONCE];
+        let mut touched = 0;
+        for (start, extent) in &self.mappings {
+            for offset in (0..extent.bytes).step_by(PAGES_AT_ONCE * PAGE as usize) {
+                let length = (extent.bytes - offset).min(PAGES_AT_ONCE as u64 * PAGE);
+                // SAFETY: asks about a range of a mapping of ours; one byte a page is
+                // written, and the buffer has as many.
+                let result = unsafe {
+                    libc::mincore(
+                        (start + offset) as *mut libc::c_void,
+                        length as usize,
+                        pages.as_mut_ptr(),
+                    )
+                };
+                // What cannot be asked about counts as untouched.
+                if result == 0 {
+                    let asked = &pages[..length.div_ceil(PAGE) as usize];
+                    let there = asked.iter().filter(|page| **page & 1 != 0).count();
+                    touched += there as u64 * PAGE;
+                }
+            }
+        }
+        touched.min(self.held)
     }
 
     fn failed(call: &'static str) -> DriverError {
@@ -63,7 +107,7 @@ impl HostDriver {
 
 impl Driver for HostDriver {
     fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError> {
-        if bytes > self.memory.read(self.held).free {
+        if !self.has_room(bytes) {
             return Err(DriverError::OutOfMemory);
         }
         let length = usize::try_from(bytes).map_err(|_| DriverError::OutOfMemory)?;
@@ -89,6 +133,8 @@ impl Driver for HostDriver {
             unsafe { libc::madvise(address, length, libc::MADV_HUGEPAGE) };
         }
         self.held += bytes;
+        self.mappings
+            .insert(address as u64, Extent { bytes, gone: 0 });
         Ok(address as u64)
     }
 
@@ -100,9 +146,7 @@ impl Driver for HostDriver {
     }
 
     fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
-        let address = self.allocate(bytes)?;
-        self.gone.insert(address, 0);
-        Ok(address)
+        self.allocate(bytes)
     }
 
     fn release_part(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
@@ -122,8 +166,8 @@ impl Driver for HostDriver {
         if result == libc::MAP_FAILED {
             return Err(Self::failed("mmap"));
         }
-        if let Some((_, gone)) = self.gone.range_mut(..=address).next_back() {
-            *gone += bytes;
+        if let Some((_, extent)) = self.mappings.range_mut(..=address).next_back() {
+            extent.gone += bytes;
         }
         self.held -= bytes;
         Ok(())
@@ -136,7 +180,8 @@ impl Driver for HostDriver {
         if result != 0 {
             return Err(Self::failed("munmap"));
         }
-        self.held -= bytes - self.gone.remove(&address).unwrap_or(0);
+        let gone = self.mappings.remove(&address).map(|extent| extent.gone);
+        self.held -= bytes - gone.unwrap_or(0);
         Ok(())
     }
 
@@ -157,21 +202,23 @@ impl Driver for HostDriver {
     }
 
     fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
-        Ok(self.memory.read(self.held))
+        let untouched = self.held - self.touched();
+        Ok(self.memory.read(untouched))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::SystemMemory;
 
     struct Plenty;
 
     impl HostMemory for Plenty {
-        fn read(&mut self, held: u64) -> MemoryInfo {
+        fn read(&mut self, untouched: u64) -> MemoryInfo {
             let total = 1024 * MIB;
             MemoryInfo {
-                free: total - held,
+                free: total - untouched,
                 total,
             }
         }
@@ -200,6 +247,48 @@ mod tests {
         driver.release(start, 3 * HANDLE).unwrap();
         driver.release(other, HANDLE).unwrap();
         assert_eq!(driver.held, 0);
+    }
+
+    /// Under a control group's limit a program is refused memory before the kernel would
+    /// have to kill it, whether it has touched what it was promised or not.
+    #[test]
+    fn a_control_group_is_never_promised_more_than_its_limit() {
+        const BLOCK: u64 = 16 * MIB;
+        let root = tempfile::tempdir().unwrap();
+        let usage = root.path().join("memory.current");
+        let others = 40 * MIB;
+        std::fs::write(root.path().join("memory.max"), (200 * MIB).to_string()).unwrap();
+        std::fs::write(root.path().join("memory.stat"), "").unwrap();
+        std::fs::write(&usage, others.to_string()).unwrap();
+        let reserve = platform::memory::Reserve::Fixed(platform::Bytes(0));
+        let memory = SystemMemory::host_in(reserve, "0::/", root.path());
+        let mut driver = HostDriver::new(Box::new(memory));
+        let mut blocks = Vec::new();
+        while let Ok(block) = driver.allocate(BLOCK) {
+            blocks.push(block);
+        }
+        assert_eq!(
+            blocks.len() as u64,
+            (200 * MIB - others) / BLOCK,
+            "untouched"
+        );
+        for block in &blocks[..5] {
+            // SAFETY: a mapping of this size that was just made.
+            unsafe { std::ptr::write_bytes(*block as *mut u8, 1, BLOCK as usize) };
+        }
+        // As the kernel would count. A huge page may reach into the next block.
+        let touched = driver.touched();
+        assert!((5 * BLOCK..6 * BLOCK).contains(&touched), "{touched}");
+        std::fs::write(&usage, (others + touched).to_string()).unwrap();
+        assert_eq!(
+            driver.allocate(BLOCK),
+            Err(DriverError::OutOfMemory),
+            "half touched"
+        );
+        driver.release(blocks[9], BLOCK).unwrap();
+        assert!(driver.allocate(BLOCK).is_ok(), "one went back");
+        let info = driver.memory_info(0).unwrap();
+        assert_eq!((info.free, info.total), (0, 200 * MIB));
     }
 
     #[test]
