@@ -38,6 +38,7 @@ enum Command {
     Explain(commands::explain::Args),
     Run(commands::run::Args),
     Probe(commands::probe::Args),
+    Replay(commands::replay::Args),
     /// Train a model as a config says
     #[command(disable_help_flag = true)]
     Train(commands::delegate::Args),
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         Command::Explain(args) => commands::explain::run(&args, json),
         Command::Run(args) => commands::run::run(&args),
         Command::Probe(args) => commands::probe::run(&args, json),
+        Command::Replay(args) => commands::replay::run(&args, json),
         Command::Train(args) => commands::delegate::run("train", &args, json),
         Command::Eval(args) => commands::delegate::run("eval", &args, json),
         Command::Generate(args) => commands::delegate::run("generate", &args, json),

@@ -5,4 +5,5 @@ pub(crate) mod doctor;
 pub(crate) mod env;
 pub(crate) mod explain;
 pub(crate) mod probe;
+pub(crate) mod replay;
 pub(crate) mod run;

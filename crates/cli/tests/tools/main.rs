@@ -4,5 +4,6 @@ mod common;
 mod doctor;
 #[cfg(unix)]
 mod probe;
+mod replay;
 #[cfg(unix)]
 mod run;

@@ -58,6 +58,27 @@ impl Outcome {
 
 /// Replays a trace.
 pub fn replay(trace: &Trace, config: PoolConfig, orders: SimOrders) -> Outcome {
+    replay_watched(trace, config, orders, &mut |_| {})
+}
+
+/// A look at the pool after an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look {
+    /// Number of the event.
+    pub event: usize,
+    /// Sum of live requests.
+    pub live: u64,
+    /// Bytes held.
+    pub held: u64,
+}
+
+/// As [`replay`], with a look at the pool after each event.
+pub fn replay_watched(
+    trace: &Trace,
+    config: PoolConfig,
+    orders: SimOrders,
+    watch: &mut dyn FnMut(Look),
+) -> Outcome {
     let mut driver = SimDriver::new(orders);
     let mut pool = Pool::new(config);
     pool.warm_up(&mut driver);
@@ -68,7 +89,7 @@ pub fn replay(trace: &Trace, config: PoolConfig, orders: SimOrders) -> Outcome {
     let calls = |stats: &PoolStats| stats.driver_allocs + stats.driver_frees;
     let mut before_steps = (0, 0);
     let mut last = 0;
-    for event in &trace.events {
+    for (number, event) in trace.events.iter().enumerate() {
         match *event {
             Event::Allocate { id, bytes, stream } => {
                 match pool.allocate(&mut driver, bytes, StreamId(stream)) {
@@ -101,6 +122,11 @@ pub fn replay(trace: &Trace, config: PoolConfig, orders: SimOrders) -> Outcome {
                 outcome.marks.push((live, stats.held_bytes));
             }
         }
+        watch(Look {
+            event: number,
+            live,
+            held: pool.stats().held_bytes,
+        });
     }
     let stats = pool.stats();
     outcome.calls_by_step.push(calls(&stats) - last);

@@ -1,0 +1,134 @@
+//! `surefoot replay`: a recorded run again, on the simulated device, in this allocator and
+//! in PyTorch's.
+//!
+//! What PyTorch would hold comes from a model of its rules (`hip_alloc::trace::peers`), so
+//! no PyTorch is needed; `cargo xtask bench alloc` measures the real one.
+
+mod picture;
+mod report;
+
+use anyhow::Context;
+use hip_alloc::config::Config;
+use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::pool::PoolConfig;
+use hip_alloc::trace::format::Trace;
+use hip_alloc::trace::peers::Peer;
+use hip_alloc::trace::replay::{replay, replay_watched};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use surefoot_cli::output::{self, Failure, Outcome};
+
+use picture::Curve;
+use report::Report;
+
+/// What the simulated device hands out, like the real ones: multiples of this.
+const GRANULE: u64 = 512;
+/// Replays of which the fastest counts.
+const TIMED: usize = 3;
+
+/// Replay an allocation trace and compare what allocators would hold
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The trace: recorded with HIP_ALLOC_TRACE=FILE, as text or zstd-compressed
+    trace: PathBuf,
+
+    /// Settings of the allocator, as in HIP_ALLOC_CONF: `warmup_mb:0,block_mb:128`
+    #[arg(long, value_name = "KEY:VALUE,…")]
+    policy: Option<String>,
+
+    /// Memory of the simulated device in MiB [default: as much as it takes]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..1 << 40))]
+    capacity_mb: Option<u64>,
+
+    /// Draw live and held memory over the run to this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// Replays a trace.
+pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let name = args.trace.display().to_string();
+    let settings = args
+        .policy
+        .clone()
+        .or_else(|| std::env::var("HIP_ALLOC_CONF").ok())
+        .unwrap_or_default();
+    let config = Config::parse(&settings)
+        .map_err(|error| match args.policy {
+            // The same words, but the key is not the variable's.
+            Some(_) => Failure::usage(error.to_string().replace("HIP_ALLOC_CONF", "--policy")),
+            None => Failure::usage(error),
+        })?
+        .pool(GRANULE);
+    let trace = Trace::read(&args.trace)
+        .map_err(|error| Failure::usage(format_args!("`{name}`: {error}")))?;
+    if trace.requests == 0 {
+        return Err(Failure::usage(format_args!(
+            "`{name}`: there is no request in it"
+        )));
+    }
+    let orders = args
+        .capacity_mb
+        .map_or_else(SimOrders::default, |mib| SimOrders {
+            capacity: mib << 20,
+            ..SimOrders::default()
+        });
+
+    let progress = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
+    progress.set_style(ProgressStyle::with_template("{spinner} {msg}")?);
+    progress.enable_steady_tick(Duration::from_millis(120));
+    progress.set_message("replaying in hip-alloc");
+    let mut curves = Vec::new();
+    let mut live = Curve::new("live", trace.events.len());
+    let mut held = Curve::new("hip-alloc", trace.events.len());
+    let ours = replay_watched(&trace, config.clone(), orders.clone(), &mut |look| {
+        live.add(look.event, look.live);
+        held.add(look.event, look.held);
+    });
+    curves.extend([live, held]);
+    let mut peers = Vec::new();
+    for peer in Peer::ALL {
+        progress.set_message(format!("replaying in {}", peer.name()));
+        let mut curve = Curve::new(&peer.name(), trace.events.len());
+        let outcome = peer.replay(&trace, &mut |event, held| curve.add(event, held));
+        // What no caching holds is what is live.
+        if peer != Peer::NoCaching {
+            curves.push(curve);
+        }
+        peers.push((peer, outcome));
+    }
+    progress.set_message("timing");
+    let nanoseconds = time(&trace, &config, &orders);
+    progress.finish_and_clear();
+
+    let report = Report::new(&name, &trace, &config, &ours, &peers, nanoseconds);
+    match json {
+        true => output::print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
+        false => output::print(&report.to_string())?,
+    }
+    if let Some(path) = &args.svg {
+        let title = args.trace.file_name().unwrap_or_default().to_string_lossy();
+        picture::draw(path, &title, &curves)
+            .with_context(|| format!("cannot draw `{}`", path.display()))?;
+        eprintln!("surefoot: the picture is `{}`", path.display());
+    }
+    match ours.out_of_memory {
+        0 => Ok(Outcome::Fine),
+        refused => Err(Failure::Job(anyhow::anyhow!(
+            "{refused} of {} requests were refused: the device is too small",
+            trace.requests
+        ))),
+    }
+}
+
+/// Nanoseconds of one request or free, the simulated driver and the replay included.
+fn time(trace: &Trace, config: &PoolConfig, orders: &SimOrders) -> f64 {
+    let once = |_| {
+        let (config, orders) = (config.clone(), orders.clone());
+        let began = Instant::now();
+        let _ = replay(trace, config, orders);
+        began.elapsed().as_nanos() as f64 / trace.events.len() as f64
+    };
+    (0..TIMED).map(once).fold(f64::INFINITY, f64::min)
+}
