@@ -115,3 +115,14 @@ def test_a_block_whose_copy_hangs_is_an_error_in_time_and_stays_one(on_device):
     first, again = on_device("facts")["hang"]
     assert "copying did not end within 500ms" in first
     assert "device context is lost" in again
+
+
+def test_what_is_idle_leaves_before_the_transformer_comes(on_device):
+    """24 MiB of text encoder and 40 of transformer on a plan for 48: never both, and back bit by bit."""
+    granule, text, transformer = 2 << 20, 24 << 20, 40 << 20
+    encode, learn, sample = on_device("phases")
+    assert encode["entered"]["to_device"] == text and abs(encode["live"] - text) <= granule
+    assert learn["entered"]["to_device"] == transformer and abs(learn["live"] - transformer) <= granule
+    assert learn["entered"]["to_host"] + learn["entered"]["to_shelf"] >= text
+    assert abs(sample["live"] - text) <= granule
+    assert sample["peak"] <= transformer + granule

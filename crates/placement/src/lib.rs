@@ -17,6 +17,7 @@ mod ring;
 mod route;
 mod rung;
 pub mod shortage;
+pub mod stage;
 pub mod stream;
 pub mod torch_transport;
 pub mod transport;

@@ -123,6 +123,15 @@ impl Placer {
         self.transport.device()
     }
 
+    /// How moves are made.
+    pub fn policy(&self) -> &Policy {
+        self.ladder.policy()
+    }
+
+    pub(crate) fn transport(&mut self) -> &mut TorchTransport {
+        &mut self.transport
+    }
+
     /// Every move so far. Empty on the CPU, where nothing moves.
     pub fn report(&self) -> &PlacementReport {
         self.ladder.report()
@@ -414,7 +423,7 @@ fn is_float(kind: Kind) -> bool {
     )
 }
 
-fn size_of_tensor(tensor: &Tensor) -> Bytes {
+pub(crate) fn size_of_tensor(tensor: &Tensor) -> Bytes {
     Bytes(tensor.numel() as u64 * tensor.kind().elt_size_in_bytes() as u64)
 }
 

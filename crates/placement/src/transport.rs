@@ -199,6 +199,9 @@ pub enum Element {
     I64,
     F8E4M3,
     F8E5M2,
+    /// As data-centre cards of AMD before the OCP formats have it: no infinities, one zero.
+    F8E4M3Fnuz,
+    F8E5M2Fnuz,
     F16,
     BF16,
     F32,
@@ -213,7 +216,13 @@ impl Element {
     /// Bytes of one element.
     pub fn size(self) -> u64 {
         match self {
-            Element::Bool | Element::U8 | Element::I8 | Element::F8E4M3 | Element::F8E5M2 => 1,
+            Element::Bool
+            | Element::U8
+            | Element::I8
+            | Element::F8E4M3
+            | Element::F8E5M2
+            | Element::F8E4M3Fnuz
+            | Element::F8E5M2Fnuz => 1,
             Element::I16 | Element::F16 | Element::BF16 => 2,
             Element::I32 | Element::F32 => 4,
             Element::I64 | Element::F64 | Element::C64 => 8,
@@ -259,6 +268,20 @@ pub enum TransportError {
         /// The device's own words.
         message: String,
     },
+}
+
+/// The same in libtorch's words: what hangs is as lost as what failed.
+impl From<TransportError> for torch_ext::Error {
+    fn from(error: TransportError) -> Self {
+        let message = error.to_string();
+        match error {
+            TransportError::OutOfMemory { .. } => Self::OutOfMemory { message },
+            TransportError::ContextLost { .. } | TransportError::TimedOut { .. } => {
+                Self::DeviceLost { message }
+            }
+            TransportError::Refused { .. } => Self::Torch(message),
+        }
+    }
 }
 
 /// Which memory an allocation wanted.

@@ -6,6 +6,7 @@
 //! ```text
 //! on-device matrix    every fault × route × way to verify, as JSON
 //! on-device stream    what a streamed model holds on the device, counted by hip-alloc, as JSON
+//! on-device phases    what the device holds while components come and go, as JSON
 //! on-device facts     single things that only a device has, as JSON
 //! on-device times     what verifying adds to a copy at the latencies that the simulator was told, as JSON
 //! ```
@@ -13,6 +14,7 @@
 mod facts;
 mod gate;
 mod matrix;
+mod phases;
 mod simulator;
 mod stream;
 mod times;
@@ -32,10 +34,11 @@ fn main() -> ExitCode {
     let made = match std::env::args().nth(1).as_deref() {
         Some("matrix") => matrix::run().and_then(json),
         Some("stream") => stream::run().and_then(json),
+        Some("phases") => phases::run().and_then(json),
         Some("facts") => facts::run().and_then(json),
         Some("times") => times::run().and_then(json),
         _ => {
-            eprintln!("usage: on-device matrix|stream|facts|times");
+            eprintln!("usage: on-device matrix|stream|phases|facts|times");
             return ExitCode::from(2);
         }
     };

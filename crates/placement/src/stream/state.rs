@@ -422,7 +422,7 @@ impl State {
     fn settle<T>(&mut self, outcome: Result<T, TransportError>) -> Result<T, Error> {
         let error = match outcome {
             Ok(value) => return Ok(value),
-            Err(error) => refused(error),
+            Err(error) => Error::from(error),
         };
         if !error.context_is_usable() {
             self.broken = Some(error.to_string());
@@ -453,17 +453,6 @@ impl Drop for State {
             self.transport.abandon(remotes, Vec::new());
             std::mem::forget(std::mem::take(&mut self.masters));
         }
-    }
-}
-
-fn refused(error: TransportError) -> Error {
-    let message = error.to_string();
-    match error {
-        TransportError::OutOfMemory { .. } => Error::OutOfMemory { message },
-        TransportError::ContextLost { .. } | TransportError::TimedOut { .. } => {
-            Error::DeviceLost { message }
-        }
-        TransportError::Refused { .. } => Error::Torch(message),
     }
 }
 

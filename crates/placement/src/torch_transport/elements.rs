@@ -21,7 +21,7 @@ pub(crate) fn device_name(device: Device) -> String {
 }
 
 /// The element type of a kind; `None` for those that no model file has (quantized,
-/// complex half, the `fnuz` float8s).
+/// complex half).
 pub(crate) fn element_of(kind: Kind) -> Option<Element> {
     Some(match kind {
         Kind::Bool => Element::Bool,
@@ -32,6 +32,8 @@ pub(crate) fn element_of(kind: Kind) -> Option<Element> {
         Kind::Int64 => Element::I64,
         Kind::Float8e4m3fn => Element::F8E4M3,
         Kind::Float8e5m2 => Element::F8E5M2,
+        Kind::Float8e4m3fnuz => Element::F8E4M3Fnuz,
+        Kind::Float8e5m2fnuz => Element::F8E5M2Fnuz,
         Kind::Half => Element::F16,
         Kind::BFloat16 => Element::BF16,
         Kind::Float => Element::F32,
@@ -52,6 +54,8 @@ pub(crate) fn kind_of(element: Element) -> Kind {
         Element::I64 => Kind::Int64,
         Element::F8E4M3 => Kind::Float8e4m3fn,
         Element::F8E5M2 => Kind::Float8e5m2,
+        Element::F8E4M3Fnuz => Kind::Float8e4m3fnuz,
+        Element::F8E5M2Fnuz => Kind::Float8e5m2fnuz,
         Element::F16 => Kind::Half,
         Element::BF16 => Kind::BFloat16,
         Element::F32 => Kind::Float,

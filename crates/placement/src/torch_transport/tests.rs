@@ -170,6 +170,8 @@ fn elements_and_kinds_are_inverse() {
         Element::I64,
         Element::F8E4M3,
         Element::F8E5M2,
+        Element::F8E4M3Fnuz,
+        Element::F8E5M2Fnuz,
         Element::F16,
         Element::BF16,
         Element::F32,
