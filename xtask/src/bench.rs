@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: this project against its peers, on this machine.
 
+mod alloc;
 mod lora;
 mod placement;
 mod process;
@@ -8,6 +9,7 @@ mod train;
 use anyhow::Result;
 use clap::Subcommand;
 
+use alloc::AllocBench;
 use lora::LoraBench;
 use placement::PlacementBench;
 pub(crate) use train::TrainBench;
@@ -21,6 +23,8 @@ pub(crate) struct Bench {
 
 #[derive(Subcommand)]
 enum Benchmark {
+    /// What allocators hold on recorded training runs, against PyTorch's own
+    Alloc(AllocBench),
     /// The cost of copy routes and verification, and plans against accelerate's
     Placement(PlacementBench),
     /// Fine-tuning speed and memory, against Hugging Face's Trainer with PEFT
@@ -32,6 +36,7 @@ enum Benchmark {
 impl Bench {
     pub(crate) fn run(self) -> Result<()> {
         match self.benchmark {
+            Benchmark::Alloc(bench) => bench.run(),
             Benchmark::Placement(bench) => bench.run(),
             Benchmark::Lora(bench) => bench.run(),
             Benchmark::Train(bench) => bench.run(),

@@ -8,7 +8,8 @@ mod picture;
 mod report;
 
 use anyhow::Context;
-use hip_alloc::config::Config;
+use hip_alloc::config::{Config, Mapped};
+use hip_alloc::driver::Mapping;
 use hip_alloc::driver::sim::SimOrders;
 use hip_alloc::pool::PoolConfig;
 use hip_alloc::trace::format::Trace;
@@ -24,6 +25,11 @@ use report::Report;
 
 /// What the simulated device hands out, like the real ones: multiples of this.
 const GRANULE: u64 = 512;
+/// How `mapped:on` maps here: as the drivers do on a device of up to 8 GiB.
+const MAPPING: Mapping = Mapping {
+    handle: 32 << 20,
+    granule: 2 << 20,
+};
 /// Replays of which the fastest counts.
 const TIMED: usize = 3;
 
@@ -54,13 +60,13 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         .clone()
         .or_else(|| std::env::var("HIP_ALLOC_CONF").ok())
         .unwrap_or_default();
-    let config = Config::parse(&settings)
-        .map_err(|error| match args.policy {
-            // The same words, but the key is not the variable's.
-            Some(_) => Failure::usage(error.to_string().replace("HIP_ALLOC_CONF", "--policy")),
-            None => Failure::usage(error),
-        })?
-        .pool(GRANULE);
+    let config = Config::parse(&settings).map_err(|error| match args.policy {
+        // The same words, but the key is not the variable's.
+        Some(_) => Failure::usage(error.to_string().replace("HIP_ALLOC_CONF", "--policy")),
+        None => Failure::usage(error),
+    })?;
+    let mapping = (config.mapped == Mapped::On).then_some(MAPPING);
+    let config = config.pool(GRANULE);
     let trace = Trace::read(&args.trace)
         .map_err(|error| Failure::usage(format_args!("`{name}`: {error}")))?;
     if trace.requests == 0 {
@@ -68,12 +74,12 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             "`{name}`: there is no request in it"
         )));
     }
-    let orders = args
-        .capacity_mb
-        .map_or_else(SimOrders::default, |mib| SimOrders {
-            capacity: mib << 20,
-            ..SimOrders::default()
-        });
+    let unlimited = SimOrders::default();
+    let orders = SimOrders {
+        capacity: args.capacity_mb.map_or(unlimited.capacity, |mib| mib << 20),
+        mapping,
+        ..unlimited
+    };
 
     let progress = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
     progress.set_style(ProgressStyle::with_template("{spinner} {msg}")?);

@@ -1,0 +1,272 @@
+//! `cargo xtask bench alloc`: recorded training runs in our allocator and in PyTorch's.
+//!
+//! Ours is replayed by `surefoot replay` on the simulated driver; PyTorch's is the real one
+//! of PyTorch 2.13, in five settings, on the simulated device (`bench/alloc/peers.py`). This
+//! file starts both and puts the numbers side by side, as a table, JSON and pictures.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use xshell::{Shell, cmd};
+
+use crate::{setup, workspace};
+
+/// Recorded traces.
+const TRACES: &str = "crates/hip-alloc/tests/traces";
+const MIB: f64 = (1 << 20) as f64;
+
+/// What allocators hold and how often they call the driver, on recorded training runs.
+#[derive(clap::Args)]
+pub(crate) struct AllocBench {
+    /// Traces to replay [default: those of hip-alloc's tests]
+    traces: Vec<PathBuf>,
+
+    /// Leave the real PyTorch out: no download, and half a minute instead of some
+    #[arg(long)]
+    quick: bool,
+
+    /// Where the numbers go, with a picture of each trace beside them [default: bench/alloc.json
+    /// in the target folder]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// Everything that was measured.
+#[derive(Serialize)]
+struct Report {
+    /// Version of the PyTorch whose allocator was replayed.
+    torch: Option<String>,
+    nanoseconds_per_operation: HotPath,
+    traces: Vec<TraceReport>,
+}
+
+/// Time of one request or free in our allocator.
+#[derive(Serialize, Deserialize)]
+struct HotPath {
+    one_thread: f64,
+    two_threads_one_device: f64,
+    two_threads_two_devices: f64,
+}
+
+#[derive(Serialize)]
+struct TraceReport {
+    trace: String,
+    peak_live_bytes: u64,
+    allocators: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    peak_ratio: f64,
+    idle_excess_bytes: u64,
+    driver_calls_per_step: f64,
+    share_of_calls: f64,
+}
+
+/// What `surefoot replay --json` prints, of which this is used.
+#[derive(Deserialize)]
+struct Replayed {
+    peak_live_bytes: u64,
+    allocators: Vec<ReplayedRow>,
+}
+
+#[derive(Deserialize)]
+struct ReplayedRow {
+    name: String,
+    peak_ratio: f64,
+    idle_excess_bytes: u64,
+    driver_calls_per_step: f64,
+}
+
+/// What `peers.py` prints for each setting, of which this is used.
+#[derive(Deserialize)]
+struct Peer {
+    torch: String,
+    peak_ratio: f64,
+    idle_excess: u64,
+    calls_per_step: f64,
+}
+
+impl AllocBench {
+    pub(crate) fn run(self) -> Result<()> {
+        let shell = workspace::shell()?;
+        let cargo = workspace::cargo();
+        let python = match self.quick {
+            true => None,
+            false => Some(setup::reference_python()?),
+        };
+        eprintln!("building");
+        let features = "--no-default-features";
+        cmd!(
+            shell,
+            "{cargo} build --release --quiet --package surefoot {features} --bin surefoot"
+        )
+        .run()?;
+        cmd!(
+            shell,
+            "{cargo} build --release --quiet --package device-sim --package hip-alloc"
+        )
+        .run()?;
+        let target = workspace::target(&shell)?;
+        let out = self.out.clone().unwrap_or(target.join("bench/alloc.json"));
+        let folder = out.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make `{}`", folder.display()))?;
+        let traces = self.traces()?;
+        let mut report = Report {
+            torch: None,
+            nanoseconds_per_operation: hot_path(&shell, &traces)?,
+            traces: Vec::new(),
+        };
+        for (number, trace) in traces.iter().enumerate() {
+            let name = name(trace);
+            eprintln!("{name} ({} of {})", number + 1, traces.len());
+            let surefoot = target.join("release/surefoot");
+            let picture = out.with_file_name(format!("alloc-{name}.svg"));
+            let one = replay(&shell, &surefoot, trace, &picture, python.as_deref())?;
+            report.torch = report.torch.or(one.1);
+            report.traces.push(one.0);
+        }
+        report.print();
+        let text = serde_json::to_string_pretty(&report)? + "\n";
+        fs::write(&out, text).with_context(|| format!("cannot write `{}`", out.display()))?;
+        eprintln!("numbers and pictures are beside `{}`", out.display());
+        Ok(())
+    }
+
+    fn traces(&self) -> Result<Vec<PathBuf>> {
+        if !self.traces.is_empty() {
+            return Ok(self.traces.clone());
+        }
+        let folder = workspace::root().join(TRACES);
+        let entries =
+            fs::read_dir(&folder).with_context(|| format!("cannot read `{}`", folder.display()))?;
+        let mut traces = entries
+            .map(|entry| Ok(entry?.path()))
+            .collect::<Result<Vec<_>>>()?;
+        traces.sort();
+        ensure!(!traces.is_empty(), "`{}` is empty", folder.display());
+        Ok(traces)
+    }
+}
+
+fn hot_path(shell: &Shell, traces: &[PathBuf]) -> Result<HotPath> {
+    eprintln!("timing");
+    let cargo = workspace::cargo();
+    let text = cmd!(
+        shell,
+        "{cargo} run --release --quiet --package hip-alloc --example hot_path -- {traces...}"
+    )
+    .read()?;
+    serde_json::from_str(&text).context("the timing printed something else")
+}
+
+/// One trace in every allocator, and PyTorch's version where it was asked.
+fn replay(
+    shell: &Shell,
+    surefoot: &Path,
+    trace: &Path,
+    picture: &Path,
+    python: Option<&Path>,
+) -> Result<(TraceReport, Option<String>)> {
+    let ours = |policy: &str| -> Result<Replayed> {
+        let text = cmd!(
+            shell,
+            "{surefoot} replay {trace} --json --policy {policy} --svg {picture}"
+        )
+        .quiet()
+        .ignore_stderr()
+        .read()?;
+        serde_json::from_str(&text).context("`surefoot replay` printed something else")
+    };
+    let mapped = ours("mapped:on")?;
+    let plain = ours("mapped:off")?;
+    let mut rows = Vec::new();
+    let mut add = |name: &str, row: &ReplayedRow| {
+        rows.push(Row {
+            name: name.to_owned(),
+            peak_ratio: row.peak_ratio,
+            idle_excess_bytes: row.idle_excess_bytes,
+            driver_calls_per_step: row.driver_calls_per_step,
+            share_of_calls: f64::NAN,
+        });
+    };
+    add("hip-alloc", &plain.allocators[0]);
+    add("hip-alloc, mapped", &mapped.allocators[0]);
+    let mut torch = None;
+    match python {
+        // Without PyTorch: the model of it, which a test holds against the real one.
+        None => plain.allocators[1..].iter().for_each(|row| {
+            add(&format!("{} (model)", row.name), row);
+        }),
+        Some(python) => {
+            let text = cmd!(shell, "{python} bench/alloc/peers.py {trace}")
+                .quiet()
+                .read()?;
+            let peers: BTreeMap<String, Peer> =
+                serde_json::from_str(&text).context("`peers.py` printed something else")?;
+            for (name, peer) in peers {
+                let row = ReplayedRow {
+                    name: format!("PyTorch, {name}"),
+                    peak_ratio: peer.peak_ratio,
+                    idle_excess_bytes: peer.idle_excess,
+                    driver_calls_per_step: peer.calls_per_step,
+                };
+                add(&row.name.clone(), &row);
+                torch = Some(peer.torch);
+            }
+        }
+    }
+    let none = rows.iter().find(|row| row.name.contains("no caching"));
+    let no_caching = none.map_or(f64::NAN, |row| row.driver_calls_per_step);
+    for row in &mut rows {
+        row.share_of_calls = row.driver_calls_per_step / no_caching;
+    }
+    let report = TraceReport {
+        trace: name(trace),
+        peak_live_bytes: plain.peak_live_bytes,
+        allocators: rows,
+    };
+    Ok((report, torch))
+}
+
+/// As in "gpt2".
+fn name(trace: &Path) -> String {
+    let name = trace.file_name().unwrap_or_default().to_string_lossy();
+    name.split('.').next().unwrap_or_default().to_owned()
+}
+
+impl Report {
+    fn print(&self) {
+        for trace in &self.traces {
+            println!(
+                "{}: {:.0} MiB live at most",
+                trace.trace,
+                trace.peak_live_bytes as f64 / MIB
+            );
+            println!(
+                "  {:32}{:>12}{:>18}{:>18}{:>16}",
+                "", "peak/live", "between steps", "driver calls/step", "of no caching"
+            );
+            for row in &trace.allocators {
+                println!(
+                    "  {:32}{:>12.3}{:>14} MiB{:>18.1}{:>15.2}%",
+                    row.name,
+                    row.peak_ratio,
+                    format!("+{:.0}", row.idle_excess_bytes as f64 / MIB),
+                    row.driver_calls_per_step,
+                    row.share_of_calls * 100.0,
+                );
+            }
+        }
+        let time = &self.nanoseconds_per_operation;
+        println!(
+            "one request or free in hip-alloc: {:.0} ns; with two threads {:.0} ns on one device, {:.0} ns on two",
+            time.one_thread, time.two_threads_one_device, time.two_threads_two_devices
+        );
+    }
+}
