@@ -4,7 +4,7 @@ Under any pluggable allocator these raise ("does not yet support getDeviceStats"
 The answers are given below `torch.cuda.memory`, at the functions of `torch._C`
 that it calls, so everything built on them works: `memory_allocated`,
 `max_memory_allocated`, `memory_reserved`, `memory_stats`, `memory_summary`,
-`memory_snapshot`, the `torch.accelerator` forms, and callers that go straight to
+`memory_snapshot`, `set_per_process_memory_fraction`, the `torch.accelerator` forms, and callers that go straight to
 `torch._C`.
 """
 
@@ -20,8 +20,14 @@ def answer(torch, library):
     def reset_peaks(device):
         library.reset_peaks(device)
 
-    def snapshot(_pool=None):
+    def snapshot(*_pool_and_options, **_options):
         return library.snapshot()
+
+    fractions = {}
+
+    def set_fraction(fraction, device):
+        library.set_memory_fraction(device, fraction)
+        fractions[device] = fraction
 
     for name, function in {
         "_cuda_memoryStats": stats,
@@ -32,6 +38,8 @@ def answer(torch, library):
         "_cuda_resetAccumulatedMemoryStats": lambda device: None,
         "_accelerator_resetAccumulatedStats": lambda device: None,
         "_cuda_memorySnapshot": snapshot,
+        "_cuda_setMemoryFraction": set_fraction,
+        "_cuda_getMemoryFraction": lambda device: fractions.get(device, 1.0),
         "_accelerator_getMemoryInfo": library.memory_info,
         "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
     }.items():

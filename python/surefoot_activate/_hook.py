@@ -1,6 +1,5 @@
 """Waits for a module to be imported, at the cost of one string comparison per import."""
 
-import importlib.util
 import sys
 
 
@@ -19,19 +18,28 @@ class _Waiting:
     def find_spec(self, name, path=None, target=None):
         if name != self._name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._callback)
-        return spec
+        # Stays in place: programs also ask whether torch is there without importing it.
+        for finder in sys.meta_path:
+            find = getattr(finder, "find_spec", None)
+            if finder is self or find is None or (spec := find(name, path, target)) is None:
+                continue
+            if spec.loader is not None:
+                spec.loader = _Loader(spec.loader, self)
+            return spec
+        return None
+
+    def executed(self, module):
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._callback(module)
 
 
 class _Loader:
-    """Executes a module as its own loader does, and then calls back."""
+    """Executes a module as its own loader does, and then tells the finder."""
 
-    def __init__(self, loader, callback):
+    def __init__(self, loader, finder):
         self._loader = loader
-        self._callback = callback
+        self._finder = finder
 
     def create_module(self, spec):
         return self._loader.create_module(spec)
@@ -41,7 +49,7 @@ class _Loader:
         # reading its source find its own loader.
         module.__loader__ = module.__spec__.loader = self._loader
         self._loader.exec_module(module)
-        self._callback(module)
+        self._finder.executed(module)
 
     def __getattr__(self, name):
         return getattr(self._loader, name)

@@ -55,6 +55,9 @@ class Library:
     def reset_peaks(self, device):
         self._call("hip_alloc_reset_peaks", device)
 
+    def set_memory_fraction(self, device, fraction):
+        self._call("hip_alloc_set_memory_fraction", device, fraction)
+
     def snapshot(self):
         """What PyTorch's memory_viz reads: segments, blocks, history."""
         with tempfile.TemporaryDirectory() as folder:
@@ -81,6 +84,7 @@ class Library:
             "hip_alloc_mem_info": [device, pointer, pointer],
             "hip_alloc_trim": [device, size],
             "hip_alloc_reset_peaks": [device],
+            "hip_alloc_set_memory_fraction": [device, ctypes.c_double],
             "hip_alloc_snapshot": [ctypes.c_char_p],
         }.items():
             function = getattr(self._functions, name)

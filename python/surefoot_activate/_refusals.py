@@ -19,15 +19,33 @@ def refuse(torch):
     pool = "torch.cuda.MemPool does not work under HIP_ALLOC=1: run with HIP_ALLOC=0"
     _raise_from(torch.cuda.memory.MemPool, "__init__", pool)
     _warn_instead(
-        torch._C, "_cuda_setMemoryFraction",
-        "set_per_process_memory_fraction has no effect under HIP_ALLOC=1: "
-        "HIP_ALLOC_CONF=reserve_mb:N keeps N MiB free for the rest of the machine",
-    )
-    _warn_instead(
         torch._C, "_cuda_record_memory_history",
         "PyTorch's memory history is not recorded under HIP_ALLOC=1: "
         "HIP_ALLOC_TRACE=file records a trace that `surefoot replay` reads",
     )
+
+    if torch.version.hip is None:
+        _leave_cudnn_benchmark_off(torch)
+
+
+def _leave_cudnn_benchmark_off(torch):
+    """Its trials ask how large a workspace may be (`cacheInfo`), which PyTorch's own allocator alone answers.
+
+    MIOpen, which plays cuDNN in ROCm builds, does not ask.
+    """
+    original = torch._C._set_cudnn_benchmark
+
+    def set_benchmark(value):
+        if value:
+            warnings.warn(
+                "torch.backends.cudnn.benchmark stays off under HIP_ALLOC=1: "
+                "its trials need PyTorch's own allocator (HIP_ALLOC=0)",
+                stacklevel=3,
+            )
+        original(False)
+
+    torch._C._set_cudnn_benchmark = set_benchmark
+    vars(type(torch.backends.cudnn))["benchmark"].setter = set_benchmark
 
 
 def _raise_from(owner, name, message):

@@ -82,3 +82,65 @@ def test_where_memory_cannot_be_mapped_it_is_had_without(run):
     result = run(holes, hip_alloc=True, HIP_ALLOC_CONF="mapped:on", DEVICE_SIM_FAIL="*MemMap@1:not_supported")
     assert result["unmapped"] == 0 and result["mapped"] == 1 and result["held"] >= 900 * MIB
     assert result["values"][0] == [0]
+
+
+def fraction():
+    total = torch.cuda.mem_get_info()[1]
+    kept = torch.arange(1000.0).to("cuda")
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    seen = {
+        "told": torch.cuda.get_per_process_memory_fraction(),
+        "total": torch.cuda.mem_get_info()[1] / total,
+        "within": torch.empty(int(0.4 * total), dtype=torch.uint8, device="cuda").numel() > 0,
+    }
+    try:
+        torch.empty(int(0.6 * total), dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as problem:
+        seen["beyond"] = str(problem)
+    pieces = []
+    try:
+        while len(pieces) < 1000:
+            pieces.append(torch.empty(16 * MIB, dtype=torch.uint8, device="cuda"))
+    except torch.OutOfMemoryError:
+        seen["pieces"] = len(pieces) * 16 * MIB / total
+    seen["held"] = torch.cuda.memory_reserved() / total
+    pieces.clear()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    seen["lifted"] = torch.empty(int(0.6 * total), dtype=torch.uint8, device="cuda").numel() > 0
+    seen["intact"] = kept.cpu().sum().item() == sum(range(1000))
+    return seen
+
+
+def test_a_memory_fraction_is_a_limit(run):
+    seen = run(fraction, hip_alloc=True, DEVICE_SIM_CAPACITY="8G")
+    assert seen["told"] == 0.5 and abs(seen["total"] - 0.5) < 0.001
+    assert seen["within"] and seen["lifted"] and seen["intact"]
+    assert "4.00 GiB" in seen["beyond"]
+    assert 0.45 < seen["pieces"] <= seen["held"] <= 0.5
+
+
+def benchmarked_convolutions():
+    import warnings
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.backends.cudnn.benchmark = True
+        with torch.backends.cudnn.flags(benchmark=True):
+            inside = torch.backends.cudnn.benchmark
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 64, 3, stride=2), torch.nn.AdaptiveAvgPool2d(1)
+    ).to("cuda")
+    between = []
+    for size in (32, 48, 32, 48, 32, 48):
+        model(torch.randn(4, 3, size, size).to("cuda")).sum().backward()
+        model.zero_grad()
+        between.append(torch.cuda.memory_allocated())
+    return [[str(warning.message) for warning in caught], inside, between]
+
+
+def test_a_program_that_wants_cudnn_to_benchmark_is_told_and_runs(run):
+    """Without this the first convolution raises: the trials ask for `cacheInfo`."""
+    warned, inside, between = run(benchmarked_convolutions, hip_alloc=True)
+    assert len(warned) == 2 and all("HIP_ALLOC=1" in warning for warning in warned)
+    assert not inside
+    assert between == [between[0]] * 6

@@ -93,6 +93,13 @@ pub(crate) fn reference_python() -> Result<PathBuf> {
     Ok(python)
 }
 
+/// The interpreter of an environment with the newest PyTorch on PyPI.
+pub(crate) fn newest_python() -> Result<PathBuf> {
+    let python = reference::ensure_newest(&Cache::open()?)?;
+    eprintln!("python    newest PyTorch: {}", python.display());
+    Ok(python)
+}
+
 /// The folder of AMD's HIP runtime, for tests; `None` on a machine without apt.
 pub(crate) fn hip_runtime() -> Result<Option<PathBuf>> {
     let folder = hip_runtime::ensure(&Cache::open()?)?;

@@ -16,6 +16,10 @@ pub(crate) struct Test {
     /// (makes the reference environment the first time: 2.5 GB to download)
     #[arg(long)]
     heavy: bool,
+    /// With --heavy: the Python activation under the newest PyTorch on PyPI too (an environment
+    /// of its own: 2.5 GB to download the first time)
+    #[arg(long, requires = "heavy")]
+    newest_torch: bool,
 }
 
 impl Test {
@@ -32,7 +36,7 @@ impl Test {
             cmd!(shell, "{cargo} test --workspace --no-fail-fast").run()?;
         }
         if self.heavy {
-            heavy(&shell, &libtorch)?;
+            heavy(&shell, &libtorch, self.newest_torch)?;
         }
         Ok(())
     }
@@ -52,7 +56,7 @@ fn has_nextest(shell: &Shell) -> bool {
 /// The tests under real PyTorch: the allocator and the simulated device as Python programs
 /// meet them; the trainer's numbers against those of the libraries it is measured by, made
 /// now; and a whole training run against the reference, loss by loss.
-fn heavy(shell: &Shell, libtorch: &Libtorch) -> Result<()> {
+fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: bool) -> Result<()> {
     real_hip(shell)?;
     sanitize::run(shell)?;
     let python = setup::reference_python()?;
@@ -73,8 +77,18 @@ fn heavy(shell: &Shell, libtorch: &Libtorch) -> Result<()> {
     let simulator = built.join("libdevice_sim.so");
     let allocator = built.join("libhip_alloc.so");
     let libraries = ["--device-sim".as_ref(), simulator.as_os_str()];
-    let libraries = [libraries, ["--hip-alloc".as_ref(), allocator.as_os_str()]].concat();
+    let libraries = &[libraries, ["--hip-alloc".as_ref(), allocator.as_os_str()]].concat();
     cmd!(shell, "{python} -m pytest python/tests {libraries...}").run()?;
+    if newest_torch {
+        let newest = setup::newest_python()?;
+        let files =
+            ["", "_in_any_process"].map(|name| format!("python/tests/test_activation{name}.py"));
+        cmd!(
+            shell,
+            "{newest} -m pytest {files...} python/tests/test_allocator_on_device.py {libraries...}"
+        )
+        .run()?;
+    }
     references::check(shell, libtorch, &python)?;
     bench::TrainBench::parity_check(target.join("bench/parity.json")).run()
 }

@@ -75,6 +75,11 @@ int hip_alloc_reset_peaks(int device);
  * live. Waits for work that still uses them. */
 int hip_alloc_trim(int device, size_t keep_bytes);
 
+/* Holds at most this part, from 0 to 1, of what hip_alloc_mem_info calls total
+ * (which then is the limit). Requests beyond it run out of memory; what is live
+ * stays, also above it. 1 lifts the limit. */
+int hip_alloc_set_memory_fraction(int device, double fraction);
+
 /* Writes a pickle that PyTorch's memory_viz opens. */
 int hip_alloc_snapshot(const char *path);
 

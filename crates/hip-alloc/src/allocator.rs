@@ -1,6 +1,7 @@
 //! One device's pool, its driver, and the lock around them.
 
 use crate::driver::{Driver, DriverError, MemoryInfo};
+use crate::limit::Limit;
 use crate::lock::{Guard, Lock};
 use crate::pool::{AllocateError, FreeError, Pool, PoolConfig, PoolStats};
 use crate::report;
@@ -19,6 +20,8 @@ struct Inner {
     recorder: Option<Recorder>,
     /// The wrong frees reported so far.
     wrong_frees: u64,
+    /// What the driver obeys.
+    limit: Limit,
     /// This process was forked from the one that uses the device.
     orphaned: bool,
 }
@@ -47,9 +50,35 @@ impl Allocator {
                 driver,
                 recorder,
                 wrong_frees: 0,
+                limit: Limit::default(),
                 orphaned: false,
             }),
         }
+    }
+
+    /// With the limit that the driver obeys.
+    pub(crate) fn with_limit(self, limit: Limit) -> Self {
+        self.inner.lock().limit = limit;
+        self
+    }
+
+    /// Holds at most this part, from 0 to 1, of what the device could give without a limit.
+    /// What is live stays, also above it; what is held beyond that is given back.
+    pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), DriverError> {
+        let mut inner = self.inner.lock();
+        inner.limit.set(u64::MAX);
+        let total = inner.memory_info()?.total;
+        let limit = (total as f64 * fraction) as u64;
+        let Inner { pool, driver, .. } = &mut *inner;
+        let stats = pool.stats();
+        if stats.held_bytes > limit {
+            pool.trim(driver.as_mut(), limit.saturating_sub(stats.live_bytes));
+        }
+        inner
+            .limit
+            .set(if fraction < 1.0 { limit } else { u64::MAX });
+        inner.report_troubles(self.device);
+        Ok(())
     }
 
     /// Serves a request; the error is the whole message for the program's user.

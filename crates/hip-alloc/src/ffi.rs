@@ -192,6 +192,28 @@ pub extern "C-unwind" fn hip_alloc_trim(device: c_int, keep_bytes: usize) -> c_i
     })
 }
 
+/// Limits what is held to a part of what the device could give.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_set_memory_fraction(device: c_int, fraction: f64) -> c_int {
+    if !(0.0..=1.0).contains(&fraction) {
+        return failed(
+            ERROR_ARGUMENT,
+            &format!("hip_alloc_set_memory_fraction: {fraction} is not from 0 to 1"),
+        );
+    }
+    with_device(
+        "hip_alloc_set_memory_fraction",
+        device,
+        |allocator| match allocator.set_memory_fraction(fraction) {
+            Ok(()) => OK,
+            Err(error) => failed(
+                ERROR_DRIVER,
+                &format!("hip_alloc_set_memory_fraction: {error}"),
+            ),
+        },
+    )
+}
+
 /// Writes a snapshot that PyTorch's memory_viz opens.
 ///
 /// # Safety

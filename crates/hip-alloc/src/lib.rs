@@ -16,6 +16,7 @@ pub mod config;
 pub mod driver;
 pub mod ffi;
 mod fork;
+mod limit;
 mod lock;
 pub mod pool;
 mod registry;

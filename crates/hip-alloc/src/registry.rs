@@ -11,6 +11,7 @@ use crate::driver::host::HostDriver;
 use crate::driver::runtime::{Family, Runtime, Search};
 use crate::driver::sim::{SimDriver, SimOrders};
 use crate::fork::making;
+use crate::limit::Limit;
 use crate::lock::Slot;
 use crate::report;
 use crate::trace::record::Recorder;
@@ -111,7 +112,7 @@ impl Registry {
             Backend::Host => return Ok(self.on_host(device, DEVICE_GRANULE)),
             Backend::Sim => {
                 let driver = Box::new(SimDriver::new(SimOrders::default()));
-                return Ok(self.make(device, DEVICE_GRANULE, driver));
+                return Ok(self.make(device, DEVICE_GRANULE, driver, Limit::default()));
             }
             Backend::Auto => match self.loaded_runtime() {
                 Some(found) => found,
@@ -128,14 +129,16 @@ impl Registry {
             ));
         }
         let mut memory = SystemMemory::device(runtime.place(device), self.reserve());
-        let bound: Bound = Box::new(move |driver, _held| memory.bound(driver));
+        let limit = Limit::default();
+        let ours = limit.clone();
+        let bound: Bound = Box::new(move |driver, held| ours.narrow(memory.bound(driver), held));
         let mut driver = GpuDriver::new(Arc::new(runtime), device, bound);
         if self.config.mapped == Mapped::On
             && let Err(problem) = driver.map_memory()
         {
             report::warn(&format!("{device}: memory is not mapped: {problem}"));
         }
-        Ok(self.make(device, DEVICE_GRANULE, Box::new(driver)))
+        Ok(self.make(device, DEVICE_GRANULE, Box::new(driver), limit))
     }
 
     /// The runtime that the process uses, if it has a device.
@@ -153,20 +156,29 @@ impl Registry {
     }
 
     fn on_host(&self, device: DeviceIndex, granule: u64) -> Allocator {
-        let mut driver = HostDriver::new(Box::new(SystemMemory::host(self.reserve())));
+        let limit = Limit::default();
+        let memory = limit.clone().over(SystemMemory::host(self.reserve()));
+        let mut driver = HostDriver::new(Box::new(memory));
         if self.config.mapped == Mapped::On {
             driver.map_memory();
         }
-        self.make(device, granule, Box::new(driver))
+        self.make(device, granule, Box::new(driver), limit)
     }
 
-    fn make(&self, device: DeviceIndex, granule: u64, driver: Box<dyn Driver>) -> Allocator {
+    fn make(
+        &self,
+        device: DeviceIndex,
+        granule: u64,
+        driver: Box<dyn Driver>,
+        limit: Limit,
+    ) -> Allocator {
         Allocator::new(
             device,
             self.config.pool(granule),
             driver,
             self.recorder(device),
         )
+        .with_limit(limit)
     }
 
     fn recorder(&self, device: DeviceIndex) -> Option<Recorder> {

@@ -52,6 +52,22 @@ pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
     Ok(python)
 }
 
+/// The interpreter of an environment with the newest PyTorch on PyPI, for the activation,
+/// which promises to work there too. Brought up to date each time.
+pub(crate) fn ensure_newest(cache: &Cache) -> Result<PathBuf> {
+    let folder = cache.path("venv-torch-newest");
+    let python = folder.join("bin/python");
+    let _lock = cache.lock()?;
+    if !works(&python) {
+        fetch::require_space(&cache.path("."), SPACE)?;
+        eprintln!("making an environment with the newest PyTorch: about 2.5 GB to download, once");
+        python::make_reference_venv(&folder)?;
+    }
+    let packages = ["torch", "numpy", "pytest"].map(PathBuf::from);
+    pip_install(&python, &["--upgrade"], &packages)?;
+    Ok(python)
+}
+
 fn works(python: &Path) -> bool {
     Command::new(python)
         .args(["-m", "pip", "--version"])
@@ -60,26 +76,32 @@ fn works(python: &Path) -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// pip's own progress is the best there is for many packages: it goes through to stderr.
 fn install(python: &Path, requirements: &[PathBuf]) -> Result<()> {
+    let files: Vec<PathBuf> = requirements
+        .iter()
+        .flat_map(|file| [PathBuf::from("--requirement"), file.clone()])
+        .collect();
+    pip_install(python, &[], &files)
+}
+
+/// pip's own progress is the best there is for many packages: it goes through to stderr.
+fn pip_install(python: &Path, options: &[&str], what: &[PathBuf]) -> Result<()> {
     let status = Command::new(python)
         .args(["-m", "pip", "install", "--no-input", "--no-cache-dir"])
         .arg("--disable-pip-version-check")
-        .args(
-            requirements
-                .iter()
-                .flat_map(|file| ["--requirement".as_ref(), file.as_os_str()]),
-        )
+        .args(options)
+        .args(what)
         .env("PIP_RESUME_RETRIES", "5")
         .stdin(Stdio::null())
         .stdout(std::io::stderr())
         .status()
         .with_context(|| format!("cannot run pip with `{}`", python.display()))?;
     if !status.success() {
+        let names: Vec<_> = what.iter().map(|name| name.display().to_string()).collect();
         bail!(
             "pip could not install `{}` (its words are above). \
              Run the command again: it carries on with what is there.",
-            REQUIREMENTS.join("` and `")
+            names.join(" ")
         );
     }
     Ok(())
