@@ -1,4 +1,16 @@
 //! Tensors and modules onto the device step by step, verified, with fallback.
+//!
+//! | question | answer |
+//! |---|---|
+//! | how does one tensor get there? | [`Ladder`]: the rungs of [`Rung`], over a [`transport`] |
+//! | did it arrive? | [`Verify`] decides when to look, [`checksum`] what is compared |
+//! | what lives where? | [`plan`], made before anything moves; [`stage`] carries out its phases |
+//! | what if a model is larger than the device? | [`stream`] brings its blocks when they are used |
+//! | what if memory runs out all the same? | [`shortage`] says what to try next |
+//! | how do batches come? | [`loader`]; and [`prepare()`] makes all of it ready in one call |
+//!
+//! The decisions are pure and know no libtorch; `torch_transport` carries them out. That faults are noticed is
+//! shown twice: by [`matrix`] on [`fake`], and by `examples/on-device` through real libtorch on `device-sim`.
 
 mod batch;
 mod bytes;
