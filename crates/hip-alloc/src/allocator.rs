@@ -169,6 +169,11 @@ impl Allocator {
         inner.report_troubles(self.device);
     }
 
+    /// The device that it serves.
+    pub fn device(&self) -> DeviceIndex {
+        self.device
+    }
+
     /// Runs `look` on the pool, under the lock.
     pub fn inspect<T>(&self, look: impl FnOnce(&Pool) -> T) -> T {
         look(&self.inner.lock().pool)

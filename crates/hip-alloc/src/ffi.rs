@@ -5,6 +5,7 @@
 
 use crate::allocator::Allocator;
 use crate::fork;
+use crate::pool::Pool;
 use crate::registry::{existing, registry};
 use crate::report;
 use crate::units::{DeviceIndex, StreamId};
@@ -224,10 +225,39 @@ pub unsafe extern "C-unwind" fn hip_alloc_snapshot(path: *const c_char) -> c_int
         return failed(ERROR_ARGUMENT, "hip_alloc_snapshot: the path is null");
     }
     // SAFETY: not null, and the caller promises a string that ends with a zero.
-    let Ok(_path) = unsafe { CStr::from_ptr(path) }.to_str() else {
+    let Ok(path) = unsafe { CStr::from_ptr(path) }.to_str() else {
         return failed(ERROR_ARGUMENT, "hip_alloc_snapshot: the path is not UTF-8");
     };
-    failed(ERROR_IO, "hip_alloc_snapshot: not written yet")
+    let written = guarded("hip_alloc_snapshot", || {
+        std::fs::write(path, crate::snapshot::pickle(&held_by_device()))
+    });
+    match written {
+        Some(Ok(())) => OK,
+        Some(Err(error)) => {
+            let message = format!("hip_alloc_snapshot: cannot write `{path}`: {error}");
+            failed(ERROR_IO, &message)
+        }
+        None => ERROR_IO,
+    }
+}
+
+/// What each accelerator's allocator holds; the host's, as device 0, where there is no other.
+fn held_by_device() -> Vec<crate::snapshot::Device> {
+    let allocators = existing().into_iter().flat_map(|registry| registry.all());
+    let (host, mut devices): (Vec<_>, Vec<_>) = allocators
+        // The lock is held for the look alone: writing the file allocates and waits.
+        .map(|allocator| (allocator.device(), allocator.inspect(Pool::layout)))
+        .partition(|(device, _)| *device == DeviceIndex::HOST);
+    if devices.is_empty() {
+        devices = host;
+    }
+    let numbered = devices
+        .into_iter()
+        .map(|(device, blocks)| crate::snapshot::Device {
+            index: device.0.max(0).into(),
+            blocks,
+        });
+    numbered.collect()
 }
 
 /// The version of this interface.

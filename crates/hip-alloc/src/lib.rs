@@ -21,5 +21,6 @@ mod lock;
 pub mod pool;
 mod registry;
 mod report;
+mod snapshot;
 pub mod trace;
 pub mod units;

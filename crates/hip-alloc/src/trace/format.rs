@@ -15,6 +15,8 @@ use std::path::Path;
 
 /// A file begins with these bytes if it is zstd-compressed (RFC 8878, 3.1.1).
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
+/// A pickle of protocol 2 or later begins with this instruction.
+const PICKLE_MAGIC: u8 = 0x80;
 
 /// One event of a trace. Requests are numbered from 0 without gaps: the number is
 /// the position of the request among all requests.
@@ -53,6 +55,9 @@ pub enum TraceError {
     /// The file could not be read or decompressed.
     #[error("cannot read the trace: {0}")]
     Io(#[from] std::io::Error),
+    /// A snapshot of PyTorch's allocator that gives no trace.
+    #[error(transparent)]
+    Snapshot(#[from] super::snapshot::SnapshotError),
     /// A line does not follow the format.
     #[error(
         "line {line}: {problem}; a line is `a <id> <bytes> [stream]`, `f <id>`, `s`, or begins with `#`"
@@ -66,14 +71,17 @@ pub enum TraceError {
 }
 
 impl Trace {
-    /// Reads a trace file, compressed or not.
+    /// Reads a trace file, compressed or not, or a snapshot of PyTorch's allocator.
     pub fn read(path: &Path) -> Result<Trace, TraceError> {
         let bytes = std::fs::read(path)?;
         Self::from_bytes(&bytes)
     }
 
-    /// Reads a trace from memory, compressed or not.
+    /// As [`Trace::read`], from memory.
     pub fn from_bytes(bytes: &[u8]) -> Result<Trace, TraceError> {
+        if bytes.first() == Some(&PICKLE_MAGIC) {
+            return Ok(super::snapshot::read(bytes)?);
+        }
         let mut text = String::new();
         if bytes.starts_with(&ZSTD_MAGIC) {
             zstd::stream::read::Decoder::new(bytes)?.read_to_string(&mut text)?;

@@ -2,6 +2,8 @@
 
 pub mod format;
 pub mod peers;
+pub mod pickle;
 pub mod record;
 pub mod replay;
+pub mod snapshot;
 pub mod synthetic;

@@ -1,0 +1,520 @@
+//! Python's pickle format, for plain data: what PyTorch's memory snapshots are written in.
+//!
+//! A pickle is a program for a small stack machine, and the instructions that call
+//! functions make untrusted ones dangerous. This machine has none of them: it knows
+//! dictionaries, lists, tuples, text, numbers, and nothing that runs. Values live in one
+//! list and refer to each other by number, so that a deep value needs no deep stack, and one
+//! that contains itself many times over takes its room once.
+//!
+//! Instructions and their bytes: `Lib/pickletools.py` of CPython.
+
+use std::collections::HashMap;
+
+/// A value of a pickle.
+#[derive(Clone, Debug, PartialEq)]
+enum Node {
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    /// Text, and bytes too.
+    Text(String),
+    /// Also tuples.
+    List(Vec<Id>),
+    Dict(Vec<(Id, Id)>),
+    /// The beginning of a group on the stack.
+    Mark,
+}
+
+type Id = usize;
+
+/// A pickle that has been read.
+#[derive(Clone, Debug)]
+pub struct Pickle {
+    nodes: Vec<Node>,
+    root: Id,
+}
+
+/// A value in a pickle.
+#[derive(Clone, Copy, Debug)]
+pub struct Value<'a> {
+    pickle: &'a Pickle,
+    id: Id,
+}
+
+/// Why something is not a pickle of plain data.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PickleError {
+    /// It ends in the middle.
+    #[error("the pickle ends in the middle")]
+    Truncated,
+    /// It wants to make an object or call a function.
+    #[error(
+        "the pickle wants to make a Python object (instruction {0:#04x}), and this reader takes plain data only"
+    )]
+    NotPlain(u8),
+    /// No pickle, or one that is damaged.
+    #[error("this is no pickle, or a damaged one: {0}")]
+    Damaged(&'static str),
+}
+
+impl Pickle {
+    /// Reads a pickle of plain data.
+    ///
+    /// # Errors
+    /// When it is damaged, or has more than plain data.
+    pub fn read(bytes: &[u8]) -> Result<Pickle, PickleError> {
+        let mut machine = Machine {
+            bytes,
+            at: 0,
+            nodes: Vec::new(),
+            stack: Vec::new(),
+            memo: HashMap::new(),
+        };
+        let root = machine.run()?;
+        Ok(Pickle {
+            nodes: machine.nodes,
+            root,
+        })
+    }
+
+    /// The whole value.
+    pub fn root(&self) -> Value<'_> {
+        Value {
+            pickle: self,
+            id: self.root,
+        }
+    }
+}
+
+impl<'a> Value<'a> {
+    fn node(self) -> &'a Node {
+        &self.pickle.nodes[self.id]
+    }
+
+    fn at(self, id: Id) -> Value<'a> {
+        Value { id, ..self }
+    }
+
+    /// The value of a key, if this is a dictionary that has it.
+    pub fn get(self, key: &str) -> Option<Value<'a>> {
+        let Node::Dict(entries) = self.node() else {
+            return None;
+        };
+        // The last of equal keys counts, as in Python.
+        let found = entries
+            .iter()
+            .rev()
+            .find(|(name, _)| self.at(*name).text() == Some(key));
+        found.map(|(_, value)| self.at(*value))
+    }
+
+    /// The entries of a list or tuple; none of anything else.
+    pub fn items(self) -> impl Iterator<Item = Value<'a>> {
+        let items: &[Id] = match self.node() {
+            Node::List(items) => items,
+            _ => &[],
+        };
+        items.iter().map(move |id| self.at(*id))
+    }
+
+    /// Whether it is a list or tuple.
+    pub fn is_list(self) -> bool {
+        matches!(self.node(), Node::List(_))
+    }
+
+    /// A text.
+    pub fn text(self) -> Option<&'a str> {
+        match self.node() {
+            Node::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// A whole number that is not negative.
+    pub fn number(self) -> Option<u64> {
+        match self.node() {
+            Node::Int(number) => u64::try_from(*number).ok(),
+            _ => None,
+        }
+    }
+}
+
+struct Machine<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    nodes: Vec<Node>,
+    stack: Vec<Id>,
+    memo: HashMap<u64, Id>,
+}
+
+impl Machine<'_> {
+    fn run(&mut self) -> Result<Id, PickleError> {
+        loop {
+            let instruction = self.take(1)?[0];
+            match instruction {
+                0x80 => drop(self.take(1)?), // PROTO
+                0x95 => drop(self.take(8)?), // FRAME
+                b'.' => return self.pop(),
+                b'N' => self.push(Node::None),
+                0x88 => self.push(Node::Bool(true)),
+                0x89 => self.push(Node::Bool(false)),
+                b'K' => self.push_int(1)?,
+                b'M' => self.push_int(2)?,
+                b'J' => {
+                    let bytes = self.take(4)?.try_into().unwrap_or_default();
+                    self.push(Node::Int(i32::from_le_bytes(bytes).into()));
+                }
+                0x8a => {
+                    let length = self.length(1)?;
+                    self.push_long(length)?;
+                }
+                b'G' => {
+                    let bytes = self.take(8)?.try_into().unwrap_or_default();
+                    self.push(Node::Float(f64::from_be_bytes(bytes)));
+                }
+                0x8c | b'C' => self.push_text(1)?,
+                b'X' | b'B' => self.push_text(4)?,
+                0x8d | 0x8e => self.push_text(8)?,
+                b']' | b')' => self.push(Node::List(Vec::new())),
+                b'}' => self.push(Node::Dict(Vec::new())),
+                b'(' => self.push(Node::Mark),
+                b't' | b'l' => {
+                    let items = self.pop_group()?;
+                    self.push(Node::List(items));
+                }
+                b'd' => {
+                    let items = self.pop_group()?;
+                    self.push(Node::Dict(pairs(&items)?));
+                }
+                0x85..=0x87 => {
+                    let mut items = Vec::new();
+                    for _ in 0x84..instruction {
+                        items.insert(0, self.pop()?);
+                    }
+                    self.push(Node::List(items));
+                }
+                b'a' => {
+                    let item = self.pop()?;
+                    self.list()?.push(item);
+                }
+                b'e' => {
+                    let items = self.pop_group()?;
+                    self.list()?.extend(items);
+                }
+                b's' => {
+                    let value = self.pop()?;
+                    let key = self.pop()?;
+                    self.dict()?.push((key, value));
+                }
+                b'u' => {
+                    let items = self.pop_group()?;
+                    let entries = pairs(&items)?;
+                    self.dict()?.extend(entries);
+                }
+                b'0' => drop(self.pop()?),
+                0x94 => {
+                    let number = self.memo.len() as u64;
+                    self.remember(number)?;
+                }
+                b'q' => {
+                    let number = self.length(1)?;
+                    self.remember(number)?;
+                }
+                b'r' => {
+                    let number = self.length(4)?;
+                    self.remember(number)?;
+                }
+                b'h' => self.recall(1)?,
+                b'j' => self.recall(4)?,
+                // GLOBAL, REDUCE, BUILD, OBJ, INST, NEWOBJ, STACK_GLOBAL, persistent
+                // names, extensions: everything that names or calls something of Python's.
+                b'c'
+                | b'R'
+                | b'b'
+                | b'o'
+                | b'i'
+                | 0x81
+                | 0x92
+                | 0x93
+                | b'P'
+                | b'Q'
+                | 0x82..=0x84 => {
+                    return Err(PickleError::NotPlain(instruction));
+                }
+                _ => return Err(PickleError::Damaged("an instruction that is not known")),
+            }
+        }
+    }
+
+    /// The next bytes; there are never more of them than the file has.
+    fn take(&mut self, count: u64) -> Result<&[u8], PickleError> {
+        let rest = self.bytes.len() - self.at;
+        let count = usize::try_from(count).map_err(|_| PickleError::Truncated)?;
+        if count > rest {
+            return Err(PickleError::Truncated);
+        }
+        self.at += count;
+        Ok(&self.bytes[self.at - count..self.at])
+    }
+
+    /// A number of `width` bytes, without a sign.
+    fn length(&mut self, width: u64) -> Result<u64, PickleError> {
+        let bytes = self.take(width)?;
+        let number = bytes
+            .iter()
+            .rev()
+            .fold(0, |number, byte| number << 8 | u64::from(*byte));
+        Ok(number)
+    }
+
+    fn push(&mut self, node: Node) {
+        self.stack.push(self.nodes.len());
+        self.nodes.push(node);
+    }
+
+    fn push_int(&mut self, width: u64) -> Result<(), PickleError> {
+        let number = self.length(width)?;
+        self.push(Node::Int(number as i64));
+        Ok(())
+    }
+
+    /// A number of any length with a sign; those beyond 64 bits become the nearest.
+    fn push_long(&mut self, length: u64) -> Result<(), PickleError> {
+        let bytes = self.take(length)?;
+        let negative = bytes.last().is_some_and(|byte| *byte >= 0x80);
+        let mut wide = if negative { [0xff; 16] } else { [0; 16] };
+        let number = match bytes.len() {
+            0..=16 => {
+                wide[..bytes.len()].copy_from_slice(bytes);
+                i128::from_le_bytes(wide)
+            }
+            _ if negative => i128::MIN,
+            _ => i128::MAX,
+        };
+        let number = number.clamp(i64::MIN.into(), i64::MAX.into());
+        self.push(Node::Int(number as i64));
+        Ok(())
+    }
+
+    fn push_text(&mut self, width: u64) -> Result<(), PickleError> {
+        let length = self.length(width)?;
+        let text = String::from_utf8_lossy(self.take(length)?).into_owned();
+        self.push(Node::Text(text));
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Result<Id, PickleError> {
+        match self.stack.pop() {
+            Some(id) if self.nodes[id] != Node::Mark => Ok(id),
+            _ => Err(PickleError::Damaged("a value is missing")),
+        }
+    }
+
+    /// What lies above the last mark.
+    fn pop_group(&mut self) -> Result<Vec<Id>, PickleError> {
+        let mark = self
+            .stack
+            .iter()
+            .rposition(|id| self.nodes[*id] == Node::Mark);
+        let mark = mark.ok_or(PickleError::Damaged("a group without a beginning"))?;
+        let items = self.stack.split_off(mark + 1);
+        self.stack.pop();
+        Ok(items)
+    }
+
+    fn list(&mut self) -> Result<&mut Vec<Id>, PickleError> {
+        match self.stack.last().map(|id| &mut self.nodes[*id]) {
+            Some(Node::List(items)) => Ok(items),
+            _ => Err(PickleError::Damaged("an entry for a list that is none")),
+        }
+    }
+
+    fn dict(&mut self) -> Result<&mut Vec<(Id, Id)>, PickleError> {
+        match self.stack.last().map(|id| &mut self.nodes[*id]) {
+            Some(Node::Dict(entries)) => Ok(entries),
+            _ => Err(PickleError::Damaged(
+                "an entry for a dictionary that is none",
+            )),
+        }
+    }
+
+    fn remember(&mut self, number: u64) -> Result<(), PickleError> {
+        let id = self.stack.last().copied();
+        let id = id.ok_or(PickleError::Damaged("nothing to remember"))?;
+        self.memo.insert(number, id);
+        Ok(())
+    }
+
+    fn recall(&mut self, width: u64) -> Result<(), PickleError> {
+        let number = self.length(width)?;
+        let id = self.memo.get(&number).copied();
+        self.stack
+            .push(id.ok_or(PickleError::Damaged("nothing was remembered"))?);
+        Ok(())
+    }
+}
+
+fn pairs(items: &[Id]) -> Result<Vec<(Id, Id)>, PickleError> {
+    match items.len() % 2 {
+        0 => Ok(items.chunks(2).map(|pair| (pair[0], pair[1])).collect()),
+        _ => Err(PickleError::Damaged("a key without a value")),
+    }
+}
+
+/// Writes a pickle of plain data (protocol 2, which every Python 3 reads).
+#[derive(Debug)]
+pub struct Writer {
+    bytes: Vec<u8>,
+}
+
+impl Default for Writer {
+    fn default() -> Self {
+        Self {
+            bytes: vec![0x80, 2],
+        }
+    }
+}
+
+impl Writer {
+    /// A whole number.
+    pub fn number(&mut self, number: i64) {
+        self.bytes.extend([0x8a, 8]);
+        self.bytes.extend(number.to_le_bytes());
+    }
+
+    /// Yes or no.
+    pub fn bool(&mut self, yes: bool) {
+        self.bytes.push(if yes { 0x88 } else { 0x89 });
+    }
+
+    /// A text.
+    pub fn text(&mut self, text: &str) {
+        self.bytes.push(b'X');
+        let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
+        self.bytes.extend(length.to_le_bytes());
+        self.bytes.extend(&text.as_bytes()[..length as usize]);
+    }
+
+    /// A list with what `fill` writes.
+    pub fn list(&mut self, fill: impl FnOnce(&mut Self)) {
+        self.bytes.extend(b"](");
+        fill(self);
+        self.bytes.push(b'e');
+    }
+
+    /// A dictionary with what `fill` writes: a text and a value in turn.
+    pub fn dict(&mut self, fill: impl FnOnce(&mut Self)) {
+        self.bytes.extend(b"}(");
+        fill(self);
+        self.bytes.push(b'u');
+    }
+
+    /// A key and a number.
+    pub fn entry(&mut self, key: &str, number: i64) {
+        self.text(key);
+        self.number(number);
+    }
+
+    /// The pickle.
+    pub fn finish(mut self) -> Vec<u8> {
+        self.bytes.push(b'.');
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut writer = Writer::default();
+        writer.dict(|writer| {
+            writer.entry("a", -5);
+            writer.text("list");
+            writer.list(|writer| {
+                writer.text("grüße");
+                writer.bool(true);
+                writer.number(i64::MAX);
+                writer.list(|_| {});
+            });
+            writer.entry("a", 7);
+        });
+        let pickle = Pickle::read(&writer.finish()).unwrap();
+        let root = pickle.root();
+        assert_eq!(root.get("a").unwrap().number(), Some(7));
+        let items: Vec<_> = root.get("list").unwrap().items().collect();
+        assert_eq!(items[0].text(), Some("grüße"));
+        assert_eq!(items[2].number(), Some(i64::MAX as u64));
+        assert!(items[3].is_list() && items[3].items().next().is_none());
+        assert!(root.get("b").is_none());
+    }
+
+    /// `pickle.dumps(X, protocol=4)` of Python 3.11, where X = {'a': [1, 300, 70000,
+    /// 2**40, -1, None, True, 1.5, (2, 3)], 'b': 'é'}; then X twice in one list.
+    #[test]
+    fn pythons_own_pickles_are_read() {
+        let bytes = b"\x80\x04\x955\x00\x00\x00\x00\x00\x00\x00}\x94(\x8c\x01a\x94]\x94(K\x01M,\x01Jp\x11\x01\x00\
+            \x8a\x06\x00\x00\x00\x00\x00\x01J\xff\xff\xff\xffN\x88G?\xf8\x00\x00\x00\x00\x00\x00K\x02K\x03\x86\x94e\
+            \x8c\x01b\x94\x8c\x02\xc3\xa9\x94u.";
+        let pickle = Pickle::read(bytes).unwrap();
+        let numbers: Vec<_> = pickle
+            .root()
+            .get("a")
+            .unwrap()
+            .items()
+            .map(Value::number)
+            .collect();
+        let some = [Some(1), Some(300), Some(70_000), Some(1 << 40)];
+        assert_eq!(numbers[..4], some);
+        assert_eq!(numbers[4..8], [None; 4]);
+        assert_eq!(pickle.root().get("b").unwrap().text(), Some("é"));
+    }
+
+    #[test]
+    fn nothing_that_runs_is_run() {
+        let system = b"cos\nsystem\n(S'true'\ntR.";
+        assert_eq!(
+            Pickle::read(system).unwrap_err(),
+            PickleError::NotPlain(b'c')
+        );
+        let stack_global = b"\x80\x04\x8c\x02os\x8c\x06system\x93.";
+        assert_eq!(
+            Pickle::read(stack_global).unwrap_err(),
+            PickleError::NotPlain(0x93)
+        );
+    }
+
+    #[test]
+    fn lengths_beyond_the_file_and_deep_or_repeated_values_do_no_harm() {
+        assert_eq!(
+            Pickle::read(b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\x7f").unwrap_err(),
+            PickleError::Truncated
+        );
+        let deep: Vec<u8> = [b"]".repeat(1_000_000), b"a".repeat(999_999), b".".to_vec()].concat();
+        assert!(Pickle::read(&deep).unwrap().root().is_list());
+        // Each list holds the one before twice: 2^60 entries if they were copied.
+        let mut bomb = b"]q\x00".to_vec();
+        for step in 0..60u8 {
+            bomb.extend([b'(', b'h', step, b'h', step, b'l', b'q', step + 1]);
+        }
+        bomb.push(b'.');
+        assert!(Pickle::read(&bomb).unwrap().nodes.len() < 200);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = Pickle::read(&bytes);
+        }
+
+        #[test]
+        fn no_instructions_make_it_panic(
+            bytes in prop::collection::vec(prop::sample::select(&b"]}()tlduase0.hqKMJXN\x94\x85\x86\x87\x00\x01"[..]), 0..80),
+        ) {
+            let _ = Pickle::read(&bytes);
+        }
+    }
+}
