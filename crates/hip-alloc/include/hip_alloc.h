@@ -80,7 +80,8 @@ int hip_alloc_trim(int device, size_t keep_bytes);
  * stays, also above it. 1 lifts the limit. */
 int hip_alloc_set_memory_fraction(int device, double fraction);
 
-/* Writes a pickle that PyTorch's memory_viz opens. */
+/* Writes a pickle that PyTorch's memory_viz opens: the blocks of every accelerator, or
+ * of the host (as device 0) where nothing else was used. An existing file is replaced. */
 int hip_alloc_snapshot(const char *path);
 
 /* HIP_ALLOC_ABI_VERSION of the library. */

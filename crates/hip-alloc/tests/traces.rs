@@ -103,6 +103,23 @@ fn made_up_training_stays_near_its_live_memory() {
     }
 }
 
+/// `record` of `python/tests/test_snapshot.py` under PyTorch 2.13 wrote the pickle.
+#[test]
+fn pytorchs_own_recording_is_a_trace() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pytorch_snapshot.pickle");
+    let trace = Trace::read(&path).unwrap();
+    // The first was live before the recording began, and shows when it is freed.
+    let sizes = [5 * MIB, 4000, MIB, 20 * MIB, 300 * MIB];
+    let requests = sizes.iter().enumerate();
+    let mut expected: String = requests
+        .map(|(id, bytes)| format!("a {id} {bytes}\n"))
+        .collect();
+    expected += "f 4\nf 3\nf 2\nf 0\n";
+    expected += &format!("a 5 {}\n", 7 * MIB);
+    assert_eq!(trace.to_text(), expected);
+    assert_eq!(run(&trace).out_of_memory, 0);
+}
+
 #[test]
 fn a_replay_is_the_same_every_time() {
     let trace = Shape::examples()[2].1.trace();

@@ -36,7 +36,8 @@ const TIMED: usize = 3;
 /// Replay an allocation trace and compare what allocators would hold
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The trace: recorded with HIP_ALLOC_TRACE=FILE, as text or zstd-compressed
+    /// The trace: recorded with HIP_ALLOC_TRACE=FILE, as text or zstd-compressed; or a snapshot of
+    /// PyTorch's torch.cuda.memory._dump_snapshot with its history
     trace: PathBuf,
 
     /// Settings of the allocator, as in HIP_ALLOC_CONF: `warmup_mb:0,block_mb:128`

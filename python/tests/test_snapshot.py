@@ -1,0 +1,70 @@
+"""What hip-alloc holds, as PyTorch's own tools read it: memory_snapshot, _dump_snapshot, memory_viz."""
+
+import pickle
+import tempfile
+from pathlib import Path
+
+import torch
+
+MIB = 1 << 20
+
+
+def look():
+    """Three tensors, one of them freed while another stream still uses it; then what the tools say."""
+    from torch.cuda import _memory_viz
+
+    kept = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    large = torch.empty(500 * MIB, dtype=torch.uint8, device="cuda")
+    segments = torch.cuda.memory_snapshot()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "snapshot.pickle")
+        torch.cuda.memory._dump_snapshot(str(path))
+        dumped = pickle.loads(path.read_bytes())
+    blocks = [block for segment in segments for block in segment["blocks"]]
+    live = [block for block in blocks if block["state"] == "active_allocated"]
+    return {
+        "requested": sorted(block["requested_size"] for block in live),
+        "addresses": sorted(block["address"] for block in live) == sorted([kept.data_ptr(), large.data_ptr()]),
+        "whole": all(sum(block["size"] for block in one["blocks"]) == one["total_size"] for one in segments),
+        "reserved": sum(segment["total_size"] for segment in segments) == torch.cuda.memory_reserved(),
+        "keys": sorted(dumped),
+        "same": len(dumped["segments"]) == len(segments),
+        "summary": _memory_viz.segsum(dumped),
+        "pages": [len(_memory_viz.trace_plot(dumped)), len(_memory_viz.segment_plot(dumped))],
+    }
+
+
+def test_pytorchs_tools_see_what_is_held(run):
+    result = run(look, hip_alloc=True)
+    assert result["requested"] == [3 * MIB, 500 * MIB]
+    assert result["addresses"] and result["whole"] and result["reserved"] and result["same"]
+    assert {"segments", "device_traces"} <= set(result["keys"])
+    assert "total_allocated" in result["summary"] and "503.0MiB" in result["summary"]
+    assert min(result["pages"]) > 1000
+
+
+def record():
+    """A few requests and frees under PyTorch's own recording; the pickle as hex."""
+    before = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.memory._record_memory_history(stacks="python", context=None)
+    kept = torch.empty(1000, device="cuda")
+    passing = [torch.empty(size * MIB, dtype=torch.uint8, device="cuda") for size in (1, 20, 300)]
+    del passing, before
+    again = torch.empty(7 * MIB, dtype=torch.uint8, device="cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "snapshot.pickle")
+        torch.cuda.memory._dump_snapshot(str(path))
+        return [path.read_bytes().hex(), kept.numel() + again.numel()]
+
+
+def test_pytorchs_recording_is_the_one_that_replay_is_tested_with(run):
+    """`crates/hip-alloc/tests/pytorch_snapshot.pickle` was written by `record`; its form must not have changed."""
+    fixture = Path(__file__).parents[2] / "crates/hip-alloc/tests/pytorch_snapshot.pickle"
+    now, then = pickle.loads(bytes.fromhex(run(record)[0])), pickle.loads(fixture.read_bytes())
+
+    def actions(snapshot):
+        history = snapshot["device_traces"][0]
+        return [(entry["action"], entry["size"]) for entry in history if entry["action"] in ("alloc", "free_requested")]
+
+    assert actions(now) == actions(then)
+    assert sorted(now["device_traces"][0][0]) == sorted(then["device_traces"][0][0])
