@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod bench;
+mod fuzz;
 mod gpu_check;
 mod references;
 mod sanitize;
@@ -39,6 +40,8 @@ enum Command {
     Tidy(tidy::Tidy),
     /// Measure this project against its peers, on this machine
     Bench(bench::Bench),
+    /// Feed the parsers random input, guided by what it reaches
+    Fuzz(fuzz::Fuzz),
     /// Check the allocator on this machine's GPU, or bundle that check for another machine
     GpuCheck(gpu_check::GpuCheck),
 }
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Test(test) => test.run(),
         Command::Tidy(tidy) => tidy.run(),
         Command::Bench(bench) => bench.run(),
+        Command::Fuzz(fuzz) => fuzz.run(),
         Command::GpuCheck(check) => check.run(),
     };
     match outcome {

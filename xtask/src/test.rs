@@ -4,6 +4,7 @@ use anyhow::Result;
 use xshell::{Shell, cmd};
 
 use crate::bench;
+use crate::fuzz;
 use crate::references;
 use crate::sanitize;
 use crate::setup::{self, Libtorch};
@@ -59,6 +60,7 @@ fn has_nextest(shell: &Shell) -> bool {
 fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: bool) -> Result<()> {
     real_hip(shell)?;
     sanitize::run(shell)?;
+    fuzz::briefly()?;
     let python = setup::reference_python()?;
     let cargo = workspace::cargo();
     cmd!(

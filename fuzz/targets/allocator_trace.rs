@@ -1,0 +1,18 @@
+//! Traces: whatever is read can be written and read again, and replayed.
+
+#![no_main]
+
+use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::pool::PoolConfig;
+use hip_alloc::trace::format::Trace;
+use hip_alloc::trace::replay::replay;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Ok(trace) = Trace::from_bytes(bytes) else {
+        return;
+    };
+    assert_eq!(Trace::parse(&trace.to_text()).ok().as_ref(), Some(&trace));
+    let outcome = replay(&trace, PoolConfig::default(), SimOrders::default());
+    assert!(outcome.peak_held >= outcome.peak_live);
+});
