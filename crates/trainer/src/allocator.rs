@@ -99,6 +99,27 @@ impl Allocator {
         stats
     }
 
+    /// Bytes that can still be allocated, and that could be with nothing in use.
+    pub(crate) fn memory_info(&self) -> Option<(u64, u64)> {
+        match &self.0 {
+            Kind::Torch(_) => None,
+            Kind::Library { library, device } => {
+                let info = library.mem_info(*device).ok()?;
+                Some((info.free, info.total))
+            }
+        }
+    }
+
+    /// Hands everything back that is held for nobody.
+    pub(crate) fn trim(&self) -> Result<(), Error> {
+        match &self.0 {
+            Kind::Torch(_) => Ok(()),
+            Kind::Library { library, device } => library
+                .trim(*device, 0)
+                .map_err(|error| Error::Allocator(error.to_string())),
+        }
+    }
+
     /// The library, for placement to trim when memory runs out.
     pub(crate) fn library(&self) -> Option<Library> {
         match &self.0 {

@@ -40,6 +40,9 @@ pub struct State {
     /// The best evaluation so far.
     #[serde(default)]
     pub best: Option<Best>,
+    /// Samples in one pass, where memory was too short for what the config says.
+    #[serde(default)]
+    pub micro_batch: Option<u32>,
     /// Where the task stands in its data.
     pub data: Value,
     /// CRC-32C of each file.
@@ -57,6 +60,8 @@ pub struct Progress {
     pub train_seconds: f64,
     /// The best evaluation so far; its checkpoint is kept.
     pub best: Option<Best>,
+    /// Samples in one pass, where memory was too short for what the config says.
+    pub micro_batch: Option<u32>,
     /// Where the task stands in its data.
     pub data: Value,
 }
@@ -146,6 +151,7 @@ fn fill(folder: &Path, progress: Progress, trained: &Trained<'_>) -> Result<(), 
         units,
         train_seconds,
         best,
+        micro_batch,
         data,
     } = progress;
     let state = State {
@@ -155,6 +161,7 @@ fn fill(folder: &Path, progress: Progress, trained: &Trained<'_>) -> Result<(), 
         train_seconds,
         optimizer_steps: Some(trained.optimizer.steps()),
         best,
+        micro_batch,
         data,
         checksums,
     };

@@ -14,6 +14,7 @@ use crate::Error;
 use crate::allocator::Allocator;
 use crate::checkpoint::{self, Trained};
 use crate::config::Config;
+use crate::estimate::Estimate;
 use crate::observer::Observer;
 use crate::optim::{AdamW, Ema, Gradients, treatments};
 use crate::run_folder::RunFolder;
@@ -46,6 +47,10 @@ pub struct DryRun {
     /// Seconds that the remaining steps would take at that speed; evaluations, samples and
     /// checkpoints come on top.
     pub estimated_seconds: f64,
+    /// What was expected of the memory.
+    pub memory_estimate: Estimate,
+    /// What to change when that is more than there is; else empty.
+    pub advice: Vec<&'static str>,
     /// Memory, at the peak of it all.
     pub memory: MemorySummary,
 }
@@ -87,6 +92,7 @@ pub fn dry_run(
         }
     };
 
+    let memory_estimate = machine.estimate(config, task.as_ref(), &optimizer);
     observer.preparing("two passes over the first batch");
     torch_ext::random::manual_seed(config.seed)?;
     let (mut loss, mut gradient_norm, mut units, mut seconds) = (0.0, 0.0, 0, 0.0);
@@ -125,6 +131,11 @@ pub fn dry_run(
         units,
         seconds,
         estimated_seconds: seconds * (passes * remaining) as f64,
+        advice: match memory_estimate.fits() {
+            true => Vec::new(),
+            false => memory_estimate.advice(config),
+        },
+        memory_estimate,
         memory: machine.memory_summary(),
     })
 }

@@ -37,6 +37,10 @@ pub enum Error {
     #[error("{0}")]
     Diverged(String),
 
+    /// Memory ran out, and everything that can be done about it was.
+    #[error(transparent)]
+    OutOfMemory(Box<placement::shortage::Exhausted>),
+
     /// A pretrained model cannot be used.
     #[error(transparent)]
     Weights(#[from] crate::weights::WeightsError),
@@ -80,6 +84,21 @@ impl Error {
                 | Self::Allocator(_)
                 | Self::Weights(_)
         )
+    }
+
+    /// Whether memory was exhausted, and the device can still be used.
+    pub fn is_out_of_memory(&self) -> bool {
+        use torch_ext::Error as TorchError;
+        match self {
+            Self::Torch(error) => TorchError::from_message(error.to_string()).is_out_of_memory(),
+            // A function that libtorch called back has only its text left.
+            Self::TorchExt(TorchError::Callback(text)) => {
+                TorchError::from_message(text.clone()).is_out_of_memory()
+            }
+            Self::TorchExt(error) => error.is_out_of_memory(),
+            Self::Placement(error) => error.is_out_of_memory(),
+            _ => false,
+        }
     }
 
     /// The error as one of `torch-ext`, for functions that libtorch calls back.

@@ -17,6 +17,7 @@ pub mod data;
 pub mod device;
 mod dry_run;
 mod error;
+mod estimate;
 pub mod examples;
 #[cfg(test)]
 mod golden;
@@ -43,13 +44,14 @@ pub use allocator::Allocator;
 pub use config::Config;
 pub use dry_run::{DryRun, dry_run};
 pub use error::Error;
+pub use estimate::{Estimate, EstimateError, Footprint};
 pub use memory::MemorySample;
 pub use metrics::Record;
 /// The fault matrix of the placement ladder, for `surefoot probe --placement`.
 pub use placement::fault_matrix as placement_matrix;
 
 pub use observer::{Metrics, Observer, Silent, Start};
-pub use run::{DamagedTensor, Rollback, SkippedStep, run};
+pub use run::{DamagedTensor, Rollback, ShortOfMemory, SkippedStep, run};
 pub use run_folder::RunFolder;
 pub use stop::Stop;
 pub use summary::{Ending, Environment, MemorySummary, Summary};

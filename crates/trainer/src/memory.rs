@@ -35,6 +35,16 @@ pub(crate) fn peak_resident_bytes() -> u64 {
     status_field("VmHWM:")
 }
 
+/// Bytes of main memory that programs can still have, and that there are.
+pub(crate) fn of_the_machine() -> Option<(u64, u64)> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let field = |name: &str| -> Option<u64> {
+        let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(rest.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    };
+    Some((field("MemAvailable:")?, field("MemTotal:")?))
+}
+
 fn status_field(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(name));

@@ -17,6 +17,7 @@ mod tests;
 mod weight;
 mod weights;
 
+pub(crate) use attention_kernel::attention_writes_scores;
 pub use builder::{Base, Builder};
 pub use decoder::{Cache, Decoder, DecoderOptions, Pass};
 pub use decoder_config::{Architecture, DecoderConfig, RopeScaling, RopeSettings};

@@ -6,8 +6,9 @@
 
 use std::path::Path;
 
+use crate::estimate::Estimate;
 use crate::memory::MemorySample;
-use crate::run::{Rollback, SkippedStep};
+use crate::run::{Rollback, ShortOfMemory, SkippedStep};
 use crate::summary::{Environment, Summary};
 use crate::task::{Evaluation, Sample};
 
@@ -18,6 +19,10 @@ pub struct Start<'a> {
     pub folder: &'a Path,
     /// Where it runs, on what, and what is trained.
     pub environment: &'a Environment,
+    /// What a step is expected to take of the memory.
+    pub estimate: &'a Estimate,
+    /// What to change when that is more than there is; else empty.
+    pub advice: &'a [&'static str],
     /// Steps already done, when the run is resumed.
     pub resumed_at: Option<u64>,
     /// Steps of the whole run.
@@ -59,6 +64,8 @@ pub trait Observer {
     fn evaluated(&mut self, step: u64, evaluation: &Evaluation) {}
     /// Text was generated.
     fn sampled(&mut self, step: u64, samples: &[Sample]) {}
+    /// A step ran out of memory and is repeated, perhaps in smaller pieces.
+    fn short_of_memory(&mut self, step: &ShortOfMemory) {}
     /// A step was skipped, its loss or gradient being no number.
     fn skipped(&mut self, step: &SkippedStep) {}
     /// The run went back to a checkpoint after several such steps.

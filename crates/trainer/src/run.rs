@@ -8,6 +8,7 @@
 
 mod best;
 mod guard;
+mod shortage;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ use crate::Error;
 use crate::allocator::Allocator;
 use crate::checkpoint::{self, Best, Progress, Trained};
 use crate::config::Config;
+use crate::estimate::Estimate;
 use crate::metrics::Recorder;
 use crate::observer::{Metrics, Observer, Start};
 use crate::optim::{AdamW, Ema, Gradients, Schedule, treatments};
@@ -32,6 +34,8 @@ use crate::task::{Evaluation, Task};
 
 use guard::Guard;
 pub use guard::{DamagedTensor, Rollback, SkippedStep};
+use shortage::Relief;
+pub use shortage::ShortOfMemory;
 
 /// Trains as `config` says, to the end or until `stop`.
 ///
@@ -52,6 +56,8 @@ pub fn run(
     observer.started(&Start {
         folder: run.folder.path(),
         environment: &run.environment,
+        estimate: &run.estimate,
+        advice: &run.advice(),
         resumed_at: run.resumed_at,
         max_steps: config.train.max_steps,
     });
@@ -67,9 +73,11 @@ struct Run<'a> {
     placer: Placer,
     machine: Machine,
     environment: Environment,
+    estimate: Estimate,
     optimizer: AdamW,
     ema: Option<Ema>,
     guard: Guard,
+    relief: Relief,
     best: Option<Best>,
     recorder: Recorder,
     step: u64,
@@ -81,6 +89,14 @@ struct Run<'a> {
     last_evaluation: Option<(u64, Evaluation)>,
     window: Window,
     began: Instant,
+}
+
+/// What the passes of a step gave.
+struct Passes {
+    gradients: Gradients,
+    loss: f64,
+    norm: f64,
+    units: u64,
 }
 
 /// What happened since the last record.
@@ -124,10 +140,12 @@ impl<'a> Run<'a> {
                 (folder, Some(state))
             }
         };
+        let estimate = machine.estimate(config, task.as_ref(), &optimizer);
         let step = state.as_ref().map_or(0, |state| state.step);
         Ok(Self {
             config,
             environment: machine.environment(task.as_ref()),
+            estimate,
             recorder: Recorder::open(&folder, step)?,
             folder,
             task,
@@ -136,6 +154,10 @@ impl<'a> Run<'a> {
             optimizer,
             ema,
             guard: Guard::default(),
+            relief: Relief::new(
+                &config.train,
+                state.as_ref().and_then(|state| state.micro_batch),
+            ),
             best: state.as_ref().and_then(|state| state.best),
             step,
             resumed_at: state.as_ref().map(|state| state.step),
@@ -146,6 +168,14 @@ impl<'a> Run<'a> {
             window: Window::default(),
             began,
         })
+    }
+
+    /// What to change when the memory will not do.
+    fn advice(&self) -> Vec<&'static str> {
+        match self.estimate.fits() {
+            true => Vec::new(),
+            false => self.estimate.advice(self.config),
+        }
     }
 
     /// All remaining steps.
@@ -161,7 +191,7 @@ impl<'a> Run<'a> {
                 return Ok(Ending::Stopped);
             }
             let learning_rate = schedule.at(self.step);
-            if let Some(skipped) = self.step(learning_rate)? {
+            if let Some(skipped) = self.step(learning_rate, observer)? {
                 self.skip(skipped, observer)?;
                 continue;
             }
@@ -184,30 +214,25 @@ impl<'a> Run<'a> {
     }
 
     /// One optimizer step, or what was wrong with it.
-    fn step(&mut self, learning_rate: f64) -> Result<Option<SkippedStep>, Error> {
+    fn step(
+        &mut self,
+        learning_rate: f64,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<SkippedStep>, Error> {
         let began = Instant::now();
-        // Randomness in a step depends on the seed and the step alone, so there is no
-        // generator state to save.
-        torch_ext::random::manual_seed(self.config.seed ^ self.step.rotate_left(32))?;
+        self.machine.step_begins();
         let position = self.task.data_state()?;
-        let mut gradients = Gradients::default();
-        let mut losses = Vec::new();
-        let mut units = 0;
-        let passes = self.config.train.gradient_accumulation_steps;
-        for _ in 0..passes {
-            let batch = self.task.next_batch()?;
-            let batch = self.placer.batch(batch)?;
-            let loss = self.task.loss(&batch)?.f_div_scalar(i64::from(passes))?;
-            gradients.accumulate(&loss, self.task.parameters())?;
-            losses.push(loss.f_detach()?);
-            units += batch.units;
-        }
-        // The one time that a step waits for the device.
-        losses.push(gradients.norm()?);
-        let numbers = Tensor::f_stack(&losses, 0)?.f_to_kind(tch::Kind::Double)?;
-        let mut numbers = Vec::<f64>::try_from(&numbers)?;
-        let norm = numbers.pop().unwrap_or(f64::NAN);
-        let loss: f64 = numbers.iter().sum();
+        let Passes {
+            mut gradients,
+            loss,
+            norm,
+            units,
+        } = loop {
+            match self.passes() {
+                Ok(passes) => break passes,
+                Err(error) => self.relieve(error, &position, observer)?,
+            }
+        };
 
         self.step += 1;
         if !(norm + loss).is_finite() {
@@ -222,9 +247,62 @@ impl<'a> Run<'a> {
             ema.update(self.task.parameters(), self.optimizer.steps())?;
         }
         self.guard.stepped();
+        self.relief.stepped();
+        self.machine.step_ends();
         self.window.add(loss, norm, units);
         self.window.seconds += began.elapsed().as_secs_f64();
         Ok(None)
+    }
+
+    /// All forward and backward passes of a step.
+    fn passes(&mut self) -> Result<Passes, Error> {
+        // Randomness in a step depends on the seed and the step alone, so there is no
+        // generator state to save.
+        torch_ext::random::manual_seed(self.config.seed ^ self.step.rotate_left(32))?;
+        let mut gradients = Gradients::default();
+        let mut losses = Vec::new();
+        let mut units = 0;
+        let passes = self.config.train.gradient_accumulation_steps;
+        for _ in 0..passes {
+            let batch = self.task.next_batch()?;
+            units += batch.units;
+            for (piece, share) in self.task.pieces(batch, self.relief.rows())? {
+                let piece = self.placer.batch(piece)?;
+                let mut loss = self.task.loss(&piece)?.f_div_scalar(i64::from(passes))?;
+                if share < 1.0 {
+                    loss = loss.f_mul_scalar(share)?;
+                }
+                gradients.accumulate(&loss, self.task.parameters())?;
+                losses.push(loss.f_detach()?);
+            }
+        }
+        // The one time that a step waits for the device.
+        losses.push(gradients.norm()?);
+        let numbers = Tensor::f_stack(&losses, 0)?.f_to_kind(tch::Kind::Double)?;
+        let mut numbers = Vec::<f64>::try_from(&numbers)?;
+        Ok(Passes {
+            gradients,
+            norm: numbers.pop().unwrap_or(f64::NAN),
+            loss: numbers.iter().sum(),
+            units,
+        })
+    }
+
+    /// After passes that ran out of memory: everything as it was before the step, and the next
+    /// remedy in force. Any other error is handed back.
+    fn relieve(
+        &mut self,
+        error: Error,
+        position: &serde_json::Value,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
+        let memory = self.machine.free_and_total();
+        let short = self.relief.next(self.step + 1, error, memory)?;
+        Gradients::discard(self.task.parameters())?;
+        self.task.restore_data(position)?;
+        self.machine.trim()?;
+        observer.short_of_memory(&short);
+        Ok(())
     }
 
     /// Tells of a step that was skipped, and goes back when there were too many of them.
@@ -327,6 +405,7 @@ impl<'a> Run<'a> {
             units: self.units + self.window.units,
             train_seconds: self.train_seconds + self.window.seconds,
             best: self.best,
+            micro_batch: self.relief.micro_batch(),
             data: self.task.data_state()?,
         };
         let keep = self.config.train.save_total_limit;
@@ -380,6 +459,8 @@ impl<'a> Run<'a> {
             last_loss: losses.last().copied(),
             skipped_steps: self.guard.skipped,
             rollbacks: self.guard.rollbacks,
+            repeated_steps: self.relief.times,
+            micro_batch: self.relief.micro_batch(),
             best: self.best,
             held_out: self.last_evaluation.map(|(_, evaluation)| evaluation),
             tokens: units,
@@ -391,6 +472,11 @@ impl<'a> Run<'a> {
             train_seconds,
             wall_seconds: self.began.elapsed().as_secs_f64(),
             memory: self.machine.memory_summary(),
+            memory_estimate: self.estimate,
+            memory_estimate_error: self
+                .machine
+                .step_peak()
+                .map(|measured| self.estimate.error(measured)),
             environment: self.environment.clone(),
         }
     }

@@ -3,12 +3,15 @@
 use placement::torch_transport::TransportOptions;
 use placement::{Placer, Policy};
 use tch::Device;
+use torch_ext::allocator::Stats;
 
 use crate::allocator::Allocator;
 use crate::config::Config;
 use crate::data::TextData;
+use crate::estimate::Estimate;
 use crate::memory::{self, MemorySample};
 use crate::observer::Observer;
+use crate::optim::AdamW;
 use crate::summary::{Environment, MemorySummary};
 use crate::task::Task;
 use crate::task::causal_lm::CausalLm;
@@ -21,6 +24,10 @@ pub(crate) struct Machine {
     allocator: Allocator,
     /// Most bytes live and held at any look so far.
     peaks: (u64, u64),
+    /// As `peaks`, since the last record.
+    window: (u64, u64),
+    /// Most bytes live while a step was made.
+    step_peak: u64,
 }
 
 impl Machine {
@@ -34,6 +41,8 @@ impl Machine {
             device,
             allocator: allocator.clone(),
             peaks: (0, 0),
+            window: (0, 0),
+            step_peak: 0,
         })
     }
 
@@ -50,20 +59,68 @@ impl Machine {
         )?)
     }
 
+    /// Hands cached memory back.
+    pub(crate) fn trim(&self) -> Result<(), Error> {
+        self.allocator.trim()?;
+        match self.device {
+            Device::Cpu => Ok(()),
+            _ => Ok(torch_ext::accelerator::empty_cache()?),
+        }
+    }
+
+    /// Bytes that can still be allocated, and that there are, where that is known.
+    pub(crate) fn free_and_total(&self) -> (Option<u64>, Option<u64>) {
+        let known = self.allocator.memory_info();
+        let known = known.or_else(|| match self.device {
+            Device::Cpu => memory::of_the_machine(),
+            device => {
+                let index = u8::try_from(device::gpu_index(device)?).ok()?;
+                let index = torch_ext::accelerator::DeviceIndex(index);
+                let info = torch_ext::accelerator::memory_info(index).ok()?;
+                Some((info.free, info.total))
+            }
+        });
+        (known.map(|memory| memory.0), known.map(|memory| memory.1))
+    }
+
     /// A look at the memory now, and at its peaks since the last look.
     pub(crate) fn memory(&mut self) -> MemorySample {
-        let stats = self.allocator.take_stats();
-        if let Some(stats) = &stats {
-            self.peaks.0 = self.peaks.0.max(stats.live_peak_bytes);
-            self.peaks.1 = self.peaks.1.max(stats.held_peak_bytes);
-        }
+        let stats = self.look();
+        let window = std::mem::take(&mut self.window);
         MemorySample {
             live: stats.map(|stats| stats.live_bytes),
             held: stats.map(|stats| stats.held_bytes),
-            live_peak: stats.map(|stats| stats.live_peak_bytes),
-            held_peak: stats.map(|stats| stats.held_peak_bytes),
+            live_peak: stats.map(|_| window.0),
+            held_peak: stats.map(|_| window.1),
             resident: memory::resident_bytes(),
         }
+    }
+
+    /// The counters, whose peaks are remembered and start anew.
+    fn look(&mut self) -> Option<Stats> {
+        let stats = self.allocator.take_stats()?;
+        for peaks in [&mut self.peaks, &mut self.window] {
+            peaks.0 = peaks.0.max(stats.live_peak_bytes);
+            peaks.1 = peaks.1.max(stats.held_peak_bytes);
+        }
+        Some(stats)
+    }
+
+    /// A step begins: its peak is its own.
+    pub(crate) fn step_begins(&mut self) {
+        self.look();
+    }
+
+    /// A step is over.
+    pub(crate) fn step_ends(&mut self) {
+        if let Some(stats) = self.look() {
+            self.step_peak = self.step_peak.max(stats.live_peak_bytes);
+        }
+    }
+
+    /// Most bytes in tensors during the steps, where that was counted.
+    pub(crate) fn step_peak(&self) -> Option<u64> {
+        (self.step_peak > 0).then_some(self.step_peak)
     }
 
     /// The memory of the whole run.
@@ -76,6 +133,14 @@ impl Machine {
             driver_frees: stats.map(|stats| stats.driver_frees),
             peak_resident_bytes: memory::peak_resident_bytes(),
         }
+    }
+
+    /// What a step will take, now that all that stays is in memory.
+    pub(crate) fn estimate(&self, config: &Config, task: &dyn Task, optimizer: &AdamW) -> Estimate {
+        let parameters = task.parameters();
+        let moments = optimizer.state_bytes(parameters);
+        let (free, _) = self.free_and_total();
+        Estimate::new(config, task.footprint(), parameters, moments, free)
     }
 
     /// How to describe all this.

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::checkpoint::Best;
+use crate::estimate::{Estimate, EstimateError};
 use crate::task::Evaluation;
 
 /// How a run ended.
@@ -34,6 +35,10 @@ pub struct Summary {
     pub skipped_steps: u64,
     /// How often it went back to a checkpoint after several of them.
     pub rollbacks: u64,
+    /// How often this process repeated a step that ran out of memory.
+    pub repeated_steps: u64,
+    /// Samples in one pass at the end, when memory was short and the config's batch was cut.
+    pub micro_batch: Option<u32>,
     /// The best evaluation on the way, when the run kept it.
     pub best: Option<Best>,
     /// The last evaluation: of all held-out data when the run completed.
@@ -48,6 +53,10 @@ pub struct Summary {
     pub wall_seconds: f64,
     /// Memory.
     pub memory: MemorySummary,
+    /// What was expected of it before the first step.
+    pub memory_estimate: Estimate,
+    /// How that compares with what the steps took; unset without an allocator that counts.
+    pub memory_estimate_error: Option<EstimateError>,
     /// Where it ran.
     pub environment: Environment,
 }

@@ -18,6 +18,7 @@ use serde_json::Value;
 use tch::Tensor;
 
 use crate::Error;
+use crate::estimate::Footprint;
 use crate::model::Parameters;
 
 /// Something that can be trained.
@@ -31,6 +32,9 @@ pub trait Task {
     /// What the optimizer may change.
     fn parameters(&self) -> &Parameters;
 
+    /// What a step needs of the device's memory, before any was made.
+    fn footprint(&self) -> Footprint;
+
     /// Whether the model knows something before the first step, so that it is worth a look
     /// then.
     fn starts_trained(&self) -> bool {
@@ -42,6 +46,35 @@ pub trait Task {
     /// # Errors
     /// When the data cannot be read.
     fn next_batch(&mut self) -> Result<Batch, Error>;
+
+    /// What the mean loss of a batch on the host counts for beside those of others: how much
+    /// there is to learn in it.
+    ///
+    /// # Errors
+    /// When the batch is of another task.
+    fn weight(&self, batch: &Batch) -> Result<f64, Error> {
+        Ok(batch.units as f64)
+    }
+
+    /// A batch on the host in pieces of at most `rows` samples, each with its share of the
+    /// batch's mean loss.
+    ///
+    /// # Errors
+    /// When the batch is of another task, or its tensors are of different lengths.
+    fn pieces(&self, batch: Batch, rows: i64) -> Result<Vec<(Batch, f64)>, Error> {
+        if batch.rows()? <= rows {
+            return Ok(vec![(batch, 1.0)]);
+        }
+        let whole = self.weight(&batch)?;
+        let pieces = batch.split(rows)?.into_iter();
+        pieces
+            .map(|piece| {
+                // Where there is nothing to learn, the loss is zero, however it is divided.
+                let share = self.weight(&piece)? / whole.max(1.0);
+                Ok((piece, share))
+            })
+            .collect()
+    }
 
     /// The mean loss of a batch that is on the device: a scalar with a gradient.
     ///
@@ -99,6 +132,43 @@ impl Batch {
         Self { tensors, units }
     }
 
+    /// Samples: the length of every tensor.
+    ///
+    /// # Errors
+    /// When they differ.
+    pub fn rows(&self) -> Result<i64, Error> {
+        let mut lengths = self.tensors.iter().map(|(_, tensor)| tensor.size());
+        let length = |size: Option<Vec<i64>>| size.and_then(|size| size.first().copied());
+        let first = length(lengths.next()).unwrap_or(0);
+        match lengths.all(|size| size.first() == Some(&first)) {
+            true => Ok(first),
+            false => Err(Error::Internal("a batch of different lengths".into())),
+        }
+    }
+
+    /// Pieces of at most `rows` samples, in order, with their part of the units.
+    ///
+    /// # Errors
+    /// When the tensors have different lengths.
+    pub fn split(&self, rows: i64) -> Result<Vec<Self>, Error> {
+        let (all, rows) = (self.rows()?, rows.max(1));
+        let units_before = |row: i64| self.units * row as u64 / all.max(1) as u64;
+        (0..all)
+            .step_by(rows as usize)
+            .map(|start| {
+                let length = rows.min(all - start);
+                let narrow = |(name, tensor): &(&'static str, Tensor)| {
+                    Ok((*name, tensor.f_narrow(0, start, length)?))
+                };
+                let tensors = self.tensors.iter().map(narrow);
+                Ok(Self {
+                    tensors: tensors.collect::<Result<_, Error>>()?,
+                    units: units_before(start + length) - units_before(start),
+                })
+            })
+            .collect()
+    }
+
     /// The tensor of this name.
     ///
     /// # Errors
@@ -145,4 +215,31 @@ pub struct Sample {
     pub prompt: String,
     /// What it answered.
     pub text: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(rows: i64, units: u64) -> Batch {
+        let tensor = Tensor::arange(rows * 3, (tch::Kind::Int64, tch::Device::Cpu));
+        Batch::new(vec![("tokens", tensor.view([rows, 3]))], units)
+    }
+
+    #[test]
+    fn pieces_are_the_batch_in_order_and_share_its_units() {
+        let whole = batch(5, 15);
+        let pieces = whole.split(2).unwrap();
+        let rows: Vec<_> = pieces.iter().map(|piece| piece.rows().unwrap()).collect();
+        let units: Vec<_> = pieces.iter().map(|piece| piece.units).collect();
+        assert_eq!((rows, units), (vec![2, 2, 1], vec![6, 6, 3]));
+        let tensors: Vec<_> = pieces.iter().map(|p| p.get("tokens").unwrap()).collect();
+        assert_eq!(&Tensor::cat(&tensors, 0), whole.get("tokens").unwrap());
+    }
+
+    #[test]
+    fn tensors_of_different_lengths_are_not_cut() {
+        let tensors = [2, 3].map(|rows| ("x", Tensor::zeros([rows], tch::kind::FLOAT_CPU)));
+        assert!(Batch::new(tensors.into(), 1).split(1).is_err());
+    }
 }

@@ -11,7 +11,9 @@ use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::task::{Evaluation, Sample};
 use trainer::text::{bytes, thousands};
-use trainer::{Allocator, Config, Metrics, Observer, Rollback, SkippedStep, Start, Stop};
+use trainer::{
+    Allocator, Config, Metrics, Observer, Rollback, ShortOfMemory, SkippedStep, Start, Stop,
+};
 
 use super::model_options::failure;
 use super::{config_report, train_report};
@@ -195,6 +197,13 @@ impl Observer for Screen {
         self.line(format!("data       {}", environment.data));
         self.line(format!("model      {}", environment.model));
         self.line(format!("run        {}", start.folder.display()));
+        self.line(format!("memory     {}", start.estimate.describe()));
+        if !start.advice.is_empty() {
+            self.line("           that is more than there is; what helps, most first:");
+        }
+        for advice in start.advice {
+            self.line(format!("           - {advice}"));
+        }
         if let Some(step) = start.resumed_at {
             self.line(format!("resumed    after step {}", thousands(step)));
         }
@@ -244,6 +253,10 @@ impl Observer for Screen {
                 self.line(format!("    │ {line}"));
             }
         }
+    }
+
+    fn short_of_memory(&mut self, step: &ShortOfMemory) {
+        self.line(step.to_string());
     }
 
     fn skipped(&mut self, step: &SkippedStep) {

@@ -28,6 +28,13 @@ pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
             summary.rollbacks
         ));
     }
+    if summary.repeated_steps > 0 {
+        let rows = summary.micro_batch.map_or(String::new(), |rows| {
+            format!(", and samples in one pass cut to {rows}")
+        });
+        let times = thousands(summary.repeated_steps);
+        lines.push(format!("memory short    {times} steps repeated{rows}"));
+    }
     if let Some(held_out) = &summary.held_out {
         lines.push(format!("held-out loss   {}", evaluation(held_out)));
     }
@@ -42,6 +49,14 @@ pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
             "peak memory     {} live, {} held",
             bytes(live),
             bytes(held)
+        ));
+    }
+    if let Some(error) = &summary.memory_estimate_error {
+        lines.push(format!(
+            "expected        {} before the first step, {:+.0} % from the {} that the steps took",
+            bytes(summary.memory_estimate.peak),
+            100.0 * error.relative,
+            bytes(error.measured)
         ));
     }
     lines.push(format!(
@@ -93,6 +108,7 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
          first batch loss {:.4}, gradient norm {:.3}, held-out loss {:.4}\n\
          speed       {} tokens in {} forward and backward\n\
          time        about {} for {} steps; evaluations, samples and checkpoints come on top\n\
+         expected    {}\n\
          peak memory {peak}{} in the process\n",
         environment.libtorch,
         environment.device,
@@ -106,8 +122,23 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
         duration(found.seconds),
         duration(found.estimated_seconds),
         thousands(left),
+        expected(found),
         bytes(memory.peak_resident_bytes),
     )
+}
+
+/// The estimate of a dry run, and what helps when it does not fit.
+fn expected(found: &DryRun) -> String {
+    let advice = found.advice.iter();
+    let advice = advice.map(|text| format!("\n            - {text}"));
+    let advice: String = advice.collect();
+    match advice.is_empty() {
+        true => found.memory_estimate.describe(),
+        false => format!(
+            "{}; that is more than there is. What helps, most first:{advice}",
+            found.memory_estimate.describe()
+        ),
+    }
 }
 
 /// An evaluation as people read it.

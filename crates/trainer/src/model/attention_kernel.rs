@@ -23,16 +23,18 @@ pub(crate) fn causal_attention(
 ) -> Result<Tensor, Error> {
     let (_, heads, length, _) = query.size4()?;
     let grouped = key.size()[1] != heads;
-    let written_out = query.device() == Device::Cpu
-        && query.kind() == Kind::BFloat16
-        && length <= LONGEST_WRITTEN_OUT;
-    if written_out {
+    if attention_writes_scores(query.device(), query.kind(), length) {
         return attention_written_out(query, key, value);
     }
     let mask = None::<&Tensor>;
     Ok(Tensor::f_scaled_dot_product_attention(
         query, key, value, mask, 0.0, true, None, grouped,
     )?)
+}
+
+/// Whether scores of sequences of `length` are written out, and kept for the backward pass.
+pub(crate) fn attention_writes_scores(device: Device, kind: Kind, length: i64) -> bool {
+    device == Device::Cpu && kind == Kind::BFloat16 && length <= LONGEST_WRITTEN_OUT
 }
 
 /// `softmax(query @ keyᵀ / √width + mask) @ value`, in three kernels.

@@ -42,6 +42,17 @@ impl Gradients {
         Ok(())
     }
 
+    /// Drops what a backward pass that failed has left in the parameters.
+    ///
+    /// # Errors
+    /// When libtorch refuses.
+    pub fn discard(parameters: &Parameters) -> Result<(), Error> {
+        for parameter in parameters.iter() {
+            torch_ext::take_gradient(&mut parameter.tensor.shallow_clone())?;
+        }
+        Ok(())
+    }
+
     /// The norm of all gradients as one vector: a float32 scalar on the device. It is finite
     /// only when every gradient is.
     ///

@@ -4,15 +4,16 @@ use std::path::Path;
 
 use placement::Placer;
 use serde_json::{Value, json};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{Batch, Evaluation, Sample, Task};
 use crate::Error;
 use crate::config::{Config, ModelConfig, SampleConfig};
 use crate::data::{BlockOrder, OrderState, SplitMix64, TextData};
+use crate::estimate::{self, DecoderUse, Footprint};
 use crate::model::{
     Architecture, Base, Builder, Decoder, DecoderConfig, DecoderOptions, Parameters, Pass,
-    RandomWeights, RopeScaling, RopeSettings,
+    RandomWeights, RopeScaling, RopeSettings, attention_writes_scores,
 };
 use crate::tensor_file;
 
@@ -25,6 +26,7 @@ pub struct CausalLm {
     block_size: usize,
     batch_size: usize,
     eval_batch_size: usize,
+    device: Device,
     seed: u64,
     model_config: ModelConfig,
     sample_config: SampleConfig,
@@ -66,6 +68,7 @@ impl CausalLm {
             block_size,
             batch_size: batch_size as usize,
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
+            device: placer.device(),
             seed: config.seed,
             model_config: config.model.clone(),
             sample_config: config.sample.clone(),
@@ -155,6 +158,25 @@ impl Task for CausalLm {
 
     fn parameters(&self) -> &Parameters {
         &self.parameters
+    }
+
+    fn footprint(&self) -> Footprint {
+        let length = self.block_size as u64;
+        let compute = self.model.compute();
+        let how = DecoderUse {
+            rows: self.batch_size as u64,
+            length,
+            positions: length,
+            compute,
+            frozen: None,
+            quantization: None,
+            checkpoint: false,
+            dropout: 0.0,
+            whole_logits: true,
+            scores: attention_writes_scores(self.device, compute, length as i64),
+        };
+        let shape = decoder_config(&self.model_config, &self.data, self.block_size);
+        estimate::decoder(&shape, &self.parameters, how)
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {

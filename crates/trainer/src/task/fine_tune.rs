@@ -12,9 +12,12 @@ use crate::Error;
 use crate::adapters::{Attached, Attachment, PeftAdapter, write_peft};
 use crate::config::{Config, SampleConfig};
 use crate::data::{BlockOrder, OrderState, SplitMix64, cache_folder, text_path};
+use crate::estimate::{self, DecoderUse, Footprint};
 use crate::examples::{Encoder, Example, TokenFile, records};
 use crate::inference::{SamplingSettings, continue_tokens};
-use crate::model::{Base, Builder, Decoder, DecoderOptions, FileWeights, Parameters, Pass};
+use crate::model::{
+    Base, Builder, Decoder, DecoderOptions, FileWeights, Parameters, Pass, attention_writes_scores,
+};
 use crate::observer::Observer;
 use crate::text::thousands;
 use crate::weights::{LazyTensor, Pretrained, locate, write_safetensors};
@@ -41,6 +44,7 @@ pub struct FineTune {
     batch_size: usize,
     eval_batch_size: usize,
     checkpoint: bool,
+    usage: DecoderUse,
     seed: u64,
     name_or_path: String,
     sample_config: SampleConfig,
@@ -117,6 +121,9 @@ impl FineTune {
             }
         }
         let adapter = attachment.map(Attachment::finish).transpose()?;
+        let dropout = adapter
+            .as_ref()
+            .map_or(0.0, |adapter| adapter.config.dropout);
         let train = &config.train;
         let batch_size = train.per_device_train_batch_size;
         Ok(Self {
@@ -134,6 +141,21 @@ impl FineTune {
             batch_size: batch_size as usize,
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
             checkpoint: train.gradient_checkpointing,
+            usage: DecoderUse {
+                rows: u64::from(batch_size),
+                length: block_size as u64,
+                positions: context as u64,
+                compute,
+                frozen: match base {
+                    Base::Frozen(kind) => Some(kind),
+                    Base::Trained => None,
+                },
+                quantization: config.model.quantization,
+                checkpoint: train.gradient_checkpointing,
+                dropout,
+                whole_logits: false,
+                scores: attention_writes_scores(placer.device(), compute, block_size as i64),
+            },
             seed: config.seed,
             name_or_path: name_or_path.to_owned(),
             sample_config: config.sample.clone(),
@@ -244,6 +266,10 @@ impl Task for FineTune {
         &self.parameters
     }
 
+    fn footprint(&self) -> Footprint {
+        estimate::decoder(&self.pretrained.config, &self.parameters, self.usage)
+    }
+
     fn starts_trained(&self) -> bool {
         true
     }
@@ -253,6 +279,11 @@ impl Task for FineTune {
             .map(|_| self.order.next_start() as u64)
             .collect();
         Ok(self.batch(&starts)?.0)
+    }
+
+    fn weight(&self, batch: &Batch) -> Result<f64, Error> {
+        let learned = batch.get("targets")?.f_ne(IGNORED)?;
+        Ok(f64::try_from(&learned.f_sum(Kind::Double)?)?)
     }
 
     fn loss(&self, batch: &Batch) -> Result<Tensor, Error> {

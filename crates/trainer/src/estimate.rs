@@ -1,0 +1,435 @@
+//! How much memory a step will take, before the first one is made.
+//!
+//! What is there already (weights, moments, averages) is counted; what a step adds is worked
+//! out from the shape of the model: which tensors autograd keeps for the backward pass, layer
+//! by layer, and what the loss makes of the logits at the moment when all of them are there.
+//! How far off it was is in the summary of every run whose allocator counts.
+//!
+//! ```text
+//! weights │ optimizer │ averages │ gradients so far │ activations │ logits     end of forward
+//! weights │ optimizer │ averages │ all gradients                               end of backward
+//! ```
+
+use serde::Serialize;
+use tch::Kind;
+
+use crate::config::{Config, Quantization};
+use crate::model::{DecoderConfig, Parameters};
+use crate::text::bytes;
+
+/// Bytes of a number in fp32.
+const FULL: u64 = 4;
+/// Numbers of the logits that the loss of a frozen or large head has at a time.
+const LOGITS_AT_A_TIME: u64 = 1 << 23;
+
+/// What a task needs besides what is kept for each trained parameter. All in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Footprint {
+    /// Everything the model is made of, trained or not.
+    pub weights: u64,
+    /// What one forward pass keeps for its backward pass.
+    pub activations: u64,
+    /// What the loss needs on top of that, at its most.
+    pub logits: u64,
+}
+
+/// Bytes that a run is expected to have in tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Estimate {
+    /// The model.
+    pub weights: u64,
+    /// The optimizer's moments.
+    pub optimizer: u64,
+    /// Moving averages of the weights.
+    pub averages: u64,
+    /// One gradient for each trained number.
+    pub gradients: u64,
+    /// What one forward pass keeps for its backward pass.
+    pub activations: u64,
+    /// What the loss needs on top of that.
+    pub logits: u64,
+    /// Most of all this at a time.
+    pub peak: u64,
+    /// What could still be allocated before the first step, where that is known.
+    pub free: Option<u64>,
+}
+
+/// How good an estimate was.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct EstimateError {
+    /// Most bytes in tensors during a step.
+    pub measured: u64,
+    /// `expected / measured - 1`.
+    pub relative: f64,
+}
+
+impl Estimate {
+    /// Of a task whose model, `optimizer` bytes of moments and averages are in memory.
+    pub(crate) fn new(
+        config: &Config,
+        footprint: Footprint,
+        parameters: &Parameters,
+        optimizer: u64,
+        free: Option<u64>,
+    ) -> Self {
+        let trained = parameters.count() * FULL;
+        let averages = config.train.ema_decay.map_or(0, |_| trained);
+        let several = config.train.gradient_accumulation_steps > 1;
+        // Those of earlier passes wait while another goes forward.
+        let so_far = if several { trained } else { 0 };
+        let Footprint {
+            weights,
+            activations,
+            logits,
+        } = footprint;
+        let resting = weights + optimizer + averages;
+        let forward = so_far + activations + logits;
+        Self {
+            weights,
+            optimizer,
+            averages,
+            gradients: trained,
+            activations,
+            logits,
+            peak: resting + forward.max(so_far + trained),
+            free,
+        }
+    }
+
+    /// What the steps still have to allocate.
+    pub fn to_come(&self) -> u64 {
+        self.peak - self.weights - self.optimizer - self.averages
+    }
+
+    /// Whether it fits into what is free; yes where that is not known.
+    pub fn fits(&self) -> bool {
+        self.free.is_none_or(|free| self.to_come() <= free)
+    }
+
+    /// The estimate beside what was measured.
+    pub fn error(&self, measured: u64) -> EstimateError {
+        EstimateError {
+            measured,
+            relative: self.peak as f64 / measured.max(1) as f64 - 1.0,
+        }
+    }
+
+    /// One line: `1.2 GB expected: weights 538 MB, …`.
+    pub fn describe(&self) -> String {
+        let parts = [
+            ("weights", self.weights),
+            ("optimizer", self.optimizer),
+            ("averages", self.averages),
+            ("gradients", self.gradients),
+            ("activations", self.activations),
+            ("logits", self.logits),
+        ];
+        let parts: Vec<String> = parts
+            .iter()
+            .filter(|(_, size)| *size > 0)
+            .map(|(name, size)| format!("{name} {}", bytes(*size)))
+            .collect();
+        let free = self
+            .free
+            .map_or(String::new(), |free| format!("; {} are free", bytes(free)));
+        format!("{} expected ({}){free}", bytes(self.peak), parts.join(", "))
+    }
+
+    /// What to change when it does not fit: the largest part first.
+    pub fn advice(&self, config: &Config) -> Vec<&'static str> {
+        let train = &config.train;
+        let mut advice: Vec<(u64, &'static str)> = Vec::new();
+        if config.model.name_or_path.is_some() && !train.gradient_checkpointing {
+            advice.push((
+                self.activations,
+                "`train.gradient_checkpointing: true` keeps one tensor of each block",
+            ));
+        }
+        if train.per_device_train_batch_size > 1 {
+            advice.push((
+                self.activations / 2,
+                "a smaller `train.per_device_train_batch_size` with as much more \
+                 `train.gradient_accumulation_steps` learns the same",
+            ));
+        } else {
+            advice.push((
+                self.activations / 2,
+                "a smaller `data.block_size` makes shorter sequences",
+            ));
+        }
+        if config.adapter.is_some() && config.model.quantization.is_none() {
+            advice.push((
+                self.weights / 2,
+                "`model.quantization: nf4` keeps the frozen weights in four bits",
+            ));
+        }
+        if config.adapter.is_none() && config.model.name_or_path.is_some() {
+            advice.push((
+                self.weights + self.gradients,
+                "an `adapter:` trains a small part of the model",
+            ));
+        }
+        if !train.optim.eight_bit() {
+            advice.push((
+                self.optimizer / 4 * 3,
+                "`train.optim: adamw_8bit` keeps the optimizer in a quarter",
+            ));
+        }
+        advice.sort_by_key(|(saved, _)| std::cmp::Reverse(*saved));
+        advice.into_iter().map(|(_, text)| text).collect()
+    }
+}
+
+/// How a decoder is trained, as far as memory depends on it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DecoderUse {
+    /// Samples in one pass.
+    pub rows: u64,
+    /// Tokens in each.
+    pub length: u64,
+    /// Positions that the rotary tables have.
+    pub positions: u64,
+    /// The type of matrix products.
+    pub compute: Kind,
+    /// The type of frozen matrices; unset when all are trained.
+    pub frozen: Option<Kind>,
+    /// Fewer bits for those.
+    pub quantization: Option<Quantization>,
+    /// Whether blocks are computed again in the backward pass.
+    pub checkpoint: bool,
+    /// Dropout of the adapters.
+    pub dropout: f64,
+    /// Whether all logits are made at once.
+    pub whole_logits: bool,
+    /// Whether attention on this device writes its scores out.
+    pub scores: bool,
+}
+
+/// What training this decoder takes.
+pub(crate) fn decoder(
+    config: &DecoderConfig,
+    parameters: &Parameters,
+    how: DecoderUse,
+) -> Footprint {
+    let shape = Shape::new(config);
+    let layers = config.num_hidden_layers.max(1) as u64;
+    let tokens = how.rows * how.length;
+    let stream = tokens * shape.hidden * FULL;
+    let adapters: u64 = parameters
+        .iter()
+        .filter(|parameter| parameter.name.contains("lora_"))
+        .map(|parameter| parameter.tensor.numel() as u64 * FULL)
+        .sum();
+    let kept = (0..layers).map(|layer| shape.kept(tokens, &Adapters::of(layer, parameters), how));
+    let activations = match how.checkpoint {
+        // The inputs of all, and the inside of one.
+        true => layers * stream + kept.max().unwrap_or(0),
+        false => kept.sum(),
+    };
+    // The norm before the head, and the gradient of the stream on its way back.
+    Footprint {
+        weights: shape.weights(config, how) + adapters,
+        activations: activations + 3 * stream,
+        logits: shape.logits(tokens, how),
+    }
+}
+
+/// Widths.
+struct Shape {
+    vocabulary: u64,
+    hidden: u64,
+    inner: u64,
+    heads: u64,
+    query: u64,
+    key_value: u64,
+}
+
+/// What adapters there are on one layer.
+#[derive(Default)]
+struct Adapters {
+    /// On the inputs of q, k, v; of o; of gate, up; of down.
+    inputs: [bool; 4],
+    /// Sum of the ranks.
+    ranks: u64,
+    /// Sum of the input widths.
+    widths: u64,
+    /// Sum of the output widths of those with a magnitude.
+    magnitudes: u64,
+}
+
+impl Adapters {
+    fn of(layer: u64, parameters: &Parameters) -> Self {
+        const INPUTS: [(&str, usize); 7] = [
+            ("q_proj", 0),
+            ("k_proj", 0),
+            ("v_proj", 0),
+            ("o_proj", 1),
+            ("gate_proj", 2),
+            ("up_proj", 2),
+            ("down_proj", 3),
+        ];
+        let mut found = Self::default();
+        let of_layer = format!(".layers.{layer}.");
+        for parameter in parameters.iter().filter(|p| p.name.contains(&of_layer)) {
+            let size = parameter.tensor.size();
+            if parameter.name.contains("lora_A") {
+                found.ranks += size[0] as u64;
+                found.widths += size.get(1).map_or(0, |width| *width as u64);
+                for (_, input) in INPUTS.iter().filter(|(n, _)| parameter.name.contains(n)) {
+                    found.inputs[*input] = true;
+                }
+            } else if parameter.name.contains("lora_magnitude") {
+                found.magnitudes += size[0] as u64;
+            }
+        }
+        found
+    }
+}
+
+impl Shape {
+    fn new(config: &DecoderConfig) -> Self {
+        let width = |number: i64| number.max(0) as u64;
+        let head = width(config.head_dim);
+        Self {
+            vocabulary: width(config.vocab_size),
+            hidden: width(config.hidden_size),
+            inner: width(config.intermediate_size),
+            heads: width(config.num_attention_heads),
+            query: width(config.num_attention_heads) * head,
+            key_value: width(config.num_key_value_heads) * head,
+        }
+    }
+
+    /// Numbers in the matrices of one layer.
+    fn layer(&self) -> u64 {
+        self.hidden * (2 * self.query + 2 * self.key_value + 3 * self.inner)
+    }
+
+    fn weights(&self, config: &DecoderConfig, how: DecoderUse) -> u64 {
+        let layers = config.num_hidden_layers.max(0) as u64;
+        let stored = how.frozen.map_or(FULL, size_of_kind);
+        let matrices = layers * self.layer();
+        let matrices = match how.quantization.filter(|_| how.frozen.is_some()) {
+            None => matrices * stored,
+            Some(Quantization::Int8) => matrices,
+            // Half a byte, and a scale in fp32 for each 64.
+            Some(Quantization::Nf4) => matrices / 2 + matrices / 16,
+        };
+        let tables = if config.tie_word_embeddings { 1 } else { 2 };
+        let norms = (2 * layers + 1) * self.hidden * FULL;
+        let rope = 2 * how.positions * config.head_dim.max(0) as u64 * FULL;
+        matrices + tables * self.vocabulary * self.hidden * stored + norms + rope
+    }
+
+    /// Bytes that one layer keeps for its backward pass.
+    fn kept(&self, tokens: u64, adapters: &Adapters, how: DecoderUse) -> u64 {
+        let compute = size_of_kind(how.compute);
+        let trained = how.frozen.is_none();
+        let half = compute < FULL;
+        // The stream before each norm; a trained norm also keeps what it scales.
+        let mut each = 2 * self.hidden * FULL * if trained { 2 } else { 1 };
+        // Inputs of the matrices. Trained ones keep theirs, each its own copy where it had to be
+        // converted; adapters keep one in fp32 for all that share it.
+        let users = [3, 1, 2, 1];
+        let widths = [self.hidden, self.query, self.hidden, self.inner];
+        for ((width, users), adapted) in widths.into_iter().zip(users).zip(adapters.inputs) {
+            each += match (trained, half, adapted) {
+                (true, true, _) => users * width * compute,
+                (true, false, _) => width * FULL,
+                (false, _, true) => width * FULL,
+                (false, _, false) => 0,
+            };
+        }
+        // The output of attention in fp32 is the input of its projection, counted above.
+        let attended = match trained || (!half && adapters.inputs[1]) {
+            true => 0,
+            false => self.query * compute,
+        };
+        // Attention: queries, keys and values (these spread to all heads), and the sums or the
+        // scores of its softmax.
+        each += 3 * self.query * compute + attended;
+        each += match how.scores {
+            true => self.heads * how.length * compute,
+            false => self.heads * FULL,
+        };
+        // Gate, its activation, and what it gates.
+        each += 3 * self.inner * compute;
+        each += adapters.ranks * FULL + adapters.magnitudes * FULL;
+        if how.dropout > 0.0 {
+            // What is left of the input, and the mask.
+            each += adapters.widths * (FULL + 1);
+        }
+        // Weights in the type of the products are made for each pass.
+        let converted = match trained && half {
+            true => self.layer() * compute,
+            false => 0,
+        };
+        tokens * each + converted
+    }
+
+    /// At most: the logits, their logarithms, and the gradient of either.
+    fn logits(&self, tokens: u64, how: DecoderUse) -> u64 {
+        let all = tokens * self.vocabulary;
+        let head = self.vocabulary * self.hidden;
+        let converted = match size_of_kind(how.compute) < FULL && how.frozen.is_none() {
+            true => head * size_of_kind(how.compute),
+            false => 0,
+        };
+        if how.whole_logits {
+            return 3 * all * FULL + head * FULL + converted;
+        }
+        let part = all.min(LOGITS_AT_A_TIME);
+        match how.frozen {
+            // Two of a part at a time, and the gradient of the stream.
+            Some(_) => 2 * part * FULL + tokens * self.hidden * FULL,
+            // Autograd keeps the logarithms of every part.
+            None => (all + 2 * part) * FULL + head * FULL + converted,
+        }
+    }
+}
+
+fn size_of_kind(kind: Kind) -> u64 {
+    kind.elt_size_in_bytes() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn estimate(free: Option<u64>) -> Estimate {
+        let footprint = Footprint {
+            weights: 100,
+            activations: 50,
+            logits: 25,
+        };
+        let config = Config::default();
+        Estimate::new(&config, footprint, &Parameters::default(), 10, free)
+    }
+
+    #[test]
+    fn the_peak_is_all_that_is_there_at_once() {
+        let estimate = estimate(None);
+        assert_eq!((estimate.peak, estimate.to_come()), (185, 75));
+        assert_eq!(estimate.error(370).relative, -0.5);
+    }
+
+    #[test]
+    fn only_what_is_still_to_come_has_to_fit() {
+        assert!(estimate(Some(75)).fits());
+        assert!(!estimate(Some(74)).fits());
+        assert!(estimate(None).fits());
+    }
+
+    #[test]
+    fn advice_names_what_saves_most_first_and_nothing_that_is_on_already() {
+        let mut config = Config::default();
+        config.model.name_or_path = Some("model".into());
+        let mut estimate = estimate(Some(0));
+        estimate.activations = 1000;
+        let advice = estimate.advice(&config);
+        assert!(advice[0].contains("gradient_checkpointing"), "{advice:?}");
+        config.train.gradient_checkpointing = true;
+        let advice = estimate.advice(&config);
+        assert!(!advice.iter().any(|text| text.contains("checkpointing")));
+    }
+}
