@@ -7,6 +7,7 @@
 mod format;
 mod header;
 mod model;
+mod rope;
 #[cfg(test)]
 mod tests;
 mod tokenizer;

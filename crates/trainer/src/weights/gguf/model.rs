@@ -10,6 +10,9 @@ use super::{Array, Gguf, Header, Value};
 use crate::model::{Architecture, DecoderConfig, RopeScaling, RopeSettings};
 use crate::weights::{Pretrained, TensorSource, WeightsError};
 
+/// One divisor for each pair of a head, in files of Llama 3.1 and later.
+const ROPE_FREQUENCIES: &str = "rope_freqs.weight";
+
 /// A GGUF file under Hugging Face's names.
 #[derive(Debug)]
 pub struct GgufModel {
@@ -37,8 +40,8 @@ impl GgufModel {
         let config = config(gguf.header()).map_err(|reason| WeightsError::file(path, reason))?;
         let mut tensors = BTreeMap::new();
         for name in gguf.header().tensors.keys() {
-            // Made from the config's rope scaling, which `config` recovers.
-            if name == "rope_freqs.weight" {
+            // Made from the config's rope scaling, which is found again below.
+            if name == ROPE_FREQUENCIES {
                 continue;
             }
             let ours = hugging_face_name(name).ok_or_else(|| {
@@ -56,6 +59,13 @@ impl GgufModel {
                 permuted_heads,
             };
             tensors.insert(ours, source);
+        }
+        let mut config = config;
+        if gguf.header().tensors.contains_key(ROPE_FREQUENCIES) {
+            let pairs = (config.head_dim / 2) as usize;
+            let found = rope_divisors(&gguf, pairs)?;
+            config.rope.scaling = super::rope::scaling(config.rope.theta, &found)
+                .map_err(|reason| WeightsError::file(path, reason))?;
         }
         let mut model = Self {
             gguf,
@@ -259,14 +269,23 @@ fn config(header: &Header) -> Result<DecoderConfig, String> {
     Ok(config)
 }
 
-fn rope_scaling(keys: &Keys) -> Result<RopeScaling, String> {
-    if keys.header.tensors.contains_key("rope_freqs.weight") {
-        return Err(
-            "its rotary embedding is scaled by `rope_freqs.weight` (Llama 3.1 and later), \
-                    which is not known here; take the model's Hugging Face folder"
-                .into(),
+/// What Llama 3.1 and later divide the frequencies of the `pairs` of a head by.
+fn rope_divisors(gguf: &Gguf, pairs: usize) -> Result<Vec<f64>, WeightsError> {
+    let tensor = gguf.read(ROPE_FREQUENCIES)?;
+    if tensor.size() != [pairs as i64] {
+        let reason = format!(
+            "`{ROPE_FREQUENCIES}` has the shape {:?}, and a head has {pairs} pairs",
+            tensor.size()
         );
+        return Err(WeightsError::file(gguf.path(), reason));
     }
+    let numbers = tensor
+        .f_to_kind(Kind::Double)
+        .and_then(|t| Vec::try_from(&t));
+    numbers.map_err(|error| WeightsError::file(gguf.path(), error.to_string()))
+}
+
+fn rope_scaling(keys: &Keys) -> Result<RopeScaling, String> {
     let key = format!("{}.rope.scaling.type", keys.prefix);
     match keys.header.metadata.get(&key) {
         None => Ok(RopeScaling::None),

@@ -1,0 +1,158 @@
+//! Whole runs with adapters: that they continue exactly, and that what saves memory changes
+//! nothing of what is learned.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use trainer::{Allocator, Config, Observer, Silent, Stop, Summary};
+
+const CONFIG: &str = "
+seed: 7
+device: cpu
+threads: 1
+adapter: {r: 2, target_modules: all-linear}
+data: {block_size: 16, validation_fraction: 0.1}
+sample: {max_new_tokens: 0}
+train:
+  bf16: false
+  max_steps: 6
+  per_device_train_batch_size: 3
+  gradient_accumulation_steps: 2
+  learning_rate: 0.01
+  warmup_steps: 2
+  logging_steps: 1
+  eval_steps: 0
+  save_steps: 0
+";
+
+const DROPOUT: &str = "adapter.lora_dropout=0.3";
+const DORA: &str = "adapter.use_dora=true";
+const CHECKPOINTING: &str = "train.gradient_checkpointing=true";
+
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    /// Chats, of which only the answers are learned: passes differ in how much there is to learn.
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let line = |n: usize| {
+            let answer = "the 42. ".repeat(n % 5 + 1);
+            format!(
+                "{{\"prompt\": \"on {}\", \"completion\": \" {answer}\"}}\n",
+                n % 10
+            )
+        };
+        let text: String = (0..200).map(line).collect();
+        fs::write(folder.path().join("data.jsonl"), text).unwrap();
+        Self { folder }
+    }
+
+    fn run(&self, name: &str, more: &[&str]) -> Summary {
+        self.watched(name, more, &mut Silent, &Stop::default())
+    }
+
+    fn watched(
+        &self,
+        name: &str,
+        more: &[&str],
+        observer: &mut dyn Observer,
+        stop: &Stop,
+    ) -> Summary {
+        let model = "../../tests/reference/golden/models/llama-grouped.gguf";
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join(model);
+        let path = self.folder.path();
+        let mut all = vec![
+            format!("name={name}"),
+            format!("output_dir={}", path.join("runs").display()),
+            format!("data.path={}", path.join("data.jsonl").display()),
+            format!("model.name_or_path={}", model.display()),
+        ];
+        all.extend(more.iter().map(|text| (*text).to_owned()));
+        let config = Config::parse("test.yaml", CONFIG, &all).unwrap();
+        trainer::run(&config, &Allocator::torch(), observer, stop).unwrap()
+    }
+
+    fn checkpoint(&self, name: &str) -> PathBuf {
+        let runs = self.folder.path().join("runs");
+        runs.join(name).join("checkpoints/step-000006")
+    }
+
+    /// Weights, moments and the place in the data after the last step are the same, bit for bit.
+    fn assert_same(&self, one: &str, other: &str, what: &str) {
+        let (one, other) = (self.checkpoint(one), self.checkpoint(other));
+        let state = |folder: &Path| -> serde_json::Value {
+            serde_json::from_slice(&fs::read(folder.join("state.json")).unwrap()).unwrap()
+        };
+        let (one, other) = (state(&one), state(&other));
+        for key in ["data", "units", "step", "checksums"] {
+            assert_eq!(one[key], other[key], "{key} {what}");
+        }
+    }
+}
+
+/// Asks the run to stop in a step.
+struct StopAt(u64, Stop);
+
+impl Observer for StopAt {
+    fn stepped(&mut self, step: u64) {
+        if step == self.0 {
+            self.1.request();
+        }
+    }
+}
+
+fn resumes_exactly(settings: &[&str]) {
+    let place = Place::new();
+    place.run("whole", settings);
+    for cut in [1, 2, 5] {
+        let (name, stop) = (format!("cut-{cut}"), Stop::default());
+        let stopped = place.watched(&name, settings, &mut StopAt(cut, stop.clone()), &stop);
+        assert_eq!(stopped.steps, cut);
+        let resumed = [settings, &["train.resume_from_checkpoint=latest"]].concat();
+        place.run(&name, &resumed);
+        place.assert_same("whole", &name, &format!("after a cut at step {cut}"));
+    }
+}
+
+#[test]
+fn a_lora_with_dropout_resumes_exactly() {
+    resumes_exactly(&[DROPOUT]);
+}
+
+#[test]
+fn a_dora_with_dropout_resumes_exactly() {
+    resumes_exactly(&[DORA, DROPOUT]);
+}
+
+#[test]
+fn an_adapter_on_four_bits_with_moments_in_eight_resumes_exactly() {
+    // Rank 512 makes matrices large enough for eight bits.
+    let settings = [
+        "model.quantization=nf4",
+        "train.optim=adamw_8bit",
+        "adapter.r=512",
+    ];
+    resumes_exactly(&settings);
+}
+
+#[test]
+fn gradient_checkpointing_changes_no_bit() {
+    for settings in [&[][..], &[DROPOUT], &[DORA], &[DORA, DROPOUT]] {
+        let place = Place::new();
+        place.run("kept", settings);
+        place.run("again", &[settings, &[CHECKPOINTING]].concat());
+        place.assert_same("kept", "again", &format!("with {settings:?}"));
+    }
+}
+
+#[test]
+fn dropout_changes_what_is_learned() {
+    let place = Place::new();
+    let plain = place.run("plain", &[]);
+    let dropped = place.run("dropped", &[DROPOUT]);
+    assert_ne!(plain.last_loss, dropped.last_loss);
+}
