@@ -5,3 +5,4 @@ pub mod cache;
 pub mod gradients;
 pub mod live;
 pub mod output;
+pub mod remembered;

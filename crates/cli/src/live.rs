@@ -1,6 +1,6 @@
 //! This machine, as `platform` reads it: files, devices, the environment.
 
-use crate::cache;
+use crate::{cache, remembered};
 use platform::Machine;
 use platform::python_source::collect_python;
 use platform::snapshot::{Content, Snapshot};
@@ -34,8 +34,30 @@ pub fn snapshot(python: &Python) -> Snapshot {
     };
     if let Some(prefix) = collect_python(&source, wanted, &mut snapshot) {
         ask_torch(&prefix, &mut snapshot);
+        add_probed(&mut snapshot);
     }
     snapshot
+}
+
+/// What an earlier `surefoot probe` found for the GPU that is picked, and this torch.
+fn add_probed(snapshot: &mut Snapshot) {
+    let probed = probed(&platform::detect::machine(snapshot));
+    if !probed.is_empty() {
+        snapshot.insert_text("surefoot/probed", probed);
+    }
+}
+
+fn probed(machine: &Machine) -> String {
+    let picked = platform::plan::plan(machine).pick;
+    let gfx = picked.and_then(|index| machine.gpus.get(index)?.gfx);
+    let torch = machine
+        .python
+        .as_ref()
+        .and_then(|python| python.torch.as_ref());
+    match (gfx, torch) {
+        (Some(gfx), Some(torch)) => remembered::read(&gfx.to_string(), &torch.version),
+        _ => String::new(),
+    }
 }
 
 /// A variable that names a dump: everything then behaves as on the machine of the dump,
@@ -61,6 +83,7 @@ fn machine_of_dump() -> Option<Machine> {
                 .filter(|(name, _)| platform::source::is_relevant_variable(name))
                 .collect();
             machine.is_complete = true;
+            machine.probed = remembered::parse(&probed(&machine));
             Some(machine)
         }
         Err(error) => {

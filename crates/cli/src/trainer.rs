@@ -10,6 +10,7 @@ mod commands {
     pub(crate) mod fault_matrix;
     pub(crate) mod generate;
     pub(crate) mod model_options;
+    pub(crate) mod native_check;
     pub(crate) mod train;
     pub(crate) mod train_report;
 }
@@ -35,6 +36,9 @@ enum Command {
     /// Started by `surefoot probe --placement`
     #[command(hide = true)]
     FaultMatrix(commands::fault_matrix::Args),
+    /// Started by `surefoot probe --torch own`
+    #[command(hide = true)]
+    Check(commands::native_check::Args),
     Train(commands::train::Args),
     Eval(commands::eval::Args),
     Generate(commands::generate::Args),
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
     let Cli { json, command } = Cli::parse();
     let result = match command {
         Command::FaultMatrix(args) => commands::fault_matrix::run(&args, json),
+        Command::Check(args) => commands::native_check::run(&args),
         Command::Train(args) => commands::train::run(&args, json),
         Command::Eval(args) => commands::eval::run(&args, json),
         Command::Generate(args) => commands::generate::run(&args, json),

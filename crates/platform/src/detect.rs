@@ -43,6 +43,10 @@ pub fn machine(snapshot: &Snapshot) -> Machine {
             .map(variables)
             .unwrap_or_default(),
         python: python::from_snapshot(snapshot),
+        probed: snapshot
+            .text("surefoot/probed")
+            .map(probed)
+            .unwrap_or_default(),
         is_complete: snapshot.has("environment"),
         ..Machine::default()
     };
@@ -455,6 +459,14 @@ fn variables(text: &str) -> BTreeMap<String, String> {
     text.lines()
         .filter_map(|line| line.split_once('='))
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// `attention-aotriton ok`, a check a line.
+fn probed(text: &str) -> BTreeMap<String, bool> {
+    text.lines()
+        .filter_map(|line| line.trim().split_once(' '))
+        .map(|(check, verdict)| (check.to_owned(), verdict == "ok"))
         .collect()
 }
 

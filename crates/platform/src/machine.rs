@@ -136,6 +136,9 @@ pub struct Machine {
     /// The active Python environment.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub python: Option<Python>,
+    /// What `surefoot probe` found for this GPU and torch: a check, and whether it passed.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub probed: BTreeMap<String, bool>,
     /// Numbers about memory that only a report contains.
     #[serde(skip)]
     pub reported: Reported,

@@ -43,6 +43,10 @@ pub const VISIBILITY: [&str; 4] = [
     "GPU_DEVICE_ORDINAL",
 ];
 
+/// The switch of attention's fast kernels, and the check that tries it.
+pub(crate) const AOTRITON: &str = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL";
+pub(crate) const AOTRITON_CHECK: &str = "attention-aotriton";
+
 /// Gradients come out wrong on this one, with every wheel tried (unsloth PR #8412).
 pub const WRONG_GRADIENTS: Gfx = Gfx::new(10, 3, 3);
 
@@ -172,6 +176,18 @@ fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
             "HSA_ENABLE_DXG_DETECTION",
             "1",
             "ROCm before 7.13 does not look for the GPU of WSL by itself".to_owned(),
+        );
+    }
+    // Only what was tried: builds without kernels for the GPU abort, and some were wrong.
+    if machine.probed.get(AOTRITON_CHECK) == Some(&true)
+        && torch.is_some_and(|torch| torch.build == Build::Rocm)
+        && !machine.variables.contains_key(AOTRITON)
+    {
+        add(
+            AOTRITON,
+            "1",
+            "faster attention in less memory, and `surefoot probe` found its results right"
+                .to_owned(),
         );
     }
     if picked.gfx.is_some_and(Gfx::is_rdna35) && !machine.variables.contains_key("MIOPEN_FIND_MODE")

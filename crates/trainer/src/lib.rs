@@ -12,6 +12,7 @@
 pub mod adapters;
 mod allocator;
 pub mod checkpoint;
+pub mod checks;
 pub mod config;
 pub mod data;
 pub mod device;

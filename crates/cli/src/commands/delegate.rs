@@ -33,7 +33,7 @@ pub(crate) fn start(subcommand: &str, rest: &[OsString], json: bool) -> Result<O
 }
 
 /// The trainer is installed beside this executable.
-fn trainer_binary() -> Result<PathBuf, Failure> {
+pub(crate) fn trainer_binary() -> Result<PathBuf, Failure> {
     let here = std::env::current_exe().context("cannot tell where this executable is")?;
     let name = format!("surefoot-trainer{}", std::env::consts::EXE_SUFFIX);
     let program = here.with_file_name(&name);

@@ -1,16 +1,19 @@
 //! `surefoot probe`: does this GPU compute correctly?
 //!
 //! Each check is a child process with a time limit, so that a crash or a hang in the
-//! driver is a result and not the end. The checks themselves are Python
-//! (`probe/checks.py`, carried in this binary) and run with the user's own torch:
-//! that is the stack whose correctness is in question.
+//! driver is a result and not the end. The same checks exist twice: as Python
+//! (`probe/checks.py`, carried in this binary) for the user's own torch, and in
+//! `surefoot-trainer` for the libtorch that our trainer uses (`--torch own`).
+//!
+//! What is found out about settings that must be tried is remembered (`remembered.rs`):
+//! `env` and `run` then set them.
 
 mod check;
 
 use super::delegate;
 use super::doctor::write;
 use anyhow::Context;
-use check::{CHECKS, Check, Outcome as Answer, Result as CheckResult};
+use check::{CHECKS, Check, Outcome as Answer, Result as CheckResult, Runner};
 use platform::Machine;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -19,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
+use surefoot_cli::remembered;
 
 /// Test whether this GPU computes correctly, each check in a process of its own
 ///
@@ -28,6 +32,11 @@ pub(crate) struct Args {
     /// Use the torch of this Python, or environment, instead of the active one
     #[arg(long, value_name = "PATH")]
     python: Option<String>,
+
+    /// Whose torch to test: that of Python, or the libtorch of `surefoot train`; without
+    /// this, Python's if it has one
+    #[arg(long, value_enum)]
+    torch: Option<Torch>,
 
     /// Where to compute: `cpu` tests the checks themselves
     #[arg(long, value_enum, default_value_t = Device::Gpu)]
@@ -52,9 +61,19 @@ pub(crate) struct Args {
     /// Show what placement makes of every fault on every route; needs no GPU
     #[arg(
         long,
-        conflicts_with_all = ["python", "device", "only", "patience", "report", "list"]
+        conflicts_with_all = ["python", "torch", "device", "only", "patience", "report", "list"]
     )]
     placement: bool,
+}
+
+/// Whose torch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Torch {
+    /// The torch of Python
+    Python,
+    /// The libtorch of `surefoot train`
+    Own,
 }
 
 /// Where to compute.
@@ -77,7 +96,8 @@ fn patience(text: &str) -> Result<f64, String> {
 #[derive(Serialize)]
 struct Report<'a> {
     surefoot: &'static str,
-    python: String,
+    torch: Torch,
+    program: String,
     device: &'static str,
     machine: &'a Machine,
     gpus: &'a [platform::machine::Gpu],
@@ -102,13 +122,23 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         return Ok(Outcome::Fine);
     }
     let machine = live::machine(&args.python.clone().map_or(Python::Active, Python::At));
-    let python = interpreter(args, &machine)?;
+    let torch = args.torch.unwrap_or_else(|| whose_torch(args, &machine));
     let script = tempfile::Builder::new()
         .prefix("surefoot-probe-")
         .suffix(".py")
         .tempfile()
         .context("cannot make a temporary file")?;
     std::fs::write(script.path(), check::SCRIPT).context("cannot write the checks")?;
+    let runner = match torch {
+        Torch::Python => Runner {
+            program: interpreter(args, &machine)?,
+            arguments: vec![script.path().into()],
+        },
+        Torch::Own => Runner {
+            program: delegate::trainer_binary()?,
+            arguments: vec!["check".into()],
+        },
+    };
 
     let device = if args.device == Device::Gpu {
         "cuda"
@@ -119,7 +149,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     for check in &chosen {
         let limit = Duration::from_secs_f64(check.seconds as f64 * args.patience);
         progress(check, results.len(), chosen.len());
-        let result = check::run(check, &python, script.path(), device, limit);
+        let result = check::run(check, &runner, device, limit);
         clear_progress();
         let is_hopeless = check.name == "import" && result.outcome != Answer::Ok;
         results.push(result);
@@ -135,7 +165,8 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         .collect();
     let report = Report {
         surefoot: env!("CARGO_PKG_VERSION"),
-        python: python.display().to_string(),
+        torch,
+        program: runner.program.display().to_string(),
         device,
         machine: &machine,
         gpus: &machine.gpus,
@@ -143,6 +174,9 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         checks: &results,
         not_tested,
     };
+    if torch == Torch::Python && args.device == Device::Gpu {
+        remember(&results);
+    }
     let as_json = format!("{}\n", serde_json::to_string_pretty(&report)?);
     if let Some(path) = &args.report {
         write(path, &super::doctor::without_home(&as_json))?;
@@ -171,6 +205,35 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     } else {
         Outcome::Fine
     })
+}
+
+/// Python's, unless it has no torch and there is a trainer.
+fn whose_torch(args: &Args, machine: &Machine) -> Torch {
+    let has_torch = machine
+        .python
+        .as_ref()
+        .is_some_and(|python| python.torch.is_some());
+    if args.python.is_none() && !has_torch && delegate::trainer_binary().is_ok() {
+        eprintln!("surefoot: there is no torch in the active Python; testing with our own");
+        Torch::Own
+    } else {
+        Torch::Python
+    }
+}
+
+/// Keeps what was found out about settings that `env` and `run` set only when they work.
+fn remember(results: &[CheckResult]) {
+    let Some(identity) = results.iter().find_map(|result| result.identity.as_ref()) else {
+        return;
+    };
+    let verdicts = results
+        .iter()
+        .filter(|result| result.outcome != Answer::Skipped)
+        .map(|result| (result.name, !result.outcome.is_failure()));
+    // Without a place to keep it, the settings are not set: nothing is lost.
+    if let Err(error) = remembered::write(&identity.architecture, &identity.torch, verdicts) {
+        tracing::warn!("cannot remember the result: {error}");
+    }
 }
 
 fn choose(only: &[String]) -> Result<Vec<&'static Check>, Failure> {

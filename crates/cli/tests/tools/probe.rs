@@ -124,6 +124,98 @@ fn without_a_gpu_it_says_what_it_could_not_test() {
     assert_eq!(json["not_tested"].as_array().map(Vec::len), Some(14));
 }
 
+/// Our own libtorch passes the same checks, and they are the same ones.
+#[cfg(feature = "torch")]
+#[test]
+fn our_own_libtorch_is_tested_too() {
+    let output = surefoot()
+        .args(["probe", "--json", "--torch", "own", "--device", "cpu"])
+        .output()
+        .expect("it runs");
+    let json: Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", show(&output)));
+    assert_eq!(output.status.code(), Some(0), "{json:#}");
+    assert_eq!(json["torch"], "own");
+    let checks = json["checks"].as_array().expect("checks");
+    assert_eq!(checks.len(), 15);
+    for check in checks {
+        let expected = if check["name"] == "memory" {
+            "skipped"
+        } else {
+            "ok"
+        };
+        assert_eq!(check["outcome"], expected, "{check}");
+    }
+}
+
+#[cfg(feature = "torch")]
+#[test]
+fn without_a_gpu_our_own_libtorch_says_so() {
+    let output = surefoot()
+        .args(["probe", "--torch", "own"])
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(1), "{}", show(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("sees no GPU") && text.contains("not tested: copy-small"),
+        "{text}"
+    );
+}
+
+#[test]
+fn what_a_probe_found_is_used_from_then_on() {
+    const AOTRITON: &str = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL";
+    let folder = tempfile::tempdir().expect("a folder");
+    let machine = folder.path().join("machine.txt");
+    let dump = std::fs::read_to_string(crate::common::fixture(
+        "synthetic/kfd_gfx1151_128g_gtt110.txt",
+    ))
+    .expect("a fixture");
+    let python = "== python/prefix\n/venv\n== python/packages\ntorch 2.11.0+rocm7.2\n";
+    std::fs::write(&machine, dump + python).expect("a file");
+    let here = |command: &mut std::process::Command| {
+        command
+            .env("SUREFOOT_MACHINE", &machine)
+            .env("SUREFOOT_CACHE", folder.path())
+            .output()
+            .expect("it runs")
+    };
+    let env = || {
+        let output = here(surefoot().args(["env", "--json"]));
+        serde_json::from_slice::<Value>(&output.stdout)
+            .unwrap_or_else(|_| panic!("{}", show(&output)))
+    };
+    let probe = |verdict: &str, torch: &str| {
+        let path = folder.path().join("python");
+        let answer = format!(
+            "#!/bin/sh\necho '{{\"verdict\": \"ok\", \"architecture\": \"gfx1151\", \"torch\": \"{torch}\"}}'\n"
+        );
+        let answer = match verdict {
+            "ok" => answer,
+            other => answer.replace(
+                "\necho",
+                &format!("\nif [ \"$2\" = attention ]; then echo '{{\"verdict\": \"{other}\"}}'; exit; fi\necho"),
+            ),
+        };
+        std::fs::write(&path, answer).expect("a script");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))
+            .expect("permissions");
+        here(
+            surefoot()
+                .args(["probe", "--only", "attention", "--python"])
+                .arg(&path),
+        );
+    };
+    assert_eq!(env()[AOTRITON], Value::Null, "nothing was tried");
+    probe("ok", "2.12.0+rocm7.2");
+    assert_eq!(env()[AOTRITON], Value::Null, "that was another torch");
+    probe("ok", "2.11.0+rocm7.2");
+    assert_eq!(env()[AOTRITON], "1");
+    probe("wrong", "2.11.0+rocm7.2");
+    assert_eq!(env()[AOTRITON], Value::Null, "the last word counts");
+}
+
 #[test]
 fn an_unknown_check_is_bad_usage_and_names_the_known_ones() {
     let output = surefoot()

@@ -2,6 +2,7 @@
 
 use super::{Check, Finding, Severity};
 use crate::machine::{Machine, System};
+use crate::plan::{AOTRITON, AOTRITON_CHECK};
 
 /// A variable, the value that makes it a problem, and why.
 struct Rule {
@@ -284,6 +285,17 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
         else {
             continue;
         };
+        let tried = (rule.name == AOTRITON)
+            .then(|| machine.probed.get(AOTRITON_CHECK))
+            .flatten();
+        match tried {
+            Some(true) => continue,
+            Some(false) => {
+                found.push(aotriton_failed(machine, value));
+                continue;
+            }
+            None => {}
+        }
         let title = match rule.id {
             "variable-does-not-exist" => format!("{} does not exist", rule.name),
             "variable-compile-time" => format!("{} does nothing at run time", rule.name),
@@ -305,6 +317,21 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     }
     allocator(machine, found);
     slips(machine, found);
+}
+
+fn aotriton_failed(machine: &Machine, value: &str) -> Finding {
+    Finding::new(
+        Check::Variables,
+        Severity::Error,
+        "aotriton-fails",
+        format!("{AOTRITON} breaks attention with this torch"),
+    )
+    .seen(format!(
+        "{AOTRITON}={value}, and `surefoot probe` found attention failing or wrong under it."
+    ))
+    .why("This build has no kernels for the GPU, or wrong ones.")
+    .fix([unset(machine, AOTRITON)])
+    .source("https://github.com/pytorch/pytorch/pull/166397")
 }
 
 fn unset(machine: &Machine, name: &str) -> String {

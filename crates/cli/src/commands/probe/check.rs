@@ -3,8 +3,9 @@
 use platform::explain::ending::signal;
 use platform::explain::explain;
 use serde::Serialize;
+use std::ffi::OsString;
 use std::io::Read;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -268,18 +269,28 @@ pub(super) struct Result {
     /// The end of its stderr, when it failed.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) stderr: String,
+    /// What was tested, as far as the check tells.
+    #[serde(skip)]
+    pub(super) identity: Option<Identity>,
+}
+
+/// The GPU and the torch that a result holds for.
+#[derive(Clone, Debug)]
+pub(super) struct Identity {
+    pub(super) architecture: String,
+    pub(super) torch: String,
+}
+
+/// What runs the checks: a program, and what comes before the name of a check.
+pub(super) struct Runner {
+    pub(super) program: PathBuf,
+    pub(super) arguments: Vec<OsString>,
 }
 
 /// Runs one check to its end, or to its time limit.
-pub(super) fn run(
-    check: &Check,
-    python: &Path,
-    script: &Path,
-    device: &str,
-    limit: Duration,
-) -> Result {
+pub(super) fn run(check: &Check, runner: &Runner, device: &str, limit: Duration) -> Result {
     let start = Instant::now();
-    let (outcome, detail, stderr) = observe(check, python, script, device, limit);
+    let (outcome, detail, stderr, identity) = observe(check, runner, device, limit);
     let mut result = Result {
         name: check.name,
         outcome,
@@ -287,6 +298,7 @@ pub(super) fn run(
         seconds: (start.elapsed().as_secs_f64() * 100.0).round() / 100.0,
         advice: Vec::new(),
         stderr: String::new(),
+        identity,
     };
     if outcome.is_failure() {
         // A message that is known beats general advice.
@@ -307,14 +319,13 @@ pub(super) fn run(
 
 fn observe(
     check: &Check,
-    python: &Path,
-    script: &Path,
+    runner: &Runner,
     device: &str,
     limit: Duration,
-) -> (Outcome, String, String) {
-    let mut command = Command::new(python);
+) -> (Outcome, String, String, Option<Identity>) {
+    let mut command = Command::new(&runner.program);
     command
-        .arg(script)
+        .args(&runner.arguments)
         .args([check.function, device])
         .envs(check.variables.iter().copied());
     command
@@ -326,8 +337,9 @@ fn observe(
         Err(error) => {
             return (
                 Outcome::Error,
-                format!("cannot start {}: {error}", python.display()),
+                format!("cannot start {}: {error}", runner.program.display()),
                 String::new(),
+                None,
             );
         }
     };
@@ -355,6 +367,12 @@ fn observe(
     let stderr = stderr
         .map(|reader| reader.take(patience))
         .unwrap_or_default();
+    let identity = answer(&stdout).and_then(|answer| {
+        Some(Identity {
+            architecture: answer["architecture"].as_str()?.to_owned(),
+            torch: answer["torch"].as_str()?.to_owned(),
+        })
+    });
     let (outcome, detail) = match status {
         None => (
             Outcome::Hang,
@@ -362,7 +380,7 @@ fn observe(
         ),
         Some(status) => judge(status, &stdout),
     };
-    (outcome, detail, stderr)
+    (outcome, detail, stderr, identity)
 }
 
 fn reap_for(child: &mut std::process::Child, limit: Duration) {
@@ -414,11 +432,7 @@ fn judge(status: ExitStatus, stdout: &str) -> (Outcome, String) {
     if code as u32 >= 0xC000_0000 {
         return (Outcome::Crash, format!("exit code {:#010X}", code as u32));
     }
-    let answer = stdout
-        .lines()
-        .rev()
-        .find_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let Some(answer) = answer else {
+    let Some(answer) = answer(stdout) else {
         return (Outcome::NoAnswer, format!("exit code {code}"));
     };
     let outcome = match answer["verdict"].as_str() {
@@ -435,6 +449,12 @@ fn judge(status: ExitStatus, stdout: &str) -> (Outcome, String) {
         outcome,
         answer["detail"].as_str().unwrap_or_default().to_owned(),
     )
+}
+
+/// The last line of its stdout that is JSON.
+fn answer(stdout: &str) -> Option<serde_json::Value> {
+    let mut lines = stdout.lines().rev();
+    lines.find_map(|line| serde_json::from_str(line).ok())
 }
 
 fn last_lines(text: &str, count: usize) -> String {

@@ -16,6 +16,10 @@ faulthandler.enable()
 NAME, DEVICE = sys.argv[1], sys.argv[2]
 
 
+# What a result holds for; the first check fills it in.
+IDENTITY = {}
+
+
 class Verdict(Exception):
     """Ends a check before its end."""
 
@@ -78,6 +82,7 @@ def check_import():
         properties = torch.cuda.get_device_properties(0)
         architecture = getattr(properties, "gcnArchName", "").split(":")[0] or f"sm_{properties.major}{properties.minor}"
         listed = torch.cuda.get_arch_list()
+        IDENTITY.update(architecture=architecture, torch=torch.__version__)
         return f"torch {torch.__version__}, {count} GPUs; GPU 0 is {properties.name} ({architecture}); built for {' '.join(listed)}"
     return f"torch {torch.__version__} on the CPU"
 
@@ -257,7 +262,7 @@ def main():
     except Exception as problem:  # Every failure of a check is its result.
         is_oom = type(problem).__name__ == "OutOfMemoryError" or isinstance(problem, MemoryError)
         answer = {"verdict": "oom" if is_oom else "error", "detail": f"{type(problem).__name__}: {problem}"}
-    print(json.dumps(answer), flush=True)
+    print(json.dumps(answer | IDENTITY), flush=True)
 
 
 if __name__ == "__main__":
