@@ -11,6 +11,7 @@ pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
     let mut lines = Vec::new();
     lines.push(match summary.ending {
         Ending::Completed => format!("done: {} steps", thousands(summary.steps)),
+        Ending::Stopped if summary.steps == 0 => "stopped before the first step".into(),
         Ending::Stopped => format!(
             "stopped after {} of {} steps; `--resume {}` continues",
             thousands(summary.steps),
