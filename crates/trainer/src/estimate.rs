@@ -29,7 +29,7 @@ pub struct Footprint {
     pub weights: u64,
     /// What one forward pass keeps for its backward pass.
     pub activations: u64,
-    /// What the loss needs on top of that, at its most.
+    /// What the loss, or the backward pass of one block, needs on top of that at its most.
     pub logits: u64,
 }
 
@@ -221,16 +221,25 @@ pub(crate) fn decoder(
         .map(|parameter| parameter.tensor.numel() as u64 * FULL)
         .sum();
     let kept = (0..layers).map(|layer| shape.kept(tokens, &Adapters::of(layer, parameters), how));
-    let activations = match how.checkpoint {
-        // The inputs of all, and the inside of one.
-        true => layers * stream + kept.max().unwrap_or(0),
-        false => kept.sum(),
+    let (activations, inside) = match how.checkpoint {
+        // The inputs of all; and the inside of one, when the logits are gone.
+        true => {
+            let inside = kept.max().unwrap_or(0);
+            (layers * stream + inside, inside)
+        }
+        false => (kept.sum(), 0),
     };
+    // Where scores are written out, their gradients come when the logits are gone, too.
+    let scores = match how.scores {
+        true => 2 * tokens * shape.heads * how.length * size_of_kind(how.compute),
+        false => 0,
+    };
+    let logits = shape.logits(tokens, how);
     // The norm before the head, and the gradient of the stream on its way back.
     Footprint {
         weights: shape.weights(config, how) + adapters,
         activations: activations + 3 * stream,
-        logits: shape.logits(tokens, how),
+        logits: logits.saturating_sub(inside).max(scores),
     }
 }
 
