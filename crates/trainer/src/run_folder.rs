@@ -8,7 +8,8 @@
 //!             report.html                all of it on one page
 //!             samples.txt                generated text
 //!             checkpoints/step-000100/   to continue from
-//!             model/                     the result, for others to load
+//!             model/                     the result, for others to load; `adapter/` of adapters,
+//!                                        and `merged/` if that was asked for
 //!             summary.json               the run in numbers
 //! ```
 

@@ -156,3 +156,38 @@ fn dropout_changes_what_is_learned() {
     let dropped = place.run("dropped", &[DROPOUT]);
     assert_ne!(plain.last_loss, dropped.last_loss);
 }
+
+/// The merged model continues text as base and adapter do.
+#[test]
+fn a_merged_model_is_written_beside_the_adapter() {
+    let place = Place::new();
+    place.run("plain", &[]);
+    let run = place.folder.path().join("runs/plain");
+    assert!(run.join("adapter").exists() && !run.join("merged").exists());
+    place.run("both", &["adapter.save_merged=true"]);
+    let run = place.folder.path().join("runs/both");
+    let files = ["model.safetensors", "config.json", "tokenizer.json"];
+    for file in files {
+        assert!(run.join("merged").join(file).is_file(), "{file}");
+    }
+    let more = format!("model.name_or_path={}", run.join("merged").display());
+    let barely = [
+        "train.max_steps=1",
+        "train.warmup_steps=0",
+        "train.learning_rate=1e-9",
+    ];
+    let again = place.run("again", &[&[&*more], &barely[..]].concat());
+    let (both, merged) = (
+        losses(&run),
+        losses(&place.folder.path().join("runs/again")),
+    );
+    assert!((both - merged).abs() < 1e-4, "{both} and {merged}");
+    assert_eq!(again.steps, 1);
+}
+
+/// The last held-out loss of a run.
+fn losses(run: &Path) -> f64 {
+    let summary = fs::read(run.join("summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
+    summary["held_out"]["loss"].as_f64().unwrap()
+}

@@ -38,6 +38,9 @@ pub struct AdapterConfig {
     /// LoRA+: the learning rate of the second matrix of each pair, `B`, in units of the first's.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
     pub loraplus_lr_ratio: Option<f64>,
+    /// At the end also write the model with the adapter merged into it, for programs that know
+    /// no adapters: to `merged/`, beside `adapter/`.
+    pub save_merged: bool,
     /// An adapter in PEFT's format to go on from; all other keys here then come from it.
     pub resume_from: Option<PathBuf>,
 }
@@ -79,6 +82,7 @@ impl Default for AdapterConfig {
             rank_pattern: BTreeMap::new(),
             alpha_pattern: BTreeMap::new(),
             loraplus_lr_ratio: None,
+            save_merged: false,
             resume_from: None,
         }
     }

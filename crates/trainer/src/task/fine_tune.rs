@@ -9,7 +9,7 @@ use tch::{Kind, Tensor};
 use super::loss::{mean_cross_entropy, summed_cross_entropy};
 use super::{Batch, Evaluation, Sample, Task};
 use crate::Error;
-use crate::adapters::{Attached, Attachment, PeftAdapter, write_peft};
+use crate::adapters::{Attached, Attachment, PeftAdapter, merge, write_peft};
 use crate::config::{Config, SampleConfig};
 use crate::data::{BlockOrder, OrderState, SplitMix64, cache_folder, text_path};
 use crate::estimate::{self, DecoderUse, Footprint};
@@ -44,6 +44,8 @@ pub struct FineTune {
     batch_size: usize,
     eval_batch_size: usize,
     checkpoint: bool,
+    /// Whether the model is exported with the adapter in it too.
+    save_merged: bool,
     usage: DecoderUse,
     seed: u64,
     name_or_path: String,
@@ -141,6 +143,7 @@ impl FineTune {
             batch_size: batch_size as usize,
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
             checkpoint: train.gradient_checkpointing,
+            save_merged: config.adapter.as_ref().is_some_and(|a| a.save_merged),
             usage: DecoderUse {
                 rows: u64::from(batch_size),
                 length: block_size as u64,
@@ -380,7 +383,18 @@ impl Task for FineTune {
 
     fn export(&self, folder: &Path) -> Result<(), Error> {
         if let Some(adapter) = &self.adapter {
-            return write_peft(folder, adapter, &self.parameters, &self.name_or_path);
+            write_peft(folder, adapter, &self.parameters, &self.name_or_path)?;
+            if self.save_merged {
+                let adapter = PeftAdapter::open(folder)?;
+                let kind = self.model.compute();
+                merge(
+                    &self.pretrained,
+                    adapter,
+                    &folder.with_file_name("merged"),
+                    kind,
+                )?;
+            }
+            return Ok(());
         }
         std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
         let tensors = self
