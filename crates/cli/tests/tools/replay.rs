@@ -83,10 +83,19 @@ fn what_is_wrong_is_told_and_counts_as_bad_usage() {
     };
     write("broken.trace", "a 1 100\nf 2\n");
     write("empty.trace", "s\n");
+    write("huge.trace", "a 0 18446744073709551615\nf 0\n");
+    write(
+        "sum.trace",
+        &(0..3)
+            .map(|id| format!("a {id} {}\n", i64::MAX))
+            .collect::<String>(),
+    );
     let mut all = String::new();
     for arguments in [
         &["broken.trace"][..],
         &["empty.trace"],
+        &["huge.trace"],
+        &["sum.trace"],
         &["nowhere.trace"],
         &["run.trace", "--policy", "warm:1"],
         &["run.trace", "--policy", "block_mb:0"],

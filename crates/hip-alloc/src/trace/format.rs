@@ -18,6 +18,38 @@ const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 /// A pickle of protocol 2 or later begins with this instruction.
 const PICKLE_MAGIC: u8 = 0x80;
 
+/// The most bytes that a trace may ask for in all: far beyond any machine, and far from
+/// where sums of sizes would overflow.
+const MOST_BYTES: u64 = 1 << 60;
+/// The longest trace, unpacked, in bytes: some hundred million events.
+const MOST_TEXT: u64 = 4 << 30;
+
+/// Sizes that no machine has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{bytes} bytes are more than any machine has, by themselves or with the requests before")]
+pub struct SizeError {
+    /// What was asked for.
+    pub bytes: u64,
+}
+
+/// Adds up the sizes of a trace, so that whoever replays it may add without a thought.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    bytes: u64,
+}
+
+impl Tally {
+    /// Counts a request.
+    pub(super) fn request(&mut self, bytes: u64) -> Result<(), SizeError> {
+        let sum = self
+            .bytes
+            .checked_add(bytes)
+            .filter(|sum| *sum <= MOST_BYTES);
+        self.bytes = sum.ok_or(SizeError { bytes })?;
+        Ok(())
+    }
+}
+
 /// One event of a trace. Requests are numbered from 0 without gaps: the number is
 /// the position of the request among all requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +87,9 @@ pub enum TraceError {
     /// The file could not be read or decompressed.
     #[error("cannot read the trace: {0}")]
     Io(#[from] std::io::Error),
+    /// Longer than any recording.
+    #[error("the trace is longer than {} GiB", MOST_TEXT >> 30)]
+    TooLong,
     /// A snapshot of PyTorch's allocator that gives no trace.
     #[error(transparent)]
     Snapshot(#[from] super::snapshot::SnapshotError),
@@ -84,7 +119,11 @@ impl Trace {
         }
         let mut text = String::new();
         if bytes.starts_with(&ZSTD_MAGIC) {
-            zstd::stream::read::Decoder::new(bytes)?.read_to_string(&mut text)?;
+            let unpacked = zstd::stream::read::Decoder::new(bytes)?;
+            unpacked.take(MOST_TEXT + 1).read_to_string(&mut text)?;
+            if text.len() as u64 > MOST_TEXT {
+                return Err(TraceError::TooLong);
+            }
         } else {
             let mut plain = bytes;
             plain.read_to_string(&mut text)?;
@@ -96,13 +135,14 @@ impl Trace {
     pub fn parse(text: &str) -> Result<Trace, TraceError> {
         let mut trace = Trace::default();
         let mut live: HashMap<u64, u32> = HashMap::new();
+        let mut tally = Tally::default();
         for (number, line) in text.lines().enumerate() {
-            let event = parse_line(line, &mut live, &mut trace.requests).map_err(|problem| {
-                TraceError::Line {
+            let event = parse_line(line, &mut live, &mut trace.requests, &mut tally).map_err(
+                |problem| TraceError::Line {
                     line: number + 1,
                     problem,
-                }
-            })?;
+                },
+            )?;
             trace.events.extend(event);
         }
         Ok(trace)
@@ -133,6 +173,7 @@ fn parse_line(
     line: &str,
     live: &mut HashMap<u64, u32>,
     requests: &mut u32,
+    tally: &mut Tally,
 ) -> Result<Option<Event>, String> {
     let mut words = line.split_ascii_whitespace();
     let Some(kind) = words.next() else {
@@ -143,6 +184,7 @@ fn parse_line(
         "a" => {
             let name = number(words.next(), "id")?;
             let bytes = number(words.next(), "size")?;
+            tally.request(bytes).map_err(|error| error.to_string())?;
             let stream = words
                 .next()
                 .map_or(Ok(0), |word| number(Some(word), "stream"))?;

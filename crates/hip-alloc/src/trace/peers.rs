@@ -128,6 +128,11 @@ impl PeerOutcome {
     }
 }
 
+/// Addresses of the model: room for a segment without end on each of any number of streams.
+type Address = u128;
+/// What lies between the beginnings of two expandable segments.
+const SEGMENT_ROOM: Address = 1 << 64;
+
 /// Which pool: the stream, and whether it is the small one.
 type PoolName = (u64, bool);
 
@@ -146,12 +151,12 @@ struct Block {
 struct Caching {
     peer: Peer,
     /// All blocks by address; those of a segment lie side by side.
-    blocks: BTreeMap<u64, Block>,
+    blocks: BTreeMap<Address, Block>,
     /// Free blocks by pool, size and address: the order in which PyTorch looks.
-    free: BTreeSet<(PoolName, u64, u64)>,
+    free: BTreeSet<(PoolName, u64, Address)>,
     /// The last block of each expandable segment.
-    tails: BTreeMap<PoolName, u64>,
-    next_address: u64,
+    tails: BTreeMap<PoolName, Address>,
+    next_address: Address,
     held: u64,
     driver_calls: u64,
 }
@@ -177,7 +182,7 @@ impl Caching {
     }
 
     /// The address of a block for `bytes`.
-    fn allocate(&mut self, bytes: u64, stream: u64) -> u64 {
+    fn allocate(&mut self, bytes: u64, stream: u64) -> Address {
         let bytes = bytes.div_ceil(ROUNDING).max(1) * ROUNDING;
         let pool = (stream, bytes <= SMALL);
         let address = match self.peer {
@@ -193,11 +198,11 @@ impl Caching {
     }
 
     /// The smallest free block that fits.
-    fn find(&self, pool: PoolName, bytes: u64) -> Option<u64> {
+    fn find(&self, pool: PoolName, bytes: u64) -> Option<Address> {
         let limit = self.max_split();
         let mut fitting = self
             .free
-            .range((pool, bytes, 0)..=(pool, u64::MAX, u64::MAX));
+            .range((pool, bytes, 0)..=(pool, u64::MAX, Address::MAX));
         let (_, size, address) = match self.peer {
             Peer::ExpandableSegments => {
                 // The end of a segment can grow without end, so it counts as the largest.
@@ -215,10 +220,10 @@ impl Caching {
     }
 
     /// A new segment as one free block.
-    fn segment(&mut self, pool: PoolName, bytes: u64) -> u64 {
+    fn segment(&mut self, pool: PoolName, bytes: u64) -> Address {
         let address = self.next_address;
         // A gap, so that blocks of two segments never touch.
-        self.next_address += bytes + ROUNDING;
+        self.next_address += Address::from(bytes + ROUNDING);
         self.held += bytes;
         self.driver_calls += 1;
         let block = Block {
@@ -234,14 +239,14 @@ impl Caching {
     }
 
     /// More pages at the end of the pool's one segment, until `bytes` fit there.
-    fn expand(&mut self, pool: PoolName, bytes: u64) -> u64 {
+    fn expand(&mut self, pool: PoolName, bytes: u64) -> Address {
         let page = if pool.1 { SMALL_SEGMENT } else { LARGE_SEGMENT };
         let Some(&tail) = self.tails.get(&pool) else {
             let pages = bytes.div_ceil(page);
             let address = self.segment(pool, pages * page);
             self.driver_calls += 2 * pages + 1;
             // Room for it to grow.
-            self.next_address += 1 << 50;
+            self.next_address += SEGMENT_ROOM;
             self.tails.insert(pool, address);
             return address;
         };
@@ -267,7 +272,7 @@ impl Caching {
         if let Some(block) = self.blocks.get_mut(&tail) {
             block.last = false;
         }
-        let address = tail + last.bytes;
+        let address = tail + Address::from(last.bytes);
         let block = Block {
             pool,
             bytes: grown,
@@ -282,7 +287,8 @@ impl Caching {
     }
 
     /// Makes a free block live, and its rest, if it is worth it, a block of its own.
-    fn take(&mut self, address: u64, bytes: u64) {
+    fn take(&mut self, address: Address, bytes: u64) {
+        let rest_address = address + Address::from(bytes);
         let block = self.blocks[&address];
         self.free.remove(&(block.pool, block.bytes, address));
         let rest = block.bytes - bytes;
@@ -300,10 +306,10 @@ impl Caching {
                 first: false,
                 ..block
             };
-            self.blocks.insert(address + bytes, remainder);
-            self.free.insert((block.pool, rest, address + bytes));
+            self.blocks.insert(rest_address, remainder);
+            self.free.insert((block.pool, rest, rest_address));
             if self.tails.get(&block.pool) == Some(&address) {
-                self.tails.insert(block.pool, address + bytes);
+                self.tails.insert(block.pool, rest_address);
             }
             taken.bytes = bytes;
             taken.last = false;
@@ -312,7 +318,7 @@ impl Caching {
     }
 
     /// Makes a block free and joins it with free neighbours of its segment.
-    fn free(&mut self, mut address: u64) {
+    fn free(&mut self, mut address: Address) {
         let Some(mut block) = self.blocks.remove(&address) else {
             return;
         };
@@ -322,7 +328,7 @@ impl Caching {
             return;
         }
         if !block.last {
-            let after = address + block.bytes;
+            let after = address + Address::from(block.bytes);
             let next = self.blocks[&after];
             if next.free {
                 self.blocks.remove(&after);

@@ -118,6 +118,25 @@ impl<'a> Value<'a> {
         items.iter().map(move |id| self.at(*id))
     }
 
+    /// How many entries a list or tuple has.
+    pub fn len(self) -> usize {
+        match self.node() {
+            Node::List(items) => items.len(),
+            _ => 0,
+        }
+    }
+
+    /// Whether it has no entries.
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// Equal for two that are one value in the pickle. Walks over values need it: what is
+    /// stored once may be referred to any number of times.
+    pub fn identity(self) -> usize {
+        self.id
+    }
+
     /// Whether it is a list or tuple.
     pub fn is_list(self) -> bool {
         matches!(self.node(), Node::List(_))

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::format::{Event, Trace};
+use super::format::{Event, SizeError, Tally, Trace};
 use super::pickle::{Pickle, PickleError, Value};
 
 /// Why a snapshot gives no trace.
@@ -25,6 +25,9 @@ pub enum SnapshotError {
          the program"
     )]
     NoHistory,
+    /// Sizes that no machine has.
+    #[error(transparent)]
+    Size(#[from] SizeError),
 }
 
 /// The trace of the device that made the most requests.
@@ -41,16 +44,17 @@ pub fn read(bytes: &[u8]) -> Result<Trace, SnapshotError> {
     let (device, history) = traces
         .items()
         .enumerate()
-        .max_by_key(|(_, history)| history.items().count())
+        .max_by_key(|(_, history)| history.len())
         .ok_or(SnapshotError::NoHistory)?;
     let steps = events(history);
     if steps.is_empty() {
         return Err(SnapshotError::NoHistory);
     }
-    Ok(build(&steps, &live_at_the_end(root, device as u64)))
+    build(&steps, &live_at_the_end(root, device as u64))
 }
 
-/// One entry of the history: a request or, without a size, a free.
+/// One entry of the history: a request or a free.
+#[derive(Clone, Copy)]
 struct Step {
     address: u64,
     bytes: u64,
@@ -74,19 +78,36 @@ fn events(history: Value<'_>) -> Vec<Step> {
             is_free,
         })
     };
-    history.items().filter_map(step).collect()
+    // Each entry is read once, however often it is referred to.
+    let mut read = HashMap::new();
+    let steps = history
+        .items()
+        .filter_map(|entry| *read.entry(entry.identity()).or_insert_with(|| step(entry)));
+    steps.collect()
 }
 
 /// Live blocks by address, and their sizes.
 fn live_at_the_end(root: Value<'_>, device: u64) -> Vec<(u64, u64)> {
     let mut live = Vec::new();
+    // In a real snapshot every segment and block is a value of its own.
+    let mut seen = HashSet::new();
     let segments = root.get("segments").into_iter().flat_map(Value::items);
     for segment in segments {
+        if !seen.insert(segment.identity()) {
+            continue;
+        }
         if segment.get("device").and_then(Value::number) != Some(device) {
             continue;
         }
         let mut at = segment.get("address").and_then(Value::number).unwrap_or(0);
-        for block in segment.get("blocks").into_iter().flat_map(Value::items) {
+        let blocks = segment.get("blocks");
+        if !blocks.is_some_and(|blocks| seen.insert(blocks.identity())) {
+            continue;
+        }
+        for block in blocks.into_iter().flat_map(Value::items) {
+            if !seen.insert(block.identity()) {
+                continue;
+            }
             let number = |key| block.get(key).and_then(Value::number);
             let bytes = number("size").unwrap_or(0);
             // Older versions leave the address to be added up.
@@ -100,7 +121,7 @@ fn live_at_the_end(root: Value<'_>, device: u64) -> Vec<(u64, u64)> {
     live
 }
 
-fn build(steps: &[Step], live_at_the_end: &[(u64, u64)]) -> Trace {
+fn build(steps: &[Step], live_at_the_end: &[(u64, u64)]) -> Result<Trace, SnapshotError> {
     let mut before = Vec::new();
     let mut known = HashSet::new();
     for step in steps {
@@ -119,14 +140,16 @@ fn build(steps: &[Step], live_at_the_end: &[(u64, u64)]) -> Trace {
 
     let mut trace = Trace::default();
     let mut live = HashMap::new();
-    let request = |trace: &mut Trace, bytes: u64, stream: u64| {
+    let mut tally = Tally::default();
+    let mut request = |trace: &mut Trace, bytes: u64, stream: u64| {
         let id = trace.requests;
+        tally.request(bytes)?;
         trace.requests += 1;
         trace.events.push(Event::Allocate { id, bytes, stream });
-        id
+        Ok::<_, SizeError>(id)
     };
     for (address, bytes) in before {
-        let id = request(&mut trace, bytes, 0);
+        let id = request(&mut trace, bytes, 0)?;
         live.entry(address).or_insert_with(Vec::new).push(id);
     }
     for step in steps {
@@ -136,11 +159,11 @@ fn build(steps: &[Step], live_at_the_end: &[(u64, u64)]) -> Trace {
                 trace.events.push(Event::Free { id });
             }
         } else {
-            let id = request(&mut trace, step.bytes, step.stream);
+            let id = request(&mut trace, step.bytes, step.stream)?;
             live.entry(step.address).or_insert_with(Vec::new).push(id);
         }
     }
-    trace
+    Ok(trace)
 }
 
 #[cfg(test)]
@@ -200,6 +223,27 @@ mod tests {
         let expected = "a 0 77\na 1 500\na 2 100\nf 0\nf 2\na 3 300\n";
         assert_eq!(trace.to_text(), expected);
         assert_eq!(Trace::parse(expected).unwrap(), trace);
+    }
+
+    /// One block in one list in one segment, each referred to thousands of times.
+    #[test]
+    fn values_that_are_shared_are_walked_once() {
+        let mut bytes = b"\x80\x02}(X\x0d\x00\x00\x00device_traces](](".to_vec();
+        // An entry, remembered as 0, and a thousand times again.
+        bytes.extend(b"}(X\x06\x00\x00\x00actionX\x05\x00\x00\x00allocX\x04\x00\x00\x00addrK\x01");
+        bytes.extend(b"X\x04\x00\x00\x00sizeK\x08uq\x00");
+        bytes.extend(b"h\x00".repeat(1000));
+        bytes.extend(b"eeX\x08\x00\x00\x00segments](");
+        bytes.extend(b"}(X\x06\x00\x00\x00deviceK\x00X\x06\x00\x00\x00blocks](");
+        bytes.extend(b"}(X\x05\x00\x00\x00stateX\x10\x00\x00\x00active_allocated");
+        bytes.extend(b"X\x04\x00\x00\x00sizeK\x08X\x07\x00\x00\x00addressK\x09uq\x01");
+        bytes.extend(b"h\x01".repeat(20_000));
+        bytes.extend(b"euq\x02");
+        bytes.extend(b"h\x02".repeat(20_000));
+        bytes.extend(b"eu.");
+        let trace = read(&bytes).unwrap();
+        // The entries are a thousand requests and one; the block was live once before them.
+        assert_eq!(trace.requests, 1001 + 1);
     }
 
     #[test]
