@@ -57,7 +57,15 @@ fn golden(shell: &Shell, python: &Path) -> Result<()> {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
     let cargo = workspace::cargo();
-    let tests = ["model::", "weights::", "adapters::", "quant::", "optim::"];
+    // One at a time: libtorch has one random generator for all threads.
+    let tests = [
+        "--test-threads=1",
+        "model::",
+        "weights::",
+        "adapters::",
+        "quant::",
+        "optim::",
+    ];
     cmd!(shell, "{cargo} test --package trainer --lib -- {tests...}")
         .env("SUREFOOT_GOLDEN", golden)
         .run()?;

@@ -34,7 +34,14 @@ impl Test {
             cmd!(shell, "{cargo} nextest run --workspace --no-fail-fast").run()?;
             cmd!(shell, "{cargo} test --workspace --doc").run()?;
         } else {
-            cmd!(shell, "{cargo} test --workspace --no-fail-fast").run()?;
+            // One at a time: the tests of a file share one process here, and with it libtorch's
+            // random generator and its allocator.
+            let threads = "--test-threads=1";
+            cmd!(
+                shell,
+                "{cargo} test --workspace --no-fail-fast -- {threads}"
+            )
+            .run()?;
         }
         if self.heavy {
             heavy(&shell, &libtorch, self.newest_torch)?;
