@@ -36,7 +36,7 @@ pub fn read(architecture: &str, torch: &str) -> String {
     fs::read_to_string(path(architecture, torch)).unwrap_or_default()
 }
 
-/// Reads what [`write`] wrote.
+/// Reads what [`write()`] wrote.
 #[must_use]
 pub fn parse(text: &str) -> BTreeMap<String, bool> {
     text.lines()
