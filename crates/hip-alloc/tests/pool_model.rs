@@ -139,7 +139,6 @@ impl Checked {
             self.pool.free(&mut self.driver, address).unwrap();
         }
         self.pool.trim(&mut self.driver, 0);
-        self.pool.trim(&mut self.driver, 0);
         self.check();
         assert_eq!(self.pool.stats().pending_bytes, 0);
         assert_eq!(self.driver.held(), 0, "{:?}", self.pool.layout());

@@ -54,11 +54,16 @@ impl Pool {
     }
 
     /// Gives empty blocks back until at most `keep` bytes are held beyond what is live.
+    /// Waits for the work that still uses them, so that they are gone when this returns.
     pub fn trim(&mut self, driver: &mut dyn Driver, keep: u64) {
         self.settle(driver);
         self.hand_over(driver, Owner::ANYONE, true);
         while self.exceeds(keep) && self.give_back_one(driver) {}
         while self.exceeds(keep) && self.give_back_hole(driver) {}
+        if self.streams.waiting() {
+            // A block that belongs to a stream leaves behind an event.
+            self.settle(driver);
+        }
     }
 
     /// A request that is larger than any block serves: a block of its own.
