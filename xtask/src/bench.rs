@@ -2,6 +2,7 @@
 
 mod alloc;
 mod lora;
+mod measured;
 mod placement;
 mod process;
 mod train;

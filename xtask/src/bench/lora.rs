@@ -11,8 +11,9 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::measured::{self, Measured, difference, steady};
 use super::median;
-use super::process::{self, PeakMemory};
+use super::process;
 use super::train::{cpu_name, largest};
 use crate::{setup, train, workspace};
 
@@ -49,15 +50,6 @@ pub(crate) struct LoraBench {
     /// Where the numbers go [default: bench/lora.json in the target folder]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-}
-
-/// One run of one side.
-#[derive(Debug, Serialize)]
-struct Measured {
-    /// Median over the steps after the warm-up.
-    tokens_per_second: f64,
-    memory: PeakMemory,
-    losses: Vec<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -100,14 +92,6 @@ struct ReferenceResult {
     tokens_per_step: f64,
     losses: Vec<f64>,
     step_seconds: Vec<f64>,
-}
-
-/// What matters here of a line of `metrics.jsonl`.
-#[derive(Deserialize)]
-struct Metric {
-    kind: String,
-    loss: Option<f64>,
-    tokens_per_second: Option<f64>,
 }
 
 impl LoraBench {
@@ -156,41 +140,12 @@ impl LoraBench {
     }
 
     fn run_surefoot(&self, surefoot: &Path, folder: &Path, adapter: &Path) -> Result<Measured> {
-        let mut command = Command::new(surefoot);
-        command.arg("train").arg(&self.config);
-        for value in [
-            format!("output_dir={}", folder.display()),
-            "name=bench".to_owned(),
+        let settings = [
             format!("adapter.resume_from={}", adapter.display()),
             format!("train.max_steps={}", self.steps),
             format!("train.bf16={}", self.bf16),
-            "train.logging_steps=1".to_owned(),
-            // What the reference does not do.
-            "train.eval_steps=0".to_owned(),
-            "train.save_steps=0".to_owned(),
-            "sample.max_new_tokens=0".to_owned(),
-        ] {
-            command.arg("--set").arg(value);
-        }
-        command.current_dir(workspace::root());
-        let memory = process::run(command)?;
-        let path = folder.join("bench/metrics.jsonl");
-        let text = fs::read_to_string(&path)
-            .with_context(|| format!("cannot read `{}`", path.display()))?;
-        let (mut losses, mut speeds) = (Vec::new(), Vec::new());
-        for line in text.lines() {
-            let metric: Metric = serde_json::from_str(line)
-                .with_context(|| format!("`{}` has a line that is no metric", path.display()))?;
-            if metric.kind == "train" {
-                losses.extend(metric.loss);
-                speeds.extend(metric.tokens_per_second);
-            }
-        }
-        Ok(Measured {
-            tokens_per_second: steady(&speeds),
-            memory,
-            losses,
-        })
+        ];
+        measured::surefoot(surefoot, &self.config, &settings, folder, WARM_UP)
     }
 
     fn run_reference(
@@ -211,7 +166,7 @@ impl LoraBench {
         let speed = |seconds: &f64| result.tokens_per_step / seconds;
         let speeds: Vec<f64> = result.step_seconds.iter().map(speed).collect();
         let measured = Measured {
-            tokens_per_second: steady(&speeds),
+            tokens_per_second: steady(&speeds, WARM_UP),
             memory,
             losses: result.losses,
         };
@@ -245,7 +200,7 @@ impl Medians {
         let anonymous = |run: &Measured| run.memory.anonymous_bytes as f64;
         let pairs = || surefoot.iter().zip(theirs);
         let ratios: Vec<f64> = pairs().map(|(a, b)| speed(a) / speed(b)).collect();
-        let differences = pairs().map(|(a, b)| difference(&a.losses, &b.losses));
+        let differences = pairs().map(|(a, b)| difference(&a.losses, &b.losses, COMPARED));
         Medians {
             surefoot_tokens_per_second: over(surefoot, speed),
             hugging_face_tokens_per_second: over(theirs, speed),
@@ -311,20 +266,4 @@ impl Report {
         eprintln!("every run is in `{}`", path.display());
         Ok(())
     }
-}
-
-/// The speed once it is steady: the median over the steps after the warm-up.
-fn steady(speeds: &[f64]) -> f64 {
-    median(speeds.get(WARM_UP..).unwrap_or(&[]))
-}
-
-/// Largest relative difference of the first losses; not a number when some are missing.
-fn difference(ours: &[f64], theirs: &[f64]) -> f64 {
-    let (Some(ours), Some(theirs)) = (ours.get(..COMPARED), theirs.get(..COMPARED)) else {
-        return f64::NAN;
-    };
-    let pairs = ours.iter().zip(theirs);
-    pairs
-        .map(|(ours, theirs)| (ours - theirs).abs() / theirs.abs())
-        .fold(0.0, largest)
 }

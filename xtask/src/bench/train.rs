@@ -12,12 +12,16 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::measured::{self, Measured, difference, steady};
 use super::median;
-use super::process::{self, PeakMemory};
+use super::process;
 use crate::{setup, train, workspace};
 
 /// Steps at the start that are not counted: caches are cold, and memory is first touched.
 const WARM_UP: usize = 5;
+
+/// Losses that are compared.
+const COMPARED: usize = 10;
 
 /// Training speed and memory, against the same model in plain Python PyTorch.
 #[derive(clap::Args)]
@@ -49,15 +53,6 @@ pub(crate) struct TrainBench {
     /// Where the numbers go [default: bench/train.json in the target folder]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-}
-
-/// One run of one side.
-#[derive(Debug, Serialize)]
-struct Measured {
-    /// Training alone: evaluations, samples and checkpoints are not in it.
-    tokens_per_second: f64,
-    memory: PeakMemory,
-    losses: Vec<f64>,
 }
 
 #[derive(Debug, Serialize)]
@@ -93,14 +88,6 @@ struct ReferenceResult {
     tokens_per_step: f64,
     losses: Vec<f64>,
     step_seconds: Vec<f64>,
-}
-
-/// What matters here of a line of `metrics.jsonl`.
-#[derive(Deserialize)]
-struct Metric {
-    kind: String,
-    loss: Option<f64>,
-    tokens_per_second: Option<f64>,
 }
 
 impl TrainBench {
@@ -143,43 +130,10 @@ impl TrainBench {
     }
 
     fn run_surefoot(&self, surefoot: &Path, folder: &Path) -> Result<Measured> {
-        let mut command = Command::new(surefoot);
-        command.arg("train").arg(&self.config);
-        for value in &self.set {
-            command.arg("--set").arg(value);
-        }
-        for value in [
-            "name=bench".to_owned(),
-            format!("output_dir={}", folder.display()),
-            format!("train.max_steps={}", self.steps),
-            format!("train.bf16={}", self.bf16),
-            "train.logging_steps=1".to_owned(),
-            // What the reference does not do.
-            "train.eval_steps=0".to_owned(),
-            "train.save_steps=0".to_owned(),
-            "sample.max_new_tokens=0".to_owned(),
-        ] {
-            command.arg("--set").arg(value);
-        }
-        command.current_dir(workspace::root());
-        let memory = process::run(command)?;
-        let path = folder.join("bench/metrics.jsonl");
-        let text = fs::read_to_string(&path)
-            .with_context(|| format!("cannot read `{}`", path.display()))?;
-        let (mut losses, mut speeds) = (Vec::new(), Vec::new());
-        for line in text.lines() {
-            let metric: Metric = serde_json::from_str(line)
-                .with_context(|| format!("`{}` has a line that is no metric", path.display()))?;
-            if metric.kind == "train" {
-                losses.extend(metric.loss);
-                speeds.extend(metric.tokens_per_second);
-            }
-        }
-        Ok(Measured {
-            tokens_per_second: steady(&speeds),
-            memory,
-            losses,
-        })
+        let mut settings = self.set.clone();
+        settings.push(format!("train.max_steps={}", self.steps));
+        settings.push(format!("train.bf16={}", self.bf16));
+        measured::surefoot(surefoot, &self.config, &settings, folder, WARM_UP)
     }
 
     fn run_reference(&self, python: &Path, folder: &Path) -> Result<Measured> {
@@ -198,7 +152,7 @@ impl TrainBench {
         let speed = |seconds: &f64| result.tokens_per_step / seconds;
         let speeds: Vec<f64> = result.step_seconds.iter().map(speed).collect();
         Ok(Measured {
-            tokens_per_second: steady(&speeds),
+            tokens_per_second: steady(&speeds, WARM_UP),
             memory,
             losses: result.losses,
         })
@@ -232,7 +186,8 @@ impl Medians {
         let ratios: Vec<f64> = pairs()
             .map(|(ours, theirs)| speed(ours) / speed(theirs))
             .collect();
-        let differences = pairs().map(|(ours, theirs)| difference(&ours.losses, &theirs.losses));
+        let differences =
+            pairs().map(|(ours, theirs)| difference(&ours.losses, &theirs.losses, COMPARED));
         Medians {
             surefoot_tokens_per_second: over(surefoot, &speed),
             pytorch_tokens_per_second: over(pytorch, &speed),
@@ -298,22 +253,6 @@ impl Report {
     }
 }
 
-/// The speed once it is steady: the median over the steps after the warm-up.
-fn steady(speeds: &[f64]) -> f64 {
-    median(speeds.get(WARM_UP..).unwrap_or(&[]))
-}
-
-/// Largest relative difference within the first ten losses; not a number when some are missing.
-fn difference(ours: &[f64], theirs: &[f64]) -> f64 {
-    let (Some(ours), Some(theirs)) = (ours.get(..10), theirs.get(..10)) else {
-        return f64::NAN;
-    };
-    let pairs = ours.iter().zip(theirs);
-    pairs
-        .map(|(ours, theirs)| (ours - theirs).abs() / theirs.abs())
-        .fold(0.0, largest)
-}
-
 /// Unlike `f64::max`, which would let a loss that is not a number pass.
 pub(super) fn largest(one: f64, other: f64) -> f64 {
     match one.is_nan() || other.is_nan() {
@@ -336,7 +275,7 @@ mod tests {
     #[test]
     fn the_speed_leaves_the_warm_up_out() {
         let speeds = [1.0, 1.0, 1.0, 1.0, 1.0, 10.0, 12.0, 11.0];
-        assert_eq!(steady(&speeds), 11.0);
+        assert_eq!(steady(&speeds, WARM_UP), 11.0);
     }
 
     #[test]
@@ -345,14 +284,14 @@ mod tests {
         let mut ours = theirs;
         ours[9] = 2.002;
         ours[11] = 100.0;
-        assert!((difference(&ours, &theirs) - 1e-3).abs() < 1e-12);
+        assert!((difference(&ours, &theirs, COMPARED) - 1e-3).abs() < 1e-12);
     }
 
     #[test]
     fn missing_losses_are_no_agreement() {
-        assert!(difference(&[2.0; 9], &[2.0; 10]).is_nan());
+        assert!(difference(&[2.0; 9], &[2.0; 10], COMPARED).is_nan());
         let mut broken = [2.0; 10];
         broken[3] = f64::NAN;
-        assert!(difference(&broken, &[2.0; 10]).is_nan());
+        assert!(difference(&broken, &[2.0; 10], COMPARED).is_nan());
     }
 }
