@@ -52,7 +52,7 @@ pub use metrics::Record;
 pub use placement::fault_matrix as placement_matrix;
 
 pub use observer::{Metrics, Observer, Silent, Start};
-pub use run::{DamagedTensor, Rollback, ShortOfMemory, SkippedStep, run};
+pub use run::{DamagedTensor, Rollback, ShortOfMemory, SkippedStep, run, run_task};
 pub use run_folder::RunFolder;
 pub use stop::Stop;
 pub use summary::{Ending, Environment, MemorySummary, Summary};

@@ -48,10 +48,27 @@ pub fn run(
     observer: &mut dyn Observer,
     stop: &Stop,
 ) -> Result<Summary, Error> {
+    run_task(config, allocator, observer, stop, |placer, observer| {
+        setup::task(config, placer, observer)
+    })
+}
+
+/// Trains a task of your own, in the same loop: `make` builds it, its model placed by the
+/// placer. Of `config` the loop itself reads everything but `model`, `adapter` and `data`.
+///
+/// # Errors
+/// As [`run()`], and what `make` ends with.
+pub fn run_task(
+    config: &Config,
+    allocator: &Allocator,
+    observer: &mut dyn Observer,
+    stop: &Stop,
+    make: impl FnOnce(&mut Placer, &mut dyn Observer) -> Result<Box<dyn Task>, Error>,
+) -> Result<Summary, Error> {
     let began = Instant::now();
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
-    let task = setup::task(config, &mut placer, observer)?;
+    let task = make(&mut placer, observer)?;
     let mut run = Run::open(config, task, placer, machine, began)?;
     observer.started(&Start {
         folder: run.folder.path(),
@@ -236,7 +253,7 @@ impl<'a> Run<'a> {
 
         self.step += 1;
         if !(norm + loss).is_finite() {
-            let batch = position["order"].to_string();
+            let batch = position.get("order").unwrap_or(&position).to_string();
             let parameters = self.task.parameters();
             let seen = guard::describe(self.step, loss, norm, batch, &gradients, parameters)?;
             return Ok(Some(seen));

@@ -94,7 +94,8 @@ pub trait Task {
     /// When memory runs out.
     fn sample(&self, step: u64, placer: &mut Placer) -> Result<Vec<Sample>, Error>;
 
-    /// Where the task stands in its data, for a checkpoint.
+    /// Where the task stands in its data, for a checkpoint. Its key `order`, where there is
+    /// one, names the next batch to people.
     ///
     /// # Errors
     /// When the state has no JSON form.
