@@ -44,11 +44,14 @@ fn main() {
 }
 
 fn recorded() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/traces");
-    let entries = std::fs::read_dir(folder).unwrap();
-    let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
-    files.sort();
-    files
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let files = |folder| {
+        let entries = std::fs::read_dir(tests.join(folder)).unwrap();
+        let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files
+    };
+    [files("traces"), files("held_out")].concat()
 }
 
 fn print(name: &str, trace: &Trace, config: &PoolConfig) {
