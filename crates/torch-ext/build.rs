@@ -4,13 +4,14 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "cpp/boundary.cpp",
     "cpp/allocator.cpp",
     "cpp/accelerator.cpp",
     "cpp/operations.cpp",
     "cpp/checkpoint.cpp",
     "cpp/linear.cpp",
+    "cpp/products.cpp",
 ];
 
 fn main() {

@@ -10,6 +10,7 @@
 //! | [`optimizer`] | fused AdamW, norms over many tensors, clipping |
 //! | [`checkpoint()`] | gradient checkpointing through a Rust closure |
 //! | [`linear_with`] | linear layers over frozen weights that are made when they are needed |
+//! | [`products`] | fp32 matrix products on the CPU by the faster of two libraries |
 //! | [`random`], [`autocast`], [`threads`] | generator state, mixed precision, worker threads |
 //!
 //! All C++ of the workspace that knows libtorch is in `cpp/`. It includes no CUDA
@@ -25,6 +26,7 @@ mod checkpoint;
 mod error;
 mod linear;
 pub mod optimizer;
+pub mod products;
 pub mod random;
 mod raw;
 pub mod threads;

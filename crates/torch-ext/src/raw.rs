@@ -215,6 +215,11 @@ unsafe extern "C" {
     pub(crate) fn surefoot_take_gradient(leaf: *mut C_tensor, out: *mut *mut C_tensor) -> i32;
 
     pub(crate) safe fn surefoot_gradients_are_recorded() -> bool;
+
+    pub(crate) safe fn surefoot_onednn_is_faster() -> bool;
+    pub(crate) fn surefoot_use_onednn(installed: *mut bool) -> i32;
+    pub(crate) safe fn surefoot_onednn_products() -> u64;
+
     pub(crate) fn surefoot_manual_seed(seed: u64) -> i32;
     pub(crate) fn surefoot_generator_state(device: i32, out: *mut *mut C_tensor) -> i32;
     pub(crate) fn surefoot_set_generator_state(device: i32, state: *const C_tensor) -> i32;

@@ -14,6 +14,7 @@ pub use generate::{Generated, SamplingSettings, generate};
 
 use crate::Error;
 use crate::adapters::{Attachment, PeftAdapter};
+use crate::device::choose_products;
 use crate::examples::Encoder;
 use crate::model::{
     Base, Builder, Decoder, DecoderConfig, DecoderOptions, FileWeights, Parameters,
@@ -61,6 +62,7 @@ impl LanguageModel {
     /// When a file is damaged or not known here, the adapter does not fit the model, or
     /// memory runs out.
     pub fn open(path: &Path, adapter: Option<&Path>, options: LoadOptions) -> Result<Self, Error> {
+        choose_products(options.device)?;
         let pretrained = Pretrained::open(path)?;
         let encoder = Encoder::new(&pretrained)?;
         let config = pretrained.config;

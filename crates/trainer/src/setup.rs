@@ -37,6 +37,7 @@ impl Machine {
         if let Some(threads) = config.threads {
             torch_ext::threads::set_count(threads as usize)?;
         }
+        device::choose_products(device)?;
         Ok(Self {
             device,
             allocator: allocator.clone(),
