@@ -43,6 +43,12 @@ MODELS = {
     "qwen3-untied": (Qwen3ForCausalLM, Qwen3Config(
         **{**SHAPE, "num_key_value_heads": 1}, head_dim=6, attention_bias=True,
         tie_word_embeddings=False)),
+    # Seen with twice the context that they were made for.
+    "llama-yarn": (LlamaForCausalLM, LlamaConfig(**SHAPE, rope_parameters=dict(
+        rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=16,
+        beta_fast=4.0))),
+    "qwen2-dynamic": (Qwen2ForCausalLM, Qwen2Config(**SHAPE, rope_parameters=dict(
+        rope_type="dynamic", rope_theta=10_000.0, factor=2.0))),
 }
 
 

@@ -12,6 +12,7 @@ mod decoder;
 mod decoder_config;
 pub mod layers;
 mod parameters;
+mod rope;
 #[cfg(test)]
 mod tests;
 mod weight;
@@ -20,7 +21,9 @@ mod weights;
 pub(crate) use attention_kernel::attention_writes_scores;
 pub use builder::{Base, Builder};
 pub use decoder::{Cache, Decoder, DecoderOptions, Pass};
-pub use decoder_config::{Architecture, DecoderConfig, RopeScaling, RopeSettings};
+pub(crate) use decoder_config::end_tokens;
+pub use decoder_config::{Architecture, DecoderConfig};
 pub use parameters::{Parameter, Parameters};
+pub use rope::{RopeScaling, RopeSettings, Yarn};
 pub use weight::Weight;
 pub use weights::{FileWeights, Initial, RandomWeights, WeightSource};

@@ -99,8 +99,19 @@ pub struct Pretrained {
     pub tokenizer: tokenizers::Tokenizer,
     /// The Jinja template that turns a chat into text.
     pub chat_template: Option<String>,
+    /// The tokens that begin and end a text, where the tokenizer has its own idea of them.
+    pub special_tokens: SpecialTokens,
     /// Its weights, under Hugging Face's names.
     pub tensors: Box<dyn TensorSource>,
+}
+
+/// What `tokenizer_config.json` says; unset where it says nothing, and the model's config counts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SpecialTokens {
+    /// The token that begins a text.
+    pub bos: Option<String>,
+    /// The token that ends a text.
+    pub eos: Option<String>,
 }
 
 impl Pretrained {

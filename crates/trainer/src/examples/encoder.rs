@@ -20,7 +20,8 @@ pub struct Example {
 #[derive(Debug)]
 pub struct Encoder {
     tokenizer: Tokenizer,
-    template: Option<ChatTemplate>,
+    /// Why it cannot be used, where it cannot: only chats need it.
+    template: Option<Result<ChatTemplate, String>>,
     /// The token that ends a text.
     end: Option<u32>,
 }
@@ -29,20 +30,25 @@ impl Encoder {
     /// An encoder for a published model.
     ///
     /// # Errors
-    /// When its chat template cannot be run here.
+    /// When the tokenizer lacks the token that it says ends a text.
     pub fn new(model: &Pretrained) -> Result<Self, Error> {
         let token = |id: Option<i64>| id.and_then(|id| u32::try_from(id).ok());
         let text = |id: Option<u32>| id.and_then(|id| model.tokenizer.id_to_token(id));
-        let bos = token(model.config.bos_token_id);
-        let end = token(model.config.eos_token_ids.first().copied());
-        let template = match &model.chat_template {
-            None => None,
-            Some(source) => {
-                let bos = text(bos).unwrap_or_default();
-                let eos = text(end).unwrap_or_default();
-                Some(ChatTemplate::new(source, &bos, &eos).map_err(Error::Data)?)
-            }
+        let special = &model.special_tokens;
+        let bos = text(token(model.config.bos_token_id));
+        let bos = special.bos.clone().or(bos).unwrap_or_default();
+        let end = match &special.eos {
+            None => token(model.config.eos_token_ids.first().copied()),
+            Some(eos) => Some(model.tokenizer.token_to_id(eos).ok_or_else(|| {
+                Error::Data(format!(
+                    "`tokenizer_config.json` says that {eos:?} ends a text, and `tokenizer.json` \
+                     has no such token"
+                ))
+            })?),
         };
+        let eos = text(end).unwrap_or_default();
+        let template = model.chat_template.as_ref();
+        let template = template.map(|source| ChatTemplate::new(source, &bos, &eos));
         Ok(Self {
             tokenizer: model.tokenizer.clone(),
             template,
@@ -57,7 +63,7 @@ impl Encoder {
 
     /// The model's chat template, if it has one.
     pub fn template(&self) -> Option<&ChatTemplate> {
-        self.template.as_ref()
+        self.template.as_ref()?.as_ref().ok()
     }
 
     /// The tokens of `text`, begun as the model's texts begin.
@@ -88,9 +94,14 @@ impl Encoder {
                 Example { tokens, learned }
             }
             Record::Chat(messages) => {
-                let template = self.template.as_ref().ok_or_else(|| {
-                    Error::Data("the data are chats, and the model has no chat template".into())
-                })?;
+                let template = match &self.template {
+                    Some(Ok(template)) => template,
+                    Some(Err(reason)) => return Err(Error::Data(reason.clone())),
+                    None => {
+                        let reason = "the data are chats, and the model has no chat template";
+                        return Err(Error::Data(reason.into()));
+                    }
+                };
                 let (text, answers) = template.render_answers(messages).map_err(Error::Data)?;
                 // The template writes the special tokens itself, also the last.
                 return self.encode_answers(&text, &answers);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::reader::record;
 use super::*;
-use crate::weights::Pretrained;
+use crate::weights::{Pretrained, SpecialTokens};
 
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + \
     message.content + '<|im_end|>' + '\\n' }}{% endfor %}\
@@ -66,6 +66,71 @@ fn only_the_answers_of_a_chat_are_learned() {
         "<|im_start|>user\non the<|im_end|>\n<|im_start|>assistant\n\
          <|im_start|>user\na b<|im_end|>\n<|im_start|>assistant\n"
     );
+}
+
+#[test]
+fn an_answer_that_is_written_in_another_way_when_it_is_the_last_is_found() {
+    // As Qwen3's: only the last answer is preceded by its thoughts. This one trims, too.
+    let thinking = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}\
+        {% if message.role == 'assistant' and loop.last %}{{ '9\\n' }}{% endif %}\
+        {{ message.content | trim + '<|im_end|>' + '\\n' }}{% endfor %}\
+        {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+    let encoder = encoder(thinking);
+    let messages = chat(&[
+        ("user", "on the"),
+        ("assistant", "the one\n"),
+        ("user", "a b"),
+        ("assistant", "no"),
+    ]);
+    let example = encoder.encode(&Record::Chat(messages)).unwrap();
+    let (learned, given) = split(&encoder, &example);
+    assert_eq!(learned, "the one<|im_end|>\n9\nno<|im_end|>\n");
+    assert_eq!(
+        given,
+        "<|im_start|>user\non the<|im_end|>\n<|im_start|>assistant\n\
+         <|im_start|>user\na b<|im_end|>\n<|im_start|>assistant\n"
+    );
+}
+
+#[test]
+fn tags_round_the_answers_of_a_template_are_read_past() {
+    let tagged = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}\
+        {%- if message.role == 'assistant' -%}  {%- generation -%} {{ message.content }}\
+        {{- '<|im_end|>' -}} {%- endgeneration -%}{%- else -%}{{ message.content + '<|im_end|>' }}\
+        {%- endif -%}{{ '\\n' }}{% endfor %}\
+        {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+    let messages = chat(&[("user", "on"), ("assistant", "the one")]);
+    let with = encoder(tagged).encode(&Record::Chat(messages.clone()));
+    let without = encoder(CHATML).encode(&Record::Chat(messages));
+    assert_eq!(with.unwrap(), without.unwrap());
+}
+
+#[test]
+fn a_template_that_cannot_be_run_is_in_nobodys_way_but_a_chats() {
+    let encoder = encoder("{% nonsense %}");
+    assert!(encoder.encode(&Record::Text("the".into())).is_ok());
+    let chat = Record::Chat(chat(&[("assistant", "a")]));
+    let error = encoder.encode(&chat).unwrap_err().to_string();
+    assert!(error.contains("the chat template"), "{error}");
+}
+
+#[test]
+fn a_text_ends_as_the_tokenizer_says() {
+    let end = |eos: &str| {
+        let special_tokens = SpecialTokens {
+            bos: None,
+            eos: Some(eos.into()),
+        };
+        let encoder = Encoder::new(&Pretrained {
+            special_tokens,
+            ..tiny()
+        })?;
+        encoder.encode(&Record::Text("a".into()))
+    };
+    assert_eq!(end("<|endoftext|>").unwrap().tokens.last(), Some(&0));
+    assert_eq!(end("<|im_end|>").unwrap().tokens.last(), Some(&2));
+    let error = end("<|nowhere|>").unwrap_err().to_string();
+    assert!(error.contains("<|nowhere|>"), "{error}");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::attention::{Attention, LayerCache};
 use super::layers::{Linear, RmsNorm, Rope, to_kind};
-use super::{Builder, DecoderConfig, Initial};
+use super::{Builder, DecoderConfig, Initial, RopeScaling};
 use crate::Error;
 
 /// The model. Its trainable tensors are in the [`Parameters`](super::Parameters) it was
@@ -65,6 +65,16 @@ impl Decoder {
         options: DecoderOptions,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
+        let longest = config.max_position_embeddings;
+        if matches!(config.rope.scaling, RopeScaling::Dynamic { .. }) && options.positions > longest
+        {
+            return Err(Error::Data(format!(
+                "this model rotates texts of more than {longest} tokens in another way \
+                 (`rope_type: dynamic`), which is not known here: it can be used for sequences up \
+                 to there, and {} were asked for",
+                options.positions
+            )));
+        }
         let initial = Initial::Normal(options.initializer_range);
         let (vocabulary, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = builder.matrix(
@@ -82,12 +92,13 @@ impl Decoder {
             false => Some(builder.linear("lm_head", (hidden, vocabulary), false, initial)?),
         };
         let frequencies = config.rope.frequencies(config.head_dim);
+        let factor = config.rope.attention_factor();
         Ok(Self {
             embedding,
             layers,
             norm,
             head,
-            rope: Rope::new(&frequencies, options.positions, options.device)?,
+            rope: Rope::new(&frequencies, factor, options.positions, options.device)?,
             compute: builder.compute(),
             offload: false,
         })

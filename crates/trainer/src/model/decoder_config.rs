@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::rope::{self, RopeSettings};
 use crate::weights::WeightsError;
 use crate::weights::json::Object;
 
@@ -49,77 +50,6 @@ impl Architecture {
         Self::ALL
             .into_iter()
             .find(|known| known.model_type() == model_type)
-    }
-}
-
-/// How positions become rotations.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RopeSettings {
-    /// Base of the geometric series of wavelengths.
-    pub theta: f64,
-    /// What stretches it for longer contexts.
-    pub scaling: RopeScaling,
-}
-
-/// What stretches the rotary embedding beyond the context it was trained with.
-#[derive(Debug, Clone, PartialEq)]
-pub enum RopeScaling {
-    /// Nothing.
-    None,
-    /// Every position is divided by `factor`.
-    Linear {
-        /// The divisor.
-        factor: f64,
-    },
-    /// Llama 3: long wavelengths are stretched, short ones kept, a ramp between.
-    Llama3 {
-        /// How far long wavelengths are stretched.
-        factor: f64,
-        /// Wavelengths longer than the original context divided by this are stretched.
-        low_freq_factor: f64,
-        /// Wavelengths shorter than the original context divided by this are kept.
-        high_freq_factor: f64,
-        /// The original context, in tokens.
-        original_max_position_embeddings: f64,
-    },
-}
-
-impl RopeSettings {
-    /// Angle per position of each of the `head_dim / 2` pairs (transformers'
-    /// `inv_freq`, `modeling_rope_utils.py`).
-    pub fn frequencies(&self, head_dim: i64) -> Vec<f64> {
-        (0..head_dim / 2)
-            .map(|pair| {
-                let frequency = self.theta.powf(-2.0 * pair as f64 / head_dim as f64);
-                self.scaling.scale(frequency)
-            })
-            .collect()
-    }
-}
-
-impl RopeScaling {
-    fn scale(&self, frequency: f64) -> f64 {
-        match *self {
-            Self::None => frequency,
-            Self::Linear { factor } => frequency / factor,
-            Self::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings: context,
-            } => {
-                let wavelength = std::f64::consts::TAU / frequency;
-                if wavelength < context / high_freq_factor {
-                    frequency
-                } else if wavelength > context / low_freq_factor {
-                    frequency / factor
-                } else {
-                    let ramp = (context / wavelength - low_freq_factor)
-                        / (high_freq_factor - low_freq_factor);
-                    (1.0 - ramp) * frequency / factor + ramp * frequency
-                }
-            }
-        }
     }
 }
 
@@ -200,8 +130,22 @@ impl DecoderConfig {
         let size = |key, default| object.whole(key, default, 1..=1 << 20);
         let hidden_size = size("hidden_size", None)?;
         let heads = object.whole("num_attention_heads", None, 1..=4096)?;
-        // Only Llama falls back to this; a Qwen3 file always says it.
-        let head_dim = object.whole("head_dim", Some(hidden_size / heads), 2..=4096)?;
+        // What transformers takes where a file does not say.
+        let llama = architecture == Architecture::Llama;
+        let head_dim = match architecture {
+            Architecture::Qwen3 => 128,
+            _ => hidden_size / heads,
+        };
+        let key_value_heads = match llama || object.has("num_key_value_heads") {
+            true => heads,
+            false => 32,
+        };
+        let context = if llama { 2048 } else { 32_768 };
+        let context = object.whole("max_position_embeddings", Some(context), 1..=1 << 30)?;
+        let ids = |key, llamas| match llama && !object.has(key) {
+            true => Ok(vec![llamas]),
+            false => token_ids(object, key),
+        };
         let attention_bias = object.flag("attention_bias", architecture == Architecture::Qwen2)?;
         let config = Self {
             architecture,
@@ -210,21 +154,21 @@ impl DecoderConfig {
             intermediate_size: size("intermediate_size", None)?,
             num_hidden_layers: object.whole("num_hidden_layers", None, 1..=4096)?,
             num_attention_heads: heads,
-            num_key_value_heads: object.whole("num_key_value_heads", Some(heads), 1..=4096)?,
-            head_dim,
-            max_position_embeddings: object.whole(
-                "max_position_embeddings",
-                Some(2048),
-                1..=1 << 30,
+            num_key_value_heads: object.whole(
+                "num_key_value_heads",
+                Some(key_value_heads),
+                1..=4096,
             )?,
+            head_dim: object.whole("head_dim", Some(head_dim), 2..=4096)?,
+            max_position_embeddings: context,
             rms_norm_eps: object.positive("rms_norm_eps", Some(1e-6))?,
-            rope: rope(object)?,
+            rope: rope::read(object, context)?,
             tie_word_embeddings: object.flag("tie_word_embeddings", false)?,
             qkv_bias: architecture == Architecture::Qwen2 || attention_bias,
             output_bias: architecture != Architecture::Qwen2 && attention_bias,
             mlp_bias: architecture == Architecture::Llama && object.flag("mlp_bias", false)?,
-            bos_token_id: token_ids(object, "bos_token_id")?.first().copied(),
-            eos_token_ids: token_ids(object, "eos_token_id")?,
+            bos_token_id: ids("bos_token_id", 1)?.first().copied(),
+            eos_token_ids: ids("eos_token_id", 2)?,
         };
         config
             .check()
@@ -263,24 +207,7 @@ impl DecoderConfig {
     /// The `config.json` that `transformers` reads, with the keys where both its
     /// fourth and its fifth version look for them.
     pub fn to_json(&self) -> Value {
-        let rope_type = match self.rope.scaling {
-            RopeScaling::None => json!({"rope_type": "default"}),
-            RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            } => json!({
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low_freq_factor,
-                "high_freq_factor": high_freq_factor,
-                "original_max_position_embeddings": original_max_position_embeddings as i64,
-            }),
-        };
-        let mut rope_parameters = rope_type.clone();
-        rope_parameters["rope_theta"] = json!(self.rope.theta);
+        let (rope_scaling, rope_parameters) = self.rope.to_json();
         let mut value = json!({
             "architectures": [self.architecture.class()],
             "model_type": self.architecture.model_type(),
@@ -295,7 +222,7 @@ impl DecoderConfig {
             "max_position_embeddings": self.max_position_embeddings,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_theta": self.rope.theta,
-            "rope_scaling": if self.rope.scaling == RopeScaling::None { Value::Null } else { rope_type },
+            "rope_scaling": rope_scaling,
             "rope_parameters": rope_parameters,
             "tie_word_embeddings": self.tie_word_embeddings,
             "attention_bias": self.output_bias || (self.qkv_bias && self.architecture != Architecture::Qwen2),
@@ -320,19 +247,14 @@ impl DecoderConfig {
 /// Features of a `config.json` that would silently change the result.
 fn refuse_what_would_be_computed_wrongly(object: &Object) -> Result<(), WeightsError> {
     if let Some(activation) = object.text("hidden_act")?
-        && activation != "silu"
+        && !["silu", "swish"].contains(&activation)
     {
         return Err(object.error(
             "hidden_act",
             format!("is {activation:?}; only \"silu\" is known here"),
         ));
     }
-    if object.flag("use_sliding_window", false)? {
-        return Err(object.error(
-            "use_sliding_window",
-            "is true; sliding windows are not known here",
-        ));
-    }
+    refuse_sliding_windows(object)?;
     if object.get("quantization_config").is_some() {
         return Err(object.error(
             "quantization_config",
@@ -342,65 +264,35 @@ fn refuse_what_would_be_computed_wrongly(object: &Object) -> Result<(), WeightsE
     Ok(())
 }
 
-/// Both places of the rotary embedding: `rope_theta` and `rope_scaling` beside each
-/// other (transformers 4, and every file on the hub), or both in `rope_parameters`
-/// (transformers 5).
-fn rope(object: &Object) -> Result<RopeSettings, WeightsError> {
-    let new = object.object("rope_parameters")?;
-    let old = object.object("rope_scaling")?;
-    let theta = match &new {
-        Some(parameters) if parameters.get("rope_theta").is_some() => {
-            parameters.positive("rope_theta", None)?
+/// Of Qwen's files many have the keys of a window that no layer uses.
+fn refuse_sliding_windows(object: &Object) -> Result<(), WeightsError> {
+    match object.get("layer_types") {
+        Some(Value::Array(types)) => match types.iter().find(|kind| *kind != "full_attention") {
+            Some(kind) => Err(object.error(
+                "layer_types",
+                format!("has {kind}; only \"full_attention\" is known here"),
+            )),
+            None => Ok(()),
+        },
+        Some(_) => Err(object.error("layer_types", "must be a list of names")),
+        None => {
+            let layers = object.whole("num_hidden_layers", None, 1..=4096)?;
+            let whole = object.whole("max_window_layers", Some(28), 0..=1 << 20)?;
+            let none = object.has("sliding_window") && object.get("sliding_window").is_none();
+            match object.flag("use_sliding_window", false)? && whole < layers && !none {
+                true => Err(object.error(
+                    "use_sliding_window",
+                    "is true; sliding windows are not known here",
+                )),
+                false => Ok(()),
+            }
         }
-        _ => object.positive("rope_theta", Some(10_000.0))?,
-    };
-    let scaling = match new.or(old) {
-        None => RopeScaling::None,
-        Some(scaling) => rope_scaling(&scaling)?,
-    };
-    let fraction = object.positive("partial_rotary_factor", Some(1.0))?;
-    if fraction != 1.0 {
-        return Err(object.error(
-            "partial_rotary_factor",
-            format!("is {fraction}; only 1 is known here"),
-        ));
     }
-    Ok(RopeSettings { theta, scaling })
 }
 
-fn rope_scaling(object: &Object) -> Result<RopeScaling, WeightsError> {
-    // `type` is how the key was called before transformers 4.45.
-    let key = if object.get("rope_type").is_some() {
-        "rope_type"
-    } else {
-        "type"
-    };
-    match object.text(key)?.unwrap_or("default") {
-        "default" => Ok(RopeScaling::None),
-        "linear" => Ok(RopeScaling::Linear {
-            factor: object.positive("factor", None)?,
-        }),
-        "llama3" => {
-            let low_freq_factor = object.positive("low_freq_factor", None)?;
-            let high_freq_factor = object.positive("high_freq_factor", None)?;
-            if high_freq_factor <= low_freq_factor {
-                return Err(
-                    object.error("high_freq_factor", "must be greater than `low_freq_factor`")
-                );
-            }
-            Ok(RopeScaling::Llama3 {
-                factor: object.positive("factor", None)?,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings: object
-                    .positive("original_max_position_embeddings", None)?,
-            })
-        }
-        other => Err(object.error(
-            key,
-            format!("is {other:?}; known here are default, linear, llama3"),
-        )),
-    }
+/// The tokens that end a text, of a config or a `generation_config.json`.
+pub(crate) fn end_tokens(object: &Object) -> Result<Vec<i64>, WeightsError> {
+    token_ids(object, "eos_token_id")
 }
 
 /// One token, several, or none.

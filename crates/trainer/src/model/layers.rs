@@ -94,15 +94,22 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Tables for `positions` positions, from the angle per position of each pair.
+    /// Tables for `positions` positions, from the angle per position of each pair, all
+    /// multiplied by `factor`.
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn new(frequencies: &[f64], positions: i64, device: tch::Device) -> Result<Self, Error> {
+    pub fn new(
+        frequencies: &[f64],
+        factor: f64,
+        positions: i64,
+        device: tch::Device,
+    ) -> Result<Self, Error> {
         let frequencies = Tensor::f_from_slice(frequencies)?.f_to_device(device)?;
         let options = (Kind::Double, device);
         let angles = Tensor::f_arange(positions, options)?.f_outer(&frequencies)?;
-        let (cos, sin) = (angles.f_cos()?, angles.f_sin()?);
+        let cos = angles.f_cos()?.f_mul_scalar(factor)?;
+        let sin = angles.f_sin()?.f_mul_scalar(factor)?;
         let negated = sin.f_neg()?;
         Ok(Self {
             cos: Tensor::f_cat(&[&cos, &cos], -1)?.f_to_kind(Kind::Float)?,

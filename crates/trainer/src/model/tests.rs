@@ -8,13 +8,15 @@ use super::*;
 use crate::weights::{HfFolder, SafetensorsFile, TensorSource};
 use placement::Placer;
 
-const MODELS: [&str; 6] = [
+const MODELS: [&str; 8] = [
     "llama-grouped",
     "llama-tied-biases",
     "llama-scaled",
     "qwen2",
     "qwen3",
     "qwen3-untied",
+    "llama-yarn",
+    "qwen2-dynamic",
 ];
 
 fn golden(name: &str) -> PathBuf {

@@ -89,14 +89,15 @@ impl Pretrained {
 }
 
 fn tokenizer_config(model: &Pretrained) -> serde_json::Value {
+    let special = &model.special_tokens;
     let token = |id: Option<i64>| {
         id.and_then(|id| u32::try_from(id).ok())
             .and_then(|id| model.tokenizer.id_to_token(id))
     };
     json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": token(model.config.bos_token_id),
-        "eos_token": token(model.config.eos_token_ids.first().copied()),
+        "bos_token": special.bos.clone().or_else(|| token(model.config.bos_token_id)),
+        "eos_token": special.eos.clone().or_else(|| token(model.config.eos_token_ids.first().copied())),
         "model_max_length": model.config.max_position_embeddings,
         "clean_up_tokenization_spaces": false,
         "chat_template": model.chat_template,

@@ -9,8 +9,8 @@ use tch::{Kind, Tensor};
 
 use super::json::Object;
 use super::safetensors_file::SafetensorsFile;
-use super::{Pretrained, TensorSource, WeightsError};
-use crate::model::DecoderConfig;
+use super::{Pretrained, SpecialTokens, TensorSource, WeightsError};
+use crate::model::{DecoderConfig, end_tokens};
 
 /// An open model folder.
 #[derive(Debug)]
@@ -28,7 +28,15 @@ impl HfFolder {
     /// # Errors
     /// When a file is missing or damaged, or the model is not known here.
     pub fn open(path: &Path) -> Result<Self, WeightsError> {
-        let config = DecoderConfig::read(&path.join("config.json"))?;
+        let mut config = DecoderConfig::read(&path.join("config.json"))?;
+        // A chat model ends its turns with tokens that only this file may know.
+        let generation = path.join("generation_config.json");
+        if generation.is_file() {
+            let ends = end_tokens(&Object::read(&generation)?)?;
+            if !ends.is_empty() {
+                config.eos_token_ids = ends;
+            }
+        }
         let index = path.join("model.safetensors.index.json");
         let names = if index.is_file() {
             shards(&Object::read(&index)?)?
@@ -78,6 +86,7 @@ impl HfFolder {
             config: self.config.clone(),
             tokenizer,
             chat_template: chat_template(&self.path)?,
+            special_tokens: special_tokens(&self.path)?,
             tensors: Box::new(self),
         })
     }
@@ -130,6 +139,30 @@ fn shards(index: &Object) -> Result<Vec<String>, WeightsError> {
     files.sort();
     files.dedup();
     Ok(files)
+}
+
+/// What `tokenizer_config.json` calls the first and the last token of a text.
+fn special_tokens(folder: &Path) -> Result<SpecialTokens, WeightsError> {
+    let path = folder.join("tokenizer_config.json");
+    if !path.is_file() {
+        return Ok(SpecialTokens::default());
+    }
+    let config = Object::read(&path)?;
+    let token = |key| -> Result<Option<String>, WeightsError> {
+        let text = match config.get(key) {
+            // With its properties beside it, as older files have it.
+            Some(Value::Object(_)) => match config.object(key)? {
+                Some(token) => token.text("content")?.map(str::to_owned),
+                None => None,
+            },
+            _ => config.text(key)?.map(str::to_owned),
+        };
+        Ok(text)
+    };
+    Ok(SpecialTokens {
+        bos: token("bos_token")?,
+        eos: token("eos_token")?,
+    })
 }
 
 /// `chat_template.jinja`, or the key of `tokenizer_config.json` that it came from.

@@ -54,6 +54,11 @@ impl Object {
         self.keys.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether `key` is there at all, be it `null`.
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.keys.contains_key(key)
+    }
+
     pub(crate) fn keys(&self) -> impl Iterator<Item = (&String, &Value)> {
         self.keys.iter()
     }

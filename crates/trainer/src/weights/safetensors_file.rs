@@ -246,6 +246,11 @@ pub fn write_safetensors<'a>(
     let mut draft = path.as_os_str().to_owned();
     draft.push(".part");
     let draft = PathBuf::from(draft);
+    // The library writes files that only their owner may read; ours are as others are.
+    let usual = File::create(&draft)
+        .and_then(|file| file.metadata())
+        .map_err(|error| WeightsError::io("write", path, error))?
+        .permissions();
     let written = safetensors::serialize_to_file(views, Some(metadata), &draft);
     let result = match (failure.take(), written) {
         (Some(error), _) => Err(error),
@@ -253,9 +258,9 @@ pub fn write_safetensors<'a>(
             path,
             format!("cannot be written: {error}"),
         )),
-        (None, Ok(())) => {
-            std::fs::rename(&draft, path).map_err(|error| WeightsError::io("write", path, error))
-        }
+        (None, Ok(())) => std::fs::set_permissions(&draft, usual)
+            .and_then(|()| std::fs::rename(&draft, path))
+            .map_err(|error| WeightsError::io("write", path, error)),
     };
     if result.is_err() {
         // Best effort: what matters is the error that brought us here.

@@ -1,21 +1,24 @@
 //! Models as `transformers` and llama.cpp's converter wrote them, and damage to them.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use tch::Kind;
+use tch::{Device, Kind, Tensor};
 
 use super::*;
 use crate::model::{Architecture, DecoderConfig, RopeScaling};
 
-const MODELS: [&str; 6] = [
+const MODELS: [&str; 8] = [
     "llama-grouped",
     "llama-tied-biases",
     "llama-scaled",
     "qwen2",
     "qwen3",
     "qwen3-untied",
+    "llama-yarn",
+    "qwen2-dynamic",
 ];
 
 fn golden(name: &str) -> PathBuf {
@@ -179,6 +182,106 @@ fn rotary_settings_are_found_in_their_old_and_new_places() {
 }
 
 #[test]
+fn the_older_place_counts_where_both_are_filled() {
+    let mut config = qwen3();
+    config["rope_theta"] = json!(7.0);
+    config["rope_scaling"] = json!({"type": "linear", "factor": 2});
+    let rope = config_of(&config).unwrap().rope;
+    let expected = (7.0, RopeScaling::Linear { factor: 2.0 });
+    assert_eq!((rope.theta, rope.scaling), expected);
+}
+
+#[test]
+fn what_a_file_does_not_say_is_what_transformers_takes() {
+    let without = |mut config: Value, keys: &[&str]| {
+        for key in keys {
+            config.as_object_mut().unwrap().remove(*key);
+        }
+        config_of(&config).unwrap()
+    };
+    let mut qwen3 = qwen3();
+    qwen3["num_attention_heads"] = json!(64);
+    qwen3["hidden_size"] = json!(1024);
+    let sparse = without(
+        qwen3,
+        &["head_dim", "num_key_value_heads", "max_position_embeddings"],
+    );
+    assert_eq!((sparse.head_dim, sparse.num_key_value_heads), (128, 32));
+    assert_eq!(sparse.max_position_embeddings, 32_768);
+    let path = golden("llama-grouped/config.json");
+    let llama: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let keys = [
+        "head_dim",
+        "num_key_value_heads",
+        "tie_word_embeddings",
+        "bos_token_id",
+    ];
+    let sparse = without(llama.clone(), &keys);
+    assert_eq!((sparse.head_dim, sparse.num_key_value_heads), (4, 4));
+    assert!(!sparse.tie_word_embeddings);
+    let sparse = without(llama, &["bos_token_id", "eos_token_id"]);
+    assert_eq!(
+        (sparse.bos_token_id, sparse.eos_token_ids),
+        (Some(1), vec![2])
+    );
+}
+
+#[test]
+fn a_window_that_no_layer_uses_is_no_window() {
+    let mut config = qwen3();
+    for key in ["layer_types", "sliding_window"] {
+        config.as_object_mut().unwrap().remove(key);
+    }
+    config["use_sliding_window"] = json!(true);
+    config["max_window_layers"] = json!(2);
+    assert!(config_of(&config).is_ok());
+    config["max_window_layers"] = json!(1);
+    assert!(
+        config_of(&config)
+            .unwrap_err()
+            .contains("use_sliding_window")
+    );
+    config["sliding_window"] = json!(null);
+    assert!(config_of(&config).is_ok());
+}
+
+#[test]
+fn a_chat_model_ends_with_the_tokens_of_its_generation_config() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(golden("qwen3").join(file), folder.path().join(file)).unwrap();
+    }
+    let ends = || {
+        HfFolder::open(folder.path())
+            .unwrap()
+            .config()
+            .eos_token_ids
+            .clone()
+    };
+    assert_eq!(ends(), [2]);
+    let generation = folder.path().join("generation_config.json");
+    std::fs::write(&generation, r#"{"do_sample": true}"#).unwrap();
+    assert_eq!(ends(), [2]);
+    std::fs::write(&generation, r#"{"eos_token_id": [5, 2]}"#).unwrap();
+    assert_eq!(ends(), [5, 2]);
+}
+
+#[test]
+fn written_weights_are_as_readable_as_other_files() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let mode = |name: &str| {
+        let metadata = std::fs::metadata(folder.path().join(name)).unwrap();
+        metadata.permissions().mode()
+    };
+    std::fs::write(folder.path().join("other"), "").unwrap();
+    let tensor = LazyTensor::ready(&Tensor::ones([2], (Kind::Float, Device::Cpu)));
+    let path = folder.path().join("weights");
+    write_safetensors(&path, [("a".to_owned(), tensor)], HashMap::new()).unwrap();
+    assert_eq!(mode("weights"), mode("other"));
+}
+
+#[test]
 fn config_errors_name_the_file_the_key_and_what_would_be_right() {
     let cases = [
         (
@@ -229,8 +332,23 @@ fn config_errors_name_the_file_the_key_and_what_would_be_right() {
         ),
         (
             "rope_parameters",
-            json!({"rope_type": "yarn"}),
-            r#"`rope_parameters.rope_type` is "yarn"; known here are default, linear, llama3"#,
+            json!({"rope_type": "longrope"}),
+            r#"`rope_parameters.rope_type` is "longrope"; known here are default, linear, dynamic, llama3, yarn"#,
+        ),
+        (
+            "rope_parameters",
+            json!({"rope_type": "default", "partial_rotary_factor": 0.5}),
+            "`rope_parameters.partial_rotary_factor` is 0.5; only 1 is known here",
+        ),
+        (
+            "rope_parameters",
+            json!({"full_attention": {"rope_theta": 7.0}}),
+            "`rope_parameters.full_attention` is an object: layers that differ are not known here",
+        ),
+        (
+            "layer_types",
+            json!(["full_attention", "sliding_attention"]),
+            r#"`layer_types` has "sliding_attention"; only "full_attention" is known here"#,
         ),
         (
             "eos_token_id",

@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::{Array, Gguf, Header, Value};
 use crate::model::{Architecture, DecoderConfig, RopeScaling, RopeSettings};
-use crate::weights::{Pretrained, TensorSource, WeightsError};
+use crate::weights::{Pretrained, SpecialTokens, TensorSource, WeightsError};
 
 /// One divisor for each pair of a head, in files of Llama 3.1 and later.
 const ROPE_FREQUENCIES: &str = "rope_freqs.weight";
@@ -105,6 +105,7 @@ impl GgufModel {
             config: self.config.clone(),
             tokenizer,
             chat_template,
+            special_tokens: SpecialTokens::default(),
             tensors: Box::new(self),
         })
     }
@@ -288,6 +289,10 @@ fn rope_divisors(gguf: &Gguf, pairs: usize) -> Result<Vec<f64>, WeightsError> {
 fn rope_scaling(keys: &Keys) -> Result<RopeScaling, String> {
     let key = format!("{}.rope.scaling.type", keys.prefix);
     match keys.header.metadata.get(&key) {
+        // How the key was called before there were several kinds.
+        None if keys.get("rope.scale_linear").is_some() => Ok(RopeScaling::Linear {
+            factor: shortest(keys.positive("rope.scale_linear", 1.0)?),
+        }),
         None => Ok(RopeScaling::None),
         Some(Value::String(kind)) if kind == "none" => Ok(RopeScaling::None),
         Some(Value::String(kind)) if kind == "linear" => Ok(RopeScaling::Linear {
