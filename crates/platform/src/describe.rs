@@ -16,6 +16,7 @@ pub(crate) fn complete(machine: &mut Machine) {
         machine.ttm_pages_limit,
     );
     let is_report = machine.read_from == ReadFrom::Memory;
+    let carve_out = machine.reported.carve_out;
     for gpu in &mut machine.gpus {
         if gpu.gfx.is_none()
             && let Some(gfx) = gpu.device_id.and_then(|id| id.gfx())
@@ -27,14 +28,17 @@ pub(crate) fn complete(machine: &mut Machine) {
             gpu.gfx = gpu.product.as_deref().and_then(names::architecture_of);
         }
         classify(gpu);
-        if is_report && gpu.class.is_none() && pages.is_some() && gpu.gtt_bytes.is_some() {
+        if is_report && gpu.class.is_none() && pages.is_some() && gpu.device_id.is_none() {
             (gpu.class, gpu.class_from) = (
                 Some(Class::Apu),
-                "only of an APU people report GTT and TTM limits",
+                "only for the memory of an APU does the limit of TTM matter",
             );
         }
+        if gpu.gfx.is_none() && gpu.class == Some(Class::Apu) {
+            gpu.gfx = apu::architecture_of_carve_out(carve_out.or(gpu.vram_bytes));
+        }
         name(gpu);
-        let (usable, rule) = memory(gpu, system, ram, pages);
+        let (usable, rule) = memory(gpu, system, ram, pages, carve_out);
         // A report rounds the pool to two decimals; the limit behind it is exact.
         let exact = pages.map(Bytes::pages).filter(|limit| {
             is_report && usable.is_some_and(|pool| (0.999..=1.001).contains(&limit.share_of(pool)))
@@ -110,6 +114,7 @@ fn memory(
     system: System,
     ram: Option<Bytes>,
     ttm_pages: Option<u64>,
+    carve_out: Option<Bytes>,
 ) -> (Option<Bytes>, MemoryRule) {
     let pool = gpu.usable_bytes;
     match gpu.class {
@@ -118,25 +123,29 @@ fn memory(
         // The Windows driver has rules of its own; its number is all there is.
         Some(Class::Apu) if system == System::Windows => (pool, MemoryRule::Unknown),
         Some(Class::Apu) => {
+            let limit = ttm_pages.map(Bytes::pages);
             let rule = match (gpu.vram_bytes, gpu.gtt_bytes, pool) {
                 (Some(vram), Some(gtt), _) => apu::rule(vram, gtt),
                 (Some(vram), None, Some(pool)) if vram == pool => MemoryRule::Carveout,
-                (_, None, Some(pool)) if ttm_pages.map(Bytes::pages) == Some(pool) => {
-                    MemoryRule::Gtt
-                }
+                (_, None, Some(pool)) if limit == Some(pool) => MemoryRule::Gtt,
                 // Nobody carves out so much that a GTT which was raised is the smaller pool.
-                (None, Some(gtt), None)
-                    if ttm_pages.is_some_and(|pages| Bytes::pages(pages) < gtt) =>
-                {
+                (None, Some(gtt), None) if limit.is_some_and(|limit| limit < gtt) => {
                     MemoryRule::Gtt
                 }
                 (_, _, Some(pool)) => ram.map_or(MemoryRule::Unknown, |ram| apu::infer(pool, ram)),
-                _ => MemoryRule::Unknown,
+                // Without raised parameters the GTT is what TTM allows.
+                (Some(vram), None, None) => {
+                    limit.map_or(MemoryRule::Unknown, |limit| apu::rule(vram, limit))
+                }
+                (None, _, None) => apu::rule_without_vram(limit, ram),
             };
             let usable = pool.or(match rule {
+                // The words of a person: which of the two the driver hands out is then open
+                // (the one of amdgpu-dkms took TTM's pool beside a large carve-out).
+                MemoryRule::Carveout if carve_out.is_some() => None,
                 MemoryRule::Carveout => gpu.vram_bytes,
                 // The size of the GTT can be above what TTM hands out: only the limit counts.
-                MemoryRule::Gtt => ttm_pages.map(Bytes::pages),
+                MemoryRule::Gtt => limit,
                 _ => None,
             });
             (usable, rule)

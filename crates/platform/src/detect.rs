@@ -5,7 +5,8 @@
 //! memory of each, and the PCI bus tells what KFD keeps quiet about.
 
 use crate::machine::{
-    DeviceFile, Gpu, Groups, Kernel, Machine, Parameter, ReadFrom, System, Unseen, UnseenGpu,
+    DeviceFile, Gpu, Groups, Kernel, Machine, Parameter, PciBus, ReadFrom, System, Unseen,
+    UnseenGpu,
 };
 use crate::memory::{CgroupMemory, HostMemory};
 use crate::pci::{self, DeviceId, PciAddress};
@@ -38,6 +39,7 @@ pub fn machine(snapshot: &Snapshot) -> Machine {
         kernel_parameters: kernel_parameters(snapshot),
         devices: device_files(snapshot),
         groups: groups(snapshot),
+        pci_bus: pci_bus(snapshot),
         variables: snapshot
             .text("environment")
             .map(variables)
@@ -267,6 +269,31 @@ fn unseen(snapshot: &Snapshot, machine: &Machine, mut hidden_nodes: usize) -> Ve
     found
 }
 
+/// What the bus was asked, if it was: its files, or the note that it lists none of interest.
+fn pci_bus(snapshot: &Snapshot) -> Option<PciBus> {
+    let names = snapshot.children("pci/");
+    if names.is_empty() && !snapshot.has("pci-devices") {
+        return None;
+    }
+    let mut bus = PciBus::default();
+    for name in names {
+        let vendor = snapshot.value(&format!("pci/{name}/vendor"));
+        match vendor.and_then(DeviceId::parse) {
+            Some(DeviceId(pci::AMD)) => bus.amd += 1,
+            Some(DeviceId(0x10de)) => bus.others.push("NVIDIA".to_owned()),
+            Some(DeviceId(0x8086)) => bus.others.push("Intel".to_owned()),
+            Some(DeviceId(0x1af4 | 0x1b36 | 0x1234 | 0x15ad)) => {
+                bus.others.push("the virtual machine".to_owned());
+            }
+            Some(other) => bus.others.push(format!("vendor {other}")),
+            None => {}
+        }
+    }
+    bus.others.sort_unstable();
+    bus.others.dedup();
+    Some(bus)
+}
+
 fn why_no_driver(machine: &Machine) -> Option<String> {
     machine.kernel_parameters.iter().find_map(|parameter| {
         let names_driver = parameter.value.split(',').any(|name| name == "amdgpu");
@@ -404,9 +431,9 @@ pub(crate) fn command_line_parameters(text: &str, found: &mut Vec<Parameter>) {
 }
 
 fn device_files(snapshot: &Snapshot) -> Vec<DeviceFile> {
-    let paths = snapshot
-        .paths_under("dev/")
-        .filter(|path| *path == "dev/kfd" || path.starts_with("dev/dri/renderD"));
+    let paths = snapshot.paths_under("dev/").filter(|path| {
+        matches!(*path, "dev/kfd" | "dev/dxg") || path.starts_with("dev/dri/renderD")
+    });
     paths
         .filter_map(|path| {
             let text = snapshot.text(path)?;

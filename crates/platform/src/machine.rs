@@ -130,6 +130,9 @@ pub struct Machine {
     /// GPUs that are there and that HIP cannot use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unseen: Vec<UnseenGpu>,
+    /// What the PCI bus was asked for; `None` when nobody asked it.
+    #[serde(skip)]
+    pub pci_bus: Option<PciBus>,
     /// Environment variables that matter to a GPU.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub variables: BTreeMap<String, String>,
@@ -287,6 +290,15 @@ impl Gpu {
     }
 }
 
+/// What the PCI bus says about GPUs of all vendors.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PciBus {
+    /// How many of them are AMD's.
+    pub amd: usize,
+    /// The vendors of the others, by name where it is known.
+    pub others: Vec<String>,
+}
+
 /// A GPU that HIP cannot use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UnseenGpu {
@@ -323,6 +335,10 @@ pub struct Reported {
     pub tool_total: Option<Bytes>,
     /// A total as HIP reports it.
     pub hip_total: Option<Bytes>,
+    /// The carve-out, as somebody says that the BIOS is set.
+    pub carve_out: Option<Bytes>,
+    /// What Windows lets all programs have: RAM and page file.
+    pub commit_limit: Option<Bytes>,
 }
 
 #[cfg(test)]

@@ -144,14 +144,7 @@ impl Report {
             let Some(summary) = self.summary(check) else {
                 continue;
             };
-            // Without a GPU nobody misses its devices, but they are not fine either.
-            let is_shut = check == Check::Access
-                && self
-                    .machine
-                    .devices
-                    .iter()
-                    .any(|device| device.access != "ok");
-            let worst = worst.or(is_shut.then_some(Severity::Info));
+            let worst = worst.or(self.is_missing(check).then_some(Severity::Info));
             let _ = writeln!(text, "{} {:<10} {summary}", paint.label(worst), name(check));
         }
         for finding in &self.findings {
@@ -250,6 +243,18 @@ impl Report {
         script
     }
 
+    /// Whether a check without a finding is nevertheless not fine: without a GPU nobody
+    /// misses its devices.
+    fn is_missing(&self, check: Check) -> bool {
+        check == Check::Access
+            && self.machine.system != System::Wsl
+            && self
+                .machine
+                .devices
+                .iter()
+                .any(|device| device.access != "ok")
+    }
+
     /// The facts behind a check; `None` when nothing is known about it.
     fn summary(&self, check: Check) -> Option<String> {
         let machine = &self.machine;
@@ -268,6 +273,8 @@ impl Report {
                 let devices: Vec<String> = machine
                     .devices
                     .iter()
+                    // WSL has none, and needs none.
+                    .filter(|device| machine.system != System::Wsl || device.path != "/dev/kfd")
                     .map(|device| format!("{} {}", device.path, device.access))
                     .collect();
                 (!devices.is_empty()).then(|| devices.join(", "))

@@ -155,7 +155,13 @@ impl Reader<'_> {
     }
 
     fn pci(&mut self) {
-        for address in self.source.list("/sys/bus/pci/devices") {
+        let addresses = self.source.list("/sys/bus/pci/devices");
+        // That the bus was read, and lists no GPU, is a fact too.
+        if !addresses.is_empty() {
+            self.snapshot
+                .insert_text("pci-devices", format!("{}\n", addresses.len()));
+        }
+        for address in addresses {
             let folder = format!("/sys/bus/pci/devices/{address}");
             let is = |content: Option<Content>, prefixes: &[&str]| match content {
                 Some(Content::Text(text)) => prefixes.iter().any(|prefix| text.starts_with(prefix)),

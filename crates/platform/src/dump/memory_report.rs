@@ -26,11 +26,17 @@ enum Quantity {
     TtmPages,
     /// What a tool displays as total.
     ToolTotal,
+    /// The setting of the BIOS, in the words of a person.
+    CarveOut,
+    /// RAM and page file together, on Windows.
+    Commit,
 }
 
 /// The first pattern that matches a line names its number.
 static PATTERNS: LazyLock<Vec<(Quantity, Regex)>> = LazyLock::new(|| {
-    use Quantity::{Gtt, HipFree, Pool, Ram, RamAvailable, ToolTotal, Ttm, TtmPages, Vram};
+    use Quantity::{
+        CarveOut, Commit, Gtt, HipFree, Pool, Ram, RamAvailable, ToolTotal, Ttm, TtmPages, Vram,
+    };
     const SIZE: &str = r"(\d[\d,]*(?:\.\d+)?\s*(?:[KMGT]i?B?\b|bytes\b|B\b)?)";
     // Between a name and its number: punctuation of tables, JSON and units in brackets.
     const GAP: &str = r#"(?:\s*\((?:B|bytes)\))?["'`:=|*\s]+"#;
@@ -63,6 +69,21 @@ static PATTERNS: LazyLock<Vec<(Quantity, Regex)>> = LazyLock::new(|| {
         (
             ToolTotal,
             format!(r"(?i)inference compute.*\btotal{GAP}{SIZE}"),
+        ),
+        // `96 GB carve-out`, `BIOS VRAM carve-out 8 GiB`, `UMA Frame Buffer Size: 64G`.
+        (
+            CarveOut,
+            r"(?i)(\d+(?:\.\d+)?\s*[GM]i?B?)\s+(?:of\s+)?(?:BIOS\s+)?(?:VRAM\s+|UMA\s+)?carve[- ]?out"
+                .to_owned(),
+        ),
+        (
+            CarveOut,
+            r"(?i)(?:carve[- ]?out|UMA frame ?buffer(?: size)?|BIOS UMA|dedicated (?:graphics|GPU) memory)(?:\s+(?:of|is|set to))?[:=\s]+(\d+(?:\.\d+)?\s*[GM]i?B?)\b"
+                .to_owned(),
+        ),
+        (
+            Commit,
+            format!(r"(?i)Virtual Memory:\s*Max Size{GAP}{SIZE}"),
         ),
         (RamAvailable, format!(r"(?i)MemAvailable{GAP}{SIZE}")),
         (
@@ -136,6 +157,15 @@ pub(super) fn complete(text: &str, machine: &mut Machine) {
             take(quantity, number, machine);
         }
     }
+    // The words of a person come after the numbers of a driver.
+    let reported = machine.reported;
+    if let ([gpu], Some(carve_out)) = (machine.gpus.as_mut_slice(), reported.carve_out) {
+        gpu.vram_bytes = gpu.vram_bytes.or(Some(carve_out));
+    }
+    if let (Some(commit), Some(ram)) = (reported.commit_limit, machine.memory.total) {
+        let page_file = commit.saturating_sub(ram);
+        machine.memory.swap_total = machine.memory.swap_total.or(Some(page_file));
+    }
     if let [gpu] = machine.gpus.as_mut_slice() {
         gpu.gfx = gpu
             .gfx
@@ -155,6 +185,12 @@ fn take(quantity: Quantity, number: Bytes, machine: &mut Machine) {
             machine.memory.available = machine.memory.available.or(Some(number))
         }
         Quantity::HipFree => machine.reported.hip_free = machine.reported.hip_free.or(Some(number)),
+        Quantity::CarveOut => {
+            machine.reported.carve_out = machine.reported.carve_out.or(Some(number));
+        }
+        Quantity::Commit => {
+            machine.reported.commit_limit = machine.reported.commit_limit.or(Some(number));
+        }
         Quantity::ToolTotal => {
             machine.reported.tool_total = machine.reported.tool_total.or(Some(number))
         }
@@ -204,13 +240,13 @@ mod tests {
 
     #[test]
     fn every_pattern_compiles() {
-        assert_eq!(PATTERNS.len(), 19);
+        assert_eq!(PATTERNS.len(), 22);
         assert!(GTTSIZE.is_some() && KERNEL.is_some());
     }
 
     #[test]
     fn names_numbers_in_the_forms_people_post() {
-        use Quantity::{Gtt, HipFree, Pool, Ram, ToolTotal, Ttm, TtmPages, Vram};
+        use Quantity::{CarveOut, Commit, Gtt, HipFree, Pool, Ram, ToolTotal, Ttm, TtmPages, Vram};
         let cases = [
             ("mem_info_vram_total=536870912", Vram, 536_870_912),
             (
@@ -261,6 +297,14 @@ mod tests {
                 Vram,
                 98304 << 20,
             ),
+            (
+                "# (Corsair, 128 GB, 96 GB carve-out, Fedora 43)",
+                CarveOut,
+                96 << 30,
+            ),
+            ("UMA Frame Buffer Size: 64G", CarveOut, 64 << 30),
+            ("BIOS VRAM carve-out 8 GiB, kernel 6.17", CarveOut, 8 << 30),
+            ("Virtual Memory: Max Size:  37,682 MB", Commit, 37_682 << 20),
             (
                 "inference compute: total=\"132.0 GiB\" available=\"131.8 GiB\"",
                 ToolTotal,

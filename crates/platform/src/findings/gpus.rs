@@ -2,7 +2,7 @@
 
 use super::{Check, Finding, Severity};
 use crate::Gfx;
-use crate::machine::{Machine, ReadFrom, System, Unseen};
+use crate::machine::{Machine, PciBus, ReadFrom, System, Unseen};
 use crate::pci::PciAddress;
 use crate::plan::{Plan, WRONG_GRADIENTS};
 
@@ -19,20 +19,84 @@ fn none(machine: &Machine, found: &mut Vec<Finding>) {
     if !machine.gpus.is_empty() || nothing_to_say || machine.system == System::Wsl {
         return;
     }
-    let seen = match machine.read_from {
-        ReadFrom::Kfd if machine.memory.total.is_some() && !machine.is_complete => {
-            "KFD lists only CPUs."
-        }
-        ReadFrom::Kfd => "Neither KFD nor the PCI bus lists one that HIP can use.",
-        _ => "The output lists only CPUs.",
-    };
+    let absence = absence(machine);
     found.push(
         Finding::new(Check::Gpu, Severity::Error, "no-gpu", "No AMD GPU can be used")
-            .seen(seen)
-            .why("amdgpu has not initialised a GPU, it is given to a virtual machine (vfio-pci), or the driver is blacklisted. Training would run on the CPU.")
-            .fix(["lspci -nnk -d 1002:", "sudo dmesg | grep -iE 'amdgpu|kfd'", "sudo modprobe amdgpu"])
+            .seen(absence.seen)
+            .why(format!("{} Training would run on the CPU.", absence.why))
+            .fix(absence.fix)
             .source("https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/system-requirements.html"),
     );
+}
+
+/// Why there is no GPU, as far as it can be told.
+struct Absence {
+    seen: String,
+    why: &'static str,
+    fix: Vec<String>,
+}
+
+fn absence(machine: &Machine) -> Absence {
+    let steps = |steps: &[&str]| steps.iter().map(|&step| step.to_owned()).collect();
+    let others = |bus: &PciBus| {
+        if bus.others.is_empty() {
+            String::new()
+        } else {
+            format!(" (it lists those of {})", bus.others.join(", "))
+        }
+    };
+    match (&machine.pci_bus, &machine.container) {
+        _ if !machine.unseen.is_empty() => Absence {
+            seen: format!(
+                "{} there, and HIP sees none of them.",
+                match machine.unseen.len() {
+                    1 => "One is".to_owned(),
+                    count => format!("{count} are"),
+                }
+            ),
+            why: "What keeps each of them from HIP is said on its own.",
+            fix: Vec::new(),
+        },
+        (Some(bus), Some(container)) if bus.amd == 0 => Absence {
+            seen: format!(
+                "This is {container}, without /dev/kfd, and its PCI bus lists no GPU of AMD{}.",
+                others(bus)
+            ),
+            why: "Either the host has none, or the container was started without its devices.",
+            fix: vec![
+                "# on the host: lspci -nn -d 1002:".to_owned(),
+                super::system::container_flags(machine),
+            ],
+        },
+        (Some(bus), None) if bus.amd == 0 => Absence {
+            seen: format!("The PCI bus lists no GPU of AMD{}.", others(bus)),
+            why: "There is none, or it is switched off: in the BIOS, for want of power, or because the host of a virtual machine does not pass it through. No driver can help.",
+            fix: steps(&[
+                "lspci -nn -d 1002:",
+                "# it must appear there before any driver can use it",
+            ]),
+        },
+        (None, Some(_)) if machine.is_complete => Absence {
+            seen: "Neither KFD nor the PCI bus can be seen from this container.".to_owned(),
+            why: "The container was started without the devices of the GPU.",
+            fix: vec![super::system::container_flags(machine)],
+        },
+        (None, _) if machine.read_from == ReadFrom::Kfd && !machine.is_complete => Absence {
+            seen: "KFD lists only CPUs.".to_owned(),
+            why: "amdgpu has not initialised a GPU, it is given to a virtual machine (vfio-pci), or the driver is blacklisted.",
+            fix: steps(&["lspci -nnk -d 1002:", "sudo dmesg | grep -iE 'amdgpu|kfd'"]),
+        },
+        _ if machine.read_from == ReadFrom::Kfd => Absence {
+            seen: "Neither KFD nor the PCI bus lists one that HIP can use.".to_owned(),
+            why: "amdgpu has not initialised a GPU.",
+            fix: steps(&["lspci -nnk -d 1002:", "sudo dmesg | grep -iE 'amdgpu|kfd'"]),
+        },
+        _ => Absence {
+            seen: "The output lists only CPUs.".to_owned(),
+            why: "amdgpu has not initialised a GPU, it is given to a virtual machine (vfio-pci), or the tool may not see it from where it ran.",
+            fix: steps(&["lspci -nnk -d 1002:", "sudo dmesg | grep -iE 'amdgpu|kfd'"]),
+        },
+    }
 }
 
 fn unseen(machine: &Machine, found: &mut Vec<Finding>) {
@@ -55,10 +119,7 @@ fn unseen(machine: &Machine, found: &mut Vec<Finding>) {
                     .clone()
                     .unwrap_or_else(|| "No kernel driver is bound to it.".to_owned()),
                 "Without amdgpu there is no KFD node and HIP cannot see the GPU.",
-                vec![
-                    "sudo modprobe amdgpu".to_owned(),
-                    "sudo dmesg | grep -i amdgpu".to_owned(),
-                ],
+                load_driver(machine, reason.as_deref()),
             ),
             Unseen::OtherDriver(driver) => (
                 "gpu-with-other-driver",
@@ -97,6 +158,27 @@ fn unseen(machine: &Machine, found: &mut Vec<Finding>) {
             .fix(fix)
             .source("https://docs.kernel.org/gpu/amdgpu/index.html"),
         );
+    }
+}
+
+/// `modprobe` is of no use where something keeps the driver away, nor in a container.
+fn load_driver(machine: &Machine, reason: Option<&str>) -> Vec<String> {
+    let place = if machine.container.is_some() {
+        "# on the host: "
+    } else {
+        ""
+    };
+    match reason {
+        Some(reason) => vec![
+            format!(
+                "# {place}remove what keeps it away ({reason}), rebuild the initramfs, restart"
+            )
+            .replace("# # ", "# "),
+        ],
+        None => vec![
+            format!("{place}sudo modprobe amdgpu"),
+            format!("{place}sudo dmesg | grep -i amdgpu"),
+        ],
     }
 }
 

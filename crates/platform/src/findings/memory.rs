@@ -8,6 +8,7 @@ use crate::memory::{MemoryRule, apu};
 pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     kernel_parameters(machine, found);
     reported_numbers(machine, found);
+    paging(machine, found);
     if machine.system == System::Windows
         || machine
             .gpus
@@ -264,22 +265,94 @@ fn headroom(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
             .source("https://docs.kernel.org/admin-guide/cgroup-v2.html"),
         );
     }
-    if machine.memory.swap_total == Some(Bytes::ZERO) {
+}
+
+/// Room beyond the RAM, for the peaks of loading: swap, or Windows' page file.
+///
+/// An APU shares the RAM with the host, so a peak of either kills. Beside a card it is
+/// the host alone that needs room: a checkpoint, a staging copy, the state that is
+/// offloaded; where the RAM is twice the memory of the card there is enough for those.
+fn paging(machine: &Machine, found: &mut Vec<Finding>) {
+    let memory = &machine.memory;
+    let (Some(ram), Some(swap)) = (memory.total, memory.swap_total) else {
+        return;
+    };
+    let picked = machine.gpus.iter().filter(|gpu| !gpu.is_apu());
+    let card = picked.filter_map(|gpu| gpu.usable_bytes).max();
+    if machine.gpus.is_empty() {
+        return;
+    }
+    let (severity, why) = match card {
+        None => (
+            Severity::Warning,
+            "Host and GPU share the RAM; without room to page the first peak beyond it kills a process.",
+        ),
+        Some(card) if ram < card.saturating_add(card) => (
+            Severity::Warning,
+            "The RAM is less than twice the memory of the card: loading a checkpoint, or offloading to the host, can go beyond it and kill the process.",
+        ),
+        Some(_) => (
+            Severity::Info,
+            "The RAM is ample beside this card; a peak beyond it would still kill a process.",
+        ),
+    };
+    let on_windows = machine.system == System::Windows;
+    if on_windows && swap < Bytes(ram.0 / 8) {
         found.push(
-            Finding::new(Check::Memory, Severity::Warning, "no-swap", "There is no swap")
-                .seen("SwapTotal is 0.")
-                .why("Host and GPU share the RAM; without swap the first peak beyond it kills a process.")
-                .fix([
-                    "sudo fallocate -l 16G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile && sudo swapon /swapfile",
-                    "echo '/swapfile none swap defaults 0 0' | sudo tee -a /etc/fstab",
-                ])
+            Finding::new(Check::Memory, severity, "no-page-file", "There is little or no page file")
+                .seen(format!("{swap} beyond {ram} of RAM."))
+                .why(format!("{why} Windows also refuses allocations that the page file could not back, before the RAM is full."))
+                .fix(["# System > Advanced > Performance > Virtual memory: a page file of 16 to 32 GB, or managed by the system"])
+                .source("https://learn.microsoft.com/en-us/troubleshoot/windows-client/performance/introduction-to-the-page-file"),
+        );
+        return;
+    }
+    if swap == Bytes::ZERO {
+        found.push(
+            Finding::new(Check::Memory, severity, "no-swap", "There is no swap")
+                .seen(format!("SwapTotal is 0; {ram} of RAM."))
+                .why(why)
+                .fix(if machine.container.is_some() {
+                    vec!["# on the host: add swap, or zram; a container uses that of its host"]
+                } else {
+                    vec![
+                        "sudo fallocate -l 16G /swapfile && sudo chmod 600 /swapfile && sudo mkswap /swapfile && sudo swapon /swapfile",
+                        "echo '/swapfile none swap defaults 0 0' | sudo tee -a /etc/fstab",
+                    ]
+                })
                 .source("https://docs.kernel.org/admin-guide/mm/concepts.html"),
+        );
+    } else if memory
+        .swap_free
+        .is_some_and(|free| free.share_of(swap) < 0.05)
+    {
+        found.push(
+            Finding::new(
+                Check::Memory,
+                Severity::Warning,
+                "swap-full",
+                "The swap is full",
+            )
+            .seen(format!(
+                "{} of {swap} are free.",
+                memory.swap_free.unwrap_or_default()
+            ))
+            .why(
+                "What is paged out stays there until somebody needs it; the next peak has no room.",
+            )
+            .fix([
+                "swapon --show",
+                "# end what holds it, or add swap, before training",
+            ])
+            .source("https://docs.kernel.org/admin-guide/mm/concepts.html"),
         );
     }
 }
 
 fn carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
-    let (Some(MemoryRule::Carveout), Some(pool)) = (gpu.memory_rule, gpu.usable_bytes) else {
+    let (Some(MemoryRule::Carveout), Some(pool)) =
+        (gpu.memory_rule, gpu.usable_bytes.or(gpu.vram_bytes))
+    else {
         return;
     };
     if pool <= Bytes::gib(4) && machine.kernel.is_none() {

@@ -18,7 +18,7 @@ pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
         return;
     };
     match &python.torch {
-        None => found.extend(picked.map(torch_missing)),
+        None => found.push(torch_missing(picked)),
         Some(torch) if matches!(torch.build, Build::Cpu | Build::Cuda) => {
             wrong_build(torch, picked, found)
         }
@@ -77,7 +77,7 @@ fn without_wheel(gpu: &Gpu, found: &mut Vec<Finding>) {
     );
 }
 
-fn torch_missing(picked: &Gpu) -> Finding {
+fn torch_missing(picked: Option<&Gpu>) -> Finding {
     Finding::new(
         Check::Python,
         Severity::Info,
@@ -86,7 +86,10 @@ fn torch_missing(picked: &Gpu) -> Finding {
     )
     .seen("The environment has no distribution named torch.")
     .why("Python programs need one with code for the GPU; the Rust trainer brings its own.")
-    .fix(install(picked.gfx))
+    .fix(match picked {
+        Some(gpu) => install(gpu.gfx),
+        None => Vec::new(),
+    })
     .source("https://pytorch.org/get-started/locally/")
 }
 

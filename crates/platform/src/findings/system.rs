@@ -78,7 +78,10 @@ fn permission(machine: &Machine, device: &DeviceFile) -> Finding {
         return finding
             .seen(format!("Opening {path} answers {}; it belongs to group {gid}.", device.access))
             .why("In a container the number of the group counts, not its name, and the device must be allowed.")
-            .fix([container_flags(machine)]);
+            .fix([
+                container_flags(machine),
+                "# still denied: add --security-opt seccomp=unconfined".to_owned(),
+            ]);
     }
     if everybody || is_member {
         return finding
@@ -99,15 +102,37 @@ fn permission(machine: &Machine, device: &DeviceFile) -> Finding {
         ])
 }
 
-fn container_flags(machine: &Machine) -> String {
-    match machine.container.as_deref() {
-        Some("podman" | "libpod") => "# start it with: --device /dev/kfd --device /dev/dri --group-add keep-groups".to_owned(),
-        _ => "# start it with: --device /dev/kfd --device /dev/dri --group-add $(stat -c %g /dev/kfd) --ipc=host".to_owned(),
-    }
+/// How a container gets the devices. The group is that of the host's file, by number;
+/// a rootless engine keeps the groups of its user instead.
+pub(super) fn container_flags(machine: &Machine) -> String {
+    let group = match machine.container.as_deref() {
+        Some("podman" | "libpod") => "--group-add keep-groups",
+        Some("kubepods") => {
+            return "# in a pod: request amd.com/gpu, which AMD's device plugin offers".to_owned();
+        }
+        _ => "--group-add $(stat -c %g /dev/kfd)",
+    };
+    format!("# start the container with: --device /dev/kfd --device /dev/dri {group}")
 }
 
 fn wsl(machine: &Machine, found: &mut Vec<Finding>) {
-    if machine.gpus.is_empty() {
+    let has_dxg = machine
+        .devices
+        .iter()
+        .any(|device| device.path == "/dev/dxg");
+    if !has_dxg && machine.gpus.is_empty() {
+        found.push(
+            Finding::new(Check::Gpu, Severity::Error, "wsl-without-gpu", "This WSL has no GPU")
+                .seen("There is no /dev/dxg, through which WSL reaches the GPU of Windows.")
+                .why("It needs WSL 2, and on Windows a driver (Adrenalin) that offers the GPU to it; /dev/kfd never exists here and modprobe changes nothing.")
+                .fix([
+                    "# in PowerShell: wsl --update, then wsl --shutdown",
+                    "# in PowerShell: wsl --list --verbose must say VERSION 2 for this distribution",
+                    "# install the newest Adrenalin driver on Windows",
+                ])
+                .source("https://rocm.docs.amd.com/projects/radeon-ryzen/en/latest/docs/install/installrad/wsl/howto_wsl.html"),
+        );
+    } else if machine.gpus.is_empty() {
         let rocm = machine
             .python
             .as_ref()

@@ -5,7 +5,7 @@
 //! carve-out that the BIOS took from RAM, *or* the RAM that TTM may pin (GTT):
 //! whichever is larger. Never the sum of the two, although many tools display it.
 
-use crate::Bytes;
+use crate::{Bytes, Gfx};
 use serde::Serialize;
 
 /// The rule that gives a GPU its usable memory.
@@ -64,6 +64,29 @@ pub fn infer(pool: Bytes, ram: Bytes) -> MemoryRule {
     }
 }
 
+/// The most RAM that an APU for consumers is sold with, carve-out and all.
+const MOST_RAM: Bytes = Bytes(128 << 30);
+
+/// The rule where a report has only the limit of TTM and the RAM: what is not in the RAM
+/// can be carved out, and when that is less than the limit, the limit counts.
+#[must_use]
+pub fn rule_without_vram(limit: Option<Bytes>, ram: Option<Bytes>) -> MemoryRule {
+    match (limit, ram) {
+        (Some(limit), Some(ram)) if MOST_RAM.saturating_sub(ram) < limit => MemoryRule::Gtt,
+        _ => MemoryRule::Unknown,
+    }
+}
+
+/// The APU that a carve-out betrays: 64 GiB and more only Strix Halo can be told to take
+/// (Ryzen AI Max, 96 of 128 GiB at most); all others stop at 48.
+#[must_use]
+pub fn architecture_of_carve_out(carve_out: Option<Bytes>) -> Option<Gfx> {
+    let plausible = Bytes::gib(64)..=Bytes::gib(112);
+    carve_out
+        .is_some_and(|size| plausible.contains(&size))
+        .then_some(Gfx::new(11, 5, 1))
+}
+
 /// Whether `limit` is half of `ram`, the default of TTM, give or take what the
 /// kernel had not yet counted when TTM looked.
 #[must_use]
@@ -111,5 +134,20 @@ mod tests {
         // ttm.pages_limit raised to 110 of 125 GiB.
         assert_eq!(infer(Bytes::gib(110), Bytes::gib(125)), MemoryRule::Gtt);
         assert_eq!(infer(Bytes::ZERO, Bytes::gib(125)), MemoryRule::Unknown);
+    }
+
+    #[test]
+    fn a_limit_and_the_ram_give_the_rule_when_no_carve_out_can_be_larger() {
+        let rule = |limit, ram| rule_without_vram(Some(Bytes::gib(limit)), Some(Bytes::gib(ram)));
+        assert_eq!(rule(62, 125), MemoryRule::Gtt);
+        // 32 GiB, or what 96 of 128 leave.
+        assert_eq!(rule(15, 31), MemoryRule::Unknown);
+    }
+
+    #[test]
+    fn only_one_apu_takes_so_much() {
+        let of = |gib| architecture_of_carve_out(Some(Bytes::gib(gib)));
+        assert_eq!(of(96), Some(Gfx::new(11, 5, 1)));
+        assert_eq!((of(32), of(128)), (None, None));
     }
 }
