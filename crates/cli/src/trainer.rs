@@ -12,6 +12,7 @@ mod commands {
     pub(crate) mod model_options;
     pub(crate) mod native_check;
     pub(crate) mod train;
+    pub(crate) mod train_environment;
     pub(crate) mod train_report;
 }
 

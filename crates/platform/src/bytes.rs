@@ -94,10 +94,10 @@ impl Bytes {
         let number: String = number.chars().filter(|&c| c != ',').collect();
         let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
             "" | "b" | "byte" | "bytes" => 1,
-            "k" | "kb" | "kib" => 1 << 10,
-            "m" | "mb" | "mib" => 1 << 20,
-            "g" | "gb" | "gib" => 1 << 30,
-            "t" | "tb" | "tib" => 1 << 40,
+            "k" | "ki" | "kb" | "kib" => 1 << 10,
+            "m" | "mi" | "mb" | "mib" => 1 << 20,
+            "g" | "gi" | "gb" | "gib" => 1 << 30,
+            "t" | "ti" | "tb" | "tib" => 1 << 40,
             _ => return None,
         };
         if let Ok(whole) = number.parse::<u64>() {

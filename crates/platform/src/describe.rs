@@ -76,6 +76,11 @@ fn classify(gpu: &mut Gpu) {
                     "guessed from a small VRAM beside a large GTT",
                 )
             }
+            // The cards end at 64 GiB and begin again at 128.
+            (Some(vram), _) if vram > Bytes::gib(65) && vram < Bytes::gib(112) => (
+                Some(Class::Apu),
+                "no card has this much memory, and one APU does",
+            ),
             _ => (None, "not known"),
         },
     };
@@ -120,10 +125,13 @@ fn memory(
     match gpu.class {
         Some(Class::Dgpu) => (pool.or(gpu.vram_bytes), MemoryRule::Discrete),
         None => (pool, MemoryRule::Unknown),
-        // The Windows driver has rules of its own; its number is all there is.
-        Some(Class::Apu) if system == System::Windows => (pool, MemoryRule::Unknown),
+        // The Windows driver, also below WSL, has rules of its own; its number is all there is.
+        Some(Class::Apu) if system != System::Linux => (pool, MemoryRule::Unknown),
         Some(Class::Apu) => {
             let limit = ttm_pages.map(Bytes::pages);
+            if gpu.is_server_apu() {
+                return (pool.or(limit), MemoryRule::Gtt);
+            }
             let rule = match (gpu.vram_bytes, gpu.gtt_bytes, pool) {
                 (Some(vram), Some(gtt), _) => apu::rule(vram, gtt),
                 (Some(vram), None, Some(pool)) if vram == pool => MemoryRule::Carveout,

@@ -30,6 +30,8 @@ pub enum ReadFrom {
     PythonReport,
     /// The kernel log.
     KernelLog,
+    /// The output of `lspci`.
+    Lspci,
     /// A report about memory: sizes with names, in running text.
     Memory,
     /// A log with error messages.
@@ -263,6 +265,9 @@ pub struct Gpu {
     pub vram_bytes: Option<Bytes>,
     /// RAM it may map.
     pub gtt_bytes: Option<Bytes>,
+    /// Version of the scheduler's firmware (MES) that is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mes_firmware: Option<u32>,
     /// Lanes of a wave.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wave_size: Option<u32>,
@@ -276,6 +281,13 @@ impl Gpu {
     #[must_use]
     pub fn is_apu(&self) -> bool {
         self.class == Some(Class::Apu)
+    }
+
+    /// MI300A: host and GPU share one memory, all of which the GPU may have. The rules for
+    /// APUs of consumers, which have a carve-out and a limit, do not hold for it.
+    #[must_use]
+    pub fn is_server_apu(&self) -> bool {
+        self.is_apu() && self.gfx == Some(Gfx::new(9, 4, 2))
     }
 
     /// For sentences: `Radeon 8060S (gfx1151)`.

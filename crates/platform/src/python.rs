@@ -20,6 +20,9 @@ pub struct Python {
     /// Its torch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub torch: Option<Torch>,
+    /// What `accelerate config` wrote, for all programs that start through it.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub accelerate: BTreeMap<String, String>,
     /// The libraries that bitsandbytes brings.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub bitsandbytes: Vec<String>,
@@ -168,11 +171,19 @@ pub fn from_snapshot(snapshot: &Snapshot) -> Option<Python> {
         }
         torch
     });
+    let accelerate = lines("python/accelerate")
+        .filter_map(|line| line.split_once(':'))
+        .map(|(key, value)| {
+            let value = value.trim().trim_matches(['\'', '"', ',']);
+            (key.trim().trim_matches('"').to_owned(), value.to_owned())
+        })
+        .collect();
     let bitsandbytes = lines("python/bitsandbytes").map(str::to_owned).collect();
     Some(Python {
         prefix,
         packages,
         torch,
+        accelerate,
         bitsandbytes,
     })
 }

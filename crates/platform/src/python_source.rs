@@ -38,7 +38,51 @@ pub fn collect_python(
         .map(|(name, version)| format!("{name} {version}\n"))
         .collect();
     snapshot.insert_text("python/packages", lines);
+    accelerate(source, &get, snapshot);
     Some(prefix)
+}
+
+/// What `accelerate config` wrote: the few keys that can contradict the machine. The rest
+/// (addresses of other machines, paths) does not belong into what is made to be posted.
+fn accelerate<'a>(
+    source: &dyn Source,
+    get: &dyn Fn(&str) -> Option<&'a str>,
+    snapshot: &mut Snapshot,
+) {
+    const KEYS: [&str; 5] = [
+        "distributed_type",
+        "gpu_ids",
+        "mixed_precision",
+        "num_processes",
+        "use_cpu",
+    ];
+    let home = match (get("HF_HOME"), get("XDG_CACHE_HOME"), get("HOME")) {
+        (Some(home), ..) => home.to_owned(),
+        (None, Some(cache), _) => format!("{cache}/huggingface"),
+        (None, None, Some(home)) => format!("{home}/.cache/huggingface"),
+        (None, None, None) => return,
+    };
+    for name in [
+        "default_config.yaml",
+        "default_config.yml",
+        "default_config.json",
+    ] {
+        let Some(Content::Text(text)) = source.read(&format!("{home}/accelerate/{name}")) else {
+            continue;
+        };
+        let kept: String = text
+            .lines()
+            .filter(|line| {
+                let key = line.split(':').next().unwrap_or_default();
+                KEYS.contains(&key.trim().trim_matches('"'))
+            })
+            .map(|line| format!("{}\n", line.trim()))
+            .collect();
+        if !kept.is_empty() {
+            snapshot.insert_text("python/accelerate", kept);
+        }
+        return;
+    }
 }
 
 /// The environment that is activated, else the one of the first Python on PATH.

@@ -27,7 +27,8 @@ pub trait Source {
 }
 
 /// Environment variables that matter to a GPU, by prefix.
-const VARIABLE_PREFIXES: [&str; 26] = [
+const VARIABLE_PREFIXES: [&str; 27] = [
+    "ACCELERATE_",
     "AMD_",
     "BNB_",
     "CUDA_",
@@ -133,7 +134,7 @@ impl Reader<'_> {
     }
 
     fn drm(&mut self) {
-        const WANTED: [&str; 12] = [
+        const WANTED: [&str; 13] = [
             "vendor",
             "device",
             "uevent",
@@ -146,6 +147,7 @@ impl Reader<'_> {
             "uma/carveout",
             "uma/carveout_options",
             "current_compute_partition",
+            "fw_version/mes_fw_version",
         ];
         for name in self.source.list("/sys/class/drm") {
             if name.starts_with("renderD") {

@@ -268,6 +268,22 @@ const MESSAGES: &[(&str, &str)] = &[
         "bad-alloc-on-import",
         "import torchaudio\nterminate called after throwing an instance of 'std::bad_alloc'",
     ),
+    (
+        "bitsandbytes-rocm-version",
+        "Could not load bitsandbytes native library: /venv/lib/python3.12/site-packages/bitsandbytes/libbitsandbytes_rocm72.so: cannot open shared object file",
+    ),
+    (
+        "host-allocation-failed",
+        "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc",
+    ),
+    (
+        "tensors-on-two-devices",
+        "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cpu and cuda:0!",
+    ),
+    (
+        "visibility-contradicts",
+        "RuntimeError: HIP_VISIBLE_DEVICES contains more devices than ROCR_VISIBLE_DEVICES",
+    ),
     ("compile-time-switch", "$ export TORCH_USE_HIP_DSA=1"),
     (
         "triton-missing",

@@ -18,7 +18,7 @@ fn every_form_is_read() {
     let mut all = String::new();
     for path in paths {
         let name = path.file_stem().expect("a name").to_string_lossy();
-        let text = fs::read_to_string(&path).expect("a text");
+        let text = platform::dump::decode(&fs::read(&path).expect("a text"));
         let report = diagnose_text(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
         let from = report.machine.read_from;
         let _ = writeln!(all, "{name}: {from:?}, {:?}", report.machine.system);

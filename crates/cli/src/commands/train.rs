@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use platform::Machine;
 use platform::findings::seen_by_hip;
 use surefoot_cli::gradients;
 use surefoot_cli::live::{self, Python};
@@ -16,7 +17,7 @@ use trainer::{
 };
 
 use super::model_options::failure;
-use super::{config_report, train_report};
+use super::{config_report, train_environment, train_report};
 
 /// How often a log, which is no terminal, gets a line on one thing in preparation.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -48,6 +49,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     if args.resume.is_some() {
         config.train.resume_from_checkpoint.clone_from(&args.resume);
     }
+    train_environment::apply(&config.device);
     let mut screen = Screen::new();
     if args.dry_run {
         return dry_run(&config, screen, json);
@@ -85,8 +87,12 @@ fn refuse_wrong_gradients(config: &Config) -> Result<(), Failure> {
     else {
         return Ok(());
     };
-    let machine = live::machine(&Python::Skip);
-    let gpu = seen_by_hip(&machine)
+    refuse_on(&live::machine(&Python::Skip), index)
+}
+
+/// The same for the GPU of this number, as HIP counts them here.
+fn refuse_on(machine: &Machine, index: usize) -> Result<(), Failure> {
+    let gpu = seen_by_hip(machine)
         .get(index)
         .and_then(|&gpu| machine.gpus.get(gpu));
     gradients::refuse_wrong_ones(gpu)
@@ -288,4 +294,32 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("━╸─")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gpu_whose_gradients_are_wrong_is_refused_by_the_number_that_hip_gives_it() {
+        let dump = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../platform/tests/fixtures/synthetic/kfd_gfx1033_steamdeck.txt"
+        );
+        let text = std::fs::read_to_string(dump).expect("a fixture");
+        let mut machine = platform::dump::read(&text).expect("a machine");
+        let card = platform::machine::Gpu {
+            index: 1,
+            gfx: "gfx1201".parse().ok(),
+            ..platform::machine::Gpu::default()
+        };
+        machine.gpus.push(card);
+        assert!(matches!(refuse_on(&machine, 0), Err(Failure::Usage(_))));
+        assert!(refuse_on(&machine, 1).is_ok());
+        machine
+            .variables
+            .insert("ROCR_VISIBLE_DEVICES".to_owned(), "1,0".to_owned());
+        assert!(refuse_on(&machine, 0).is_ok());
+        assert!(refuse_on(&machine, 1).is_err());
+    }
 }

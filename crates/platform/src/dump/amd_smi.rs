@@ -1,8 +1,9 @@
-//! The output of `amd-smi`: its table, and `list`, `static` or `metric` as text or JSON.
+//! The output of `amd-smi`: its table, and `list`, `static` or `metric` as text, JSON or CSV.
 //!
 //! Its "VRAM" is memory of the GPU's own: on an APU that is the carve-out, never
 //! what HIP can use. `N/A` for load, temperature and power is normal on APUs.
 
+use super::csv;
 use crate::Bytes;
 use crate::machine::{Gpu, Machine};
 use crate::pci::{DeviceId, PciAddress};
@@ -11,8 +12,8 @@ use std::collections::BTreeMap;
 
 /// The GPUs in the order of the tool, which is not always HIP's.
 pub(super) fn gpus(text: &str, _machine: &mut Machine) -> Vec<Gpu> {
-    if let Some(gpus) = from_json(text) {
-        return gpus;
+    if let Some(gpus) = from_json(text).or_else(|| from_csv(text)) {
+        return without_shared_memory(gpus);
     }
     let mut gpus = if text.contains("AMD-SMI") {
         table(text)
@@ -29,6 +30,47 @@ pub(super) fn gpus(text: &str, _machine: &mut Machine) -> Vec<Gpu> {
             .or_else(|| crate::Gfx::find_all(text).first().copied());
     }
     gpus
+}
+
+/// Partitions of one card: the tool gives the memory of the whole card to the first.
+fn without_shared_memory(mut gpus: Vec<Gpu>) -> Vec<Gpu> {
+    let cards: Vec<_> = gpus
+        .iter()
+        .map(|gpu| gpu.pci.map(PciAddress::whole_card))
+        .collect();
+    for (gpu, card) in gpus.iter_mut().zip(&cards) {
+        let sharing = cards
+            .iter()
+            .filter(|other| card.is_some() && *other == card);
+        if sharing.count() > 1 {
+            gpu.vram_bytes = None;
+        }
+    }
+    gpus
+}
+
+/// `--csv`: a row a GPU, sizes in MB; several tables of one machine are about the same GPUs.
+fn from_csv(text: &str) -> Option<Vec<Gpu>> {
+    let mut gpus: BTreeMap<u32, Gpu> = BTreeMap::new();
+    for row in csv::rows(text, "gpu") {
+        let Some(number) = row.first().and_then(|(_, value)| value.parse().ok()) else {
+            continue;
+        };
+        let gpu = gpus.entry(number).or_default();
+        for (name, value) in row {
+            let key = name.to_ascii_uppercase();
+            match key.as_str() {
+                "GPU_BDF" => fact(gpu, "BDF", value, false),
+                "GPU_UUID" => fact(gpu, "UUID", value, false),
+                "SIZE" | "TOTAL_VRAM" | "TOTAL_GTT" => {
+                    fact(gpu, &key, &format!("{value} MB"), true);
+                }
+                key => fact(gpu, key, value, false),
+            }
+        }
+    }
+    gpus.retain(|_, gpu| *gpu != Gpu::default());
+    (!gpus.is_empty()).then(|| gpus.into_values().collect())
 }
 
 /// Two rows a GPU: `| 0000:c5:00.0    AMD Radeon Graphics | …`, then `| 0 0 N/A … 161/98304 MB |`.

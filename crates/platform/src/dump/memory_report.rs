@@ -4,7 +4,7 @@
 //! servers and of tables written by hand, in any mixture. A table of patterns finds
 //! the numbers; [`crate::describe`] then judges them as it judges any others.
 
-use crate::machine::{Gpu, Kernel, Machine};
+use crate::machine::{Gpu, Kernel, Machine, System};
 use crate::memory::HostMemory;
 use crate::{Bytes, Gfx, detect, names};
 use regex::Regex;
@@ -64,6 +64,11 @@ static PATTERNS: LazyLock<Vec<(Quantity, Regex)>> = LazyLock::new(|| {
             format!(r"(?i)(?:total_memory|totalGlobalMem|size_in_bytes)\W*?{GAP}{SIZE}"),
         ),
         (Pool, format!(r"(?i)HIP\b.*Total VRAM{GAP}{SIZE}")),
+        // Windows' own words.
+        (
+            Vram,
+            format!(r"(?i)^\W*Dedicated (?:Video )?Memory{GAP}{SIZE}"),
+        ),
         (Vram, format!(r"(?i)VRAM\s+Total(?:\s+Memory)?{GAP}{SIZE}")),
         (Gtt, format!(r"(?i)GTT\s+Total(?:\s+Memory)?{GAP}{SIZE}")),
         (
@@ -139,7 +144,22 @@ pub(super) fn complete(text: &str, machine: &mut Machine) {
         known.swap_total = known.swap_total.or(read.swap_total);
         known.swap_free = known.swap_free.or(read.swap_free);
     }
+    if text.contains("Microsoft Windows") || text.contains("dxdiag") {
+        machine.system = System::Windows;
+    }
+    // `amdgpu_firmware_info` of debugfs.
+    let mes = text
+        .lines()
+        .find_map(|line| {
+            line.strip_prefix("MES feature version:")?
+                .split_once("firmware version: 0x")
+        })
+        .and_then(|(_, version)| u32::from_str_radix(version.trim(), 16).ok());
+    if let [gpu] = machine.gpus.as_mut_slice() {
+        gpu.mes_firmware = gpu.mes_firmware.or(mes);
+    }
     for line in text.lines() {
+        from_free(line, &mut machine.memory);
         if let Some(pattern) = &*GTTSIZE {
             for parameter in pattern.captures_iter(line).filter_map(|found| found.get(1)) {
                 detect::command_line_parameters(parameter.as_str(), &mut machine.kernel_parameters);
@@ -171,6 +191,33 @@ pub(super) fn complete(text: &str, machine: &mut Machine) {
             .gfx
             .or_else(|| named_gfx(text))
             .or_else(|| gpu.device_id.and_then(|id| id.gfx()));
+    }
+}
+
+/// A line of `free`: `Mem:            30Gi       5.1Gi …      25Gi`, or `Swap:  0B  0B  0B`.
+/// Its numbers have units with `-h`; else they are KiB.
+fn from_free(line: &str, memory: &mut HostMemory) {
+    let mut words = line.split_whitespace();
+    let name = words.next();
+    if !matches!(name, Some("Mem:" | "Swap:")) {
+        return;
+    }
+    let sizes: Vec<Bytes> = words
+        .map_while(|word| match word.parse::<u64>() {
+            Ok(kib) => Some(Bytes::kib(kib)),
+            Err(_) => Bytes::parse(word),
+        })
+        .collect();
+    match (name, sizes.as_slice()) {
+        (Some("Mem:"), [total, _, _, _, _, available]) => {
+            memory.total = memory.total.or(Some(*total));
+            memory.available = memory.available.or(Some(*available));
+        }
+        (Some("Swap:"), [total, _, free]) => {
+            memory.swap_total = memory.swap_total.or(Some(*total));
+            memory.swap_free = memory.swap_free.or(Some(*free));
+        }
+        _ => {}
     }
 }
 
@@ -240,7 +287,7 @@ mod tests {
 
     #[test]
     fn every_pattern_compiles() {
-        assert_eq!(PATTERNS.len(), 22);
+        assert_eq!(PATTERNS.len(), 23);
         assert!(GTTSIZE.is_some() && KERNEL.is_some());
     }
 

@@ -6,8 +6,10 @@
 //! source of devices gives the GPUs, and whatever else is in the text completes them.
 
 mod amd_smi;
+mod csv;
 mod hipinfo;
 mod kernel_log;
+mod lspci;
 mod memory_report;
 mod python_report;
 mod rocm_smi;
@@ -24,7 +26,7 @@ use crate::{describe, detect, explain, source};
 #[error(
     "not recognised; it can be a dump of `surefoot doctor --dump`, a KFD topology with its paths, \
      the output of `rocminfo`, `hipInfo`, `rocm-smi -a`, `amd-smi static`, `amd-smi metric`, \
-     `python -m torch.utils.collect_env`, `accelerate env` or `dmesg`, \
+     `python -m torch.utils.collect_env`, `accelerate env`, `lspci -nnk` or `dmesg`, \
      a report about memory, or a log with an error message"
 )]
 pub struct NotRecognised;
@@ -59,13 +61,14 @@ pub fn read(text: &str) -> Result<Machine, NotRecognised> {
         return Ok(detect::machine(&snapshot));
     }
     type Reader = fn(&str, &mut Machine) -> Vec<Gpu>;
-    let readers: [(ReadFrom, Reader); 7] = [
+    let readers: [(ReadFrom, Reader); 8] = [
         (ReadFrom::Rocminfo, rocminfo::gpus),
         (ReadFrom::Hipinfo, hipinfo::gpus),
         (ReadFrom::AmdSmi, amd_smi::gpus),
         (ReadFrom::RocmSmi, rocm_smi::gpus),
         (ReadFrom::PythonReport, python_report::gpus),
         (ReadFrom::KernelLog, kernel_log::gpus),
+        (ReadFrom::Lspci, lspci::gpus),
         (ReadFrom::Memory, memory_report::gpus),
     ];
     for (read_from, gpus) in readers {
@@ -86,7 +89,7 @@ pub fn read(text: &str) -> Result<Machine, NotRecognised> {
         let recognised_without_a_gpu = match read_from {
             ReadFrom::Rocminfo => rocminfo::is_rocminfo(text),
             ReadFrom::PythonReport => python_report::is_python_report(text),
-            ReadFrom::KernelLog => !machine.unseen.is_empty(),
+            ReadFrom::KernelLog | ReadFrom::Lspci => !machine.unseen.is_empty(),
             ReadFrom::Memory => memory_report::is_meminfo(text),
             _ => false,
         };

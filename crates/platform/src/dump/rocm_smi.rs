@@ -1,6 +1,7 @@
-//! The output of `rocm-smi`: long (`-a`), short (the table), or `--json`.
+//! The output of `rocm-smi`: long (`-a`), short (the table), `--json` or `--csv`.
 
-use crate::machine::{Gpu, Machine};
+use super::csv;
+use crate::machine::{Gpu, Kernel, Machine};
 use crate::pci::{DeviceId, PciAddress};
 use crate::{Bytes, names};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,14 +19,28 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
         } else if let Some(number) = old_table_line(line) {
             nameless.insert(number);
         } else if let Some(release) = line.strip_prefix("Driver version:") {
-            machine.kernel = machine
-                .kernel
-                .take()
-                .or(crate::machine::Kernel::parse(release));
+            // The kernel's own driver has the version of the kernel, with a suffix; AMD's
+            // (dkms) has numbers of its own, which look like an old kernel.
+            let release = release.trim();
+            if release.contains('-') {
+                machine.kernel = machine.kernel.take().or(Kernel::parse(release));
+            } else if !release.is_empty() {
+                machine.amdgpu_dkms = Some(release.to_owned());
+            }
         }
     }
     for json in super::json_documents(text) {
         from_json(&json, &mut gpus);
+    }
+    for row in csv::rows(text, "device") {
+        let number = row
+            .first()
+            .and_then(|(_, card)| card.strip_prefix("card")?.parse().ok());
+        for (key, value) in row {
+            if let Some(number) = number {
+                fact(gpus.entry(number).or_default(), key, value);
+            }
+        }
     }
     let is_smi = text.contains("System Management Interface");
     if is_smi && gpus.is_empty() {

@@ -1,9 +1,9 @@
 //! The output of `rocminfo`: one block an agent.
 
 use super::value_of;
-use crate::Bytes;
 use crate::machine::{Class, Gpu, Machine};
 use crate::pci::{DeviceId, PciAddress};
+use crate::{Bytes, Gfx};
 
 /// Whether the text has the table of agents, even one without a GPU.
 pub(super) fn is_rocminfo(text: &str) -> bool {
@@ -15,7 +15,12 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     let mut gpus = Vec::new();
     let mut host = Bytes::ZERO;
     for block in blocks(text) {
-        match field(&block, "Device Type") {
+        // A post that was cut may end before the line with the type; only a GPU is named so.
+        let named_as_gpu = || {
+            field(&block, "Name").and_then(|name| name.parse::<Gfx>().ok())?;
+            Some("GPU")
+        };
+        match field(&block, "Device Type").or_else(named_as_gpu) {
             Some("GPU") => {
                 let mut gpu = gpu(&block);
                 under_override(&mut gpu, machine);

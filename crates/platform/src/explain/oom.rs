@@ -299,7 +299,11 @@ fn fragmented(numbers: &Numbers, context: &Context) -> Option<Judgement> {
     let covers_request = numbers
         .requested
         .is_some_and(|requested| unallocated >= requested);
-    let large = covers_request && unallocated >= Bytes::mib(256)
+    // A few per cent are what any cache holds: the device is full, whatever the request.
+    let is_little = numbers
+        .capacity
+        .is_some_and(|capacity| unallocated.share_of(capacity) < 0.04);
+    let large = covers_request && unallocated >= Bytes::mib(256) && !is_little
         || numbers
             .capacity
             .is_some_and(|capacity| unallocated.share_of(capacity) >= 0.2);

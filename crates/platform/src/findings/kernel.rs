@@ -6,13 +6,19 @@ use crate::machine::Machine;
 
 const STRIX_HALO: Gfx = Gfx::new(11, 5, 1);
 
+/// Both got the firmware that had to be taken back.
+const STRIX: [Gfx; 2] = [Gfx::new(11, 5, 0), STRIX_HALO];
+
+/// That firmware's version of the scheduler.
+const BAD_MES: u32 = 0x83;
+
 pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     let has = |gfx: Gfx| machine.gpus.iter().any(|gpu| gpu.gfx == Some(gfx));
     if has(STRIX_HALO) {
         strix_halo_kernel(machine, found);
-        strix_halo_firmware(machine, found);
         iommu(machine, found);
     }
+    strix_firmware(machine, found);
     let Some(kernel) = &machine.kernel else {
         return;
     };
@@ -89,25 +95,39 @@ fn strix_halo_kernel(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-fn strix_halo_firmware(machine: &Machine, found: &mut Vec<Finding>) {
-    let Some(firmware) = machine
+/// The firmware that is loaded counts; the package only where that is not known, because
+/// an initramfs may hold an older one, and a distribution may have put one file back.
+fn strix_firmware(machine: &Machine, found: &mut Vec<Finding>) {
+    let loaded = machine
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.gfx.is_some_and(|gfx| STRIX.contains(&gfx)))
+        .find_map(|gpu| gpu.mes_firmware);
+    let package = machine
         .firmware
         .as_ref()
-        .filter(|firmware| firmware.contains("20251125"))
-    else {
-        return;
+        .filter(|firmware| firmware.contains("20251125"));
+    let seen = match (loaded, package) {
+        (Some(BAD_MES), _) => {
+            format!("The firmware of the scheduler (MES) that is loaded is {BAD_MES:#x}.")
+        }
+        (None, Some(package)) => format!("{package} is installed."),
+        _ => return,
     };
     found.push(
         Finding::new(
             Check::Kernel,
             Severity::Error,
             "firmware-gfx1151",
-            "linux-firmware 20251125 breaks ROCm on gfx1151",
+            "The firmware of linux-firmware 20251125 breaks ROCm on gfx1150 and gfx1151",
         )
-        .seen(format!("{firmware} is installed."))
-        .why("The firmware of the scheduler in this release hangs compute queues.")
-        .fix(["# install linux-firmware 20260110 or newer (or 20251111), then restart"])
-        .source("https://github.com/kyuz0/amd-strix-halo-toolboxes"),
+        .seen(seen)
+        .why("The firmware of the scheduler in this release (MES 0x83) hangs compute queues and lets correct programs end in page faults.")
+        .fix([
+            "# install linux-firmware (Fedora: amd-gpu-firmware) 20260110 or newer, or 20251111, then restart",
+            "cat /sys/class/drm/renderD*/device/fw_version/mes_fw_version  # anything but 0x00000083",
+        ])
+        .source("https://github.com/ROCm/ROCm/issues/5724"),
     );
 }
 

@@ -9,7 +9,7 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     kernel_parameters(machine, found);
     reported_numbers(machine, found);
     paging(machine, found);
-    if machine.system == System::Windows
+    if machine.system != System::Linux
         || machine
             .gpus
             .iter()
@@ -22,7 +22,7 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     for gpu in machine
         .gpus
         .iter()
-        .filter(|gpu| gpu.class != Some(Class::Dgpu))
+        .filter(|gpu| gpu.class != Some(Class::Dgpu) && !gpu.is_server_apu())
     {
         gtt(machine, gpu, found);
         if gpu.is_apu() {
@@ -94,7 +94,7 @@ fn ttm_limit(machine: &Machine, found: &mut Vec<Finding>) {
     let gtt_pool = machine
         .gpus
         .iter()
-        .find(|gpu| gpu.memory_rule == Some(MemoryRule::Gtt))
+        .find(|gpu| gpu.memory_rule == Some(MemoryRule::Gtt) && !gpu.is_server_apu())
         .and_then(|gpu| gpu.usable_bytes);
     let rule_is_open = machine
         .gpus
@@ -182,7 +182,11 @@ fn kernel_parameters(machine: &Machine, found: &mut Vec<Finding>) {
 }
 
 fn gtt(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
-    let (Some(gtt), ram) = (gpu.gtt_bytes, machine.memory.total) else {
+    // Where only HIP's total is known, it is a bound of the GTT.
+    let pool = gpu
+        .usable_bytes
+        .filter(|_| gpu.memory_rule == Some(MemoryRule::Gtt));
+    let (Some(gtt), ram) = (gpu.gtt_bytes.or(pool), machine.memory.total) else {
         return;
     };
     if let Some(ram) = ram.filter(|&ram| gtt > ram) {
@@ -242,7 +246,8 @@ fn headroom(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
         return;
     };
     let share = pool.share_of(ram);
-    if share > 0.85 {
+    // Beyond all of it is said elsewhere.
+    if share > 0.85 && share <= 1.0 {
         found.push(
             Finding::new(Check::Memory, Severity::Info, "little-headroom", format!("The GPU may use {:.0} % of the RAM", share * 100.0))
                 .seen(format!("Pool {pool}, RAM {ram}."))
@@ -279,7 +284,7 @@ fn paging(machine: &Machine, found: &mut Vec<Finding>) {
     };
     let picked = machine.gpus.iter().filter(|gpu| !gpu.is_apu());
     let card = picked.filter_map(|gpu| gpu.usable_bytes).max();
-    if machine.gpus.is_empty() {
+    if machine.gpus.iter().all(Gpu::is_server_apu) {
         return;
     }
     let (severity, why) = match card {
@@ -386,13 +391,7 @@ fn carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
             .source("Linux, \"drm/amdkfd: Let VRAM allocations go to GTT domain on small APUs\""),
         );
     }
-    // On MI300A the RAM of the host and the memory of the GPU are the same HBM.
-    let is_mi300a = gpu.gfx.is_some_and(|gfx| gfx.major == 9);
-    let Some(ram) = machine
-        .memory
-        .total
-        .filter(|&ram| pool >= ram && !is_mi300a)
-    else {
+    let Some(ram) = machine.memory.total.filter(|&ram| pool >= ram) else {
         return;
     };
     found.push(

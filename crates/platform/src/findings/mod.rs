@@ -4,6 +4,7 @@
 //! A finding is emitted only for something that was seen. What a dump does not
 //! contain is not judged.
 
+mod accelerate;
 mod gpus;
 mod kernel;
 mod memory;
@@ -123,6 +124,7 @@ pub fn findings(machine: &Machine, plan: &Plan) -> Vec<Finding> {
     kernel::find(machine, &mut found);
     memory::find(machine, &mut found);
     python::find(machine, plan, &mut found);
+    accelerate::find(machine, plan, &mut found);
     overrides::find(machine, &mut found);
     visibility::find(machine, plan, &mut found);
     variables::find(machine, &mut found);

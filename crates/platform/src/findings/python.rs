@@ -44,6 +44,16 @@ fn install(gfx: Option<Gfx>) -> Vec<String> {
 
 /// Nothing is known about the wheel: say what the GPU needs, if it needs something special.
 fn without_wheel(gpu: &Gpu, found: &mut Vec<Finding>) {
+    if gpu.gfx == Some(Gfx::new(9, 0, 6)) {
+        found.push(
+            Finding::new(Check::Python, Severity::Warning, "architecture-needs-old-wheel", "gfx906 needs a wheel of ROCm 6.3, or one of its own")
+                .seen(format!("The GPU is {}; which torch is installed is not in this dump.", gpu.name()))
+                .why("Newer wheels of PyTorch still list gfx906, but their rocBLAS has had no kernels for it since ROCm 6.4: matrix products fail.")
+                .fix(install(gpu.gfx))
+                .source("https://github.com/unslothai/unsloth/pull/7354"),
+        );
+        return;
+    }
     let Some(gfx) = gpu
         .gfx
         .filter(|&gfx| gfx.architecture().is_some() && !wheels::is_in_newest_upstream(gfx))

@@ -36,7 +36,7 @@ pub fn rule(vram: Bytes, gtt: Bytes) -> MemoryRule {
 /// that the host sees (which no longer contains the carve-out).
 ///
 /// This is what remains when a dump has no DRM files, as with `rocminfo`:
-/// - a pool beyond the RAM cannot be RAM: carve-out;
+/// - a pool beyond the RAM cannot be RAM: carve-out, unless no machine has so much of both;
 /// - exactly half of the RAM is TTM's default: GTT;
 /// - pool and RAM that add up to a size memory is sold in (the firmware keeps up
 ///   to 4 % for itself): the pool was taken out of it, carve-out;
@@ -47,7 +47,12 @@ pub fn infer(pool: Bytes, ram: Bytes) -> MemoryRule {
         return MemoryRule::Unknown;
     }
     if pool > ram {
-        return MemoryRule::Carveout;
+        // More than was ever sold: the pool is a limit of TTM above the RAM.
+        return if pool.saturating_add(ram) > MOST_RAM.saturating_add(Bytes::gib(4)) {
+            MemoryRule::Gtt
+        } else {
+            MemoryRule::Carveout
+        };
     }
     if is_half(pool, ram) {
         return MemoryRule::Gtt;

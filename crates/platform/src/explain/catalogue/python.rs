@@ -1,7 +1,7 @@
 //! Wheels, packages and the Python around them.
 
 use super::Entry;
-use crate::explain::Confidence::{High, Medium};
+use crate::explain::Confidence::{High, Low, Medium};
 use crate::explain::Severity::{Error, Info, Warning};
 
 pub(super) const ENTRIES: &[Entry] = &[
@@ -30,6 +30,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"lib(?:hip|roc|amdhip|MIOpen|hsa|rccl)\w*\.so(?:\.\d+)*: cannot open shared object file",
             r"lib(?:hip|roc|amdhip|MIOpen|hsa|rccl)\w*\.so\S*: (?:version|undefined symbol)",
+            r"undefined symbol: (?:hip|roc|miopen|hsa_)",
         ],
         also: &[],
         cause: "A library of another ROCm version is found first, or one that the wheel expects from the system is missing.",
@@ -54,6 +55,23 @@ pub(super) const ENTRIES: &[Entry] = &[
             "pip install -U bitsandbytes (0.49 and newer bring ROCm builds)",
             "BNB_ROCM_VERSION=<72 for ROCm 7.2>",
             "AdamW instead of AdamW8bit",
+        ],
+        source: "https://huggingface.co/docs/bitsandbytes/main/en/installation",
+    },
+    Entry {
+        id: "bitsandbytes-rocm-version",
+        severity: Error,
+        confidence: High,
+        patterns: &[
+            r"libbitsandbytes_rocm\w*\.(?:so|dll)",
+            r"Configured ROCm binary not found",
+        ],
+        also: &[],
+        cause: "bitsandbytes has no library for the ROCm of this torch: it looks for one by version.",
+        fix: &[
+            "ls the folder of bitsandbytes: libbitsandbytes_rocm<version>.so are those it brings",
+            "BNB_ROCM_VERSION=<the nearest of them>, such as 72 for ROCm 7.2",
+            "pip install -U bitsandbytes",
         ],
         source: "https://huggingface.co/docs/bitsandbytes/main/en/installation",
     },
@@ -89,6 +107,42 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "torch and torchaudio or torchvision are of different builds.",
         fix: &["install all three from one index, of one date"],
         source: "https://github.com/ostris/ai-toolkit/pull/563",
+    },
+    Entry {
+        id: "host-allocation-failed",
+        severity: Error,
+        confidence: Low,
+        patterns: &[r"what\(\):\s+std::bad_alloc"],
+        also: &[],
+        cause: "A library could not get memory of the host: no RAM or page file left, or libraries of different builds that misread each other's sizes.",
+        fix: &[
+            "free -h while it runs; on an APU, memory of the GPU is RAM and counts",
+            "`surefoot run -- …` notes the memory at the moment of death",
+        ],
+        source: "https://github.com/ostris/ai-toolkit/pull/563",
+    },
+    Entry {
+        id: "tensors-on-two-devices",
+        severity: Error,
+        confidence: Medium,
+        patterns: &[r"Expected all tensors to be on the same device"],
+        also: &[],
+        cause: "A part of the model or of the batch is still on the CPU. Switching device placement off (`device_placement=False`) to get round a failing copy ends here: nothing moves them later.",
+        fix: &[
+            "move model and batch to one device, and mend the copy that failed first",
+            "`surefoot probe --only copy` tells whether copies arrive",
+        ],
+        source: "https://github.com/huggingface/accelerate/blob/main/src/accelerate/accelerator.py",
+    },
+    Entry {
+        id: "visibility-contradicts",
+        severity: Error,
+        confidence: High,
+        patterns: &[r"contains more devices than ROCR_VISIBLE_DEVICES"],
+        also: &[],
+        cause: "HIP_VISIBLE_DEVICES counts what ROCR_VISIBLE_DEVICES has left, and names more than that.",
+        fix: &["unset HIP_VISIBLE_DEVICES CUDA_VISIBLE_DEVICES"],
+        source: "https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html",
     },
     Entry {
         id: "compile-time-switch",
