@@ -1,6 +1,8 @@
 //! What `surefoot doctor` says: as JSON, for people, and as a script to review.
 //!
-//! The JSON shape is relied on by other programs; fields are added, never changed.
+//! The JSON shape is relied on by other programs; fields are added, never changed. What is
+//! not known is null, `class` too (`apu` or `dgpu` only where one of them is certain);
+//! `memory_rule` has a word for it, `unknown`.
 
 use crate::findings::{Check, Finding, Severity, findings};
 use crate::machine::{Gpu, Machine, ReadFrom, System};

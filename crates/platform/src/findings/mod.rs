@@ -6,6 +6,7 @@
 
 mod accelerate;
 mod gpus;
+mod ids;
 mod kernel;
 mod memory;
 mod overrides;
@@ -17,6 +18,7 @@ mod visibility;
 pub use crate::explain::Severity;
 use crate::machine::Machine;
 use crate::plan::Plan;
+pub use ids::IDS;
 use serde::Serialize;
 pub use visibility::seen_by_hip;
 
@@ -82,6 +84,7 @@ impl Check {
 
 impl Finding {
     fn new(check: Check, severity: Severity, id: &str, title: impl Into<String>) -> Self {
+        debug_assert!(IDS.contains(&id), "{id} is not in the list of ids");
         Self {
             id: id.to_owned(),
             severity,
