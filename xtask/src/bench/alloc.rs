@@ -4,6 +4,8 @@
 //! of PyTorch 2.13, in five settings, on the simulated device (`bench/alloc/peers.py`). This
 //! file starts both and puts the numbers side by side, as a table, JSON and pictures.
 
+mod picture;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -14,8 +16,11 @@ use xshell::{Shell, cmd};
 
 use crate::{setup, workspace};
 
-/// Recorded traces.
-const TRACES: &str = "crates/hip-alloc/tests/traces";
+/// Recorded traces: those that the policy was made with, and those that it had not seen.
+const TRACES: [&str; 2] = [
+    "crates/hip-alloc/tests/traces",
+    "crates/hip-alloc/tests/held_out",
+];
 const MIB: f64 = (1 << 20) as f64;
 
 /// What allocators hold and how often they call the driver, on recorded training runs.
@@ -28,10 +33,14 @@ pub(crate) struct AllocBench {
     #[arg(long)]
     quick: bool,
 
-    /// Where the numbers go, with a picture of each trace beside them [default: bench/alloc.json
-    /// in the target folder]
+    /// Where the numbers go, with a picture of them all beside them (`.svg`) [default:
+    /// bench/alloc.json in the target folder]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+
+    /// Draw each trace too, into this folder
+    #[arg(long, value_name = "FOLDER")]
+    pictures: Option<PathBuf>,
 }
 
 /// Everything that was measured.
@@ -55,6 +64,8 @@ struct HotPath {
 struct TraceReport {
     trace: String,
     peak_live_bytes: u64,
+    /// What hip-alloc promises of its driver calls here.
+    calls_allowed_per_step: f64,
     allocators: Vec<Row>,
 }
 
@@ -71,7 +82,13 @@ struct Row {
 #[derive(Deserialize)]
 struct Replayed {
     peak_live_bytes: u64,
+    promises: Promises,
     allocators: Vec<ReplayedRow>,
+}
+
+#[derive(Deserialize)]
+struct Promises {
+    calls_allowed_per_step: f64,
 }
 
 #[derive(Deserialize)]
@@ -113,9 +130,10 @@ impl AllocBench {
         .run()?;
         let target = workspace::target(&shell)?;
         let out = self.out.clone().unwrap_or(target.join("bench/alloc.json"));
-        let folder = out.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder)
-            .with_context(|| format!("cannot make `{}`", folder.display()))?;
+        for folder in out.parent().into_iter().chain(self.pictures.as_deref()) {
+            fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make `{}`", folder.display()))?;
+        }
         let traces = self.traces()?;
         let mut report = Report {
             torch: None,
@@ -126,15 +144,26 @@ impl AllocBench {
             let name = name(trace);
             eprintln!("{name} ({} of {})", number + 1, traces.len());
             let surefoot = target.join("release/surefoot");
-            let picture = out.with_file_name(format!("alloc-{name}.svg"));
-            let one = replay(&shell, &surefoot, trace, &picture, python.as_deref())?;
+            let picture = self.pictures.as_ref();
+            let picture = picture.map(|folder| folder.join(format!("{name}.svg")));
+            let one = replay(
+                &shell,
+                &surefoot,
+                trace,
+                picture.as_deref(),
+                python.as_deref(),
+            )
+            .with_context(|| format!("in `{}`", trace.display()))?;
             report.torch = report.torch.or(one.1);
             report.traces.push(one.0);
         }
         report.print();
         let text = serde_json::to_string_pretty(&report)? + "\n";
-        fs::write(&out, text).with_context(|| format!("cannot write `{}`", out.display()))?;
-        eprintln!("numbers and pictures are beside `{}`", out.display());
+        let all = out.with_extension("svg");
+        for (file, text) in [(&out, text), (&all, picture::draw(&report.traces))] {
+            fs::write(file, text).with_context(|| format!("cannot write `{}`", file.display()))?;
+        }
+        eprintln!("numbers: `{}`; picture: `{}`", out.display(), all.display());
         Ok(())
     }
 
@@ -142,15 +171,17 @@ impl AllocBench {
         if !self.traces.is_empty() {
             return Ok(self.traces.clone());
         }
-        let folder = workspace::root().join(TRACES);
-        let entries =
-            fs::read_dir(&folder).with_context(|| format!("cannot read `{}`", folder.display()))?;
-        let mut traces = entries
-            .map(|entry| Ok(entry?.path()))
-            .collect::<Result<Vec<_>>>()?;
-        traces.sort();
-        ensure!(!traces.is_empty(), "`{}` is empty", folder.display());
-        Ok(traces)
+        let mut all = Vec::new();
+        for folder in TRACES.map(|folder| workspace::root().join(folder)) {
+            let entries = fs::read_dir(&folder)
+                .with_context(|| format!("cannot read `{}`", folder.display()))?;
+            let traces = entries.map(|entry| Ok(entry?.path()));
+            let mut traces = traces.collect::<Result<Vec<_>>>()?;
+            ensure!(!traces.is_empty(), "`{}` is empty", folder.display());
+            traces.sort();
+            all.append(&mut traces);
+        }
+        Ok(all)
     }
 }
 
@@ -170,21 +201,23 @@ fn replay(
     shell: &Shell,
     surefoot: &Path,
     trace: &Path,
-    picture: &Path,
+    picture: Option<&Path>,
     python: Option<&Path>,
 ) -> Result<(TraceReport, Option<String>)> {
-    let ours = |policy: &str| -> Result<Replayed> {
+    let ours = |policy: &str, picture: Option<&Path>| -> Result<Replayed> {
+        let draw = picture.map(|file| ["--svg".into(), file.as_os_str().to_owned()]);
+        let draw = draw.into_iter().flatten();
         let text = cmd!(
             shell,
-            "{surefoot} replay {trace} --json --policy {policy} --svg {picture}"
+            "{surefoot} replay {trace} --json --policy {policy} {draw...}"
         )
         .quiet()
         .ignore_stderr()
         .read()?;
         serde_json::from_str(&text).context("`surefoot replay` printed something else")
     };
-    let mapped = ours("mapped:on")?;
-    let plain = ours("mapped:off")?;
+    let mapped = ours("mapped:on", None)?;
+    let plain = ours("mapped:off", picture)?;
     let mut rows = Vec::new();
     let mut add = |name: &str, row: &ReplayedRow| {
         rows.push(Row {
@@ -229,6 +262,7 @@ fn replay(
     let report = TraceReport {
         trace: name(trace),
         peak_live_bytes: plain.peak_live_bytes,
+        calls_allowed_per_step: plain.promises.calls_allowed_per_step,
         allocators: rows,
     };
     Ok((report, torch))
@@ -244,9 +278,10 @@ impl Report {
     fn print(&self) {
         for trace in &self.traces {
             println!(
-                "{}: {:.0} MiB live at most",
+                "{}: {:.0} MiB live at most; our bound on driver calls is {:.0} a step",
                 trace.trace,
-                trace.peak_live_bytes as f64 / MIB
+                trace.peak_live_bytes as f64 / MIB,
+                trace.calls_allowed_per_step
             );
             println!(
                 "  {:32}{:>12}{:>18}{:>18}{:>16}",
