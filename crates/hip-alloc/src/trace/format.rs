@@ -7,7 +7,9 @@
 //! s                  a step begins
 //! ```
 //!
-//! Names of requests are numbers; a name may be used again after its `f`.
+//! Names of requests are numbers; a name may be used again after its `f`. A program that is
+//! killed leaves half a line at the end of its recording: one that is cut off and makes no
+//! sense is left out.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -17,6 +19,8 @@ use std::path::Path;
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 /// A pickle of protocol 2 or later begins with this instruction.
 const PICKLE_MAGIC: u8 = 0x80;
+/// A dictionary begins so in older protocols, and no line of a trace does.
+const OLD_PICKLES: [&[u8]; 3] = [b"(dp", b"}q", b"(lp"];
 
 /// The most bytes that a trace may ask for in all: far beyond any machine, and far from
 /// where sums of sizes would overflow.
@@ -90,6 +94,12 @@ pub enum TraceError {
     /// Longer than any recording.
     #[error("the trace is longer than {} GiB", MOST_TEXT >> 30)]
     TooLong,
+    /// A pickle in a form that PyTorch does not write.
+    #[error(
+        "this is a pickle of protocol 0 or 1, and PyTorch writes later ones; write it again with \
+         `pickle.dump(pickle.load(old), new, protocol=4)`"
+    )]
+    OldPickle,
     /// A snapshot of PyTorch's allocator that gives no trace.
     #[error(transparent)]
     Snapshot(#[from] super::snapshot::SnapshotError),
@@ -117,6 +127,9 @@ impl Trace {
         if bytes.first() == Some(&PICKLE_MAGIC) {
             return Ok(super::snapshot::read(bytes)?);
         }
+        if OLD_PICKLES.iter().any(|start| bytes.starts_with(start)) {
+            return Err(TraceError::OldPickle);
+        }
         let mut text = String::new();
         if bytes.starts_with(&ZSTD_MAGIC) {
             let unpacked = zstd::stream::read::Decoder::new(bytes)?;
@@ -136,14 +149,17 @@ impl Trace {
         let mut trace = Trace::default();
         let mut live: HashMap<u64, u32> = HashMap::new();
         let mut tally = Tally::default();
-        for (number, line) in text.lines().enumerate() {
-            let event = parse_line(line, &mut live, &mut trace.requests, &mut tally).map_err(
-                |problem| TraceError::Line {
-                    line: number + 1,
-                    problem,
-                },
-            )?;
-            trace.events.extend(event);
+        for (number, line) in text.split_inclusive('\n').enumerate() {
+            match parse_line(line, &mut live, &mut trace.requests, &mut tally) {
+                Ok(event) => trace.events.extend(event),
+                Err(_) if !line.ends_with('\n') && number > 0 => {}
+                Err(problem) => {
+                    return Err(TraceError::Line {
+                        line: number + 1,
+                        problem,
+                    });
+                }
+            }
         }
         Ok(trace)
     }
@@ -215,4 +231,72 @@ fn number(word: Option<&str>, what: &str) -> Result<u64, String> {
     let word = word.ok_or(format!("the {what} is missing"))?;
     word.parse()
         .map_err(|_| format!("the {what} `{word}` is not a number"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "# of one step\na 7 4096\n\ns\na 2 100 5\nf 7\na 7 1\n";
+
+    #[test]
+    fn requests_are_numbered_in_order_and_names_are_used_again() {
+        let trace = Trace::parse(TEXT).unwrap();
+        let expected = "a 0 4096\ns\na 1 100 5\nf 0\na 2 1\n";
+        assert_eq!((trace.to_text().as_str(), trace.requests), (expected, 3));
+    }
+
+    #[test]
+    fn a_compressed_trace_is_the_trace() {
+        let compressed = zstd::encode_all(TEXT.as_bytes(), 3).unwrap();
+        let trace = Trace::from_bytes(&compressed).unwrap();
+        assert_eq!(trace, Trace::parse(TEXT).unwrap());
+        let cut = &compressed[..compressed.len() - 3];
+        assert!(matches!(Trace::from_bytes(cut), Err(TraceError::Io(_))));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_line() {
+        for (text, line, problem) in [
+            ("a 1 5\na 1 5\n", 2, "request 1 is already live"),
+            ("s\nf 9\n", 2, "request 9 is not live"),
+            ("a 1\n", 1, "the size is missing"),
+            ("a 1 -5\n", 1, "the size `-5` is not a number"),
+            ("a 1 5 0 0\n", 1, "`0` is one word too many"),
+            ("b\n", 1, "`b` is not a kind of event"),
+            // Not a line that was cut off: nothing was recorded before it.
+            ("hello", 1, "`hello` is not a kind of event"),
+        ] {
+            let Err(TraceError::Line {
+                line: at,
+                problem: what,
+            }) = Trace::parse(text)
+            else {
+                panic!("{text:?}");
+            };
+            assert_eq!((at, what.as_str()), (line, problem), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn half_a_line_at_the_end_is_left_out() {
+        for cut in ["a 1 5\nf", "a 1 5\na", "a 1 5\na 2"] {
+            assert_eq!(Trace::parse(cut).unwrap().to_text(), "a 0 5\n", "{cut:?}");
+        }
+        let whole = Trace::parse("a 1 5\nf 1").unwrap();
+        assert_eq!(whole.to_text(), "a 0 5\nf 0\n");
+    }
+
+    #[test]
+    fn old_pickles_are_told_from_traces() {
+        for start in [
+            &b"(dp0\nVsegments\np1\n"[..],
+            b"}q\x00(X\x08\x00\x00\x00segments",
+        ] {
+            assert!(matches!(
+                Trace::from_bytes(start),
+                Err(TraceError::OldPickle)
+            ));
+        }
+    }
 }
