@@ -1,13 +1,13 @@
 //! Compiles the one C++ file: it throws, which Rust cannot.
 
 fn main() {
-    println!("cargo:rerun-if-changed=cpp/out_of_memory.cpp");
+    println!("cargo:rerun-if-changed=cpp/exceptions.cpp");
     // Set by `cargo xtask test --heavy`: see `src/lock.rs` and `tests/stress.rs`.
     println!("cargo:rustc-check-cfg=cfg(surefoot_tsan, surefoot_sanitizer)");
     cc::Build::new()
         .cpp(true)
         .std("c++17")
         .warnings(true)
-        .file("cpp/out_of_memory.cpp")
+        .file("cpp/exceptions.cpp")
         .compile("hip_alloc_throw");
 }

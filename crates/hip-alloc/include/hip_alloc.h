@@ -6,7 +6,7 @@
  * environment: HIP_ALLOC_CONF, HIP_ALLOC_TRACE; they are read at the first call.
  *
  * Functions that return int return 0 when they worked, and otherwise one of the
- * codes below, after writing a message to standard error.
+ * codes below, after writing a message to standard error (the first 20 times).
  */
 #ifndef HIP_ALLOC_H
 #define HIP_ALLOC_H
@@ -33,7 +33,8 @@ extern "C" {
 /* Memory of at least `size` bytes, which work on `stream` may use at once. Zero
  * bytes get an address of their own. Never returns NULL: out of memory is thrown
  * as c10::OutOfMemoryError where libc10 is loaded, and as std::bad_alloc
- * elsewhere. Call it only from code that C++ exceptions may pass through. */
+ * elsewhere; a device that cannot be used, or fails, as c10::Error or
+ * std::runtime_error. Call it only from code that C++ exceptions may pass through. */
 void *hip_alloc_malloc(size_t size, int device, void *stream);
 
 /* Gives memory back. `stream` is the stream it was allocated on; work that is
@@ -62,6 +63,12 @@ struct hip_alloc_stats {
   uint64_t out_of_memory;    /* requests refused */
   uint64_t pending_bytes;    /* freed, but another stream may still use it */
   uint64_t capacity_bytes;   /* what hip_alloc_mem_info calls total */
+  /* Since the first release of version 1: */
+  uint64_t allocated_bytes;       /* ever asked for; less live_bytes, ever freed */
+  uint64_t driver_alloc_bytes;    /* ever taken; less held_bytes, ever given back */
+  uint64_t live_allocations_peak; /* highest since the start or the last reset */
+  uint64_t driver_blocks_peak;    /* the same, of driver_allocs - driver_frees */
+  uint64_t active_peak_bytes;     /* the same, of live_bytes + pending_bytes */
 };
 
 /* Fills the first min(out_size, sizeof(struct hip_alloc_stats)) bytes of *out, so

@@ -4,9 +4,10 @@ use crate::driver::{Driver, DriverError, MemoryInfo};
 use crate::limit::Limit;
 use crate::lock::{Guard, Lock};
 use crate::pool::{AllocateError, FreeError, Pool, PoolConfig, PoolStats};
-use crate::report;
+use crate::refusal::{Refusal, Situation};
+use crate::report::{self, Repeated, Troubles};
 use crate::trace::record::Recorder;
-use crate::units::{DeviceIndex, StreamId, human};
+use crate::units::{DeviceIndex, StreamId};
 
 /// The allocator of one device, for any number of threads.
 pub struct Allocator {
@@ -18,8 +19,8 @@ struct Inner {
     pool: Pool,
     driver: Box<dyn Driver>,
     recorder: Option<Recorder>,
-    /// The wrong frees reported so far.
-    wrong_frees: u64,
+    wrong_frees: Repeated,
+    troubles: Troubles,
     /// What the driver obeys.
     limit: Limit,
     /// This process was forked from the one that uses the device.
@@ -29,9 +30,6 @@ struct Inner {
 /// Why a forked child has no accelerator.
 const ORPHANED: &str = "this process was forked from one that uses the GPU, and no GPU runtime \
      works in both: start it with the multiprocessing method `spawn`, or leave the GPU to the parent";
-
-/// A program that frees wrongly usually does so in a loop: more is not reported.
-const WRONG_FREES_REPORTED: u64 = 20;
 
 impl Allocator {
     /// Takes the warm-up floor from the driver at once.
@@ -49,7 +47,8 @@ impl Allocator {
                 pool,
                 driver,
                 recorder,
-                wrong_frees: 0,
+                wrong_frees: Repeated::new(),
+                troubles: Troubles::default(),
                 limit: Limit::default(),
                 orphaned: false,
             }),
@@ -82,10 +81,10 @@ impl Allocator {
     }
 
     /// Serves a request; the error is the whole message for the program's user.
-    pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, String> {
+    pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, Refusal> {
         let mut inner = self.inner.lock();
         if inner.orphaned {
-            return Err(format!("{}: {ORPHANED}", self.device));
+            return Err(Refusal::Failed(format!("{}: {ORPHANED}", self.device)));
         }
         let Inner { pool, driver, .. } = &mut *inner;
         match pool.allocate(driver.as_mut(), bytes, stream) {
@@ -96,7 +95,7 @@ impl Allocator {
                 }
                 Ok(address)
             }
-            Err(error) => Err(self.refusal(&mut inner, bytes, &error)),
+            Err(error) => Err(inner.refusal(self.device, bytes, &error)),
         }
     }
 
@@ -116,10 +115,8 @@ impl Allocator {
                 }
             }
             Err(error) => {
-                inner.wrong_frees += 1;
-                if inner.wrong_frees <= WRONG_FREES_REPORTED {
-                    report::warn(&format!("{}: free of {address:#x}: {error}", self.device));
-                }
+                let message = format!("{}: free of {address:#x}: {error}", self.device);
+                inner.wrong_frees.warn(&message);
             }
         }
         inner.report_troubles(self.device);
@@ -183,37 +180,6 @@ impl Allocator {
     pub(crate) fn hold(&self) -> Held<'_> {
         Held(self.inner.lock())
     }
-
-    /// The message for a request that was not served, in the words of PyTorch's own.
-    fn refusal(&self, inner: &mut Inner, bytes: u64, error: &AllocateError) -> String {
-        let stats = inner.pool.stats();
-        let (where_, what) = match self.device {
-            DeviceIndex::HOST => ("The host".to_owned(), "Host"),
-            DeviceIndex(index) => (format!("GPU {index}"), "HIP"),
-        };
-        let mut message = match error {
-            AllocateError::OutOfMemory => {
-                format!("{what} out of memory. Tried to allocate {}.", human(bytes))
-            }
-            AllocateError::Driver(error) => {
-                format!("{what} allocation of {} failed: {error}.", human(bytes))
-            }
-        };
-        if let Ok(info) = inner.memory_info() {
-            message += &format!(
-                " {where_} has a total capacity of {} of which {} is free.",
-                human(info.total),
-                human(info.free)
-            );
-        }
-        message += &format!(
-            " Of the memory held by hip-alloc, {} are allocated by the program, and {} are not ({} held).",
-            human(stats.live_bytes),
-            human(stats.held_bytes.saturating_sub(stats.live_bytes)),
-            human(stats.held_bytes)
-        );
-        message
-    }
 }
 
 /// An allocator that no other thread is inside of.
@@ -239,8 +205,24 @@ impl Inner {
         let slack = stats.held_bytes.saturating_sub(stats.live_bytes);
         Ok(MemoryInfo {
             free: info.free.saturating_add(slack).min(info.total),
-            total: info.total,
+            ..info
         })
+    }
+
+    fn refusal(&mut self, device: DeviceIndex, requested: u64, error: &AllocateError) -> Refusal {
+        let situation = Situation {
+            device,
+            runtime: match device {
+                DeviceIndex::HOST => "Host",
+                _ => self.driver.runtime(),
+            },
+            requested,
+            error,
+            stats: self.pool.stats(),
+            info: self.memory_info().ok(),
+            gives_back_holes: self.driver.mapping().is_some(),
+        };
+        situation.refusal()
     }
 
     fn check_recorder(&mut self) {
@@ -253,9 +235,7 @@ impl Inner {
 
     fn report_troubles(&mut self, device: DeviceIndex) {
         for error in self.pool.take_troubles() {
-            report::warn(&format!(
-                "{device}: memory could not be given back: {error}"
-            ));
+            self.troubles.tell(device, &error);
         }
     }
 }

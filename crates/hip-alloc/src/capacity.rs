@@ -3,9 +3,9 @@
 //! `platform` decides from text; this module fetches the text: `/proc/meminfo`,
 //! and the control groups of this process.
 
-use crate::driver::MemoryInfo;
 use crate::driver::host::HostMemory;
 use crate::driver::runtime::Place;
+use crate::driver::{LimitedBy, MemoryInfo};
 use platform::memory::{self, CgroupMemory, DeviceKind, Inputs};
 use std::path::{Path, PathBuf};
 
@@ -67,11 +67,7 @@ impl SystemMemory {
     pub fn bound(&mut self, driver: MemoryInfo) -> MemoryInfo {
         self.inputs.driver_total = Some(platform::Bytes(driver.total));
         self.inputs.driver_free = Some(platform::Bytes(driver.free));
-        let capacity = self.capacity();
-        MemoryInfo {
-            free: capacity.free.0,
-            total: capacity.total.0,
-        }
+        told(self.capacity())
     }
 
     fn capacity(&mut self) -> memory::Capacity {
@@ -89,11 +85,19 @@ impl SystemMemory {
 
 impl HostMemory for SystemMemory {
     fn read(&mut self, untouched: u64) -> MemoryInfo {
-        let capacity = self.capacity();
+        let info = told(self.capacity());
         MemoryInfo {
-            free: capacity.free.0.saturating_sub(untouched),
-            total: capacity.total.0,
+            free: info.free.saturating_sub(untouched),
+            ..info
         }
+    }
+}
+
+fn told(capacity: memory::Capacity) -> MemoryInfo {
+    MemoryInfo {
+        free: capacity.free.0,
+        total: capacity.total.0,
+        limited_by: LimitedBy::Machine(capacity.free_limited_by),
     }
 }
 

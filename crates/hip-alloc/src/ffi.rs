@@ -6,8 +6,9 @@
 use crate::allocator::Allocator;
 use crate::fork;
 use crate::pool::Pool;
+use crate::refusal::Refusal;
 use crate::registry::{existing, registry};
-use crate::report;
+use crate::report::{self, Repeated};
 use crate::units::{DeviceIndex, StreamId};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,6 +20,11 @@ const ERROR_ARGUMENT: c_int = 2;
 const ERROR_DRIVER: c_int = 3;
 const ERROR_IO: c_int = 4;
 const ABI_VERSION: c_uint = 1;
+
+/// Frees on devices that cannot be used.
+static NO_DEVICE: Repeated = Repeated::new();
+/// Calls that the code they return says failed.
+static FAILED: Repeated = Repeated::new();
 
 /// `struct hip_alloc_stats`.
 #[repr(C)]
@@ -37,15 +43,22 @@ pub struct HipAllocStats {
     pub out_of_memory: u64,
     pub pending_bytes: u64,
     pub capacity_bytes: u64,
+    pub allocated_bytes: u64,
+    pub driver_alloc_bytes: u64,
+    pub live_allocations_peak: u64,
+    pub driver_blocks_peak: u64,
+    pub active_peak_bytes: u64,
 }
 
 unsafe extern "C-unwind" {
-    /// `cpp/out_of_memory.cpp`: throws; copies the message first.
+    /// `cpp/exceptions.cpp`: throws; copies the message first.
     fn hip_alloc_throw_out_of_memory(message: *const c_char) -> !;
+    /// As that, for what is not a lack of memory.
+    fn hip_alloc_throw_failure(message: *const c_char) -> !;
 }
 
 /// Memory of at least `size` bytes for work on `stream`. Throws a C++ exception when
-/// there is none.
+/// there is none, and another when the device fails.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_malloc(
     size: usize,
@@ -54,13 +67,15 @@ pub extern "C-unwind" fn hip_alloc_malloc(
 ) -> *mut c_void {
     let refusal = {
         let served = guarded("hip_alloc_malloc", || {
-            let allocator = registry().get(DeviceIndex(device))?;
+            let allocator = registry()
+                .get(DeviceIndex(device))
+                .map_err(Refusal::Failed)?;
             allocator.allocate(size as u64, StreamId(stream as u64))
         });
         match served {
             Some(Ok(address)) => return address as *mut c_void,
-            Some(Err(message)) => message,
-            None => "hip-alloc failed internally; see standard error".to_owned(),
+            Some(Err(refusal)) => refusal,
+            None => Refusal::Failed("hip-alloc failed internally; see standard error".to_owned()),
         }
     };
     throw(refusal)
@@ -80,7 +95,7 @@ pub extern "C-unwind" fn hip_alloc_free(
     guarded("hip_alloc_free", || {
         match registry().get(DeviceIndex(device)) {
             Ok(allocator) => allocator.free(ptr as u64),
-            Err(problem) => report::warn(&format!("free of {ptr:?}: {problem}")),
+            Err(problem) => NO_DEVICE.warn(&format!("free of {ptr:?}: {problem}")),
         }
     });
 }
@@ -101,7 +116,8 @@ pub extern "C-unwind" fn hip_alloc_record_stream(ptr: *mut c_void, stream: *mut 
             })
         });
         if !known {
-            report::warn(&format!("record_stream of {ptr:?}: not allocated here"));
+            static UNKNOWN: Repeated = Repeated::new();
+            UNKNOWN.warn(&format!("record_stream of {ptr:?}: not allocated here"));
         }
     });
 }
@@ -163,6 +179,11 @@ pub unsafe extern "C-unwind" fn hip_alloc_stats(
             out_of_memory: stats.out_of_memory,
             pending_bytes: stats.pending_bytes,
             capacity_bytes,
+            allocated_bytes: stats.allocated_bytes,
+            driver_alloc_bytes: stats.driver_alloc_bytes,
+            live_allocations_peak: stats.live_allocations_peak,
+            driver_blocks_peak: stats.driver_blocks_peak,
+            active_peak_bytes: stats.active_peak_bytes,
         };
         let length = out_size.min(size_of::<HipAllocStats>());
         // SAFETY: `ours` is plain numbers of at least `length` bytes; the caller
@@ -347,16 +368,21 @@ fn guarded<T>(function: &str, act: impl FnOnce() -> T) -> Option<T> {
 }
 
 fn failed(code: c_int, message: &str) -> c_int {
-    report::warn(message);
+    FAILED.warn(message);
     code
 }
 
-fn throw(message: String) -> ! {
+fn throw(refusal: Refusal) -> ! {
+    let (message, throw): (String, unsafe extern "C-unwind" fn(*const c_char) -> !) = match refusal
+    {
+        Refusal::OutOfMemory(message) => (message, hip_alloc_throw_out_of_memory),
+        Refusal::Failed(message) => (message, hip_alloc_throw_failure),
+    };
     let mut bytes = message.into_bytes();
     bytes.retain(|byte| *byte != 0);
     let message = CString::new(bytes).unwrap_or_default();
     // SAFETY: the pointer is to a string that ends with a zero and outlives the
     // call's use of it (it is copied before anything is thrown). The exception
     // passes only through `extern "C-unwind"` frames without a `catch_unwind`.
-    unsafe { hip_alloc_throw_out_of_memory(message.as_ptr()) }
+    unsafe { throw(message.as_ptr()) }
 }

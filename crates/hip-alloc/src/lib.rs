@@ -19,6 +19,7 @@ mod fork;
 mod limit;
 mod lock;
 pub mod pool;
+pub mod refusal;
 mod registry;
 mod report;
 mod snapshot;

@@ -4,8 +4,8 @@
 //! follows from running out (giving back what is empty, the message, what is free) follows
 //! from this limit too.
 
-use crate::driver::MemoryInfo;
 use crate::driver::host::HostMemory;
+use crate::driver::{LimitedBy, MemoryInfo};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,9 +29,15 @@ impl Limit {
     /// What is left of a device's memory when we hold `held` bytes.
     pub(crate) fn narrow(&self, memory: MemoryInfo, held: u64) -> MemoryInfo {
         let limit = self.0.load(Ordering::Relaxed);
+        let free = limit.saturating_sub(held);
         MemoryInfo {
-            free: memory.free.min(limit.saturating_sub(held)),
+            free: memory.free.min(free),
             total: memory.total.min(limit),
+            limited_by: if free < memory.free {
+                LimitedBy::Fraction
+            } else {
+                memory.limited_by
+            },
         }
     }
 
@@ -58,11 +64,12 @@ impl<M: HostMemory> HostMemory for Limited<M> {
 #[cfg(test)]
 mod tests {
     use super::Limit;
-    use crate::driver::MemoryInfo;
+    use crate::driver::{LimitedBy, MemoryInfo};
 
     const MACHINE: MemoryInfo = MemoryInfo {
         free: 700,
         total: 1000,
+        limited_by: LimitedBy::Device,
     };
 
     #[test]
@@ -75,7 +82,20 @@ mod tests {
         let limit = Limit::default();
         limit.set(400);
         let (free, total) = (150, 400);
-        assert_eq!(limit.narrow(MACHINE, 250), MemoryInfo { free, total });
+        let limited_by = LimitedBy::Fraction;
+        let narrowed = MemoryInfo {
+            free,
+            total,
+            limited_by,
+        };
+        assert_eq!(limit.narrow(MACHINE, 250), narrowed);
+    }
+
+    #[test]
+    fn a_limit_that_is_not_reached_is_not_blamed() {
+        let limit = Limit::default();
+        limit.set(990);
+        assert_eq!(limit.narrow(MACHINE, 100).limited_by, LimitedBy::Device);
     }
 
     #[test]

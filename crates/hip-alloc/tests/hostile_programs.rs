@@ -64,7 +64,8 @@ fn what_is_wrong_is_reported_and_changes_nothing() {
         "two requests of nothing: two addresses\n\
          codes 1 2 2 1 2\n\
          untouched 1\n\
-         live 0, 3 allocated, 3 freed\n",
+         live 0, 3 allocated, 3 freed\n\
+         ever 4096 bytes, at most 3 requests and 4096 bytes at once\n",
         "{err}"
     );
     assert_eq!(err.matches(": free of ").count(), 5, "{err}");

@@ -1,8 +1,8 @@
 //! Device memory of a HIP or CUDA runtime.
 
 use super::mapped::{Failure, MappedMemory};
-use super::runtime::{NOT_READY, OUT_OF_MEMORY, Runtime, SUCCESS};
-use super::{Driver, DriverError, EventId, Mapping, MemoryInfo};
+use super::runtime::{Family, NOT_READY, OUT_OF_MEMORY, Runtime, SUCCESS};
+use super::{Driver, DriverError, EventId, LimitedBy, Mapping, MemoryInfo};
 use crate::units::{DeviceIndex, StreamId};
 use hip_runtime_sys::hipEventDisableTiming;
 use std::ffi::c_void;
@@ -139,6 +139,7 @@ impl GpuDriver {
         Ok(MemoryInfo {
             free: free as u64,
             total: total as u64,
+            limited_by: LimitedBy::Device,
         })
     }
 
@@ -264,6 +265,13 @@ impl Driver for GpuDriver {
             // SAFETY: takes nothing; waits for the current device.
             unsafe { (runtime.functions.device_synchronize)() }
         })
+    }
+
+    fn runtime(&self) -> &'static str {
+        match self.runtime.family {
+            Family::Hip => "HIP",
+            Family::Cuda => "CUDA",
+        }
     }
 
     fn survives_fork(&self) -> bool {

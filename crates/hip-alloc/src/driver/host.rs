@@ -220,6 +220,7 @@ mod tests {
             MemoryInfo {
                 free: total - untouched,
                 total,
+                ..MemoryInfo::default()
             }
         }
     }

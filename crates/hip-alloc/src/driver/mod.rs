@@ -12,6 +12,7 @@ pub mod runtime;
 pub mod sim;
 
 use crate::units::StreamId;
+use platform::memory::Limit;
 
 /// An event recorded on a stream: done when the work before it is done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -24,6 +25,20 @@ pub struct MemoryInfo {
     pub free: u64,
     /// What this process could hold in all; never below `free`.
     pub total: u64,
+    /// What made it this much, and no more.
+    pub limited_by: LimitedBy,
+}
+
+/// Where memory ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LimitedBy {
+    /// The device has no more.
+    #[default]
+    Device,
+    /// Something of the machine that the device is in.
+    Machine(Limit),
+    /// The program's own setting.
+    Fraction,
 }
 
 /// Why a driver call failed.
@@ -45,6 +60,19 @@ pub enum DriverError {
     /// The device belongs to the process that this one was forked from.
     #[error("{0}")]
     Orphaned(&'static str),
+}
+
+impl DriverError {
+    /// Whether the device cannot be used again in this process: an asynchronous error that
+    /// every later call repeats. The codes are the same in `hipError_t` and `cudaError_t`.
+    pub fn loses_device(&self) -> bool {
+        let DriverError::Failed { code, .. } = self else {
+            return false;
+        };
+        // Uncorrectable ECC and NVLink errors; illegal address, launch timeout, context
+        // destroyed, assert, faults of the hardware's stack, instructions and addresses.
+        matches!(code, 214 | 220 | 700 | 702 | 709 | 710 | 714..=719)
+    }
 }
 
 /// How a driver maps memory in handles, each of which can go back by itself.
@@ -98,6 +126,11 @@ pub trait Driver: Send {
 
     /// Waits for all work on the device. Only for when an event cannot be had.
     fn synchronize(&mut self) -> Result<(), DriverError>;
+
+    /// The name of the runtime, as its errors begin.
+    fn runtime(&self) -> &'static str {
+        "HIP"
+    }
 
     /// Whether the copy of this driver in a forked child can be used there.
     fn survives_fork(&self) -> bool {

@@ -227,6 +227,7 @@ impl Driver for SimDriver {
         Ok(MemoryInfo {
             free: self.orders.capacity - self.held,
             total: self.orders.capacity,
+            ..MemoryInfo::default()
         })
     }
 }

@@ -343,6 +343,11 @@ impl Pool {
             .asked(size, self.lifetimes.now(), self.moment());
         let (address, size, mapped) = self.take_from(driver, size)?;
         self.stats.driver_allocs += if mapped { self.handles(size) } else { 1 };
+        self.stats.driver_alloc_bytes += size;
+        self.stats.driver_blocks_peak = self
+            .stats
+            .driver_blocks_peak
+            .max(self.stats.driver_allocs - self.stats.driver_frees);
         self.stats.held_bytes += size;
         self.stats.held_peak_bytes = self.stats.held_peak_bytes.max(self.stats.held_bytes);
         let rank = self.next_rank;

@@ -100,6 +100,16 @@ pub struct PoolStats {
     pub out_of_memory: u64,
     /// Freed by the program, but another stream may still be working on it.
     pub pending_bytes: u64,
+    /// All that was ever served.
+    pub allocated_bytes: u64,
+    /// All that was ever taken from the driver.
+    pub driver_alloc_bytes: u64,
+    /// Highest `live_allocations` since the last reset.
+    pub live_allocations_peak: u64,
+    /// Highest `driver_allocs - driver_frees` since the last reset.
+    pub driver_blocks_peak: u64,
+    /// Highest `live_bytes + pending_bytes` since the last reset.
+    pub active_peak_bytes: u64,
 }
 
 /// Why a request was not served.
@@ -202,6 +212,9 @@ impl Pool {
     pub fn reset_peaks(&mut self) {
         self.stats.live_peak_bytes = self.stats.live_bytes;
         self.stats.held_peak_bytes = self.stats.held_bytes;
+        self.stats.live_allocations_peak = self.stats.live_allocations;
+        self.stats.driver_blocks_peak = self.stats.driver_allocs - self.stats.driver_frees;
+        self.stats.active_peak_bytes = self.stats.live_bytes + self.streams.pending_bytes();
     }
 
     /// Serves a request: the address of at least `requested` bytes, which may be
@@ -251,10 +264,7 @@ impl Pool {
                 self.addresses.insert(address, index);
                 self.used += bytes;
                 self.used_peak = self.used_peak.max(self.used);
-                self.stats.allocations += 1;
-                self.stats.live_allocations += 1;
-                self.stats.live_bytes += requested;
-                self.stats.live_peak_bytes = self.stats.live_peak_bytes.max(self.stats.live_bytes);
+                self.count(requested);
                 Ok(address)
             }
             Err(error) => {
@@ -262,6 +272,18 @@ impl Pool {
                 Err(error)
             }
         }
+    }
+
+    fn count(&mut self, requested: u64) {
+        let pending = self.streams.pending_bytes();
+        let stats = &mut self.stats;
+        stats.allocations += 1;
+        stats.allocated_bytes += requested;
+        stats.live_allocations += 1;
+        stats.live_allocations_peak = stats.live_allocations_peak.max(stats.live_allocations);
+        stats.live_bytes += requested;
+        stats.live_peak_bytes = stats.live_peak_bytes.max(stats.live_bytes);
+        stats.active_peak_bytes = stats.active_peak_bytes.max(stats.live_bytes + pending);
     }
 
     /// Takes back what [`allocate`](Pool::allocate) gave. Returns the bytes that were asked for.

@@ -54,5 +54,9 @@ int main(int, char **arguments) {
               static_cast<unsigned long long>(stats.live_bytes),
               static_cast<unsigned long long>(stats.allocations),
               static_cast<unsigned long long>(stats.frees));
+  std::printf("ever %llu bytes, at most %llu requests and %llu bytes at once\n",
+              static_cast<unsigned long long>(stats.allocated_bytes),
+              static_cast<unsigned long long>(stats.live_allocations_peak),
+              static_cast<unsigned long long>(stats.active_peak_bytes));
   return 0;
 }

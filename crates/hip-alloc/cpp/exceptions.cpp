@@ -1,15 +1,18 @@
-// Throws the exception that PyTorch expects when memory runs out.
+// Throws the exceptions that PyTorch expects: c10::OutOfMemoryError when memory runs out,
+// c10::Error when the device fails (asking for less would not help then, and a program that
+// tries smaller batches must not be told that it would).
 //
-// PyTorch takes NULL from a pluggable allocator as a valid address, so running out
-// must be thrown. Rust cannot throw a C++ exception, and this library may link
-// neither libtorch nor its headers: the class is looked up in whatever libc10 the
-// process has. Where it is missing, a std::bad_alloc that carries the message is thrown.
+// PyTorch takes NULL from a pluggable allocator as a valid address, so both must be thrown.
+// Rust cannot throw a C++ exception, and this library may link neither libtorch nor its
+// headers: the classes are looked up in whatever libc10 the process has. Where they are
+// missing, a std::bad_alloc or a std::runtime_error carries the message.
 
 #include <cstdint>
 #include <cstring>
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <new>
+#include <stdexcept>
 #include <string>
 #include <typeinfo>
 
@@ -40,6 +43,29 @@ void *find(const char *name) {
   return libc10 ? dlsym(libc10, name) : nullptr;
 }
 
+// One of c10's exception classes, by its mangled names.
+struct Class {
+  const char *type;
+  const char *table;
+  // The first that exists is called.
+  const char *constructors[2];
+};
+
+constexpr Class out_of_memory_error{
+    "_ZTIN3c1016OutOfMemoryErrorE",
+    "_ZTVN3c1016OutOfMemoryErrorE",
+    // Since 2.13 the class has a constructor of its own; before, it inherited c10::Error's.
+    {"_ZN3c1016OutOfMemoryErrorC1ENS_14SourceLocationE" STRING_ABI,
+     "_ZN3c105ErrorC2ENS_14SourceLocationE" STRING_ABI},
+};
+
+constexpr Class error{
+    "_ZTIN3c105ErrorE",
+    "_ZTVN3c105ErrorE",
+    {"_ZN3c105ErrorC1ENS_14SourceLocationE" STRING_ABI,
+     "_ZN3c105ErrorC2ENS_14SourceLocationE" STRING_ABI},
+};
+
 // What a program without libtorch catches: std::bad_alloc itself has no message.
 class OutOfMemory : public std::bad_alloc {
 public:
@@ -53,18 +79,16 @@ private:
   char message_[1024] = {};
 };
 
-} // namespace
-
-extern "C" [[noreturn]] void hip_alloc_throw_out_of_memory(const char *message) {
-  auto *type = static_cast<std::type_info *>(find("_ZTIN3c1016OutOfMemoryErrorE"));
-  auto *table = static_cast<char *>(find("_ZTVN3c1016OutOfMemoryErrorE"));
-  // Since 2.13 the class has a constructor of its own; before, it inherited this one.
-  void *constructor = find("_ZN3c1016OutOfMemoryErrorC1ENS_14SourceLocationE" STRING_ABI);
+// Throws an object of a class of libc10; returns where that cannot be done.
+void throw_as(const Class &wanted, const char *message) {
+  auto *type = static_cast<std::type_info *>(find(wanted.type));
+  auto *table = static_cast<char *>(find(wanted.table));
+  void *constructor = find(wanted.constructors[0]);
   if (!constructor) {
-    constructor = find("_ZN3c105ErrorC2ENS_14SourceLocationE" STRING_ABI);
+    constructor = find(wanted.constructors[1]);
   }
   if (!type || !table || !constructor) {
-    throw OutOfMemory(message);
+    return;
   }
   // A virtual table begins with the offset to top and the type (Itanium C++ ABI,
   // 2.5.2); objects point behind these two. The destructors come first.
@@ -78,8 +102,20 @@ extern "C" [[noreturn]] void hip_alloc_throw_out_of_memory(const char *message) 
         object, SourceLocation{"hip_alloc_malloc", "hip-alloc", 0}, std::string(message));
   } catch (...) {
     abi::__cxa_free_exception(object);
-    throw OutOfMemory(message);
+    return;
   }
   std::memcpy(object, &entries, sizeof entries);
   abi::__cxa_throw(object, type, destroy);
+}
+
+} // namespace
+
+extern "C" [[noreturn]] void hip_alloc_throw_out_of_memory(const char *message) {
+  throw_as(out_of_memory_error, message);
+  throw OutOfMemory(message);
+}
+
+extern "C" [[noreturn]] void hip_alloc_throw_failure(const char *message) {
+  throw_as(error, message);
+  throw std::runtime_error(message);
 }
