@@ -21,12 +21,6 @@ def _run_hidden():
 if os.environ.get("HIP_ALLOC", "0") not in ("", "0"):
     import surefoot_activate
 
-    try:
-        surefoot_activate.activate()
-    except surefoot_activate.ActivationError as problem:
-        # Python would bury this under its own trouble with a failed `site`, or
-        # run on; a program that asked for hip-alloc must not run without it.
-        print(f"surefoot: {problem}", file=sys.stderr, flush=True)
-        os._exit(2)
+    surefoot_activate.activate_at_startup()
 
 _run_hidden()

@@ -1,16 +1,18 @@
 """Puts hip-alloc under PyTorch when the environment says `HIP_ALLOC=1`.
 
 With this folder's parent on the path, `sitecustomize.py` calls :func:`activate`
-as Python starts; installed into an environment, `surefoot_activate.pth` does.
+as Python starts; installed into an environment (`python -m surefoot_activate install`), a `.pth` does.
 Nothing happens until the program imports `torch`: then the allocator is
 installed, before the device is initialised, and `torch.cuda`'s questions about
 memory are answered from it.
 
-    _hook     waits for `torch`
-    _library  finds libhip_alloc.so and speaks its C interface
-    _install  makes it PyTorch's allocator
-    _answers  answers torch.cuda.memory_allocated and its sisters
-    _refusals says plainly what does not work under it
+    _hook      waits for `torch`
+    _library   finds libhip_alloc.so and speaks its C interface
+    _install   makes it PyTorch's allocator
+    _answers   answers torch.cuda.memory_allocated and its sisters
+    _summary   torch.cuda.memory_summary, of what is really known
+    _refusals  says plainly what does not work under it
+    _installer puts all of this into an environment
 
 Pure Python without dependencies; works with PyTorch 2.8 and newer, for ROCm and CUDA.
 """
@@ -20,9 +22,13 @@ import sys
 
 from ._errors import ActivationError
 
-__all__ = ["ActivationError", "activate"]
+__all__ = ["ActivationError", "activate", "activate_at_startup"]
 
 SWITCH = "HIP_ALLOC"
+
+# Python may run the line of a `.pth` twice (where `lib64` is a link to `lib`), and the
+# launcher's `sitecustomize` may come on top of it.
+_switched_on = False
 
 
 def activate():
@@ -32,10 +38,27 @@ def activate():
         return False
     if value != "1":
         raise ActivationError(f"{SWITCH}={value}: expected 1 (use hip-alloc) or 0 (leave PyTorch's allocator)")
+    global _switched_on
+    if _switched_on:
+        return True
     from . import _hook, _install
 
     if "torch" in sys.modules:
         _install.install(sys.modules["torch"])
     else:
         _hook.after_import("torch", _install.install)
+    _switched_on = True
     return True
+
+
+def activate_at_startup():
+    """As :func:`activate`, from the code that Python runs as it starts: ends the process where that fails.
+
+    Python would bury the error under its own trouble with a failed `site` and run on, but
+    a program that asked for hip-alloc must not run without it.
+    """
+    try:
+        activate()
+    except ActivationError as problem:
+        print(f"surefoot: {problem}", file=sys.stderr, flush=True)
+        os._exit(2)

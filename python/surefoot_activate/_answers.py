@@ -4,18 +4,25 @@ Under any pluggable allocator these raise ("does not yet support getDeviceStats"
 The answers are given below `torch.cuda.memory`, at the functions of `torch._C`
 that it calls, so everything built on them works: `memory_allocated`,
 `max_memory_allocated`, `memory_reserved`, `memory_stats`, `memory_summary`,
-`memory_snapshot`, `set_per_process_memory_fraction`, the `torch.accelerator` forms, and callers that go straight to
-`torch._C`.
+`memory_snapshot`, `set_per_process_memory_fraction`, the `torch.accelerator` forms, and
+callers that go straight to `torch._C`.
 """
 
 import functools
+
+from . import _library, _summary
 
 
 def answer(torch, library):
     """Replaces the functions that a pluggable allocator cannot serve."""
 
+    beginnings = {}
+
     def stats(device):
-        return as_nested_dict(library.stats(device))
+        return as_nested_dict(library.stats(device), beginnings.get(device, _library.Stats()))
+
+    def reset_totals(device):
+        beginnings[device] = library.stats(device)
 
     def reset_peaks(device):
         library.reset_peaks(device)
@@ -34,9 +41,8 @@ def answer(torch, library):
         "_accelerator_getDeviceStats": stats,
         "_cuda_resetPeakMemoryStats": reset_peaks,
         "_accelerator_resetPeakStats": reset_peaks,
-        # Totals run from the start of the process; only peaks can start again.
-        "_cuda_resetAccumulatedMemoryStats": lambda device: None,
-        "_accelerator_resetAccumulatedStats": lambda device: None,
+        "_cuda_resetAccumulatedMemoryStats": reset_totals,
+        "_accelerator_resetAccumulatedStats": reset_totals,
         "_cuda_memorySnapshot": snapshot,
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": lambda device: fractions.get(device, 1.0),
@@ -45,6 +51,15 @@ def answer(torch, library):
     }.items():
         if hasattr(torch._C, name):
             setattr(torch._C, name, function)
+
+    original = torch.cuda.memory.memory_summary
+
+    @functools.wraps(original)
+    def memory_summary(device=None, abbreviated=False):
+        device = torch.cuda._utils._get_device_index(device, optional=True)
+        return _summary.summary(device, torch.cuda.memory_stats_as_nested_dict(device))
+
+    torch.cuda.memory.memory_summary = torch.cuda.memory_summary = memory_summary
 
     original = torch.cuda.memory.mem_get_info
 
@@ -56,32 +71,59 @@ def answer(torch, library):
     torch.cuda.memory.mem_get_info = torch.cuda.mem_get_info = mem_get_info
 
 
-def as_nested_dict(stats):
-    """hip-alloc's numbers under PyTorch's names.
+def as_nested_dict(stats, since):
+    """hip-alloc's numbers under PyTorch's names; totals count from `since`, earlier statistics of the same device.
 
     Allocated and requested is what is live, active adds what was freed but may
-    still be in use by another stream, reserved is what the driver gave. Requests
-    are not told apart by size, so the pools of PyTorch's own allocator stay at 0,
-    as do totals in bytes, which hip-alloc does not keep.
+    still be in use by another stream, reserved is what the driver gave. There is one
+    kind of memory, for requests of every size: what PyTorch calls the large pool. So
+    the small one is empty, and no request is oversized.
     """
-    live = _stat(stats.live_bytes, stats.live_peak_bytes)
-    active = _stat(stats.live_bytes + stats.pending_bytes, stats.live_peak_bytes)
-    held = _stat(stats.held_bytes, stats.held_peak_bytes)
-    slack = _stat(max(stats.held_bytes - stats.live_bytes - stats.pending_bytes, 0))
-    requests = _stat(stats.live_allocations, None, stats.allocations, stats.frees)
-    blocks = _stat(stats.driver_allocs - stats.driver_frees, None, stats.driver_allocs, stats.driver_frees)
+    live = _stat(
+        stats.live_bytes, stats.live_peak_bytes,
+        stats.allocated_bytes - since.allocated_bytes,
+        _freed_bytes(stats) - _freed_bytes(since),
+    )
+    active = {**live, "current": stats.live_bytes + stats.pending_bytes, "peak": stats.active_peak_bytes}
+    held = _stat(
+        stats.held_bytes, stats.held_peak_bytes,
+        stats.driver_alloc_bytes - since.driver_alloc_bytes,
+        _returned_bytes(stats) - _returned_bytes(since),
+    )
+    # Every byte enters the slack when the driver gives it or the program frees it, and
+    # leaves it when it is allocated or goes back.
+    slack = _stat(
+        max(held["current"] - active["current"], 0), None,
+        held["allocated"] + live["freed"], held["freed"] + live["allocated"],
+    )
+    requests = _stat(
+        stats.live_allocations, stats.live_allocations_peak,
+        stats.allocations - since.allocations, stats.frees - since.frees,
+    )
+    blocks = _stat(
+        stats.driver_allocs - stats.driver_frees, stats.driver_blocks_peak,
+        stats.driver_allocs - since.driver_allocs, stats.driver_frees - since.driver_frees,
+    )
     pooled = {
         "allocated_bytes": live, "requested_bytes": live, "active_bytes": active, "reserved_bytes": held,
         "inactive_split_bytes": slack, "allocation": requests, "active": requests, "segment": blocks,
-        "inactive_split": _stat(0),
+        "inactive_split": _stat(0),  # not counted
     }
-    nested = {name: {"all": stat, "small_pool": _stat(0), "large_pool": _stat(0)} for name, stat in pooled.items()}
+    nested = {name: {"all": stat, "small_pool": _stat(0), "large_pool": dict(stat)} for name, stat in pooled.items()}
     nested.update(oversize_allocations=_stat(0), oversize_segments=_stat(0))
     nested.update(
-        num_alloc_retries=0, num_ooms=stats.out_of_memory, num_sync_all_streams=0, max_split_size=-1,
-        num_device_alloc=stats.driver_allocs, num_device_free=stats.driver_frees,
+        num_alloc_retries=0, num_ooms=stats.out_of_memory - since.out_of_memory, num_sync_all_streams=0, max_split_size=-1,
+        num_device_alloc=blocks["allocated"], num_device_free=blocks["freed"],
     )
     return nested
+
+
+def _freed_bytes(stats):
+    return stats.allocated_bytes - stats.live_bytes
+
+
+def _returned_bytes(stats):
+    return stats.driver_alloc_bytes - stats.held_bytes
 
 
 def _stat(current, peak=None, allocated=0, freed=0):

@@ -19,6 +19,7 @@ class Stats(ctypes.Structure):
     _fields_ = [(name, ctypes.c_uint64) for name in (
         "live_bytes", "live_peak_bytes", "held_bytes", "held_peak_bytes", "live_allocations", "allocations",
         "frees", "driver_allocs", "driver_frees", "out_of_memory", "pending_bytes", "capacity_bytes",
+        "allocated_bytes", "driver_alloc_bytes", "live_allocations_peak", "driver_blocks_peak", "active_peak_bytes",
     )]
 
 

@@ -15,10 +15,22 @@ class NotUnderHipAlloc(RuntimeError):
 def refuse(torch):
     """Puts clear messages in front of what hip-alloc cannot do."""
     graph = "graph capture does not work under HIP_ALLOC=1 (it needs private memory pools)"
-    _raise_from(torch.cuda.CUDAGraph, "capture_begin", f"{graph}: run with HIP_ALLOC=0, or compile without CUDA graphs")
-    pool = "torch.cuda.MemPool does not work under HIP_ALLOC=1: run with HIP_ALLOC=0"
-    _raise_from(torch.cuda.memory.MemPool, "__init__", pool)
-    _warn_instead(
+    graph += ": leave out torch.cuda.graph and make_graphed_callables, compile with a mode other than reduce-overhead, or run with HIP_ALLOC=0"
+    # The class in C++ too, for those who go past the one in Python.
+    for owner in (torch.cuda.CUDAGraph, torch._C._CUDAGraph):
+        _raise_from(owner, "capture_begin", graph)
+    pool = (
+        "torch.cuda.MemPool does not work under HIP_ALLOC=1 (hip-alloc gives what is freed to whoever asks next): "
+        "leave the pool out, or run with HIP_ALLOC=0"
+    )
+    for owner in (torch.cuda.memory.MemPool, torch._C._MemPool):
+        _raise_from(owner, "__init__", pool)
+    sharing = (
+        "tensors on the device cannot be shared with other processes under HIP_ALLOC=1 (their memory has neighbours): "
+        "send a copy on the CPU (tensor.cpu()), or run with HIP_ALLOC=0"
+    )
+    _raise_from(torch.UntypedStorage, "_share_cuda_", sharing)
+    _warn_when_on(
         torch._C, "_cuda_record_memory_history",
         "PyTorch's memory history is not recorded under HIP_ALLOC=1: "
         "HIP_ALLOC_TRACE=file records a trace that `surefoot replay` reads",
@@ -56,6 +68,10 @@ def _raise_from(owner, name, message):
     setattr(owner, name, refused)
 
 
-def _warn_instead(owner, name, message):
+def _warn_when_on(owner, name, message):
+    def record(enabled, *_arguments, **_options):
+        if enabled is not None:
+            warnings.warn(message, stacklevel=3)
+
     if hasattr(owner, name):
-        setattr(owner, name, lambda *_arguments, **_options: warnings.warn(message, stacklevel=3))
+        setattr(owner, name, record)

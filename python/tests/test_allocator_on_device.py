@@ -1,5 +1,8 @@
 """hip-alloc on the simulated device itself: its memory, its limits, its streams."""
 
+import json
+import sys
+
 import torch
 from test_activation import MIB, info, train_and_look
 
@@ -84,6 +87,35 @@ def test_where_memory_cannot_be_mapped_it_is_had_without(run):
     assert result["values"][0] == [0]
 
 
+def lose_the_device():
+    from device import order
+
+    tensors = [torch.ones(1 << 20, device="cuda") for _ in range(100)]
+    side = torch.cuda.Stream()
+    for tensor in tensors:
+        tensor.record_stream(side)
+    order("lose=*@1+:illegal_address")
+    seen = []
+    for use in [torch.cuda.synchronize, tensors.clear] + [lambda: torch.empty(1 << 29, device="cuda")] * 20:
+        try:
+            use()
+        except torch.OutOfMemoryError as problem:
+            seen.append(f"out of memory: {problem}")
+        except RuntimeError as problem:
+            seen.append(str(problem))
+    print(json.dumps(seen))
+    sys.exit(1)
+
+
+def test_a_lost_device_is_told_once_and_is_no_lack_of_memory(run):
+    """A program that tries smaller batches when memory runs out must not go on trying."""
+    process = run(lose_the_device, fails=True, hip_alloc=True)
+    seen = json.loads(process.stdout)
+    assert len(seen) >= 20 and not any("out of memory" in message for message in seen)
+    lines = [line for line in process.stderr.splitlines() if line.startswith("hip-alloc:")]
+    assert len(lines) == 1 and "device 0 is lost" in lines[0], lines
+
+
 def fraction():
     total = torch.cuda.mem_get_info()[1]
     kept = torch.arange(1000.0).to("cuda")
@@ -115,7 +147,7 @@ def test_a_memory_fraction_is_a_limit(run):
     seen = run(fraction, hip_alloc=True, DEVICE_SIM_CAPACITY="8G")
     assert seen["told"] == 0.5 and abs(seen["total"] - 0.5) < 0.001
     assert seen["within"] and seen["lifted"] and seen["intact"]
-    assert "4.00 GiB" in seen["beyond"]
+    assert "4.00 GiB" in seen["beyond"] and "set_per_process_memory_fraction" in seen["beyond"]
     assert 0.45 < seen["pieces"] <= seen["held"] <= 0.5
 
 

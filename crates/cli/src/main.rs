@@ -6,7 +6,7 @@
 //! (`trainer.rs`), and `surefoot train …` becomes that process:
 //!
 //! ```text
-//! surefoot ── doctor, env, run, explain, probe, replay      (platform, hip-alloc)
+//! surefoot ── doctor, env, run, activate, explain, probe, replay (platform, hip-alloc)
 //!        └─exec─▶ surefoot-trainer ── train, eval, generate (trainer ▶ libtorch)
 //! ```
 //!
@@ -37,6 +37,7 @@ enum Command {
     Env(commands::env::Args),
     Explain(commands::explain::Args),
     Run(commands::run::Args),
+    Activate(commands::activate::Args),
     Probe(commands::probe::Args),
     Replay(commands::replay::Args),
     /// Train a model as a config says
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         Command::Env(args) => commands::env::run(&args, json),
         Command::Explain(args) => commands::explain::run(&args, json),
         Command::Run(args) => commands::run::run(&args),
+        Command::Activate(args) => commands::activate::run(&args),
         Command::Probe(args) => commands::probe::run(&args, json),
         Command::Replay(args) => commands::replay::run(&args, json),
         Command::Train(args) => commands::delegate::run("train", &args, json),

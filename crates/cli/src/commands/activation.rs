@@ -12,35 +12,47 @@ use surefoot_cli::output::Failure;
 const FILES: &[(&str, &str)] = &[
     (
         "sitecustomize.py",
-        include_str!("../../../../../python/sitecustomize.py"),
+        include_str!("../../../../python/sitecustomize.py"),
     ),
     (
         "surefoot_activate/__init__.py",
-        include_str!("../../../../../python/surefoot_activate/__init__.py"),
+        include_str!("../../../../python/surefoot_activate/__init__.py"),
+    ),
+    (
+        "surefoot_activate/__main__.py",
+        include_str!("../../../../python/surefoot_activate/__main__.py"),
     ),
     (
         "surefoot_activate/_answers.py",
-        include_str!("../../../../../python/surefoot_activate/_answers.py"),
+        include_str!("../../../../python/surefoot_activate/_answers.py"),
     ),
     (
         "surefoot_activate/_errors.py",
-        include_str!("../../../../../python/surefoot_activate/_errors.py"),
+        include_str!("../../../../python/surefoot_activate/_errors.py"),
     ),
     (
         "surefoot_activate/_hook.py",
-        include_str!("../../../../../python/surefoot_activate/_hook.py"),
+        include_str!("../../../../python/surefoot_activate/_hook.py"),
     ),
     (
         "surefoot_activate/_install.py",
-        include_str!("../../../../../python/surefoot_activate/_install.py"),
+        include_str!("../../../../python/surefoot_activate/_install.py"),
+    ),
+    (
+        "surefoot_activate/_installer.py",
+        include_str!("../../../../python/surefoot_activate/_installer.py"),
     ),
     (
         "surefoot_activate/_library.py",
-        include_str!("../../../../../python/surefoot_activate/_library.py"),
+        include_str!("../../../../python/surefoot_activate/_library.py"),
     ),
     (
         "surefoot_activate/_refusals.py",
-        include_str!("../../../../../python/surefoot_activate/_refusals.py"),
+        include_str!("../../../../python/surefoot_activate/_refusals.py"),
+    ),
+    (
+        "surefoot_activate/_summary.py",
+        include_str!("../../../../python/surefoot_activate/_summary.py"),
     ),
 ];
 
@@ -65,7 +77,7 @@ pub(super) fn activate(command: &mut Command) -> Result<(), Failure> {
 }
 
 /// `HIP_ALLOC_LIB`, else the library beside this executable.
-fn library() -> Result<PathBuf, Failure> {
+pub(super) fn library() -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os("HIP_ALLOC_LIB").filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
         return if path.is_file() {
@@ -93,7 +105,7 @@ fn library() -> Result<PathBuf, Failure> {
 }
 
 /// Writes the Python files into the cache, once a version of this binary.
-fn unpack() -> Result<PathBuf, Failure> {
+pub(super) fn unpack() -> Result<PathBuf, Failure> {
     let folder = cache::folder().join("python").join(fingerprint());
     if folder.join("sitecustomize.py").is_file() {
         return Ok(folder);

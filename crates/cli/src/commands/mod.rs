@@ -1,5 +1,7 @@
 //! One file a subcommand.
 
+pub(crate) mod activate;
+mod activation;
 pub(crate) mod delegate;
 pub(crate) mod doctor;
 pub(crate) mod env;

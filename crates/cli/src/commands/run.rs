@@ -8,11 +8,11 @@
 //!   its last output + how it ended + memory and kernel log until then ─▶ explanation
 //! ```
 
-mod activation;
 mod child;
 mod streams;
 mod watch;
 
+use super::activation;
 use super::env::no_such_gpu;
 use platform::Machine;
 use platform::explain::ending::{self, Ending};
