@@ -14,11 +14,12 @@ use crate::workspace;
 /// Name of a target, and folders with input that is worth starting from.
 type Target = (&'static str, &'static [&'static str]);
 
-const TARGETS: [Target; 4] = [
+const TARGETS: [Target; 5] = [
     ("allocator_settings", &["fuzz/seeds/allocator_settings"]),
     ("allocator_trace", &["fuzz/seeds/allocator_trace"]),
     ("explain", &["crates/platform/tests/fixtures"]),
     ("machine_dump", &["crates/platform/tests/fixtures"]),
+    ("memory_snapshot", &["fuzz/seeds/memory_snapshot"]),
 ];
 
 /// What libFuzzer wants of the compiler: counters on every edge, a table of them, and the

@@ -11,22 +11,20 @@
 //! killed leaves half a line at the end of its recording: one that is cut off and makes no
 //! sense is left out.
 
+use super::pickle::Pickle;
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
 /// A file begins with these bytes if it is zstd-compressed (RFC 8878, 3.1.1).
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
-/// A pickle of protocol 2 or later begins with this instruction.
-const PICKLE_MAGIC: u8 = 0x80;
-/// A dictionary begins so in older protocols, and no line of a trace does.
-const OLD_PICKLES: [&[u8]; 3] = [b"(dp", b"}q", b"(lp"];
 
 /// The most bytes that a trace may ask for in all: far beyond any machine, and far from
 /// where sums of sizes would overflow.
 const MOST_BYTES: u64 = 1 << 60;
-/// The longest trace, unpacked, in bytes: some hundred million events.
-const MOST_TEXT: u64 = 4 << 30;
+/// The longest trace or snapshot, unpacked, in bytes: some hundred million events.
+const MOST_INPUT: u64 = 4 << 30;
 
 /// Sizes that no machine has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,14 +90,19 @@ pub enum TraceError {
     #[error("cannot read the trace: {0}")]
     Io(#[from] std::io::Error),
     /// Longer than any recording.
-    #[error("the trace is longer than {} GiB", MOST_TEXT >> 30)]
+    #[error("the trace is longer than {} GiB", MOST_INPUT >> 30)]
     TooLong,
-    /// A pickle in a form that PyTorch does not write.
+    /// Neither text nor a pickle.
     #[error(
-        "this is a pickle of protocol 0 or 1, and PyTorch writes later ones; write it again with \
-         `pickle.dump(pickle.load(old), new, protocol=4)`"
+        "this is neither a trace nor a snapshot of PyTorch: byte {at} is no text{}",
+        hint.map(|hint| format!("; {hint}")).unwrap_or_default()
     )]
-    OldPickle,
+    Foreign {
+        /// Counted from 1.
+        at: usize,
+        /// What it probably is, and what to do.
+        hint: Option<&'static str>,
+    },
     /// A snapshot of PyTorch's allocator that gives no trace.
     #[error(transparent)]
     Snapshot(#[from] super::snapshot::SnapshotError),
@@ -116,32 +119,40 @@ pub enum TraceError {
 }
 
 impl Trace {
-    /// Reads a trace file, compressed or not, or a snapshot of PyTorch's allocator.
+    /// Reads a trace, or a snapshot of PyTorch's allocator; either may be zstd-compressed.
+    ///
+    /// # Errors
+    /// When the file cannot be read, is too long, or is something else.
     pub fn read(path: &Path) -> Result<Trace, TraceError> {
-        let bytes = std::fs::read(path)?;
-        Self::from_bytes(&bytes)
+        let file = File::open(path)?;
+        // Known before anything is read, but for pipes and their like.
+        if file.metadata()?.len() > MOST_INPUT {
+            return Err(TraceError::TooLong);
+        }
+        Self::from_bytes(&read_all(file)?)
     }
 
     /// As [`Trace::read`], from memory.
+    ///
+    /// # Errors
+    /// As [`Trace::read`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Trace, TraceError> {
-        if bytes.first() == Some(&PICKLE_MAGIC) {
+        if bytes.starts_with(&ZSTD_MAGIC) {
+            let unpacked = read_all(zstd::stream::read::Decoder::new(bytes)?)?;
+            return Self::from_plain_bytes(&unpacked);
+        }
+        Self::from_plain_bytes(bytes)
+    }
+
+    fn from_plain_bytes(bytes: &[u8]) -> Result<Trace, TraceError> {
+        if Pickle::is_likely(bytes) {
             return Ok(super::snapshot::read(bytes)?);
         }
-        if OLD_PICKLES.iter().any(|start| bytes.starts_with(start)) {
-            return Err(TraceError::OldPickle);
-        }
-        let mut text = String::new();
-        if bytes.starts_with(&ZSTD_MAGIC) {
-            let unpacked = zstd::stream::read::Decoder::new(bytes)?;
-            unpacked.take(MOST_TEXT + 1).read_to_string(&mut text)?;
-            if text.len() as u64 > MOST_TEXT {
-                return Err(TraceError::TooLong);
-            }
-        } else {
-            let mut plain = bytes;
-            plain.read_to_string(&mut text)?;
-        }
-        Self::parse(&text)
+        let text = std::str::from_utf8(bytes).map_err(|error| TraceError::Foreign {
+            at: error.valid_up_to() + 1,
+            hint: what_to_do(bytes),
+        })?;
+        Self::parse(text)
     }
 
     /// Reads a trace from text.
@@ -182,6 +193,27 @@ impl Trace {
             };
         }
         text
+    }
+}
+
+/// All of a source, unless that is too much.
+fn read_all(source: impl Read) -> Result<Vec<u8>, TraceError> {
+    let mut bytes = Vec::new();
+    source.take(MOST_INPUT + 1).read_to_end(&mut bytes)?;
+    match bytes.len() as u64 {
+        0..=MOST_INPUT => Ok(bytes),
+        _ => Err(TraceError::TooLong),
+    }
+}
+
+/// For formats that a trace or a snapshot is often kept in.
+fn what_to_do(bytes: &[u8]) -> Option<&'static str> {
+    match bytes {
+        [0x1f, 0x8b, ..] => Some("it is compressed with gzip: unpack it, or use zstd"),
+        [b'P', b'K', 3, 4, ..] => {
+            Some("it is a zip archive, such as torch.save writes: unpack it, or use pickle.dump")
+        }
+        _ => None,
     }
 }
 
@@ -287,16 +319,44 @@ mod tests {
         assert_eq!(whole.to_text(), "a 0 5\nf 0\n");
     }
 
+    /// A history of two requests and a free, in protocol 0.
+    const SNAPSHOT: &[u8] =
+        b"(dVdevice_traces\n((l(dVaction\nValloc\nsVaddr\nI64\nsVsize\nI7\nsa(dVaction\nValloc\n\
+        sVaddr\nI128\nsVsize\nI9\nsa(dVaction\nVfree_requested\nsVaddr\nI64\nsVsize\nI7\nsals.";
+
     #[test]
-    fn old_pickles_are_told_from_traces() {
-        for start in [
-            &b"(dp0\nVsegments\np1\n"[..],
-            b"}q\x00(X\x08\x00\x00\x00segments",
-        ] {
-            assert!(matches!(
-                Trace::from_bytes(start),
-                Err(TraceError::OldPickle)
-            ));
+    fn snapshots_are_read_compressed_or_not() {
+        let expected = "a 0 7\na 1 9\nf 0\n";
+        let packed = zstd::encode_all(SNAPSHOT, 3).unwrap();
+        for bytes in [SNAPSHOT, &packed] {
+            assert_eq!(Trace::from_bytes(bytes).unwrap().to_text(), expected);
         }
+    }
+
+    #[test]
+    fn a_cut_snapshot_says_so() {
+        for end in 2..SNAPSHOT.len() {
+            assert!(Trace::from_bytes(&SNAPSHOT[..end]).is_err(), "{end}");
+        }
+        let error = Trace::from_bytes(&SNAPSHOT[..60]).unwrap_err();
+        assert_eq!(error.to_string(), "the pickle ends in the middle");
+    }
+
+    #[test]
+    fn what_is_neither_says_what_to_do() {
+        let message = |bytes: &[u8]| Trace::from_bytes(bytes).unwrap_err().to_string();
+        let gzip = message(b"\x1f\x8b\x08\x00");
+        assert!(gzip.contains("byte 2") && gzip.contains("gzip"), "{gzip}");
+        assert!(message(b"PK\x03\x04\xff").contains("zip archive"));
+        assert!(message(b"\x7fELF\xff").ends_with("byte 5 is no text"));
+        assert!(message(b"{\"segments\": []}").starts_with("line 1"));
+    }
+
+    #[test]
+    fn a_file_that_no_memory_holds_is_refused_unread() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 40).unwrap();
+        let error = Trace::read(file.path()).unwrap_err();
+        assert_eq!(error.to_string(), "the trace is longer than 4 GiB");
     }
 }

@@ -6,9 +6,20 @@
 //! list and refer to each other by number, so that a deep value needs no deep stack, and one
 //! that contains itself many times over takes its room once.
 //!
+//! All protocols are read, from the printable one of old Pythons (0) to today's (5).
 //! Instructions and their bytes: `Lib/pickletools.py` of CPython.
 
+mod lines;
+mod write;
+
+pub use write::Writer;
+
 use std::collections::HashMap;
+
+/// The most values that may be made or referred to: ten times what PyTorch writes for a
+/// million requests. A byte of a pickle can ask for some fifty bytes of memory, and this
+/// bounds them.
+const MOST_VALUES: usize = 1 << 28;
 
 /// A value of a pickle.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +38,13 @@ enum Node {
 }
 
 type Id = usize;
+
+/// The values that all share; their places are their numbers.
+const CONSTANTS: [Node; 4] = [Node::None, Node::Bool(false), Node::Bool(true), Node::Mark];
+const NONE: Id = 0;
+const FALSE: Id = 1;
+const TRUE: Id = 2;
+const MARK: Id = 3;
 
 /// A pickle that has been read.
 #[derive(Clone, Debug)]
@@ -53,12 +71,21 @@ pub enum PickleError {
         "the pickle wants to make a Python object (instruction {0:#04x}), and this reader takes plain data only"
     )]
     NotPlain(u8),
+    /// More values than any snapshot has.
+    #[error("the pickle has more than {MOST_VALUES} values")]
+    TooMany,
     /// No pickle, or one that is damaged.
     #[error("this is no pickle, or a damaged one: {0}")]
     Damaged(&'static str),
 }
 
 impl Pickle {
+    /// Whether the bytes begin as pickles do. In protocol 0 and 1 that is an instruction for
+    /// an empty dictionary or list, which nothing else that is read here begins with.
+    pub fn is_likely(bytes: &[u8]) -> bool {
+        matches!(bytes, [0x80 | b'}' | b']', ..] | [b'(', b'd' | b'l', ..])
+    }
+
     /// Reads a pickle of plain data.
     ///
     /// # Errors
@@ -67,9 +94,10 @@ impl Pickle {
         let mut machine = Machine {
             bytes,
             at: 0,
-            nodes: Vec::new(),
+            nodes: CONSTANTS.to_vec(),
             stack: Vec::new(),
             memo: HashMap::new(),
+            pushed: 0,
         };
         let root = machine.run()?;
         Ok(Pickle {
@@ -165,6 +193,7 @@ struct Machine<'a> {
     nodes: Vec<Node>,
     stack: Vec<Id>,
     memo: HashMap<u64, Id>,
+    pushed: usize,
 }
 
 impl Machine<'_> {
@@ -175,49 +204,69 @@ impl Machine<'_> {
                 0x80 => drop(self.take(1)?), // PROTO
                 0x95 => drop(self.take(8)?), // FRAME
                 b'.' => return self.pop(),
-                b'N' => self.push(Node::None),
-                0x88 => self.push(Node::Bool(true)),
-                0x89 => self.push(Node::Bool(false)),
+                b'N' => self.push_id(NONE)?,
+                0x88 => self.push_id(TRUE)?,
+                0x89 => self.push_id(FALSE)?,
+                b'(' => self.push_id(MARK)?,
                 b'K' => self.push_int(1)?,
                 b'M' => self.push_int(2)?,
                 b'J' => {
                     let bytes = self.take(4)?.try_into().unwrap_or_default();
-                    self.push(Node::Int(i32::from_le_bytes(bytes).into()));
+                    self.push(Node::Int(i32::from_le_bytes(bytes).into()))?;
                 }
-                0x8a => {
-                    let length = self.length(1)?;
-                    self.push_long(length)?;
-                }
+                0x8a => self.push_long(1)?,
+                0x8b => self.push_long(4)?,
                 b'G' => {
                     let bytes = self.take(8)?.try_into().unwrap_or_default();
-                    self.push(Node::Float(f64::from_be_bytes(bytes)));
+                    self.push(Node::Float(f64::from_be_bytes(bytes)))?;
                 }
-                0x8c | b'C' => self.push_text(1)?,
-                b'X' | b'B' => self.push_text(4)?,
-                0x8d | 0x8e => self.push_text(8)?,
-                b']' | b')' => self.push(Node::List(Vec::new())),
-                b'}' => self.push(Node::Dict(Vec::new())),
-                b'(' => self.push(Node::Mark),
-                b't' | b'l' => {
+                0x8c | b'C' | b'U' => self.push_text(1)?,
+                b'X' | b'B' | b'T' => self.push_text(4)?,
+                0x8d | 0x8e | 0x96 => self.push_text(8)?,
+                b'I' | b'L' => match lines::integer(self.line()?) {
+                    Some(lines::Integer::Bool(yes)) => {
+                        self.push_id(if yes { TRUE } else { FALSE })?;
+                    }
+                    Some(lines::Integer::Number(number)) => self.push(Node::Int(number))?,
+                    None => return Err(PickleError::Damaged("a number without digits")),
+                },
+                b'F' => {
+                    let number = lines::float(self.line()?);
+                    let number = number.ok_or(PickleError::Damaged("a number without digits"))?;
+                    self.push(Node::Float(number))?;
+                }
+                b'S' => {
+                    let text = lines::quoted(self.line()?);
+                    let text = text.ok_or(PickleError::Damaged("a text without quotes"))?;
+                    self.push(Node::Text(text))?;
+                }
+                b'V' => {
+                    let text = lines::unicode(self.line()?);
+                    self.push(Node::Text(text))?;
+                }
+                // Sets are read as lists.
+                b']' | b')' | 0x8f => self.push(Node::List(Vec::new()))?,
+                b'}' => self.push(Node::Dict(Vec::new()))?,
+                b't' | b'l' | 0x91 => {
                     let items = self.pop_group()?;
-                    self.push(Node::List(items));
+                    self.push(Node::List(items))?;
                 }
                 b'd' => {
                     let items = self.pop_group()?;
-                    self.push(Node::Dict(pairs(&items)?));
+                    self.push(Node::Dict(pairs(&items)?))?;
                 }
                 0x85..=0x87 => {
                     let mut items = Vec::new();
                     for _ in 0x84..instruction {
                         items.insert(0, self.pop()?);
                     }
-                    self.push(Node::List(items));
+                    self.push(Node::List(items))?;
                 }
                 b'a' => {
                     let item = self.pop()?;
                     self.list()?.push(item);
                 }
-                b'e' => {
+                b'e' | 0x90 => {
                     let items = self.pop_group()?;
                     self.list()?.extend(items);
                 }
@@ -232,6 +281,12 @@ impl Machine<'_> {
                     self.dict()?.extend(entries);
                 }
                 b'0' => drop(self.pop()?),
+                b'1' => drop(self.pop_group()?),
+                b'2' => {
+                    let id = self.pop()?;
+                    self.push_id(id)?;
+                    self.push_id(id)?;
+                }
                 0x94 => {
                     let number = self.memo.len() as u64;
                     self.remember(number)?;
@@ -244,8 +299,22 @@ impl Machine<'_> {
                     let number = self.length(4)?;
                     self.remember(number)?;
                 }
-                b'h' => self.recall(1)?,
-                b'j' => self.recall(4)?,
+                b'p' => {
+                    let number = self.memo_name()?;
+                    self.remember(number)?;
+                }
+                b'h' => {
+                    let number = self.length(1)?;
+                    self.recall(number)?;
+                }
+                b'j' => {
+                    let number = self.length(4)?;
+                    self.recall(number)?;
+                }
+                b'g' => {
+                    let number = self.memo_name()?;
+                    self.recall(number)?;
+                }
                 // GLOBAL, REDUCE, BUILD, OBJ, INST, NEWOBJ, STACK_GLOBAL, persistent
                 // names, extensions: everything that names or calls something of Python's.
                 b'c'
@@ -287,19 +356,48 @@ impl Machine<'_> {
         Ok(number)
     }
 
-    fn push(&mut self, node: Node) {
-        self.stack.push(self.nodes.len());
+    /// The rest of the line, for the instructions of protocol 0.
+    fn line(&mut self) -> Result<&[u8], PickleError> {
+        let rest = &self.bytes[self.at..];
+        let end = rest.iter().position(|byte| *byte == b'\n');
+        let end = end.ok_or(PickleError::Truncated)?;
+        self.at += end + 1;
+        Ok(&rest[..end])
+    }
+
+    /// The number of a remembered value, as protocol 0 writes it.
+    fn memo_name(&mut self) -> Result<u64, PickleError> {
+        match lines::integer(self.line()?) {
+            Some(lines::Integer::Number(number)) => u64::try_from(number).ok(),
+            // `00` and `01` are numbers here.
+            Some(lines::Integer::Bool(one)) => Some(one.into()),
+            None => None,
+        }
+        .ok_or(PickleError::Damaged("a reference without a number"))
+    }
+
+    fn push(&mut self, node: Node) -> Result<(), PickleError> {
         self.nodes.push(node);
+        self.push_id(self.nodes.len() - 1)
+    }
+
+    fn push_id(&mut self, id: Id) -> Result<(), PickleError> {
+        self.pushed += 1;
+        if self.pushed > MOST_VALUES {
+            return Err(PickleError::TooMany);
+        }
+        self.stack.push(id);
+        Ok(())
     }
 
     fn push_int(&mut self, width: u64) -> Result<(), PickleError> {
         let number = self.length(width)?;
-        self.push(Node::Int(number as i64));
-        Ok(())
+        self.push(Node::Int(number as i64))
     }
 
     /// A number of any length with a sign; those beyond 64 bits become the nearest.
-    fn push_long(&mut self, length: u64) -> Result<(), PickleError> {
+    fn push_long(&mut self, width: u64) -> Result<(), PickleError> {
+        let length = self.length(width)?;
         let bytes = self.take(length)?;
         let negative = bytes.last().is_some_and(|byte| *byte >= 0x80);
         let mut wide = if negative { [0xff; 16] } else { [0; 16] };
@@ -312,30 +410,25 @@ impl Machine<'_> {
             _ => i128::MAX,
         };
         let number = number.clamp(i64::MIN.into(), i64::MAX.into());
-        self.push(Node::Int(number as i64));
-        Ok(())
+        self.push(Node::Int(number as i64))
     }
 
     fn push_text(&mut self, width: u64) -> Result<(), PickleError> {
         let length = self.length(width)?;
         let text = String::from_utf8_lossy(self.take(length)?).into_owned();
-        self.push(Node::Text(text));
-        Ok(())
+        self.push(Node::Text(text))
     }
 
     fn pop(&mut self) -> Result<Id, PickleError> {
         match self.stack.pop() {
-            Some(id) if self.nodes[id] != Node::Mark => Ok(id),
+            Some(id) if id != MARK => Ok(id),
             _ => Err(PickleError::Damaged("a value is missing")),
         }
     }
 
     /// What lies above the last mark.
     fn pop_group(&mut self) -> Result<Vec<Id>, PickleError> {
-        let mark = self
-            .stack
-            .iter()
-            .rposition(|id| self.nodes[*id] == Node::Mark);
+        let mark = self.stack.iter().rposition(|id| *id == MARK);
         let mark = mark.ok_or(PickleError::Damaged("a group without a beginning"))?;
         let items = self.stack.split_off(mark + 1);
         self.stack.pop();
@@ -359,18 +452,15 @@ impl Machine<'_> {
     }
 
     fn remember(&mut self, number: u64) -> Result<(), PickleError> {
-        let id = self.stack.last().copied();
+        let id = self.stack.last().copied().filter(|id| *id != MARK);
         let id = id.ok_or(PickleError::Damaged("nothing to remember"))?;
         self.memo.insert(number, id);
         Ok(())
     }
 
-    fn recall(&mut self, width: u64) -> Result<(), PickleError> {
-        let number = self.length(width)?;
+    fn recall(&mut self, number: u64) -> Result<(), PickleError> {
         let id = self.memo.get(&number).copied();
-        self.stack
-            .push(id.ok_or(PickleError::Damaged("nothing was remembered"))?);
-        Ok(())
+        self.push_id(id.ok_or(PickleError::Damaged("nothing was remembered"))?)
     }
 }
 
@@ -378,67 +468,6 @@ fn pairs(items: &[Id]) -> Result<Vec<(Id, Id)>, PickleError> {
     match items.len() % 2 {
         0 => Ok(items.chunks(2).map(|pair| (pair[0], pair[1])).collect()),
         _ => Err(PickleError::Damaged("a key without a value")),
-    }
-}
-
-/// Writes a pickle of plain data (protocol 2, which every Python 3 reads).
-#[derive(Debug)]
-pub struct Writer {
-    bytes: Vec<u8>,
-}
-
-impl Default for Writer {
-    fn default() -> Self {
-        Self {
-            bytes: vec![0x80, 2],
-        }
-    }
-}
-
-impl Writer {
-    /// A whole number.
-    pub fn number(&mut self, number: i64) {
-        self.bytes.extend([0x8a, 8]);
-        self.bytes.extend(number.to_le_bytes());
-    }
-
-    /// Yes or no.
-    pub fn bool(&mut self, yes: bool) {
-        self.bytes.push(if yes { 0x88 } else { 0x89 });
-    }
-
-    /// A text.
-    pub fn text(&mut self, text: &str) {
-        self.bytes.push(b'X');
-        let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
-        self.bytes.extend(length.to_le_bytes());
-        self.bytes.extend(&text.as_bytes()[..length as usize]);
-    }
-
-    /// A list with what `fill` writes.
-    pub fn list(&mut self, fill: impl FnOnce(&mut Self)) {
-        self.bytes.extend(b"](");
-        fill(self);
-        self.bytes.push(b'e');
-    }
-
-    /// A dictionary with what `fill` writes: a text and a value in turn.
-    pub fn dict(&mut self, fill: impl FnOnce(&mut Self)) {
-        self.bytes.extend(b"}(");
-        fill(self);
-        self.bytes.push(b'u');
-    }
-
-    /// A key and a number.
-    pub fn entry(&mut self, key: &str, number: i64) {
-        self.text(key);
-        self.number(number);
-    }
-
-    /// The pickle.
-    pub fn finish(mut self) -> Vec<u8> {
-        self.bytes.push(b'.');
-        self.bytes
     }
 }
 
@@ -492,6 +521,32 @@ mod tests {
         assert_eq!(pickle.root().get("b").unwrap().text(), Some("é"));
     }
 
+    /// The same value in the protocols of Python 2 and before, of `pickle.dumps(X, N)`.
+    #[test]
+    fn old_protocols_are_read_too() {
+        let printable: &[u8] = b"(dp0\nVa\np1\n(lp2\nI1\naL-5L\naI01\naNaF1.5\na(I2\nI3\ntp3\nasVb\np4\nV\xe9\\u2192\\u005c\np5\ns.";
+        let python_2: &[u8] =
+            b"(dp0\nS'a'\np1\n(lp2\nI1\naL-5L\naI01\naNaF1.5\na(I2\nI3\ntp3\nasS'b'\np4\nS'\\xc3\\xa9\\xe2\\x86\\x92\\\\'\np5\ns.";
+        let binary: &[u8] =
+            b"}q\x00(X\x01\x00\x00\x00aq\x01]q\x02(K\x01J\xfb\xff\xff\xffI01\nNG?\xf8\x00\x00\x00\x00\x00\x00(K\x02K\x03tq\x03eX\x01\x00\x00\x00bq\x04X\x06\x00\x00\x00\xc3\xa9\xe2\x86\x92\\q\x05u.";
+        for bytes in [printable, python_2, binary] {
+            assert!(Pickle::is_likely(bytes));
+            let pickle = Pickle::read(bytes).unwrap();
+            let items: Vec<_> = pickle.root().get("a").unwrap().items().collect();
+            let nodes: Vec<_> = items[..5].iter().map(|item| item.node().clone()).collect();
+            let expected = [
+                Node::Int(1),
+                Node::Int(-5),
+                Node::Bool(true),
+                Node::None,
+                Node::Float(1.5),
+            ];
+            assert_eq!(nodes, expected);
+            assert_eq!(items[5].len(), 2);
+            assert_eq!(pickle.root().get("b").unwrap().text(), Some("é→\\"));
+        }
+    }
+
     #[test]
     fn nothing_that_runs_is_run() {
         let system = b"cos\nsystem\n(S'true'\ntR.";
@@ -531,7 +586,7 @@ mod tests {
 
         #[test]
         fn no_instructions_make_it_panic(
-            bytes in prop::collection::vec(prop::sample::select(&b"]}()tlduase0.hqKMJXN\x94\x85\x86\x87\x00\x01"[..]), 0..80),
+            bytes in prop::collection::vec(prop::sample::select(&b"]}()tlduase012.hqKMJXNILFSVpg\n'\\x\x8f\x90\x91\x94\x85\x86\x87\x00\x01"[..]), 0..80),
         ) {
             let _ = Pickle::read(&bytes);
         }
