@@ -1,0 +1,45 @@
+// Takes host memory until it is refused, and touches all of it: at once, or at the end.
+// argv: path of the library, "at-once" or "at-the-end". Prints the message, what it got, and
+// the most that it ever had in memory.
+
+#include "hip_alloc.h"
+
+#include <cstdio>
+#include <cstring>
+#include <dlfcn.h>
+#include <exception>
+#include <sys/resource.h>
+#include <vector>
+
+int main(int, char **arguments) {
+  void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    std::printf("library: %s\n", dlerror());
+    return 3;
+  }
+  auto allocate = reinterpret_cast<decltype(&hip_alloc_malloc)>(dlsym(library, "hip_alloc_malloc"));
+  bool at_once = std::strcmp(arguments[2], "at-once") == 0;
+
+  constexpr size_t piece = size_t{8} << 20;
+  std::vector<void *> pieces;
+  try {
+    // Far more than the limit: a refusal must come before.
+    while (pieces.size() * piece < size_t{4} << 30) {
+      pieces.push_back(allocate(piece, HIP_ALLOC_HOST, nullptr));
+      if (at_once) {
+        std::memset(pieces.back(), 1, piece);
+      }
+    }
+    std::printf("nothing was refused\n");
+  } catch (const std::exception &error) {
+    std::printf("refused: %s\n", error.what());
+  }
+  for (void *memory : pieces) {
+    std::memset(memory, 2, piece);
+  }
+  struct rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  std::printf("got %zu\nmost %zu\n", pieces.size() * piece,
+              static_cast<size_t>(usage.ru_maxrss) * 1024);
+  return 0;
+}
