@@ -90,7 +90,9 @@ pub(crate) fn call(
     site: &'static CallSite,
     body: impl FnOnce(&'static Engine) -> Result<(), Status>,
 ) -> Status {
-    let result = site.enter().and_then(|()| Engine::get()).and_then(body);
+    // First: it reads the environment, whose orders are about the first call too.
+    let engine = Engine::get();
+    let result = site.enter().and(engine).and_then(body);
     result.err().unwrap_or(Status::SUCCESS)
 }
 
