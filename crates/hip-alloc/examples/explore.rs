@@ -14,7 +14,7 @@ use hip_alloc::driver::Mapping;
 use hip_alloc::driver::sim::SimOrders;
 use hip_alloc::pool::PoolConfig;
 use hip_alloc::trace::format::Trace;
-use hip_alloc::trace::replay::{Outcome, replay};
+use hip_alloc::trace::replay::{Promises, replay};
 use hip_alloc::trace::synthetic::Shape;
 use hip_alloc::units::MIB;
 use std::path::{Path, PathBuf};
@@ -67,33 +67,21 @@ fn print(name: &str, trace: &Trace, config: &PoolConfig) {
     let capacity = roomy.peak_live / 100 * 103;
     let orders = SimOrders { capacity, ..orders };
     let pressed = replay(trace, config.clone(), orders);
-    let floor = config.warmup_bytes;
+    let promises = Promises::of(&roomy, config.warmup_bytes);
     let flag = |met: bool| if met { ' ' } else { '*' };
     println!(
         "{name:32} {:>8} {:>6.4}{} {:>6}{} {:>6.0}{} {:>7.0} {:>7.0} {:>3}{} {:>8.0}",
         roomy.peak_live / MIB,
         roomy.peak_ratio(),
-        flag(roomy.peak_ratio() <= 1.05 || roomy.peak_held <= floor),
+        flag(promises.peak(&roomy)),
         roomy.idle_excess() / MIB,
-        flag(roomy.idle_excess() <= floor + 256 * MIB),
+        flag(promises.idle(&roomy)),
         roomy.calls_per_step(),
-        flag(roomy.calls_per_step() <= allowed(&roomy)),
-        allowed(&roomy),
-        no_caching(&roomy),
+        flag(promises.calls(&roomy)),
+        promises.calls_allowed_per_step,
+        roomy.uncached_calls_per_step(),
         pressed.out_of_memory,
         flag(pressed.out_of_memory == 0),
         pressed.calls_per_step(),
     );
-}
-
-/// Driver calls that an allocator without a pool makes in a step.
-fn no_caching(outcome: &Outcome) -> f64 {
-    2.0 * outcome.allocations_in_steps as f64 / outcome.steps.max(1) as f64
-}
-
-/// Driver calls per step that are promised: 2 % of no-caching's, or three for each
-/// 256 MiB that a step swings, where that is more.
-fn allowed(outcome: &Outcome) -> f64 {
-    let swing = outcome.peak_live.saturating_sub(outcome.idle_live());
-    (0.02 * no_caching(outcome)).max(3.0 * swing as f64 / (256 * MIB) as f64)
 }

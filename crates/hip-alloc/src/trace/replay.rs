@@ -3,7 +3,7 @@
 use super::format::{Event, Trace};
 use crate::driver::sim::{SimDriver, SimOrders};
 use crate::pool::{AllocateError, Pool, PoolConfig, PoolStats};
-use crate::units::StreamId;
+use crate::units::{MIB, StreamId};
 
 /// What a replay measured. Bytes and counts.
 #[derive(Clone, Debug, Default)]
@@ -53,6 +53,51 @@ impl Outcome {
     /// Driver calls per step, once stepping.
     pub fn calls_per_step(&self) -> f64 {
         self.driver_calls_in_steps as f64 / self.steps.max(1) as f64
+    }
+
+    /// Driver calls per step without a pool, where each request is one and so is its free.
+    pub fn uncached_calls_per_step(&self) -> f64 {
+        2.0 * self.allocations_in_steps as f64 / self.steps.max(1) as f64
+    }
+}
+
+/// What the allocator promises of a run: the bounds that its own replays are held to. Bytes
+/// and counts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Promises {
+    /// Most that is held at all: 1.05 × the live peak, or the warm-up floor where that is more.
+    pub peak_allowed_bytes: u64,
+    /// Most that is held beyond the live memory between steps: the warm-up floor and 256 MiB.
+    pub idle_allowed_bytes: u64,
+    /// 2 % of no caching's, or three for each 256 MiB that a step swings, where that is more.
+    pub calls_allowed_per_step: f64,
+}
+
+impl Promises {
+    /// The bounds of a run that went as `outcome` tells, with a warm-up floor of `floor` bytes.
+    pub fn of(outcome: &Outcome, floor: u64) -> Self {
+        let block = 256 * MIB;
+        let swing = outcome.peak_live.saturating_sub(outcome.idle_live()) as f64 / block as f64;
+        Self {
+            peak_allowed_bytes: ((outcome.peak_live as f64 * 1.05) as u64).max(floor),
+            idle_allowed_bytes: floor + block,
+            calls_allowed_per_step: (0.02 * outcome.uncached_calls_per_step()).max(3.0 * swing),
+        }
+    }
+
+    /// Whether the peak was kept.
+    pub fn peak(&self, outcome: &Outcome) -> bool {
+        outcome.peak_held <= self.peak_allowed_bytes
+    }
+
+    /// Whether the memory between steps was kept.
+    pub fn idle(&self, outcome: &Outcome) -> bool {
+        outcome.idle_excess() <= self.idle_allowed_bytes
+    }
+
+    /// Whether the driver calls were kept.
+    pub fn calls(&self, outcome: &Outcome) -> bool {
+        outcome.calls_per_step() <= self.calls_allowed_per_step
     }
 }
 

@@ -3,16 +3,11 @@
 use hip_alloc::pool::PoolConfig;
 use hip_alloc::trace::format::Trace;
 use hip_alloc::trace::peers::{Peer, PeerOutcome};
-use hip_alloc::trace::replay::Outcome;
+use hip_alloc::trace::replay::{Outcome, Promises};
 use serde::Serialize;
 use std::fmt;
 
 const MIB: u64 = 1 << 20;
-/// What the allocator promises: [`Promises`].
-const PEAK: f64 = 1.05;
-const IDLE_BEYOND_FLOOR: u64 = 256 * MIB;
-const SHARE_OF_CALLS: f64 = 0.02;
-const SWING: u64 = 256 * MIB;
 
 /// What a replay measured.
 #[derive(Serialize)]
@@ -23,7 +18,7 @@ pub(super) struct Report {
     peak_live_bytes: u64,
     nanoseconds_per_operation: f64,
     refused: u64,
-    promises: Promises,
+    promises: Kept,
     allocators: Vec<Row>,
 }
 
@@ -43,14 +38,11 @@ struct Row {
 
 /// Whether this allocator kept its own bounds.
 #[derive(Serialize)]
-struct Promises {
-    /// 1.05 × the live peak, or the warm-up floor where that is more.
+struct Kept {
     peak_allowed_bytes: u64,
     peak: bool,
-    /// The warm-up floor and 256 MiB.
     idle_allowed_bytes: u64,
     idle: bool,
-    /// 2 % of no caching's, or three for each 256 MiB that a step swings, where that is more.
     calls_allowed_per_step: f64,
     calls: bool,
 }
@@ -90,10 +82,7 @@ impl Report {
                 outcome.calls_per_step(),
             )
         }));
-        let swing = ours.peak_live.saturating_sub(ours.idle_live());
-        let peak = ((ours.peak_live as f64 * PEAK) as u64).max(config.warmup_bytes);
-        let idle = config.warmup_bytes + IDLE_BEYOND_FLOOR;
-        let calls = (SHARE_OF_CALLS * no_caching).max(3.0 * swing as f64 / SWING as f64);
+        let bounds = Promises::of(ours, config.warmup_bytes);
         Self {
             trace: name.to_owned(),
             requests: trace.requests,
@@ -101,13 +90,13 @@ impl Report {
             peak_live_bytes: ours.peak_live,
             nanoseconds_per_operation,
             refused: ours.out_of_memory,
-            promises: Promises {
-                peak_allowed_bytes: peak,
-                peak: ours.peak_held <= peak,
-                idle_allowed_bytes: idle,
-                idle: ours.idle_excess() <= idle,
-                calls_allowed_per_step: calls,
-                calls: ours.calls_per_step() <= calls,
+            promises: Kept {
+                peak_allowed_bytes: bounds.peak_allowed_bytes,
+                peak: bounds.peak(ours),
+                idle_allowed_bytes: bounds.idle_allowed_bytes,
+                idle: bounds.idle(ours),
+                calls_allowed_per_step: bounds.calls_allowed_per_step,
+                calls: bounds.calls(ours),
             },
             allocators,
         }
