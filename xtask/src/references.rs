@@ -4,7 +4,7 @@
 //! ```text
 //! transformers, PEFT, bitsandbytes ──tests/reference/*.py──▶ fresh golden files ──▶ the trainer's own tests
 //! surefoot train ──▶ adapter ──check_adapter.py──▶ PEFT's loss = `surefoot eval`'s
-//! SmolLM2-135M: "The capital of France is" ──▶ " Paris"
+//! SmolLM2-135M: "The capital of France is" ──▶ " Paris"; and token for token as transformers
 //! ```
 
 use std::ffi::OsStr;
@@ -29,6 +29,21 @@ struct Theirs {
     tokens: u64,
 }
 
+/// Texts that a model continues, and by how many tokens.
+const PROMPTS: [&str; 4] = [
+    "The capital of France is",
+    "Once upon a time there was a",
+    "def fibonacci(n):\n    ",
+    "Der schnelle braune Fuchs",
+];
+const CONTINUED: &str = "24";
+
+/// What `surefoot generate --json` writes.
+#[derive(Deserialize)]
+struct Continued {
+    tokens: Vec<u32>,
+}
+
 /// What `surefoot eval --json` writes.
 #[derive(Deserialize)]
 struct Ours {
@@ -43,6 +58,7 @@ pub(crate) fn check(shell: &Shell, libtorch: &Libtorch, python: &Path) -> Result
     let surefoot = train::build(libtorch)?;
     let model = setup::published_model(&surefoot)?;
     paris(shell, &surefoot, &model)?;
+    greedy(shell, python, &surefoot, &model)?;
     adapter(shell, python, &surefoot, &model)?;
     let seconds = began.elapsed().as_secs();
     eprintln!("references: all agree, in {seconds} s");
@@ -82,6 +98,33 @@ fn paris(shell: &Shell, surefoot: &Path, model: &Path) -> Result<()> {
     if !text.trim_start().starts_with("Paris") {
         bail!("`{prompt}` goes on with `{text}`");
     }
+    Ok(())
+}
+
+/// The likeliest token each time is the one that transformers takes.
+fn greedy(shell: &Shell, python: &Path, surefoot: &Path, model: &Path) -> Result<()> {
+    let script = "tests/reference/greedy.py";
+    let theirs = cmd!(shell, "{python} {script} {model} {CONTINUED} {PROMPTS...}").read()?;
+    let theirs: Vec<Vec<u32>> = serde_json::from_str(&theirs).context("what greedy.py wrote")?;
+    if theirs.len() != PROMPTS.len() {
+        bail!("greedy.py continued {} prompts", theirs.len());
+    }
+    for (prompt, theirs) in PROMPTS.iter().zip(theirs) {
+        let ours = cmd!(
+            shell,
+            "{surefoot} generate --model {model} --prompt {prompt} --max-new-tokens {CONTINUED} --json"
+        )
+        .read()?;
+        let ours: Continued =
+            serde_json::from_str(&ours).context("what `surefoot generate --json` wrote")?;
+        if ours.tokens != theirs {
+            bail!(
+                "`{prompt}` goes on with {:?}, in transformers with {theirs:?}",
+                ours.tokens
+            );
+        }
+    }
+    eprintln!("{} texts go on as in transformers", PROMPTS.len());
     Ok(())
 }
 
