@@ -1,8 +1,8 @@
-"""`surefoot probe`'s checks with real PyTorch on the simulated device: each fault gives the answer of its own.
+"""`surefoot probe` with real PyTorch on the simulated device: each fault gives the answer of its own.
 
-How a process ended (crash, hang, no answer) is judged by the command itself; its tests
-are in `crates/cli/tests/tools/probe.rs`. Kernels compute nothing here, so only copies and
-memory can be shown.
+First the checks one by one, then the command that starts them. Kernels compute nothing
+here, so only copies and memory can be shown to be right. Ways to end that need no torch
+are tested in `crates/cli/tests/tools/probe.rs`.
 """
 
 import json
@@ -66,3 +66,68 @@ def test_a_fault_in_one_copy_of_a_large_tensor_is_found(check):
 
 def test_memory_that_cannot_be_had_is_told(check):
     assert check("memory", DEVICE_SIM_FAIL="cudaMalloc@2+:out_of_memory") == "oom"
+
+
+# The command itself: it starts each check, waits for it, and tells how it ended.
+
+
+@pytest.fixture
+def probe(simulator, tmp_path):
+    """Runs `surefoot probe` on the simulated device; returns exit code, result and the written report."""
+    program = under_device_sim.find_library("surefoot", "SUREFOOT_PROGRAM")
+
+    def run_probe(*arguments, device=simulator, **orders):
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("HIP_ALLOC", "DEVICE_SIM"))}
+        # What is found out about this "GPU" is nobody else's.
+        environment |= device | orders | {"SUREFOOT_CACHE": str(tmp_path / "cache")}
+        report = tmp_path / "report.json"
+        command = [str(program), "probe", "--json", "--python", sys.executable, "--report", str(report), *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.stdout, done.stderr
+        return done.returncode, json.loads(done.stdout), json.loads(report.read_text())
+
+    return run_probe
+
+
+@pytest.mark.parametrize(
+    ("order", "outcome"),
+    [
+        ({"DEVICE_SIM_COPY": "h2d@2:zeros"}, "zeros"),
+        ({"DEVICE_SIM_COPY": "h2d@3:nan"}, "nan"),
+        ({"DEVICE_SIM_COPY": "d2h:flip"}, "wrong"),
+        ({"DEVICE_SIM_LOSE": "cudaMemcpyAsync@2:illegal_address"}, "error"),
+        ({"DEVICE_SIM_FAIL": "cudaMalloc:out_of_memory"}, "out-of-memory"),
+        ({"DEVICE_SIM_CRASH": "cudaMemcpyAsync@3"}, "crash"),
+    ],
+)
+def test_the_command_tells_the_kinds_of_failure_apart(probe, order, outcome):
+    code, result, report = probe("--only", "copy-small", **order)
+    imported, copied = result["checks"]
+    assert (code, imported["outcome"], copied["outcome"]) == (3, "ok", outcome), copied
+    assert copied["advice"], "what to do about it"
+    assert report["checks"] == result["checks"]
+
+
+def test_the_command_survives_a_hang_and_names_it(probe):
+    code, result, _ = probe("--only", "copy-small", "--patience", "0.5", DEVICE_SIM_HANG="cudaMemcpyAsync@2")
+    assert (code, result["checks"][1]["outcome"]) == (3, "hang")
+
+
+def test_one_check_that_fails_is_told_among_those_that_pass(probe):
+    code, result, _ = probe("--only", "copy", DEVICE_SIM_COPY="h2d>=10M:nan")
+    outcomes = {check["name"]: check["outcome"] for check in result["checks"]}
+    assert outcomes.pop("copy-large") == "nan"
+    assert code == 3 and len(outcomes) == 5 and set(outcomes.values()) == {"ok"}, outcomes
+    assert result["not_tested"] == []
+
+
+def test_a_device_that_computes_nothing_is_no_device_to_train_on(probe):
+    code, result, _ = probe("--only", "matmul-fp32")
+    assert code == 3 and result["checks"][1]["outcome"] in ("zeros", "wrong", "nan"), result["checks"]
+
+
+def test_without_a_device_the_command_says_what_it_could_not_test(probe):
+    code, result, report = probe(device={})
+    assert code == 1 and [check["outcome"] for check in result["checks"]] == ["error"], result["checks"]
+    assert "copy-large" in result["not_tested"] and len(result["not_tested"]) == 14
+    assert report["not_tested"] == result["not_tested"]
