@@ -9,6 +9,7 @@ callers that go straight to `torch._C`.
 """
 
 import functools
+import warnings
 
 from . import _library, _summary
 
@@ -44,6 +45,8 @@ def answer(torch, library):
         "_cuda_resetAccumulatedMemoryStats": reset_totals,
         "_accelerator_resetAccumulatedStats": reset_totals,
         "_cuda_memorySnapshot": snapshot,
+        "_cuda_record_memory_history": functools.partial(record_history, library),
+        "_cuda_record_memory_history_legacy": functools.partial(record_history_by_old_names, library),
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": lambda device: fractions.get(device, 1.0),
         "_accelerator_getMemoryInfo": library.memory_info,
@@ -69,6 +72,27 @@ def answer(torch, library):
         return library.memory_info(torch.cuda._utils._get_device_index(device, optional=True))
 
     torch.cuda.memory.mem_get_info = torch.cuda.mem_get_info = mem_get_info
+
+
+def record_history(library, enabled, context="all", _stacks="all", max_entries=2**63 - 1, clear_history=False, *_rest, **_others):
+    """`torch._C._cuda_record_memory_history`: a snapshot then shows requests and frees over time, without their stacks."""
+    if enabled not in (None, "state", "all"):
+        raise ValueError(f"enabled={enabled!r}: expected None, 'state' or 'all'")
+    if clear_history:
+        library.record_history(0)
+    # With 'state' PyTorch notes where what is live comes from, and keeps one entry.
+    library.record_history({None: 0, "state": 1, "all": max_entries}[enabled])
+    if enabled is not None and context is not None:
+        warnings.warn(
+            "under HIP_ALLOC=1 the memory history has no stacks; pass context=None to leave them out on purpose, "
+            "or run with HIP_ALLOC=0 to see where memory comes from",
+            stacklevel=4,
+        )
+
+
+def record_history_by_old_names(library, enabled, record_context=True, max_entries=1, *_rest, **_others):
+    """The form that takes True and False."""
+    record_history(library, "all" if enabled else None, "all" if record_context else None, max_entries=max_entries)
 
 
 def as_nested_dict(stats, since):

@@ -59,6 +59,9 @@ class Library:
     def set_memory_fraction(self, device, fraction):
         self._call("hip_alloc_set_memory_fraction", device, fraction)
 
+    def record_history(self, entries):
+        self._call("hip_alloc_record_history", entries)
+
     def snapshot(self):
         """What PyTorch's memory_viz reads: segments, blocks, history."""
         with tempfile.TemporaryDirectory() as folder:
@@ -86,6 +89,7 @@ class Library:
             "hip_alloc_trim": [device, size],
             "hip_alloc_reset_peaks": [device],
             "hip_alloc_set_memory_fraction": [device, ctypes.c_double],
+            "hip_alloc_record_history": [size],
             "hip_alloc_snapshot": [ctypes.c_char_p],
         }.items():
             function = getattr(self._functions, name)

@@ -30,11 +30,6 @@ def refuse(torch):
         "send a copy on the CPU (tensor.cpu()), or run with HIP_ALLOC=0"
     )
     _raise_from(torch.UntypedStorage, "_share_cuda_", sharing)
-    _warn_when_on(
-        torch._C, "_cuda_record_memory_history",
-        "PyTorch's memory history is not recorded under HIP_ALLOC=1: "
-        "HIP_ALLOC_TRACE=file records a trace that `surefoot replay` reads",
-    )
 
     if torch.version.hip is None:
         _leave_cudnn_benchmark_off(torch)
@@ -66,12 +61,3 @@ def _raise_from(owner, name, message):
         raise NotUnderHipAlloc(message)
 
     setattr(owner, name, refused)
-
-
-def _warn_when_on(owner, name, message):
-    def record(enabled, *_arguments, **_options):
-        if enabled is not None:
-            warnings.warn(message, stacklevel=3)
-
-    if hasattr(owner, name):
-        setattr(owner, name, record)

@@ -43,6 +43,69 @@ def test_pytorchs_tools_see_what_is_held(run):
     assert min(result["pages"]) > 1000
 
 
+def follow():
+    """Requests and frees under hip-alloc's own recording, one of them while another stream works; then what the tools say."""
+    from torch.cuda import _memory_viz
+
+    before = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.memory._record_memory_history(context=None)
+    other = torch.cuda.Stream()
+    shared = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+    kept = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    with torch.cuda.stream(other):
+        elsewhere = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
+    streams = {0: "default", other.cuda_stream: "other"}
+    shared.record_stream(other)
+    del before, shared, elsewhere
+    try:
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    except torch.cuda.OutOfMemoryError:
+        pass
+    # A request later the simulated stream is done, and the pool knows.
+    torch.cuda.synchronize()
+    last = torch.empty(MIB // 2, dtype=torch.uint8, device="cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "snapshot.pickle")
+        torch.cuda.memory._dump_snapshot(str(path))
+        dumped = pickle.loads(path.read_bytes())
+    [history] = dumped["device_traces"]
+    times = [entry["time_us"] for entry in history]
+    result = {
+        "history": [(entry["action"], entry["size"], streams[entry["stream"]]) for entry in history],
+        "in_order": times == sorted(times) and times[0] > 1_600_000_000_000_000,
+        "addresses": [entry["addr"] for entry in history if entry["action"] == "alloc"][1] == kept.data_ptr(),
+        "page": _memory_viz.trace_plot(dumped),
+        "text": _memory_viz.trace(dumped),
+    }
+    torch.cuda.memory._record_memory_history(max_entries=2, context=None)
+    result["shortened"] = len(torch.cuda.memory._snapshot()["device_traces"][0])
+    torch.cuda.memory._record_memory_history(context=None, clear_history=True)
+    result["cleared"] = len(torch.cuda.memory._snapshot()["device_traces"][0])
+    torch.cuda.memory._record_memory_history(None)
+    del last
+    result["off"] = torch.cuda.memory._snapshot()["device_traces"]
+    return result
+
+
+def test_our_history_is_one_that_pytorchs_tools_read(run):
+    result = run(follow, hip_alloc=True)
+    default, other = "default", "other"
+    history = [tuple(entry) for entry in result["history"]]
+    requests = [entry for entry in history if entry[0] != "free_completed"]
+    assert requests == [
+        ("alloc", MIB, default), ("alloc", 3 * MIB, default), ("alloc", 5 * MIB, other),
+        ("free_requested", 2 * MIB, default), ("free_requested", MIB, default), ("free_requested", 5 * MIB, other),
+        ("oom", 1 << 50, default), ("alloc", MIB // 2, default),
+    ]
+    completed = sorted(size for action, size, _ in history if action == "free_completed")
+    assert completed == [MIB, 2 * MIB, 5 * MIB]
+    assert result["in_order"] and result["addresses"]
+    assert "Active Memory Timeline" in result["page"] and len(result["page"]) > 1000
+    assert "# free completed for" in result["text"] and ":5.0MiB]" in result["text"]
+    assert "raise OutOfMemoryError # 1.0PiB requested" in result["text"]
+    assert (result["shortened"], result["cleared"], result["off"]) == (2, 0, [[]])
+
+
 def record():
     """A few requests and frees under PyTorch's own recording; the pickle as hex."""
     before = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")

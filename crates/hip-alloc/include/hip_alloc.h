@@ -87,6 +87,11 @@ int hip_alloc_trim(int device, size_t keep_bytes);
  * stays, also above it. 1 lifts the limit. */
 int hip_alloc_set_memory_fraction(int device, double fraction);
 
+/* Keeps the last `entries` requests and frees of every device, which a snapshot then
+ * shows over time ("Active Memory Timeline"); 0 forgets them and keeps no more. An entry
+ * takes 48 bytes. Off at the start. */
+int hip_alloc_record_history(size_t entries);
+
 /* Writes a pickle that PyTorch's memory_viz opens: the blocks of every accelerator, or
  * of the host (as device 0) where nothing else was used. An existing file is replaced. */
 int hip_alloc_snapshot(const char *path);

@@ -1,9 +1,10 @@
 //! One device's pool, its driver, and the lock around them.
 
 use crate::driver::{Driver, DriverError, MemoryInfo};
+use crate::history::{Entry, History};
 use crate::limit::Limit;
 use crate::lock::{Guard, Lock};
-use crate::pool::{AllocateError, FreeError, Pool, PoolConfig, PoolStats};
+use crate::pool::{AllocateError, BlockLayout, FreeError, Pool, PoolConfig, PoolStats};
 use crate::refusal::{Refusal, Situation};
 use crate::report::{self, Repeated, Troubles};
 use crate::trace::record::Recorder;
@@ -19,6 +20,7 @@ struct Inner {
     pool: Pool,
     driver: Box<dyn Driver>,
     recorder: Option<Recorder>,
+    history: History,
     wrong_frees: Repeated,
     troubles: Troubles,
     /// What the driver obeys.
@@ -47,6 +49,7 @@ impl Allocator {
                 pool,
                 driver,
                 recorder,
+                history: History::default(),
                 wrong_frees: Repeated::new(),
                 troubles: Troubles::default(),
                 limit: Limit::default(),
@@ -93,9 +96,19 @@ impl Allocator {
                     recorder.allocated(address, bytes, stream);
                     inner.check_recorder();
                 }
+                if inner.history.is_on() {
+                    inner.complete_history();
+                    inner.history.allocated(address, bytes, stream);
+                }
                 Ok(address)
             }
-            Err(error) => Err(inner.refusal(self.device, bytes, &error)),
+            Err(error) => {
+                if inner.history.is_on() {
+                    let free = inner.memory_info().map_or(0, |info| info.free);
+                    inner.history.refused(bytes, stream, free);
+                }
+                Err(inner.refusal(self.device, bytes, &error))
+            }
         }
     }
 
@@ -108,10 +121,14 @@ impl Allocator {
         }
         let Inner { pool, driver, .. } = &mut *inner;
         match pool.free(driver.as_mut(), address) {
-            Ok(_) => {
+            Ok(bytes) => {
                 if let Some(recorder) = &mut inner.recorder {
                     recorder.freed(address);
                     inner.check_recorder();
+                }
+                if inner.history.is_on() {
+                    inner.history.freed(address, bytes);
+                    inner.complete_history();
                 }
             }
             Err(error) => {
@@ -171,6 +188,17 @@ impl Allocator {
         self.device
     }
 
+    /// Keeps this many entries of history from now on, and none for 0.
+    pub(crate) fn keep_history(&self, most: usize) {
+        self.inner.lock().history.keep(most);
+    }
+
+    /// What is held, and what happened until now.
+    pub(crate) fn look(&self) -> (Vec<BlockLayout>, Vec<Entry>) {
+        let inner = self.inner.lock();
+        (inner.pool.layout(), inner.history.entries())
+    }
+
     /// Runs `look` on the pool, under the lock.
     pub fn inspect<T>(&self, look: impl FnOnce(&Pool) -> T) -> T {
         look(&self.inner.lock().pool)
@@ -223,6 +251,11 @@ impl Inner {
             gives_back_holes: self.driver.mapping().is_some(),
         };
         situation.refusal()
+    }
+
+    fn complete_history(&mut self) {
+        let Inner { pool, history, .. } = self;
+        history.complete(|address| pool.awaiting().any(|waiting| waiting == address));
     }
 
     fn check_recorder(&mut self) {

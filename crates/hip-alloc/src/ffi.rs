@@ -5,7 +5,6 @@
 
 use crate::allocator::Allocator;
 use crate::fork;
-use crate::pool::Pool;
 use crate::refusal::Refusal;
 use crate::registry::{existing, registry};
 use crate::report::{self, Repeated};
@@ -236,6 +235,17 @@ pub extern "C-unwind" fn hip_alloc_set_memory_fraction(device: c_int, fraction: 
     )
 }
 
+/// Keeps the last `entries` requests and frees of every device for snapshots; 0 keeps none.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_record_history(entries: usize) -> c_int {
+    match guarded("hip_alloc_record_history", || {
+        registry().keep_history(entries)
+    }) {
+        Some(()) => OK,
+        None => ERROR_DRIVER,
+    }
+}
+
 /// Writes a snapshot that PyTorch's memory_viz opens.
 ///
 /// # Safety
@@ -267,16 +277,17 @@ fn held_by_device() -> Vec<crate::snapshot::Device> {
     let allocators = existing().into_iter().flat_map(|registry| registry.all());
     let (host, mut devices): (Vec<_>, Vec<_>) = allocators
         // The lock is held for the look alone: writing the file allocates and waits.
-        .map(|allocator| (allocator.device(), allocator.inspect(Pool::layout)))
+        .map(|allocator| (allocator.device(), allocator.look()))
         .partition(|(device, _)| *device == DeviceIndex::HOST);
     if devices.is_empty() {
         devices = host;
     }
     let numbered = devices
         .into_iter()
-        .map(|(device, blocks)| crate::snapshot::Device {
+        .map(|(device, (blocks, history))| crate::snapshot::Device {
             index: device.0.max(0).into(),
             blocks,
+            history,
         });
     numbered.collect()
 }

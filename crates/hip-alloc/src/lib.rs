@@ -16,6 +16,7 @@ pub mod config;
 pub mod driver;
 pub mod ffi;
 mod fork;
+mod history;
 mod limit;
 mod lock;
 pub mod pool;

@@ -19,7 +19,7 @@ use crate::units::DeviceIndex;
 use platform::memory;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// More accelerators than any machine has.
 const MOST_DEVICES: usize = 64;
@@ -37,6 +37,8 @@ pub(crate) struct Registry {
     process: u32,
     /// Whether a device records to the file of that name already.
     recording: AtomicBool,
+    /// How many entries of history each device keeps.
+    history: AtomicUsize,
     host: Slot<Allocator>,
     devices: [Slot<Result<Allocator, String>>; MOST_DEVICES],
 }
@@ -67,6 +69,7 @@ fn make_registry() -> Registry {
             .map(PathBuf::from),
         process: std::process::id(),
         recording: AtomicBool::new(false),
+        history: AtomicUsize::new(0),
         host: Slot::new(),
         devices: [const { Slot::new() }; MOST_DEVICES],
     }
@@ -105,6 +108,13 @@ impl Registry {
             .iter()
             .filter_map(|slot| slot.get()?.as_ref().ok());
         self.host.get().into_iter().chain(devices)
+    }
+
+    /// Keeps this many entries of history of each device, also of those that come later.
+    pub(crate) fn keep_history(&self, entries: usize) {
+        self.history.store(entries, Ordering::Relaxed);
+        self.all()
+            .for_each(|allocator| allocator.keep_history(entries));
     }
 
     fn open(&self, device: DeviceIndex) -> Result<Allocator, String> {
@@ -172,13 +182,14 @@ impl Registry {
         driver: Box<dyn Driver>,
         limit: Limit,
     ) -> Allocator {
-        Allocator::new(
+        let allocator = Allocator::new(
             device,
             self.config.pool(granule),
             driver,
             self.recorder(device),
-        )
-        .with_limit(limit)
+        );
+        allocator.keep_history(self.history.load(Ordering::Relaxed));
+        allocator.with_limit(limit)
     }
 
     fn recorder(&self, device: DeviceIndex) -> Option<Recorder> {

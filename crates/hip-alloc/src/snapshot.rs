@@ -1,6 +1,7 @@
 //! What the allocators hold, written as PyTorch's memory snapshots are: a pickle that
 //! `torch/cuda/_memory_viz.py` and the memory_viz page open.
 
+use crate::history::{Action, Entry};
 use crate::pool::{BlockLayout, SpanUse};
 use crate::trace::pickle::Writer;
 
@@ -10,6 +11,8 @@ pub(crate) struct Device {
     pub index: i64,
     /// In address order.
     pub blocks: Vec<BlockLayout>,
+    /// Oldest first.
+    pub history: Vec<Entry>,
 }
 
 /// The snapshot of these devices.
@@ -24,11 +27,15 @@ pub(crate) fn pickle(devices: &[Device]) -> Vec<u8> {
                 }
             }
         });
-        // A recording has its own file (HIP_ALLOC_TRACE); viewers want a list for each device.
+        // Viewers want a list for each device.
         writer.text("device_traces");
         writer.list(|writer| {
             let count = devices.iter().map(|device| device.index + 1).max();
-            (0..count.unwrap_or(0)).for_each(|_| writer.list(|_| {}));
+            for index in 0..count.unwrap_or(0) {
+                let device = devices.iter().find(|device| device.index == index);
+                let history = device.map_or(&[][..], |device| &device.history);
+                writer.list(|writer| history.iter().for_each(|each| entry(writer, each)));
+            }
         });
         writer.text("external_annotations");
         writer.list(|_| {});
@@ -39,6 +46,22 @@ pub(crate) fn pickle(devices: &[Device]) -> Vec<u8> {
         });
     });
     writer.finish()
+}
+
+fn entry(writer: &mut Writer, entry: &Entry) {
+    writer.dict(|writer| {
+        writer.text("action");
+        writer.text(entry.action.name());
+        match entry.action {
+            Action::OutOfMemory { free } => writer.entry("device_free", free as i64),
+            _ => writer.entry("addr", entry.address as i64),
+        }
+        writer.entry("size", entry.bytes as i64);
+        writer.entry("stream", entry.stream.0 as i64);
+        writer.entry("time_us", entry.time as i64);
+        writer.text("frames");
+        writer.list(|_| {});
+    });
 }
 
 fn segment(writer: &mut Writer, device: i64, block: &BlockLayout) {
@@ -91,4 +114,44 @@ fn segment(writer: &mut Writer, device: i64, block: &BlockLayout) {
             }
         });
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocator::Allocator;
+    use crate::driver::sim::{SimDriver, SimOrders};
+    use crate::pool::PoolConfig;
+    use crate::trace::snapshot::{SnapshotError, read};
+    use crate::units::{DeviceIndex, MIB, StreamId};
+
+    fn snapshot(allocator: &Allocator) -> Vec<u8> {
+        let (blocks, history) = allocator.look();
+        let index = 2;
+        let device = Device {
+            index,
+            blocks,
+            history,
+        };
+        pickle(&[device])
+    }
+
+    #[test]
+    fn a_history_is_a_trace_that_can_be_replayed() {
+        let driver = Box::new(SimDriver::new(SimOrders::default()));
+        let allocator = Allocator::new(DeviceIndex(2), PoolConfig::default(), driver, None);
+        let before = allocator.allocate(5 * MIB, StreamId(0)).unwrap();
+        assert_eq!(
+            read(&snapshot(&allocator)).unwrap_err(),
+            SnapshotError::NoHistory
+        );
+        allocator.keep_history(100);
+        let passing = allocator.allocate(300 * MIB, StreamId(0)).unwrap();
+        allocator.allocate(7 * MIB, StreamId(4)).unwrap();
+        allocator.free(passing);
+        allocator.free(before);
+        let (five, seven, large) = (5 * MIB, 7 * MIB, 300 * MIB);
+        let expected = format!("a 0 {five}\na 1 {large}\na 2 {seven} 4\nf 1\nf 0\n");
+        assert_eq!(read(&snapshot(&allocator)).unwrap().to_text(), expected);
+    }
 }

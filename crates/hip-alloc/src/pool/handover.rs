@@ -102,6 +102,11 @@ impl Streams {
         !(self.pending.is_empty() && self.departing.is_empty() && self.departing_parts.is_empty())
     }
 
+    /// Freed spans that a stream may still use.
+    pub(super) fn pending(&self) -> impl Iterator<Item = SpanIndex> + '_ {
+        self.pending.iter().map(|(index, _)| *index)
+    }
+
     pub(super) fn pending_bytes(&self) -> u64 {
         self.pending_bytes
     }

@@ -13,6 +13,13 @@ impl Pool {
         })
     }
 
+    /// Addresses that the program gave back while another stream may still use them.
+    pub fn awaiting(&self) -> impl Iterator<Item = u64> + '_ {
+        self.streams
+            .pending()
+            .map(|index| self.spans[index].address)
+    }
+
     /// What the pool holds, in address order. A block that has given back handles is told
     /// as several, one for each part that is still there.
     pub fn layout(&self) -> Vec<BlockLayout> {

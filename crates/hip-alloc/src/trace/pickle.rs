@@ -489,6 +489,20 @@ mod tests {
                 writer.list(|_| {});
             });
             writer.entry("a", 7);
+            for number in [
+                0,
+                255,
+                256,
+                i32::MIN.into(),
+                i64::from(i32::MAX) + 1,
+                i64::MIN,
+            ] {
+                writer.entry(&number.to_string(), number);
+            }
+            // More texts than a byte can name.
+            (0..300).for_each(|number| writer.entry(&format!("many {number}"), number));
+            writer.text("again");
+            writer.text("many 299");
         });
         let pickle = Pickle::read(&writer.finish()).unwrap();
         let root = pickle.root();
@@ -498,6 +512,19 @@ mod tests {
         assert_eq!(items[2].number(), Some(i64::MAX as u64));
         assert!(items[3].is_list() && items[3].items().next().is_none());
         assert!(root.get("b").is_none());
+        for number in [
+            0,
+            255,
+            256,
+            i32::MIN.into(),
+            i64::from(i32::MAX) + 1,
+            i64::MIN,
+        ] {
+            let read = root.get(&number.to_string()).unwrap();
+            assert_eq!(*read.node(), Node::Int(number));
+        }
+        assert_eq!(root.get("many 299").unwrap().number(), Some(299));
+        assert_eq!(root.get("again").unwrap().text(), Some("many 299"));
     }
 
     /// `pickle.dumps(X, protocol=4)` of Python 3.11, where X = {'a': [1, 300, 70000,
