@@ -116,6 +116,22 @@ def test_a_lost_device_is_told_once_and_is_no_lack_of_memory(run):
     assert len(lines) == 1 and "device 0 is lost" in lines[0], lines
 
 
+def holes_filled_again():
+    tensors = [torch.full((4 * MIB,), number, dtype=torch.uint8).to("cuda") for number in range(240)]
+    kept = tensors[::30]
+    del tensors
+    torch.cuda.empty_cache()
+    again = [torch.full((4 * MIB,), 255, dtype=torch.uint8).to("cuda") for _ in range(240)]
+    return [tensor.cpu().unique().tolist() for tensor in kept + again]
+
+
+def test_memory_that_does_not_go_back_as_it_should_is_not_given_out(run):
+    """Nobody may get addresses behind which nothing is mapped any more."""
+    failing = "*MemUnmap@6:unknown,*MemRelease@4+:unknown,*MemAddressFree@2+:unknown"
+    values = run(holes_filled_again, hip_alloc=True, HIP_ALLOC_CONF="mapped:on", DEVICE_SIM_CAPACITY="8G", DEVICE_SIM_FAIL=failing)
+    assert values == [[number] for number in range(0, 240, 30)] + [[255]] * 240
+
+
 def fraction():
     total = torch.cuda.mem_get_info()[1]
     kept = torch.arange(1000.0).to("cuda")

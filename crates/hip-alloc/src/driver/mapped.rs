@@ -94,6 +94,13 @@ struct Reservation {
     handles: Vec<Option<(u64, u64)>>,
 }
 
+/// A mapped handle and where it is.
+struct Part {
+    address: u64,
+    bytes: u64,
+    handle: u64,
+}
+
 impl MappedMemory {
     /// The functions, if the family has them, with handles for `capacity` bytes.
     ///
@@ -241,31 +248,76 @@ impl MappedMemory {
         Ok(())
     }
 
-    /// Gives back the handles of a range.
+    /// Gives back the handles of a range: all of them, or none and an error.
+    ///
+    /// What counts is that nobody is given memory that is not there. So when a range can be
+    /// neither unmapped whole nor put back, it counts as gone, and so does memory that the
+    /// runtime will not take back once nothing points to it.
     pub(super) fn release_part(&mut self, address: u64, bytes: u64) -> Result<(), Failure> {
+        let going = self.parts(address, bytes)?;
+        for (done, part) in going.iter().enumerate() {
+            // SAFETY: nothing in flight touches the range (the contract of
+            // `Driver::release_part`), and the handle is mapped there.
+            let status = unsafe { (self.functions.unmap)(part.address, part.bytes as usize) };
+            if let Err(failure) = check("MemUnmap", status) {
+                if going[..done].iter().all(|part| self.put_back(part)) {
+                    return Err(failure);
+                }
+                break;
+            }
+        }
+        for part in &going {
+            // SAFETY: ours; the runtime keeps what is still mapped until that ends.
+            unsafe { (self.functions.release)(part.handle) };
+        }
         let found = self.reservations.range_mut(..=address).next_back();
-        let Some((&start, reservation)) = found else {
-            return Err(("MemUnmap", 1));
-        };
+        for (slot, part) in found.into_iter().flat_map(|(_, reservation)| {
+            let slots = reservation.handles.iter_mut();
+            slots.filter_map(|slot| slot.map(|(handle, _)| (slot, handle)))
+        }) {
+            if going.iter().any(|gone| gone.handle == part) {
+                *slot = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// The handles that lie within a range.
+    fn parts(&self, address: u64, bytes: u64) -> Result<Vec<Part>, Failure> {
+        let found = self.reservations.range(..=address).next_back();
+        let (&start, reservation) = found.ok_or(("MemUnmap", 1))?;
         let mut at = start;
-        for slot in &mut reservation.handles {
+        let mut parts = Vec::new();
+        for slot in &reservation.handles {
             let Some((handle, size)) = *slot else {
                 at += self.handle;
                 continue;
             };
             if at >= address && at + size <= address + bytes {
-                // SAFETY: nothing in flight touches the range (the contract of
-                // `Driver::release_part`), and the handle is mapped there.
-                let status = unsafe { (self.functions.unmap)(at, size as usize) };
-                check("MemUnmap", status)?;
-                *slot = None;
-                // SAFETY: ours, and mapped nowhere any more.
-                let status = unsafe { (self.functions.release)(handle) };
-                check("MemRelease", status)?;
+                parts.push(Part {
+                    address: at,
+                    bytes: size,
+                    handle,
+                });
             }
             at += size;
         }
-        Ok(())
+        Ok(parts)
+    }
+
+    /// Maps a handle again where it was.
+    fn put_back(&self, part: &Part) -> bool {
+        let length = part.bytes as usize;
+        // SAFETY: the range is of a reservation of ours and was unmapped a moment ago, and
+        // the handle has its size.
+        let mapped = unsafe { (self.functions.map)(part.address, length, 0, part.handle, 0) };
+        let access = Access {
+            location: location(self.device),
+            flags: READ_WRITE,
+        };
+        // SAFETY: the range is mapped if the first call worked, else it is not looked at;
+        // one description of the documented layout.
+        mapped == 0 && unsafe { (self.functions.set_access)(part.address, length, &access, 1) } == 0
     }
 
     /// Gives back what is left of an allocation; how many bytes of it were mapped.
@@ -275,9 +327,9 @@ impl MappedMemory {
         };
         let (bytes, left) = (reservation.bytes, reservation.left());
         self.release_part(start, bytes)?;
-        // SAFETY: reserved by `allocate` with this size, and nothing is mapped to it.
-        let status = unsafe { (self.functions.unreserve)(start, bytes as usize) };
-        check("MemAddressFree", status)?;
+        // Addresses that the runtime keeps cost nothing.
+        // SAFETY: reserved by `allocate` with this size, and no handle of ours is in it.
+        unsafe { (self.functions.unreserve)(start, bytes as usize) };
         self.reservations.remove(&start);
         Ok(left)
     }
