@@ -4,6 +4,8 @@ fn main() {
     println!("cargo:rerun-if-changed=cpp/exceptions.cpp");
     // Set by `cargo xtask test --heavy`: see `src/lock.rs` and `tests/stress.rs`.
     println!("cargo:rustc-check-cfg=cfg(surefoot_tsan, surefoot_sanitizer)");
+    // Memory that it gave out, and handlers that it left for exit and fork, outlive any dlclose.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     cc::Build::new()
         .cpp(true)
         .std("c++17")

@@ -38,9 +38,16 @@ void *find(const char *name) {
   if (void *symbol = dlsym(RTLD_DEFAULT, name)) {
     return symbol;
   }
-  // Python loads extension modules without adding them to the global scope.
-  static void *const libc10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
-  return libc10 ? dlsym(libc10, name) : nullptr;
+  // Python loads extension modules without adding them to the global scope. Looked for each
+  // time: it may be loaded later than we are first refused memory.
+  void *libc10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
+  if (!libc10) {
+    return nullptr;
+  }
+  void *symbol = dlsym(libc10, name);
+  // Only our own count of it: others have it loaded.
+  dlclose(libc10);
+  return symbol;
 }
 
 // One of c10's exception classes, by its mangled names.

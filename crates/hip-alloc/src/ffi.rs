@@ -305,9 +305,9 @@ pub(crate) fn watch_exit() {
             allocator.finish_recording();
         }
     }
-    // SAFETY: the handler is a function of this library, which is never unloaded once it
-    // has handed out memory; it touches nothing but our own allocators, which are never
-    // dropped.
+    // SAFETY: the handler is a function of this library, which is never unloaded (it is
+    // linked with `-z nodelete`); it touches nothing but our own allocators, which are
+    // never dropped.
     if unsafe { libc::atexit(at_exit) } != 0 {
         report::warn("the end of a recording may be missing: no memory for the exit handler");
     }
@@ -326,8 +326,8 @@ pub(crate) fn watch_forks() {
     }
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
-        // SAFETY: the handlers are functions of this library, which glibc forgets should
-        // the library be unloaded; they only take and release our own locks.
+        // SAFETY: the handlers are functions of this library, which is never unloaded (it is
+        // linked with `-z nodelete`); they only take and release our own locks.
         let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         if result != 0 {
             report::warn(

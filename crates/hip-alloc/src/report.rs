@@ -26,16 +26,13 @@ impl Repeated {
     }
 
     pub(crate) fn warn(&self, message: &str) {
-        // The count stops just above the limit, so that it cannot wrap around to zero.
-        match self.0.load(Ordering::Relaxed) {
-            said if said < OFTEN_ENOUGH => {
-                self.0.fetch_add(1, Ordering::Relaxed);
-                warn(message);
-            }
-            OFTEN_ENOUGH => {
-                self.0.fetch_add(1, Ordering::Relaxed);
-                warn("(more of this kind is not reported)");
-            }
+        // The count ends near the limit, so that it cannot wrap around to zero.
+        if self.0.load(Ordering::Relaxed) > OFTEN_ENOUGH {
+            return;
+        }
+        match self.0.fetch_add(1, Ordering::Relaxed) {
+            said if said < OFTEN_ENOUGH => warn(message),
+            OFTEN_ENOUGH => warn("(more of this kind is not reported)"),
             _ => (),
         }
     }

@@ -63,7 +63,7 @@ fn a_wrong_setting_stops_the_program_and_says_what_is_allowed() {
 }
 
 #[test]
-fn the_library_needs_neither_hip_nor_libtorch() {
+fn the_library_needs_neither_hip_nor_libtorch_and_stays_loaded() {
     let output = Command::new("readelf")
         .arg("-d")
         .arg(library())
@@ -71,6 +71,10 @@ fn the_library_needs_neither_hip_nor_libtorch() {
         .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(text.contains("NEEDED"), "{text}");
+    assert!(
+        text.contains("NODELETE"),
+        "its memory outlives a dlclose: {text}"
+    );
     for forbidden in ["libamdhip64", "libcudart", "libtorch", "libc10"] {
         assert!(!text.contains(forbidden), "{forbidden} is linked: {text}");
     }
