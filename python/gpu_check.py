@@ -104,10 +104,25 @@ def run_here(what, steps):
     except ImportError as problem:
         return {"error": f"PyTorch cannot be imported: {problem}"}
     if not torch.cuda.is_available():
-        return {"error": f"PyTorch {torch.__version__} sees no GPU"}
+        return {"error": f"PyTorch {torch.__version__} {built_for(torch)}"}
     if what in LOOPS:
         return train(torch, what, steps)
     return {"facts": facts, "streams": streams, "out_of_memory": out_of_memory, "transfers": transfers}[what](torch)
+
+
+def built_for(torch):
+    """Why it may see no GPU, as far as PyTorch itself knows."""
+    if torch.version.hip:
+        return (
+            f"for ROCm {torch.version.hip} sees no GPU: is there a /dev/kfd, may this user open it (group render), "
+            "and does no HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES hide it?"
+        )
+    if torch.version.cuda:
+        return (
+            f"for CUDA {torch.version.cuda} sees no GPU: does nvidia-smi list one? "
+            "(For an AMD GPU this is the wrong PyTorch: it takes a build for ROCm.)"
+        )
+    return "sees no GPU, since it was built for the CPU only: install a build for ROCm or CUDA"
 
 
 def facts(torch):

@@ -52,4 +52,4 @@ def test_the_check_fails_where_the_device_does(check):
 def test_without_a_gpu_there_is_nothing_to_check(check):
     status, report, messages = check(DEVICE_SIM_DEVICES="0")
     assert (status, report) == (2, None)
-    assert "sees no GPU" in messages
+    assert "sees no GPU: does nvidia-smi list one? (For an AMD GPU this is the wrong PyTorch" in messages
