@@ -38,7 +38,7 @@ mod watch;
 
 pub use batch::{Batch, FieldPath};
 pub use bytes::{Bytes, NotASize};
-pub use matrix::{FaultMatrix, fault_matrix};
+pub use matrix::{FaultMatrix, fault_matrix, fault_matrix_here};
 pub use placer::{ModuleSummary, PlaceError, Placer};
 pub use policy::{MoveError, Placed, Policy, Request};
 pub use prepare::prepare;

@@ -14,11 +14,14 @@
 //! [`FaultMatrix::missed`] counts only `always`, where there must be none. Cells in which a fault cannot strike
 //! (no cast happens on the route, nothing is verified) are left out.
 
+mod device;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::Serialize;
 
+pub use self::device::fault_matrix_here;
 use crate::fake::{FakeDevice, FakeHost, Fault, Order};
 use crate::policy::{Placed, Policy, Request};
 use crate::route::Ladder;
@@ -43,6 +46,8 @@ pub struct FaultMatrix {
 /// One fault on one route under one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cell {
+    /// What the tensor moved to: `in_process` (the fake), `cpu`, `hip` or `cuda`.
+    pub device: &'static str,
     /// [`Fault::name`].
     pub fault: &'static str,
     /// Whether it strikes again and again, on this route and those after it.
@@ -86,6 +91,7 @@ fn run_cells() -> FaultMatrix {
                     };
                     if let Some(outcome) = worst_outcome(order, verify) {
                         cells.push(Cell {
+                            device: "in_process",
                             fault: fault.name(),
                             every_time,
                             route: route.name(),

@@ -97,6 +97,11 @@ impl HostTensor {
         self.0
     }
 
+    /// The tensor itself, looked at.
+    pub(crate) fn tensor(&self) -> &Tensor {
+        &self.0
+    }
+
     /// The bytes of a contiguous tensor.
     pub(crate) fn bytes(&self) -> &[u8] {
         let bytes = size_in_bytes(&self.0) as usize;
@@ -124,9 +129,10 @@ impl HostTensor {
         if bytes == 0 || start.is_null() {
             return &mut [];
         }
-        // SAFETY: as in `bytes`. It is called for tensors that were just made, and for slots
-        // of a ring between two blocks: nobody reads or writes there meanwhile, and no
-        // reference to these bytes is kept anywhere, since tensors hold plain pointers.
+        // SAFETY: as in `bytes`. It is called for tensors that were just made (which includes
+        // the fault matrix's damaged ones), and for slots of a ring between two blocks: nobody
+        // reads or writes there meanwhile, and no reference to these bytes is kept anywhere,
+        // since tensors hold plain pointers.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
     }
 }
@@ -215,6 +221,44 @@ impl TorchTransport {
         }
     }
 
+    /// Whether the device computes, and its sums can be believed; the CPU's always can.
+    pub(crate) fn sums_itself(&mut self) -> bool {
+        self.device == Device::Cpu || matches!(self.device_sums(), Ok(DeviceSums::Right(_)))
+    }
+
+    /// Whether a tensor is in page-locked memory.
+    pub(crate) fn is_pinned(&self, host: &HostTensor) -> bool {
+        self.facts.pinned_memory && accelerator::is_pinned(&host.0).unwrap_or(false)
+    }
+
+    /// The direct way on an accelerator: the copy and both sums in one call under the watch, with one wait at its
+    /// end, for the sums. The copy went before them on the same stream.
+    fn copy_and_sum(&mut self, host: &HostTensor) -> Result<Summed<Tensor>, TransportError> {
+        let weights = match self.device_sums() {
+            Ok(DeviceSums::Right(weights)) => Some(weights.shallow_clone()),
+            Ok(DeviceSums::Wrong) => None,
+            Err(error @ (TransportError::ContextLost { .. } | TransportError::TimedOut { .. })) => {
+                return Err(error);
+            }
+            Err(_) => None,
+        };
+        let (source, device) = (HostTensor(host.0.shallow_clone()), self.device);
+        self.watched(Operation::Copy, Pool::Device, move || {
+            let (remote, sent) = copy_direct_summed(&source, device)?;
+            let arrived = match weights.map(|weights| sum_rows(&remote, &weights)) {
+                Some(Ok(sum)) => Some(sum),
+                Some(Err(error @ Error::DeviceLost { .. })) => return Err(error),
+                // Without its sum the tensor counts as on its way: it is waited for, and asked about or read back.
+                Some(Err(_)) | None => None,
+            };
+            Ok(Summed {
+                remote,
+                sent,
+                arrived,
+            })
+        })
+    }
+
     /// How the device sums; asks it the first time.
     fn device_sums(&mut self) -> Result<&DeviceSums, TransportError> {
         if self.sums.is_none() {
@@ -252,8 +296,7 @@ impl Transport for TorchTransport {
     }
 
     fn source(&self, host: &HostTensor) -> SourceFacts {
-        let pinned = self.facts.pinned_memory && accelerator::is_pinned(&host.0).unwrap_or(false);
-        let origin = if pinned {
+        let origin = if self.is_pinned(host) {
             Origin::Pinned
         } else if self.facts.unified_memory && is_file_mapped(host.0.data_ptr() as usize) {
             // Asked only where it matters: reading the kernel's list is not free.
@@ -325,17 +368,12 @@ impl Transport for TorchTransport {
                 arrived: Some(arrived),
             });
         }
-        let (remote, sent) = if method == CopyMethod::Direct {
-            let (source, device) = (HostTensor(host.0.shallow_clone()), self.device);
-            self.watched(Operation::Copy, Pool::Device, move || {
-                copy_direct_summed(&source, device)
-            })?
-        } else {
-            let sent = self.sum_host(host)?;
-            (self.copy(host, method)?, sent)
-        };
+        if method == CopyMethod::Direct {
+            return self.copy_and_sum(host);
+        }
+        let sent = self.sum_host(host)?;
         Ok(Summed {
-            remote,
+            remote: self.copy(host, method)?,
             sent,
             arrived: None,
         })

@@ -118,7 +118,7 @@ pub struct Summed<Remote> {
     pub remote: Remote,
     /// What was sent.
     pub sent: Checksum,
-    /// What is there, when the copy is complete and could be summed on the way.
+    /// What is there, when it could be summed on the way. Then the copy is complete: nothing is left to wait for.
     pub arrived: Option<Checksum>,
 }
 

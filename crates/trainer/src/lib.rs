@@ -48,8 +48,11 @@ pub use error::Error;
 pub use estimate::{Estimate, EstimateError, Footprint};
 pub use memory::MemorySample;
 pub use metrics::Record;
-/// The fault matrix of the placement ladder, for `surefoot probe --placement`.
-pub use placement::fault_matrix as placement_matrix;
+/// The fault matrix of the placement ladder, in process and on this machine, for `surefoot probe --placement`.
+pub use placement::{
+    FaultMatrix as PlacementMatrix, fault_matrix as placement_matrix,
+    fault_matrix_here as placement_matrix_here,
+};
 
 pub use observer::{Metrics, Observer, Silent, Start};
 pub use run::{DamagedTensor, Rollback, ShortOfMemory, SkippedStep, run, run_task};

@@ -1,27 +1,39 @@
 //! `surefoot probe --placement`: what becomes of each fault on the way to a device.
 //!
-//! The matrix needs no GPU: it runs the decisions of the placement ladder against an
-//! in-process device with faults to order. It lives in the trainer's binary because
+//! Twice: the decisions of the placement ladder against an in-process device, which can do
+//! everything wrong and needs no GPU; and the same faults on the routes of this machine's
+//! own device (the CPU where there is no other). It lives in the trainer's binary because
 //! the ladder does.
 
 use surefoot_cli::output::{self, Failure, Outcome};
+use trainer::PlacementMatrix;
 
 /// Show what becomes of each fault on the way to a device
 #[derive(clap::Args)]
 pub(crate) struct Args {}
 
-/// The table, or JSON, goes to stdout. Exit code 1 when `always` takes wrong bytes for right.
+/// The tables, or JSON, go to stdout. Exit code 1 when `always` takes wrong bytes for right.
 pub(crate) fn run(_: &Args, json: bool) -> Result<Outcome, Failure> {
-    let matrix = trainer::placement_matrix();
+    let in_process = trainer::placement_matrix();
+    let here = trainer::placement_matrix_here()?;
+    let missed = in_process.missed + here.missed;
     if json {
-        output::print(&format!("{}\n", serde_json::to_string_pretty(&matrix)?))?;
+        let cells = in_process.cells.into_iter().chain(here.cells);
+        let both = PlacementMatrix::from_cells(cells.collect());
+        output::print(&format!("{}\n", serde_json::to_string_pretty(&both)?))?;
     } else {
-        output::print(&matrix.to_string())?;
+        let device = here
+            .cells
+            .first()
+            .map_or("this machine", |cell| cell.device);
+        output::print(&format!(
+            "On a device in this process, which has every route:\n\n{in_process}\n\
+             Through libtorch, to this machine's own device ({device}):\n\n{here}"
+        ))?;
     }
-    if matrix.missed > 0 {
+    if missed > 0 {
         return Err(Failure::Job(anyhow::anyhow!(
-            "{} wrong arrivals were taken for right ones",
-            matrix.missed
+            "{missed} wrong arrivals were taken for right ones"
         )));
     }
     Ok(Outcome::Fine)

@@ -33,9 +33,9 @@ pub(crate) struct StreamCost {
 
 pub(crate) fn measure(device: Device, rounds: usize) -> Result<Vec<StreamCost>, Box<dyn Error>> {
     let mut costs = Vec::new();
-    for tokens in [64, 512] {
+    for tokens in [64, 256] {
         eprintln!("streaming {BLOCKS} blocks for {tokens} tokens");
-        costs.extend(measure_tokens(device, tokens, rounds.clamp(1, 9))?);
+        costs.extend(measure_tokens(device, tokens, rounds.clamp(1, 5))?);
     }
     Ok(costs)
 }

@@ -135,6 +135,7 @@ pub(crate) fn run() -> Result<FaultMatrix, Box<dyn Error>> {
                 }
                 for verify in modes {
                     cells.push(Cell {
+                        device: "cuda",
                         fault: fault.name,
                         every_time,
                         route: route.name(),

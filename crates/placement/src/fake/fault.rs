@@ -94,7 +94,7 @@ impl Fault {
     }
 
     /// What memory held by the device looks like after a copy of `sent` with this fault.
-    pub(super) fn apply(self, sent: &[u8], memory: &mut [u8]) {
+    pub(crate) fn apply(self, sent: &[u8], memory: &mut [u8]) {
         let length = sent.len();
         match self {
             Fault::Stale => {}
@@ -133,7 +133,7 @@ impl fmt::Display for Fault {
 }
 
 /// The memory an operation of the fake wants.
-pub(super) fn pool_of(operation: Operation) -> Pool {
+pub(crate) fn pool_of(operation: Operation) -> Pool {
     match operation {
         Operation::Copy | Operation::SumDevice | Operation::CastOnDevice => Pool::Device,
         Operation::Stage => Pool::Pinned,

@@ -12,6 +12,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use fault::Fault;
+pub(crate) use fault::pool_of;
 
 use crate::bytes::Bytes;
 use crate::checksum::Checksum;
@@ -203,7 +204,7 @@ impl FakeDevice {
             .is_some()
         {
             let message = "the fake was told to be full".to_owned();
-            let pool = fault::pool_of(operation);
+            let pool = pool_of(operation);
             return Err(TransportError::OutOfMemory {
                 operation,
                 pool,

@@ -39,34 +39,40 @@ pub(super) fn sum_rows(tensor: &Tensor, weights: &Tensor) -> Result<Checksum, Er
     let flat = tensor.f_view(-1)?.f_view_dtype(Kind::Uint8)?;
     let row_bytes = ROW_BYTES as i64;
     let full_rows = bytes as i64 / row_bytes;
-    let (mut plain, mut weighted) = (Vec::new(), Vec::new());
-    let mut add = |slab: &Tensor| -> Result<(), Error> {
+    let all_rows = (bytes as i64 + row_bytes - 1) / row_bytes;
+    if all_rows == 0 {
+        return Ok(Checksum::from_rows(bytes, Vec::new()));
+    }
+    // Every slab writes its sums to their place, so that they come back in one copy without being joined first.
+    let sums = Tensor::f_empty([2, all_rows], (Kind::Int64, tensor.device()))?;
+    let (plain, weighted) = (sums.f_select(0, 0)?, sums.f_select(0, 1)?);
+    let add = |slab: &Tensor, first_row: i64| -> Result<(), Error> {
         let words = slab
             .f_view_dtype(Kind::Int)?
             .f_view([-1, ROW_WORDS as i64])?;
-        plain.push(words.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Int64)?);
+        let rows = words.size().first().copied().unwrap_or(0);
+        let by_row = [1_i64].as_slice();
+        let plain = plain.f_narrow(0, first_row, rows)?;
+        let _ = words.f_sum_intlist_out(&plain, by_row, false, Kind::Int64)?;
+        let weighted = weighted.f_narrow(0, first_row, rows)?;
         let products = words.f_mul(weights)?;
-        weighted.push(products.f_sum_dim_intlist([1_i64].as_slice(), false, Kind::Int64)?);
+        let _ = products.f_sum_intlist_out(&weighted, by_row, false, Kind::Int64)?;
         Ok(())
     };
     let mut row = 0;
     while row < full_rows {
         let rows = SLAB_ROWS.min(full_rows - row);
-        add(&flat.f_narrow(0, row * row_bytes, rows * row_bytes)?)?;
+        add(&flat.f_narrow(0, row * row_bytes, rows * row_bytes)?, row)?;
         row += rows;
     }
     let rest = bytes as i64 - full_rows * row_bytes;
     if rest > 0 {
         let tail = flat.f_narrow(0, full_rows * row_bytes, rest)?;
-        add(&tail.f_constant_pad_nd([0, row_bytes - rest])?)?;
+        add(&tail.f_constant_pad_nd([0, row_bytes - rest])?, full_rows)?;
     }
-    if plain.is_empty() {
-        return Ok(Checksum::from_rows(bytes, Vec::new()));
-    }
-    plain.append(&mut weighted);
-    let all = Tensor::f_cat(&plain, 0)?;
-    let all = Vec::<i64>::try_from(all.f_to_device(Device::Cpu)?)?;
-    let (plain, weighted) = all.split_at(all.len() / 2);
+    let sums = sums.f_view(-1)?.f_to_device(Device::Cpu)?;
+    let sums = Vec::<i64>::try_from(sums)?;
+    let (plain, weighted) = sums.split_at(sums.len() / 2);
     let rows = plain.iter().zip(weighted);
     let sums = rows.map(|(&plain, &weighted)| RowSum { plain, weighted });
     Ok(Checksum::from_rows(bytes, sums.collect()))
