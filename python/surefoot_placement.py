@@ -25,6 +25,8 @@ Needs PyTorch only; works with any device type. Verification modes:
 """
 
 import collections
+import collections.abc
+import copy
 import dataclasses
 import itertools
 import warnings
@@ -53,32 +55,41 @@ class DeviceLost(RuntimeError):
 
 @dataclasses.dataclass
 class PlacementReport:
-    """What happened to each tensor that did not arrive at once, and totals."""
+    """What happened to each tensor that did not arrive at once, and totals.
+
+    `unknown` names what has a method `to` of its own and was moved by that, unseen.
+    """
 
     tensors: int = 0
     bytes: int = 0
     verified: int = 0
     troubles: list = dataclasses.field(default_factory=list)
+    unknown: list = dataclasses.field(default_factory=list)
 
     def __str__(self):
         lines = [f"{self.tensors} tensors, {self.bytes / 2**20:.1f} MiB, {self.verified} verified"]
+        if self.unknown:
+            lines.append(f"moved by their own means, not verified: {', '.join(self.unknown)}")
         return "\n".join(lines + [f"{name}: {'; '.join(steps)}" for name, steps in self.troubles])
 
 
 def to_device(obj, device=None, dtype=None, verify="first", report=None, stay_on_cpu=False):
     """Moves a tensor, a module (in place) or anything nested of tensors, and returns it.
 
-    `dtype` casts floating-point tensors only, as `Module.to` does. Tied weights are
-    moved once and stay tied. With `stay_on_cpu` a tensor that arrives on no way is
-    left where it is, with a warning; otherwise PlacementError is raised.
+    Containers keep their types, dimensions their order in memory (`channels_last`). A
+    tensor that occurs twice is moved once, as tied weights are; views of one memory
+    become tensors of their own. A leaf that requires a gradient arrives as a leaf that
+    does; through anything else gradients flow back to where it came from.
+
+    `dtype` casts floating-point tensors only, as `Module.to` does. With `stay_on_cpu` a
+    tensor that arrives on no way is left where it is, with a warning; otherwise
+    PlacementError is raised.
     """
     if verify not in VERIFY:
         raise ValueError(f"verify={verify!r}: expected one of {', '.join(VERIFY)}")
     device = _concrete(device)
     report = PlacementReport() if report is None else report
     mover = _Mover(device, dtype, verify, report, stay_on_cpu)
-    if isinstance(obj, torch.nn.Module):
-        return mover.module(obj)
     return mover.nested(obj, "")
 
 
@@ -105,16 +116,24 @@ class _Mover:
     def __init__(self, device, dtype, verify, report, stay_on_cpu):
         self.device, self.dtype, self.verify, self.report, self.stay_on_cpu = device, dtype, verify, report, stay_on_cpu
         self.lasting = False
+        self.moved = {}
 
     def module(self, module):
         """Moves parameters and buffers one by one; the parameters stay the same objects, so optimizers stay valid."""
-        self.lasting = True
-        seen = set()
+        outside, self.lasting = self.lasting, True
+        seen = {}
         for prefix, child in module.named_modules():
             for name, parameter in child._parameters.items():
-                if parameter is not None and id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    path = f"{prefix}.{name}" if prefix else name
+                path = f"{prefix}.{name}" if prefix else name
+                if parameter is None:
+                    continue
+                if _moves_itself(parameter):
+                    # Such as weights that are quantised on their way: new objects, as `Module.to` would make them.
+                    if id(parameter) not in seen:
+                        seen[id(parameter)] = (parameter, self.by_itself(parameter, path))
+                    child._parameters[name] = seen[id(parameter)][1]
+                elif id(parameter) not in seen:
+                    seen[id(parameter)] = (parameter, parameter)
                     with torch.no_grad():
                         parameter.data = self.tensor(parameter.data, path)
                         if parameter.grad is not None:
@@ -127,22 +146,61 @@ class _Mover:
                         # The old buffer is kept until the end: a new one could get its id.
                         buffers[id(buffer)] = (buffer, self.tensor(buffer, f"{prefix}.{name}" if prefix else name))
                     child._buffers[name] = buffers[id(buffer)][1]
+        self.lasting = outside
         return module
 
     def nested(self, obj, path):
         if isinstance(obj, torch.Tensor):
-            return self.tensor(obj, path or "tensor")
-        if isinstance(obj, dict):
-            moved = {key: self.nested(value, f"{path}[{key!r}]") for key, value in obj.items()}
-            return _rebuilt(obj, moved)
+            if id(obj) not in self.moved:
+                # The tensor is kept until the end: a new one could get its id.
+                self.moved[id(obj)] = (obj, self.with_gradient(obj, path or "tensor"))
+            return self.moved[id(obj)][1]
+        if isinstance(obj, torch.nn.Module):
+            return self.module(obj)
+        if isinstance(obj, torch.nn.utils.rnn.PackedSequence):
+            # The sizes stay on the CPU, where PyTorch wants them.
+            names = ("data", "sorted_indices", "unsorted_indices")
+            data, to_sorted, from_sorted = (self.nested(getattr(obj, name), f"{path}.{name}") for name in names)
+            return type(obj)(data, obj.batch_sizes, to_sorted, from_sorted)
+        if isinstance(obj, collections.abc.Mapping):
+            return _refilled(obj, {key: self.nested(value, f"{path}[{key!r}]") for key, value in obj.items()})
         if isinstance(obj, tuple) and hasattr(obj, "_fields"):
             return type(obj)(*(self.nested(value, f"{path}.{name}") for name, value in zip(obj._fields, obj)))
-        if isinstance(obj, (list, tuple)):
-            return type(obj)(self.nested(value, f"{path}[{index}]") for index, value in enumerate(obj))
+        if isinstance(obj, (list, tuple, set, frozenset, collections.deque)):
+            values = [self.nested(value, f"{path}[{index}]") for index, value in enumerate(obj)]
+            return type(obj)(values, obj.maxlen) if isinstance(obj, collections.deque) else type(obj)(values)
         if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-            fields = {field.name for field in dataclasses.fields(obj) if field.init}
-            return dataclasses.replace(obj, **{name: self.nested(getattr(obj, name), f"{path}.{name}") for name in fields})
+            moved = copy.copy(obj)
+            for field in dataclasses.fields(obj):
+                if hasattr(obj, field.name):
+                    value = self.nested(getattr(obj, field.name), f"{path}.{field.name}")
+                    object.__setattr__(moved, field.name, value)  # also where the class is frozen
+            return moved
+        if callable(getattr(obj, "to", None)) and not isinstance(obj, type):
+            return self.by_itself(obj, path)
         return obj
+
+    def by_itself(self, obj, path):
+        """Something with a way of its own to the device: that is taken, and said in the report."""
+        self.report.unknown.append(f"{path or 'it'} ({type(obj).__name__})")
+        moved = obj.to(self.device)
+        _synchronize(self.device)
+        return obj if moved is None else moved
+
+    def with_gradient(self, tensor, path):
+        """The tensor where it is wanted, with its place in the graph of gradients."""
+        if _moves_itself(tensor):
+            return self.by_itself(tensor, path)
+        if not tensor.requires_grad:
+            return self.tensor(tensor, path)
+        if not tensor.is_leaf:
+            return _Carried.apply(tensor, self, path) if torch.is_grad_enabled() else self.tensor(tensor, path)
+        moved = self.tensor(tensor, path)
+        if moved is tensor:
+            return tensor
+        if isinstance(tensor, torch.nn.Parameter):
+            return torch.nn.Parameter(moved.detach())
+        return moved.detach().requires_grad_()
 
     def tensor(self, tensor, path):
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
@@ -150,9 +208,56 @@ class _Mover:
             return tensor
         if tensor.is_meta:
             raise PlacementError(f"{path} is on the meta device: it has no data to move (load the weights first)")
-        if tensor.device.type != "cpu" or tensor.is_sparse or tensor.is_quantized:
-            return tensor.to(self.device, dtype)
+        tensor = tensor.detach()
+        if tensor.device == self.device:
+            return tensor.to(dtype)
+        if tensor.layout != torch.strided:
+            return self.sparse(tensor, dtype, path)
+        if tensor.is_quantized or tensor.is_nested:
+            return self.by_itself(tensor, path)
+        if tensor.device.type != "cpu":
+            # Copies from one device straight to another are reported to arrive as zeros.
+            tensor = self.fetch(tensor, path)
+            if self.device.type == "cpu":
+                return tensor.to(dtype)
+        # With its dimensions in the order in which they lie in memory nothing has to be rearranged.
+        order = sorted(range(tensor.dim()), key=lambda number: (-tensor.stride(number), number))
+        if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
+            return self.climb(tensor.permute(order), dtype, path).permute([order.index(number) for number in range(tensor.dim())])
         return self.climb(tensor, dtype, path)
+
+    def sparse(self, tensor, dtype, path):
+        """The parts of a sparse tensor, each by the same ladder."""
+        move = lambda part, name, kind: self.tensor_as(part, kind, f"{path}.{name}")
+        if tensor.layout == torch.sparse_coo:
+            indices, values = tensor._indices(), tensor._values()
+            indices, values = move(indices, "indices", indices.dtype), move(values, "values", dtype)
+            return torch.sparse_coo_tensor(indices, values, tensor.shape, is_coalesced=tensor.is_coalesced())
+        by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+        names = ("crow_indices", "col_indices") if by_row else ("ccol_indices", "row_indices")
+        parts = [move(part, name, part.dtype) for name in names for part in [getattr(tensor, name)()]]
+        return torch.sparse_compressed_tensor(*parts, move(tensor.values(), "values", dtype), tensor.shape, layout=tensor.layout)
+
+    def tensor_as(self, tensor, dtype, path):
+        mover = _Mover(self.device, dtype, self.verify, self.report, self.stay_on_cpu)
+        mover.lasting = self.lasting
+        return mover.tensor(tensor, path)
+
+    def fetch(self, tensor, path):
+        """From a device to the CPU, looked at as arrivals on a device are."""
+        steps = []
+        for _ in range(3):
+            try:
+                arrived = tensor.to("cpu")
+                if self.verify == "off" or _arrived_intact(tensor, arrived):
+                    self.count(tensor, self.verify != "off", steps, path)
+                    return arrived
+                steps.append("copy to the CPU: arrived damaged")
+            except RuntimeError as problem:
+                _raise_if_lost(problem, path)
+                steps.append(f"copy to the CPU: {_first_line(problem)}")
+        self.report.troubles.append((path, steps))
+        raise PlacementError(f"{path} did not arrive on the CPU: {'; '.join(steps)}")
 
     def climb(self, tensor, dtype, path):
         """Tries one rung after the other, and keeps what each said."""
@@ -206,6 +311,20 @@ class _Mover:
             self.report.troubles.append((path, steps))
 
 
+class _Carried(torch.autograd.Function):
+    """A move that gradients follow backwards."""
+
+    @staticmethod
+    def forward(context, tensor, mover, path):
+        context.device, context.dtype = tensor.device, tensor.dtype
+        moved = mover.tensor(tensor, path)
+        return moved.view_as(moved) if moved is tensor else moved
+
+    @staticmethod
+    def backward(context, gradient):
+        return to_device(gradient, context.device, context.dtype), None, None
+
+
 # How many tensors of batches went to each device.
 _arrivals = collections.defaultdict(itertools.count)
 
@@ -234,9 +353,14 @@ _RUNGS = (("direct copy", _direct), ("once more", _direct), ("through pinned mem
 
 
 def _arrived_intact(source, arrived):
-    if _computes(arrived.device):
+    if all(_computes(side.device) for side in (source, arrived)):
         return _checksum(source) == _checksum(arrived)
-    return torch.equal(_bytes(source), _bytes(arrived.cpu()))
+    return torch.equal(_bytes(source.cpu()), _bytes(arrived.cpu()))
+
+
+def _moves_itself(tensor):
+    """Whether its class has a way of its own to a device, such as one that quantises meanwhile."""
+    return type(tensor).to is not torch.Tensor.to
 
 
 _WORDS = 1 << 20
@@ -260,7 +384,12 @@ def _checksum(tensor):
 
 
 def _bytes(tensor):
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return _plain(tensor).view(-1).view(torch.uint8)
+
+
+def _plain(tensor):
+    """The values as they lie in contiguous memory: a conjugate or a negative that was only noted is computed."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 _computing = {}
@@ -280,7 +409,7 @@ def _computes(device):
 
 def _readable(tensor):
     """The tensor in contiguous memory of the process's own: copies straight from mapped files hang on some APUs."""
-    source = tensor.detach().contiguous()
+    source = _plain(tensor)
     return source if source.data_ptr() != tensor.data_ptr() else _unmapped(source)
 
 
@@ -336,13 +465,19 @@ def _concrete(device):
     return device
 
 
-def _rebuilt(original, moved):
-    """A mapping of the original's type: dictionaries, ordered ones, and those of Hugging Face libraries."""
+def _refilled(original, moved):
+    """A mapping of the original's type, with what else it knows: dictionaries of every kind, and Hugging Face's batches."""
     if type(original) is dict:
         return moved
-    if isinstance(original, collections.defaultdict):
-        return type(original)(original.default_factory, moved)
-    return type(original)(moved)
+    if not isinstance(original, collections.abc.MutableMapping):
+        return type(original)(moved)
+    refilled = copy.copy(original)
+    if isinstance(original, collections.UserDict):
+        refilled.data = moved
+    else:
+        for key, value in moved.items():
+            refilled[key] = value
+    return refilled
 
 
 def _place_batches(loader, verify, report):

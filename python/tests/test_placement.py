@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import tempfile
+import types
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,68 @@ def test_accelerate_trains_on_what_was_placed_safely(run):
     assert seen["verified"] == [4 + 5 * 2, 4 + 5 * 2], "four parameters, and every tensor of every batch"
 
 
+def odd_things():
+    """Each arrives on the device as what it was; what cannot be compared as a whole is compared in parts."""
+    from torch.nn.utils.rnn import pack_sequence
+    from transformers import BatchEncoding
+
+    order("copy=h2d>=1K@1:zeros")  # whatever comes first is damaged, and repaired
+    report = PlacementReport()
+    move = lambda thing: to_device(thing, "cuda", verify="always", report=report)
+    image = torch.randn(2, 3, 16, 16).to(memory_format=torch.channels_last)
+    moved_image = move(image)
+    encoding = move(BatchEncoding({"input_ids": torch.arange(600)}))
+    packed = move(pack_sequence([torch.randn(40, 8), torch.randn(30, 8)]))
+    sparse, compressed = torch.eye(300).to_sparse(), torch.eye(300).to_sparse_csr()
+    moved_sparse, moved_compressed = move(sparse), move(compressed)
+    complex_values = torch.complex(torch.randn(300), torch.randn(300))
+    weight = torch.randn(300, requires_grad=True)
+    twice = move([weight, weight])
+    back = to_device(moved_image, "cpu", verify="always", report=report)
+    everything = [moved_image, encoding["input_ids"], packed.data, moved_sparse._values(), moved_compressed.values(), twice[0]]
+    return {
+        "devices": sorted({str(each.device) for each in everything}),
+        "channels_last": moved_image.is_contiguous(memory_format=torch.channels_last),
+        "image": torch.equal(back, image),
+        "encoding": [type(encoding).__name__, encoding["input_ids"].cpu().sum().item()],
+        "packed": [type(packed).__name__, packed.batch_sizes.device.type],
+        "sparse": all(
+            torch.equal(there.cpu(), here)
+            for there, here in ((moved_sparse._values(), sparse._values()), (moved_sparse._indices(), sparse._indices()))
+        ),
+        "compressed": torch.equal(moved_compressed.col_indices().cpu(), compressed.col_indices()),
+        "conjugate": torch.equal(move(complex_values.conj()).cpu(), complex_values.conj()),
+        "leaf": [twice[0].is_leaf, twice[0].requires_grad, twice[0] is twice[1]],
+        "troubles": report.troubles, "unknown": report.unknown,
+    }
+
+
+def test_odd_things_arrive_as_what_they_were(run):
+    pytest.importorskip("transformers")
+    seen = run(odd_things)
+    assert seen["devices"] == ["cuda:0"]
+    assert all(seen[name] for name in ("channels_last", "image", "sparse", "compressed", "conjugate")), seen
+    assert seen["encoding"] == ["BatchEncoding", 600 * 599 // 2]
+    assert seen["packed"] == ["PackedSequence", "cpu"]
+    assert seen["leaf"] == [True, True, True]
+    assert seen["troubles"] == [["tensor", ["direct copy: arrived damaged"]]]
+    assert seen["unknown"] == []
+
+
+def damaged_on_the_way_back():
+    there = to_device(torch.arange(LARGE), "cuda")
+    order("copy=d2h>=1M@1:zeros")
+    report = PlacementReport()
+    back = to_device(there, "cpu", verify="always", report=report)
+    return [torch.equal(back, torch.arange(LARGE)), report.troubles]
+
+
+def test_the_way_back_is_verified_too(run):
+    equal, troubles = run(damaged_on_the_way_back)
+    assert equal
+    assert troubles == [["tensor", ["copy to the CPU: arrived damaged"]]]
+
+
 # What needs no device.
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -254,6 +317,83 @@ def test_nested_things_keep_their_shape():
     assert isinstance(moved["pair"], Pair) and isinstance(moved["sample"], Sample)
     assert moved["pair"].left.dtype == moved["sample"].image.dtype == torch.float64
     assert (moved["pair"].right[1], moved["sample"].name, moved["n"]) == (None, "a", 3)
+
+
+class Batch(collections.UserDict):
+    """As those of Hugging Face's libraries: a mapping that is no dictionary, and knows more than its values."""
+
+    def __init__(self, data, origin):
+        super().__init__(data)
+        self.origin = origin
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    image: torch.Tensor
+    shape: tuple = dataclasses.field(init=False, default=(3,))
+    scale: dataclasses.InitVar[int] = None
+
+    def __post_init__(self, scale):
+        assert scale is not None, "made anew instead of copied"
+
+
+class OwnWay:
+    """Neither container nor tensor, with a method of its own."""
+
+    def to(self, device):
+        return ("moved", str(device))
+
+
+def test_every_kind_of_container_keeps_its_type():
+    value = torch.ones(2)
+    things = [
+        Batch({"x": value}, "here"), Frozen(value, scale=2), collections.deque([value], maxlen=4), {value}, frozenset([value]),
+        collections.OrderedDict(x=value), collections.defaultdict(list, x=value), types.MappingProxyType({"x": value}),
+    ]
+    moved = to_device(things, "cpu", dtype=torch.float64)
+    assert [type(each) for each in moved] == [type(each) for each in things]
+    assert moved[0].origin == "here" and moved[1].shape == (3,) and moved[2].maxlen == 4
+    inside = [moved[0]["x"], moved[1].image, moved[2][0], *moved[3], *moved[4], moved[5]["x"], moved[6]["x"], moved[7]["x"]]
+    assert all(each is inside[0] for each in inside), "one tensor moves once"
+    assert inside[0].dtype == torch.float64
+    assert things[0]["x"] is value and things[1].image is value, "what was given is as it was"
+
+
+def test_modules_inside_of_containers_move_too():
+    assert to_device({"model": torch.nn.Linear(2, 2)}, "cpu", dtype=torch.float64)["model"].weight.dtype == torch.float64
+
+
+def test_what_moves_itself_is_told_apart_in_the_report():
+    report = PlacementReport()
+    assert to_device([OwnWay()], "cpu", report=report) == [("moved", "cpu")]
+    assert report.unknown == ["[0] (OwnWay)"]
+    assert "not verified: [0] (OwnWay)" in str(report)
+
+
+def test_leaves_stay_leaves_and_parameters_parameters():
+    leaf, parameter = torch.ones(2, requires_grad=True), torch.nn.Parameter(torch.ones(2))
+    moved_leaf, moved_parameter = to_device([leaf, parameter], "cpu", dtype=torch.float64)
+    assert moved_leaf.is_leaf and moved_leaf.requires_grad
+    assert type(moved_parameter) is torch.nn.Parameter and moved_parameter.requires_grad
+    assert to_device(leaf, "cpu") is leaf
+
+
+def test_gradients_flow_back_through_a_move():
+    weight = torch.ones(3, requires_grad=True)
+    to_device(weight * 2, "cpu", dtype=torch.float64).sum().backward()
+    assert weight.grad.tolist() == [2.0, 2.0, 2.0] and weight.grad.dtype == torch.float32
+
+
+def test_the_order_of_dimensions_in_memory_is_kept():
+    image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    moved = to_device(image, "cpu", dtype=torch.float64)
+    assert moved.stride() == image.stride() and torch.equal(moved, image.double())
+
+
+def test_noted_conjugates_and_negatives_are_summed_as_what_they_mean():
+    values = torch.complex(torch.randn(9), torch.randn(9))
+    for lazy in (values.conj(), values.conj().imag):
+        assert surefoot_placement._checksum(lazy) == surefoot_placement._checksum(lazy.resolve_conj().resolve_neg().clone())
 
 
 def test_only_floating_point_is_cast():

@@ -10,7 +10,8 @@
 //! | how do batches come? | [`loader`]; and [`prepare()`] makes all of it ready in one call |
 //!
 //! The decisions are pure and know no libtorch; `torch_transport` carries them out. That faults are noticed is
-//! shown twice: by [`matrix`] on [`fake`], and by `examples/on-device` through real libtorch on `device-sim`.
+//! shown three times: by [`matrix`] on [`fake`] and on the routes of whatever device is here, and by
+//! `examples/on-device` through real libtorch on `device-sim`.
 
 mod batch;
 mod bytes;
