@@ -319,3 +319,55 @@ fn the_memory_before_the_end_is_told() {
         "{text}"
     );
 }
+
+/// What the child prints goes through a terminal of its own, which must follow ours.
+#[test]
+fn a_terminal_that_changes_its_size_changes_that_of_the_child() {
+    use rustix::process::{Pid, Signal, kill_process};
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{Winsize, tcsetwinsize};
+
+    let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+    grantpt(&controller).expect("ours");
+    unlockpt(&controller).expect("open");
+    let name = ptsname(&controller, Vec::new()).expect("a name");
+    let terminal = || {
+        let path = name.to_str().expect("a path");
+        let file = std::fs::File::options().read(true).write(true).open(path);
+        Stdio::from(file.expect("its other end"))
+    };
+    let resize = |rows, columns| {
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&controller, size).expect("it is resized");
+    };
+    resize(24, 80);
+    let script = "trap 'stty size <&2; exit 0' WINCH; stty size <&2; while :; do sleep 0.05; done";
+    let mut child = surefoot()
+        .args(["run", "--", "sh", "-c", script])
+        .stdin(Stdio::null())
+        .stdout(terminal())
+        .stderr(terminal())
+        .spawn()
+        .expect("it runs");
+    let mut lines = BufReader::new(std::fs::File::from(controller.try_clone().expect("a copy")));
+    let mut wait_for = |wanted: &str| {
+        let mut line = String::new();
+        while !line.trim_end().ends_with(wanted) {
+            line.clear();
+            let read = lines.read_line(&mut line).expect("readable");
+            assert!(read > 0, "the terminal closed before {wanted:?}");
+        }
+    };
+    wait_for("24 80");
+    resize(50, 132);
+    // Only a terminal that controls its processes sends this by itself.
+    let pid = Pid::from_child(&child);
+    kill_process(pid, Signal::WINCH).expect("it is told");
+    wait_for("50 132");
+    assert!(child.wait().expect("it ends").success());
+}
