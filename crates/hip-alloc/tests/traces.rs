@@ -46,7 +46,7 @@ fn the_peak_is_within_five_percent_of_the_live_peak() {
 }
 
 /// Where more is held between steps than promised, in MiB. It must not become worse.
-const MISSES_IDLE: [(&str, u64); 2] = [("experts", 1848), ("wan_swapped", 1328)];
+const MISSES_IDLE: [(&str, u64); 1] = [("experts", 1848)];
 
 #[test]
 fn between_steps_no_more_than_the_floor_and_a_block_is_held() {
@@ -66,7 +66,7 @@ fn between_steps_no_more_than_the_floor_and_a_block_is_held() {
 const MISSES_CALLS: [(&str, f64); 3] = [
     ("vit_ema", 221.0),
     ("vocoder_gan", 69.0),
-    ("wan_swapped", 4224.0),
+    ("wan_swapped", 4338.0),
 ];
 
 #[test]
@@ -108,6 +108,30 @@ fn made_up_training_stays_near_its_live_memory() {
             outcome.peak_ratio()
         );
     }
+}
+
+/// The evaluation asks for blocks of 1.5 and 6 GiB again and again. Kept for a moment, they
+/// are still there when the step ends; that they all were came to 21 GiB.
+#[test]
+fn what_is_kept_for_a_moment_is_bounded() {
+    let (_, base) = Shape::examples().swap_remove(0);
+    let shape = Shape {
+        hidden: 3072,
+        vocabulary: 0,
+        element: 2,
+        batch: 16,
+        sequence: (1024, 4096),
+        steps: 6,
+        adapter_rank: 64,
+        checkpointing: true,
+        evaluate_every: 2,
+        seed: 57_618_071,
+        ..base
+    };
+    let (outcome, _) = run(&shape.trace());
+    let most = 4 * PoolConfig::default().warmup_bytes;
+    let excess = outcome.idle_excess();
+    assert!(excess <= most, "{} MiB", excess / MIB);
 }
 
 /// `record` of `python/tests/test_snapshot.py` under PyTorch 2.13 wrote the pickle.

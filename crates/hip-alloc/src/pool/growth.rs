@@ -29,7 +29,9 @@ const LEAST_FOR_DISPARITY: u64 = 4 * MIB;
 const DIRECT_DISPARITY: u64 = 8;
 /// An empty block that was missed before is kept for one part in this many of a step.
 const MOMENTS: u64 = 24;
-/// That is at least, and at most, this many requests and frees.
+/// No more than this many times the floor is kept for that, beyond the floor.
+const KEPT_FLOORS: u64 = 3;
+/// A moment is at least, and at most, this many requests and frees.
 const MOMENT: (u64, u64) = (16, 1024);
 /// `position` orders by block first: more than any block has bytes.
 const POSITIONS_PER_BLOCK_LOG2: u32 = 40;
@@ -172,7 +174,9 @@ impl Pool {
     }
 
     /// Gives empty blocks back until no more than the floor is held beyond what is live,
-    /// but for those that were missed before.
+    /// but for those that were missed before. Of these no more than a few times the floor
+    /// is kept: the program may stop for long after any free, and a moment is counted in
+    /// events, so it does not end while the program does nothing.
     pub(super) fn shed(&mut self, driver: &mut dyn Driver) {
         self.kept_until = u64::MAX;
         let tight = self.is_tight(0);
@@ -183,7 +187,11 @@ impl Pool {
             let is_kept = |block: &Block| {
                 !tight && now - block.emptied <= moment && self.regrets.misses(block.bytes)
             };
-            let Some(at) = self.first_to_go(|block| !is_kept(block)) else {
+            let at = self.first_to_go(|block| !is_kept(block)).or_else(|| {
+                let too_much = self.exceeds(floor.saturating_mul(1 + KEPT_FLOORS));
+                too_much.then(|| self.first_to_go(|_| true)).flatten()
+            });
+            let Some(at) = at else {
                 let oldest = self.empty.iter().map(|block| self.blocks[*block].emptied);
                 self.kept_until = oldest.min().unwrap_or(now) + moment;
                 return;

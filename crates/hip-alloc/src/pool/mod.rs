@@ -13,7 +13,8 @@
 //! A request takes the best-fitting free span of its region, then an empty
 //! block, then a new block. A block that becomes empty goes back to the driver at
 //! once, unless what the pool holds beyond the live memory is within the warm-up
-//! floor, or blocks of its size were missed a moment after they went back (`regret`).
+//! floor, or blocks of its size were missed a moment after they went back (`regret`;
+//! a few times the floor at most).
 //! Nothing else is kept.
 
 mod addresses;
