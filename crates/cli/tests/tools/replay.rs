@@ -57,6 +57,22 @@ fn json_has_every_allocator_and_whether_the_bounds_were_kept() {
     );
 }
 
+/// As PyTorch's snapshots are: nothing says where a step begins.
+#[test]
+fn without_steps_nothing_is_told_by_the_step() {
+    let folder = recorded();
+    let text = TRACE.replace("s\n", "");
+    std::fs::write(folder.path().join("run.trace"), text).expect("a trace");
+    insta::assert_snapshot!(without_times(&show(&replay(folder.path(), &[]))));
+    let output = replay(folder.path(), &["--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let ours = &report["allocators"][0];
+    assert!(ours["idle_excess_bytes"].is_null() && ours["driver_calls_per_step"].is_null());
+    assert!(ours["driver_calls"].as_u64() > Some(0));
+    let promises = &report["promises"];
+    assert!(promises["peak"].is_boolean() && promises.get("calls").is_none());
+}
+
 #[test]
 fn the_picture_has_a_line_for_each_allocator() {
     let folder = recorded();

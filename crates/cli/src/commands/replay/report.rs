@@ -22,7 +22,8 @@ pub(super) struct Report {
     allocators: Vec<Row>,
 }
 
-/// One allocator.
+/// One allocator. What is counted by the step is `None` for a trace without steps, such as
+/// PyTorch's snapshots give.
 #[derive(Serialize)]
 struct Row {
     name: String,
@@ -30,8 +31,10 @@ struct Row {
     /// Peak held over peak live.
     peak_ratio: f64,
     /// The most held beyond live where a step begins.
-    idle_excess_bytes: u64,
-    driver_calls_per_step: f64,
+    idle_excess_bytes: Option<u64>,
+    /// From the first step on; of the whole run where there are none.
+    driver_calls: u64,
+    driver_calls_per_step: Option<f64>,
     /// Of the calls that no caching makes.
     share_of_calls: f64,
 }
@@ -41,6 +44,13 @@ struct Row {
 struct Kept {
     peak_allowed_bytes: u64,
     peak: bool,
+    #[serde(flatten)]
+    steps: Option<KeptBySteps>,
+}
+
+/// The bounds that need steps.
+#[derive(Serialize)]
+struct KeptBySteps {
     idle_allowed_bytes: u64,
     idle: bool,
     calls_allowed_per_step: f64,
@@ -56,32 +66,31 @@ impl Report {
         peers: &[(Peer, PeerOutcome)],
         nanoseconds_per_operation: f64,
     ) -> Self {
-        let none = peers.iter().find(|(peer, _)| *peer == Peer::NoCaching);
-        let no_caching = none.map_or(0.0, |(_, outcome)| outcome.calls_per_step());
-        let row = |name: String, peak_held: u64, ratio: f64, idle: u64, calls: f64| Row {
-            name,
-            peak_held_bytes: peak_held,
-            peak_ratio: ratio,
-            idle_excess_bytes: idle,
-            driver_calls_per_step: calls,
-            share_of_calls: calls / no_caching.max(1.0),
-        };
-        let mut allocators = vec![row(
-            "hip-alloc".into(),
-            ours.peak_held,
-            ours.peak_ratio(),
-            ours.idle_excess(),
-            ours.calls_per_step(),
-        )];
-        allocators.extend(peers.iter().map(|(peer, outcome)| {
-            row(
-                peer.name(),
-                outcome.peak_held,
-                outcome.peak_ratio(),
-                outcome.idle_excess(),
-                outcome.calls_per_step(),
-            )
+        let stepped = ours.steps > 0;
+        let mut allocators = vec![Row {
+            name: "hip-alloc".into(),
+            peak_held_bytes: ours.peak_held,
+            peak_ratio: ours.peak_ratio(),
+            idle_excess_bytes: stepped.then(|| ours.idle_excess()),
+            driver_calls: ours.driver_calls_in_steps,
+            driver_calls_per_step: stepped.then(|| ours.calls_per_step()),
+            share_of_calls: 0.0,
+        }];
+        allocators.extend(peers.iter().map(|(peer, outcome)| Row {
+            name: peer.name(),
+            peak_held_bytes: outcome.peak_held,
+            peak_ratio: outcome.peak_ratio(),
+            idle_excess_bytes: stepped.then(|| outcome.idle_excess()),
+            driver_calls: outcome.driver_calls_in_steps,
+            driver_calls_per_step: stepped.then(|| outcome.calls_per_step()),
+            share_of_calls: 0.0,
         }));
+        let none = Peer::NoCaching.name();
+        let none = allocators.iter().find(|row| row.name == none);
+        let no_caching = none.map_or(1.0, Row::calls).max(1.0);
+        for row in &mut allocators {
+            row.share_of_calls = row.calls() / no_caching;
+        }
         let bounds = Promises::of(ours, config.warmup_bytes);
         Self {
             trace: name.to_owned(),
@@ -93,60 +102,94 @@ impl Report {
             promises: Kept {
                 peak_allowed_bytes: bounds.peak_allowed_bytes,
                 peak: bounds.peak(ours),
-                idle_allowed_bytes: bounds.idle_allowed_bytes,
-                idle: bounds.idle(ours),
-                calls_allowed_per_step: bounds.calls_allowed_per_step,
-                calls: bounds.calls(ours),
+                steps: stepped.then(|| KeptBySteps {
+                    idle_allowed_bytes: bounds.idle_allowed_bytes,
+                    idle: bounds.idle(ours),
+                    calls_allowed_per_step: bounds.calls_allowed_per_step,
+                    calls: bounds.calls(ours),
+                }),
             },
             allocators,
         }
     }
 }
 
+impl Row {
+    /// Driver calls per step, or all of them where there are no steps.
+    fn calls(&self) -> f64 {
+        self.driver_calls_per_step
+            .unwrap_or(self.driver_calls as f64)
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            out,
-            "{}: {} requests in {} steps, {} MiB live at most\n",
-            self.trace,
-            self.requests,
-            self.steps,
-            self.peak_live_bytes / MIB
-        )?;
+        let (name, requests) = (&self.trace, self.requests);
+        let live = self.peak_live_bytes / MIB;
+        let calls = match self.steps {
+            0 => {
+                writeln!(
+                    out,
+                    "{name}: {requests} requests, no steps, {live} MiB live at most\n"
+                )?;
+                "driver calls"
+            }
+            steps => {
+                writeln!(
+                    out,
+                    "{name}: {requests} requests in {steps} steps, {live} MiB live at most\n"
+                )?;
+                "driver calls/step"
+            }
+        };
         writeln!(
             out,
             "{:24}{:>12}{:>9}{:>16}{:>20}{:>16}",
-            "", "peak held", "× live", "between steps", "driver calls/step", "of no caching"
+            "", "peak held", "× live", "between steps", calls, "of no caching"
         )?;
         for row in &self.allocators {
+            let idle = match row.idle_excess_bytes {
+                Some(bytes) => format!("+{} MiB", bytes / MIB),
+                None => "-".to_owned(),
+            };
             writeln!(
                 out,
-                "{:24}{:>8} MiB{:>9.3}{:>12} MiB{:>20.1}{:>15.2}%",
+                "{:24}{:>8} MiB{:>9.3}{idle:>16}{:>20.1}{:>15.2}%",
                 row.name,
                 row.peak_held_bytes / MIB,
                 row.peak_ratio,
-                format!("+{}", row.idle_excess_bytes / MIB),
-                row.driver_calls_per_step,
+                row.calls(),
                 100.0 * row.share_of_calls
             )?;
         }
-        let kept = |kept: bool| if kept { "kept" } else { "NOT kept" };
-        let promises = &self.promises;
-        writeln!(
-            out,
-            "\nhip-alloc's bounds: peak at most {} MiB: {}; between steps at most +{} MiB: {}; \
-             at most {:.1} driver calls a step: {}",
-            promises.peak_allowed_bytes / MIB,
-            kept(promises.peak),
-            promises.idle_allowed_bytes / MIB,
-            kept(promises.idle),
-            promises.calls_allowed_per_step,
-            kept(promises.calls),
-        )?;
+        writeln!(out, "\n{}", self.promises)?;
         writeln!(
             out,
             "{:.0} ns per request or free, the simulated driver included",
             self.nanoseconds_per_operation
         )
+    }
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kept = |kept: bool| if kept { "kept" } else { "NOT kept" };
+        write!(
+            out,
+            "hip-alloc's bounds: peak at most {} MiB: {}; ",
+            self.peak_allowed_bytes / MIB,
+            kept(self.peak),
+        )?;
+        match &self.steps {
+            Some(steps) => write!(
+                out,
+                "between steps at most +{} MiB: {}; at most {:.1} driver calls a step: {}",
+                steps.idle_allowed_bytes / MIB,
+                kept(steps.idle),
+                steps.calls_allowed_per_step,
+                kept(steps.calls),
+            ),
+            None => out.write_str("the others need steps, and none are marked in this trace"),
+        }
     }
 }
