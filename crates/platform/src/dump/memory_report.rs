@@ -144,7 +144,9 @@ pub(super) fn complete(text: &str, machine: &mut Machine) {
         known.swap_total = known.swap_total.or(read.swap_total);
         known.swap_free = known.swap_free.or(read.swap_free);
     }
-    if text.contains("Microsoft Windows") || text.contains("dxdiag") {
+    // `Display Memory` is the word of DirectX's own report.
+    let signs = ["Microsoft Windows", "dxdiag", "Display Memory:"];
+    if signs.iter().any(|sign| text.contains(sign)) {
         machine.system = System::Windows;
     }
     // `amdgpu_firmware_info` of debugfs.
