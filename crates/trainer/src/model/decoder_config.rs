@@ -178,7 +178,8 @@ impl DecoderConfig {
 
     /// What does not fit together: the key and what is wrong with it.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
-        if self.head_dim % 2 != 0 {
+        // Zero where there are more heads than numbers to share out among them.
+        if self.head_dim < 2 || self.head_dim % 2 != 0 {
             return Err((
                 "head_dim",
                 format!(

@@ -227,6 +227,16 @@ fn what_a_file_does_not_say_is_what_transformers_takes() {
 }
 
 #[test]
+fn more_heads_than_numbers_to_share_are_refused() {
+    let path = golden("llama-grouped/config.json");
+    let mut llama: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    llama.as_object_mut().unwrap().remove("head_dim");
+    llama["num_attention_heads"] = json!(64);
+    let error = config_of(&llama).unwrap_err();
+    assert!(error.contains("`head_dim` must be even"), "{error}");
+}
+
+#[test]
 fn a_window_that_no_layer_uses_is_no_window() {
     let mut config = qwen3();
     for key in ["layer_types", "sliding_window"] {

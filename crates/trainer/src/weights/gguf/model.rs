@@ -151,7 +151,7 @@ impl TensorSource for GgufModel {
 /// converter interleaves the rows of q and k. This puts the halves back together.
 fn undo_permutation(tensor: &Tensor, heads: i64) -> Result<Tensor, tch::TchError> {
     let shape = tensor.size();
-    let rest: i64 = shape[1..].iter().product();
+    let rest: i64 = shape.iter().skip(1).product();
     tensor
         .f_reshape([heads, -1, 2, rest])?
         .f_transpose(1, 2)?
@@ -357,5 +357,16 @@ impl Keys<'_> {
             Some(Value::Unsigned(id)) if *id < 1 << 24 => i64::try_from(*id).ok(),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scalar_in_the_place_of_a_matrix_is_refused() {
+        // A file may say that a tensor has no dimensions at all.
+        assert!(undo_permutation(&Tensor::from(1f32), 4).is_err());
     }
 }
