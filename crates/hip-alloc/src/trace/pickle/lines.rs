@@ -67,7 +67,7 @@ pub(super) fn quoted(line: &[u8]) -> Option<String> {
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// `V`: one byte a character, and `\uXXXX` or `\UXXXXXXXX` for those beyond (Python's
+/// `V`: one byte a character, and `\u` or `\U` with four or eight digits for those beyond (Python's
 /// "raw-unicode-escape"). Any other backslash is itself.
 pub(super) fn unicode(line: &[u8]) -> String {
     let mut text = String::with_capacity(line.len());
