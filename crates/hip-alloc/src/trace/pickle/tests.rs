@@ -1,3 +1,5 @@
+//! Pickles of Python itself, damaged ones, and those that would do harm.
+
 use super::*;
 use proptest::prelude::*;
 
