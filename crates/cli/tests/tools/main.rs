@@ -1,5 +1,7 @@
 //! The subcommands that need no libtorch, as people and programs meet them.
 
+#[cfg(unix)]
+mod activate;
 mod common;
 mod doctor;
 #[cfg(unix)]
