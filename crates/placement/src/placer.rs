@@ -11,12 +11,14 @@ use tch::{Device, Kind, Tensor};
 
 use crate::batch::{Batch, FieldPath};
 use crate::bytes::Bytes;
+use crate::plan::Memory;
 use crate::policy::{MoveError, Placed, Policy, Request};
 use crate::report::PlacementReport;
 use crate::route::Ladder;
 use crate::torch_transport::{
     HostTensor, TorchTransport, TransportOptions, device_name, element_of,
 };
+use crate::transport::Transport;
 use crate::verify::Role;
 
 /// Why a tensor, a module or a batch is not on the device.
@@ -126,6 +128,26 @@ impl Placer {
     /// How moves are made.
     pub fn policy(&self) -> &Policy {
         self.ladder.policy()
+    }
+
+    /// What was said about the device, for those that move on their own, such as a
+    /// [`BlockStream`](crate::stream::BlockStream).
+    pub fn options(&self) -> &TransportOptions {
+        self.transport.options()
+    }
+
+    /// The memory that a plan may use, of which so much is free on the device and the host.
+    /// The CPU is a device that has one memory with the host.
+    pub fn memory(&self, device: Bytes, host: Bytes) -> Memory {
+        let facts = self.transport.facts();
+        match facts.unified_memory || self.device() == Device::Cpu {
+            true => Memory::Unified {
+                device,
+                pool: host,
+                zero_copy: facts.zero_copy && self.device() != Device::Cpu,
+            },
+            false => Memory::Discrete { device, host },
+        }
     }
 
     pub(crate) fn transport(&mut self) -> &mut TorchTransport {

@@ -32,6 +32,7 @@
 mod home;
 mod state;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -97,6 +98,9 @@ pub struct StreamOptions {
     /// Run a block again in the backward pass with the random generators as they
     /// were: needed where a block has dropout.
     pub preserve_generators: bool,
+    /// Let what a block was given wait for the backward pass in host memory, as
+    /// [`CheckpointOptions::offload`] says.
+    pub offload_inputs: bool,
 }
 
 impl Default for StreamOptions {
@@ -108,6 +112,7 @@ impl Default for StreamOptions {
             verify: Verify::First,
             transport: TransportOptions::default(),
             preserve_generators: false,
+            offload_inputs: false,
         }
     }
 }
@@ -191,7 +196,15 @@ impl StreamReport {
 pub struct BlockStream {
     layouts: Arc<Vec<Layout>>,
     state: Arc<Mutex<State>>,
-    preserve_generators: bool,
+    checkpoint: CheckpointOptions,
+}
+
+/// Takes the blocks of a [`BlockStream`] one after the other, so that at most one of
+/// them is in memory twice, whatever else is made between them.
+pub struct StreamBuilder {
+    options: StreamOptions,
+    homes: Homes,
+    layouts: Vec<Layout>,
 }
 
 /// Where the weights of a block lie in its buffer.
@@ -231,30 +244,14 @@ impl BlockStream {
         blocks: impl IntoIterator<Item = Block>,
         options: StreamOptions,
     ) -> Result<Self, PlaceError> {
-        let transport = TorchTransport::new(device, options.transport.clone())?;
         let blocks = blocks.into_iter();
         let travels = travels(&options.streamed, blocks.size_hint())?;
-        let mut homes = Homes::new(transport, &options)?;
-        let mut layouts = Vec::new();
+        let mut builder = StreamBuilder::new(device, options)?;
         for block in blocks {
-            let (layout, buffer) = pack(block)?;
-            homes.add(&layout, buffer, travels(layouts.len()))?;
-            layouts.push(layout);
+            let travels = travels(builder.layouts.len());
+            builder.push(block, travels)?;
         }
-        if layouts.is_empty() || options.slots == 0 {
-            let what = if layouts.is_empty() {
-                "blocks"
-            } else {
-                "slots"
-            };
-            return Err(Error::InvalidArgument(format!("there are no {what} to stream")).into());
-        }
-        let state = State::new(homes, &options)?;
-        Ok(Self {
-            layouts: Arc::new(layouts),
-            state: Arc::new(Mutex::new(state)),
-            preserve_generators: options.preserve_generators,
-        })
+        builder.finish()
     }
 
     /// How many blocks there are.
@@ -289,11 +286,7 @@ impl BlockStream {
     {
         self.check(block)?;
         let stream = self.clone();
-        let options = CheckpointOptions {
-            preserve_generators: self.preserve_generators,
-            ..CheckpointOptions::default()
-        };
-        checkpoint_with(options, inputs, move |inputs| {
+        checkpoint_with(self.checkpoint, inputs, move |inputs| {
             let buffer = stream.lock().fetch(block, Walk::Training)?;
             function(inputs, &stream.weights(block, buffer))
         })
@@ -351,11 +344,77 @@ impl BlockStream {
     }
 }
 
+impl fmt::Debug for BlockStream {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter
+            .debug_struct("BlockStream")
+            .field("blocks", &self.len())
+            .field("report", &self.report())
+            .finish()
+    }
+}
+
+impl StreamBuilder {
+    /// A builder for blocks that all travel, whatever [`StreamOptions::streamed`] says:
+    /// those that stay on the device need no stream.
+    ///
+    /// # Errors
+    /// [`PlaceError`]: a device that is not there, or a folder that cannot be written to.
+    pub fn new(device: Device, options: StreamOptions) -> Result<Self, PlaceError> {
+        let transport = TorchTransport::new(device, options.transport.clone())?;
+        Ok(Self {
+            homes: Homes::new(transport, &options)?,
+            layouts: Vec::new(),
+            options,
+        })
+    }
+
+    /// Packs the next block into a flat buffer and puts that where it stays; the block's number.
+    ///
+    /// # Errors
+    /// [`PlaceError`]: a weight that requires a gradient or is not on the CPU, no memory
+    /// for the buffer, or no room in the file.
+    pub fn add(&mut self, block: Block) -> Result<usize, PlaceError> {
+        self.push(block, true)
+    }
+
+    fn push(&mut self, block: Block, travels: bool) -> Result<usize, PlaceError> {
+        let (layout, buffer) = pack(block)?;
+        self.homes.add(&layout, buffer, travels)?;
+        self.layouts.push(layout);
+        Ok(self.layouts.len() - 1)
+    }
+
+    /// Allocates the ring.
+    ///
+    /// # Errors
+    /// [`PlaceError`]: no block, no slot, or no memory for the ring.
+    pub fn finish(self) -> Result<BlockStream, PlaceError> {
+        let what = match (self.layouts.is_empty(), self.options.slots) {
+            (true, _) => Some("blocks"),
+            (false, 0) => Some("slots"),
+            _ => None,
+        };
+        if let Some(what) = what {
+            return Err(Error::InvalidArgument(format!("there are no {what} to stream")).into());
+        }
+        let state = State::new(self.homes, &self.options)?;
+        Ok(BlockStream {
+            layouts: Arc::new(self.layouts),
+            state: Arc::new(Mutex::new(state)),
+            checkpoint: CheckpointOptions {
+                preserve_generators: self.options.preserve_generators,
+                offload: self.options.offload_inputs,
+            },
+        })
+    }
+}
+
 /// Which of the blocks travel, as a question about a block's number.
 fn travels(
     streamed: &Streamed,
     (least, most): (usize, Option<usize>),
-) -> Result<impl Fn(usize) -> bool, Error> {
+) -> Result<impl Fn(usize) -> bool + use<>, Error> {
     let refuse = |message: String| Err(Error::InvalidArgument(message));
     let (count, only) = match streamed {
         Streamed::All => (least.max(1), None),

@@ -138,6 +138,11 @@ impl HostTensor {
 }
 
 impl TorchTransport {
+    /// What was said about the device.
+    pub(crate) fn options(&self) -> &TransportOptions {
+        &self.options
+    }
+
     /// A transport to `device`: the CPU, or `Device::Cuda(n)` (also under ROCm).
     ///
     /// # Errors

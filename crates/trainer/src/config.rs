@@ -18,6 +18,7 @@ mod adapter;
 mod bf16;
 mod check;
 mod consistency;
+mod memory;
 mod problem;
 mod schema;
 #[cfg(test)]
@@ -31,6 +32,7 @@ use serde::{Deserialize, Serialize};
 
 pub use adapter::{AdapterConfig, ModuleNames};
 pub use bf16::Bf16;
+pub use memory::{DeviceMapConfig, MemoryLimits, MemoryProfile, PlaceConfig, Size};
 pub use problem::{ConfigError, Problem};
 pub use schema::schema_json;
 
@@ -75,6 +77,28 @@ pub struct ModelConfig {
     /// Keep the frozen matrices of a published model in fewer bits under an adapter; the
     /// embedding and the head stay as they are. Unset keeps every number.
     pub quantization: Option<Quantization>,
+    /// A named set of the keys below, which the run prints; what is set beside it wins.
+    pub profile: Option<MemoryProfile>,
+    /// Stream every block of a frozen model through a small ring of device memory.
+    pub low_vram: Option<bool>,
+    /// Stream so many blocks, spread evenly, and keep the others.
+    #[schemars(range(min = 0, max = 1024))]
+    pub blocks_to_swap: Option<u32>,
+    /// Stream at least this share of the blocks' bytes.
+    #[schemars(range(min = 0, max = 1))]
+    pub offload_fraction: Option<f64>,
+    /// Stream as many blocks as it takes to stay below these bounds.
+    pub max_memory: Option<MemoryLimits>,
+    /// Where each part of a frozen model goes: `auto`, or a map of names to `device`, `cpu` or
+    /// `disk`.
+    pub device_map: Option<DeviceMapConfig>,
+    /// Blocks that are on the device at a time while they are streamed: one in use, the others
+    /// on their way. Unset means 2.
+    #[schemars(range(min = 1, max = 64))]
+    pub ring_slots: Option<u32>,
+    /// Folder on a disk for streamed blocks that wait in a file, which is gone after the run;
+    /// unset takes one in the cache.
+    pub offload_folder: Option<PathBuf>,
     /// Width of the residual stream.
     #[schemars(range(min = 1, max = 65_536))]
     pub hidden_size: u32,
@@ -342,6 +366,14 @@ impl Default for ModelConfig {
         Self {
             name_or_path: None,
             quantization: None,
+            profile: None,
+            low_vram: None,
+            blocks_to_swap: None,
+            offload_fraction: None,
+            max_memory: None,
+            device_map: None,
+            ring_slots: None,
+            offload_folder: None,
             hidden_size: 256,
             intermediate_size: 704,
             num_hidden_layers: 6,

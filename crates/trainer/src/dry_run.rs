@@ -15,6 +15,7 @@ use crate::allocator::Allocator;
 use crate::checkpoint::{self, Trained};
 use crate::config::Config;
 use crate::estimate::Estimate;
+use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
 use crate::optim::{AdamW, Ema, Gradients, treatments};
 use crate::run_folder::RunFolder;
@@ -49,6 +50,8 @@ pub struct DryRun {
     pub estimated_seconds: f64,
     /// What was expected of the memory.
     pub memory_estimate: Estimate,
+    /// What would live where, if the config asks for a plan.
+    pub memory_plan: Option<MemoryPlan>,
     /// What to change when that is more than there is; else empty.
     pub advice: Vec<&'static str>,
     /// Memory, at the peak of it all.
@@ -66,7 +69,7 @@ pub fn dry_run(
 ) -> Result<DryRun, Error> {
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
-    let mut task = setup::task(config, &mut placer, observer)?;
+    let mut task = setup::task(config, allocator, &mut placer, observer)?;
     let parameters = task.parameters();
     let treatments = treatments(config, parameters)?;
     let settings = (&config.train).into();
@@ -136,6 +139,7 @@ pub fn dry_run(
             false => memory_estimate.advice(config),
         },
         memory_estimate,
+        memory_plan: task.memory_plan().cloned(),
         memory: machine.memory_summary(),
     })
 }

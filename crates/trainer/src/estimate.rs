@@ -13,7 +13,7 @@
 use serde::Serialize;
 use tch::Kind;
 
-use crate::config::{Config, Quantization};
+use crate::config::Config;
 use crate::model::{DecoderConfig, Parameters};
 use crate::text::bytes;
 
@@ -163,6 +163,12 @@ impl Estimate {
                 "`model.quantization: nf4` keeps the frozen weights in four bits",
             ));
         }
+        if config.adapter.is_some() && config.model.wishes().is_none() {
+            advice.push((
+                self.weights / 4 * 3,
+                "`model.low_vram: true` streams the frozen blocks through a small ring",
+            ));
+        }
         if config.adapter.is_none() && config.model.name_or_path.is_some() {
             advice.push((
                 self.weights + self.gradients,
@@ -181,22 +187,24 @@ impl Estimate {
 }
 
 /// How a decoder is trained, as far as memory depends on it.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct DecoderUse {
     /// Samples in one pass.
     pub rows: u64,
     /// Tokens in each.
     pub length: u64,
-    /// Positions that the rotary tables have.
-    pub positions: u64,
     /// The type of matrix products.
     pub compute: Kind,
     /// The type of frozen matrices; unset when all are trained.
     pub frozen: Option<Kind>,
-    /// Fewer bits for those.
-    pub quantization: Option<Quantization>,
+    /// Whether those are in fewer bits, and expanded for each product.
+    pub quantized: bool,
     /// Whether blocks are computed again in the backward pass.
     pub checkpoint: bool,
+    /// Blocks that are whatever that says, because they are streamed.
+    pub streamed: Vec<usize>,
+    /// Whether what is kept of those waits in memory that is not the device's.
+    pub offload: bool,
     /// Dropout of the adapters.
     pub dropout: f64,
     /// Whether all logits are made at once.
@@ -205,11 +213,12 @@ pub(crate) struct DecoderUse {
     pub scores: bool,
 }
 
-/// What training this decoder takes.
+/// What training this decoder takes, of which `weights` bytes are in memory, adapters left out.
 pub(crate) fn decoder(
     config: &DecoderConfig,
     parameters: &Parameters,
-    how: DecoderUse,
+    weights: u64,
+    how: &DecoderUse,
 ) -> Footprint {
     let shape = Shape::new(config);
     let layers = config.num_hidden_layers.max(1) as u64;
@@ -220,15 +229,20 @@ pub(crate) fn decoder(
         .filter(|parameter| parameter.name.contains("lora_"))
         .map(|parameter| parameter.tensor.numel() as u64 * FULL)
         .sum();
-    let kept = (0..layers).map(|layer| shape.kept(tokens, &Adapters::of(layer, parameters), how));
-    let (activations, inside) = match how.checkpoint {
-        // The inputs of all; and the inside of one, when the logits are gone.
-        true => {
-            let inside = kept.max().unwrap_or(0);
-            (layers * stream + inside, inside)
+    // Of some blocks the inputs are kept; and of one of those the inside, when the logits are gone.
+    let (mut activations, mut inputs, mut inside) = (0, 0, 0);
+    for layer in 0..layers {
+        let kept = shape.kept(tokens, &Adapters::of(layer, parameters), how);
+        if how.checkpoint || how.streamed.contains(&(layer as usize)) {
+            inputs += 1;
+            inside = kept.max(inside);
+        } else {
+            activations += kept;
         }
-        false => (kept.sum(), 0),
-    };
+    }
+    // One is there while it is used, another while it leaves or comes back.
+    let inputs = if how.offload { inputs.min(2) } else { inputs };
+    let activations = activations + inputs * stream + inside;
     // Where scores are written out, their gradients come when the logits are gone, too.
     let scores = match how.scores {
         true => 2 * tokens * shape.heads * how.length * size_of_kind(how.compute),
@@ -237,9 +251,12 @@ pub(crate) fn decoder(
     let logits = shape.logits(tokens, how);
     // The norm before the head, and the gradient of the stream on its way back.
     Footprint {
-        weights: shape.weights(config, how) + adapters,
+        weights: weights + adapters,
         activations: activations + 3 * stream,
-        logits: logits.saturating_sub(inside).max(scores),
+        logits: logits
+            .saturating_sub(inside)
+            .max(scores)
+            .max(shape.expanded(how)),
     }
 }
 
@@ -314,24 +331,8 @@ impl Shape {
         self.hidden * (2 * self.query + 2 * self.key_value + 3 * self.inner)
     }
 
-    fn weights(&self, config: &DecoderConfig, how: DecoderUse) -> u64 {
-        let layers = config.num_hidden_layers.max(0) as u64;
-        let stored = how.frozen.map_or(FULL, size_of_kind);
-        let matrices = layers * self.layer();
-        let matrices = match how.quantization.filter(|_| how.frozen.is_some()) {
-            None => matrices * stored,
-            Some(Quantization::Int8) => matrices,
-            // Half a byte, and a scale in fp32 for each 64.
-            Some(Quantization::Nf4) => matrices / 2 + matrices / 16,
-        };
-        let tables = if config.tie_word_embeddings { 1 } else { 2 };
-        let norms = (2 * layers + 1) * self.hidden * FULL;
-        let rope = 2 * how.positions * config.head_dim.max(0) as u64 * FULL;
-        matrices + tables * self.vocabulary * self.hidden * stored + norms + rope
-    }
-
     /// Bytes that one layer keeps for its backward pass.
-    fn kept(&self, tokens: u64, adapters: &Adapters, how: DecoderUse) -> u64 {
+    fn kept(&self, tokens: u64, adapters: &Adapters, how: &DecoderUse) -> u64 {
         let compute = size_of_kind(how.compute);
         let trained = how.frozen.is_none();
         let half = compute < FULL;
@@ -376,8 +377,18 @@ impl Shape {
         tokens * each + converted
     }
 
+    /// What becomes of the largest matrix for one product where it is kept in fewer bits: its
+    /// codes, its numbers before they are scaled, and those after.
+    fn expanded(&self, how: &DecoderUse) -> u64 {
+        let inputs = self.inner.max(self.query).max(self.hidden);
+        match how.quantized {
+            true => 10 * self.hidden * inputs,
+            false => 0,
+        }
+    }
+
     /// At most: the logits, their logarithms, and the gradient of either.
-    fn logits(&self, tokens: u64, how: DecoderUse) -> u64 {
+    fn logits(&self, tokens: u64, how: &DecoderUse) -> u64 {
         let all = tokens * self.vocabulary;
         let head = self.vocabulary * self.hidden;
         let converted = match size_of_kind(how.compute) < FULL && how.frozen.is_none() {

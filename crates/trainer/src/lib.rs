@@ -24,6 +24,7 @@ pub mod examples;
 mod golden;
 pub mod inference;
 mod memory;
+mod memory_plan;
 mod metrics;
 pub mod model;
 mod observer;
@@ -47,6 +48,7 @@ pub use dry_run::{DryRun, dry_run};
 pub use error::Error;
 pub use estimate::{Estimate, EstimateError, Footprint};
 pub use memory::MemorySample;
+pub use memory_plan::MemoryPlan;
 pub use metrics::Record;
 /// The fault matrix of the placement ladder, in process and on this machine, for `surefoot probe --placement`.
 pub use placement::{

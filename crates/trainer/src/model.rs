@@ -7,6 +7,7 @@
 
 mod attention;
 mod attention_kernel;
+mod blocks;
 mod builder;
 mod decoder;
 mod decoder_config;
@@ -19,6 +20,7 @@ mod weight;
 mod weights;
 
 pub(crate) use attention_kernel::attention_writes_scores;
+pub use blocks::Streaming;
 pub use builder::{Base, Builder};
 pub use decoder::{Cache, Decoder, DecoderOptions, Pass};
 pub(crate) use decoder_config::end_tokens;
@@ -26,4 +28,5 @@ pub use decoder_config::{Architecture, DecoderConfig};
 pub use parameters::{Parameter, Parameters};
 pub use rope::{RopeScaling, RopeSettings, Yarn};
 pub use weight::Weight;
+pub(crate) use weights::Outline;
 pub use weights::{FileWeights, Initial, RandomWeights, WeightSource};

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use crate::estimate::Estimate;
 use crate::memory::MemorySample;
+use crate::memory_plan::MemoryPlan;
 use crate::run::{Rollback, ShortOfMemory, SkippedStep};
 use crate::summary::{Environment, Summary};
 use crate::task::{Evaluation, Sample};
@@ -21,6 +22,8 @@ pub struct Start<'a> {
     pub environment: &'a Environment,
     /// What a step is expected to take of the memory.
     pub estimate: &'a Estimate,
+    /// What lives where, if the config asked for a plan.
+    pub plan: Option<&'a MemoryPlan>,
     /// What to change when that is more than there is; else empty.
     pub advice: &'a [&'static str],
     /// Steps already done, when the run is resumed.

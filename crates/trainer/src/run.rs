@@ -49,7 +49,7 @@ pub fn run(
     stop: &Stop,
 ) -> Result<Summary, Error> {
     run_task(config, allocator, observer, stop, |placer, observer| {
-        setup::task(config, placer, observer)
+        setup::task(config, allocator, placer, observer)
     })
 }
 
@@ -74,6 +74,7 @@ pub fn run_task(
         folder: run.folder.path(),
         environment: &run.environment,
         estimate: &run.estimate,
+        plan: run.task.memory_plan(),
         advice: &run.advice(),
         resumed_at: run.resumed_at,
         max_steps: config.train.max_steps,
@@ -494,6 +495,8 @@ impl<'a> Run<'a> {
                 .machine
                 .step_peak()
                 .map(|measured| self.estimate.error(measured)),
+            memory_plan: self.task.memory_plan().cloned(),
+            streamed: self.task.streamed(),
             environment: self.environment.clone(),
         }
     }

@@ -1,7 +1,8 @@
 //! What happens before the first step: device, threads, data, model.
 
+use placement::plan::Memory;
 use placement::torch_transport::TransportOptions;
-use placement::{Placer, Policy};
+use placement::{Bytes, Placer, Policy};
 use tch::Device;
 use torch_ext::allocator::Stats;
 
@@ -71,16 +72,7 @@ impl Machine {
 
     /// Bytes that can still be allocated, and that there are, where that is known.
     pub(crate) fn free_and_total(&self) -> (Option<u64>, Option<u64>) {
-        let known = self.allocator.memory_info();
-        let known = known.or_else(|| match self.device {
-            Device::Cpu => memory::of_the_machine(),
-            device => {
-                let index = u8::try_from(device::gpu_index(device)?).ok()?;
-                let index = torch_ext::accelerator::DeviceIndex(index);
-                let info = torch_ext::accelerator::memory_info(index).ok()?;
-                Some((info.free, info.total))
-            }
-        });
+        let known = free_and_total(&self.allocator, self.device);
         (known.map(|memory| memory.0), known.map(|memory| memory.1))
     }
 
@@ -162,14 +154,44 @@ impl Machine {
 /// The task that a config describes, its model on the device.
 pub(crate) fn task(
     config: &Config,
+    allocator: &Allocator,
     placer: &mut Placer,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn Task>, Error> {
     if let Some(name) = &config.model.name_or_path {
-        return Ok(Box::new(FineTune::open(config, name, placer, observer)?));
+        let memory = memory_for_plans(allocator, placer);
+        let task = FineTune::open(config, name, placer, memory, observer)?;
+        return Ok(Box::new(task));
     }
     observer.preparing("reading and tokenising the text");
     let data = TextData::load(&config.data, config.data.block_size as usize)?;
     observer.preparing("building the model");
     Ok(Box::new(CausalLm::from_scratch(config, data, placer)?))
+}
+
+/// Bytes of the device that can still be allocated, and that there are.
+fn free_and_total(allocator: &Allocator, device: Device) -> Option<(u64, u64)> {
+    let known = allocator.memory_info();
+    known.or_else(|| match device {
+        Device::Cpu => memory::of_the_machine(),
+        device => {
+            let index = u8::try_from(device::gpu_index(device)?).ok()?;
+            let index = torch_ext::accelerator::DeviceIndex(index);
+            let info = torch_ext::accelerator::memory_info(index).ok()?;
+            Some((info.free, info.total))
+        }
+    })
+}
+
+/// What a plan may use of the memory, as far as that is known.
+fn memory_for_plans(allocator: &Allocator, placer: &Placer) -> Memory {
+    let free = |memory: (u64, u64)| memory.0;
+    let device = free_and_total(allocator, placer.device()).map(free);
+    let host = match placer.device() {
+        // The allocator may know a limit that the machine does not.
+        Device::Cpu => device,
+        _ => memory::of_the_machine().map(free),
+    };
+    let bytes = |known: Option<u64>| Bytes(known.unwrap_or(u64::MAX / 4));
+    placer.memory(bytes(device), bytes(host))
 }

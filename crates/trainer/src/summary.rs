@@ -1,9 +1,11 @@
 //! A run in numbers: `summary.json` and the last lines on the screen.
 
+use placement::stream::StreamReport;
 use serde::Serialize;
 
 use crate::checkpoint::Best;
 use crate::estimate::{Estimate, EstimateError};
+use crate::memory_plan::MemoryPlan;
 use crate::task::Evaluation;
 
 /// How a run ended.
@@ -57,6 +59,10 @@ pub struct Summary {
     pub memory_estimate: Estimate,
     /// How that compares with what the steps took; unset without an allocator that counts.
     pub memory_estimate_error: Option<EstimateError>,
+    /// What lived where, if the config asked for a plan.
+    pub memory_plan: Option<MemoryPlan>,
+    /// What streaming did in this process, if a part of the model was streamed.
+    pub streamed: Option<StreamReport>,
     /// Where it ran.
     pub environment: Environment,
 }

@@ -6,12 +6,14 @@
 //! a diffusion transformer with cached latents and a flow-matching loss is another
 //! task beside it.
 
+mod base_model;
 pub mod causal_lm;
 pub mod fine_tune;
 pub mod loss;
 
 use std::path::Path;
 
+use placement::stream::StreamReport;
 use placement::{FieldPath, Placer};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -19,6 +21,7 @@ use tch::Tensor;
 
 use crate::Error;
 use crate::estimate::Footprint;
+use crate::memory_plan::MemoryPlan;
 use crate::model::Parameters;
 
 /// Something that can be trained.
@@ -34,6 +37,16 @@ pub trait Task {
 
     /// What a step needs of the device's memory, before any was made.
     fn footprint(&self) -> Footprint;
+
+    /// What lives where, if the config asked for a plan.
+    fn memory_plan(&self) -> Option<&MemoryPlan> {
+        None
+    }
+
+    /// What streaming did so far, if a part of the model is streamed.
+    fn streamed(&self) -> Option<StreamReport> {
+        None
+    }
 
     /// Whether the model knows something before the first step, so that it is worth a look
     /// then.

@@ -203,6 +203,9 @@ impl Observer for Screen {
         self.line(format!("data       {}", environment.data));
         self.line(format!("model      {}", environment.model));
         self.line(format!("run        {}", start.folder.display()));
+        for line in train_report::plan(start.plan) {
+            self.line(line);
+        }
         self.line(format!("memory     {}", start.estimate.describe()));
         if !start.advice.is_empty() {
             self.line("           that is more than there is; what helps, most first:");

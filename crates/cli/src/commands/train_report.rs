@@ -4,7 +4,7 @@ use std::path::Path;
 
 use trainer::task::Evaluation;
 use trainer::text::{bytes, thousands};
-use trainer::{DryRun, Ending, Summary};
+use trainer::{DryRun, Ending, MemoryPlan, Summary};
 
 /// The summary as people read it.
 pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
@@ -60,6 +60,17 @@ pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
             bytes(error.measured)
         ));
     }
+    if let Some(streamed) = &summary.streamed {
+        lines.push(format!(
+            "streamed        {} blocks brought {} times, {} of them waited for",
+            summary
+                .memory_plan
+                .as_ref()
+                .map_or(0, |plan| plan.streamed.len()),
+            thousands(streamed.copies),
+            thousands(streamed.waited)
+        ));
+    }
     lines.push(format!(
         "process memory  {} at its peak",
         bytes(memory.peak_resident_bytes)
@@ -81,6 +92,19 @@ fn duration(seconds: f64) -> String {
     }
 }
 
+/// What lives where, one line for each thing to know.
+pub(crate) fn plan(plan: Option<&MemoryPlan>) -> Vec<String> {
+    let Some(plan) = plan else {
+        return Vec::new();
+    };
+    let profile = plan.profile.iter();
+    let mut lines: Vec<String> = profile.map(|sets| format!("profile    {sets}")).collect();
+    lines.push(format!("plan       {}", plan.describe()));
+    let notes = plan.notes().iter();
+    lines.extend(notes.map(|note| format!("           {note}")));
+    lines
+}
+
 /// What a dry run found.
 pub(crate) fn dry_run(found: &DryRun) -> String {
     let environment = &found.environment;
@@ -97,6 +121,10 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
         (Some(live), Some(held)) => format!("{} live, {} held; ", bytes(live), bytes(held)),
         _ => String::new(),
     };
+    let plan: String = plan(found.memory_plan.as_ref())
+        .iter()
+        .map(|line| format!("{}{}{}\n", &line[..10], " ", &line[10..]))
+        .collect();
     let left = found.max_steps - found.resumed_at.unwrap_or(0).min(found.max_steps);
     format!(
         "dry run: everything is in place; nothing was trained, and no run folder made\n\
@@ -106,6 +134,7 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
          data        {}\n\
          model       {}\n\
          run         {start}\n\
+         {plan}\
          first batch loss {:.4}, gradient norm {:.3}, held-out loss {:.4}\n\
          speed       {} tokens in {} forward and backward\n\
          time        about {} for {} steps; evaluations, samples and checkpoints come on top\n\

@@ -129,7 +129,7 @@ pub(super) fn notes(phases: &[PhasePlan], memory: Memory, wishes: &Wishes) -> Ve
     let away = anywhere(Home::ZeroCopy) || anywhere(Home::StreamedFromDisk);
     if unified && (away || anywhere(Home::IdleOnDisk)) {
         notes.push(
-            "CPU and GPU share one memory: offloading to RAM would free nothing and copy everything, so \
+            "CPU and device share one memory: offloading to RAM would free nothing and copy everything, so \
              that nothing is offloaded there"
                 .to_owned(),
         );

@@ -47,7 +47,13 @@ impl Attachment {
         })
     }
 
-    /// The adapter for the layer called `name`, if it is targeted, registered as trainable.
+    /// Probability with which an input of an adapter is left out in training.
+    pub fn dropout(&self) -> f64 {
+        self.matcher.config().dropout
+    }
+
+    /// The adapter for the layer called `name`, if it is targeted, on `device`, registered as
+    /// trainable.
     ///
     /// # Errors
     /// When the saved adapter lacks it or has it in another shape, or memory runs out.
@@ -55,6 +61,7 @@ impl Attachment {
         &mut self,
         name: &str,
         weight: &Weight,
+        device: Device,
         parameters: &mut Parameters,
     ) -> Result<Option<LoraLayer>, Error> {
         self.seen.push(name.to_owned());
@@ -70,7 +77,7 @@ impl Attachment {
                 Some(saved) => saved.read(&name, size)?,
                 None => fresh()?,
             };
-            let tensor = tensor.f_to_device(weight.device())?;
+            let tensor = tensor.f_to_device(device)?;
             // Hugging Face's Trainer decays all parts of an adapter.
             parameters.register(&name, &tensor, true)
         };

@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use crate::Error;
 use crate::model::Weight;
-use crate::model::layers::to_kind;
+use crate::model::layers::{BaseMap, to_kind};
 
 /// `B·A` beside a frozen weight `W`, scaled; for DoRA also the magnitude of each row.
 #[derive(Debug)]
@@ -154,17 +154,23 @@ impl LoraLayer {
         }
     }
 
-    /// Another handle to the same weights.
-    pub fn shallow_clone(&self) -> Self {
-        Self {
+    /// The same adapter on another base (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// What `map` returns.
+    pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        let dora = |dora: &Dora| -> Result<Dora, Error> {
+            Ok(Dora {
+                magnitude: dora.magnitude.shallow_clone(),
+                base_squares: map(&dora.base_squares)?,
+            })
+        };
+        Ok(Self {
             a: self.a.shallow_clone(),
             b: self.b.shallow_clone(),
-            dora: self.dora.as_ref().map(|dora| Dora {
-                magnitude: dora.magnitude.shallow_clone(),
-                base_squares: dora.base_squares.shallow_clone(),
-            }),
+            dora: self.dora.as_ref().map(dora).transpose()?,
             ..*self
-        }
+        })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::attachment::Attachment;
 use super::peft::PeftAdapter;
@@ -32,9 +32,12 @@ pub fn merge(
             return Ok(weight.f_to_kind(kind)?);
         };
         let base = Weight::Dense(weight.shallow_clone());
-        let layer = attachment
-            .borrow_mut()
-            .attach(module, &base, &mut Parameters::default())?;
+        let layer = attachment.borrow_mut().attach(
+            module,
+            &base,
+            Device::Cpu,
+            &mut Parameters::default(),
+        )?;
         let weight = match layer {
             Some(layer) => layer.merged(&weight)?,
             None => weight,

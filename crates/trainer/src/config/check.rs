@@ -2,7 +2,7 @@
 //!
 //! This reads the part of JSON Schema that the structs in `config` produce:
 //! `$ref`, `type`, `properties`, `items`, `enum`, `const`, `oneOf`, `anyOf`,
-//! `pattern`, and the numeric and length bounds. A test keeps it to that part.
+//! `pattern`, `additionalProperties` of maps, and the numeric and length bounds. A test keeps it to that part.
 
 use serde_json::Value as Schema;
 
@@ -75,6 +75,15 @@ impl<'a> Checker<'a> {
 
     fn map(&mut self, entries: &[Entry], schema: &'a Schema, path: &mut Vec<String>) {
         let Some(properties) = schema.get("properties").and_then(Schema::as_object) else {
+            // A map whose keys are names of the user's.
+            let Some(values) = schema.get("additionalProperties") else {
+                return;
+            };
+            for entry in entries {
+                path.push(entry.key.clone());
+                self.node(&entry.node, values, path);
+                path.pop();
+            }
             return;
         };
         for entry in entries {

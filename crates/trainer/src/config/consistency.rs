@@ -58,6 +58,31 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "add an `adapter` section, which is trained in its place, or drop `model.quantization`",
         );
     }
+    let asked = model.memory_keys().into_iter().find(|(_, set)| *set);
+    if let Some((key, _)) = asked.filter(|_| config.adapter.is_none()) {
+        report(
+            &["model", key],
+            format!("`{key}` streams a model that stays as it is, and all of this one is trained"),
+            "add an `adapter` section, which is trained in its place, or drop the key",
+        );
+    }
+    let all = model.low_vram == Some(true);
+    if let Some(count) = model.blocks_to_swap {
+        if all {
+            report(
+                &["model", "blocks_to_swap"],
+                format!("`low_vram` streams every block, `blocks_to_swap` {count} of them"),
+                "keep one of the two",
+            );
+        } else if model.offload_fraction.is_some() {
+            report(
+                &["model", "blocks_to_swap"],
+                "`blocks_to_swap` and `offload_fraction` both say how much is streamed".into(),
+                "keep one of the two",
+            );
+        }
+    }
+
     if config.train.gradient_checkpointing && !published {
         report(
             &["train", "gradient_checkpointing"],

@@ -3,7 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::attention_kernel::causal_attention;
-use super::layers::{Linear, RmsNorm, Rope};
+use super::layers::{BaseMap, Linear, RmsNorm, Rope};
 use super::{Builder, DecoderConfig, Initial};
 use crate::Error;
 
@@ -115,19 +115,19 @@ impl Attention {
         self.output.forward(&joined, dropout)
     }
 
-    /// Another handle to the same weights.
-    pub(super) fn shallow_clone(&self) -> Self {
-        Self {
-            query: self.query.shallow_clone(),
-            key: self.key.shallow_clone(),
-            value: self.value.shallow_clone(),
-            output: self.output.shallow_clone(),
-            norms: self
-                .norms
-                .as_ref()
-                .map(|(query, key)| (query.shallow_clone(), key.shallow_clone())),
+    /// The same attention on another base (see [`BaseMap`]).
+    pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            query: self.query.with_base(map)?,
+            key: self.key.with_base(map)?,
+            value: self.value.with_base(map)?,
+            output: self.output.with_base(map)?,
+            norms: match &self.norms {
+                Some((query, key)) => Some((query.with_base(map)?, key.with_base(map)?)),
+                None => None,
+            },
             ..*self
-        }
+        })
     }
 }
 

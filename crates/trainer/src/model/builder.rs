@@ -1,9 +1,9 @@
 //! What a model is made with: a source of weights, and what becomes of them.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::layers::{Linear, RmsNorm};
-use super::{Initial, Parameters, Weight, WeightSource};
+use super::{Initial, Parameters, Streaming, Weight, WeightSource};
 use crate::Error;
 use crate::adapters::Attachment;
 use crate::config::Quantization;
@@ -25,6 +25,9 @@ pub struct Builder<'a> {
     base: Base,
     adapters: Option<&'a mut Attachment>,
     quantization: Option<Quantization>,
+    streaming: Option<Streaming>,
+    /// While a streamed block is built: the device that its adapters are on, and will compute.
+    host_for: Option<Device>,
 }
 
 impl<'a> Builder<'a> {
@@ -42,6 +45,8 @@ impl<'a> Builder<'a> {
             base,
             adapters: None,
             quantization: None,
+            streaming: None,
+            host_for: None,
         }
     }
 
@@ -62,6 +67,35 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// The same builder, which streams blocks of a frozen base.
+    pub fn streamed(self, streaming: Option<Streaming>) -> Self {
+        Self { streaming, ..self }
+    }
+
+    /// What is to be streamed, for the decoder to do it.
+    pub(super) fn take_streaming(&mut self) -> Option<Streaming> {
+        self.streaming.take()
+    }
+
+    /// What `build` makes is in host memory, but for the adapters, which are on `device`.
+    pub(super) fn on_the_host<T>(
+        &mut self,
+        device: Device,
+        build: impl FnOnce(&mut Self) -> T,
+    ) -> T {
+        self.host_for = Some(device);
+        let built = build(self);
+        self.host_for = None;
+        built
+    }
+
+    fn tensor(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error> {
+        match self.host_for {
+            None => self.source.tensor(name, shape, initial),
+            Some(_) => self.source.host_tensor(name, shape, initial),
+        }
+    }
+
     /// The type of matrix products.
     pub fn compute(&self) -> Kind {
         self.compute
@@ -78,7 +112,7 @@ impl<'a> Builder<'a> {
         initial: Initial,
         decay: bool,
     ) -> Result<Tensor, Error> {
-        let tensor = self.source.tensor(name, shape, initial)?;
+        let tensor = self.tensor(name, shape, initial)?;
         match self.base {
             Base::Trained => self.parameters.register(name, &tensor, decay),
             Base::Frozen(kind) => Ok(tensor.f_to_kind(kind)?),
@@ -90,7 +124,7 @@ impl<'a> Builder<'a> {
     /// # Errors
     /// When the source does not have it.
     pub fn vector(&mut self, name: &str, width: i64, initial: Initial) -> Result<Tensor, Error> {
-        let tensor = self.source.tensor(name, &[width], initial)?;
+        let tensor = self.tensor(name, &[width], initial)?;
         match self.base {
             Base::Trained => self.parameters.register(name, &tensor, false),
             Base::Frozen(_) => Ok(tensor.f_to_kind(Kind::Float)?),
@@ -121,7 +155,10 @@ impl<'a> Builder<'a> {
             false => None,
         };
         let adapter = match &mut self.adapters {
-            Some(adapters) => adapters.attach(name, &weight, self.parameters)?,
+            Some(adapters) => {
+                let device = self.host_for.unwrap_or_else(|| weight.device());
+                adapters.attach(name, &weight, device, self.parameters)?
+            }
             None => None,
         };
         Ok(Linear {

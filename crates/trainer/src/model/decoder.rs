@@ -9,10 +9,12 @@
 //! SwiGLU. Names and shapes of the weights are those of `transformers`, so that
 //! what is saved here opens there.
 
+use placement::stream::StreamReport;
 use tch::{Device, Kind, Tensor};
 
 use super::attention::{Attention, LayerCache};
-use super::layers::{Linear, RmsNorm, Rope, to_kind};
+use super::blocks::Blocks;
+use super::layers::{BaseMap, Linear, RmsNorm, Rope, to_kind};
 use super::{Builder, DecoderConfig, Initial, RopeScaling};
 use crate::Error;
 
@@ -21,14 +23,12 @@ use crate::Error;
 #[derive(Debug)]
 pub struct Decoder {
     embedding: Tensor,
-    layers: Vec<Layer>,
+    blocks: Blocks,
     norm: RmsNorm,
     /// Unset when the head shares the embedding's weight.
     head: Option<Linear>,
     rope: Rope,
     compute: Kind,
-    /// Whether checkpoints wait in host memory.
-    offload: bool,
 }
 
 /// What a model is besides its config.
@@ -83,9 +83,10 @@ impl Decoder {
             initial,
             false,
         )?;
-        let layers = (0..config.num_hidden_layers)
-            .map(|index| Layer::new(config, index, initial, builder))
-            .collect::<Result<_, _>>()?;
+        let count = usize::try_from(config.num_hidden_layers).unwrap_or(0);
+        let blocks = Blocks::new(count, options.device, builder, |index, builder| {
+            Layer::new(config, index, initial, builder)
+        })?;
         let norm = builder.norm("model.norm", hidden, config.rms_norm_eps)?;
         let head = match config.tie_word_embeddings {
             true => None,
@@ -95,18 +96,49 @@ impl Decoder {
         let factor = config.rope.attention_factor();
         Ok(Self {
             embedding,
-            layers,
+            blocks,
             norm,
             head,
             rope: Rope::new(&frequencies, factor, options.positions, options.device)?,
             compute: builder.compute(),
-            offload: false,
         })
     }
 
     /// Lets what checkpointing keeps of each block wait in host memory.
     pub fn offload_activations(&mut self, offload: bool) {
-        self.offload = offload;
+        self.blocks.offload_activations(offload);
+    }
+
+    /// Bytes of everything frozen or trained that is on the device, adapters left out.
+    ///
+    /// # Errors
+    /// Never; a tensor without memory would be one.
+    pub fn bytes(&self) -> Result<u64, Error> {
+        let of = |tensor: &Tensor| (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64;
+        let head = self.head.as_ref();
+        let head = head.map_or(0, |head| {
+            head.weight.bytes() + head.bias.as_ref().map_or(0, of)
+        });
+        let norm = of(&self.norm.weight);
+        Ok(of(&self.embedding) + head + norm + self.rope.bytes() + self.blocks.bytes()?)
+    }
+
+    /// Bytes of the tables that every block uses.
+    pub(crate) fn rope_bytes(&self) -> u64 {
+        self.rope.bytes()
+    }
+
+    /// What streaming did so far, if blocks are streamed.
+    pub fn streamed(&self) -> Option<StreamReport> {
+        self.blocks.report()
+    }
+
+    /// The sizes of the frozen tensors of block `index`, in the order of [`BaseMap`].
+    ///
+    /// # Errors
+    /// Never; a tensor without size would be one.
+    pub(crate) fn block_sizes(&self, index: usize) -> Result<Vec<Vec<i64>>, Error> {
+        self.blocks.base_sizes(index)
     }
 
     /// The type of matrix products.
@@ -129,18 +161,7 @@ impl Decoder {
     /// # Errors
     /// As [`Decoder::logits`].
     pub fn hidden(&self, tokens: &Tensor, pass: Pass) -> Result<Tensor, Error> {
-        let mut stream = self.embed(tokens)?;
-        for layer in &self.layers {
-            stream = match pass {
-                Pass::Evaluate => layer.forward(&stream, &self.rope, None, false)?,
-                Pass::Train { checkpoint: false } => {
-                    layer.forward(&stream, &self.rope, None, true)?
-                }
-                Pass::Train { checkpoint: true } => {
-                    layer.checkpointed(&stream, &self.rope, self.offload)?
-                }
-            };
-        }
+        let stream = self.blocks.forward(self.embed(tokens)?, &self.rope, pass)?;
         self.norm.forward(&stream)
     }
 
@@ -181,16 +202,16 @@ impl Decoder {
     /// # Errors
     /// As [`Decoder::logits`], and when the cache is full.
     pub fn next_logits(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Tensor, Error> {
-        let mut stream = self.embed(tokens)?;
-        for (layer, cache) in self.layers.iter().zip(&mut cache.layers) {
-            stream = layer.forward(&stream, &self.rope, Some(cache), false)?;
-        }
+        let stream = self.embed(tokens)?;
+        let stream = self
+            .blocks
+            .continued(stream, &self.rope, &mut cache.layers)?;
         self.head(&self.norm.forward(&stream.f_select(1, -1)?)?)
     }
 
     /// An empty cache for sequences of `capacity` tokens.
     pub fn cache(&self, capacity: i64) -> Cache {
-        let layers = self.layers.iter().map(|_| LayerCache::new(capacity));
+        let layers = (0..self.blocks.count()).map(|_| LayerCache::new(capacity));
         Cache {
             layers: layers.collect(),
         }
@@ -217,7 +238,7 @@ impl Cache {
 }
 
 #[derive(Debug)]
-struct Layer {
+pub(super) struct Layer {
     input_norm: RmsNorm,
     attention: Attention,
     post_norm: RmsNorm,
@@ -227,7 +248,7 @@ struct Layer {
 impl Layer {
     fn new(
         config: &DecoderConfig,
-        index: i64,
+        index: usize,
         initial: Initial,
         builder: &mut Builder,
     ) -> Result<Self, Error> {
@@ -242,7 +263,7 @@ impl Layer {
         })
     }
 
-    fn forward(
+    pub(super) fn forward(
         &self,
         stream: &Tensor,
         rope: &Rope,
@@ -256,37 +277,14 @@ impl Layer {
         Ok(stream.f_add(&self.feed_forward.forward(&normed, dropout)?)?)
     }
 
-    /// As [`Layer::forward`] for training, keeping only `stream` for the backward pass, with
-    /// `offload` in host memory.
-    fn checkpointed(&self, stream: &Tensor, rope: &Rope, offload: bool) -> Result<Tensor, Error> {
-        // The first block's input comes from the embedding, which may be frozen; but
-        // backward reaches a checkpoint only through its input.
-        let stream = match stream.requires_grad() {
-            true => stream.shallow_clone(),
-            false => stream.f_detach()?.f_set_requires_grad(true)?,
-        };
-        let (layer, rope) = (self.shallow_clone(), rope.shallow_clone());
-        let options = torch_ext::CheckpointOptions {
-            offload,
-            ..torch_ext::CheckpointOptions::default()
-        };
-        let outputs = torch_ext::checkpoint_with(options, &[&stream], move |inputs| {
-            let output = layer.forward(&inputs[0], &rope, None, true);
-            output.map(|output| vec![output]).map_err(Error::into_torch)
-        })?;
-        outputs
-            .into_iter()
-            .next()
-            .ok_or_else(|| Error::Internal("a checkpointed block without output".into()))
-    }
-
-    fn shallow_clone(&self) -> Self {
-        Self {
-            input_norm: self.input_norm.shallow_clone(),
-            attention: self.attention.shallow_clone(),
-            post_norm: self.post_norm.shallow_clone(),
-            feed_forward: self.feed_forward.shallow_clone(),
-        }
+    /// The same layer on another base (see [`BaseMap`]).
+    pub(super) fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            input_norm: self.input_norm.with_base(map)?,
+            attention: self.attention.with_base(map)?,
+            post_norm: self.post_norm.with_base(map)?,
+            feed_forward: self.feed_forward.with_base(map)?,
+        })
     }
 }
 
@@ -322,11 +320,11 @@ impl FeedForward {
         self.down.forward(&gated, dropout)
     }
 
-    fn shallow_clone(&self) -> Self {
-        Self {
-            gate: self.gate.shallow_clone(),
-            up: self.up.shallow_clone(),
-            down: self.down.shallow_clone(),
-        }
+    fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            gate: self.gate.with_base(map)?,
+            up: self.up.with_base(map)?,
+            down: self.down.with_base(map)?,
+        })
     }
 }

@@ -10,6 +10,19 @@ use super::Weight;
 use crate::Error;
 use crate::adapters::LoraLayer;
 
+/// Makes another tensor of each of a layer's own, in an order that is always the same. What
+/// an adapter trains is shared, not mapped. So a layer can be taken apart into its tensors and
+/// put together from them again, which is how it is streamed.
+pub type BaseMap<'a> = &'a mut dyn FnMut(&Tensor) -> Result<Tensor, Error>;
+
+/// A [`BaseMap`] that shares everything.
+///
+/// # Errors
+/// Never.
+pub fn shared(tensor: &Tensor) -> Result<Tensor, Error> {
+    Ok(tensor.shallow_clone())
+}
+
 /// `x @ weightᵀ + bias`, and what an adapter adds to it.
 #[derive(Debug)]
 pub struct Linear {
@@ -43,14 +56,20 @@ impl Linear {
         }
     }
 
-    /// Another handle to the same weights.
-    pub fn shallow_clone(&self) -> Self {
-        Self {
-            weight: self.weight.shallow_clone(),
-            bias: self.bias.as_ref().map(Tensor::shallow_clone),
+    /// The same layer on another base (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// What `map` returns.
+    pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            weight: self.weight.map(map)?,
+            bias: self.bias.as_ref().map(&mut *map).transpose()?,
             compute: self.compute,
-            adapter: self.adapter.as_ref().map(LoraLayer::shallow_clone),
-        }
+            adapter: match &self.adapter {
+                Some(adapter) => Some(adapter.with_base(map)?),
+                None => None,
+            },
+        })
     }
 }
 
@@ -74,12 +93,15 @@ impl RmsNorm {
         Ok(input.f_rms_norm([width], Some(&self.weight), self.epsilon)?)
     }
 
-    /// Another handle to the same weight.
-    pub fn shallow_clone(&self) -> Self {
-        Self {
-            weight: self.weight.shallow_clone(),
+    /// The same norm on another base (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// What `map` returns.
+    pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            weight: map(&self.weight)?,
             epsilon: self.epsilon,
-        }
+        })
     }
 }
 
@@ -129,6 +151,12 @@ impl Rope {
         };
         let swapped = input.f_roll([width / 2], [-1])?;
         Ok((input.f_mul(&table(&self.cos)?)?).f_add(&swapped.f_mul(&table(&self.sin)?)?)?)
+    }
+
+    /// Bytes of the tables.
+    pub fn bytes(&self) -> u64 {
+        let of = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
+        (of(&self.cos) + of(&self.sin)) as u64
     }
 
     /// Another handle to the same tables.

@@ -7,6 +7,7 @@ use tch::{Device, Kind, Tensor};
 use super::*;
 use crate::weights::{HfFolder, SafetensorsFile, TensorSource};
 use placement::Placer;
+use placement::stream::{Masters, StreamOptions};
 
 const MODELS: [&str; 8] = [
     "llama-grouped",
@@ -24,11 +25,16 @@ fn golden(name: &str) -> PathBuf {
 }
 
 fn open(name: &str, compute: Kind) -> Decoder {
+    open_streamed(name, compute, None)
+}
+
+fn open_streamed(name: &str, compute: Kind, streaming: Option<Streaming>) -> Decoder {
     let folder = HfFolder::open(&golden(name)).unwrap();
     let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
     let mut source = FileWeights::new(&folder, compute, &mut placer);
     let mut parameters = Parameters::default();
-    let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Frozen(compute));
+    let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Frozen(compute))
+        .streamed(streaming);
     let options = DecoderOptions {
         positions: 64,
         initializer_range: 0.0,
@@ -83,6 +89,37 @@ fn a_cache_changes_no_logits() {
             full.unwrap_err().to_string(),
             "internal error, please report it: 41 tokens in a cache for 40"
         );
+    }
+}
+
+#[test]
+fn streamed_blocks_change_no_logits() {
+    let folder = std::env::temp_dir();
+    for name in MODELS {
+        for blocks in [vec![0], vec![1], vec![0, 1]] {
+            let (tokens, _) = expected(name);
+            let options = StreamOptions {
+                masters: Masters::Disk {
+                    folder: folder.clone(),
+                },
+                ..StreamOptions::default()
+            };
+            let streaming = Streaming { blocks, options };
+            let model = open_streamed(name, Kind::BFloat16, Some(streaming.clone()));
+            let resident = open(name, Kind::BFloat16);
+            let pass = Pass::Evaluate;
+            let logits = |model: &Decoder| model.logits(&tokens, pass).unwrap();
+            assert!(logits(&model) == logits(&resident), "{name} {streaming:?}");
+            let (mut ours, mut theirs) = (model.cache(9), resident.cache(9));
+            for (start, length) in [(0, 5), (5, 1), (6, 1)] {
+                let tokens = tokens.narrow(1, start, length);
+                let ours = model.next_logits(&tokens, &mut ours).unwrap();
+                let theirs = resident.next_logits(&tokens, &mut theirs).unwrap();
+                assert!(ours == theirs, "{name}, token {start}, {streaming:?}");
+            }
+            let report = model.streamed().unwrap();
+            assert!(report.disk_bytes.0 > 0 && report.host_bytes.0 == 0);
+        }
     }
 }
 

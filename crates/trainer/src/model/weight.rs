@@ -2,7 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::layers::to_kind;
+use super::layers::{BaseMap, shared, to_kind};
 use crate::Error;
 use crate::config::Quantization;
 use crate::quant::{Int8Rows, Nf4};
@@ -120,17 +120,20 @@ impl Weight {
         if let Self::Dense(weight) = self {
             return Ok(input.f_linear(&to_kind(weight, compute)?, bias)?);
         }
-        let weight = self.shallow_clone();
+        let weight = self.map(&mut shared)?;
         let made = move || weight.dense(compute).map_err(Error::into_torch);
         Ok(torch_ext::linear_with(&input, bias, made)?)
     }
 
-    /// Another handle to the same memory.
-    pub fn shallow_clone(&self) -> Self {
-        match self {
-            Self::Dense(weight) => Self::Dense(weight.shallow_clone()),
-            Self::Int8(weight) => Self::Int8(weight.shallow_clone()),
-            Self::Nf4(weight) => Self::Nf4(weight.shallow_clone()),
-        }
+    /// The same matrix of other tensors (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// What `map` returns.
+    pub fn map(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(match self {
+            Self::Dense(weight) => Self::Dense(map(weight)?),
+            Self::Int8(weight) => Self::Int8(weight.map(map)?),
+            Self::Nf4(weight) => Self::Nf4(weight.map(map)?),
+        })
     }
 }

@@ -24,6 +24,21 @@ pub trait WeightSource {
     /// # Errors
     /// When there is no such tensor or its shape differs.
     fn tensor(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error>;
+
+    /// The same in host memory: what a streamed block is made of.
+    ///
+    /// # Errors
+    /// As [`WeightSource::tensor`].
+    fn host_tensor(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+    ) -> Result<Tensor, Error> {
+        Ok(self
+            .tensor(name, shape, initial)?
+            .f_to_device(Device::Cpu)?)
+    }
 }
 
 /// The weights of a published model.
@@ -45,22 +60,52 @@ impl<'a> FileWeights<'a> {
 }
 
 impl WeightSource for FileWeights<'_> {
-    fn tensor(&mut self, name: &str, shape: &[i64], _initial: Initial) -> Result<Tensor, Error> {
-        let path = self.tensors.path();
-        match self.tensors.shape(name) {
-            Some(found) if found == shape => {}
-            Some(found) => {
-                let reason = format!("`{name}` is {found:?}, and its config makes it {shape:?}");
-                return Err(WeightsError::file(path, reason).into());
-            }
-            None => {
-                let reason = format!("there is no `{name}`, which its config asks for");
-                return Err(WeightsError::file(path, reason).into());
-            }
-        }
-        let tensor = self.tensors.read(name, self.kind)?;
+    fn tensor(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error> {
+        let tensor = self.host_tensor(name, shape, initial)?;
         Ok(self.placer.weight(name, &tensor, None)?)
     }
+
+    fn host_tensor(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        _initial: Initial,
+    ) -> Result<Tensor, Error> {
+        require(self.tensors, name, shape)?;
+        Ok(self.tensors.read(name, self.kind)?)
+    }
+}
+
+/// The shapes of a published model without its numbers: for a look at a model before it is
+/// loaded. Every tensor is zeros that share one number.
+pub(crate) struct Outline<'a> {
+    tensors: &'a dyn TensorSource,
+    kind: Kind,
+}
+
+impl<'a> Outline<'a> {
+    /// The shapes of `tensors`, as they would be read as `kind`.
+    pub(crate) fn new(tensors: &'a dyn TensorSource, kind: Kind) -> Self {
+        Self { tensors, kind }
+    }
+}
+
+impl WeightSource for Outline<'_> {
+    fn tensor(&mut self, name: &str, shape: &[i64], _initial: Initial) -> Result<Tensor, Error> {
+        require(self.tensors, name, shape)?;
+        let zero = Tensor::f_zeros(vec![1; shape.len()], (self.kind, Device::Cpu))?;
+        Ok(zero.f_expand(shape, false)?)
+    }
+}
+
+/// Fails unless `tensors` have one called `name`, of `shape`.
+fn require(tensors: &dyn TensorSource, name: &str, shape: &[i64]) -> Result<(), Error> {
+    let reason = match tensors.shape(name) {
+        Some(found) if found == shape => return Ok(()),
+        Some(found) => format!("`{name}` is {found:?}, and its config makes it {shape:?}"),
+        None => format!("there is no `{name}`, which its config asks for"),
+    };
+    Err(WeightsError::file(tensors.path(), reason).into())
 }
 
 /// Fresh weights. The same seed gives the same weights on every device, because

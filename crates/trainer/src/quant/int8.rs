@@ -4,6 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{largest, normalised};
 use crate::Error;
+use crate::model::layers::BaseMap;
 
 /// A matrix in eight bits a number, and a scale for every row.
 #[derive(Debug)]
@@ -57,11 +58,14 @@ impl Int8Rows {
         })
     }
 
-    /// Another handle to the same memory.
-    pub fn shallow_clone(&self) -> Self {
-        Self {
-            values: self.values.shallow_clone(),
-            scales: self.scales.shallow_clone(),
-        }
+    /// The same numbers in other memory (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// What `map` returns.
+    pub fn map(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            values: map(&self.values)?,
+            scales: map(&self.scales)?,
+        })
     }
 }

@@ -5,6 +5,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{blocks, largest, nearest, normalised};
 use crate::Error;
+use crate::model::layers::BaseMap;
 
 /// Numbers that share a scale.
 const BLOCK: i64 = 64;
@@ -104,13 +105,16 @@ impl Nf4 {
         })
     }
 
-    /// Another handle to the same memory.
-    pub fn shallow_clone(&self) -> Self {
-        Self {
-            packed: self.packed.shallow_clone(),
-            scales: self.scales.shallow_clone(),
-            pairs: self.pairs.shallow_clone(),
+    /// The same numbers in other memory (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// What `map` returns.
+    pub fn map(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            packed: map(&self.packed)?,
+            scales: map(&self.scales)?,
+            pairs: map(&self.pairs)?,
             shape: self.shape.clone(),
-        }
+        })
     }
 }

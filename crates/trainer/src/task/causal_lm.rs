@@ -28,6 +28,7 @@ pub struct CausalLm {
     eval_batch_size: usize,
     device: Device,
     seed: u64,
+    model_bytes: u64,
     model_config: ModelConfig,
     sample_config: SampleConfig,
 }
@@ -61,6 +62,7 @@ impl CausalLm {
         let train = &config.train;
         let batch_size = train.per_device_train_batch_size;
         Ok(Self {
+            model_bytes: model.bytes()?,
             model,
             parameters,
             order: BlockOrder::new(config.seed, data.training.len(), block_size),
@@ -166,17 +168,18 @@ impl Task for CausalLm {
         let how = DecoderUse {
             rows: self.batch_size as u64,
             length,
-            positions: length,
             compute,
             frozen: None,
-            quantization: None,
+            quantized: false,
             checkpoint: false,
+            streamed: Vec::new(),
+            offload: false,
             dropout: 0.0,
             whole_logits: true,
             scores: attention_writes_scores(self.device, compute, length as i64),
         };
         let shape = decoder_config(&self.model_config, &self.data, self.block_size);
-        estimate::decoder(&shape, &self.parameters, how)
+        estimate::decoder(&shape, &self.parameters, self.model_bytes, &how)
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {

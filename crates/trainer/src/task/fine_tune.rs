@@ -3,21 +3,23 @@
 use std::path::Path;
 
 use placement::Placer;
+use placement::plan::Memory;
+use placement::stream::StreamReport;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
+use super::base_model::BaseModel;
 use super::loss::{mean_cross_entropy, summed_cross_entropy};
 use super::{Batch, Evaluation, Sample, Task};
 use crate::Error;
-use crate::adapters::{Attached, Attachment, PeftAdapter, merge, write_peft};
+use crate::adapters::{Attached, PeftAdapter, merge, write_peft};
 use crate::config::{Config, SampleConfig};
 use crate::data::{BlockOrder, OrderState, SplitMix64, cache_folder, text_path};
 use crate::estimate::{self, DecoderUse, Footprint};
 use crate::examples::{Encoder, Example, TokenFile, records};
 use crate::inference::{SamplingSettings, continue_tokens};
-use crate::model::{
-    Base, Builder, Decoder, DecoderOptions, FileWeights, Parameters, Pass, attention_writes_scores,
-};
+use crate::memory_plan::MemoryPlan;
+use crate::model::{Decoder, Parameters, Pass};
 use crate::observer::Observer;
 use crate::text::thousands;
 use crate::weights::{LazyTensor, Pretrained, locate, write_safetensors};
@@ -34,6 +36,9 @@ pub struct FineTune {
     encoder: Encoder,
     adapter: Option<Attached>,
     parameters: Parameters,
+    /// Bytes of the model in memory, the adapter left out.
+    base_bytes: u64,
+    plan: Option<MemoryPlan>,
     data: TokenFile,
     data_description: String,
     /// Tokens before this are trained on, the others held out.
@@ -53,15 +58,17 @@ pub struct FineTune {
 }
 
 impl FineTune {
-    /// The model and the data that `config` names.
+    /// The model and the data that `config` names, under `memory` where the config asks for a
+    /// plan.
     ///
     /// # Errors
     /// When a file is missing, damaged or not known here, the adapter does not fit, the data
-    /// are too short, or memory runs out.
+    /// are too short, or there is no plan, or memory runs out.
     pub fn open(
         config: &Config,
         name_or_path: &str,
         placer: &mut Placer,
+        memory: Memory,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
         observer.preparing("opening the model");
@@ -78,54 +85,16 @@ impl FineTune {
         let (data, cut, data_description) = load_data(config, &encoder, observer)?;
 
         observer.preparing("loading the model");
-        let compute = match config.train.bf16.on(placer.device()) {
-            true => Kind::BFloat16,
-            false => Kind::Float,
-        };
-        tch::manual_seed(config.seed as i64);
         let limit = pretrained.config.max_position_embeddings;
         let context = limit.min(SAMPLE_CONTEXT).max(block_size as i64);
-        let options = DecoderOptions {
-            positions: context,
-            initializer_range: 0.0,
-            device: placer.device(),
-        };
-        let mut attachment = match &config.adapter {
-            None => None,
-            Some(adapter) => Some(match &adapter.resume_from {
-                Some(folder) => Attachment::saved(PeftAdapter::open(folder)?)?,
-                None => Attachment::fresh(&adapter.lora()?)?,
-            }),
-        };
-        let base = match attachment {
-            Some(_) => Base::Frozen(compute),
-            None => Base::Trained,
-        };
-        let stored = match base {
-            Base::Frozen(kind) => kind,
-            Base::Trained => Kind::Float,
-        };
-        let mut parameters = Parameters::default();
-        let mut source = FileWeights::new(pretrained.tensors.as_ref(), stored, placer);
-        let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
-            .quantized(config.model.quantization);
-        if let Some(attachment) = &mut attachment {
-            builder = builder.with_adapters(attachment);
-        }
-        let mut model = Decoder::new(&pretrained.config, options, &mut builder)?;
-        if config.train.activation_offload {
-            match placer.device() {
-                tch::Device::Cpu => tracing::warn!(
-                    "`train.activation_offload` is left off: on the CPU there is no other memory \
-                     to free"
-                ),
-                _ => model.offload_activations(true),
-            }
-        }
-        let adapter = attachment.map(Attachment::finish).transpose()?;
-        let dropout = adapter
-            .as_ref()
-            .map_or(0.0, |adapter| adapter.config.dropout);
+        let BaseModel {
+            model,
+            adapter,
+            parameters,
+            usage,
+            base_bytes,
+            plan,
+        } = BaseModel::load(config, &pretrained, context, placer, memory)?;
         let train = &config.train;
         let batch_size = train.per_device_train_batch_size;
         Ok(Self {
@@ -134,6 +103,8 @@ impl FineTune {
             encoder,
             adapter,
             parameters,
+            base_bytes,
+            plan,
             order: BlockOrder::new(config.seed, cut as usize, block_size),
             data,
             data_description,
@@ -144,21 +115,7 @@ impl FineTune {
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
             checkpoint: train.gradient_checkpointing,
             save_merged: config.adapter.as_ref().is_some_and(|a| a.save_merged),
-            usage: DecoderUse {
-                rows: u64::from(batch_size),
-                length: block_size as u64,
-                positions: context as u64,
-                compute,
-                frozen: match base {
-                    Base::Frozen(kind) => Some(kind),
-                    Base::Trained => None,
-                },
-                quantization: config.model.quantization,
-                checkpoint: train.gradient_checkpointing,
-                dropout,
-                whole_logits: false,
-                scores: attention_writes_scores(placer.device(), compute, block_size as i64),
-            },
+            usage,
             seed: config.seed,
             name_or_path: name_or_path.to_owned(),
             sample_config: config.sample.clone(),
@@ -270,7 +227,16 @@ impl Task for FineTune {
     }
 
     fn footprint(&self) -> Footprint {
-        estimate::decoder(&self.pretrained.config, &self.parameters, self.usage)
+        let shape = &self.pretrained.config;
+        estimate::decoder(shape, &self.parameters, self.base_bytes, &self.usage)
+    }
+
+    fn memory_plan(&self) -> Option<&MemoryPlan> {
+        self.plan.as_ref()
+    }
+
+    fn streamed(&self) -> Option<StreamReport> {
+        self.model.streamed()
     }
 
     fn starts_trained(&self) -> bool {

@@ -1,0 +1,313 @@
+//! Which blocks of a frozen model stay in memory, decided by placement before any is loaded.
+//!
+//! The shapes of the model and its adapters are looked at without their numbers; what training
+//! needs beside the weights is estimated from them; and [`placement::plan`] decides under the
+//! memory that there is and the bounds in the config. What it decides the model's builder then
+//! carries out:
+//!
+//! ```text
+//! shapes ──▶ components ──┐
+//! estimate ─▶ working ────┼──▶ plan ──▶ Streaming { blocks, from host or disk, slots } ──▶ Builder
+//! config ───▶ wishes ─────┘
+//! ```
+
+use std::path::{Path, PathBuf};
+
+use placement::plan::{
+    Component, DeviceMap, Handling, Home, Memory, Module, Phase, PhasePlan, Plan, PlanError,
+    TensorSize, Wishes, plan,
+};
+use placement::stream::{Masters, StreamOptions};
+use placement::{Bytes, Placer};
+use serde::Serialize;
+use tch::Kind;
+
+use crate::Error;
+use crate::config::{Config, Quantization};
+use crate::data::cache_folder;
+use crate::estimate::{self, DecoderUse, Estimate};
+use crate::model::{Decoder, DecoderConfig, Parameters, Streaming};
+use crate::optim::{AdamW, treatments};
+use crate::text::bytes;
+
+/// Where the bytes of a streamed block begin and end at multiples of this.
+const ALIGNMENT: u64 = 256;
+/// A budget that everything fits into.
+const BOUNDLESS: Bytes = Bytes(u64::MAX / 4);
+
+/// What lives where while a model is trained.
+#[derive(Debug, Clone, Serialize)]
+pub struct MemoryPlan {
+    /// The profile in the config, and what it sets.
+    pub profile: Option<String>,
+    /// What placement decided.
+    pub plan: Plan,
+    /// Decoder blocks of the model.
+    pub blocks: usize,
+    /// Those that are streamed, by number.
+    pub streamed: Vec<usize>,
+    /// The file's folder, where blocks come from a file.
+    pub folder: Option<PathBuf>,
+}
+
+/// The model that is planned, as far as it is known before it is loaded.
+pub(crate) struct Outlined<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) shape: &'a DecoderConfig,
+    /// Made of an [`Outline`](crate::model::Outline).
+    pub(crate) decoder: &'a Decoder,
+    pub(crate) parameters: &'a Parameters,
+    pub(crate) usage: &'a DecoderUse,
+}
+
+impl MemoryPlan {
+    /// Decides for `model` under `memory`.
+    ///
+    /// # Errors
+    /// When it does not fit however it is divided, or a wish makes no sense for this model.
+    pub(crate) fn new(model: &Outlined, memory: Memory, wishes: &Wishes) -> Result<Self, Error> {
+        let components = [model.component()?];
+        let attempt = |memory, wishes: &Wishes, streamed: &[usize]| {
+            let phase = Phase {
+                name: "train".into(),
+                active: vec![components[0].name.clone()],
+                working: model.working(streamed)?,
+            };
+            Ok::<_, Error>(plan(&components, &[phase], memory, wishes))
+        };
+        let explain = |error: PlanError| model.explain(&error);
+        // What is streamed whatever the memory needs less to work in.
+        let unbounded = Wishes {
+            max_memory: Default::default(),
+            ..wishes.clone()
+        };
+        let asked = attempt(boundless(memory), &unbounded, &[])?.map_err(explain)?;
+        let plan = match attempt(memory, wishes, &streamed(&asked))? {
+            Ok(plan) => plan,
+            Err(PlanError::DeviceTooSmall { .. }) if is_free(wishes) => {
+                let all = Wishes {
+                    low_vram: true,
+                    ..wishes.clone()
+                };
+                let blocks: Vec<usize> = (0..model.blocks()).collect();
+                attempt(memory, &all, &blocks)?.map_err(explain)?
+            }
+            Err(error) => return Err(explain(error)),
+        };
+        let streamed = streamed(&plan);
+        let from_disk = homes(&plan).any(|(_, home)| home == Home::StreamedFromDisk);
+        let model_config = &model.config.model;
+        let profile = model_config.profile;
+        Ok(Self {
+            profile: profile.map(|profile| profile.profile().to_string()),
+            plan,
+            blocks: model.blocks(),
+            streamed,
+            folder: from_disk.then(|| match &model_config.offload_folder {
+                Some(folder) => folder.clone(),
+                None => cache_folder().join("streamed"),
+            }),
+        })
+    }
+
+    /// How the builder of the model carries it out; `None` when every block stays.
+    ///
+    /// # Errors
+    /// When the folder for the file cannot be made.
+    pub(crate) fn streaming(
+        &self,
+        placer: &Placer,
+        usage: &DecoderUse,
+    ) -> Result<Option<Streaming>, Error> {
+        if self.streamed.is_empty() {
+            return Ok(None);
+        }
+        let slots = self.phase().map_or(0, |phase| phase.ring_slots).max(1);
+        let options = StreamOptions {
+            masters: match &self.folder {
+                None => Masters::Host,
+                Some(folder) => {
+                    create(folder)?;
+                    Masters::Disk {
+                        folder: folder.clone(),
+                    }
+                }
+            },
+            slots: slots as usize,
+            verify: placer.policy().verify,
+            transport: placer.options().clone(),
+            preserve_generators: usage.dropout > 0.0,
+            offload_inputs: usage.offload,
+            ..StreamOptions::default()
+        };
+        let blocks = self.streamed.clone();
+        Ok(Some(Streaming { blocks, options }))
+    }
+
+    /// As in "20 of 30 blocks streamed from a file through a ring of 2 (14 MB)".
+    pub fn describe(&self) -> String {
+        let Some(phase) = self.phase().filter(|_| !self.streamed.is_empty()) else {
+            return format!("all {} blocks stay in memory", self.blocks);
+        };
+        let on_device = bytes((phase.resident + phase.ring).0);
+        let mapped = homes(&self.plan).any(|(_, home)| home == Home::ZeroCopy);
+        let source = match (&self.folder, mapped) {
+            (Some(folder), _) => format!("from a file in `{}`", folder.display()),
+            (None, true) => "from host memory, which the device reads where it is".into(),
+            (None, false) => "from host memory".into(),
+        };
+        let ring = match phase.ring_slots {
+            0 => String::new(),
+            slots => format!(" through a ring of {slots} ({})", bytes(phase.ring.0)),
+        };
+        let (streamed, blocks) = (self.streamed.len(), self.blocks);
+        format!(
+            "{streamed} of {blocks} blocks streamed {source}{ring}; {on_device} of weights stay on \
+             the device"
+        )
+    }
+
+    /// What the reader should know of it.
+    pub fn notes(&self) -> &[String] {
+        &self.plan.notes
+    }
+
+    fn phase(&self) -> Option<&PhasePlan> {
+        self.plan.phases.first()
+    }
+}
+
+impl Outlined<'_> {
+    fn blocks(&self) -> usize {
+        usize::try_from(self.shape.num_hidden_layers).unwrap_or(0)
+    }
+
+    /// The parts of the model by the names of its file.
+    fn component(&self) -> Result<Component, Error> {
+        let stored = self.usage.frozen.unwrap_or(Kind::Float);
+        let number = |width: i64| u64::try_from(width).unwrap_or(0);
+        let (vocabulary, hidden) = (
+            number(self.shape.vocab_size),
+            number(self.shape.hidden_size),
+        );
+        let table = Bytes(vocabulary * hidden * stored.elt_size_in_bytes() as u64);
+        let module = |name: String, storage, bytes, handling| Module {
+            name,
+            tensors: vec![TensorSize { storage, bytes }],
+            handling,
+        };
+        let embedding = "model.embed_tokens".to_owned();
+        let mut modules = vec![module(embedding, 0, table, Handling::Resident)];
+        for index in 0..self.blocks() {
+            let bytes = self.block_bytes(index, stored)?;
+            let name = format!("model.layers.{index}");
+            modules.push(module(name, index as u64 + 1, bytes, Handling::Streamable));
+        }
+        let (norm, head) = (self.blocks() as u64 + 1, self.blocks() as u64 + 2);
+        let scale = Bytes(hidden * 4);
+        modules.push(module("model.norm".into(), norm, scale, Handling::Resident));
+        // A head that is the embedding is the same memory.
+        let head = if self.shape.tie_word_embeddings {
+            0
+        } else {
+            head
+        };
+        modules.push(module("lm_head".into(), head, table, Handling::Resident));
+        Ok(Component {
+            name: "model".into(),
+            modules,
+        })
+    }
+
+    /// What a block takes in a slot of the ring.
+    fn block_bytes(&self, index: usize, stored: Kind) -> Result<Bytes, Error> {
+        let aligned = |bytes: u64| bytes.div_ceil(ALIGNMENT) * ALIGNMENT;
+        let of = |size: &Vec<i64>| {
+            let numbers: u64 = size.iter().map(|&width| width.max(0) as u64).product();
+            let rows = size.first().map_or(0, |&rows| rows.max(0) as u64);
+            if size.len() < 2 {
+                return aligned(numbers * 4);
+            }
+            match self.config.model.quantization {
+                None => aligned(numbers * stored.elt_size_in_bytes() as u64),
+                Some(Quantization::Int8) => aligned(numbers) + aligned(rows * 4),
+                // Two in a byte, a scale for each 64, and the table of the sixteen levels.
+                Some(Quantization::Nf4) => {
+                    let blocks = numbers.div_ceil(64);
+                    aligned(blocks * 32) + aligned(blocks * 4) + 256 * 2 * 4
+                }
+            }
+        };
+        let sizes = self.decoder.block_sizes(index)?;
+        Ok(Bytes(sizes.iter().map(of).sum()))
+    }
+
+    /// What training takes beside the frozen weights when these blocks are streamed.
+    fn working(&self, streamed: &[usize]) -> Result<Bytes, Error> {
+        let usage = DecoderUse {
+            streamed: streamed.to_vec(),
+            ..self.usage.clone()
+        };
+        let rest = self.decoder.rope_bytes();
+        let footprint = estimate::decoder(self.shape, self.parameters, rest, &usage);
+        let treatments = treatments(self.config, self.parameters)?;
+        let settings = (&self.config.train).into();
+        let optimizer = AdamW::with_treatments(settings, &treatments, self.parameters)?;
+        let moments = optimizer.state_bytes(self.parameters);
+        Ok(Bytes(
+            Estimate::new(self.config, footprint, self.parameters, moments, None).peak,
+        ))
+    }
+
+    fn explain(&self, error: &PlanError) -> Error {
+        let mut text = format!("the model cannot be placed: {error}");
+        if matches!(error, PlanError::DeviceTooSmall { .. }) {
+            let train = &self.config.train;
+            if !train.gradient_checkpointing {
+                text += "; `train.gradient_checkpointing: true` needs less to work in";
+            } else if train.per_device_train_batch_size > 1 {
+                text += "; a smaller `train.per_device_train_batch_size` needs less to work in";
+            } else if self.config.model.quantization.is_none() {
+                text += "; `model.quantization: nf4` makes smaller blocks";
+            }
+        }
+        Error::Data(text)
+    }
+}
+
+/// Whether the plan may choose which blocks are streamed.
+fn is_free(wishes: &Wishes) -> bool {
+    wishes.blocks_to_swap.is_none() && wishes.device_map == DeviceMap::Auto
+}
+
+fn boundless(memory: Memory) -> Memory {
+    match memory {
+        Memory::Discrete { .. } => Memory::Discrete {
+            device: BOUNDLESS,
+            host: BOUNDLESS,
+        },
+        Memory::Unified { zero_copy, .. } => Memory::Unified {
+            device: BOUNDLESS,
+            pool: BOUNDLESS,
+            zero_copy,
+        },
+    }
+}
+
+/// Where each module is, by name.
+fn homes(plan: &Plan) -> impl Iterator<Item = (&str, Home)> {
+    let placements = plan.phases.iter().flat_map(|phase| &phase.placements);
+    placements.map(|placed| (placed.module.as_str(), placed.home))
+}
+
+/// The numbers of the blocks that are away.
+fn streamed(plan: &Plan) -> Vec<usize> {
+    homes(plan)
+        .filter(|(_, home)| *home != Home::Device)
+        .filter_map(|(module, _)| module.strip_prefix("model.layers.")?.parse().ok())
+        .collect()
+}
+
+fn create(folder: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))
+}

@@ -1,0 +1,185 @@
+//! Loading the published model that is fine-tuned: planned, placed, and with its adapter.
+
+use placement::Placer;
+use placement::plan::{Memory, Wishes};
+use tch::{Device, Kind};
+
+use crate::Error;
+use crate::adapters::{Attached, Attachment, PeftAdapter};
+use crate::config::Config;
+use crate::estimate::DecoderUse;
+use crate::memory_plan::{MemoryPlan, Outlined};
+use crate::model::{
+    Base, Builder, Decoder, DecoderOptions, FileWeights, Outline, Parameters, WeightSource,
+    attention_writes_scores,
+};
+use crate::weights::Pretrained;
+
+/// A model that is ready to be trained.
+pub(super) struct BaseModel {
+    pub(super) model: Decoder,
+    pub(super) adapter: Option<Attached>,
+    pub(super) parameters: Parameters,
+    /// How it is trained, as far as memory depends on it.
+    pub(super) usage: DecoderUse,
+    /// Bytes of the model in memory, the adapter left out.
+    pub(super) base_bytes: u64,
+    /// What was decided about memory, where the config asks for it.
+    pub(super) plan: Option<MemoryPlan>,
+}
+
+/// Everything that a model is made from.
+struct Plans<'a> {
+    config: &'a Config,
+    pretrained: &'a Pretrained,
+    /// Positions that it can see.
+    context: i64,
+    compute: Kind,
+}
+
+impl BaseModel {
+    /// The weights of `pretrained` as `config` wants them, in positions up to `context`.
+    ///
+    /// # Errors
+    /// When a file is damaged, the adapter does not fit, there is no plan under `memory` that
+    /// the config's wishes allow, or memory runs out.
+    pub(super) fn load(
+        config: &Config,
+        pretrained: &Pretrained,
+        context: i64,
+        placer: &mut Placer,
+        memory: Memory,
+    ) -> Result<Self, Error> {
+        let plans = Plans {
+            config,
+            pretrained,
+            context,
+            compute: match config.train.bf16.on(placer.device()) {
+                true => Kind::BFloat16,
+                false => Kind::Float,
+            },
+        };
+        let mut usage = plans.usage(placer.device())?;
+        let plan = match config.model.wishes() {
+            Some(wishes) => Some(plans.plan(&usage, memory, &wishes)?),
+            None => None,
+        };
+        let mut streaming = None;
+        if let Some(plan) = &plan {
+            usage.streamed.clone_from(&plan.streamed);
+            streaming = plan.streaming(placer, &usage)?;
+        }
+        tch::manual_seed(config.seed as i64);
+        let mut parameters = Parameters::default();
+        let mut attachment = plans.attachment()?;
+        let (device, stored) = (placer.device(), usage.frozen.unwrap_or(Kind::Float));
+        let mut source = FileWeights::new(pretrained.tensors.as_ref(), stored, placer);
+        let mut builder = plans
+            .builder(&mut source, &mut parameters, attachment.as_mut())
+            .quantized(config.model.quantization)
+            .streamed(streaming);
+        let mut model = Decoder::new(&pretrained.config, plans.options(device), &mut builder)?;
+        model.offload_activations(usage.offload);
+        if config.train.activation_offload && !usage.offload {
+            tracing::warn!(
+                "`train.activation_offload` is left off: on the CPU there is no other memory to \
+                 free"
+            );
+        }
+        Ok(Self {
+            base_bytes: model.bytes()?,
+            adapter: attachment.map(Attachment::finish).transpose()?,
+            model,
+            parameters,
+            usage,
+            plan,
+        })
+    }
+}
+
+impl Plans<'_> {
+    fn options(&self, device: Device) -> DecoderOptions {
+        DecoderOptions {
+            positions: self.context,
+            initializer_range: 0.0,
+            device,
+        }
+    }
+
+    fn base(&self) -> Base {
+        match self.config.adapter {
+            Some(_) => Base::Frozen(self.compute),
+            None => Base::Trained,
+        }
+    }
+
+    /// The adapter to put on the model, fresh or from its file.
+    fn attachment(&self) -> Result<Option<Attachment>, Error> {
+        let Some(adapter) = &self.config.adapter else {
+            return Ok(None);
+        };
+        Ok(Some(match &adapter.resume_from {
+            Some(folder) => Attachment::saved(PeftAdapter::open(folder)?)?,
+            None => Attachment::fresh(&adapter.lora()?)?,
+        }))
+    }
+
+    fn builder<'b>(
+        &self,
+        source: &'b mut dyn WeightSource,
+        parameters: &'b mut Parameters,
+        attachment: Option<&'b mut Attachment>,
+    ) -> Builder<'b> {
+        let builder = Builder::new(source, parameters, self.compute, self.base());
+        match attachment {
+            Some(attachment) => builder.with_adapters(attachment),
+            None => builder,
+        }
+    }
+
+    fn usage(&self, device: Device) -> Result<DecoderUse, Error> {
+        let train = &self.config.train;
+        let length = self.config.data.block_size;
+        let attachment = self.attachment()?;
+        Ok(DecoderUse {
+            rows: u64::from(train.per_device_train_batch_size),
+            length: u64::from(length),
+            compute: self.compute,
+            frozen: match self.base() {
+                Base::Frozen(kind) => Some(kind),
+                Base::Trained => None,
+            },
+            quantized: self.config.model.quantization.is_some(),
+            checkpoint: train.gradient_checkpointing,
+            streamed: Vec::new(),
+            offload: train.activation_offload && device != Device::Cpu,
+            dropout: attachment.map_or(0.0, |attachment| attachment.dropout()),
+            whole_logits: false,
+            scores: attention_writes_scores(device, self.compute, i64::from(length)),
+        })
+    }
+
+    /// What lives where, decided from the model's shapes.
+    fn plan(
+        &self,
+        usage: &DecoderUse,
+        memory: Memory,
+        wishes: &Wishes,
+    ) -> Result<MemoryPlan, Error> {
+        let mut parameters = Parameters::default();
+        let mut attachment = self.attachment()?;
+        let tensors = self.pretrained.tensors.as_ref();
+        let mut source = Outline::new(tensors, usage.frozen.unwrap_or(Kind::Float));
+        let mut builder = self.builder(&mut source, &mut parameters, attachment.as_mut());
+        let options = self.options(Device::Cpu);
+        let decoder = Decoder::new(&self.pretrained.config, options, &mut builder)?;
+        let outlined = Outlined {
+            config: self.config,
+            shape: &self.pretrained.config,
+            decoder: &decoder,
+            parameters: &parameters,
+            usage,
+        };
+        MemoryPlan::new(&outlined, memory, wishes)
+    }
+}
