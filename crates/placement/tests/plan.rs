@@ -181,7 +181,7 @@ train: 23.68 GiB on the device (20.26 GiB resident, 0 B ring, 3.42 GiB working),
   transformer             10 modules      6.64 GiB  zero-copy from host memory
   adapter                  1 module     150.00 MiB  on the device
 
-note: CPU and GPU share one memory: offloading to RAM would free nothing and copy everything, so that nothing is offloaded there
+note: CPU and device share one memory: offloading to RAM would free nothing and copy everything, so that nothing is offloaded there
 "
     );
 }

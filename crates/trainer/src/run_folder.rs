@@ -13,17 +13,21 @@
 //!             summary.json               the run in numbers
 //! ```
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::config::Config;
 use crate::{Error, checkpoint};
 
-/// The folder of one run.
+/// The folder of one run, which nobody else runs in while this is there.
 #[derive(Debug, Clone)]
 pub struct RunFolder {
     path: PathBuf,
+    /// Locked for as long as it is open; the system lets go of it with the process, however
+    /// that ends. `None` where the file system knows no locks.
+    _lock: Option<Arc<File>>,
 }
 
 impl RunFolder {
@@ -39,7 +43,7 @@ impl RunFolder {
             // `create_dir` fails on an existing folder, so two runs cannot share one.
             match fs::create_dir(&path) {
                 Ok(()) => {
-                    let folder = Self { path };
+                    let folder = Self::locked(path)?;
                     let text = config.to_yaml()?;
                     let file = folder.config();
                     fs::write(&file, text).map_err(|error| Error::io("write", &file, error))?;
@@ -78,14 +82,9 @@ impl RunFolder {
                 .parent()
                 .and_then(Path::parent)
                 .unwrap_or(Path::new("."));
-            return Ok((
-                Self {
-                    path: run.to_owned(),
-                },
-                path,
-            ));
+            return Ok((Self::locked(run.to_owned())?, path));
         }
-        let folder = Self { path };
+        let folder = Self::locked(path)?;
         let newest = checkpoint::list(&folder.checkpoints())?.pop();
         match newest {
             Some((_, checkpoint)) => Ok((folder, checkpoint)),
@@ -93,6 +92,27 @@ impl RunFolder {
                 &folder.checkpoints(),
                 "there is no whole checkpoint to resume from",
             )),
+        }
+    }
+
+    fn locked(path: PathBuf) -> Result<Self, Error> {
+        // A folder that is not there is told by whoever looks for something in it.
+        let Ok(folder) = File::open(&path) else {
+            return Ok(Self { path, _lock: None });
+        };
+        match folder.try_lock() {
+            Ok(()) => Ok(Self {
+                path,
+                _lock: Some(Arc::new(folder)),
+            }),
+            Err(TryLockError::WouldBlock) => Err(Error::Data(format!(
+                "a run is going on in `{}`: wait for its end, or give this one another `name`",
+                path.display()
+            ))),
+            Err(TryLockError::Error(error)) => {
+                tracing::debug!("`{}` is not locked: {error}", path.display());
+                Ok(Self { path, _lock: None })
+            }
         }
     }
 

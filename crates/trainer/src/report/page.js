@@ -235,7 +235,7 @@ function placed() {
   const story = troubled === 0
     ? (routes.length ? "Every tensor arrived by the first route open to it." : "Nothing had to move: all of it was trained where it was loaded.")
     : `${whole.format(troubled)} tensors did not arrive by the first route open to them.`;
-  section.querySelector("p").textContent = `Verification: ${text(placement.verify)}. ${story}`;
+  section.querySelector("p").textContent = `Verification: ${text(placement.verify)}. ${story}${streamed()}`;
   const rows = routes.map((r) => [text(r.rung), whole.format(r.tensors), bytes(r.bytes), whole.format(r.verified)]);
   if (rows.length) section.querySelector("div").append(table(["route", "tensors", "size", "verified"], rows, [1, 2, 3]));
   if (placement.stories.length) {
@@ -243,6 +243,15 @@ function placed() {
       s.attempts.map((a) => `${text(a.rung)}: ${a.outcome}`).join(" → ")]);
     section.querySelector("div").append(table(["tensor", "size", "tried"], stories, [1]));
   }
+}
+/* What was streamed, as a sentence. */
+function streamed() {
+  const { memory_plan: plan, streamed: report } = summary;
+  if (!plan) return "";
+  if (!plan.streamed.length || !report) return ` All ${plan.blocks} blocks of the model stayed in memory.`;
+  const from = plan.folder === null ? "host memory" : "a file";
+  return ` ${plan.streamed.length} of ${plan.blocks} blocks were streamed from ${from} through a ring of ${bytes(report.ring_bytes)}: `
+    + `${whole.format(report.copies)} times, of which ${whole.format(report.waited)} were waited for.`;
 }
 const text = (value) => (typeof value === "string" ? value.replaceAll("_", " ") : JSON.stringify(value));
 
