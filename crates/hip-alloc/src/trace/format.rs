@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::str::SplitAsciiWhitespace;
 
 /// A file begins with these bytes if it is zstd-compressed (RFC 8878, 3.1.1).
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
@@ -227,36 +228,45 @@ fn parse_line(
     let Some(kind) = words.next() else {
         return Ok(None);
     };
+    let end = |words: &mut SplitAsciiWhitespace| match words.next() {
+        None => Ok(()),
+        Some(extra) => Err(format!("`{extra}` is one word too many")),
+    };
+    // Nothing is counted before the line is known to be right.
     let event = match kind {
         _ if kind.starts_with('#') => return Ok(None),
         "a" => {
             let name = number(words.next(), "id")?;
             let bytes = number(words.next(), "size")?;
-            tally.request(bytes).map_err(|error| error.to_string())?;
             let stream = words
                 .next()
                 .map_or(Ok(0), |word| number(Some(word), "stream"))?;
             let id = *requests;
-            if live.insert(name, id).is_some() {
+            end(&mut words)?;
+            if live.contains_key(&name) {
                 return Err(format!("request {name} is already live"));
             }
-            *requests = id.checked_add(1).ok_or("more than 2^32 requests")?;
+            let next = id.checked_add(1).ok_or("more than 2^32 requests")?;
+            tally.request(bytes).map_err(|error| error.to_string())?;
+            live.insert(name, id);
+            *requests = next;
             Event::Allocate { id, bytes, stream }
         }
         "f" => {
             let name = number(words.next(), "id")?;
+            end(&mut words)?;
             let id = live
                 .remove(&name)
                 .ok_or(format!("request {name} is not live"))?;
             Event::Free { id }
         }
-        "s" => Event::Step,
+        "s" => {
+            end(&mut words)?;
+            Event::Step
+        }
         other => return Err(format!("`{other}` is not a kind of event")),
     };
-    match words.next() {
-        None => Ok(Some(event)),
-        Some(extra) => Err(format!("`{extra}` is one word too many")),
-    }
+    Ok(Some(event))
 }
 
 fn number(word: Option<&str>, what: &str) -> Result<u64, String> {
@@ -315,6 +325,8 @@ mod tests {
         for cut in ["a 1 5\nf", "a 1 5\na", "a 1 5\na 2"] {
             assert_eq!(Trace::parse(cut).unwrap().to_text(), "a 0 5\n", "{cut:?}");
         }
+        // Nothing of it counts, not even the request.
+        assert_eq!(Trace::parse("s\na 1 5 0 0").unwrap().requests, 0);
         let whole = Trace::parse("a 1 5\nf 1").unwrap();
         assert_eq!(whole.to_text(), "a 0 5\nf 0\n");
     }
