@@ -266,7 +266,15 @@ impl Inner {
         }
     }
 
+    #[inline]
     fn report_troubles(&mut self, device: DeviceIndex) {
+        if self.pool.has_troubles() {
+            self.tell_troubles(device);
+        }
+    }
+
+    #[cold]
+    fn tell_troubles(&mut self, device: DeviceIndex) {
         for error in self.pool.take_troubles() {
             self.troubles.tell(device, &error);
         }

@@ -258,9 +258,9 @@ impl Pool {
         });
         match served {
             Ok(index) => {
+                self.spans.set_birth(index, birth);
                 let span = &mut self.spans[index];
                 span.requested = requested;
-                span.birth = birth;
                 let (address, bytes) = (span.address, span.bytes);
                 self.addresses.insert(address, index);
                 self.used += bytes;
@@ -300,16 +300,19 @@ impl Pool {
                 FreeError::Unknown
             });
         };
-        let span = self.spans[index];
+        let birth = self.spans.birth(index);
+        let Span {
+            bytes,
+            requested,
+            shared_use,
+            ..
+        } = self.spans[index];
         self.stats.frees += 1;
         self.stats.live_allocations -= 1;
-        self.stats.live_bytes -= span.requested;
-        self.lifetimes.freed(
-            span.birth,
-            self.used - span.bytes,
-            self.large_blocks.holes(),
-        );
-        if span.shared_use {
+        self.stats.live_bytes -= requested;
+        self.lifetimes
+            .freed(birth, self.used - bytes, self.large_blocks.holes());
+        if shared_use {
             self.defer(driver, index);
         } else {
             self.reclaim(driver, index);
@@ -320,10 +323,15 @@ impl Pool {
         if self.lifetimes.now() > self.kept_until {
             self.shed(driver);
         }
-        Ok(span.requested)
+        Ok(requested)
     }
 
-    /// Driver errors on paths that cannot fail (a free), since the last call.
+    /// Whether there were driver errors on paths that cannot fail (a free).
+    pub fn has_troubles(&self) -> bool {
+        !self.troubles.is_empty()
+    }
+
+    /// These errors, since the last call.
     pub fn take_troubles(&mut self) -> Vec<DriverError> {
         std::mem::take(&mut self.troubles)
     }
@@ -360,55 +368,72 @@ impl Pool {
     /// Takes `bytes` from the front of a span in a free index; the rest stays free.
     /// The whole span passes to `owner`, so that it can become one again.
     fn take(&mut self, index: SpanIndex, owner: Owner, bytes: u64) -> SpanIndex {
-        let span = self.spans[index];
-        let region = self.blocks[span.block].region;
-        self.free[Self::arena(region, span.owner)].remove(&mut self.spans, index);
-        self.carve(index, owner, bytes)
+        let span = &self.spans[index];
+        let (block, of, whole) = (span.block, span.owner, span.bytes);
+        let arena = Self::arena(self.blocks[block].region, of);
+        if of != owner || whole == bytes {
+            self.free[arena].remove(&mut self.spans, index);
+            return self.carve(index, owner, bytes);
+        }
+        self.charge(block, bytes);
+        let taken = self.use_front(index, bytes);
+        self.free[arena].resized(&mut self.spans, index, whole);
+        taken
     }
 
     /// As [`take`](Pool::take), for a free span that is in no index.
     fn carve(&mut self, index: SpanIndex, owner: Owner, bytes: u64) -> SpanIndex {
         let span = self.spans[index];
         debug_assert!(span.bytes >= bytes && span.state == SpanState::Free);
-        let block = &mut self.blocks[span.block];
+        self.charge(span.block, bytes);
+        self.spans[index].owner = owner;
+        if span.bytes == bytes {
+            self.spans[index].state = SpanState::Used;
+            return index;
+        }
+        let taken = self.use_front(index, bytes);
+        let mut rest = index;
+        if span.owner != owner {
+            // What was anyone's has no work in flight, whatever this stream freed since.
+            self.spans[rest].requested = 0;
+            // It has become the owner's just now, maybe beside more that is.
+            rest = self.coalesce(rest);
+        }
+        let region = self.blocks[span.block].region;
+        self.free[Self::arena(region, owner)].insert(&mut self.spans, rest);
+        taken
+    }
+
+    /// Cuts the first `bytes` off a free span: a new span, which is used.
+    fn use_front(&mut self, index: SpanIndex, bytes: u64) -> SpanIndex {
+        let span = &mut self.spans[index];
+        let before = span.before;
+        let first = Span {
+            bytes,
+            after: index,
+            state: SpanState::Used,
+            ..*span
+        };
+        span.address += bytes;
+        span.position += bytes;
+        span.bytes -= bytes;
+        let block = span.block;
+        let front = self.spans.add(first);
+        self.spans[index].before = front;
+        match before.some() {
+            Some(before) => self.spans[before].after = front,
+            None => self.blocks[block].first = front,
+        }
+        front
+    }
+
+    /// A block has `bytes` more in use.
+    fn charge(&mut self, block: BlockIndex, bytes: u64) {
+        let block = &mut self.blocks[block];
         if block.is_large_and_passing() {
             self.large_blocks.taken(block, bytes);
         }
         block.used += bytes;
-        let region = block.region;
-        self.spans[index].state = SpanState::Used;
-        self.spans[index].owner = owner;
-        if span.bytes > bytes {
-            let rest = self.spans.add(Span {
-                address: span.address + bytes,
-                bytes: span.bytes - bytes,
-                position: span.position + bytes,
-                before: index,
-                owner,
-                state: SpanState::Free,
-                // What was anyone's has no work in flight, whatever this stream freed since.
-                requested: if span.owner == owner {
-                    span.requested
-                } else {
-                    0
-                },
-                ..span
-            });
-            if let Some(after) = span.after.some() {
-                self.spans[after].before = rest;
-            }
-            let taken = &mut self.spans[index];
-            taken.bytes = bytes;
-            taken.after = rest;
-            // It may have become the owner's just now, beside more that is.
-            let rest = if span.owner == owner {
-                rest
-            } else {
-                self.coalesce(rest)
-            };
-            self.free[Self::arena(region, owner)].insert(&mut self.spans, rest);
-        }
-        index
     }
 
     /// A span that nobody uses any more becomes free: joined with its free
@@ -418,36 +443,68 @@ impl Pool {
         span.state = SpanState::Free;
         span.shared_use = false;
         span.requested = self.streams.next_free(span.owner);
-        let bytes = span.bytes;
-        let block = span.block;
+        let (bytes, block, owner) = (span.bytes, span.block, span.owner);
         self.used -= bytes;
         let entry = &mut self.blocks[block];
         entry.used -= bytes;
         if entry.is_large_and_passing() {
             self.large_blocks.freed(entry, bytes);
         }
-        let index = self.coalesce(index);
-        let span = self.spans[index];
-        if span.before.is_none() && span.after.is_none() {
-            self.emptied(driver, block);
-            return;
+        let (region, mapped, used) = (entry.region, entry.mapped, entry.used);
+        let arena = Self::arena(region, owner);
+        // Where something is anyone's, more than the neighbours may have to be joined.
+        let plain = self.free[Self::arena(region, Owner::ANYONE)].bytes() == 0;
+        let (index, listed) = if plain {
+            self.join_listed(index, arena)
+        } else {
+            (self.coalesce(index), None)
+        };
+        let span = &self.spans[index];
+        let bytes = span.bytes;
+        let whole = span.before.is_none() && span.after.is_none();
+        match listed {
+            Some(before) => self.free[arena].resized(&mut self.spans, index, before),
+            None if whole => {}
+            None => self.free[arena].insert(&mut self.spans, index),
         }
-        let Block {
-            region,
-            mapped,
-            used,
-            ..
-        } = self.blocks[block];
-        self.free[Self::arena(region, span.owner)].insert(&mut self.spans, index);
-        if used == 0 {
+        if whole {
+            if listed.is_some() {
+                self.free[arena].remove(&mut self.spans, index);
+            }
+            self.emptied(driver, block);
+        } else if used == 0 {
             self.join_owners(driver, block);
-        } else if mapped
-            && self
-                .mapping
-                .is_some_and(|mapping| span.bytes >= mapping.handle)
-        {
+        } else if mapped && self.mapping.is_some_and(|mapping| bytes >= mapping.handle) {
             self.shed(driver);
         }
+    }
+
+    /// Joins a free span that is in no index with its free neighbours of the same owner.
+    /// If there are any, the result is one of them that has only grown: it is in its index
+    /// still, with as many bytes as are returned beside it.
+    fn join_listed(&mut self, index: SpanIndex, arena: usize) -> (SpanIndex, Option<u64>) {
+        let Span {
+            before,
+            after,
+            owner,
+            ..
+        } = self.spans[index];
+        let after = self.joinable(after, owner, false);
+        if let Some(before) = self.joinable(before, owner, false) {
+            let listed = self.spans[before].bytes;
+            self.absorb_next(before);
+            if let Some(after) = after {
+                self.free[arena].remove(&mut self.spans, after);
+                self.absorb_next(before);
+            }
+            return (before, Some(listed));
+        }
+        let Some(after) = after else {
+            return (index, None);
+        };
+        let listed = self.spans[after].bytes;
+        self.absorb_before(after);
+        (after, Some(listed))
     }
 
     /// Joins a free span that is in no index with its free neighbours of the same owner,
@@ -494,6 +551,23 @@ impl Pool {
             self.spans[after].before = index;
         }
         self.spans.retire(next);
+    }
+
+    /// Joins a span with the one before it, which retires.
+    fn absorb_before(&mut self, index: SpanIndex) {
+        let previous = self.spans[index].before;
+        let absorbed = self.spans[previous];
+        let span = &mut self.spans[index];
+        span.address = absorbed.address;
+        span.position = absorbed.position;
+        span.bytes += absorbed.bytes;
+        span.before = absorbed.before;
+        span.requested = span.requested.max(absorbed.requested);
+        match absorbed.before.some() {
+            Some(before) => self.spans[before].after = index,
+            None => self.blocks[absorbed.block].first = index,
+        }
+        self.spans.retire(previous);
     }
 
     fn trouble(&mut self, error: DriverError) {
