@@ -326,11 +326,9 @@ fn a_sample_that_hangs_is_named_and_its_batch_comes_when_it_is_read() {
     };
     let mut loader = Loader::new(source, impatient).unwrap();
     arrived.recv().unwrap();
-    let mut next = || loop {
-        match loader.next().unwrap() {
-            Err(LoadError::Stuck { sample, what, .. }) => return Err((sample, what)),
-            other => return Ok(numbers(&other.unwrap().batch)),
-        }
+    let mut next = || match loader.next().unwrap() {
+        Err(LoadError::Stuck { sample, what, .. }) => Err((sample, what)),
+        other => Ok(numbers(&other.unwrap().batch)),
     };
     // On a busy machine other batches may be waited for, too.
     while next() != Ok(vec![0, 1, 2, 3]) {}
