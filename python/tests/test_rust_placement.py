@@ -58,7 +58,7 @@ def test_every_silent_fault_strikes_on_every_route_that_copies(matrix):
         if cell["verify"] == "off" and cell["fault"] in SILENT:
             assert cell["outcome"] == "missed", cell
             seen[cell["fault"]].add(cell["route"])
-    routes = {"direct", "retry", "staged", "chunked", "other_stream"}
+    routes = {"together", "direct", "retry", "staged", "chunked", "other_stream"}
     assert seen == {fault: routes for fault in SILENT}
 
 
@@ -68,7 +68,7 @@ def test_what_strikes_once_is_recovered(matrix):
         if cell["verify"] != "always" or cell["every_time"]:
             continue
         # The caller's own memory is not what it was; a copy of it in a buffer was.
-        gone = cell["fault"] == "mutated_source" and cell["route"] in ("direct", "retry", "other_stream")
+        gone = cell["fault"] == "mutated_source" and cell["route"] in ("together", "direct", "retry", "other_stream")
         expected = "reported" if cell["fault"] in fatal or gone else "recovered"
         assert cell["outcome"] == expected, cell
 

@@ -34,6 +34,7 @@
 //! The rows are kept, not only their total: two checksums tell *where* bytes differ ([`Checksum::damage`]).
 
 use std::fmt;
+use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 use serde::Serialize;
@@ -46,18 +47,27 @@ pub const ROW_WORDS: usize = 4096;
 /// Bytes in a row.
 pub const ROW_BYTES: usize = ROW_WORDS * 4;
 
-/// What is worked on at a time: with its copy, and the weights, well inside the second-level cache of a core.
-const PIECE_BYTES: usize = PIECE_ROWS * ROW_BYTES;
-const PIECE_ROWS: usize = 2;
-
-/// Pieces that a core takes at least.
-const PIECES_AT_LEAST: usize = 8;
+/// What is copied and summed at a time: with its copy, and the weights of a row, inside the nearest cache of a core.
+const PIECE_BYTES: usize = ROW_BYTES / 2;
 
 /// The smallest page; larger ones are only touched more often than they need be.
 const PAGE_BYTES: usize = 4096;
 
-/// From this size on, several cores share the work; below, waking them costs more than it brings.
+/// From this size on, several cores share a sum; below, waking them costs more than it brings.
 const SHARED_FROM: usize = 1 << 20;
+
+/// Rows of a sum, and of a copy, that a core takes at least. Of a copy it is as much as of libtorch's own.
+const SUMMED_AT_LEAST: usize = 16;
+const COPIED_AT_LEAST: usize = 8;
+
+/// Threads that share a copy.
+pub(crate) trait Workers {
+    /// How many there are.
+    fn count(&self) -> usize;
+
+    /// Does the work of every number below `shares`, each on one thread, and returns when all of it is done.
+    fn each(&self, shares: usize, work: &(dyn Fn(usize) + Sync));
+}
 
 /// The sums of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,16 +106,25 @@ impl Checksum {
     /// The checksum of host bytes. Reads them once, as fast as the memory gives them; large tensors on
     /// several cores.
     pub fn of(bytes: &[u8]) -> Checksum {
-        let mut rows = vec![RowSum::default(); bytes.len().div_ceil(ROW_BYTES)];
         if bytes.len() < SHARED_FROM {
-            sum_into(bytes, &mut rows);
-        } else {
-            let pieces = bytes.par_chunks(PIECE_BYTES);
-            pieces
-                .zip(rows.par_chunks_mut(PIECE_ROWS))
-                .with_min_len(PIECES_AT_LEAST)
-                .for_each(|(piece, rows)| sum_into(piece, rows));
+            return Checksum::on_one_core(bytes);
         }
+        let mut rows = vec![RowSum::default(); bytes.len().div_ceil(ROW_BYTES)];
+        bytes
+            .par_chunks(ROW_BYTES)
+            .zip(rows.par_chunks_mut(1))
+            .with_min_len(SUMMED_AT_LEAST)
+            .for_each(|(row, sum)| sum_into(row, sum));
+        Checksum {
+            bytes: bytes.len() as u64,
+            rows,
+        }
+    }
+
+    /// The same, where others are at work too.
+    pub(crate) fn on_one_core(bytes: &[u8]) -> Checksum {
+        let mut rows = vec![RowSum::default(); bytes.len().div_ceil(ROW_BYTES)];
+        sum_into(bytes, &mut rows);
         Checksum {
             bytes: bytes.len() as u64,
             rows,
@@ -127,38 +146,40 @@ impl Checksum {
     pub(crate) fn of_copy(
         from: &[u8],
         to: &mut [u8],
+        workers: &impl Workers,
         copy: impl Fn(&[u8], &mut [u8]) + Sync,
     ) -> (Checksum, Checksum) {
         assert_eq!(from.len(), to.len(), "a copy keeps its length");
         let bytes = from.len() as u64;
         let nothing = vec![RowSum::default(); from.len().div_ceil(ROW_BYTES)];
         let (mut sent, mut arrived) = (nothing.clone(), nothing);
-        let one = |from: &[u8], to: &mut [u8], sent: &mut [RowSum], arrived: &mut [RowSum]| {
-            // Fresh memory: page faults in the middle of a copy cost more than before it.
-            for page in to.chunks_mut(PAGE_BYTES) {
-                *std::hint::black_box(&mut page[0]) = 0;
-            }
-            copy(from, to);
-            sum_both_into(from, to, sent, arrived);
+
+        let share = sent.len().div_ceil(workers.count().max(1));
+        let share_rows = share.max(COPIED_AT_LEAST);
+        let share_bytes = share_rows * ROW_BYTES;
+        let sides = from.chunks(share_bytes).zip(to.chunks_mut(share_bytes));
+        let sums = sent
+            .chunks_mut(share_rows)
+            .zip(arrived.chunks_mut(share_rows));
+        let shares: Vec<_> = sides
+            .zip(sums)
+            .map(|share| Mutex::new(Some(share)))
+            .collect();
+        let take = |at: usize| {
+            let share = shares.get(at)?;
+            share.lock().unwrap_or_else(PoisonError::into_inner).take()
         };
-        if from.len() < SHARED_FROM {
-            let pieces = from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES));
-            let sums = sent
-                .chunks_mut(PIECE_ROWS)
-                .zip(arrived.chunks_mut(PIECE_ROWS));
-            for ((from, to), (sent, arrived)) in pieces.zip(sums) {
-                one(from, to, sent, arrived);
+        let work = |at: usize| {
+            if let Some(((from, to), (sent, arrived))) = take(at) {
+                copy_and_sum(from, to, sent, arrived, &copy);
             }
-        } else {
-            let pieces = from.par_chunks(PIECE_BYTES);
-            let pieces = pieces.zip(to.par_chunks_mut(PIECE_BYTES));
-            let sums = sent.par_chunks_mut(PIECE_ROWS);
-            let sums = sums.zip(arrived.par_chunks_mut(PIECE_ROWS));
-            pieces
-                .zip(sums)
-                .with_min_len(PIECES_AT_LEAST)
-                .for_each(|((from, to), (sent, arrived))| one(from, to, sent, arrived));
+        };
+        if shares.len() > 1 {
+            workers.each(shares.len(), &work);
         }
+        // Whatever nobody has taken, which is all of it where it is little.
+        (0..shares.len()).for_each(work);
+        drop(shares);
         let checksum = |rows| Checksum { bytes, rows };
         (checksum(sent), checksum(arrived))
     }
@@ -312,23 +333,44 @@ const fn make_weight_pairs() -> [u64; ROW_WORDS / 2] {
 /// Puts the sums of the rows of `bytes` into `sums`, one for each; the last row may be short.
 fn sum_into(bytes: &[u8], sums: &mut [RowSum]) {
     let (full, rest) = bytes.as_chunks::<ROW_BYTES>();
-    let (sums, last_sum) = sums.split_at_mut(full.len());
-    sum_rows(full, sums, None);
-    if !rest.is_empty() {
-        sum_rows(&[filled_up(rest)], last_sum, None);
+    let rest = (!rest.is_empty()).then(|| filled_up(rest));
+    for (row, sum) in full.iter().chain(&rest).zip(sums) {
+        *sum = sum_row(row);
     }
 }
 
-/// The same for a source and its copy, of the same length.
-fn sum_both_into(from: &[u8], to: &[u8], sent: &mut [RowSum], arrived: &mut [RowSum]) {
-    let (from, from_rest) = from.as_chunks::<ROW_BYTES>();
-    let (to, to_rest) = to.as_chunks::<ROW_BYTES>();
-    let (sent, last_sent) = sent.split_at_mut(from.len());
-    let (arrived, last_arrived) = arrived.split_at_mut(to.len());
-    sum_rows(from, sent, Some((to, arrived)));
-    if !from_rest.is_empty() {
-        let (from, to) = (filled_up(from_rest), filled_up(to_rest));
-        sum_rows(&[from], last_sent, Some((&[to], last_arrived)));
+/// Copies a share of a tensor and sums it on both sides, piece by piece.
+fn copy_and_sum(
+    from: &[u8],
+    to: &mut [u8],
+    sent: &mut [RowSum],
+    arrived: &mut [RowSum],
+    copy: impl Fn(&[u8], &mut [u8]),
+) {
+    let rows = from.chunks(ROW_BYTES).zip(to.chunks_mut(ROW_BYTES));
+    for ((from, to), (sent, arrived)) in rows.zip(sent.iter_mut().zip(arrived)) {
+        let mut tally = Tally::default();
+        let is_full = from.len() == ROW_BYTES;
+        let pieces = from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES));
+        for ((from, to), weights) in pieces.zip(WEIGHT_PAIRS.chunks(PIECE_BYTES / 8)) {
+            // Fresh memory: page faults in the middle of a copy cost more than before it.
+            for page in to.chunks_mut(PAGE_BYTES) {
+                *std::hint::black_box(&mut page[0]) = 0;
+            }
+            copy(from, to);
+            if is_full {
+                tally.add(from, to, weights);
+            }
+        }
+        if !is_full {
+            tally.add(&filled_up(from), &filled_up(to), &WEIGHT_PAIRS);
+        }
+        *sent = tally.sums();
+        *arrived = match tally.difference {
+            0 => *sent,
+            _ if is_full => sum_row(to),
+            _ => sum_row(&filled_up(to)),
+        };
     }
 }
 
@@ -339,98 +381,99 @@ fn filled_up(bytes: &[u8]) -> [u8; ROW_BYTES] {
     row
 }
 
-/// Rows that should equal others, and where their sums go.
-type Copies<'a> = Option<(&'a [[u8; ROW_BYTES]], &'a mut [RowSum])>;
-
-/// The sums of full rows, and of their copies where there are any, with the widest instructions this CPU has.
-fn sum_rows(rows: &[[u8; ROW_BYTES]], sums: &mut [RowSum], copies: Copies<'_>) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        if std::arch::is_x86_feature_detected!("avx512f") {
-            // SAFETY: the CPU has AVX-512F, as was asked in the line above; the function needs nothing else.
-            unsafe { sum_rows_avx512(rows, sums, copies) };
-            return;
-        }
-        if std::arch::is_x86_feature_detected!("avx2") {
-            // SAFETY: as above, with AVX2.
-            unsafe { sum_rows_avx2(rows, sums, copies) };
-            return;
-        }
-    }
-    sum_rows_portable(rows, sums, copies);
+/// The sums of one full row.
+fn sum_row(row: &[u8]) -> RowSum {
+    let mut tally = Tally::default();
+    tally.add(row, row, &WEIGHT_PAIRS);
+    tally.sums()
 }
 
-/// The same code as [`sum_row`], compiled for AVX-512.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn sum_rows_avx512(rows: &[[u8; ROW_BYTES]], sums: &mut [RowSum], copies: Copies<'_>) {
-    sum_rows_portable(rows, sums, copies);
-}
-
-/// The same code as [`sum_row`], compiled for AVX2.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn sum_rows_avx2(rows: &[[u8; ROW_BYTES]], sums: &mut [RowSum], copies: Copies<'_>) {
-    sum_rows_portable(rows, sums, copies);
-}
-
-#[inline(always)]
-fn sum_rows_portable(rows: &[[u8; ROW_BYTES]], sums: &mut [RowSum], copies: Copies<'_>) {
-    let Some((copies, copy_sums)) = copies else {
-        for (row, sum) in rows.iter().zip(sums) {
-            *sum = sum_row(row);
-        }
-        return;
-    };
-    let pairs = rows.iter().zip(sums).zip(copies.iter().zip(copy_sums));
-    for ((row, sum), (copy, copy_sum)) in pairs {
-        let equal;
-        (*sum, equal) = sum_and_compare(row, copy);
-        *copy_sum = match equal {
-            true => *sum,
-            false => sum_row(copy),
-        };
-    }
-}
-
-/// The sums of one row.
-#[inline(always)]
-fn sum_row(row: &[u8; ROW_BYTES]) -> RowSum {
-    sum_and_compare(row, row).0
-}
-
-/// The sums of one row, and whether another one is equal to it.
+/// A row that is being summed, and compared with another one.
 ///
 /// Two words are taken at a time as one `u64`, whose halves are multiplied where they lie: this is what the
 /// 32 × 32 → 64 bit vector multiplication wants, and it has been in every x86-64. It is unsigned, so that the
 /// words are moved up by 2³¹ first and the sums corrected at the end. The low words are never added up: they
 /// are what is left of the sum of the pairs without the high ones.
-#[inline(always)]
-fn sum_and_compare(row: &[u8; ROW_BYTES], other: &[u8; ROW_BYTES]) -> (RowSum, bool) {
-    const LOW: u64 = 0xffff_ffff;
-    const SHIFT_UP: u64 = 0x8000_0000_8000_0000;
-    let (mut whole, mut upper, mut difference) = (0_u64, 0_u64, 0_u64);
-    let (mut weighted_lower, mut weighted_upper) = (0_u64, 0_u64);
-    let (pairs, _) = row.as_chunks::<8>();
-    let (others, _) = other.as_chunks::<8>();
-    for ((pair, other), weight) in pairs.iter().zip(others).zip(&WEIGHT_PAIRS) {
-        let pair = u64::from_le_bytes(*pair);
-        // Gone from the compiled code where a row is compared with itself.
-        difference |= pair ^ u64::from_le_bytes(*other);
-        let pair = pair ^ SHIFT_UP;
-        let high = pair >> 32;
-        whole = whole.wrapping_add(pair);
-        upper = upper.wrapping_add(high);
-        weighted_lower = weighted_lower.wrapping_add((pair & LOW).wrapping_mul(weight & LOW));
-        weighted_upper = weighted_upper.wrapping_add(high.wrapping_mul(weight >> 32));
+#[derive(Clone, Copy, Default)]
+struct Tally {
+    /// Σ of the pairs, and of their upper words.
+    whole: u64,
+    upper: u64,
+    /// Σ of the products of lower and of upper words.
+    weighted_lower: u64,
+    weighted_upper: u64,
+    /// Not 0 when a bit of the other row is another.
+    difference: u64,
+}
+
+impl Tally {
+    /// Adds a piece of the row, of so many pairs as there are weights, and compares it with another; with the
+    /// widest instructions this CPU has.
+    fn add(&mut self, piece: &[u8], other: &[u8], weights: &[u64]) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if std::arch::is_x86_feature_detected!("avx512f") {
+                // SAFETY: the CPU has AVX-512F, as was asked in the line above; the function needs nothing else.
+                unsafe { self.add_avx512(piece, other, weights) };
+                return;
+            }
+            if std::arch::is_x86_feature_detected!("avx2") {
+                // SAFETY: as above, with AVX2.
+                unsafe { self.add_avx2(piece, other, weights) };
+                return;
+            }
+        }
+        self.add_portable(piece, other, weights);
     }
-    let plain = whole.wrapping_sub(upper << 32).wrapping_add(upper);
-    let weighted = weighted_lower.wrapping_add(weighted_upper);
-    let sums = RowSum {
-        plain: plain.wrapping_sub((ROW_WORDS as u64) << 31) as i64,
-        weighted: weighted.wrapping_sub(WEIGHT_TOTAL << 31) as i64,
-    };
-    (sums, difference == 0)
+
+    /// The same code as [`Self::add_portable`], compiled for AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f")]
+    fn add_avx512(&mut self, piece: &[u8], other: &[u8], weights: &[u64]) {
+        self.add_portable(piece, other, weights);
+    }
+
+    /// The same code as [`Self::add_portable`], compiled for AVX2.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn add_avx2(&mut self, piece: &[u8], other: &[u8], weights: &[u64]) {
+        self.add_portable(piece, other, weights);
+    }
+
+    #[inline(always)]
+    fn add_portable(&mut self, piece: &[u8], other: &[u8], weights: &[u64]) {
+        const LOW: u64 = 0xffff_ffff;
+        const SHIFT_UP: u64 = 0x8000_0000_8000_0000;
+        let (pairs, _) = piece.as_chunks::<8>();
+        let (others, _) = other.as_chunks::<8>();
+        // By value, so that the sums stay in registers.
+        let mut tally = *self;
+        for ((pair, other), weight) in pairs.iter().zip(others).zip(weights) {
+            let pair = u64::from_le_bytes(*pair);
+            // Gone from the compiled code where a row is compared with itself.
+            tally.difference |= pair ^ u64::from_le_bytes(*other);
+            let pair = pair ^ SHIFT_UP;
+            let high = pair >> 32;
+            tally.whole = tally.whole.wrapping_add(pair);
+            tally.upper = tally.upper.wrapping_add(high);
+            let product = (pair & LOW).wrapping_mul(weight & LOW);
+            tally.weighted_lower = tally.weighted_lower.wrapping_add(product);
+            let product = high.wrapping_mul(weight >> 32);
+            tally.weighted_upper = tally.weighted_upper.wrapping_add(product);
+        }
+        *self = tally;
+    }
+
+    /// The sums of a row of which all pieces have been added.
+    fn sums(&self) -> RowSum {
+        let plain = self.whole.wrapping_sub(self.upper << 32);
+        let plain = plain.wrapping_add(self.upper);
+        let weighted = self.weighted_lower.wrapping_add(self.weighted_upper);
+        RowSum {
+            plain: plain.wrapping_sub((ROW_WORDS as u64) << 31) as i64,
+            weighted: weighted.wrapping_sub(WEIGHT_TOTAL << 31) as i64,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@
 //!
 //! Each cell is the worst of several runs: with a device that computes checksums and one that is read back,
 //! with and without a cast. The modes `first` and `sample` are shown where they do *not* look: the batch has
-//! taken this route before. So `off`, `first` and `sample` miss wrong bytes by design, and
+//! taken this route before. The route `together` is the direct one for several tensors at once, as modules take it:
+//! the fault strikes each of them in turn, and the worst of what came of all of them counts. So `off`, `first` and `sample` miss wrong bytes by design, and
 //! [`FaultMatrix::missed`] counts only `always`, where there must be none. Cells in which a fault cannot strike
 //! (no cast happens on the route, nothing is verified) are left out.
 
@@ -23,10 +24,10 @@ use serde::Serialize;
 
 pub use self::device::fault_matrix_here;
 use crate::fake::{FakeDevice, FakeHost, Fault, Order};
-use crate::policy::{Placed, Policy, Request};
-use crate::route::Ladder;
+use crate::policy::{MoveError, Placed, Policy, Request};
+use crate::route::{Ladder, PlacedBy};
 use crate::rung::Rung;
-use crate::transport::{Element, Origin};
+use crate::transport::{Element, Origin, Transport};
 use crate::verify::{Role, Verify};
 
 /// The modes of the matrix.
@@ -52,7 +53,7 @@ pub struct Cell {
     pub fault: &'static str,
     /// Whether it strikes again and again, on this route and those after it.
     pub every_time: bool,
-    /// [`Rung::name`] of the route on which it strikes.
+    /// [`Rung::name`] of the route on which it strikes, or `together`.
     pub route: &'static str,
     /// The mode.
     pub verify: &'static str,
@@ -82,19 +83,19 @@ fn run_cells() -> FaultMatrix {
     let mut cells = Vec::new();
     for fault in Fault::ALL {
         for every_time in [false, true] {
-            for route in Rung::TO_DEVICE {
+            for way in Way::all() {
                 for verify in MODES {
                     let order = Order {
                         fault,
-                        route,
+                        route: way.first_rung(),
                         every_time,
                     };
-                    if let Some(outcome) = worst_outcome(order, verify) {
+                    if let Some(outcome) = worst_outcome(way, order, verify) {
                         cells.push(Cell {
                             device: "in_process",
                             fault: fault.name(),
                             every_time,
-                            route: route.name(),
+                            route: way.name(),
                             verify: mode_name(verify),
                             outcome,
                         });
@@ -107,6 +108,9 @@ fn run_cells() -> FaultMatrix {
 }
 
 impl FaultMatrix {
+    /// As cells name the direct route of several tensors at once.
+    pub const TOGETHER: &str = "together";
+
     /// As cells name a mode.
     pub fn mode_name(verify: Verify) -> &'static str {
         match verify {
@@ -139,50 +143,121 @@ fn mode_name(verify: Verify) -> &'static str {
     FaultMatrix::mode_name(verify)
 }
 
+/// How a cell's tensors move.
+#[derive(Clone, Copy)]
+enum Way {
+    /// One, by the first rung that is open.
+    Alone(Rung),
+    /// Several at once.
+    Together,
+}
+
+impl Way {
+    /// In the order of the ladder.
+    fn all() -> impl Iterator<Item = Way> {
+        let alone = Rung::TO_DEVICE.into_iter().map(Way::Alone);
+        std::iter::once(Way::Together).chain(alone)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Way::Alone(rung) => rung.name(),
+            Way::Together => FaultMatrix::TOGETHER,
+        }
+    }
+
+    fn first_rung(self) -> Rung {
+        match self {
+            Way::Alone(rung) => rung,
+            Way::Together => Rung::Direct,
+        }
+    }
+
+    fn tensors(self) -> u32 {
+        match self {
+            Way::Alone(_) => 1,
+            Way::Together => 3,
+        }
+    }
+
+    fn place<T: Transport>(
+        self,
+        ladder: &mut Ladder,
+        device: &mut T,
+        hosts: &[T::Host],
+        cast: Option<Element>,
+    ) -> Result<Vec<PlacedBy<T>>, MoveError> {
+        const NAMES: [&str; 3] = ["batch", "batch.1", "batch.2"];
+        let role = Role::Batch;
+        let request = |name| Request { name, role, cast };
+        let loads = hosts.iter().zip(NAMES.map(request));
+        match self {
+            Way::Alone(_) => loads
+                .map(|(host, request)| ladder.place(device, host, &request))
+                .collect(),
+            Way::Together => ladder.place_together(device, &loads.collect::<Vec<_>>()),
+        }
+    }
+}
+
 /// The worst outcome of the runs in which the fault struck.
-fn worst_outcome(order: Order, verify: Verify) -> Option<CellOutcome> {
+fn worst_outcome(way: Way, order: Order, verify: Verify) -> Option<CellOutcome> {
     let mut worst = None;
     for sums in [true, false] {
         for cast in [None, Some(Element::BF16)] {
-            worst = worst.max(run(order, verify, sums, cast));
+            for spared in 0..way.tensors() {
+                worst = worst.max(run(way, order, spared, verify, sums, cast));
+            }
         }
     }
     worst
 }
 
 /// One run; `None` when the fault did not strike.
-fn run(order: Order, verify: Verify, sums: bool, cast: Option<Element>) -> Option<CellOutcome> {
+fn run(
+    way: Way,
+    order: Order,
+    spared: u32,
+    verify: Verify,
+    sums: bool,
+    cast: Option<Element>,
+) -> Option<CellOutcome> {
     let mut device = FakeDevice::apu(sums);
     let mut ladder = Ladder::new(Policy {
         verify,
         ..Policy::default()
     });
-    let request = Request {
-        name: "batch",
-        role: Role::Batch,
-        cast,
+    let batches = |seed| -> Vec<FakeHost> {
+        let numbers = 0..way.tensors();
+        numbers.map(|number| batch(seed + 3 * number)).collect()
     };
 
     // The batch before this one takes the same route without a fault.
     device.begin(order.route);
-    ladder.place(&mut device, &batch(1), &request).ok()?;
+    way.place(&mut ladder, &mut device, &batches(1), cast)
+        .ok()?;
 
-    let host = batch(2);
-    let sent = host.bytes();
-    device.order(order);
-    let placed = ladder.place(&mut device, &host, &request);
+    let hosts = batches(2);
+    let sent: Vec<Vec<u8>> = hosts.iter().map(FakeHost::bytes).collect();
+    device.order_later(order, spared);
+    let placed = way.place(&mut ladder, &mut device, &hosts, cast);
     if device.struck() == 0 {
         return None;
     }
-    Some(match placed {
-        Ok(Placed::OnDevice(remote)) if remote.bytes() == expected(&sent, cast) => {
-            CellOutcome::Recovered
+    let Ok(placed) = placed else {
+        return Some(CellOutcome::Reported);
+    };
+    let outcomes = placed.iter().zip(sent).map(|(one, sent)| {
+        let (arrived, outcome) = match one {
+            Placed::OnDevice(remote) => (remote.bytes(), CellOutcome::Recovered),
+            Placed::OnHost(host) => (host.bytes(), CellOutcome::Reported),
+        };
+        match arrived == expected(&sent, cast) {
+            true => outcome,
+            false => CellOutcome::Missed,
         }
-        Ok(Placed::OnDevice(_)) => CellOutcome::Missed,
-        Ok(Placed::OnHost(host)) if host.bytes() == expected(&sent, cast) => CellOutcome::Reported,
-        Ok(Placed::OnHost(_)) => CellOutcome::Missed,
-        Err(_) => CellOutcome::Reported,
-    })
+    });
+    outcomes.max()
 }
 
 /// A batch of floats with no zeros, no NaN and no two parts alike, over several rows of the checksum.

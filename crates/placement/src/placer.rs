@@ -4,11 +4,13 @@
 //! sends each tensor up the [`Ladder`]; on the CPU there is nothing to copy and
 //! nothing to verify, so it only closes gaps and converts.
 
-use std::collections::HashMap;
+mod module;
 
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
+use self::module::ModuleMove;
+pub use self::module::ModuleSummary;
 use crate::batch::{Batch, FieldPath};
 use crate::bytes::Bytes;
 use crate::plan::Memory;
@@ -18,7 +20,7 @@ use crate::route::Ladder;
 use crate::torch_transport::{
     HostTensor, TorchTransport, TransportOptions, device_name, element_of,
 };
-use crate::transport::Transport;
+use crate::transport::{Element, Transport};
 use crate::verify::Role;
 
 /// Why a tensor, a module or a batch is not on the device.
@@ -95,6 +97,10 @@ pub struct Placer {
 }
 
 impl Placer {
+    /// How many bytes of a module are on their way at a time, before they are verified
+    /// together; a larger tensor moves with those before it.
+    pub const GROUP_BYTES: Bytes = Bytes::mib(64);
+
     /// A placer for `device`: the CPU, or `Device::Cuda(n)` (also under ROCm).
     ///
     /// # Errors
@@ -186,52 +192,95 @@ impl Placer {
         })
     }
 
-    /// Moves the parameters of a model, module by module, in the order given.
+    /// Moves the parameters of a model, in the order given.
     ///
     /// Each tensor keeps its identity: optimizers and tied weights that hold it see it
     /// move. Tensors that share their memory (tied weights) move once and share it
-    /// again. A module's host memory is free before the next one moves. Floats become
-    /// `kind`; integers and booleans keep theirs.
+    /// again. Floats become `kind`; integers and booleans keep theirs.
+    ///
+    /// Tensors are copied and verified in groups ([`GROUP_BYTES`](Self::GROUP_BYTES)). On
+    /// a device with memory of its own, none of them changes before all have arrived. Where
+    /// the memory is unified a second copy of everything is what must not be: there each
+    /// group's host memory is free before the next one moves.
     ///
     /// # Errors
-    /// [`PlaceError`]; what came before the failing tensor is on the device.
+    /// [`PlaceError`]. On a device with memory of its own the model is as it was; on unified
+    /// memory the groups before the failing one are on the device, complete and verified.
     pub fn module<'a, N: Into<String>>(
         &mut self,
         parameters: impl IntoIterator<Item = (N, &'a mut Tensor)>,
         kind: Option<Kind>,
     ) -> Result<ModuleSummary, PlaceError> {
-        let mut summary = ModuleSummary::default();
-        let mut moved: HashMap<Identity, Tensor> = HashMap::new();
-        let mut progress = Progress::new(device_name(self.device()));
+        let is_unified = self.transport.facts().unified_memory || self.device() == Device::Cpu;
+        let mut moving = ModuleMove::new(kind, device_name(self.device()));
         for (name, tensor) in parameters {
-            let name: String = name.into();
-            progress.enter(&name);
-            let identity = Identity::of(tensor);
-            let placed = match moved.get(&identity) {
-                Some(placed) => {
-                    summary.tied += 1;
-                    placed.shallow_clone()
+            moving.add(name.into(), tensor);
+            if moving.group_is_full() {
+                self.place_group(&mut moving)?;
+                if is_unified {
+                    moving.commit()?;
                 }
-                None => {
-                    let kind = kind.filter(|_| is_float(tensor.kind()));
-                    let placed = self.place(&name, Role::Weight, tensor, kind)?;
-                    summary.bytes += size_of_tensor(&placed);
-                    moved.insert(identity, placed.shallow_clone());
-                    placed
-                }
-            };
-            summary.tensors += 1;
-            summary.on_host += usize::from(placed.device() != self.device());
-            progress.add(size_of_tensor(&placed));
-            if !same_place(tensor, &placed) {
-                let data = placed.f_detach().map_err(|error| torch(&name, error))?;
-                tensor
-                    .f_set_data(&data)
-                    .map_err(|error| torch(&name, error))?;
             }
         }
-        progress.leave();
-        Ok(summary)
+        self.place_group(&mut moving)?;
+        moving.commit()?;
+        Ok(moving.finish())
+    }
+
+    /// Places the tensors of a group that are not tied to earlier ones.
+    fn place_group(&mut self, moving: &mut ModuleMove<'_>) -> Result<(), PlaceError> {
+        let group = moving.take_group();
+        let new: Vec<(&str, &Tensor, Option<Kind>)> = group
+            .iter()
+            .filter(|one| one.is_first)
+            .map(|one| {
+                let kind = moving.kind.filter(|_| is_float(one.tensor.kind()));
+                (one.name.as_str(), &*one.tensor, kind)
+            })
+            .collect();
+        let placed = self.place_all(Role::Weight, &new)?;
+        moving.placed(group, placed, self.device());
+        Ok(())
+    }
+
+    /// Several tensors, those that have to move together.
+    fn place_all(
+        &mut self,
+        role: Role,
+        tensors: &[(&str, &Tensor, Option<Kind>)],
+    ) -> Result<Vec<Tensor>, PlaceError> {
+        let mut cargo = Vec::new();
+        for (name, source, kind) in tensors {
+            if source.device() != self.device() {
+                cargo.push((*name, pack(name, source, kind.unwrap_or(source.kind()))?));
+            }
+        }
+        let loads: Vec<_> = cargo
+            .iter()
+            .map(|(name, (host, cast))| {
+                let (name, cast) = (*name, Some(*cast));
+                (host, Request { name, role, cast })
+            })
+            .collect();
+        let moved = self.ladder.place_together(&mut self.transport, &loads)?;
+        let mut moved = moved.into_iter();
+        let mut placed = Vec::with_capacity(tensors.len());
+        for (name, source, kind) in tensors {
+            let kind = kind.unwrap_or(source.kind());
+            let one = match source.device() == self.device() {
+                true => self.adjust(name, source, kind)?,
+                // As many came as were sent.
+                false => moved.next().map_or_else(
+                    || source.shallow_clone(),
+                    |one| match one {
+                        Placed::OnDevice(tensor) => tensor,
+                        Placed::OnHost(host) => host.into_tensor(),
+                    },
+                ),
+            };
+            placed.push(finish(name, role, source, kind, one)?);
+        }
+        Ok(placed)
     }
 
     /// Moves every variable of a `VarStore`, in the order of their names. Does not
@@ -268,13 +317,7 @@ impl Placer {
         } else {
             self.carry(name, role, source, kind)?
         };
-        check(name, source, kind, &placed)?;
-        if role == Role::Weight && source.requires_grad() && !placed.requires_grad() {
-            return placed
-                .f_set_requires_grad(true)
-                .map_err(|error| torch(name, error));
-        }
-        Ok(placed)
+        finish(name, role, source, kind, placed)
     }
 
     /// What is on the device already: gaps closed, converted. Shares memory with the
@@ -304,21 +347,7 @@ impl Placer {
         source: &Tensor,
         kind: Kind,
     ) -> Result<Tensor, PlaceError> {
-        let refuse = |kind| PlaceError::Kind {
-            tensor: name.to_owned(),
-            kind,
-        };
-        element_of(source.kind()).ok_or_else(|| refuse(source.kind()))?;
-        let cast = element_of(kind).ok_or_else(|| refuse(kind))?;
-        // Copies between two devices arrive as zeros on some machines, where a copy
-        // through the host does not (pytorch issues 84803, 87363).
-        let on_host = source
-            .f_to_device(Device::Cpu)
-            .map_err(|error| torch(name, error))?;
-        let host = HostTensor::new(&on_host).map_err(|source| PlaceError::Torch {
-            tensor: name.to_owned(),
-            source,
-        })?;
+        let (host, cast) = pack(name, source, kind)?;
         let request = Request {
             name,
             role,
@@ -331,82 +360,41 @@ impl Placer {
     }
 }
 
-/// What [`Placer::module`] did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ModuleSummary {
-    /// Tensors, tied ones included.
-    pub tensors: usize,
-    /// Tensors that share the memory of an earlier one.
-    pub tied: usize,
-    /// Tensors that had to stay on the host.
-    pub on_host: usize,
-    /// Bytes of all of them, tied ones counted once.
-    pub bytes: Bytes,
+/// A source for the ladder, and the element type it shall arrive with.
+fn pack(name: &str, source: &Tensor, kind: Kind) -> Result<(HostTensor, Element), PlaceError> {
+    let refuse = |kind| PlaceError::Kind {
+        tensor: name.to_owned(),
+        kind,
+    };
+    element_of(source.kind()).ok_or_else(|| refuse(source.kind()))?;
+    let cast = element_of(kind).ok_or_else(|| refuse(kind))?;
+    // Copies between two devices arrive as zeros on some machines, where a copy
+    // through the host does not (pytorch issues 84803, 87363).
+    let on_host = source
+        .f_to_device(Device::Cpu)
+        .map_err(|error| torch(name, error))?;
+    let host = HostTensor::new(&on_host).map_err(|source| PlaceError::Torch {
+        tensor: name.to_owned(),
+        source,
+    })?;
+    Ok((host, cast))
 }
 
-/// The memory and layout of a tensor: equal for tied weights.
-#[derive(PartialEq, Eq, Hash)]
-struct Identity {
-    address: usize,
-    kind: u8,
-    size: Vec<i64>,
-    strides: Vec<i64>,
-    /// Empty tensors share no memory, whatever their address.
-    empty: Option<usize>,
-}
-
-impl Identity {
-    fn of(tensor: &Tensor) -> Self {
-        Self {
-            address: tensor.data_ptr() as usize,
-            kind: tensor.kind() as u8,
-            size: tensor.size(),
-            strides: tensor.stride(),
-            empty: (tensor.numel() == 0).then_some(tensor.as_ptr() as usize),
-        }
+/// What arrived, looked at, as a leaf that requires a gradient if a weight did.
+fn finish(
+    name: &str,
+    role: Role,
+    source: &Tensor,
+    kind: Kind,
+    placed: Tensor,
+) -> Result<Tensor, PlaceError> {
+    check(name, source, kind, &placed)?;
+    if role == Role::Weight && source.requires_grad() && !placed.requires_grad() {
+        return placed
+            .f_set_requires_grad(true)
+            .map_err(|error| torch(name, error));
     }
-}
-
-/// Says which module is on its way, once per module.
-struct Progress {
-    device: String,
-    module: Option<String>,
-    bytes: Bytes,
-}
-
-impl Progress {
-    fn new(device: String) -> Self {
-        Self {
-            device,
-            module: None,
-            bytes: Bytes::ZERO,
-        }
-    }
-
-    /// The module of a parameter is its name without the last part.
-    fn enter(&mut self, parameter: &str) {
-        let module = parameter.rsplit_once('.').map_or("", |(module, _)| module);
-        if self.module.as_deref() != Some(module) {
-            self.leave();
-            self.module = Some(module.to_owned());
-        }
-    }
-
-    fn add(&mut self, bytes: Bytes) {
-        self.bytes += bytes;
-    }
-
-    fn leave(&mut self) {
-        if let Some(module) = self.module.take() {
-            tracing::debug!(
-                module,
-                bytes = self.bytes.0,
-                device = self.device,
-                "module placed"
-            );
-            self.bytes = Bytes::ZERO;
-        }
-    }
+    Ok(placed)
 }
 
 /// Whether what arrived is what was asked for, as far as can be seen without
@@ -429,13 +417,6 @@ fn check(name: &str, source: &Tensor, kind: Kind, placed: &Tensor) -> Result<(),
         ),
         wanted: describe(source.size(), kind),
     })
-}
-
-/// Whether moving `tensor` there would change nothing.
-fn same_place(tensor: &Tensor, placed: &Tensor) -> bool {
-    tensor.device() == placed.device()
-        && tensor.kind() == placed.kind()
-        && tensor.data_ptr() == placed.data_ptr()
 }
 
 fn is_float(kind: Kind) -> bool {

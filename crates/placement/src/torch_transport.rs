@@ -6,6 +6,7 @@
 
 mod elements;
 mod sums;
+mod together;
 mod ways;
 
 use std::time::Duration;
@@ -13,19 +14,18 @@ use std::time::Duration;
 use tch::{Device, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex, Stream};
 use torch_ext::allocator::Library;
-use torch_ext::{Error, copy_into};
+use torch_ext::{Error, copy_into, threads};
 
 pub(crate) use self::elements::{device_name, element_of, kind_of, size_in_bytes};
 use self::sums::{computes, sum_rows, weights_on};
-use self::ways::{
-    copy_chunked, copy_direct, copy_direct_summed, copy_on_other_stream, empty_on, map_into,
-};
+use self::together::{Copied, Load, copy_together};
+use self::ways::{copy_chunked, copy_direct, copy_on_other_stream, empty_on, map_into};
 use crate::bytes::Bytes;
-use crate::checksum::Checksum;
+use crate::checksum::{Checksum, Workers};
 use crate::mapped::is_file_mapped;
 use crate::transport::{
     CopyMethod, DeviceFacts, Element, Operation, Origin, Pool, SourceFacts, Summed, SyncScope,
-    Transport, TransportError,
+    Transport, TransportError, one_by_one,
 };
 use crate::watch::{Missed, Watch};
 
@@ -63,6 +63,8 @@ pub struct TorchTransport {
     watch: Watch,
     /// How the device sums, found out when it is first asked to.
     sums: Option<DeviceSums>,
+    /// Where the device sums while it copies; made when it is first used.
+    side_stream: Option<Stream>,
 }
 
 /// What is known of an accelerator's sums.
@@ -119,7 +121,7 @@ impl HostTensor {
     /// Copies the bytes of another tensor of this size, and sums both sides on the way.
     pub(crate) fn fill_from(&mut self, source: &HostTensor) -> (Checksum, Checksum) {
         let copy = |from: &[u8], to: &mut [u8]| to.copy_from_slice(from);
-        Checksum::of_copy(source.bytes(), self.bytes_mut(), copy)
+        Checksum::of_copy(source.bytes(), self.bytes_mut(), &TorchThreads, copy)
     }
 
     /// The same bytes, to be written.
@@ -134,6 +136,20 @@ impl HostTensor {
         // reads or writes there meanwhile, and no reference to these bytes is kept anywhere,
         // since tensors hold plain pointers.
         unsafe { std::slice::from_raw_parts_mut(start, bytes) }
+    }
+}
+
+/// The threads that a copy of libtorch's on the CPU is shared by, so that verified copies have no others.
+struct TorchThreads;
+
+impl Workers for TorchThreads {
+    fn count(&self) -> usize {
+        threads::count().unwrap_or(1)
+    }
+
+    fn each(&self, shares: usize, work: &(dyn Fn(usize) + Sync)) {
+        // Without threads the caller does it alone.
+        let _ = threads::in_shares(shares, 1, |share| share.for_each(work));
     }
 }
 
@@ -186,6 +202,7 @@ impl TorchTransport {
             options,
             watch,
             sums: None,
+            side_stream: None,
         })
     }
 
@@ -236,32 +253,32 @@ impl TorchTransport {
         self.facts.pinned_memory && accelerator::is_pinned(&host.0).unwrap_or(false)
     }
 
-    /// The direct way on an accelerator: the copy and both sums in one call under the watch, with one wait at its
-    /// end, for the sums. The copy went before them on the same stream.
-    fn copy_and_sum(&mut self, host: &HostTensor) -> Result<Summed<Tensor>, TransportError> {
-        let weights = match self.device_sums() {
+    /// The direct way on an accelerator: all copies and sums in one call under the watch, with one wait at its end.
+    fn start_together(&mut self, loads: Vec<Load>) -> Result<Copied, TransportError> {
+        let weights = match loads.iter().any(|(_, summed)| *summed) {
+            true => self.device_sums(),
+            false => Ok(&DeviceSums::Wrong),
+        };
+        let weights = match weights {
             Ok(DeviceSums::Right(weights)) => Some(weights.shallow_clone()),
             Ok(DeviceSums::Wrong) => None,
             Err(error @ (TransportError::ContextLost { .. } | TransportError::TimedOut { .. })) => {
                 return Err(error);
             }
+            // Without sums a tensor counts as on its way: it is waited for, and asked about or read back.
             Err(_) => None,
         };
-        let (source, device) = (HostTensor(host.0.shallow_clone()), self.device);
-        self.watched(Operation::Copy, Pool::Device, move || {
-            let (remote, sent) = copy_direct_summed(&source, device)?;
-            let arrived = match weights.map(|weights| sum_rows(&remote, &weights)) {
-                Some(Ok(sum)) => Some(sum),
-                Some(Err(error @ Error::DeviceLost { .. })) => return Err(error),
-                // Without its sum the tensor counts as on its way: it is waited for, and asked about or read back.
-                Some(Err(_)) | None => None,
+        let (device, side) = (self.device, self.side_stream);
+        let (copied, side) = self.watched(Operation::Copy, Pool::Device, move || {
+            let side = match side {
+                Some(side) => side,
+                None => Stream::new(DeviceIndex::try_from(device)?)?,
             };
-            Ok(Summed {
-                remote,
-                sent,
-                arrived,
-            })
-        })
+            let weights = weights.map(|weights| (weights, side));
+            Ok((copy_together(&loads, device, weights)?, side))
+        })?;
+        self.side_stream = Some(side);
+        Ok(copied)
     }
 
     /// How the device sums; asks it the first time.
@@ -369,19 +386,44 @@ impl Transport for TorchTransport {
             let (sent, arrived) = target.fill_from(host);
             return Ok(Summed {
                 remote: target.0,
-                sent,
+                sent: Some(sent),
                 arrived: Some(arrived),
             });
         }
         if method == CopyMethod::Direct {
-            return self.copy_and_sum(host);
+            let copied = self.copy_together(&[(host, true)]).pop();
+            return copied.unwrap_or_else(|| {
+                Err(TransportError::Refused {
+                    operation: Operation::Copy,
+                    message: "it was not answered".to_owned(),
+                })
+            });
         }
         let sent = self.sum_host(host)?;
         Ok(Summed {
             remote: self.copy(host, method)?,
-            sent,
+            sent: Some(sent),
             arrived: None,
         })
+    }
+
+    fn copy_together(
+        &mut self,
+        loads: &[(&HostTensor, bool)],
+    ) -> Vec<Result<Summed<Tensor>, TransportError>> {
+        if self.device == Device::Cpu {
+            return one_by_one(self, loads);
+        }
+        let own =
+            |(host, summed): &(&HostTensor, bool)| (HostTensor(host.0.shallow_clone()), *summed);
+        let (operation, pool) = (Operation::Copy, Pool::Device);
+        match self.start_together(loads.iter().map(own).collect()) {
+            Ok(copied) => copied
+                .into_iter()
+                .map(|one| one.map_err(|error| explain(operation, pool, error)))
+                .collect(),
+            Err(error) => loads.iter().map(|_| Err(error.clone())).collect(),
+        }
     }
 
     fn synchronize(&mut self, scope: SyncScope) -> Result<(), TransportError> {

@@ -75,9 +75,21 @@ pub trait Transport {
         let remote = self.copy(host, method)?;
         Ok(Summed {
             remote,
-            sent,
+            sent: Some(sent),
             arrived: None,
         })
+    }
+
+    /// Starts moving several contiguous tensors by [`CopyMethod::Direct`], in their order, and sums those of which
+    /// it is said, as [`copy_summed`](Transport::copy_summed) does. The answers are in the same order.
+    ///
+    /// The default moves one after the other. A transport that overrides this lets the device sum one tensor while
+    /// the next one is copied, and brings all its sums back at once.
+    fn copy_together(
+        &mut self,
+        loads: &[(&Self::Host, bool)],
+    ) -> Vec<Result<Summed<Self::Remote>, TransportError>> {
+        one_by_one(self, loads)
     }
 
     /// Waits until the work is done, for as long as the transport's own deadline allows.
@@ -111,13 +123,33 @@ pub trait Transport {
     fn abandon(&mut self, remotes: Vec<Self::Remote>, sources: Vec<Self::Host>);
 }
 
+/// What [`Transport::copy_together`] does where nothing is gained by it.
+pub(crate) fn one_by_one<T: Transport + ?Sized>(
+    transport: &mut T,
+    loads: &[(&T::Host, bool)],
+) -> Vec<Result<Summed<T::Remote>, TransportError>> {
+    let move_one = |(host, summed): &(&T::Host, bool)| {
+        if *summed {
+            return transport.copy_summed(host, CopyMethod::Direct);
+        }
+        let (sent, arrived) = (None, None);
+        let remote = transport.copy(host, CopyMethod::Direct)?;
+        Ok(Summed {
+            remote,
+            sent,
+            arrived,
+        })
+    };
+    loads.iter().map(move_one).collect()
+}
+
 /// A copy that was started, with the checksum of its source.
 #[derive(Debug)]
 pub struct Summed<Remote> {
     /// Where the bytes arrive.
     pub remote: Remote,
-    /// What was sent.
-    pub sent: Checksum,
+    /// What was sent, if that was to be summed.
+    pub sent: Option<Checksum>,
     /// What is there, when it could be summed on the way. Then the copy is complete: nothing is left to wait for.
     pub arrived: Option<Checksum>,
 }

@@ -81,7 +81,7 @@ fn what_strikes_once_is_recovered_while_a_route_is_left() {
         let last = cell.route == "zero_copy" && !cured;
         // The caller's own buffer is not what it was: there is nothing right left to copy.
         let gone = cell.fault == "mutated_source"
-            && ["direct", "retry", "other_stream", "zero_copy"].contains(&cell.route);
+            && ["together", "direct", "retry", "other_stream", "zero_copy"].contains(&cell.route);
         let expected = if fatal.contains(&cell.fault) || last || gone {
             CellOutcome::Reported
         } else {
@@ -109,7 +109,8 @@ fn what_strikes_every_time_is_recovered_where_a_route_avoids_it() {
 
 #[test]
 fn every_copy_fault_strikes_on_every_route_under_every_mode() {
-    let all: BTreeSet<_> = Rung::TO_DEVICE.iter().map(|rung| rung.name()).collect();
+    let alone = Rung::TO_DEVICE.iter().map(|rung| rung.name());
+    let all: BTreeSet<_> = alone.chain([FaultMatrix::TOGETHER]).collect();
     for fault in Fault::ALL {
         if matches!(fault, Fault::OutOfMemory(_) | Fault::CastZeros) {
             continue;

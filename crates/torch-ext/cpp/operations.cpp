@@ -1,6 +1,6 @@
 // Operations that tch's generated bindings leave out: fused AdamW, foreach
-// norms, non-blocking copies, generator state, autocast with a dtype, backward
-// with seeds.
+// norms, non-blocking copies, generator state, loops on libtorch's threads, autocast
+// with a dtype, backward with seeds.
 
 #include <map>
 #include <mutex>
@@ -8,12 +8,14 @@
 #include <ATen/Context.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_foreach_sub.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
@@ -250,6 +252,26 @@ int32_t surefoot_set_num_threads(int32_t threads) {
 
 int32_t surefoot_num_threads(int32_t* threads) {
   return guarded([&] { *threads = at::get_num_threads(); });
+}
+
+typedef void (*surefoot_share)(void* work, size_t begin, size_t end);
+
+// Calls `share` for parts of 0..count, at least `at_least` long unless it is all of it, on the threads that
+// libtorch's own operators run on. A parallel loop compiled here would need an OpenMP runtime, and libtorch
+// brings its own; so an iterator over so many bytes carries it, of which only their positions are used.
+int32_t surefoot_in_shares(size_t count, size_t at_least, surefoot_share share, void* work) {
+  return guarded([&] {
+    const auto numbers = at::empty({static_cast<int64_t>(count)}, at::kByte);
+    const auto* zero = static_cast<const char*>(numbers.const_data_ptr());
+    auto iterator = at::TensorIterator::borrowing_nullary_op(numbers);
+    iterator.for_each(
+        [&](char** data, const int64_t*, int64_t length, int64_t rows) {
+          // One dimension has one row, whose bytes lie one after the other.
+          const auto begin = static_cast<size_t>(data[0] - zero);
+          share(work, begin, begin + static_cast<size_t>(length * rows));
+        },
+        static_cast<int64_t>(at_least));
+  });
 }
 
 // Switches autocast for the device's type and returns what was set before. The

@@ -225,6 +225,13 @@ unsafe extern "C" {
     pub(crate) fn surefoot_set_generator_state(device: i32, state: *const C_tensor) -> i32;
     pub(crate) fn surefoot_set_num_threads(threads: i32) -> i32;
     pub(crate) fn surefoot_num_threads(threads: *mut i32) -> i32;
+    /// Calls `share` from several threads at a time, all of which it has left on return.
+    pub(crate) fn surefoot_in_shares(
+        count: usize,
+        at_least: usize,
+        share: unsafe extern "C" fn(*mut c_void, usize, usize),
+        work: *mut c_void,
+    ) -> i32;
     pub(crate) fn surefoot_autocast_enter(
         device: i32,
         dtype: i32,

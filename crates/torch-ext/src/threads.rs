@@ -1,5 +1,11 @@
 //! libtorch's worker threads for operators on the CPU.
 
+use std::any::Any;
+use std::ffi::c_void;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, PoisonError};
+
 use crate::{Error, Result, raw};
 
 /// Sets how many threads one operator on the CPU may use.
@@ -26,4 +32,59 @@ pub fn count() -> Result<usize> {
     // SAFETY: `threads` is a valid place for the result.
     raw::check(unsafe { raw::surefoot_num_threads(&mut threads) })?;
     Ok(usize::try_from(threads).unwrap_or(1))
+}
+
+/// Runs `work` on parts of `0..count`, side by side on the threads of libtorch's operators; every number is in
+/// one part. Parts have `at_least` numbers, unless that is more than there are.
+///
+/// These threads wait awake for a moment between two operators, so that work which comes in between starts in
+/// a microsecond or two, where another pool's threads would have to be woken first.
+///
+/// # Errors
+/// Out of memory, for one byte a number.
+///
+/// # Panics
+/// When `work` does, after the other parts are done.
+pub fn in_shares(count: usize, at_least: usize, work: impl Fn(Range<usize>) + Sync) -> Result<()> {
+    let job = Job {
+        work,
+        panic: Mutex::new(None),
+    };
+    let (run, pointer) = (entry_of(&job), std::ptr::from_ref(&job).cast_mut().cast());
+    // SAFETY: `run` is `Job::run` of the very type that `pointer` points to, which is borrowed until the call
+    // returns, when no thread uses it any more; it may be shared between threads, since `work` is `Sync` and the
+    // rest is a mutex.
+    let code = unsafe { raw::surefoot_in_shares(count, at_least, run, pointer) };
+    let panic = job.panic.into_inner();
+    if let Some(panic) = panic.unwrap_or_else(PoisonError::into_inner) {
+        resume_unwind(panic);
+    }
+    raw::check(code)
+}
+
+/// What the threads of one [`in_shares`] have in common.
+struct Job<W> {
+    work: W,
+    /// The first panic of a part: none may unwind into libtorch.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+type Entry = unsafe extern "C" fn(*mut c_void, usize, usize);
+
+/// [`Job::run`] of a job whose type has no name.
+fn entry_of<W: Fn(Range<usize>) + Sync>(_: &Job<W>) -> Entry {
+    Job::<W>::run
+}
+
+impl<W: Fn(Range<usize>) + Sync> Job<W> {
+    /// # Safety
+    /// `job` points to a `Job<W>` that lives until this returns, and that nobody has exclusively.
+    unsafe extern "C" fn run(job: *mut c_void, begin: usize, end: usize) {
+        // SAFETY: as the caller promises.
+        let job = unsafe { &*job.cast::<Self>() };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.work)(begin..end))) {
+            let mut first = job.panic.lock().unwrap_or_else(PoisonError::into_inner);
+            first.get_or_insert(panic);
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! Generators, autocast, threads, copies, and an accelerator that is not there.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tch::{Device, Kind, Tensor};
 use torch_ext::Error;
 use torch_ext::accelerator::{self, DeviceIndex, Event, Stream};
@@ -55,6 +57,31 @@ fn autocast_to_a_kind_that_makes_no_sense_is_refused() {
         Autocast::enter(Device::Cpu, Kind::Int64),
         Err(Error::InvalidArgument(_))
     ));
+}
+
+#[test]
+fn every_number_is_in_one_share() {
+    for (count, at_least) in [(0, 1), (1, 1), (1000, 1), (1000, 300), (5, 100)] {
+        let seen: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+        torch_ext::threads::in_shares(count, at_least, |share| {
+            assert!(share.len() >= at_least.min(count) || share.end == count);
+            for number in share {
+                seen[number].fetch_add(1, Ordering::Relaxed);
+            }
+        })
+        .unwrap();
+        let once = seen.iter().all(|times| times.load(Ordering::Relaxed) == 1);
+        assert!(once, "{count} {at_least}: {seen:?}");
+    }
+}
+
+#[test]
+fn a_panic_in_a_share_is_the_callers() {
+    let panicked = std::panic::catch_unwind(|| {
+        torch_ext::threads::in_shares(100, 1, |share| assert!(!share.contains(&70), "seventy"))
+    });
+    let message = panicked.unwrap_err();
+    assert_eq!(message.downcast_ref::<&str>(), Some(&"seventy"));
 }
 
 #[test]

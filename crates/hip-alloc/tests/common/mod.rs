@@ -22,8 +22,7 @@ pub(crate) fn compile(source: &str, folder: &Path) -> PathBuf {
         .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-I"])
         .arg(sources.join("include"))
         .arg(sources.join("tests/cpp").join(source))
-        // What a program exports, the library finds: a runtime may be in the program.
-        .args(["-rdynamic", "-ldl", "-pthread", "-o"])
+        .args(["-ldl", "-pthread", "-o"])
         .arg(&program)
         .status()
         .unwrap();

@@ -127,6 +127,22 @@ impl Transport for Gate {
         self.inner.copy_summed(&host.0, method)
     }
 
+    fn copy_together(
+        &mut self,
+        loads: &[(&Host, bool)],
+    ) -> Vec<Result<Summed<Tensor>, TransportError>> {
+        // They are all on the direct route, and what is copied directly after that is on the next one.
+        let passed = match loads.first() {
+            Some((first, _)) => self.pass(first, CopyMethod::Direct),
+            None => Ok(()),
+        };
+        if let Err(error) = passed {
+            return loads.iter().map(|_| Err(error.clone())).collect();
+        }
+        let loads: Vec<_> = loads.iter().map(|(host, sum)| (&host.0, *sum)).collect();
+        self.inner.copy_together(&loads)
+    }
+
     fn synchronize(&mut self, scope: SyncScope) -> Result<(), TransportError> {
         self.inner.synchronize(scope)
     }

@@ -115,13 +115,15 @@ fn faults() -> Vec<Fault> {
 }
 
 pub(crate) fn run() -> Result<FaultMatrix, Box<dyn Error>> {
+    // Where the fault strikes, and how many tensors move at once.
     let routes = [
-        Rung::Direct,
-        Rung::Retry,
-        Rung::Staged,
-        Rung::Chunked,
-        Rung::OtherStream,
-        Rung::ZeroCopy,
+        (FaultMatrix::TOGETHER, Rung::Direct, 3),
+        (Rung::Direct.name(), Rung::Direct, 1),
+        (Rung::Retry.name(), Rung::Retry, 1),
+        (Rung::Staged.name(), Rung::Staged, 1),
+        (Rung::Chunked.name(), Rung::Chunked, 1),
+        (Rung::OtherStream.name(), Rung::OtherStream, 1),
+        (Rung::ZeroCopy.name(), Rung::ZeroCopy, 1),
     ];
     let modes = [Verify::Off, Verify::First, Verify::SAMPLE, Verify::Always];
     let mut cells = Vec::new();
@@ -129,7 +131,7 @@ pub(crate) fn run() -> Result<FaultMatrix, Box<dyn Error>> {
         eprintln!("{}", fault.name);
         for (every_time, text) in [false, true].into_iter().zip(fault.orders) {
             let Some(text) = text else { continue };
-            for route in routes {
+            for (name, route, tensors) in routes {
                 if route == Rung::ZeroCopy && fault.of_copies {
                     continue;
                 }
@@ -138,9 +140,9 @@ pub(crate) fn run() -> Result<FaultMatrix, Box<dyn Error>> {
                         device: "cuda",
                         fault: fault.name,
                         every_time,
-                        route: route.name(),
+                        route: name,
                         verify: FaultMatrix::mode_name(verify),
-                        outcome: cell(&fault, text, route, verify)?,
+                        outcome: cell(&fault, text, route, tensors, verify)?,
                     });
                 }
             }
@@ -153,6 +155,7 @@ fn cell(
     fault: &Fault,
     text: &str,
     route: Rung,
+    tensors: u8,
     verify: Verify,
 ) -> Result<CellOutcome, Box<dyn Error>> {
     order("reset_faults")?;
@@ -168,33 +171,49 @@ fn cell(
         chunk: Bytes(64 << 10),
         may_stay_on_host: true,
     });
-    let request = Request {
-        name: "batch",
-        role: Role::Batch,
-        cast: None,
+    let mut place = |gate: &mut Gate, hosts: &[Host]| {
+        let request = |name| Request {
+            name,
+            role: Role::Batch,
+            cast: None,
+        };
+        let loads = hosts
+            .iter()
+            .zip(["batch", "batch.1", "batch.2"].map(request));
+        match hosts {
+            [host] => Ok(vec![ladder.place(gate, host, &request("batch"))?]),
+            _ => ladder.place_together(gate, &loads.collect::<Vec<_>>()),
+        }
     };
+    let batches = || -> Result<Vec<Host>, Box<dyn Error>> { (0..tensors).map(batch).collect() };
     // The batch before this one takes the same route without a fault.
     gate.begin(route, None);
-    ladder.place(&mut gate, &batch()?, &request)?;
+    place(&mut gate, &batches()?)?;
 
-    let host = batch()?;
-    let sent = batch_values()?;
+    let hosts = batches()?;
     // Memory that PyTorch has cached would be given without a call.
     torch_ext::accelerator::empty_cache()?;
     gate.begin(route, Some(text.to_owned()));
-    let placed = ladder.place(&mut gate, &host, &request);
+    let placed = place(&mut gate, &hosts);
     order("reset_faults")?;
-    let outcome = match placed {
-        Ok(Placed::OnDevice(remote)) => match remote.f_to_device(Device::Cpu)?.equal(&sent) {
-            true => CellOutcome::Recovered,
-            false => CellOutcome::Missed,
-        },
-        Ok(Placed::OnHost(host)) => match host.into_tensor().equal(&sent) {
-            true => CellOutcome::Reported,
-            false => CellOutcome::Missed,
-        },
-        Err(_) => CellOutcome::Reported,
-    };
+    let mut outcome = CellOutcome::Recovered;
+    match placed {
+        Ok(placed) => {
+            for (number, one) in (0..).zip(placed) {
+                let (arrived, here) = match one {
+                    Placed::OnDevice(remote) => {
+                        (remote.f_to_device(Device::Cpu)?, CellOutcome::Recovered)
+                    }
+                    Placed::OnHost(host) => (host.into_tensor(), CellOutcome::Reported),
+                };
+                outcome = outcome.max(match arrived.equal(&batch_values(number)?) {
+                    true => here,
+                    false => CellOutcome::Missed,
+                });
+            }
+        }
+        Err(_) => outcome = CellOutcome::Reported,
+    }
     if fault.name == "late_copy" {
         // Nothing late may land in the next cell.
         std::thread::sleep(Duration::from_millis(60));
@@ -202,11 +221,12 @@ fn cell(
     Ok(outcome)
 }
 
-fn batch_values() -> Result<Tensor, Box<dyn Error>> {
-    Ok(Tensor::f_arange(COUNT, (Kind::Float, Device::Cpu))?.f_add_scalar(1.0)?)
+fn batch_values(number: u8) -> Result<Tensor, Box<dyn Error>> {
+    let first = f64::from(number) + 1.0;
+    Ok(Tensor::f_arange(COUNT, (Kind::Float, Device::Cpu))?.f_add_scalar(first)?)
 }
 
 /// In memory of its own each time, since a fault may change it.
-fn batch() -> Result<Host, Box<dyn Error>> {
-    Ok(Host::new(HostTensor::new(&batch_values()?)?))
+fn batch(number: u8) -> Result<Host, Box<dyn Error>> {
+    Ok(Host::new(HostTensor::new(&batch_values(number)?)?))
 }

@@ -1,13 +1,13 @@
 //! What verifying adds to a copy, at the latencies that the simulator was told (`DEVICE_SIM_DEVICE_TIME`).
 //!
 //! The simulator launches kernels and runs none, so the sum on the device takes the time of its launches and its
-//! result means nothing: the calls are timed one by one, as the ladder makes them, and nothing is compared.
+//! result means nothing: the calls are timed as the ladder makes them, for one tensor and for a group of them, and nothing is compared.
 
 use std::error::Error;
 use std::time::Instant;
 
 use placement::torch_transport::{HostTensor, TorchTransport, TransportOptions};
-use placement::transport::{CopyMethod, SyncScope, Transport};
+use placement::transport::{SyncScope, Transport};
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 
@@ -15,9 +15,14 @@ use crate::DEVICE;
 
 const ROUNDS: usize = 25;
 
+/// What several tensors have together.
+const TOGETHER: i64 = 64;
+
 #[derive(Serialize)]
 pub(crate) struct Row {
+    /// Of one tensor, of which so many move at once.
     mib: i64,
+    tensors: usize,
     pinned: bool,
     /// Medians, in seconds.
     copy: f64,
@@ -35,35 +40,55 @@ pub(crate) fn run() -> Result<Vec<Row>, Box<dyn Error>> {
     };
     let mut transport = TorchTransport::new(DEVICE, options)?;
     let mut rows = Vec::new();
-    for mib in [2, 4, 16, 64, 256] {
-        for pinned in [false, true] {
-            rows.push(measure(&mut transport, mib, pinned)?);
+    for pinned in [false, true] {
+        for mib in [1, 2, 4, 16, 64] {
+            rows.push(measure(&mut transport, mib, TOGETHER / mib, pinned)?);
+        }
+        for mib in [2, 4, 16, 256] {
+            rows.push(measure(&mut transport, mib, 1, pinned)?);
         }
     }
     Ok(rows)
 }
 
-fn measure(transport: &mut TorchTransport, mib: i64, pinned: bool) -> Result<Row, Box<dyn Error>> {
-    let tensor = Tensor::f_rand([mib << 18], (Kind::Float, Device::Cpu))?;
-    let tensor = match pinned {
-        true => torch_ext::accelerator::pin_memory(&tensor)?,
-        false => tensor,
+fn measure(
+    transport: &mut TorchTransport,
+    mib: i64,
+    tensors: i64,
+    pinned: bool,
+) -> Result<Row, Box<dyn Error>> {
+    let mut hosts = Vec::new();
+    for _ in 0..tensors {
+        let tensor = Tensor::f_rand([mib << 18], (Kind::Float, Device::Cpu))?;
+        hosts.push(HostTensor::new(&match pinned {
+            true => torch_ext::accelerator::pin_memory(&tensor)?,
+            false => tensor,
+        })?);
+    }
+    let mut once = |summed: bool| -> Result<f64, Box<dyn Error>> {
+        let loads: Vec<_> = hosts.iter().map(|host| (host, summed)).collect();
+        let start = Instant::now();
+        let copied = transport.copy_together(&loads);
+        let copied = copied.into_iter().collect::<Result<Vec<_>, _>>()?;
+        if copied.iter().any(|one| one.arrived.is_none()) {
+            transport.synchronize(SyncScope::Stream)?;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        match copied.iter().all(|one| one.arrived.is_some() == summed) {
+            true => Ok(seconds),
+            false => Err("the sums were not taken".into()),
+        }
     };
-    let host = HostTensor::new(&tensor)?;
     let (mut copies, mut verified, mut shares) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..=ROUNDS {
-        let start = Instant::now();
-        let there = transport.copy(&host, CopyMethod::Direct)?;
-        transport.synchronize(SyncScope::Stream)?;
-        let copy = start.elapsed().as_secs_f64();
-        drop(there);
-        let start = Instant::now();
-        let summed = transport.copy_summed(&host, CopyMethod::Direct)?;
-        if summed.arrived.is_none() {
-            transport.synchronize(SyncScope::Stream)?;
-            transport.sum_device(&summed.remote)?;
-        }
-        let with_sums = start.elapsed().as_secs_f64();
+        // In the other order each time.
+        let (copy, with_sums) = match round % 2 {
+            0 => (once(false)?, once(true)?),
+            _ => {
+                let with_sums = once(true)?;
+                (once(false)?, with_sums)
+            }
+        };
         if round > 0 {
             // The first round allocates.
             copies.push(copy);
@@ -75,6 +100,7 @@ fn measure(transport: &mut TorchTransport, mib: i64, pinned: bool) -> Result<Row
     let fastest = least(&verified) / least(&copies) - 1.0;
     Ok(Row {
         mib,
+        tensors: hosts.len(),
         pinned,
         copy: median(copies),
         verified: median(verified),

@@ -60,25 +60,44 @@ fn portable_and_vector_sums_agree() {
     for (index, byte) in row.iter_mut().enumerate() {
         *byte = (index.wrapping_mul(2_654_435_761) >> 7) as u8;
     }
-    let mut vector = [RowSum::default()];
-    sum_rows(&[row], &mut vector, None);
-    assert_eq!(vector, [sum_row(&row)]);
+    let mut portable = Tally::default();
+    portable.add_portable(&row, &row, &WEIGHT_PAIRS);
+    assert_eq!(sum_row(&row), portable.sums());
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
+        let mut vector = Tally::default();
         // SAFETY: the CPU has AVX2.
-        unsafe { sum_rows_avx2(&[row], &mut vector, None) };
-        assert_eq!(vector, [sum_row(&row)]);
+        unsafe { vector.add_avx2(&row, &row, &WEIGHT_PAIRS) };
+        assert_eq!(vector.sums(), portable.sums());
     }
 }
 
 /// Short, one row, some pieces, and enough for several cores; each with an end that is no full row.
-const LENGTHS: [usize; 5] = [
+const LENGTHS: [usize; 6] = [
     5,
     ROW_BYTES,
-    3 * PIECE_BYTES + 7,
+    3 * ROW_BYTES + PIECE_BYTES + 7,
+    COPIED_AT_LEAST * ROW_BYTES,
     SHARED_FROM,
     2 * SHARED_FROM + 9,
 ];
+
+/// Threads that leave some of the work undone, as when one cannot be had.
+struct Helpers(usize);
+
+impl Workers for Helpers {
+    fn count(&self) -> usize {
+        self.0
+    }
+
+    fn each(&self, shares: usize, work: &(dyn Fn(usize) + Sync)) {
+        std::thread::scope(|scope| {
+            for at in 1..shares {
+                scope.spawn(move || work(at));
+            }
+        });
+    }
+}
 
 fn bytes(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 31 % 253) as u8).collect()
@@ -89,13 +108,17 @@ fn the_sums_of_a_copy_are_those_of_both_sides() {
     for length in LENGTHS {
         let from = bytes(length);
         let mut to = vec![0xa5; length];
-        let sums = Checksum::of_copy(&from, &mut to, |from, to| to.copy_from_slice(from));
-        assert_eq!(to, from);
         let expected = Checksum {
             bytes: length as u64,
             rows: by_definition(&from),
         };
-        assert_eq!(sums, (expected.clone(), expected));
+        for helpers in [0, 1, 2, 3, 40] {
+            to.fill(0xa5);
+            let copy = |from: &[u8], to: &mut [u8]| to.copy_from_slice(from);
+            let sums = Checksum::of_copy(&from, &mut to, &Helpers(helpers), copy);
+            assert_eq!(to, from);
+            assert_eq!(sums, (expected.clone(), expected.clone()));
+        }
     }
 }
 
@@ -120,7 +143,7 @@ fn a_copy_that_brings_something_else_is_seen() {
         for length in LENGTHS {
             let from = bytes(length);
             let mut to = vec![0xa5; length];
-            let (sent, arrived) = Checksum::of_copy(&from, &mut to, copy);
+            let (sent, arrived) = Checksum::of_copy(&from, &mut to, &Helpers(2), copy);
             assert_eq!(arrived, Checksum::of(&to), "{name} {length}");
             assert!(sent.damage(&arrived).is_some(), "{name} {length}");
         }

@@ -69,10 +69,13 @@ pub struct FakeDevice {
     sums: bool,
     first_open: Rung,
     order: Option<Order>,
+    /// How often the fault lets its opportunity pass before it strikes.
+    spared: u32,
     struck: u32,
     /// The route of the last copy.
     route: Rung,
-    direct_copies: u32,
+    /// The memory that was copied directly, once for each copy.
+    direct_copies: Vec<*const RefCell<Vec<u8>>>,
     pending: Vec<Pending>,
     hung: bool,
     lost: bool,
@@ -139,9 +142,10 @@ impl FakeDevice {
             sums,
             first_open: Rung::Direct,
             order: None,
+            spared: 0,
             struck: 0,
             route: Rung::Direct,
-            direct_copies: 0,
+            direct_copies: Vec::new(),
             pending: Vec::new(),
             hung: false,
             lost: false,
@@ -158,13 +162,17 @@ impl FakeDevice {
     /// Begins a new move, in which the routes before `first_open` are refused.
     pub fn begin(&mut self, first_open: Rung) {
         self.first_open = first_open;
-        self.direct_copies = 0;
+        self.direct_copies.clear();
     }
 
     /// Orders a fault for the moves that follow, and begins one.
     pub fn order(&mut self, order: Order) {
-        self.order = Some(order);
-        self.struck = 0;
+        self.order_later(order, 0);
+    }
+
+    /// The same, but the fault lets so many opportunities pass: of several tensors it strikes a later one.
+    pub fn order_later(&mut self, order: Order, spared: u32) {
+        (self.order, self.spared, self.struck) = (Some(order), spared, 0);
         self.begin(order.route);
     }
 
@@ -187,6 +195,10 @@ impl FakeDevice {
             route == order.route && self.struck == 0
         };
         if !here || !is(order.fault) {
+            return None;
+        }
+        if self.spared > 0 {
+            self.spared -= 1;
             return None;
         }
         self.struck += 1;
@@ -224,12 +236,10 @@ impl FakeDevice {
             (CopyMethod::Chunked { .. }, _) => Rung::Chunked,
             (CopyMethod::Direct, MadeBy::Stage) => Rung::Staged,
             (CopyMethod::Direct, MadeBy::Caller) => {
-                self.direct_copies += 1;
-                if self.direct_copies == 1 {
-                    Rung::Direct
-                } else {
-                    Rung::Retry
-                }
+                let memory = Rc::as_ptr(&host.bytes);
+                let is_first = !self.direct_copies.contains(&memory);
+                self.direct_copies.push(memory);
+                if is_first { Rung::Direct } else { Rung::Retry }
             }
         }
     }

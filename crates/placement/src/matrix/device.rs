@@ -10,11 +10,11 @@ use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use torch_ext::{Error, accelerator};
 
-use super::{Cell, CellOutcome, FaultMatrix, MODES, mode_name};
+use super::{Cell, CellOutcome, FaultMatrix, MODES, Way, mode_name};
 use crate::bytes::Bytes;
 use crate::checksum::Checksum;
 use crate::fake::{Fault, Order, pool_of};
-use crate::policy::{Placed, Policy, Request};
+use crate::policy::{Placed, Policy};
 use crate::route::Ladder;
 use crate::rung::Rung;
 use crate::torch_transport::{HostTensor, TorchTransport, TransportOptions};
@@ -22,7 +22,7 @@ use crate::transport::{
     CopyMethod, DeviceFacts, Element, Operation, SourceFacts, Summed, SyncScope, Transport,
     TransportError,
 };
-use crate::verify::{Role, Verify};
+use crate::verify::Verify;
 
 /// Floats of the tensor that moves: several rows of the checksum, and more than one piece of every route.
 const COUNT: i64 = 20_000;
@@ -63,23 +63,26 @@ fn run_cells(device: Device) -> Result<FaultMatrix, Error> {
     let mut cells = Vec::new();
     for fault in Fault::ALL {
         for every_time in [false, true] {
-            for route in Rung::TO_DEVICE {
+            for way in Way::all() {
                 let order = Order {
                     fault,
-                    route,
+                    route: way.first_rung(),
                     every_time,
                 };
                 for verify in MODES {
                     let mut worst = None;
                     for cast in casts {
-                        worst = worst.max(run(&mut saboteur, order, verify, *cast)?);
+                        for spared in 0..way.tensors() {
+                            worst =
+                                worst.max(run(&mut saboteur, way, order, spared, verify, *cast)?);
+                        }
                     }
                     if let Some(outcome) = worst {
                         cells.push(Cell {
                             device: name,
                             fault: fault.name(),
                             every_time,
-                            route: route.name(),
+                            route: way.name(),
                             verify: mode_name(verify),
                             outcome,
                         });
@@ -94,7 +97,9 @@ fn run_cells(device: Device) -> Result<FaultMatrix, Error> {
 /// One run; `None` when the fault did not strike, as on a route that this device does not have.
 fn run(
     device: &mut Saboteur,
+    way: Way,
     order: Order,
+    spared: u32,
     verify: Verify,
     cast: Option<Element>,
 ) -> Result<Option<CellOutcome>, Error> {
@@ -103,44 +108,54 @@ fn run(
         chunk: CHUNK,
         may_stay_on_host: true,
     });
-    let request = Request {
-        name: "batch",
-        role: Role::Batch,
-        cast,
-    };
 
     // The batch before this one takes the same route without a fault.
-    device.begin(order.route, None);
-    let before = ladder.place(device, &Host::new(batch(1.0)?)?, &request);
-    if !matches!(before, Ok(Placed::OnDevice(_))) {
+    device.begin(order.route, None, 0);
+    let before = way.place(&mut ladder, device, &hosts(way, 1)?, cast);
+    if !before.is_ok_and(|placed| placed.iter().all(|one| matches!(one, Placed::OnDevice(_)))) {
         return Ok(None);
     }
 
-    let host = Host::new(batch(2.0)?)?;
-    device.begin(order.route, Some(order));
-    let placed = ladder.place(device, &host, &request);
+    let hosts = hosts(way, 2)?;
+    device.begin(order.route, Some(order), spared);
+    let placed = way.place(&mut ladder, device, &hosts, cast);
     if device.struck == 0 {
         return Ok(None);
     }
-    let expected = match cast {
-        Some(_) => batch(2.0)?.f_to_kind(Kind::BFloat16)?,
-        None => batch(2.0)?,
+    let Ok(placed) = placed else {
+        return Ok(Some(CellOutcome::Reported));
     };
-    let is_right = |tensor: &Tensor| -> Result<bool, Error> {
-        Ok(tensor.f_to_device(Device::Cpu)?.f_equal(&expected)?)
-    };
-    Ok(Some(match placed {
-        Ok(Placed::OnDevice(remote)) if is_right(&remote)? => CellOutcome::Recovered,
-        Ok(Placed::OnDevice(_)) => CellOutcome::Missed,
-        Ok(Placed::OnHost(host)) if is_right(host.tensor.tensor())? => CellOutcome::Reported,
-        Ok(Placed::OnHost(_)) => CellOutcome::Missed,
-        Err(_) => CellOutcome::Reported,
-    }))
+    let mut worst = None;
+    for (number, one) in placed.into_iter().enumerate() {
+        let sent = batch(2, number)?;
+        let expected = match cast {
+            Some(_) => sent.f_to_kind(Kind::BFloat16)?,
+            None => sent,
+        };
+        let (arrived, outcome) = match one {
+            Placed::OnDevice(remote) => (remote, CellOutcome::Recovered),
+            Placed::OnHost(host) => (host.tensor.into_tensor(), CellOutcome::Reported),
+        };
+        let is_right = arrived.f_to_device(Device::Cpu)?.f_equal(&expected)?;
+        worst = worst.max(Some(match is_right {
+            true => outcome,
+            false => CellOutcome::Missed,
+        }));
+    }
+    Ok(worst)
+}
+
+fn hosts(way: Way, seed: usize) -> Result<Vec<Host>, Error> {
+    let numbers = 0..way.tensors() as usize;
+    numbers
+        .map(|number| Host::new(batch(seed, number)?))
+        .collect()
 }
 
 /// Floats with no zeros, no NaN and no two parts alike, in memory of their own, since a fault may change it.
-fn batch(seed: f64) -> Result<Tensor, Error> {
-    Ok(Tensor::f_arange(COUNT, (Kind::Float, Device::Cpu))?.f_add_scalar(seed)?)
+fn batch(seed: usize, number: usize) -> Result<Tensor, Error> {
+    let first = (seed + 3 * number) as f64;
+    Ok(Tensor::f_arange(COUNT, (Kind::Float, Device::Cpu))?.f_add_scalar(first)?)
 }
 
 /// The real transport, with faults to order.
@@ -148,10 +163,13 @@ struct Saboteur {
     inner: TorchTransport,
     first_open: Rung,
     order: Option<Order>,
+    /// How often the fault lets its opportunity pass before it strikes.
+    spared: u32,
     struck: u32,
     /// The route of the last copy.
     route: Rung,
-    direct_copies: u32,
+    /// The memory that was copied directly, once for each copy.
+    direct_copies: Vec<usize>,
     hung: bool,
 }
 
@@ -183,17 +201,19 @@ impl Saboteur {
             inner,
             first_open: Rung::Direct,
             order: None,
+            spared: 0,
             struck: 0,
             route: Rung::Direct,
-            direct_copies: 0,
+            direct_copies: Vec::new(),
             hung: false,
         }
     }
 
     /// A new move, in which the routes before `first_open` are refused.
-    fn begin(&mut self, first_open: Rung, order: Option<Order>) {
-        (self.first_open, self.order) = (first_open, order);
-        (self.struck, self.direct_copies, self.hung) = (0, 0, false);
+    fn begin(&mut self, first_open: Rung, order: Option<Order>, spared: u32) {
+        (self.first_open, self.order, self.spared) = (first_open, order, spared);
+        (self.struck, self.hung) = (0, false);
+        self.direct_copies.clear();
     }
 
     /// Whether the fault strikes now, on this route.
@@ -204,6 +224,10 @@ impl Saboteur {
             false => route == order.route && self.struck == 0,
         };
         if !here || !is(order.fault) {
+            return None;
+        }
+        if self.spared > 0 {
+            self.spared -= 1;
             return None;
         }
         self.struck += 1;
@@ -230,11 +254,10 @@ impl Saboteur {
             (CopyMethod::Chunked { .. }, _) => Rung::Chunked,
             (CopyMethod::Direct, MadeBy::Stage) => Rung::Staged,
             (CopyMethod::Direct, MadeBy::Caller) => {
-                self.direct_copies += 1;
-                match self.direct_copies {
-                    1 => Rung::Direct,
-                    _ => Rung::Retry,
-                }
+                let memory = host.tensor.tensor().data_ptr() as usize;
+                let is_first = !self.direct_copies.contains(&memory);
+                self.direct_copies.push(memory);
+                if is_first { Rung::Direct } else { Rung::Retry }
             }
         }
     }
@@ -362,7 +385,7 @@ impl Transport for Saboteur {
         let sent = self.inner.sum_host(&host.tensor)?;
         Ok(Summed {
             remote: self.copy_damaged(host, method, fault)?,
-            sent,
+            sent: Some(sent),
             arrived: None,
         })
     }

@@ -12,13 +12,15 @@
 //! not answer even to a full synchronisation, and a source that somebody writes to meanwhile.
 
 mod arrival;
+mod together;
 
 use crate::checksum::Checksum;
 use crate::policy::{MoveError, Placed, Policy, Request};
 use crate::report::{Attempt, Failure, Outcome, PlacementReport, Story};
 use crate::rung::{Rung, Situation};
 use crate::transport::{
-    CopyMethod, DeviceFacts, Element, Pool, SourceFacts, SyncScope, Transport, TransportError,
+    CopyMethod, DeviceFacts, Element, Pool, SourceFacts, Summed, SyncScope, Transport,
+    TransportError,
 };
 use crate::verify::{Judge, Turn};
 
@@ -64,32 +66,54 @@ impl Ladder {
         host: &T::Host,
         request: &Request<'_>,
     ) -> Result<PlacedBy<T>, MoveError> {
+        let start = self.start(transport, host, request)?;
+        self.climb(transport, request, start, None)
+    }
+
+    /// Prepares a move, of which nothing has happened yet.
+    fn start<T: Transport>(
+        &mut self,
+        transport: &mut T,
+        host: &T::Host,
+        request: &Request<'_>,
+    ) -> Result<Start<T::Host>, MoveError> {
         let source = transport.source(host);
-        let contiguous = match transport.contiguous(host) {
-            Ok(contiguous) => contiguous,
-            Err(TransportError::ContextLost { message, .. }) => {
-                return Err(MoveError::ContextLost {
-                    tensor: request.name.to_owned(),
-                    message,
-                });
+        let contiguous = transport.contiguous(host).map_err(|error| {
+            let tensor = request.name.to_owned();
+            match error {
+                TransportError::ContextLost { message, .. } => {
+                    MoveError::ContextLost { tensor, message }
+                }
+                source => MoveError::Host { tensor, source },
             }
-            Err(source) => {
-                return Err(MoveError::Host {
-                    tensor: request.name.to_owned(),
-                    source,
-                });
-            }
-        };
+        })?;
+        Ok(Start {
+            turn: self.judge.begin(request.role),
+            cast: request.cast.filter(|element| *element != source.element),
+            source,
+            contiguous,
+        })
+    }
+
+    /// Moves one tensor, whose first copy may have been made already.
+    fn climb<T: Transport>(
+        &mut self,
+        transport: &mut T,
+        request: &Request<'_>,
+        start: Start<T::Host>,
+        landing: Option<Landing<T::Remote>>,
+    ) -> Result<PlacedBy<T>, MoveError> {
         let climb = Climb {
             device: transport.facts(),
             transport,
             policy: self.policy,
-            turn: self.judge.begin(request.role),
+            turn: start.turn,
             judge: &mut self.judge,
             request,
-            cast: request.cast.filter(|element| *element != source.element),
-            source,
-            contiguous,
+            cast: start.cast,
+            source: start.source,
+            contiguous: start.contiguous,
+            landing,
             source_sum: None,
             cast_sum: None,
             attempts: Vec::new(),
@@ -98,6 +122,30 @@ impl Ladder {
         let result = result.map_err(|end| end.explain(&story));
         self.report.record(story);
         result
+    }
+}
+
+/// What is known of a move before its first rung.
+struct Start<Host> {
+    turn: Turn,
+    source: SourceFacts,
+    /// The element type to arrive at, when it is not the source's.
+    cast: Option<Element>,
+    contiguous: Host,
+}
+
+/// A direct copy that was made before its climb, together with others.
+struct Landing<Remote> {
+    copied: Result<Summed<Remote>, TransportError>,
+    /// What was on the stream has been waited for since.
+    waited: bool,
+}
+
+impl<Remote> Landing<Remote> {
+    /// Whether it was started, and nobody has waited for it.
+    fn is_under_way(&self) -> bool {
+        let arrived = |copied: &Summed<Remote>| copied.arrived.is_some();
+        !self.waited && self.copied.as_ref().is_ok_and(|copied| !arrived(copied))
     }
 }
 
@@ -113,6 +161,8 @@ struct Climb<'a, T: Transport> {
     /// The element type to arrive at, when it is not the source's.
     cast: Option<Element>,
     contiguous: T::Host,
+    /// What the first rung finds done.
+    landing: Option<Landing<T::Remote>>,
     /// What the source summed to before its first verified copy.
     source_sum: Option<Checksum>,
     /// What the source sums to after a cast on the host.
@@ -325,7 +375,9 @@ impl<T: Transport> Climb<'_, T> {
         let verified = self
             .judge
             .wants(self.turn, self.request.name, self.request.role, rung);
-        let sums_on_the_way = verified && self.source_sum.is_none() && !self.prepares(rung, method);
+        let landing = self.landing.take_if(|_| rung == Rung::Direct);
+        let sums_on_the_way = landing.is_some()
+            || (verified && self.source_sum.is_none() && !self.prepares(rung, method));
         if verified && !sums_on_the_way {
             self.sum_source()?;
         }
@@ -334,9 +386,16 @@ impl<T: Transport> Climb<'_, T> {
             self.sum_cast()?;
         }
         let mut arrived = None;
+        let mut waited = false;
         let remote = if sums_on_the_way {
-            let summed = self.transport.copy_summed(&self.contiguous, method)?;
-            self.source_sum = Some(summed.sent);
+            let summed = match landing {
+                Some(landing) => {
+                    waited = landing.waited;
+                    landing.copied?
+                }
+                None => self.transport.copy_summed(&self.contiguous, method)?,
+            };
+            self.source_sum = summed.sent;
             arrived = summed.arrived;
             summed.remote
         } else {
@@ -349,12 +408,14 @@ impl<T: Transport> Climb<'_, T> {
             _ => SyncScope::Stream,
         };
         // What has been summed where it arrived has been waited for.
-        if arrived.is_none() {
+        if arrived.is_none() && !waited {
             self.transport.synchronize(scope)?;
         }
         flight.sources.clear();
 
         if verified {
+            // The trust may have ended since it was copied with others.
+            self.sum_source()?;
             let expected = if rung == Rung::CastOnHost {
                 &self.cast_sum
             } else {

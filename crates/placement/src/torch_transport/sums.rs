@@ -32,48 +32,149 @@ pub(super) fn computes(device: Device, weights: &Tensor) -> Result<bool, Error> 
     Ok(sum_rows(&numbers, weights)? == Checksum::of(&bytes))
 }
 
-/// The checksum of a contiguous tensor, by the tensor operations of [`crate::checksum`], slab by slab. The
-/// device is waited for once, when all are under way.
+/// The checksum of one contiguous tensor.
 pub(super) fn sum_rows(tensor: &Tensor, weights: &Tensor) -> Result<Checksum, Error> {
-    let bytes = size_in_bytes(tensor);
-    let flat = tensor.f_view(-1)?.f_view_dtype(Kind::Uint8)?;
-    let row_bytes = ROW_BYTES as i64;
-    let full_rows = bytes as i64 / row_bytes;
-    let all_rows = (bytes as i64 + row_bytes - 1) / row_bytes;
-    if all_rows == 0 {
-        return Ok(Checksum::from_rows(bytes, Vec::new()));
+    let mut summing = Summing::new(rows_of(tensor), weights)?;
+    summing.add(&bytes_of(tensor)?, 0, size_in_bytes(tensor) as i64)?;
+    Ok(Checksum::from_rows(size_in_bytes(tensor), summing.read()?))
+}
+
+/// The bytes of a contiguous tensor, as another view of it.
+pub(super) fn bytes_of(tensor: &Tensor) -> Result<Tensor, Error> {
+    Ok(tensor.f_view(-1)?.f_view_dtype(Kind::Uint8)?)
+}
+
+/// The rows of a tensor; the last one may be short.
+pub(super) fn rows_of(tensor: &Tensor) -> usize {
+    (size_in_bytes(tensor) as usize).div_ceil(ROW_BYTES)
+}
+
+/// Some of the bytes of a tensor.
+struct Part {
+    bytes: Tensor,
+    start: i64,
+    length: i64,
+}
+
+/// Sums of contiguous tensors, by the tensor operations of [`crate::checksum`], slab by slab, under way on the
+/// current stream. The device is waited for once, when they are read.
+///
+/// Small tensors are put into one slab together, so that what counts is their bytes and not their number.
+pub(super) struct Summing {
+    weights: Tensor,
+    /// Plain sums above, weighted ones below. Every slab writes its own to their place, so that all come back in
+    /// one copy.
+    sums: Tensor,
+    /// The rows that have been summed.
+    row: i64,
+    /// Bytes that make up the next slab, and its rows.
+    parts: Vec<Part>,
+    rows: i64,
+    /// What fills up short rows.
+    zeros: Option<Tensor>,
+}
+
+impl Summing {
+    /// For so many rows in all.
+    pub(super) fn new(rows: usize, weights: &Tensor) -> Result<Summing, Error> {
+        Ok(Summing {
+            weights: weights.shallow_clone(),
+            sums: Tensor::f_empty([2, rows as i64], (Kind::Int64, weights.device()))?,
+            row: 0,
+            parts: Vec::new(),
+            rows: 0,
+            zeros: None,
+        })
     }
-    // Every slab writes its sums to their place, so that they come back in one copy without being joined first.
-    let sums = Tensor::f_empty([2, all_rows], (Kind::Int64, tensor.device()))?;
-    let (plain, weighted) = (sums.f_select(0, 0)?, sums.f_select(0, 1)?);
-    let add = |slab: &Tensor, first_row: i64| -> Result<(), Error> {
-        let words = slab
-            .f_view_dtype(Kind::Int)?
-            .f_view([-1, ROW_WORDS as i64])?;
-        let rows = words.size().first().copied().unwrap_or(0);
-        let by_row = [1_i64].as_slice();
-        let plain = plain.f_narrow(0, first_row, rows)?;
-        let _ = words.f_sum_intlist_out(&plain, by_row, false, Kind::Int64)?;
-        let weighted = weighted.f_narrow(0, first_row, rows)?;
-        let products = words.f_mul(weights)?;
-        let _ = products.f_sum_intlist_out(&weighted, by_row, false, Kind::Int64)?;
+
+    /// Adds rows after those that were added before: bytes of a tensor from a row's start on, to its end or the
+    /// start of another row.
+    pub(super) fn add(&mut self, bytes: &Tensor, start: i64, length: i64) -> Result<(), Error> {
+        let row_bytes = ROW_BYTES as i64;
+        let full_rows = length / row_bytes;
+        let mut row = 0;
+        while row < full_rows {
+            let rows = (SLAB_ROWS - self.rows).min(full_rows - row);
+            self.put(bytes, start + row * row_bytes, rows * row_bytes);
+            self.complete(rows)?;
+            row += rows;
+        }
+        let rest = length - full_rows * row_bytes;
+        if rest > 0 {
+            let zeros = match self.zeros.take() {
+                Some(zeros) => zeros,
+                None => Tensor::f_zeros([row_bytes], (Kind::Uint8, bytes.device()))?,
+            };
+            self.put(bytes, start + full_rows * row_bytes, rest);
+            self.put(&zeros, 0, row_bytes - rest);
+            self.zeros = Some(zeros);
+            self.complete(1)?;
+        }
         Ok(())
-    };
-    let mut row = 0;
-    while row < full_rows {
-        let rows = SLAB_ROWS.min(full_rows - row);
-        add(&flat.f_narrow(0, row * row_bytes, rows * row_bytes)?, row)?;
-        row += rows;
     }
-    let rest = bytes as i64 - full_rows * row_bytes;
-    if rest > 0 {
-        let tail = flat.f_narrow(0, full_rows * row_bytes, rest)?;
-        add(&tail.f_constant_pad_nd([0, row_bytes - rest])?, full_rows)?;
+
+    fn put(&mut self, bytes: &Tensor, start: i64, length: i64) {
+        match self.parts.last_mut() {
+            // It goes on where the last one ends.
+            Some(last)
+                if last.bytes.data_ptr() == bytes.data_ptr()
+                    && last.start + last.length == start =>
+            {
+                last.length += length;
+            }
+            _ => self.parts.push(Part {
+                bytes: bytes.shallow_clone(),
+                start,
+                length,
+            }),
+        }
     }
-    let sums = sums.f_view(-1)?.f_to_device(Device::Cpu)?;
-    let sums = Vec::<i64>::try_from(sums)?;
-    let (plain, weighted) = sums.split_at(sums.len() / 2);
-    let rows = plain.iter().zip(weighted);
-    let sums = rows.map(|(&plain, &weighted)| RowSum { plain, weighted });
-    Ok(Checksum::from_rows(bytes, sums.collect()))
+
+    fn complete(&mut self, rows: i64) -> Result<(), Error> {
+        self.rows += rows;
+        match self.rows < SLAB_ROWS {
+            true => Ok(()),
+            false => self.start_slab(),
+        }
+    }
+
+    /// Lets the device sum what has been put together.
+    fn start_slab(&mut self) -> Result<(), Error> {
+        let parts = std::mem::take(&mut self.parts);
+        let parts = parts
+            .iter()
+            .map(|part| part.bytes.f_narrow(0, part.start, part.length))
+            .collect::<Result<Vec<_>, _>>()?;
+        let rows = std::mem::take(&mut self.rows);
+        let words = match parts.as_slice() {
+            [] => return Ok(()),
+            [part] => part.f_view_dtype(Kind::Int)?,
+            parts if parts.iter().all(|part| part.numel() % 4 == 0) => {
+                // Four bytes at a time where that is possible.
+                let words = parts.iter().map(|part| part.f_view_dtype(Kind::Int));
+                Tensor::f_cat(&words.collect::<Result<Vec<_>, _>>()?, 0)?
+            }
+            parts => Tensor::f_cat(parts, 0)?.f_view_dtype(Kind::Int)?,
+        };
+        let words = words.f_view([-1, ROW_WORDS as i64])?;
+        let place = |sums: i64| self.sums.f_select(0, sums)?.f_narrow(0, self.row, rows);
+        let (plain, weighted) = (place(0)?, place(1)?);
+        let by_row = [1_i64].as_slice();
+        let _ = words.f_sum_intlist_out(&plain, by_row, false, Kind::Int64)?;
+        let products = words.f_mul(&self.weights)?;
+        let _ = products.f_sum_intlist_out(&weighted, by_row, false, Kind::Int64)?;
+        self.row += rows;
+        Ok(())
+    }
+
+    /// Waits for the sums of all rows that were added.
+    pub(super) fn read(mut self) -> Result<Vec<RowSum>, Error> {
+        self.start_slab()?;
+        let sums = self.sums.f_narrow(1, 0, self.row)?.f_contiguous()?;
+        let sums = Vec::<i64>::try_from(sums.f_view(-1)?.f_to_device(Device::Cpu)?)?;
+        let (plain, weighted) = sums.split_at(sums.len() / 2);
+        let rows = plain.iter().zip(weighted);
+        let sums = rows.map(|(&plain, &weighted)| RowSum { plain, weighted });
+        Ok(sums.collect())
+    }
 }

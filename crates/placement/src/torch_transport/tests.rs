@@ -2,9 +2,9 @@
 
 use tch::Kind;
 
-use super::sums::SLAB_ROWS;
+use super::sums::{SLAB_ROWS, Summing, bytes_of, rows_of};
 use super::*;
-use crate::checksum::ROW_WORDS;
+use crate::checksum::{ROW_BYTES, ROW_WORDS};
 
 fn transport() -> TorchTransport {
     TorchTransport::new(Device::Cpu, TransportOptions::default()).unwrap()
@@ -46,6 +46,60 @@ fn a_slab_boundary_does_not_show_in_the_sums() {
     assert_eq!(sum_rows(&tensor, &weights).unwrap(), by_bytes);
 }
 
+/// Of every size that takes another way through the slabs: empty, short, odd, full rows, and more than a slab.
+const COUNTS: [i64; 7] = [
+    0,
+    3,
+    5000,
+    2 * ROW_WORDS as i64,
+    1,
+    SLAB_ROWS * ROW_WORDS as i64 + 4097,
+    300_001,
+];
+
+#[test]
+fn tensors_that_share_slabs_have_the_sums_of_their_own_bytes() {
+    let weights = weights_on(Device::Cpu).unwrap();
+    for kind in [Kind::Float, Kind::Uint8] {
+        let tensors: Vec<Tensor> = COUNTS.iter().map(|&count| sample(kind, count)).collect();
+        let rows = tensors.iter().map(rows_of).sum();
+        let mut summing = Summing::new(rows, &weights).unwrap();
+        let mut expected = Vec::new();
+        for tensor in &tensors {
+            let bytes = bytes_of(tensor).unwrap();
+            let (total, row_bytes) = (bytes.numel() as i64, ROW_BYTES as i64);
+            // In pieces of seven rows, as a copy goes on.
+            let mut start = 0;
+            while start < total {
+                let length = (7 * row_bytes).min(total - start);
+                summing.add(&bytes, start, length).unwrap();
+                start += length;
+            }
+            let sum = Checksum::of(HostTensor(tensor.shallow_clone()).bytes());
+            expected.extend_from_slice(sum.rows());
+        }
+        assert_eq!(summing.read().unwrap(), expected, "{kind:?}");
+    }
+}
+
+#[test]
+fn what_is_copied_together_is_what_was_summed_ahead() {
+    let loads: Vec<Load> = COUNTS
+        .iter()
+        .enumerate()
+        .map(|(at, &count)| (HostTensor(sample(Kind::Float, count)), at != 2))
+        .collect();
+    let copied = copy_together(&loads, Device::Cpu, None).unwrap();
+    assert_eq!(copied.len(), loads.len());
+    for ((source, summed), copied) in loads.iter().zip(copied) {
+        let copied = copied.unwrap();
+        assert!(copied.remote.equal(&source.0));
+        assert_ne!(copied.remote.as_ptr(), source.0.as_ptr());
+        let sum = summed.then(|| Checksum::of(source.bytes()));
+        assert_eq!((copied.sent, copied.arrived), (sum, None));
+    }
+}
+
 #[test]
 fn the_cpu_is_believed_to_compute_and_a_device_without_right_weights_is_not() {
     let weights = weights_on(Device::Cpu).unwrap();
@@ -61,7 +115,7 @@ fn a_copy_that_is_summed_on_the_way_is_the_same_copy() {
         let host = HostTensor::new(&sample(Kind::Float, count)).unwrap();
         let summed = transport.copy_summed(&host, CopyMethod::Direct).unwrap();
         assert!(summed.remote.equal(&host.0), "{count}");
-        assert_eq!(summed.sent, transport.sum_host(&host).unwrap());
+        assert_eq!(summed.sent, Some(transport.sum_host(&host).unwrap()));
         assert_eq!(
             summed.arrived,
             transport.sum_device(&summed.remote).unwrap()

@@ -1,15 +1,10 @@
 //! The ways to copy, in libtorch's operations.
 
-use std::sync::mpsc::{Receiver, channel};
-
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex, Event, Stream};
 use torch_ext::{Error, copy_into};
 
-use super::HostTensor;
-use super::elements::size_in_bytes;
 use crate::bytes::Bytes;
-use crate::checksum::{Checksum, ROW_BYTES};
 
 /// An empty, contiguous tensor on the device with the shape and kind of `source`.
 pub(super) fn empty_on(source: &Tensor, device: Device) -> Result<Tensor, Error> {
@@ -20,54 +15,6 @@ pub(super) fn copy_direct(source: &Tensor, device: Device) -> Result<Tensor, Err
     let mut target = empty_on(source, device)?;
     copy_into(&mut target, source, false)?;
     Ok(target)
-}
-
-/// The same, with the checksum of the source: in pieces, each of which is summed, on other cores, before its
-/// copy is started and while the one before it is copied. So what the device gets is what was summed, or a
-/// difference shows.
-///
-/// The pieces grow: the first copy begins soon, and large tensors are not cut up for nothing.
-pub(super) fn copy_direct_summed(
-    source: &HostTensor,
-    device: Device,
-) -> Result<(Tensor, Checksum), Error> {
-    const FIRST: i64 = 16 * ROW_BYTES as i64;
-    const LARGEST: i64 = 512 * ROW_BYTES as i64;
-    let tensor = &source.0;
-    let target = empty_on(tensor, device)?;
-    let bytes = |tensor: &Tensor| -> Result<Tensor, Error> {
-        Ok(tensor.f_view(-1)?.f_view_dtype(Kind::Uint8)?)
-    };
-    let (from, to) = (bytes(tensor)?, bytes(&target)?);
-    let total = size_in_bytes(tensor) as i64;
-    let sum_of = |start: i64, length: i64| -> Result<Receiver<Checksum>, Error> {
-        let piece = HostTensor(from.f_narrow(0, start, length)?);
-        let (answer, sum) = channel();
-        rayon::spawn(move || {
-            // The copy may have failed meanwhile, and nobody waits any more.
-            let _ = answer.send(Checksum::of(piece.bytes()));
-        });
-        Ok(sum)
-    };
-    let mut rows = Vec::with_capacity((total as usize).div_ceil(ROW_BYTES));
-    let (mut start, mut length) = (0, FIRST.min(total));
-    let mut sum = sum_of(start, length)?;
-    while length > 0 {
-        let piece = sum
-            .recv()
-            .map_err(|_| Error::Torch("the sum of the source was lost".into()))?;
-        rows.extend_from_slice(piece.rows());
-        let next = start + length;
-        let next_length = (2 * length).min(LARGEST).min(total - next);
-        sum = sum_of(next, next_length)?;
-        copy_into(
-            &mut to.f_narrow(0, start, length)?,
-            &from.f_narrow(0, start, length)?,
-            true,
-        )?;
-        (start, length) = (next, next_length);
-    }
-    Ok((target, Checksum::from_rows(total as u64, rows)))
 }
 
 /// Through one buffer, piece by piece; each piece is complete before the next one

@@ -96,19 +96,11 @@ fn a_cache_changes_no_logits() {
 fn streamed_blocks_change_no_logits() {
     let folder = std::env::temp_dir();
     for name in MODELS {
-        for (blocks, from_file) in [
-            (vec![0], vec![0]),
-            (vec![1], vec![0]),
-            (vec![0, 1], vec![0, 1]),
-            (vec![0, 1], vec![1]),
-            (vec![0, 1], vec![0]),
-        ] {
+        for blocks in [vec![0], vec![1], vec![0, 1]] {
             let (tokens, _) = expected(name);
-            let all = from_file.len() == blocks.len();
             let options = StreamOptions {
-                masters: Masters::Divided {
+                masters: Masters::Disk {
                     folder: folder.clone(),
-                    from_file: from_file.into_iter().collect(),
                 },
                 ..StreamOptions::default()
             };
@@ -126,7 +118,7 @@ fn streamed_blocks_change_no_logits() {
                 assert!(ours == theirs, "{name}, token {start}, {streaming:?}");
             }
             let report = model.streamed().unwrap();
-            assert!(report.disk_bytes.0 > 0 && (report.host_bytes.0 == 0) == all);
+            assert!(report.disk_bytes.0 > 0 && report.host_bytes.0 == 0);
         }
     }
 }

@@ -1,0 +1,209 @@
+//! A model on its way: which tensors are tied, which have arrived, and when what the caller holds changes.
+
+use std::collections::{HashMap, HashSet};
+
+use tch::{Device, Kind, Tensor};
+
+use super::{PlaceError, Placer, size_of_tensor, torch};
+use crate::bytes::Bytes;
+
+/// Tensors of a group at most, however small: each holds some kilobytes while it is under way.
+const GROUP_TENSORS: usize = 256;
+
+/// What [`Placer::module`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ModuleSummary {
+    /// Tensors, tied ones included.
+    pub tensors: usize,
+    /// Tensors that share the memory of an earlier one.
+    pub tied: usize,
+    /// Tensors that had to stay on the host.
+    pub on_host: usize,
+    /// Bytes of all of them, tied ones counted once.
+    pub bytes: Bytes,
+}
+
+/// The move of a model's parameters.
+pub(super) struct ModuleMove<'a> {
+    /// What floats become.
+    pub(super) kind: Option<Kind>,
+    /// Those to move next.
+    group: Vec<Parameter<'a>>,
+    group_bytes: Bytes,
+    /// Every memory that is in a group or has arrived.
+    known: HashSet<Identity>,
+    /// Where it is now.
+    moved: HashMap<Identity, Tensor>,
+    /// Those that have arrived, and that the caller does not see yet.
+    arrived: Vec<(Parameter<'a>, Tensor)>,
+    summary: ModuleSummary,
+    progress: Progress,
+}
+
+/// A parameter of the caller's.
+pub(super) struct Parameter<'a> {
+    pub(super) name: String,
+    pub(super) tensor: &'a mut Tensor,
+    /// None before it had its memory.
+    pub(super) is_first: bool,
+    identity: Identity,
+}
+
+impl<'a> ModuleMove<'a> {
+    pub(super) fn new(kind: Option<Kind>, device: String) -> Self {
+        Self {
+            kind,
+            group: Vec::new(),
+            group_bytes: Bytes::ZERO,
+            known: HashSet::new(),
+            moved: HashMap::new(),
+            arrived: Vec::new(),
+            summary: ModuleSummary::default(),
+            progress: Progress::new(device),
+        }
+    }
+
+    /// Puts a parameter into the group.
+    pub(super) fn add(&mut self, name: String, tensor: &'a mut Tensor) {
+        let identity = Identity::of(tensor);
+        let is_first = self.known.insert(identity.clone());
+        if is_first {
+            self.group_bytes += size_of_tensor(tensor);
+        }
+        self.group.push(Parameter {
+            name,
+            tensor,
+            is_first,
+            identity,
+        });
+    }
+
+    pub(super) fn group_is_full(&self) -> bool {
+        self.group_bytes >= Placer::GROUP_BYTES || self.group.len() >= GROUP_TENSORS
+    }
+
+    pub(super) fn take_group(&mut self) -> Vec<Parameter<'a>> {
+        self.group_bytes = Bytes::ZERO;
+        std::mem::take(&mut self.group)
+    }
+
+    /// A group has arrived: `placed` are the tensors of its first parameters, in their order.
+    pub(super) fn placed(
+        &mut self,
+        group: Vec<Parameter<'a>>,
+        placed: Vec<Tensor>,
+        device: Device,
+    ) {
+        let mut placed = placed.into_iter();
+        for parameter in group {
+            self.progress.enter(&parameter.name);
+            if parameter.is_first
+                && let Some(placed) = placed.next()
+            {
+                self.summary.bytes += size_of_tensor(&placed);
+                self.moved.insert(parameter.identity.clone(), placed);
+            }
+            // Every memory comes first once.
+            let Some(placed) = self.moved.get(&parameter.identity) else {
+                continue;
+            };
+            self.summary.tensors += 1;
+            self.summary.tied += usize::from(!parameter.is_first);
+            self.summary.on_host += usize::from(placed.device() != device);
+            self.progress.add(size_of_tensor(placed));
+            let placed = placed.shallow_clone();
+            self.arrived.push((parameter, placed));
+        }
+    }
+
+    /// Lets the caller's tensors be what has arrived; their memory on the host is free then.
+    pub(super) fn commit(&mut self) -> Result<(), PlaceError> {
+        for (parameter, placed) in self.arrived.drain(..) {
+            let Parameter { name, tensor, .. } = parameter;
+            if !same_place(tensor, &placed) {
+                let data = placed.f_detach().map_err(|error| torch(&name, error))?;
+                tensor
+                    .f_set_data(&data)
+                    .map_err(|error| torch(&name, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(mut self) -> ModuleSummary {
+        self.progress.leave();
+        self.summary
+    }
+}
+
+/// Whether moving `tensor` there would change nothing.
+fn same_place(tensor: &Tensor, placed: &Tensor) -> bool {
+    tensor.device() == placed.device()
+        && tensor.kind() == placed.kind()
+        && tensor.data_ptr() == placed.data_ptr()
+}
+
+/// The memory and layout of a tensor: equal for tied weights.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Identity {
+    address: usize,
+    kind: u8,
+    size: Vec<i64>,
+    strides: Vec<i64>,
+    /// Empty tensors share no memory, whatever their address.
+    empty: Option<usize>,
+}
+
+impl Identity {
+    fn of(tensor: &Tensor) -> Self {
+        Self {
+            address: tensor.data_ptr() as usize,
+            kind: tensor.kind() as u8,
+            size: tensor.size(),
+            strides: tensor.stride(),
+            empty: (tensor.numel() == 0).then_some(tensor.as_ptr() as usize),
+        }
+    }
+}
+
+/// Says which module is on its way, once per module.
+struct Progress {
+    device: String,
+    module: Option<String>,
+    bytes: Bytes,
+}
+
+impl Progress {
+    fn new(device: String) -> Self {
+        Self {
+            device,
+            module: None,
+            bytes: Bytes::ZERO,
+        }
+    }
+
+    /// The module of a parameter is its name without the last part.
+    fn enter(&mut self, parameter: &str) {
+        let module = parameter.rsplit_once('.').map_or("", |(module, _)| module);
+        if self.module.as_deref() != Some(module) {
+            self.leave();
+            self.module = Some(module.to_owned());
+        }
+    }
+
+    fn add(&mut self, bytes: Bytes) {
+        self.bytes += bytes;
+    }
+
+    fn leave(&mut self) {
+        if let Some(module) = self.module.take() {
+            tracing::debug!(
+                module,
+                bytes = self.bytes.0,
+                device = self.device,
+                "module placed"
+            );
+            self.bytes = Bytes::ZERO;
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What the ladder does with several tensors at once, beyond what came of it.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use placement::fake::{FakeDevice, FakeHost, Fault, Order};
+use placement::transport::{Element, Operation, Origin, Transport};
+use placement::{Ladder, MoveError, Outcome, Placed, Policy, Request, Role, Rung, Verify};
+
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+fn hosts(origin: Origin) -> Vec<FakeHost> {
+    let tensor = |number: u32| {
+        let bytes = (0..5_000_u32).flat_map(|index| (index * 7 + number).to_le_bytes());
+        FakeHost::new(bytes.collect(), Element::I32, origin)
+    };
+    (0..4).map(tensor).collect()
+}
+
+fn ladder(may_stay_on_host: bool) -> Ladder {
+    Ladder::new(Policy {
+        verify: Verify::Always,
+        may_stay_on_host,
+        ..Policy::default()
+    })
+}
+
+type Arrived = Vec<Vec<u8>>;
+
+fn place(
+    ladder: &mut Ladder,
+    device: &mut FakeDevice,
+    hosts: &[FakeHost],
+) -> Result<Arrived, MoveError> {
+    let request = |name| Request {
+        name,
+        role: Role::Weight,
+        cast: None,
+    };
+    let loads: Vec<_> = hosts.iter().zip(NAMES.map(request)).collect();
+    let placed = ladder.place_together(device, &loads)?;
+    let bytes = |one: Placed<<FakeDevice as Transport>::Remote, FakeHost>| match one {
+        Placed::OnDevice(remote) => remote.bytes(),
+        Placed::OnHost(host) => host.bytes(),
+    };
+    Ok(placed.into_iter().map(bytes).collect())
+}
+
+fn sent(hosts: &[FakeHost]) -> Arrived {
+    hosts.iter().map(FakeHost::bytes).collect()
+}
+
+fn order(fault: Fault, every_time: bool) -> Order {
+    Order {
+        fault,
+        route: Rung::Direct,
+        every_time,
+    }
+}
+
+#[test]
+fn all_arrive_verified_by_the_first_rung_in_their_order() {
+    let (mut ladder, hosts) = (ladder(true), hosts(Origin::Memory));
+    for sums in [true, false] {
+        let arrived = place(&mut ladder, &mut FakeDevice::apu(sums), &hosts).unwrap();
+        assert_eq!(arrived, sent(&hosts));
+    }
+    let total = ladder.report().routes[0];
+    let expected = (Rung::Direct, 8, 8);
+    assert_eq!((total.rung, total.tensors, total.verified), expected);
+    assert!(ladder.report().stories.is_empty());
+}
+
+#[test]
+fn nothing_is_as_good_as_a_group_of_none() {
+    let placed = place(&mut ladder(true), &mut FakeDevice::apu(true), &[]);
+    assert_eq!(placed.unwrap(), Arrived::new());
+}
+
+#[test]
+fn only_the_tensor_that_arrived_wrong_is_copied_again() {
+    for victim in 0..4 {
+        let (mut ladder, hosts) = (ladder(true), hosts(Origin::Memory));
+        let mut device = FakeDevice::apu(true);
+        device.order_later(order(Fault::BitFlip, false), victim);
+        let arrived = place(&mut ladder, &mut device, &hosts).unwrap();
+        assert_eq!(arrived, sent(&hosts));
+        let report = ladder.report();
+        let [story] = report.stories.as_slice() else {
+            panic!("{report}")
+        };
+        assert_eq!(story.tensor, NAMES[victim as usize]);
+        assert_eq!(story.attempts.last().unwrap().rung, Rung::Retry);
+        let by_rung = report
+            .routes
+            .iter()
+            .map(|total| (total.rung, total.tensors));
+        let expected = [(Rung::Direct, 3), (Rung::Retry, 1)];
+        assert_eq!(by_rung.collect::<Vec<_>>(), expected);
+    }
+}
+
+#[test]
+fn what_may_not_be_copied_directly_climbs_alone_among_the_others() {
+    let mut mixed = hosts(Origin::Memory);
+    mixed[1] = hosts(Origin::MappedFile).remove(1);
+    let mut ladder = ladder(true);
+    let arrived = place(&mut ladder, &mut FakeDevice::apu(true), &mixed).unwrap();
+    assert_eq!(arrived, sent(&mixed));
+    let routes = ladder.report().routes.iter();
+    let by_rung: Vec<_> = routes.map(|total| (total.rung, total.tensors)).collect();
+    assert_eq!(by_rung, [(Rung::Direct, 3), (Rung::Staged, 1)]);
+}
+
+#[test]
+fn a_lost_context_ends_all_of_them_at_once_and_frees_nothing() {
+    for victim in 0..4 {
+        let hosts = hosts(Origin::Memory);
+        let mut device = FakeDevice::apu(true);
+        device.order_later(order(Fault::ContextLost, false), victim);
+        let mut ladder = ladder(true);
+        let error = place(&mut ladder, &mut device, &hosts).unwrap_err();
+        assert!(matches!(error, MoveError::ContextLost { .. }), "{error}");
+        // The one that found out is given up with its copy, and three that nobody asked about with theirs.
+        assert!(device.abandoned() >= 8, "{}", device.abandoned());
+        let tries = ladder.report().stories.iter().map(|s| s.attempts.len());
+        assert_eq!(tries.collect::<Vec<_>>(), [1]);
+    }
+}
+
+#[test]
+fn a_hang_gives_up_what_may_still_be_written_to() {
+    let mut device = FakeDevice::apu(true);
+    device.order_later(order(Fault::Hang, false), 2);
+    let error = place(&mut ladder(true), &mut device, &hosts(Origin::Memory)).unwrap_err();
+    assert!(matches!(error, MoveError::Hung { .. }), "{error}");
+    assert!(device.abandoned() >= 8, "{}", device.abandoned());
+}
+
+#[test]
+fn a_tensor_that_cannot_be_placed_hands_over_none_and_gives_nothing_up() {
+    let mut device = FakeDevice::apu(true);
+    device.order_later(order(Fault::Zeros, true), 1);
+    let error = place(&mut ladder(false), &mut device, &hosts(Origin::Memory)).unwrap_err();
+    let MoveError::NotPlaced { story } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(story.tensor, "b");
+    assert_eq!(device.abandoned(), 0, "the device was waited for instead");
+}
+
+#[test]
+fn a_source_that_is_written_to_is_named() {
+    let mut device = FakeDevice::apu(true);
+    device.order_later(order(Fault::MutatedSource, false), 3);
+    let error = place(&mut ladder(true), &mut device, &hosts(Origin::Memory)).unwrap_err();
+    assert!(
+        matches!(&error, MoveError::SourceChanged { tensor } if tensor == "d"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_full_device_is_trimmed_and_the_others_are_not_copied_again() {
+    let (mut ladder, hosts) = (ladder(true), hosts(Origin::Memory));
+    let mut device = FakeDevice::apu(true);
+    device.order_later(order(Fault::OutOfMemory(Operation::Copy), false), 2);
+    assert_eq!(
+        place(&mut ladder, &mut device, &hosts).unwrap(),
+        sent(&hosts)
+    );
+    let story = &ladder.report().stories[0];
+    assert_eq!(story.tensor, "c");
+    assert!(matches!(story.attempts[0].outcome, Outcome::Failed { .. }));
+    assert_eq!(ladder.report().stories.len(), 1);
+}
