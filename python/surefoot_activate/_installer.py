@@ -1,7 +1,7 @@
 """Makes HIP_ALLOC=1 work in an environment for good: `python -m surefoot_activate install`.
 
 What Python runs as it starts is a line of a `.pth` file in `site-packages`; beside it go
-this package and the library. Nothing else of the environment is touched, and without
+this package with the library, and `surefoot_placement`. Nothing else of the environment is touched, and without
 `HIP_ALLOC=1` the line costs one look at a variable.
 """
 
@@ -16,6 +16,7 @@ from . import _library
 from ._errors import ActivationError
 
 PACKAGE = "surefoot_activate"
+PLACEMENT = "surefoot_placement"
 PTH = f"{PACKAGE}.pth"
 # One line: `site` runs a line that begins with "import", and only that.
 LINE = (
@@ -55,11 +56,13 @@ def install(site_packages, library):
         raise ActivationError(f"{target} is the installed one already")
     new = site_packages / f".{PACKAGE}-{os.getpid()}"
     try:
-        shutil.copytree(source, new, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-        shutil.copyfile(library, new / _library.NAME)
+        for package in (PACKAGE, PLACEMENT):
+            shutil.copytree(source.with_name(package), new / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        shutil.copyfile(library, new / PACKAGE / _library.NAME)
         # A running program has the old files open and keeps them.
         remove(site_packages)
-        new.rename(target)
+        for package in (PLACEMENT, PACKAGE):
+            (new / package).rename(site_packages / package)
     finally:
         shutil.rmtree(new, ignore_errors=True)
     (site_packages / PTH).write_text(LINE)
@@ -67,9 +70,10 @@ def install(site_packages, library):
 
 def remove(site_packages):
     """Takes the line out first: a Python that starts meanwhile must not look for a package that is gone."""
-    package, line = site_packages / PACKAGE, site_packages / PTH
-    was_there = package.exists() or line.exists()
+    packages, line = [site_packages / PACKAGE, site_packages / PLACEMENT], site_packages / PTH
+    was_there = line.exists() or any(package.exists() for package in packages)
     line.unlink(missing_ok=True)
-    if package.exists():
-        shutil.rmtree(package)
+    for package in packages:
+        if package.exists():
+            shutil.rmtree(package)
     return was_there

@@ -52,6 +52,13 @@ def test_it_brings_its_library(installed, call):
     assert process.stdout.endswith("site-packages/surefoot_activate/libhip_alloc.so\n"), process.stderr
 
 
+def test_it_brings_the_verified_way_to_the_device(installed, call):
+    # Without PyTorch in that environment it is found, and cannot be imported.
+    found = call("-c", "import importlib.util; print(importlib.util.find_spec('surefoot_placement').origin)")
+    assert found.stdout.strip().endswith("site-packages/surefoot_placement/__init__.py"), found.stderr
+    assert "No module named 'torch'" in call("-c", "import surefoot_placement").stderr
+
+
 def test_a_wrong_switch_stops_the_program_instead_of_leaving_it_without(installed, call):
     process = call("-c", "print('ran')", HIP_ALLOC="yes")
     assert (process.returncode, process.stdout) == (2, "")

@@ -38,7 +38,7 @@ def test_a_copy_that_arrives_damaged_is_made_again(run):
 
 
 def damaged_until_chunks():
-    surefoot_placement.CHUNK_BYTES = 1 << 20
+    surefoot_placement._ladder.CHUNK_BYTES = 1 << 20
     order("copy=h2d>=2M:nan")
     report = PlacementReport()
     source = torch.randn(LARGE)
@@ -94,7 +94,7 @@ def test_off_trusts_every_copy(run):
 def verified_in_modes():
     seen = {}
     for mode in ("first", "sample", "always"):
-        surefoot_placement._arrivals.clear()
+        surefoot_placement._ladder.arrivals.clear()
         report = PlacementReport()
         for _ in range(17):
             to_device([torch.ones(10)], "cuda", verify=mode, report=report)
@@ -184,9 +184,9 @@ def mapped_file():
         path = Path(folder, "weights.pt")
         torch.save(torch.randn(LARGE), path)
         mapped = torch.load(path, mmap=True)
-        readable = surefoot_placement._readable(mapped)
+        readable = surefoot_placement._ladder.readable(mapped)
         own = torch.randn(LARGE)
-        return [readable.data_ptr() != mapped.data_ptr(), surefoot_placement._readable(own).data_ptr() == own.data_ptr(),
+        return [readable.data_ptr() != mapped.data_ptr(), surefoot_placement._ladder.readable(own).data_ptr() == own.data_ptr(),
                 torch.equal(to_device(mapped, "cuda").cpu(), mapped)]
 
 
@@ -393,7 +393,7 @@ def test_the_order_of_dimensions_in_memory_is_kept():
 def test_noted_conjugates_and_negatives_are_summed_as_what_they_mean():
     values = torch.complex(torch.randn(9), torch.randn(9))
     for lazy in (values.conj(), values.conj().imag):
-        assert surefoot_placement._checksum(lazy) == surefoot_placement._checksum(lazy.resolve_conj().resolve_neg().clone())
+        assert surefoot_placement._checksum.checksum(lazy) == surefoot_placement._checksum.checksum(lazy.resolve_conj().resolve_neg().clone())
 
 
 def test_only_floating_point_is_cast():
@@ -414,7 +414,7 @@ def test_a_tensor_without_data_is_refused():
 def test_every_damage_changes_the_checksum(size):
     generator = torch.Generator().manual_seed(size)
     data = torch.randint(1, 256, (size,), dtype=torch.uint8, generator=generator)
-    intact = surefoot_placement._checksum(data)
+    intact = surefoot_placement._checksum.checksum(data)
     half = size // 2
     flipped = data.clone()
     flipped[half] ^= 16
@@ -427,10 +427,10 @@ def test_every_damage_changes_the_checksum(size):
     if size > 16 << 20:
         chunk = 8 << 20
         damaged.append(torch.cat([data[chunk : 2 * chunk], data[:chunk], data[2 * chunk :]]))
-    assert all(surefoot_placement._checksum(each) != intact for each in damaged)
-    assert surefoot_placement._checksum(data.clone()) == intact
+    assert all(surefoot_placement._checksum.checksum(each) != intact for each in damaged)
+    assert surefoot_placement._checksum.checksum(data.clone()) == intact
 
 
 def test_a_checksum_does_not_depend_on_where_a_tensor_lies():
     data = torch.arange(1000, dtype=torch.uint8)
-    assert surefoot_placement._checksum(data[3:]) == surefoot_placement._checksum(data[3:].clone())
+    assert surefoot_placement._checksum.checksum(data[3:]) == surefoot_placement._checksum.checksum(data[3:].clone())

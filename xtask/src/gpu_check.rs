@@ -12,10 +12,10 @@ use xshell::{Shell, cmd};
 use crate::workspace;
 
 /// What the check consists of, under `python/`.
-const PARTS: [&str; 3] = ["gpu_check.py", "surefoot_placement.py", "sitecustomize.py"];
+const PARTS: [&str; 2] = ["gpu_check.py", "sitecustomize.py"];
 
-/// The activation's folder, under `python/`.
-const ACTIVATION: &str = "surefoot_activate";
+/// And these folders.
+const PACKAGES: [&str; 2] = ["surefoot_activate", "surefoot_placement"];
 
 const README: &str = "\
 Checks Surefoot's allocator on this machine's GPU, beside PyTorch's own.
@@ -87,11 +87,13 @@ fn bundle(shell: &Shell, library: &Path, folder: &Path) -> Result<()> {
     for part in PARTS {
         shell.copy_file(python.join(part), folder)?;
     }
-    let activation = folder.join(ACTIVATION);
-    shell.create_dir(&activation)?;
-    for file in shell.read_dir(python.join(ACTIVATION))? {
-        if file.extension().is_some_and(|extension| extension == "py") {
-            shell.copy_file(file, &activation)?;
+    for package in PACKAGES {
+        let copy = folder.join(package);
+        shell.create_dir(&copy)?;
+        for file in shell.read_dir(python.join(package))? {
+            if file.extension().is_some_and(|extension| extension == "py") {
+                shell.copy_file(file, &copy)?;
+            }
         }
     }
     shell.copy_file(library, folder)?;

@@ -27,7 +27,7 @@ extern "C" {
 
 #define HIP_ALLOC_OK 0
 #define HIP_ALLOC_ERROR_DEVICE 1   /* no such device, or it cannot be used */
-#define HIP_ALLOC_ERROR_ARGUMENT 2 /* a null pointer, or a path that is not text */
+#define HIP_ALLOC_ERROR_ARGUMENT 2 /* a null pointer, or a number out of range */
 #define HIP_ALLOC_ERROR_DRIVER 3   /* the runtime refused a call */
 #define HIP_ALLOC_ERROR_IO 4       /* a file could not be written */
 

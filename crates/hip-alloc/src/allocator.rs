@@ -68,9 +68,12 @@ impl Allocator {
     /// What is live stays, also above it; what is held beyond that is given back.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), DriverError> {
         let mut inner = self.inner.lock();
+        let before = inner.limit.get();
         inner.limit.set(u64::MAX);
-        let total = inner.memory_info()?.total;
-        let limit = (total as f64 * fraction) as u64;
+        let info = inner.memory_info();
+        // The limit from before holds until it is known what the new one is.
+        inner.limit.set(before);
+        let limit = (info?.total as f64 * fraction) as u64;
         let Inner { pool, driver, .. } = &mut *inner;
         let stats = pool.stats();
         if stats.held_bytes > limit {
@@ -266,7 +269,15 @@ impl Inner {
         }
     }
 
+    #[inline]
     fn report_troubles(&mut self, device: DeviceIndex) {
+        if self.pool.has_troubles() {
+            self.tell_troubles(device);
+        }
+    }
+
+    #[cold]
+    fn tell_troubles(&mut self, device: DeviceIndex) {
         for error in self.pool.take_troubles() {
             self.troubles.tell(device, &error);
         }

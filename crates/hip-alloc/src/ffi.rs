@@ -9,8 +9,10 @@ use crate::refusal::Refusal;
 use crate::registry::{existing, registry};
 use crate::report::{self, Repeated};
 use crate::units::{DeviceIndex, StreamId};
-use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
 use std::sync::Once;
 
 const OK: c_int = 0;
@@ -256,15 +258,16 @@ pub unsafe extern "C-unwind" fn hip_alloc_snapshot(path: *const c_char) -> c_int
         return failed(ERROR_ARGUMENT, "hip_alloc_snapshot: the path is null");
     }
     // SAFETY: not null, and the caller promises a string that ends with a zero.
-    let Ok(path) = unsafe { CStr::from_ptr(path) }.to_str() else {
-        return failed(ERROR_ARGUMENT, "hip_alloc_snapshot: the path is not UTF-8");
-    };
+    let path = Path::new(OsStr::from_bytes(
+        unsafe { CStr::from_ptr(path) }.to_bytes(),
+    ));
     let written = guarded("hip_alloc_snapshot", || {
         std::fs::write(path, crate::snapshot::pickle(&held_by_device()))
     });
     match written {
         Some(Ok(())) => OK,
         Some(Err(error)) => {
+            let path = path.display();
             let message = format!("hip_alloc_snapshot: cannot write `{path}`: {error}");
             failed(ERROR_IO, &message)
         }

@@ -26,9 +26,13 @@ impl Limit {
         self.0.store(bytes, Ordering::Relaxed);
     }
 
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
     /// What is left of a device's memory when we hold `held` bytes.
     pub(crate) fn narrow(&self, memory: MemoryInfo, held: u64) -> MemoryInfo {
-        let limit = self.0.load(Ordering::Relaxed);
+        let limit = self.get();
         let free = limit.saturating_sub(held);
         MemoryInfo {
             free: memory.free.min(free),

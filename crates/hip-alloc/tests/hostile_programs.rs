@@ -49,10 +49,45 @@ fn a_child_forked_while_an_allocator_is_made_makes_its_own() {
 }
 
 #[test]
+fn a_runtime_may_fork_inside_a_call() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("forking_runtime.cpp", folder.path()))
+        .arg(library())
+        .env("HIP_ALLOC_CONF", "backend:hip,warmup_mb:0")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text, "helpers were started, and one more\n");
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+}
+
+#[test]
+fn it_works_before_main_and_after_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("early_and_late.cpp", folder.path()))
+        .env("HIP_ALLOC_TEST_LIBRARY", library())
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "before main: works\n\
+         after dlclose: works\n\
+         a thread: works\n\
+         a thread's end: works\n\
+         the main thread's end: works\n\
+         at exit: works\n\
+         a static destructor: works\n"
+    );
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+    assert!(output.status.success());
+}
+
+#[test]
 fn what_is_wrong_is_reported_and_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(compile("misuse.cpp", folder.path()))
         .arg(library())
+        .current_dir(folder.path())
         .output()
         .unwrap();
     let (out, err) = (
@@ -63,7 +98,9 @@ fn what_is_wrong_is_reported_and_changes_nothing() {
         out,
         "two requests of nothing: two addresses\n\
          codes 1 2 2 1 2\n\
-         untouched 1\n\
+         untouched 1 1 1\n\
+         too much: 3 refused\n\
+         a snapshot with any name: 0\n\
          live 0, 3 allocated, 3 freed\n\
          ever 4096 bytes, at most 3 requests and 4096 bytes at once\n",
         "{err}"

@@ -147,7 +147,26 @@ macro_rules! passes_unchanged {
         }
     )*};
 }
-passes_unchanged!((), bool, u32, u64, usize, i32, i64, f32, f64, String);
+passes_unchanged!(
+    (),
+    bool,
+    char,
+    u8,
+    u16,
+    u32,
+    u64,
+    usize,
+    i8,
+    i16,
+    i32,
+    i64,
+    isize,
+    f32,
+    f64,
+    String,
+    &'static str,
+    std::path::PathBuf
+);
 
 macro_rules! tuples {
     ($($index:tt $name:ident),*) => {
@@ -166,6 +185,9 @@ tuples!(0 A, 1 B);
 tuples!(0 A, 1 B, 2 C);
 tuples!(0 A, 1 B, 2 C, 3 D);
 tuples!(0 A, 1 B, 2 C, 3 D, 4 E);
+tuples!(0 A, 1 B, 2 C, 3 D, 4 E, 5 F);
+tuples!(0 A, 1 B, 2 C, 3 D, 4 E, 5 F, 6 G);
+tuples!(0 A, 1 B, 2 C, 3 D, 4 E, 5 F, 6 G, 7 H);
 
 #[cfg(test)]
 mod tests {

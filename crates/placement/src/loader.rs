@@ -9,21 +9,28 @@
 //! there are, nor on which is faster. Its whole state is the number of the next batch
 //! ([`LoaderState`]), so a resumed run sees what the interrupted one would have seen.
 //! A sample that fails or panics is reported with its index, at the place in the order
-//! where its batch belongs; the batches after it still come.
+//! where its batch belongs; the batches after it still come. One that does not come at
+//! all is named too, in the log or, after [`LoaderOptions::patience`], as an error.
 
+mod maker;
 mod order;
 mod queue;
 
 use std::error::Error as StdError;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
+use self::maker::{Doing, Maker};
 use self::order::Order;
 use self::queue::Queue;
-use crate::batch::{Batch, FieldPath};
+use crate::batch::Batch;
+
+/// How long a batch may be waited for before the log says what it waits for.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// What samples and collating may fail with.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
@@ -69,8 +76,12 @@ pub struct LoaderOptions {
     pub shuffle: Option<u64>,
     /// Threads that read samples; 0 reads them in `next()`.
     pub workers: usize,
-    /// Batches that may be ready or in the making, ahead of the consumer.
+    /// Batches that may be ready or in the making, ahead of the consumer; 0 is taken for 1.
     pub depth: usize,
+    /// How long `next()` waits for a batch before it says which sample does not come
+    /// ([`LoadError::Stuck`]). `None` waits for ever, and says it in the log every ten
+    /// seconds. Without workers the sample is read by `next()` itself, and nobody waits.
+    pub patience: Option<Duration>,
     /// Put batches into pinned memory for this device, from which it copies faster
     /// and without the CPU. Does nothing for the CPU.
     pub pin_for: Device,
@@ -84,6 +95,7 @@ impl Default for LoaderOptions {
             shuffle: None,
             workers: 1,
             depth: 2,
+            patience: None,
             pin_for: Device::Cpu,
         }
     }
@@ -144,6 +156,26 @@ pub enum LoadError {
         /// What the source said.
         source: BoxError,
     },
+    /// Putting samples together, or into pinned memory, panicked.
+    #[error("making a batch of samples {samples:?} (epoch {epoch}) panicked: {message}")]
+    CollatePanicked {
+        /// Their indices in the source.
+        samples: Vec<usize>,
+        /// The epoch, from zero.
+        epoch: u64,
+        /// The panic's message.
+        message: String,
+    },
+    /// A batch does not come. It is still in the making: `next()` waits for the same one again.
+    #[error("no batch came within {waited:?}: {what}")]
+    Stuck {
+        /// [`LoaderOptions::patience`].
+        waited: Duration,
+        /// What its worker is doing since, with the sample and the epoch.
+        what: String,
+        /// The sample that is being read, if it is one.
+        sample: Option<usize>,
+    },
     /// The source is smaller than one batch.
     #[error("{samples} samples do not fill one batch of {batch_size}")]
     TooFewSamples {
@@ -185,6 +217,9 @@ pub struct Loader<S: Source> {
     next: u64,
     queue: Option<Queue<Result<S::Batch, LoadError>>>,
 }
+
+/// For loaders without workers, which nobody can stop.
+static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl<S: Source> Loader<S> {
     /// A loader that begins with the first epoch.
@@ -243,16 +278,12 @@ impl<S: Source> Loader<S> {
             });
         }
         let order = Order::new(samples, &options);
-        let maker = Arc::new(Maker {
-            source,
-            order,
-            pin_for: options.pin_for,
-        });
+        let maker = Arc::new(Maker::new(source, order, options.pin_for));
         let queue = match options.workers {
             0 => None,
             workers => {
                 let maker = Arc::clone(&maker);
-                let make = move |number| maker.make(number);
+                let make = move |number, stop: &AtomicBool| maker.make(number, stop);
                 Some(Queue::new(workers, options.depth.max(1), next, make)?)
             }
         };
@@ -277,7 +308,31 @@ impl<S: Source> Loader<S> {
             shuffle: self.options.shuffle,
             batch_size: self.options.batch_size,
             drop_last: self.options.drop_last,
-            samples: self.maker.source.len(),
+            samples: self.maker.order.samples(),
+        }
+    }
+
+    /// The batch of this number; `None` after the patience that the options have.
+    fn wait_for(&mut self, number: u64) -> Option<Result<S::Batch, LoadError>> {
+        let Some(queue) = &mut self.queue else {
+            return self.maker.make(number, &NEVER);
+        };
+        let since = Instant::now();
+        loop {
+            let patience = self.options.patience;
+            let left =
+                patience.map_or(SILENCE, |patience| patience.saturating_sub(since.elapsed()));
+            if let Some(batch) = queue.take(left.min(SILENCE)) {
+                return Some(batch);
+            }
+            if patience.is_some_and(|patience| since.elapsed() >= patience) {
+                return None;
+            }
+            let what = self.maker.doing(number);
+            tracing::warn!(
+                seconds = since.elapsed().as_secs(),
+                "the loader waits: {what}"
+            );
         }
     }
 }
@@ -285,14 +340,22 @@ impl<S: Source> Loader<S> {
 impl<S: Source> Iterator for Loader<S> {
     type Item = Result<Loaded<S::Batch>, LoadError>;
 
-    /// The next batch; never `None`. After an error, the batch after the bad one.
+    /// The next batch; never `None`. After an error, the batch after the bad one
+    /// (after [`LoadError::Stuck`], the same).
     fn next(&mut self) -> Option<Self::Item> {
         let number = self.next;
-        self.next += 1;
-        let batch = match &mut self.queue {
-            Some(queue) => queue.take(),
-            None => self.maker.make(number),
+        let Some(batch) = self.wait_for(number) else {
+            let doing = self.maker.doing(number);
+            return Some(Err(LoadError::Stuck {
+                waited: self.options.patience.unwrap_or_default(),
+                sample: match doing {
+                    Doing::Reading { sample, .. } => Some(sample),
+                    _ => None,
+                },
+                what: doing.to_string(),
+            }));
         };
+        self.next += 1;
         let (epoch, number) = self.maker.order.place_of(number);
         Some(batch.map(|batch| Loaded {
             epoch,
@@ -300,65 +363,4 @@ impl<S: Source> Iterator for Loader<S> {
             batch,
         }))
     }
-}
-
-/// Makes a batch from its number. Shared by the workers.
-struct Maker<S> {
-    source: S,
-    order: Order,
-    pin_for: Device,
-}
-
-impl<S: Source> Maker<S> {
-    fn make(&self, number: u64) -> Result<S::Batch, LoadError> {
-        let (epoch, _) = self.order.place_of(number);
-        let indices = self.order.samples_of(number);
-        let samples = indices
-            .iter()
-            .map(|&index| self.read(epoch, index))
-            .collect::<Result<Vec<_>, _>>()?;
-        let collated = catch_unwind(AssertUnwindSafe(|| self.source.collate(samples)))
-            .unwrap_or_else(|panic| Err(panic_message(panic.as_ref()).into()))
-            .and_then(|batch| self.pin(batch));
-        collated.map_err(|source| LoadError::Collate {
-            samples: indices,
-            epoch,
-            source,
-        })
-    }
-
-    fn read(&self, epoch: u64, sample: usize) -> Result<S::Sample, LoadError> {
-        let draw = self.order.draw(epoch, sample);
-        match catch_unwind(AssertUnwindSafe(|| self.source.sample(sample, draw))) {
-            Ok(Ok(read)) => Ok(read),
-            Ok(Err(source)) => Err(LoadError::Sample {
-                sample,
-                epoch,
-                source,
-            }),
-            Err(panic) => {
-                let message = panic_message(panic.as_ref());
-                Err(LoadError::SamplePanicked {
-                    sample,
-                    epoch,
-                    message,
-                })
-            }
-        }
-    }
-
-    fn pin(&self, batch: S::Batch) -> Result<S::Batch, BoxError> {
-        if self.pin_for == Device::Cpu {
-            return Ok(batch);
-        }
-        batch.try_map(&FieldPath::root("batch"), &mut |_, tensor| {
-            torch_ext::accelerator::pin_memory(&tensor).map_err(BoxError::from)
-        })
-    }
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".into())
 }

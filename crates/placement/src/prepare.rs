@@ -4,13 +4,15 @@
 //!
 //! What it does is in [`Preparation`], to be printed before training. What it does not
 //! do: wrap the model, replace the optimizer, change the batch size, or touch the
-//! schedule. The order matters on unified memory: the model first, then the
-//! optimizer's state beside it, and no batch before the first step asks for one.
+//! schedule. The order matters on unified memory: the model first, then its gradients
+//! and the optimizer's state beside it, and no batch before the first step asks for
+//! one. An optimizer that does not belong to the model is refused before anything moves.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use serde::Serialize;
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::batch::Batch;
 use crate::bytes::Bytes;
@@ -30,6 +32,8 @@ pub trait OptimizerState {
     fn updates(&self) -> Vec<(String, Tensor)>;
 
     /// Its own tensors (moments, step counts), by name; empty before the first step.
+    /// What begins with the name of a parameter and a dot goes where that parameter is;
+    /// the rest goes to the device.
     fn state(&mut self) -> Vec<(String, &mut Tensor)>;
 }
 
@@ -48,6 +52,17 @@ pub enum PrepareError {
     ForeignParameter {
         /// The optimizer's name for it.
         parameter: String,
+    },
+    /// The optimizer would update a tensor twice in each step.
+    #[error(
+        "the optimizer updates one tensor twice, as `{one}` and as `{other}`: tied weights belong in \
+         it once"
+    )]
+    UpdatedTwice {
+        /// The optimizer's first name for it.
+        one: String,
+        /// And its second.
+        other: String,
     },
     /// The optimizer has nothing to do.
     #[error("the optimizer updates no parameter at all: nothing would be trained")]
@@ -75,6 +90,8 @@ pub struct Preparation {
     pub device: String,
     /// Tensors of the model, and their bytes.
     pub model: Moved,
+    /// Gradients that the model had already, and their bytes.
+    pub gradients: Moved,
     /// Tensors of the optimizer's state, and their bytes.
     pub optimizer: Moved,
     /// Parameters that will be trained.
@@ -106,6 +123,7 @@ impl fmt::Display for Preparation {
         let Self {
             device,
             model,
+            gradients,
             optimizer,
             trained,
             on_host,
@@ -116,6 +134,10 @@ impl fmt::Display for Preparation {
             model.tensors, model.bytes
         )?;
         writeln!(formatter, "trained    {trained} of them")?;
+        if gradients.tensors > 0 {
+            let (count, bytes) = (gradients.tensors, gradients.bytes);
+            writeln!(formatter, "gradients  {count} tensors, {bytes} beside them")?;
+        }
         writeln!(
             formatter,
             "optimizer  {} tensors, {} on {device}",
@@ -136,10 +158,13 @@ impl fmt::Display for Preparation {
 }
 
 /// Makes everything ready. The model's tensors keep their identity, so an optimizer
-/// that was made from them before still updates the right ones; that is checked.
+/// that was made from them before still updates the right ones; that is checked before
+/// anything moves, and again after it. Gradients that are there move with their weights.
+///
+/// What is ready already stays as it is: preparing twice changes nothing.
 ///
 /// # Errors
-/// [`PrepareError`]. What was moved before the error stays moved.
+/// [`PrepareError`]. What was moved before an error of placement stays moved.
 pub fn prepare<M: Parameters, O: OptimizerState, S: Source, C>(
     placer: &mut Placer,
     mut model: M,
@@ -147,12 +172,16 @@ pub fn prepare<M: Parameters, O: OptimizerState, S: Source, C>(
     loader: Loader<S>,
     scheduler: C,
 ) -> Result<Prepared<M, O, S, C>, PrepareError> {
+    check_optimizer(&mut model, &optimizer)?;
     let placed = placer.module(model.parameters(), None)?;
+    // An alias of a weight (`detach`) was the same memory until now.
     let trained = check_optimizer(&mut model, &optimizer)?;
-    let state = placer.module(optimizer.state(), None)?;
+    let gradients = follow(placer, &mut model)?;
+    let state = place_state(placer, &mut optimizer)?;
     let preparation = Preparation {
         device: crate::torch_transport::device_name(placer.device()),
         model: placed.into(),
+        gradients: gradients.into(),
         optimizer: state.into(),
         trained,
         on_host: placed.on_host + state.on_host,
@@ -166,28 +195,83 @@ pub fn prepare<M: Parameters, O: OptimizerState, S: Source, C>(
     })
 }
 
-/// Every tensor of the optimizer must be one of the model's: same memory on the same
-/// device, after the move.
+/// Moves gradients to where their weights are: backward adds to what is there.
+fn follow<M: Parameters>(placer: &mut Placer, model: &mut M) -> Result<ModuleSummary, PlaceError> {
+    let mut gradients: Vec<(String, Tensor)> = Vec::new();
+    for (name, tensor) in model.parameters() {
+        let gradient = tensor.grad();
+        let here = placer.device() == tensor.device();
+        if gradient.defined() && gradient.device() != tensor.device() && here {
+            gradients.push((format!("{name}.grad"), gradient));
+        }
+    }
+    placer.module(
+        gradients
+            .iter_mut()
+            .map(|(name, gradient)| (name.as_str(), gradient)),
+        None,
+    )
+}
+
+/// Moves the optimizer's state, but for that of weights that had to stay on the host.
+fn place_state<O: OptimizerState>(
+    placer: &mut Placer,
+    optimizer: &mut O,
+) -> Result<ModuleSummary, PlaceError> {
+    let updates = optimizer.updates();
+    let homes: HashMap<&str, Device> = updates
+        .iter()
+        .map(|(name, tensor)| (name.as_str(), tensor.device()))
+        .collect();
+    let device = placer.device();
+    let home_of = |state: &str| {
+        let ends = state.match_indices('.').map(|(end, _)| end);
+        // The longest name is the nearest owner.
+        ends.rev()
+            .find_map(|end| homes.get(&state[..end]))
+            .copied()
+            .unwrap_or(device)
+    };
+    let state = optimizer.state();
+    placer.module(
+        state
+            .into_iter()
+            .filter(|(name, _)| home_of(name) == device),
+        None,
+    )
+}
+
+/// Every tensor of the optimizer must be one of the model's, the same memory on the same
+/// device, and in it once; how many there are.
 fn check_optimizer<M: Parameters, O: OptimizerState>(
     model: &mut M,
     optimizer: &O,
 ) -> Result<usize, PrepareError> {
-    let of_model: Vec<Tensor> = model
+    // Tensors of no size have no memory to tell them apart by, and nothing to train.
+    let place = |tensor: &Tensor| {
+        (tensor.numel() > 0).then(|| (tensor.device(), tensor.data_ptr() as usize))
+    };
+    let of_model: HashSet<_> = model
         .parameters()
         .into_iter()
-        .map(|(_, tensor)| tensor.shallow_clone())
+        .map(|(_, tensor)| place(tensor))
         .collect();
     let updates = optimizer.updates();
     if updates.is_empty() {
         return Err(PrepareError::NothingToTrain);
     }
+    let mut seen: HashMap<_, &str> = HashMap::new();
     for (name, tensor) in &updates {
-        let same = |other: &Tensor| {
-            other.device() == tensor.device() && other.data_ptr() == tensor.data_ptr()
-        };
-        if !of_model.iter().any(same) {
+        let place = place(tensor);
+        if !of_model.contains(&place) {
             return Err(PrepareError::ForeignParameter {
                 parameter: name.clone(),
+            });
+        }
+        if let Some(one) = place.and_then(|place| seen.insert(place, name)) {
+            return Err(PrepareError::UpdatedTwice {
+                one: one.to_owned(),
+                other: name.clone(),
             });
         }
     }
@@ -353,6 +437,51 @@ mod tests {
         assert!(
             matches!(error, PrepareError::ForeignParameter { parameter } if parameter == "weight")
         );
+    }
+
+    #[test]
+    fn tied_weights_that_an_optimizer_has_twice_are_refused() {
+        let model = Linear { weight: weight() };
+        let twice = vec![model.weight.shallow_clone(), model.weight.shallow_clone()];
+        let error = ready(model, twice).err().unwrap();
+        assert!(
+            matches!(error, PrepareError::UpdatedTwice { .. }),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_foreign_optimizer_is_refused_before_anything_moves() {
+        let mut model = Linear { weight: weight() };
+        let before = model.weight.data_ptr();
+        let copy = model.weight.detach().copy();
+        let held = model.weight.shallow_clone();
+        let error = ready(Linear { weight: held }, vec![copy]).err().unwrap();
+        assert!(matches!(error, PrepareError::ForeignParameter { .. }));
+        assert_eq!(
+            model.parameters()[0].1.data_ptr(),
+            before,
+            "gaps not closed"
+        );
+    }
+
+    #[test]
+    fn preparing_twice_changes_nothing() {
+        let model = Linear { weight: weight() };
+        let held = model.weight.shallow_clone();
+        let first = ready(model, vec![held]).unwrap();
+        let (weight, moment) = (
+            first.model.weight.data_ptr(),
+            first.optimizer.moments[0].data_ptr(),
+        );
+        let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+        let mut loader = first.batches.loader;
+        loader.next().unwrap().unwrap();
+        let again = prepare(&mut placer, first.model, first.optimizer, loader, 7).unwrap();
+        assert_eq!(again.model.weight.data_ptr(), weight);
+        assert_eq!(again.optimizer.moments[0].data_ptr(), moment);
+        assert_eq!(again.preparation, first.preparation);
+        assert_eq!(again.batches.loader.state().batches, 1, "the position too");
     }
 
     #[test]

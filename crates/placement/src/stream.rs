@@ -32,8 +32,9 @@
 mod home;
 mod state;
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Serialize;
@@ -79,6 +80,43 @@ pub enum Masters {
         /// A folder on a disk; one in memory (`/dev/shm`) would free nothing.
         folder: PathBuf,
     },
+    /// Some in such a file and the others in host memory, as a
+    /// [`Plan`](crate::plan::Plan) divides them where host memory holds only some.
+    Divided {
+        /// A folder on a disk.
+        folder: PathBuf,
+        /// The numbers, in this stream, of the blocks that come from the file.
+        from_file: BTreeSet<usize>,
+    },
+}
+
+impl Masters {
+    /// The folder of the file, if there is one.
+    fn folder(&self) -> Option<&Path> {
+        match self {
+            Masters::Host => None,
+            Masters::Disk { folder } => Some(folder),
+            Masters::Divided { from_file, .. } if from_file.is_empty() => None,
+            Masters::Divided { folder, .. } => Some(folder),
+        }
+    }
+
+    /// Whether the block of this number is kept in the file.
+    fn is_in_file(&self, block: usize) -> bool {
+        match self {
+            Masters::Host => false,
+            Masters::Disk { .. } => true,
+            Masters::Divided { from_file, .. } => from_file.contains(&block),
+        }
+    }
+
+    /// A block of the file that a stream of so many blocks does not have.
+    fn absent_from(&self, blocks: usize) -> Option<usize> {
+        match self {
+            Masters::Divided { from_file, .. } => from_file.range(blocks..).next().copied(),
+            Masters::Host | Masters::Disk { .. } => None,
+        }
+    }
 }
 
 /// How blocks are streamed.
@@ -292,8 +330,9 @@ impl BlockStream {
         })
     }
 
-    /// Runs a block without gradients. The blocks are expected in order, again and
-    /// again.
+    /// Runs a block without gradients: `function` runs with their recording switched
+    /// off if the block's memory will hold another one later. The blocks are expected
+    /// in order, again and again.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] while gradients are recorded for one of the inputs:
@@ -308,7 +347,8 @@ impl BlockStream {
         self.check(block)?;
         let recorded = torch_ext::gradients_are_recorded();
         let recorded = recorded && inputs.iter().any(|input| input.requires_grad());
-        if recorded && self.lock().is_overwritten(block) {
+        let overwritten = self.lock().is_overwritten(block);
+        if recorded && overwritten {
             return Err(Error::InvalidArgument(format!(
                 "block `{}` is streamed, and gradients are being recorded: its weights will be \
                  overwritten before backward needs them. Train it with gradient checkpointing, or \
@@ -317,7 +357,13 @@ impl BlockStream {
             )));
         }
         let buffer = self.lock().fetch(block, Walk::Evaluation)?;
-        function(&self.weights(block, buffer))
+        let weights = self.weights(block, buffer);
+        if !overwritten {
+            return function(&weights);
+        }
+        // An adapter that `function` captured would have autograd keep views of the slot, and
+        // backward read another block's weights there: nothing notes that copies overwrite them.
+        tch::no_grad(|| function(&weights))
     }
 
     fn weights(&self, block: usize, buffer: Tensor) -> Weights<'_> {
@@ -388,7 +434,8 @@ impl StreamBuilder {
     /// Allocates the ring.
     ///
     /// # Errors
-    /// [`PlaceError`]: no block, no slot, or no memory for the ring.
+    /// [`PlaceError`]: no block, no slot, no memory for the ring, or a block that is to be in the file
+    /// ([`Masters::Divided`]) and was never added.
     pub fn finish(self) -> Result<BlockStream, PlaceError> {
         let what = match (self.layouts.is_empty(), self.options.slots) {
             (true, _) => Some("blocks"),
@@ -397,6 +444,13 @@ impl StreamBuilder {
         };
         if let Some(what) = what {
             return Err(Error::InvalidArgument(format!("there are no {what} to stream")).into());
+        }
+        let blocks = self.layouts.len();
+        if let Some(absent) = self.options.masters.absent_from(blocks) {
+            return Err(Error::InvalidArgument(format!(
+                "block {absent} cannot be kept in a file: there are {blocks}"
+            ))
+            .into());
         }
         let state = State::new(self.homes, &self.options)?;
         Ok(BlockStream {
@@ -451,6 +505,13 @@ fn pack(block: Block) -> Result<(Layout, Tensor), PlaceError> {
     let mut entries = Vec::with_capacity(block.weights.len());
     let mut end = 0_i64;
     for (name, tensor) in &block.weights {
+        if entries.iter().any(|entry: &Entry| entry.name == *name) {
+            return Err(Error::InvalidArgument(format!(
+                "block `{}` has two weights named `{name}`",
+                block.name
+            ))
+            .into());
+        }
         if tensor.requires_grad() {
             return Err(Error::InvalidArgument(format!(
                 "`{}.{name}` requires a gradient; only a frozen base can be streamed",

@@ -2,10 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use placement::loader::{BoxError, LoadError, Loader, LoaderOptions, Source};
+use placement::{Batch, FieldPath};
+use proptest::prelude::*;
 use tch::Tensor;
 
 /// Samples are their own numbers; some of them are bad.
@@ -14,7 +18,18 @@ struct Numbers {
     count: usize,
     fails: Option<usize>,
     panics: Option<usize>,
+    /// The sample before which a worker waits: it says so, and goes on when it is told.
+    waits: Option<(usize, Gate)>,
     read: Arc<AtomicUsize>,
+}
+
+type Gate = Mutex<(Sender<()>, Receiver<()>)>;
+
+/// A gate, who is at it, and what opens it.
+fn gate() -> (Gate, Receiver<()>, Sender<()>) {
+    let (arrive, arrived) = channel();
+    let (open, opened) = channel();
+    (Mutex::new((arrive, opened)), arrived, open)
 }
 
 impl Source for Numbers {
@@ -31,6 +46,14 @@ impl Source for Numbers {
             return Err("torn page".into());
         }
         assert_ne!(self.panics, Some(index), "on purpose");
+        if let Some((at, gate)) = &self.waits
+            && *at == index
+        {
+            let gate = gate.lock().unwrap();
+            gate.0.send(()).unwrap();
+            // An error is a gate that will be opened for nobody: the test is over.
+            let _ = gate.1.recv();
+        }
         Ok(index as i64)
     }
 
@@ -256,9 +279,246 @@ fn dropping_a_loader_ends_its_workers() {
         read: Arc::clone(&read),
         ..Numbers::default()
     };
-    drop(Loader::new(source, options(4)).unwrap());
+    let mut loader = Loader::new(source, options(4)).unwrap();
+    take(&mut loader, 7);
+    drop(loader);
     // The source goes with the last worker, and with it its handle on the counter.
-    while Arc::strong_count(&read) > 1 {
-        std::thread::yield_now();
+    assert_eq!(Arc::strong_count(&read), 1);
+}
+
+#[test]
+fn a_worker_that_is_told_to_end_does_not_finish_its_batch() {
+    let (gate, arrived, open) = gate();
+    let read = Arc::new(AtomicUsize::new(0));
+    let source = Numbers {
+        count: 1000,
+        waits: Some((0, gate)),
+        read: Arc::clone(&read),
+        ..Numbers::default()
+    };
+    let whole = LoaderOptions {
+        batch_size: 1000,
+        shuffle: None,
+        ..options(1)
+    };
+    let loader = Loader::new(source, whole).unwrap();
+    arrived.recv().unwrap();
+    let dropped = std::thread::spawn(move || drop(loader));
+    // The flag is set before the loader waits for its worker, some time from now.
+    std::thread::sleep(Duration::from_millis(200));
+    open.send(()).unwrap();
+    dropped.join().unwrap();
+    assert!(read.load(Ordering::SeqCst) < 1000);
+}
+
+#[test]
+fn a_sample_that_hangs_is_named_and_its_batch_comes_when_it_is_read() {
+    let (gate, arrived, open) = gate();
+    let source = Numbers {
+        count: 12,
+        waits: Some((5, gate)),
+        ..Numbers::default()
+    };
+    let impatient = LoaderOptions {
+        shuffle: None,
+        patience: Some(Duration::from_millis(20)),
+        ..options(3)
+    };
+    let mut loader = Loader::new(source, impatient).unwrap();
+    arrived.recv().unwrap();
+    let mut next = || match loader.next().unwrap() {
+        Err(LoadError::Stuck { sample, what, .. }) => Err((sample, what)),
+        other => Ok(numbers(&other.unwrap().batch)),
+    };
+    // On a busy machine other batches may be waited for, too.
+    while next() != Ok(vec![0, 1, 2, 3]) {}
+    let what = "sample 5 (epoch 0) is still being read".to_owned();
+    assert_eq!(next(), Err((Some(5), what)));
+    assert!(next().is_err(), "and again: the batch is not skipped");
+    open.send(()).unwrap();
+    let batch = std::iter::repeat_with(&mut next).find_map(Result::ok);
+    assert_eq!(batch, Some(vec![4, 5, 6, 7]));
+    assert_eq!(loader.state().batches, 2);
+}
+
+/// Live batches are those that are made and not dropped; the consumer holds one.
+#[derive(Default)]
+struct Counted {
+    live: Arc<AtomicUsize>,
+    most: Arc<AtomicUsize>,
+}
+
+struct Held(Arc<AtomicUsize>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Batch for Held {
+    fn try_map<E, F>(self, _: &FieldPath, _: &mut F) -> Result<Self, E>
+    where
+        F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>,
+    {
+        Ok(self)
+    }
+}
+
+impl Source for Counted {
+    type Sample = ();
+    type Batch = Held;
+
+    fn len(&self) -> usize {
+        64
+    }
+
+    fn sample(&self, _: usize, _: u64) -> Result<(), BoxError> {
+        Ok(())
+    }
+
+    fn collate(&self, _: Vec<()>) -> Result<Held, BoxError> {
+        let live = self.live.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(live, Ordering::SeqCst);
+        Ok(Held(Arc::clone(&self.live)))
+    }
+}
+
+#[test]
+fn no_more_batches_live_than_the_depth_and_the_one_in_use() {
+    for (depth, pause) in [(1, 2), (3, 2), (3, 0), (8, 0)] {
+        let source = Counted::default();
+        let (live, most) = (Arc::clone(&source.live), Arc::clone(&source.most));
+        let mut loader = Loader::new(
+            source,
+            LoaderOptions {
+                depth,
+                ..options(6)
+            },
+        )
+        .unwrap();
+        for _ in 0..60 {
+            let batch = loader.next().unwrap().unwrap();
+            std::thread::sleep(Duration::from_millis(pause));
+            drop(batch);
+        }
+        drop(loader);
+        assert!(most.load(Ordering::SeqCst) <= depth + 1, "depth {depth}");
+        assert_eq!(live.load(Ordering::SeqCst), 0, "nothing is left behind");
+    }
+}
+
+/// Panics where it is told to, with a payload that is no text.
+struct Panics(&'static str);
+
+impl Source for Panics {
+    type Sample = ();
+    type Batch = PanicsWhenMapped;
+
+    fn len(&self) -> usize {
+        4
+    }
+
+    fn sample(&self, index: usize, _: u64) -> Result<(), BoxError> {
+        if self.0 == "sample" && index == 2 {
+            std::panic::panic_any(42);
+        }
+        Ok(())
+    }
+
+    fn collate(&self, _: Vec<()>) -> Result<PanicsWhenMapped, BoxError> {
+        if self.0 == "collate" {
+            std::panic::panic_any(format!("{} of a kind", 3));
+        }
+        Ok(PanicsWhenMapped)
+    }
+}
+
+#[derive(Debug)]
+struct PanicsWhenMapped;
+
+impl Batch for PanicsWhenMapped {
+    fn try_map<E, F>(self, _: &FieldPath, _: &mut F) -> Result<Self, E>
+    where
+        F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>,
+    {
+        panic!("no field of that name")
+    }
+}
+
+#[test]
+fn a_panic_anywhere_is_an_error_and_ends_no_worker() {
+    let told = |place, pin_for| {
+        let plain = LoaderOptions {
+            shuffle: None,
+            pin_for,
+            ..options(1)
+        };
+        let loader = Loader::new(Panics(place), plain).unwrap();
+        // Twice: the worker is still there after the first.
+        let errors: Vec<_> = loader.take(2).map(|b| b.unwrap_err().to_string()).collect();
+        errors[0].clone()
+    };
+    let cpu = tch::Device::Cpu;
+    assert_eq!(
+        told("sample", cpu),
+        "reading sample 2 (epoch 0) panicked: with something that is no text"
+    );
+    assert_eq!(
+        told("collate", cpu),
+        "making a batch of samples [0, 1, 2, 3] (epoch 0) panicked: 3 of a kind"
+    );
+    assert_eq!(
+        told("pinning", tch::Device::Cuda(0)),
+        "making a batch of samples [0, 1, 2, 3] (epoch 0) panicked: no field of that name"
+    );
+}
+
+/// A source that grows while it is read.
+struct Growing(AtomicUsize);
+
+impl Source for Growing {
+    type Sample = i64;
+    type Batch = Tensor;
+
+    fn len(&self) -> usize {
+        self.0.fetch_add(1, Ordering::SeqCst)
+    }
+
+    fn sample(&self, index: usize, _: u64) -> Result<i64, BoxError> {
+        Ok(index as i64)
+    }
+
+    fn collate(&self, samples: Vec<i64>) -> Result<Tensor, BoxError> {
+        Ok(Tensor::f_from_slice(&samples)?)
+    }
+}
+
+#[test]
+fn a_state_names_the_samples_that_the_order_was_made_for() {
+    let loader = Loader::new(Growing(AtomicUsize::new(30)), options(0)).unwrap();
+    assert_eq!((loader.state().samples, loader.state().samples), (30, 30));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Wherever a run is cut, also between two epochs, and whoever reads on.
+    #[test]
+    fn a_run_cut_anywhere_is_the_run_that_was_not_cut(
+        samples in 4..40_usize,
+        cut in 0..40_usize,
+        (before, after) in (0..4_usize, 0..4_usize),
+        drop_last: bool,
+        shuffle in prop::option::of(any::<u64>()),
+        depth in 1..5_usize,
+    ) {
+        let source = || Numbers { count: samples, ..Numbers::default() };
+        let with = |workers| LoaderOptions { drop_last, shuffle, depth, ..options(workers) };
+        let whole = take(&mut Loader::new(source(), with(0)).unwrap(), cut + 12);
+        let mut first = Loader::new(source(), with(before)).unwrap();
+        prop_assert_eq!(&take(&mut first, cut)[..], &whole[..cut]);
+        let mut second = Loader::resume(source(), with(after), &first.state()).unwrap();
+        prop_assert_eq!(&take(&mut second, 12)[..], &whole[cut..]);
     }
 }

@@ -82,13 +82,17 @@ fn wishes() -> impl Strategy<Value = Wishes> {
         (bound(), bound()),
     )
         .prop_map(
-            |(low_vram, blocks_to_swap, offload_fraction, ring_slots, (device, cpu))| Wishes {
-                device_map: DeviceMap::Auto,
-                max_memory: MaxMemory { device, cpu },
-                low_vram,
-                blocks_to_swap,
-                offload_fraction,
-                ring_slots,
+            |(low_vram, blocks_to_swap, offload_fraction, ring_slots, (device, cpu))| {
+                // A number of blocks leaves nothing for the other two to say.
+                let counted = blocks_to_swap.is_some();
+                Wishes {
+                    device_map: DeviceMap::Auto,
+                    max_memory: MaxMemory { device, cpu },
+                    low_vram: low_vram && !counted,
+                    blocks_to_swap,
+                    offload_fraction: if counted { 0.0 } else { offload_fraction },
+                    ring_slots,
+                }
             },
         )
 }

@@ -11,6 +11,7 @@
 //! config ───▶ wishes ─────┘
 //! ```
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use placement::plan::{
@@ -46,6 +47,8 @@ pub struct MemoryPlan {
     pub blocks: usize,
     /// Those that are streamed, by number.
     pub streamed: Vec<usize>,
+    /// Of these, the ones that come from a file.
+    pub from_file: Vec<usize>,
     /// The file's folder, where blocks come from a file.
     pub folder: Option<PathBuf>,
 }
@@ -95,7 +98,7 @@ impl MemoryPlan {
             Err(error) => return Err(explain(error)),
         };
         let streamed = streamed(&plan);
-        let from_disk = homes(&plan).any(|(_, home)| home == Home::StreamedFromDisk);
+        let from_file = blocks_at(&plan, |home| home == Home::StreamedFromDisk);
         let model_config = &model.config.model;
         let profile = model_config.profile;
         Ok(Self {
@@ -103,10 +106,11 @@ impl MemoryPlan {
             plan,
             blocks: model.blocks(),
             streamed,
-            folder: from_disk.then(|| match &model_config.offload_folder {
+            folder: (!from_file.is_empty()).then(|| match &model_config.offload_folder {
                 Some(folder) => folder.clone(),
                 None => cache_folder().join("streamed"),
             }),
+            from_file,
         })
     }
 
@@ -128,8 +132,9 @@ impl MemoryPlan {
                 None => Masters::Host,
                 Some(folder) => {
                     create(folder)?;
-                    Masters::Disk {
+                    Masters::Divided {
                         folder: folder.clone(),
+                        from_file: self.numbers_in_stream(),
                     }
                 }
             },
@@ -144,6 +149,15 @@ impl MemoryPlan {
         Ok(Some(Streaming { blocks, options }))
     }
 
+    /// The blocks from the file by the numbers that the stream gives them: it counts only what is streamed.
+    fn numbers_in_stream(&self) -> BTreeSet<usize> {
+        let numbered = self.streamed.iter().enumerate();
+        numbered
+            .filter(|(_, block)| self.from_file.contains(block))
+            .map(|(number, _)| number)
+            .collect()
+    }
+
     /// As in "20 of 30 blocks streamed from a file through a ring of 2 (14 MB)".
     pub fn describe(&self) -> String {
         let Some(phase) = self.phase().filter(|_| !self.streamed.is_empty()) else {
@@ -151,10 +165,20 @@ impl MemoryPlan {
         };
         let on_device = bytes((phase.resident + phase.ring).0);
         let mapped = homes(&self.plan).any(|(_, home)| home == Home::ZeroCopy);
-        let source = match (&self.folder, mapped) {
-            (Some(folder), _) => format!("from a file in `{}`", folder.display()),
-            (None, true) => "from host memory, which the device reads where it is".into(),
-            (None, false) => "from host memory".into(),
+        let host = match mapped {
+            true => "from host memory, which the device reads where it is",
+            false => "from host memory",
+        };
+        let from_file = self.from_file.len();
+        let source = match &self.folder {
+            None => host.to_owned(),
+            Some(folder) => {
+                let file = format!("from a file in `{}`", folder.display());
+                match self.streamed.len() - from_file {
+                    0 => file,
+                    from_host => format!("({from_host} {host}, {from_file} {file})"),
+                }
+            }
         };
         let ring = match phase.ring_slots {
             0 => String::new(),
@@ -302,12 +326,88 @@ fn homes(plan: &Plan) -> impl Iterator<Item = (&str, Home)> {
 
 /// The numbers of the blocks that are away.
 fn streamed(plan: &Plan) -> Vec<usize> {
+    blocks_at(plan, |home| home != Home::Device)
+}
+
+/// The numbers of the blocks at home in a place like that, ascending.
+fn blocks_at(plan: &Plan, there: impl Fn(Home) -> bool) -> Vec<usize> {
     homes(plan)
-        .filter(|(_, home)| *home != Home::Device)
+        .filter(|(_, home)| there(*home))
         .filter_map(|(module, _)| module.strip_prefix("model.layers.")?.parse().ok())
         .collect()
 }
 
 fn create(folder: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BLOCK: Bytes = Bytes::mib(10);
+
+    /// Six blocks on a card for two of them beside a ring, and a host for two more.
+    fn planned(memory: Memory) -> MemoryPlan {
+        let blocks = (0..6_u64).map(|number| {
+            let name = format!("model.layers.{number}");
+            Module::new(name, number, BLOCK, Handling::Streamable)
+        });
+        let component = Component {
+            name: "model".into(),
+            modules: blocks.collect(),
+        };
+        let phase = Phase {
+            name: "train".into(),
+            active: vec!["model".into()],
+            working: Bytes::ZERO,
+        };
+        let plan = plan(&[component], &[phase], memory, &Wishes::default()).unwrap();
+        MemoryPlan {
+            profile: None,
+            blocks: 6,
+            streamed: streamed(&plan),
+            from_file: blocks_at(&plan, |home| home == Home::StreamedFromDisk),
+            folder: Some("/models".into()),
+            plan,
+        }
+    }
+
+    #[test]
+    fn what_the_host_cannot_hold_comes_from_the_file_and_the_rest_does_not() {
+        let plan = planned(Memory::Discrete {
+            device: Bytes::mib(40),
+            host: Bytes::mib(25),
+        });
+        assert_eq!((plan.streamed.len(), plan.from_file.len()), (4, 2));
+        // The stream numbers what it streams, and nothing else.
+        let numbers = plan.numbers_in_stream();
+        let named: Vec<usize> = numbers
+            .iter()
+            .map(|&number| plan.streamed[number])
+            .collect();
+        assert_eq!(named, plan.from_file);
+        assert_eq!(
+            plan.describe(),
+            "4 of 6 blocks streamed (2 from host memory, 2 from a file in `/models`) through a ring of 2 \
+             (21.0 MB); 41.9 MB of weights stay on the device"
+        );
+    }
+
+    #[test]
+    fn what_the_device_reads_where_it_is_may_lie_beside_a_file() {
+        let plan = planned(Memory::Unified {
+            device: Bytes::mib(40),
+            pool: Bytes::mib(55),
+            zero_copy: true,
+        });
+        let mapped = blocks_at(&plan.plan, |home| home == Home::ZeroCopy);
+        assert_eq!(mapped.len() + plan.from_file.len(), plan.streamed.len());
+        assert!(!mapped.is_empty() && !plan.from_file.is_empty(), "{plan:?}");
+        let text = plan.describe();
+        assert!(
+            text.contains("which the device reads where it is, "),
+            "{text}"
+        );
+    }
 }

@@ -54,6 +54,38 @@ const FILES: &[(&str, &str)] = &[
         "surefoot_activate/_summary.py",
         include_str!("../../../../python/surefoot_activate/_summary.py"),
     ),
+    (
+        "surefoot_placement/__init__.py",
+        include_str!("../../../../python/surefoot_placement/__init__.py"),
+    ),
+    (
+        "surefoot_placement/_checksum.py",
+        include_str!("../../../../python/surefoot_placement/_checksum.py"),
+    ),
+    (
+        "surefoot_placement/_ladder.py",
+        include_str!("../../../../python/surefoot_placement/_ladder.py"),
+    ),
+    (
+        "surefoot_placement/_mover.py",
+        include_str!("../../../../python/surefoot_placement/_mover.py"),
+    ),
+    (
+        "surefoot_placement/_parts.py",
+        include_str!("../../../../python/surefoot_placement/_parts.py"),
+    ),
+    (
+        "surefoot_placement/_prepare.py",
+        include_str!("../../../../python/surefoot_placement/_prepare.py"),
+    ),
+    (
+        "surefoot_placement/_report.py",
+        include_str!("../../../../python/surefoot_placement/_report.py"),
+    ),
+    (
+        "surefoot_placement/_wishes.py",
+        include_str!("../../../../python/surefoot_placement/_wishes.py"),
+    ),
 ];
 
 /// Sets `HIP_ALLOC`, `HIP_ALLOC_LIB` and `PYTHONPATH` for a child.
@@ -151,14 +183,13 @@ mod tests {
     fn the_binary_carries_every_file_of_the_folder() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python");
         let mut expected = vec!["sitecustomize.py".to_owned()];
-        for entry in fs::read_dir(root.join("surefoot_activate")).expect("the folder") {
-            let name = entry
-                .expect("an entry")
-                .file_name()
-                .into_string()
-                .expect("a name");
-            if name.ends_with(".py") {
-                expected.push(format!("surefoot_activate/{name}"));
+        for package in ["surefoot_activate", "surefoot_placement"] {
+            for entry in fs::read_dir(root.join(package)).expect("the folder") {
+                let name = entry.expect("an entry").file_name();
+                let name = name.into_string().expect("a name");
+                if name.ends_with(".py") {
+                    expected.push(format!("{package}/{name}"));
+                }
             }
         }
         expected.sort();

@@ -3,6 +3,8 @@
 use super::mapped::{Failure, MappedMemory};
 use super::runtime::{Family, NOT_READY, OUT_OF_MEMORY, Runtime, SUCCESS};
 use super::{Driver, DriverError, EventId, LimitedBy, Mapping, MemoryInfo};
+use crate::fork::forking_on_its_own;
+use crate::report::Repeated;
 use crate::units::{DeviceIndex, StreamId};
 use hip_runtime_sys::hipEventDisableTiming;
 use std::ffi::c_void;
@@ -94,6 +96,7 @@ impl GpuDriver {
         let mut before = 0;
         // SAFETY: writes one int to a live local.
         self.check("GetDevice", unsafe { (functions.get_device)(&mut before) })?;
+        let call = |runtime| forking_on_its_own(|| call(runtime));
         if before == self.device.0 {
             return self.check(name, call(&self.runtime));
         }
@@ -103,9 +106,16 @@ impl GpuDriver {
         })?;
         let status = call(&self.runtime);
         // SAFETY: this device was current a moment ago.
-        let restored = unsafe { (functions.set_device)(before) };
-        self.check(name, status)?;
-        self.check("SetDevice", restored)
+        let restored = self.check("SetDevice", unsafe { (functions.set_device)(before) });
+        if let Err(error) = restored {
+            // What the call did, it did: memory that it gave must not be forgotten for this.
+            static NOT_RESTORED: Repeated = Repeated::new();
+            let device = self.device;
+            NOT_RESTORED.warn(&format!(
+                "{device} stays the current one of a thread, where it was device {before}: {error}"
+            ));
+        }
+        self.check(name, status)
     }
 
     fn check(&self, call: &'static str, status: u32) -> Result<(), DriverError> {
@@ -211,8 +221,14 @@ impl Driver for GpuDriver {
 
     fn record(&mut self, stream: StreamId) -> Result<Option<EventId>, DriverError> {
         let handle = stream.0 as *mut c_void;
-        // SAFETY: the program gave this handle for a stream that it still uses.
-        if unsafe { (self.runtime.functions.stream_query)(handle) } == SUCCESS {
+        let mut status = SUCCESS;
+        // With our device current: the default stream of each device has the same handle.
+        self.on_device("StreamQuery", |runtime| {
+            // SAFETY: the program gave this handle for a stream that it still uses.
+            status = unsafe { (runtime.functions.stream_query)(handle) };
+            SUCCESS
+        })?;
+        if status == SUCCESS {
             return Ok(None);
         }
         // SAFETY: as in `check`: forget that the stream is busy.

@@ -7,7 +7,7 @@
 //! empty. Inserting, removing and finding take constant time: lists are short
 //! because bins are narrow, and a scan looks at [`SCAN_LIMIT`] spans at most.
 
-use super::span::{SpanIndex, SpanTable};
+use super::span::{Span, SpanIndex, SpanTable};
 
 /// Sizes below this many granules have a bin of their own.
 const EXACT_BINS: u64 = 64;
@@ -33,6 +33,7 @@ pub(super) struct FreeIndex {
 }
 
 const _: () = assert!(WORDS <= 32, "the summary is one word");
+const _: () = assert!(BINS <= u16::MAX as usize, "a span has 16 bits for its bin");
 
 impl FreeIndex {
     /// `granule`: what every size is a multiple of, a power of two.
@@ -52,19 +53,48 @@ impl FreeIndex {
     }
 
     pub(super) fn insert(&mut self, spans: &mut SpanTable, index: SpanIndex) {
+        self.bytes += spans[index].bytes;
         let bin = self.bin(spans[index].bytes);
+        self.link(spans, index, bin);
+    }
+
+    pub(super) fn remove(&mut self, spans: &mut SpanTable, index: SpanIndex) {
+        self.bytes -= spans[index].bytes;
+        self.unlink(spans, index);
+    }
+
+    /// A span in the index now begins or ends elsewhere, and had `before` bytes. It has
+    /// only gained or lost what was not free, so its place in the order stays, and mostly
+    /// its bin too: then nothing else is touched.
+    pub(super) fn resized(&mut self, spans: &mut SpanTable, index: SpanIndex, before: u64) {
+        let Span {
+            bytes, bin: old, ..
+        } = spans[index];
+        self.bytes = self.bytes - before + bytes;
+        let bin = self.bin(bytes);
+        if bin != usize::from(old) {
+            self.unlink(spans, index);
+            self.link(spans, index, bin);
+        }
+    }
+
+    fn link(&mut self, spans: &mut SpanTable, index: SpanIndex, bin: usize) {
         let position = spans[index].position;
         let mut before = SpanIndex::NONE;
         let mut after = self.heads[bin];
         for _ in 0..SCAN_LIMIT {
-            if after.is_none() || spans[after].position > position {
+            let Some(next) = after.some() else { break };
+            let next = &spans[next];
+            if next.position > position {
                 break;
             }
             before = after;
-            after = spans[after].bin_after;
+            after = next.bin_after;
         }
-        spans[index].bin_before = before;
-        spans[index].bin_after = after;
+        let span = &mut spans[index];
+        span.bin = bin as u16;
+        span.bin_before = before;
+        span.bin_after = after;
         if let Some(after) = after.some() {
             spans[after].bin_before = index;
         }
@@ -76,28 +106,30 @@ impl FreeIndex {
                 self.summary |= 1 << (bin / 64);
             }
         }
-        self.bytes += spans[index].bytes;
     }
 
-    pub(super) fn remove(&mut self, spans: &mut SpanTable, index: SpanIndex) {
-        let span = spans[index];
-        if let Some(after) = span.bin_after.some() {
-            spans[after].bin_before = span.bin_before;
+    fn unlink(&mut self, spans: &mut SpanTable, index: SpanIndex) {
+        let Span {
+            bin,
+            bin_before,
+            bin_after,
+            ..
+        } = spans[index];
+        if let Some(after) = bin_after.some() {
+            spans[after].bin_before = bin_before;
         }
-        match span.bin_before.some() {
-            Some(before) => spans[before].bin_after = span.bin_after,
-            None => {
-                let bin = self.bin(span.bytes);
-                self.heads[bin] = span.bin_after;
-                if span.bin_after.is_none() {
-                    self.occupied[bin / 64] &= !(1 << (bin % 64));
-                    if self.occupied[bin / 64] == 0 {
-                        self.summary &= !(1 << (bin / 64));
-                    }
-                }
+        if let Some(before) = bin_before.some() {
+            spans[before].bin_after = bin_after;
+            return;
+        }
+        let bin = usize::from(bin);
+        self.heads[bin] = bin_after;
+        if bin_after.is_none() {
+            self.occupied[bin / 64] &= !(1 << (bin % 64));
+            if self.occupied[bin / 64] == 0 {
+                self.summary &= !(1 << (bin / 64));
             }
         }
-        self.bytes -= span.bytes;
     }
 
     /// The smallest span of at least `bytes`; of equals, the first in position order.

@@ -181,6 +181,9 @@ impl Pool {
         self.kept_until = u64::MAX;
         let tight = self.is_tight(0);
         let floor = if tight { 0 } else { self.config.warmup_bytes };
+        if !self.exceeds(floor) {
+            return;
+        }
         let moment = self.moment();
         let now = self.lifetimes.now();
         while self.exceeds(floor) && !self.empty.is_empty() {
@@ -222,12 +225,18 @@ impl Pool {
     /// Of the empty blocks that may go, the one that goes first: large ones that serve
     /// little else, then those that were not used for the longest time.
     fn first_to_go(&self, may_go: impl Fn(&Block) -> bool) -> Option<usize> {
-        (0..self.empty.len())
-            .filter(|at| may_go(&self.blocks[self.empty[*at]]))
-            .min_by_key(|at| {
-                let block = &self.blocks[self.empty[*at]];
-                (block.absent == 0 && !block.direct, *at)
-            })
+        let mut ordinary = None;
+        for (at, block) in self.empty.iter().enumerate() {
+            let block = &self.blocks[*block];
+            let first = block.absent > 0 || block.direct;
+            if (first || ordinary.is_none()) && may_go(block) {
+                if first {
+                    return Some(at);
+                }
+                ordinary = Some(at);
+            }
+        }
+        ordinary
     }
 
     /// `false` if there is nothing to give back, or the driver refused.
@@ -363,21 +372,10 @@ impl Pool {
         block.mapped = mapped;
         self.next_rank += 1;
         let block = self.blocks.add(block);
-        let first = self.spans.add(Span {
-            address,
-            bytes: size,
-            requested: 0,
-            position: u64::from(rank) << POSITIONS_PER_BLOCK_LOG2,
-            before: SpanIndex::NONE,
-            after: SpanIndex::NONE,
-            bin_before: SpanIndex::NONE,
-            bin_after: SpanIndex::NONE,
-            block,
-            owner,
-            state: SpanState::Free,
-            shared_use: false,
-            birth: Default::default(),
-        });
+        let position = u64::from(rank) << POSITIONS_PER_BLOCK_LOG2;
+        let first = self
+            .spans
+            .add(Span::whole(block, address, size, position, owner));
         self.blocks[block].first = first;
         Ok(block)
     }

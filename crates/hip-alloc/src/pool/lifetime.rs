@@ -42,6 +42,13 @@ pub(super) struct Birth {
     event: u64,
 }
 
+impl Birth {
+    /// Whether there is anything to report.
+    pub(super) fn is_noted(&self) -> bool {
+        self.request > 0
+    }
+}
+
 /// Smaller requests are little in sum and always kept with the lasting ones.
 const SMALL: u64 = MIB;
 /// A request that sees fewer than this many others come was brief.
@@ -138,7 +145,7 @@ impl Lifetimes {
     pub(super) fn freed(&mut self, birth: Birth, used: u64, holes: u64) {
         self.frees += 1;
         self.pattern <<= 1;
-        if birth.request > 0 {
+        if birth.is_noted() {
             let ended = if self.requests - birth.request < BRIEF {
                 Expectation::Brief
             } else if self.tide.ebbed_since(birth.event) || self.tide.is_low(used) {

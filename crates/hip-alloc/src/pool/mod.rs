@@ -19,6 +19,7 @@
 
 mod addresses;
 mod block;
+mod cutting;
 mod free_index;
 mod growth;
 mod handover;
@@ -258,9 +259,9 @@ impl Pool {
         });
         match served {
             Ok(index) => {
+                self.spans.set_birth(index, birth);
                 let span = &mut self.spans[index];
                 span.requested = requested;
-                span.birth = birth;
                 let (address, bytes) = (span.address, span.bytes);
                 self.addresses.insert(address, index);
                 self.used += bytes;
@@ -300,16 +301,19 @@ impl Pool {
                 FreeError::Unknown
             });
         };
-        let span = self.spans[index];
+        let birth = self.spans.birth(index);
+        let Span {
+            bytes,
+            requested,
+            shared_use,
+            ..
+        } = self.spans[index];
         self.stats.frees += 1;
         self.stats.live_allocations -= 1;
-        self.stats.live_bytes -= span.requested;
-        self.lifetimes.freed(
-            span.birth,
-            self.used - span.bytes,
-            self.large_blocks.holes(),
-        );
-        if span.shared_use {
+        self.stats.live_bytes -= requested;
+        self.lifetimes
+            .freed(birth, self.used - bytes, self.large_blocks.holes());
+        if shared_use {
             self.defer(driver, index);
         } else {
             self.reclaim(driver, index);
@@ -320,10 +324,15 @@ impl Pool {
         if self.lifetimes.now() > self.kept_until {
             self.shed(driver);
         }
-        Ok(span.requested)
+        Ok(requested)
     }
 
-    /// Driver errors on paths that cannot fail (a free), since the last call.
+    /// Whether there were driver errors on paths that cannot fail (a free).
+    pub fn has_troubles(&self) -> bool {
+        !self.troubles.is_empty()
+    }
+
+    /// These errors, since the last call.
     pub fn take_troubles(&mut self) -> Vec<DriverError> {
         std::mem::take(&mut self.troubles)
     }
@@ -355,145 +364,6 @@ impl Pool {
             }
             (own, other) => own.or(other),
         }
-    }
-
-    /// Takes `bytes` from the front of a span in a free index; the rest stays free.
-    /// The whole span passes to `owner`, so that it can become one again.
-    fn take(&mut self, index: SpanIndex, owner: Owner, bytes: u64) -> SpanIndex {
-        let span = self.spans[index];
-        let region = self.blocks[span.block].region;
-        self.free[Self::arena(region, span.owner)].remove(&mut self.spans, index);
-        self.carve(index, owner, bytes)
-    }
-
-    /// As [`take`](Pool::take), for a free span that is in no index.
-    fn carve(&mut self, index: SpanIndex, owner: Owner, bytes: u64) -> SpanIndex {
-        let span = self.spans[index];
-        debug_assert!(span.bytes >= bytes && span.state == SpanState::Free);
-        let block = &mut self.blocks[span.block];
-        if block.is_large_and_passing() {
-            self.large_blocks.taken(block, bytes);
-        }
-        block.used += bytes;
-        let region = block.region;
-        self.spans[index].state = SpanState::Used;
-        self.spans[index].owner = owner;
-        if span.bytes > bytes {
-            let rest = self.spans.add(Span {
-                address: span.address + bytes,
-                bytes: span.bytes - bytes,
-                position: span.position + bytes,
-                before: index,
-                owner,
-                state: SpanState::Free,
-                // What was anyone's has no work in flight, whatever this stream freed since.
-                requested: if span.owner == owner {
-                    span.requested
-                } else {
-                    0
-                },
-                ..span
-            });
-            if let Some(after) = span.after.some() {
-                self.spans[after].before = rest;
-            }
-            let taken = &mut self.spans[index];
-            taken.bytes = bytes;
-            taken.after = rest;
-            // It may have become the owner's just now, beside more that is.
-            let rest = if span.owner == owner {
-                rest
-            } else {
-                self.coalesce(rest)
-            };
-            self.free[Self::arena(region, owner)].insert(&mut self.spans, rest);
-        }
-        index
-    }
-
-    /// A span that nobody uses any more becomes free: joined with its free
-    /// neighbours, and if its block is empty then, kept or given back.
-    fn reclaim(&mut self, driver: &mut dyn Driver, index: SpanIndex) {
-        let span = &mut self.spans[index];
-        span.state = SpanState::Free;
-        span.shared_use = false;
-        span.requested = self.streams.next_free(span.owner);
-        let bytes = span.bytes;
-        let block = span.block;
-        self.used -= bytes;
-        let entry = &mut self.blocks[block];
-        entry.used -= bytes;
-        if entry.is_large_and_passing() {
-            self.large_blocks.freed(entry, bytes);
-        }
-        let index = self.coalesce(index);
-        let span = self.spans[index];
-        if span.before.is_none() && span.after.is_none() {
-            self.emptied(driver, block);
-            return;
-        }
-        let Block {
-            region,
-            mapped,
-            used,
-            ..
-        } = self.blocks[block];
-        self.free[Self::arena(region, span.owner)].insert(&mut self.spans, index);
-        if used == 0 {
-            self.join_owners(driver, block);
-        } else if mapped
-            && self
-                .mapping
-                .is_some_and(|mapping| span.bytes >= mapping.handle)
-        {
-            self.shed(driver);
-        }
-    }
-
-    /// Joins a free span that is in no index with its free neighbours of the same owner,
-    /// or of nobody: what nobody works on becomes the owner's. More than one on a side
-    /// may join: beyond what was nobody's there can be more of the owner's.
-    fn coalesce(&mut self, index: SpanIndex) -> SpanIndex {
-        let owner = self.spans[index].owner;
-        let mut whole = index;
-        while let Some(before) = self.joinable(self.spans[whole].before, owner, true) {
-            self.unlist(before);
-            self.absorb_next(before);
-            self.spans[before].owner = owner;
-            whole = before;
-        }
-        while let Some(after) = self.joinable(self.spans[whole].after, owner, true) {
-            self.unlist(after);
-            self.absorb_next(whole);
-        }
-        whole
-    }
-
-    fn joinable(&self, neighbour: SpanIndex, owner: Owner, or_anyones: bool) -> Option<SpanIndex> {
-        let index = neighbour.some()?;
-        let span = &self.spans[index];
-        let suits = span.owner == owner || (or_anyones && span.owner == Owner::ANYONE);
-        (span.state == SpanState::Free && suits).then_some(index)
-    }
-
-    fn unlist(&mut self, index: SpanIndex) {
-        let span = &self.spans[index];
-        let arena = Self::arena(self.blocks[span.block].region, span.owner);
-        self.free[arena].remove(&mut self.spans, index);
-    }
-
-    /// Joins a span with the one after it, which retires.
-    fn absorb_next(&mut self, index: SpanIndex) {
-        let next = self.spans[index].after;
-        let absorbed = self.spans[next];
-        let span = &mut self.spans[index];
-        span.bytes += absorbed.bytes;
-        span.after = absorbed.after;
-        span.requested = span.requested.max(absorbed.requested);
-        if let Some(after) = absorbed.after.some() {
-            self.spans[after].before = index;
-        }
-        self.spans.retire(next);
     }
 
     fn trouble(&mut self, error: DriverError) {

@@ -22,7 +22,8 @@ pub(crate) fn compile(source: &str, folder: &Path) -> PathBuf {
         .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-I"])
         .arg(sources.join("include"))
         .arg(sources.join("tests/cpp").join(source))
-        .args(["-ldl", "-pthread", "-o"])
+        // What a program exports, the library finds: a runtime may be in the program.
+        .args(["-rdynamic", "-ldl", "-pthread", "-o"])
         .arg(&program)
         .status()
         .unwrap();

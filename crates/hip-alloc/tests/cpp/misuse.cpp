@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <dlfcn.h>
+#include <initializer_list>
+#include <new>
 
 int main(int, char **arguments) {
   void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
@@ -44,7 +46,28 @@ int main(int, char **arguments) {
   struct hip_alloc_stats stats;
   stats.held_bytes = 42;
   read(0, &stats, 2 * sizeof(uint64_t));
-  std::printf("untouched %d\n", stats.held_bytes == 42);
+  bool shorter = stats.held_bytes == 42;
+  stats.live_bytes = 43;
+  bool nothing = read(0, &stats, 0) == 0 && stats.live_bytes == 43;
+  // A newer program's structure is longer than what the library knows.
+  struct {
+    struct hip_alloc_stats known;
+    uint64_t newer;
+  } longer;
+  longer.newer = 44;
+  bool rest = read(0, &longer.known, sizeof longer) == 0 && longer.newer == 44;
+  std::printf("untouched %d %d %d\n", shorter, nothing, rest);
+
+  int refused = 0;
+  for (size_t bytes : {SIZE_MAX, SIZE_MAX - 4096, SIZE_MAX / 2 + 1}) {
+    try {
+      allocate(bytes, 0, nullptr);
+    } catch (const std::bad_alloc &) {
+      refused++;
+    }
+  }
+  std::printf("too much: %d refused\n", refused);
+  std::printf("a snapshot with any name: %d\n", snapshot("\xe9t\xe9.pickle"));
 
   kept[4095] = 1; // still ours
   release(none[1], 0, 0, nullptr);

@@ -28,6 +28,11 @@ impl Order {
         }
     }
 
+    /// Samples that the order was made for. The source may tell another number later.
+    pub(super) fn samples(&self) -> usize {
+        self.samples
+    }
+
     pub(super) fn batches_per_epoch(&self) -> u64 {
         let batches = match self.drop_last {
             true => self.samples / self.batch_size,

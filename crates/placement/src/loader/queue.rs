@@ -1,12 +1,20 @@
 //! Results made by several workers, taken in order, a bounded number ahead.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// How long a queue that is dropped waits for its workers: each ends after the sample
+/// that it is reading. One may be stuck in somebody's file system, and that must not
+/// keep a run from ending.
+const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Workers that make result `n`, `n + 1`, … ahead of the consumer.
 pub(super) struct Queue<R> {
     shared: Arc<Shared<R>>,
-    workers: usize,
+    workers: Vec<JoinHandle<()>>,
 }
 
 struct Shared<R> {
@@ -16,6 +24,8 @@ struct Shared<R> {
     /// A worker made one, or ended.
     made: Condvar,
     depth: u64,
+    /// Workers look at it between two samples.
+    stop: AtomicBool,
 }
 
 struct State<R> {
@@ -24,77 +34,108 @@ struct State<R> {
     /// The next number that the consumer takes.
     wanted: u64,
     ready: BTreeMap<u64, R>,
-    stopped: bool,
+    /// Workers that have not ended.
+    alive: usize,
 }
 
 impl<R: Send + 'static> Queue<R> {
     /// Starts `workers` threads that call `make` for `first` and all numbers after it,
-    /// at most `depth` ahead of the consumer. `make` must not panic.
+    /// at most `depth` ahead of the consumer. `make` must not panic; it may return
+    /// `None` once the flag that it is given is set.
     pub(super) fn new(
         workers: usize,
         depth: usize,
         first: u64,
-        make: impl Fn(u64) -> R + Send + Sync + 'static,
+        make: impl Fn(u64, &AtomicBool) -> Option<R> + Send + Sync + 'static,
     ) -> std::io::Result<Self> {
         let state = State {
             unclaimed: first,
             wanted: first,
             ready: BTreeMap::new(),
-            stopped: false,
+            alive: 0,
         };
         let shared = Arc::new(Shared {
             state: Mutex::new(state),
             room: Condvar::new(),
             made: Condvar::new(),
             depth: depth as u64,
+            stop: AtomicBool::new(false),
         });
         // Made first: if a thread cannot be started, dropping it stops the others.
-        let queue = Self {
+        let mut queue = Self {
             shared: Arc::clone(&shared),
-            workers,
+            workers: Vec::new(),
         };
         let make = Arc::new(make);
-        for number in 0..queue.workers {
+        for number in 0..workers {
             let (shared, make) = (Arc::clone(&shared), Arc::clone(&make));
-            std::thread::Builder::new()
+            shared.lock().alive += 1;
+            let ending = Ending(Arc::clone(&shared));
+            let worker = std::thread::Builder::new()
                 .name(format!("surefoot-loader-{number}"))
-                .spawn(move || shared.work(&*make))?;
+                .spawn(move || {
+                    let ending = ending;
+                    ending.0.work(&*make);
+                    // What the source holds is gone before the thread counts as gone.
+                    drop(make);
+                })?;
+            queue.workers.push(worker);
         }
         Ok(queue)
     }
 
-    /// The next result in order; waits for it.
-    pub(super) fn take(&mut self) -> R {
+    /// The next result in order, within `patience`.
+    pub(super) fn take(&mut self, patience: Duration) -> Option<R> {
+        let until = Instant::now() + patience;
         let mut state = self.shared.lock();
         let number = state.wanted;
         loop {
             if let Some(result) = state.ready.remove(&number) {
                 state.wanted += 1;
                 self.shared.room.notify_all();
-                return result;
+                return Some(result);
             }
-            state = self
+            let left = until.checked_duration_since(Instant::now())?;
+            (state, _) = self
                 .shared
                 .made
-                .wait(state)
+                .wait_timeout(state, left)
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
 impl<R> Drop for Queue<R> {
-    /// Tells the workers to end. Does not wait: one may be stuck in somebody's file
-    /// system, and that must not keep a run from ending.
+    /// Tells the workers to end, and waits until they have.
     fn drop(&mut self) {
-        self.shared.lock().stopped = true;
+        self.shared.stop.store(true, Ordering::Relaxed);
+        // Under the lock: a worker that just looked at the flag must hear the call.
+        let state = self.shared.lock();
         self.shared.room.notify_all();
+        let waited = self
+            .shared
+            .made
+            .wait_timeout_while(state, FAREWELL, |state| state.alive > 0);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (stuck, workers) = (state.alive, std::mem::take(&mut self.workers));
+        drop(state);
+        if stuck > 0 {
+            tracing::warn!(stuck, "threads of a loader do not end, and are left behind");
+            return;
+        }
+        for worker in workers {
+            // It has nothing to say: a worker reports by its results.
+            let _ = worker.join();
+        }
     }
 }
 
 impl<R> Shared<R> {
-    fn work(&self, make: &dyn Fn(u64) -> R) {
+    fn work(&self, make: &dyn Fn(u64, &AtomicBool) -> Option<R>) {
         while let Some(number) = self.claim() {
-            let result = make(number);
+            let Some(result) = make(number, &self.stop) else {
+                return;
+            };
             self.lock().ready.insert(number, result);
             self.made.notify_all();
         }
@@ -104,10 +145,10 @@ impl<R> Shared<R> {
     fn claim(&self) -> Option<u64> {
         let mut state = self.lock();
         loop {
-            if state.stopped {
+            if self.stop.load(Ordering::Relaxed) {
                 return None;
             }
-            if state.unclaimed < state.wanted + self.depth {
+            if state.unclaimed < state.wanted.saturating_add(self.depth) {
                 state.unclaimed += 1;
                 return Some(state.unclaimed - 1);
             }
@@ -120,5 +161,15 @@ impl<R> Shared<R> {
 
     fn lock(&self) -> MutexGuard<'_, State<R>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counts a worker out, however it ends.
+struct Ending<R>(Arc<Shared<R>>);
+
+impl<R> Drop for Ending<R> {
+    fn drop(&mut self) {
+        self.0.lock().alive -= 1;
+        self.0.made.notify_all();
     }
 }

@@ -63,6 +63,12 @@ pub enum PlanError {
     /// Two modules have one name.
     #[error("there are two modules named `{module}`")]
     TwoOfOneName { module: String },
+    /// Two wishes that both say how much is streamed.
+    #[error("`{one}` and `{other}` both say what is streamed: keep one of them")]
+    Contradiction {
+        one: &'static str,
+        other: &'static str,
+    },
     /// A share outside 0 to 1.
     #[error("`offload_fraction: {value}` is no share: write a number from 0 to 1")]
     NotAShare { value: f64 },
@@ -97,6 +103,9 @@ pub(crate) fn check(
     }
     if wishes.ring_slots == 0 {
         return Err(PlanError::NoSlots);
+    }
+    if let Some((one, other)) = contradiction(wishes) {
+        return Err(PlanError::Contradiction { one, other });
     }
     let modules = || components.iter().flat_map(|component| &component.modules);
     let mut seen = HashSet::new();
@@ -139,6 +148,26 @@ pub(crate) fn check(
         }),
         None => Ok(()),
     }
+}
+
+/// Two wishes of which only one could be followed. (`low_vram` streams every block, and so at least any
+/// `offload_fraction` of them.)
+fn contradiction(wishes: &Wishes) -> Option<(&'static str, &'static str)> {
+    let explicit = matches!(wishes.device_map, DeviceMap::Explicit(_));
+    let asked = [
+        ("device_map", explicit),
+        ("blocks_to_swap", wishes.blocks_to_swap.is_some()),
+        ("low_vram", wishes.low_vram),
+        ("offload_fraction", wishes.offload_fraction > 0.0),
+    ];
+    let mut asked = asked
+        .into_iter()
+        .filter(|(_, set)| *set)
+        .map(|(key, _)| key);
+    let first = asked
+        .next()
+        .filter(|key| ["device_map", "blocks_to_swap"].contains(key))?;
+    Some((first, asked.next()?))
 }
 
 /// `a.b.c` → `a`, `a.b`, `a.b.c`.

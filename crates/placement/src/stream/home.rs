@@ -50,6 +50,8 @@ pub(super) struct Master {
 pub(super) struct Homes {
     pub(super) transport: TorchTransport,
     pub(super) masters: Vec<Master>,
+    /// Which of them come from the file.
+    divided: Masters,
     pub(super) reader: Option<Reader>,
     pub(super) resident: Bytes,
     pub(super) host: Bytes,
@@ -63,9 +65,9 @@ impl Homes {
         transport: TorchTransport,
         options: &StreamOptions,
     ) -> Result<Self, PlaceError> {
-        let reader = match &options.masters {
-            Masters::Host => None,
-            Masters::Disk { folder } => Some(Reader::new(folder).map_err(|error| {
+        let reader = match options.masters.folder() {
+            None => None,
+            Some(folder) => Some(Reader::new(folder).map_err(|error| {
                 Error::InvalidArgument(format!(
                     "streamed blocks cannot be kept in `{}`: {error}",
                     folder.display()
@@ -80,6 +82,7 @@ impl Homes {
         Ok(Self {
             transport,
             masters: Vec::new(),
+            divided: options.masters.clone(),
             reader,
             resident: Bytes::ZERO,
             host: Bytes::ZERO,
@@ -98,7 +101,8 @@ impl Homes {
     ) -> Result<(), PlaceError> {
         let bytes = Bytes(layout.bytes as u64);
         let facts = self.transport.facts();
-        let (home, sum) = match &mut self.reader {
+        let in_file = self.divided.is_in_file(self.masters.len());
+        let (home, sum) = match self.reader.as_mut().filter(|_| in_file) {
             _ if !travels => {
                 self.resident += bytes;
                 (Home::Resident(self.place(layout, buffer)?), None)

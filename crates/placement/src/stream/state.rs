@@ -204,6 +204,7 @@ impl State {
 
     /// Starts bringing a block into a slot, after everything that is queued now.
     fn start(&mut self, slot: usize, block: usize) -> Result<(), Error> {
+        self.finish_reading(slot)?;
         self.report.copies += 1;
         let bytes = self.masters[block].bytes;
         self.slots[slot].coming = match (&self.masters[block].home, &self.reader) {
@@ -234,6 +235,38 @@ impl State {
             _ => Coming::Nothing,
         };
         Ok(())
+    }
+
+    /// Waits for a file that is being read into the slot for a block that nobody asked for after all. Another
+    /// read would queue behind it, but a copy from host memory would not.
+    fn finish_reading(&mut self, slot: usize) -> Result<(), Error> {
+        match std::mem::replace(&mut self.slots[slot].coming, Coming::Nothing) {
+            Coming::Read(unwanted) => {
+                let read = self.wait_for_file("a block that is not needed any more", &unwanted)?;
+                let current = &mut self.slots[slot];
+                match current.in_place {
+                    true => current.passed = read.after,
+                    false => current.arrived = read.after,
+                }
+            }
+            Coming::Nothing | Coming::Copy(_) => {}
+        }
+        Ok(())
+    }
+
+    /// What came of a request, within the deadline.
+    fn wait_for_file(&mut self, block: &str, result: &Receiver<Read>) -> Result<Read, Error> {
+        result.recv_timeout(self.deadline).map_err(|error| {
+            let why = match error {
+                RecvTimeoutError::Timeout => {
+                    format!("reading {block} did not end within {:?}", self.deadline)
+                }
+                RecvTimeoutError::Disconnected => "the thread that reads blocks is gone".into(),
+            };
+            // The thread may write to the slot as long as it lives.
+            self.broken = Some(why.clone());
+            Error::Torch(why)
+        })
     }
 
     /// Copies host memory into a slot: at once on the CPU, else on the copy stream.
@@ -344,25 +377,10 @@ impl State {
         block: usize,
         result: &Receiver<Read>,
     ) -> Result<(), Error> {
-        let name = &self.masters[block].name;
-        let read = match result.recv_timeout(self.deadline) {
-            Ok(read) => read,
-            Err(RecvTimeoutError::Timeout) => {
-                let why = format!(
-                    "reading block `{name}` did not end within {:?}",
-                    self.deadline
-                );
-                self.broken = Some(why.clone());
-                return Err(Error::Torch(why));
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(Error::Torch("the thread that reads blocks is gone".into()));
-            }
-        };
+        let name = format!("block `{}`", self.masters[block].name);
+        let read = self.wait_for_file(&name, result)?;
         read.outcome.map_err(|error| {
-            Error::Torch(format!(
-                "block `{name}` cannot be read from its file: {error}"
-            ))
+            Error::Torch(format!("{name} cannot be read from its file: {error}"))
         })?;
         let current = &mut self.slots[slot];
         if current.in_place {

@@ -2,7 +2,7 @@
 
 use super::problem::Problem;
 use super::tree::Node;
-use super::{BestMetric, Config};
+use super::{BestMetric, Config, DeviceMapConfig};
 
 /// Problems of a config whose keys are each allowed by themselves.
 pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
@@ -81,6 +81,24 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
                 "keep one of the two",
             );
         }
+    }
+
+    let mapped = matches!(model.device_map, Some(DeviceMapConfig::Places(_)));
+    let divided = [
+        ("low_vram", all),
+        ("blocks_to_swap", model.blocks_to_swap.is_some()),
+        (
+            "offload_fraction",
+            model.offload_fraction.is_some_and(|share| share > 0.0),
+        ),
+    ];
+    let also = divided.into_iter().find(|(_, set)| *set);
+    if let Some((key, _)) = also.filter(|_| mapped) {
+        report(
+            &["model", key],
+            format!("`device_map` says where every module is, and leaves nothing for `{key}`"),
+            "keep one of the two",
+        );
     }
 
     if config.train.gradient_checkpointing && !published {

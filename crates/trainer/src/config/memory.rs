@@ -100,6 +100,16 @@ impl ModelConfig {
         }
         let profile = self.profile.map(MemoryProfile::profile);
         let base = profile.map_or_else(Wishes::default, Profile::wishes);
+        // What the user sets beside a profile wins; each of these says all of what is streamed.
+        let explicit = matches!(self.device_map, Some(DeviceMapConfig::Places(_)));
+        let base = match explicit || self.blocks_to_swap.is_some() {
+            true => Wishes {
+                low_vram: false,
+                offload_fraction: 0.0,
+                ..base
+            },
+            false => base,
+        };
         let limits = self.max_memory.unwrap_or_default();
         let place = |place: &PlaceConfig| match place {
             PlaceConfig::Device => Place::Device,

@@ -96,11 +96,19 @@ fn a_cache_changes_no_logits() {
 fn streamed_blocks_change_no_logits() {
     let folder = std::env::temp_dir();
     for name in MODELS {
-        for blocks in [vec![0], vec![1], vec![0, 1]] {
+        for (blocks, from_file) in [
+            (vec![0], vec![0]),
+            (vec![1], vec![0]),
+            (vec![0, 1], vec![0, 1]),
+            (vec![0, 1], vec![1]),
+            (vec![0, 1], vec![0]),
+        ] {
             let (tokens, _) = expected(name);
+            let all = from_file.len() == blocks.len();
             let options = StreamOptions {
-                masters: Masters::Disk {
+                masters: Masters::Divided {
                     folder: folder.clone(),
+                    from_file: from_file.into_iter().collect(),
                 },
                 ..StreamOptions::default()
             };
@@ -118,7 +126,7 @@ fn streamed_blocks_change_no_logits() {
                 assert!(ours == theirs, "{name}, token {start}, {streaming:?}");
             }
             let report = model.streamed().unwrap();
-            assert!(report.disk_bytes.0 > 0 && report.host_bytes.0 == 0);
+            assert!(report.disk_bytes.0 > 0 && (report.host_bytes.0 == 0) == all);
         }
     }
 }

@@ -1,0 +1,116 @@
+"""Accelerate's `prepare`, with nothing moved but by :func:`to_device`."""
+
+import dataclasses
+
+import torch
+
+from ._mover import Mover
+from ._report import PlacementError, PlacementReport
+from ._wishes import checked
+
+
+def safe_prepare(accelerator, *objects, dtype=None, verify="first", report=None):
+    """`accelerator.prepare`, with models, the state of optimizers and batches moved by :func:`to_device`.
+
+    Nothing is moved by Accelerate itself; order and number of what is returned are
+    those of the arguments. Optimizers that were made before their model moved stay
+    valid, and their state is where its parameters are. What was prepared before may be
+    prepared again.
+    """
+    device, dtype = checked(accelerator.device, dtype, verify)
+    report = PlacementReport() if report is None else report
+    models = [each for each in objects if isinstance(each, torch.nn.Module)]
+    optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
+    before = [dict(model.named_parameters(remove_duplicate=False)) for model in models]
+    for model in models:
+        Mover(device, dtype, verify, report, False).nested(model, "")
+    replaced = {}
+    for model, old in zip(models, before):
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if parameter is not old[name]:
+                replaced[id(old[name])] = (old[name], parameter)
+    for optimizer in optimizers:
+        _follow(optimizer, replaced)
+        _place_state(optimizer, verify, report)
+    prepared = accelerator.prepare(
+        *objects,
+        device_placement=[False if isinstance(each, (torch.nn.Module, torch.optim.Optimizer)) else None for each in objects],
+    )
+    for each in prepared if len(objects) > 1 else (prepared,):
+        if isinstance(each, torch.utils.data.DataLoader):
+            _place_batches(each, verify, report)
+    return prepared
+
+
+def _follow(optimizer, replaced):
+    """Weights with a way of their own to the device are new objects there: the optimizer must update those."""
+    for group in optimizer.param_groups:
+        for index, parameter in enumerate(group["params"]):
+            if id(parameter) in replaced:
+                old, new = replaced[id(parameter)]
+                group["params"][index] = new
+                if old in optimizer.state:
+                    optimizer.state[new] = optimizer.state.pop(old)
+
+
+def _place_state(optimizer, verify, report):
+    """Brings the state of an optimizer to its parameters. Counts of steps stay on the CPU where the optimizer counts there."""
+    for number, group in enumerate(optimizer.param_groups):
+        counts_there = group.get("capturable") or group.get("fused")
+        for index, parameter in enumerate(group["params"]):
+            # `get`, since a look at the state of a parameter that has none would make one.
+            state = optimizer.state.get(parameter, {})
+            mover = Mover(parameter.device, None, verify, report, False)
+            mover.ladder.lasting = True
+            for name, value in state.items():
+                if isinstance(value, torch.Tensor) and (name != "step" or counts_there):
+                    state[name] = mover.nested(value, f"optimizer.{number}.{index}.{name}")
+
+
+def _place_batches(loader, verify, report):
+    """Has a loader that Accelerate prepared move its batches through :func:`to_device`.
+
+    Accelerate moves whatever has a method `to`, so batches leave the loader in a
+    wrapper with one. It lives in the loader's collate function, which also the
+    loaders derived from it keep (`skip_first_batches`).
+    """
+    base = getattr(loader, "base_dataloader", None)
+    if base is None or type(loader).__name__ == "DataLoaderDispatcher":
+        raise PlacementError(f"cannot place the batches of a {type(loader).__name__}: prepare it with dispatch_batches=False")
+    if isinstance(base.collate_fn, _Collate):  # prepared before
+        _loaders[base.collate_fn.key] = (verify, report)
+        return
+    key = len(_loaders)
+    _loaders.append((verify, report))
+    base.collate_fn = _Collate(base.collate_fn, key)
+
+
+# How the batches of each loader are placed. Batches carry the index only, since
+# they may come from worker processes, where a report would be a copy.
+_loaders = []
+
+
+@dataclasses.dataclass
+class _Collate:
+    """A collate function whose batches are moved by :func:`to_device`."""
+
+    collate: object
+    key: int
+
+    def __call__(self, samples):
+        return _Batch(self.collate(samples), self.key)
+
+
+@dataclasses.dataclass
+class _Batch:
+    """A batch on its way to the device."""
+
+    content: object
+    key: int
+
+    def to(self, device, **_options):
+        verify, report = _loaders[self.key]
+        return Mover(checked(device, None, verify)[0], None, verify, report, False).nested(self.content, "")
+
+    def pin_memory(self):
+        return _Batch(torch.utils.data._utils.pin_memory.pin_memory(self.content), self.key)
