@@ -88,8 +88,10 @@ def test_a_streamed_model_holds_what_stays_and_the_ring(on_device):
         "all, from memory": (0, 2 * block),
         "half, from memory": (20 * block, 2 * block),
         "all, from a file": (0, 2 * block),
+        "all, half of them from a file": (0, 2 * block),
         # Host memory that the device sees: nothing is allocated on it.
         "all, from a file, unified": (0, 2 * block),
+        "half mapped, half from a file, unified": (0, 2 * block),
         "all, mapped, unified": (0, 0),
     }
     assert {way: (row["resident"], row["ring"]) for way, row in rows.items()} == expected
@@ -97,6 +99,9 @@ def test_a_streamed_model_holds_what_stays_and_the_ring(on_device):
         on_device_bytes = 0 if "unified" in way else row["resident"] + row["ring"]
         assert abs(row["peak"] - on_device_bytes) <= granule, (way, row)
         assert row["report"]["repeated"] == 0
+    for way in ("all, half of them from a file", "half mapped, half from a file, unified"):
+        report = rows[way]["report"]
+        assert report["host_bytes"] == report["disk_bytes"] == 20 * block, way
 
 
 def test_the_device_says_whether_it_shares_the_memory_and_can_be_overruled(on_device):
@@ -126,3 +131,17 @@ def test_what_is_idle_leaves_before_the_transformer_comes(on_device):
     assert learn["entered"]["to_host"] + learn["entered"]["to_shelf"] >= text
     assert abs(sample["live"] - text) <= granule
     assert sample["peak"] <= transformer + granule
+
+
+def test_what_was_made_before_the_move_follows_it(on_device):
+    whole, one_stays = on_device("prepare")
+    there = ["Cuda(0)", "Cuda(0)"]
+    assert whole["weights"] == [*there, "Cuda(0)"]
+    assert whole["gradients"] == whole["updated"] == whole["state"] == there
+    assert whole["equal"] and whole["again"]
+    assert "gradients  3 tensors" in whole["said"]
+    # Copies of the large one never arrive: it stays, and with it all that is computed beside it.
+    left = ["Cuda(0)", "cpu"]
+    assert one_stays["weights"] == [*left, "Cuda(0)"]
+    assert one_stays["gradients"] == one_stays["updated"] == one_stays["state"] == left
+    assert one_stays["equal"] and "on the CPU 1 tensors" in one_stays["said"]

@@ -11,23 +11,25 @@
 //! put on the [`Shelf`], a file without a name, and comes back from there bit by bit, also when it was trained
 //! meanwhile. Streamed and zero-copy modules are the business of [`crate::stream`], and left alone here.
 
+mod shelf;
+
 use std::collections::HashMap;
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 
 use serde::Serialize;
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
+
+pub use self::shelf::Shelf;
 
 use crate::bytes::Bytes;
 use crate::checksum::Checksum;
 use crate::placer::{PlaceError, Placer, size_of_tensor};
 use crate::plan::{Home, PhasePlan};
 use crate::prepare::Parameters;
-use crate::torch_transport::HostTensor;
 use crate::transport::Transport;
 use crate::verify::Verify;
+
+/// How much comes to the device at a time: as much may be in host memory beside what is there already.
+const LOAD: Bytes = Bytes::mib(64);
 
 /// A component by its name in the plan. Its tensors have full names: a module's name, a dot, and more.
 pub struct StageComponent<'a> {
@@ -50,7 +52,8 @@ pub struct Entered {
     pub to_device: Bytes,
 }
 
-/// Enters a phase: what is idle in it leaves, caches are trimmed, and what is used comes, module by module.
+/// Enters a phase: what is idle in it leaves, caches are trimmed, and what is used comes, a few tensors at a
+/// time. Tensors of one memory leave once, come once, and stay of one memory, also between components.
 ///
 /// # Errors
 /// [`PlaceError`]: a tensor that does not arrive on either side, or a shelf that cannot be written or read. What
@@ -63,21 +66,21 @@ pub fn enter(
 ) -> Result<Entered, PlaceError> {
     let homes = Homes::of(phase);
     let mut entered = Entered::default();
+    let mut gone: HashMap<Origin, (String, Tensor)> = HashMap::new();
     for component in components.iter_mut() {
-        let mut gone: HashMap<usize, (String, Tensor)> = HashMap::new();
         for (name, tensor) in component.parameters.parameters() {
             let idle = match homes.home(component.name, &name) {
                 Some(home @ (Home::IdleOnHost | Home::IdleOnDisk)) => home,
                 _ => continue,
             };
-            let key = tensor.data_ptr() as usize;
-            if let Some((first, data)) = gone.get(&key) {
+            if tensor.numel() == 0 {
+                continue; // On the shelf already.
+            }
+            let origin = Origin::of(tensor);
+            if let Some((first, data)) = gone.get(&origin) {
                 set(&name, tensor, data)?;
                 shelf.tie(&name, first);
                 continue;
-            }
-            if tensor.numel() == 0 {
-                continue; // On the shelf already.
             }
             let bytes = size_of_tensor(tensor);
             if tensor.device() != Device::Cpu {
@@ -90,28 +93,111 @@ pub fn enter(
                 set(&name, tensor, &empty)?;
                 entered.to_shelf += bytes;
             }
-            gone.insert(key, (name, tensor.shallow_clone()));
+            gone.insert(origin, (name, tensor.shallow_clone()));
         }
     }
     if entered != Entered::default() {
         entered.trimmed = placer.trim()?;
     }
+    let mut arrived = HashMap::new();
     for component in components {
-        let (mut coming, mut taken) = (Vec::new(), HashMap::new());
+        let mut load = Load::default();
         for (name, tensor) in component.parameters.parameters() {
-            if homes.home(component.name, &name) == Some(Home::Device) {
-                shelf.take(&name, tensor, &mut taken)?;
-                coming.push((name, tensor));
+            if homes.home(component.name, &name) != Some(Home::Device) {
+                continue;
+            }
+            let on_shelf = shelf.place_of(&name).map(Origin::Shelf);
+            let origin = on_shelf.unwrap_or_else(|| Origin::of(tensor));
+            if load.has(&origin) {
+                entered.to_device += load.bring(placer, &mut arrived)?;
+            }
+            if let Some(there) = arrived.get(&origin) {
+                set(&name, tensor, there)?;
+                shelf.forget(&name)?;
+                continue;
+            }
+            if let Origin::Shelf(_) = origin {
+                set(&name, tensor, &shelf.read(&name)?)?;
+                shelf.forget(&name)?;
+            }
+            load.add(origin, name, tensor);
+            if load.bytes >= LOAD {
+                entered.to_device += load.bring(placer, &mut arrived)?;
             }
         }
-        let elsewhere = |tensor: &Tensor| tensor.device() != placer.device();
-        let moving = coming.iter().any(|(_, tensor)| elsewhere(tensor));
-        let summary = placer.module(coming, None)?;
-        if moving {
-            entered.to_device += summary.bytes;
-        }
+        entered.to_device += load.bring(placer, &mut arrived)?;
     }
     Ok(entered)
+}
+
+/// Where a tensor was when a phase was entered: the same for tied ones. Two that are told apart by it are two
+/// as long as both are looked at before either is freed, or come from the shelf.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Origin {
+    /// Memory, and how it is looked at.
+    Memory {
+        address: usize,
+        kind: i32,
+        size: Vec<i64>,
+        strides: Vec<i64>,
+    },
+    /// The shelf, from this byte on.
+    Shelf(u64),
+}
+
+impl Origin {
+    fn of(tensor: &Tensor) -> Self {
+        Self::Memory {
+            // Tensors without numbers share no memory, whatever their address.
+            address: match tensor.numel() {
+                0 => tensor.as_ptr() as usize,
+                _ => tensor.data_ptr() as usize,
+            },
+            kind: tensor.kind() as i32,
+            size: tensor.size(),
+            strides: tensor.stride(),
+        }
+    }
+}
+
+/// Tensors that come to the device together.
+#[derive(Default)]
+struct Load<'a> {
+    tensors: Vec<(Origin, String, &'a mut Tensor)>,
+    bytes: Bytes,
+}
+
+impl<'a> Load<'a> {
+    fn has(&self, origin: &Origin) -> bool {
+        self.tensors.iter().any(|(other, ..)| other == origin)
+    }
+
+    fn add(&mut self, origin: Origin, name: String, tensor: &'a mut Tensor) {
+        self.bytes += size_of_tensor(tensor);
+        self.tensors.push((origin, name, tensor));
+    }
+
+    /// Has them placed; the bytes that moved. They are in `arrived` afterwards, for those that are tied to them.
+    fn bring(
+        &mut self,
+        placer: &mut Placer,
+        arrived: &mut HashMap<Origin, Tensor>,
+    ) -> Result<Bytes, PlaceError> {
+        self.bytes = Bytes::ZERO;
+        let tensors = std::mem::take(&mut self.tensors);
+        let elsewhere = tensors
+            .iter()
+            .filter(|(_, _, tensor)| tensor.device() != placer.device());
+        let moving = elsewhere.map(|(_, _, tensor)| size_of_tensor(tensor)).sum();
+        let mut coming = Vec::with_capacity(tensors.len());
+        for (origin, name, tensor) in tensors {
+            // Another handle on the same tensor: it sees the move.
+            arrived.insert(origin, tensor.shallow_clone());
+            coming.push((name, tensor));
+        }
+        placer.module(coming, None)?;
+        Ok(moving)
+    }
 }
 
 fn set(name: &str, tensor: &mut Tensor, data: &Tensor) -> Result<(), PlaceError> {
@@ -152,120 +238,6 @@ impl<'a> Homes<'a> {
             .filter(|(of, module, _)| *of == component && holds(module))
             .max_by_key(|(_, module, _)| module.len())
             .map(|(_, _, home)| *home)
-    }
-}
-
-/// A file without a name that holds what is in no memory.
-pub struct Shelf {
-    file: File,
-    end: u64,
-    things: HashMap<String, Thing>,
-}
-
-/// A tensor on the shelf.
-#[derive(Clone)]
-struct Thing {
-    at: u64,
-    kind: Kind,
-    size: Vec<i64>,
-    sum: Checksum,
-}
-
-impl Shelf {
-    /// An empty shelf on the disk of this folder.
-    ///
-    /// # Errors
-    /// When no file can be made there.
-    pub fn new(folder: &Path) -> io::Result<Self> {
-        Ok(Self {
-            file: tempfile::tempfile_in(folder)?,
-            end: 0,
-            things: HashMap::new(),
-        })
-    }
-
-    /// Tensors on the shelf.
-    pub fn len(&self) -> usize {
-        self.things.len()
-    }
-
-    /// Whether there is nothing on it.
-    pub fn is_empty(&self) -> bool {
-        self.things.is_empty()
-    }
-
-    /// Writes a host tensor; what to put in its place.
-    fn put(&mut self, name: &str, tensor: &Tensor) -> Result<Tensor, PlaceError> {
-        let torch = |error: tch::TchError| PlaceError::Torch {
-            tensor: name.to_owned(),
-            source: error.into(),
-        };
-        let host = HostTensor::new(&tensor.f_contiguous().map_err(torch)?)?;
-        let at = self.end;
-        let written = self.file.write_all_at(host.bytes(), at);
-        written.map_err(|error| shelf_error(name, "written to", &error))?;
-        self.end += host.bytes().len() as u64;
-        let kind = tensor.kind();
-        let thing = Thing {
-            at,
-            kind,
-            size: tensor.size(),
-            sum: Checksum::of(host.bytes()),
-        };
-        self.things.insert(name.to_owned(), thing);
-        Tensor::f_empty([0], (kind, Device::Cpu)).map_err(torch)
-    }
-
-    /// A second name for what is here under the first.
-    fn tie(&mut self, name: &str, first: &str) {
-        if let Some(thing) = self.things.get(first).cloned() {
-            self.things.insert(name.to_owned(), thing);
-        }
-    }
-
-    /// Brings a tensor back to host memory, if it is here. `taken` has what came back already, by its place:
-    /// tied tensors come once.
-    fn take(
-        &mut self,
-        name: &str,
-        tensor: &mut Tensor,
-        taken: &mut HashMap<u64, Tensor>,
-    ) -> Result<(), PlaceError> {
-        let Some(thing) = self.things.remove(name) else {
-            return Ok(());
-        };
-        if let Some(tied) = taken.get(&thing.at) {
-            return set(name, tensor, tied);
-        }
-        let empty = Tensor::f_empty(thing.size.as_slice(), (thing.kind, Device::Cpu));
-        let empty = empty.map_err(|error| PlaceError::Torch {
-            tensor: name.to_owned(),
-            source: error.into(),
-        })?;
-        let mut host = HostTensor::new(&empty)?;
-        let read = self.file.read_exact_at(host.bytes_mut(), thing.at);
-        read.map_err(|error| shelf_error(name, "read from", &error))?;
-        if let Some(damage) = thing.sum.damage(&Checksum::of(host.bytes())) {
-            let error = io::Error::other(format!("it came back wrong: {damage}"));
-            return Err(shelf_error(name, "read from", &error));
-        }
-        if self.things.is_empty() {
-            // Nothing is needed any more: the next one begins where the first one did.
-            self.end = 0;
-            let emptied = self.file.set_len(0);
-            emptied.map_err(|error| shelf_error(name, "emptied on", &error))?;
-        }
-        let host = host.into_tensor();
-        set(name, tensor, &host)?;
-        taken.insert(thing.at, host);
-        Ok(())
-    }
-}
-
-fn shelf_error(name: &str, done: &str, error: &io::Error) -> PlaceError {
-    PlaceError::Torch {
-        tensor: name.to_owned(),
-        source: torch_ext::Error::Torch(format!("it cannot be {done} the disk: {error}")),
     }
 }
 
@@ -318,6 +290,8 @@ impl Placer {
 
 #[cfg(test)]
 mod tests {
+    use tch::Kind;
+
     use super::*;
     use crate::plan::{Component, Handling, Memory, Module, Phase, Plan, Wishes, plan};
     use crate::policy::Policy;
@@ -365,6 +339,71 @@ mod tests {
 
     fn tensor(seed: i64) -> Tensor {
         Tensor::arange_start(seed, seed + 1024, (Kind::Float, Device::Cpu))
+    }
+
+    /// Two components of which one weight is the same, and one is a part of the other's.
+    #[test]
+    fn what_is_tied_between_components_stays_tied_and_parts_stay_parts() {
+        let tied = |name: &str| Component {
+            name: name.to_owned(),
+            modules: vec![Module::new(
+                format!("{name}.0"),
+                0,
+                Bytes(4096),
+                Handling::Resident,
+            )],
+        };
+        let away = Component {
+            name: "other".to_owned(),
+            modules: vec![Module::new("other.0", 1, Bytes(4096), Handling::Resident)],
+        };
+        let phase = |active: &[&str]| Phase {
+            name: active[0].to_owned(),
+            active: active.iter().map(|name| (*name).to_owned()).collect(),
+            working: Bytes::ZERO,
+        };
+        let memory = Memory::Unified {
+            device: Bytes(5000),
+            pool: Bytes(5000),
+            zero_copy: false,
+        };
+        let phases = [
+            phase(&["text", "model"]),
+            phase(&["other"]),
+            phase(&["text", "model"]),
+        ];
+        let components = [tied("text"), tied("model"), away];
+        let plan = plan(&components, &phases, memory, &Wishes::default()).unwrap();
+
+        let weight = tensor(1);
+        let mut text = Tensors(vec![
+            ("text.0.weight".into(), weight.shallow_clone()),
+            ("text.0.first".into(), weight.narrow(0, 0, 8)),
+        ]);
+        let mut model = Tensors(vec![("model.0.weight".into(), weight.detach())]);
+        let mut other = Tensors(vec![("other.0.weight".into(), tensor(2))]);
+        drop(weight);
+        let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+        let mut shelf = Shelf::new(&std::env::temp_dir()).unwrap();
+        let mut shelved = Vec::new();
+        for phase in &plan.phases {
+            let mut components = [
+                ("text", &mut text),
+                ("model", &mut model),
+                ("other", &mut other),
+            ]
+            .map(|(name, parameters)| StageComponent { name, parameters });
+            let entered = enter(&mut placer, phase, &mut components, &mut shelf).unwrap();
+            shelved.push(entered.to_shelf.0);
+            if phase.phase == "text" {
+                let (weight, part) = (&text.0[0].1, &text.0[1].1);
+                assert_eq!(weight.data_ptr(), model.0[0].1.data_ptr(), "one memory");
+                assert!(weight.equal(&tensor(1)) && model.0[0].1.equal(&tensor(1)));
+                assert!(part.equal(&tensor(1).narrow(0, 0, 8)), "{:?}", part.size());
+            }
+        }
+        // What two share goes once; what is a part of it is a tensor of its own.
+        assert_eq!(shelved, [4096, 4096 + 32, 4096]);
     }
 
     #[test]

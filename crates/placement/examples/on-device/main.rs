@@ -7,6 +7,7 @@
 //! on-device matrix    every fault × route × way to verify, as JSON
 //! on-device stream    what a streamed model holds on the device, counted by hip-alloc, as JSON
 //! on-device phases    what the device holds while components come and go, as JSON
+//! on-device prepare   where model, gradients and optimizer are once they are prepared, as JSON
 //! on-device facts     single things that only a device has, as JSON
 //! on-device times     what verifying adds to a copy at the latencies that the simulator was told, as JSON
 //! ```
@@ -15,6 +16,7 @@ mod facts;
 mod gate;
 mod matrix;
 mod phases;
+mod prepare;
 mod simulator;
 mod stream;
 mod times;
@@ -35,10 +37,11 @@ fn main() -> ExitCode {
         Some("matrix") => matrix::run().and_then(json),
         Some("stream") => stream::run().and_then(json),
         Some("phases") => phases::run().and_then(json),
+        Some("prepare") => prepare::run().and_then(json),
         Some("facts") => facts::run().and_then(json),
         Some("times") => times::run().and_then(json),
         _ => {
-            eprintln!("usage: on-device matrix|stream|phases|facts|times");
+            eprintln!("usage: on-device matrix|stream|phases|prepare|facts|times");
             return ExitCode::from(2);
         }
     };

@@ -34,6 +34,10 @@ pub(crate) fn run() -> Result<Vec<Row>, Box<dyn Error>> {
     let disk = || Masters::Disk {
         folder: folder.clone(),
     };
+    let divided = Masters::Divided {
+        folder: folder.clone(),
+        from_file: (0..BLOCKS).step_by(2).collect(),
+    };
     let ways = [
         ("all, from memory", Streamed::All, Masters::Host, false),
         (
@@ -43,6 +47,18 @@ pub(crate) fn run() -> Result<Vec<Row>, Box<dyn Error>> {
             false,
         ),
         ("all, from a file", Streamed::All, disk(), false),
+        (
+            "all, half of them from a file",
+            Streamed::All,
+            divided.clone(),
+            false,
+        ),
+        (
+            "half mapped, half from a file, unified",
+            Streamed::All,
+            divided,
+            true,
+        ),
         ("all, from a file, unified", Streamed::All, disk(), true),
         ("all, mapped, unified", Streamed::All, Masters::Host, true),
     ];
