@@ -93,9 +93,14 @@ pub(crate) fn reference_python() -> Result<PathBuf> {
     Ok(python)
 }
 
-/// The interpreter of an environment with the newest PyTorch on PyPI.
-pub(crate) fn newest_python() -> Result<PathBuf> {
-    let python = reference::ensure_newest(&Cache::open()?)?;
+/// The interpreter of an environment with the newest PyTorch that is tested; `todays` takes
+/// whatever PyPI has instead.
+pub(crate) fn newest_python(todays: bool) -> Result<PathBuf> {
+    let cache = Cache::open()?;
+    let python = match todays {
+        true => reference::ensure_todays(&cache)?,
+        false => reference::ensure_newest(&cache)?,
+    };
     eprintln!("python    newest PyTorch: {}", python.display());
     Ok(python)
 }

@@ -17,6 +17,9 @@ use crate::workspace;
 
 /// For the benchmarks, and for the trainer's reference numbers.
 const REQUIREMENTS: [&str; 2] = ["bench/requirements.txt", "tests/reference/requirements.txt"];
+/// The environment of the newest PyTorch, and what is in it.
+const NEWEST: &str = "venv-torch-newest";
+const NEWEST_REQUIREMENTS: &str = "python/tests/requirements-newest.txt";
 const STAMP: &str = "surefoot-requirements.txt";
 
 /// Measured on x86-64: what is on the disk afterwards, plus the largest wheel.
@@ -24,13 +27,45 @@ const SPACE: u64 = 5_600_000_000;
 
 /// The interpreter of the reference environment.
 pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
-    let requirements = REQUIREMENTS.map(|file| workspace::root().join(file));
+    ensure_with(cache, "venv-torch-2.13", &REQUIREMENTS)
+}
+
+/// The interpreter of an environment with the newest PyTorch that the activation is known to
+/// work with.
+pub(crate) fn ensure_newest(cache: &Cache) -> Result<PathBuf> {
+    let python = ensure_with(cache, NEWEST, &[NEWEST_REQUIREMENTS])?;
+    if let Some(release) = newer_release(&python) {
+        eprintln!(
+            "PyPI has PyTorch {release}, newer than the one that is tested here: \
+             `cargo xtask test --heavy --newest-torch` tests it, `{NEWEST_REQUIREMENTS}` names it"
+        );
+    }
+    Ok(python)
+}
+
+/// As [`ensure_newest`], with whatever PyPI has today.
+pub(crate) fn ensure_todays(cache: &Cache) -> Result<PathBuf> {
+    let python = ensure_newest(cache)?;
+    let _lock = cache.lock()?;
+    // No longer what is written down: the next `ensure_newest` puts that back.
+    let stamp = cache.path(NEWEST).join(STAMP);
+    fs::remove_file(&stamp).with_context(|| format!("cannot remove `{}`", stamp.display()))?;
+    pip_install(&python, &["--upgrade"], &[PathBuf::from("torch")])?;
+    Ok(python)
+}
+
+/// The interpreter of the environment in `name` with what these files require.
+fn ensure_with(cache: &Cache, name: &str, requirements: &[&str]) -> Result<PathBuf> {
+    let files: Vec<_> = requirements
+        .iter()
+        .map(|file| workspace::root().join(file))
+        .collect();
     let mut wanted = String::new();
-    for file in &requirements {
+    for file in &files {
         wanted += &fs::read_to_string(file)
             .with_context(|| format!("cannot read `{}`", file.display()))?;
     }
-    let folder = cache.path("venv-torch-2.13");
+    let folder = cache.path(name);
     let python = folder.join("bin/python");
     let whole = || fs::read_to_string(folder.join(STAMP)).is_ok_and(|stamp| stamp == wanted);
     if whole() {
@@ -42,30 +77,39 @@ pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
     }
     if !works(&python) {
         fetch::require_space(&cache.path("."), SPACE)?;
-        eprintln!("making the Python reference environment: about 2.5 GB to download, once");
+        eprintln!("making the Python environment {name}: about 2.5 GB to download, once");
         python::make_reference_venv(&folder)?;
     }
-    install(&python, &requirements)?;
+    install(&python, &files)?;
     let stamp = folder.join(STAMP);
     fs::write(&stamp, wanted).with_context(|| format!("cannot write `{}`", stamp.display()))?;
     drop(lock);
     Ok(python)
 }
 
-/// The interpreter of an environment with the newest PyTorch on PyPI, for the activation,
-/// which promises to work there too. Brought up to date each time.
-pub(crate) fn ensure_newest(cache: &Cache) -> Result<PathBuf> {
-    let folder = cache.path("venv-torch-newest");
-    let python = folder.join("bin/python");
-    let _lock = cache.lock()?;
-    if !works(&python) {
-        fetch::require_space(&cache.path("."), SPACE)?;
-        eprintln!("making an environment with the newest PyTorch: about 2.5 GB to download, once");
-        python::make_reference_venv(&folder)?;
-    }
-    let packages = ["torch", "numpy", "pytest"].map(PathBuf::from);
-    pip_install(&python, &["--upgrade"], &packages)?;
-    Ok(python)
+/// The release of PyTorch that PyPI has beyond the installed one. `None` also where nobody
+/// answers: this is news, and no reason for a test to fail.
+fn newer_release(python: &Path) -> Option<String> {
+    let output = Command::new(python)
+        .args(["-m", "pip", "index", "versions", "torch"])
+        .args(["--disable-pip-version-check", "--no-input"])
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    beyond_installed(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// What `pip index versions` says of the latest release, if another is installed.
+fn beyond_installed(said: &str) -> Option<String> {
+    let named = |label: &str| {
+        let lines = said.lines().map(str::trim);
+        lines
+            .filter_map(|line| line.strip_prefix(label))
+            .map(|version| version.trim().to_owned())
+            .next()
+    };
+    let (installed, latest) = (named("INSTALLED:")?, named("LATEST:")?);
+    (installed != latest).then_some(latest)
 }
 
 fn works(python: &Path) -> bool {
@@ -105,4 +149,19 @@ fn pip_install(python: &Path, options: &[&str], what: &[PathBuf]) -> Result<()> 
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::beyond_installed;
+
+    const SAID: &str = "torch (2.16.0)\nAvailable versions: 2.16.0, 2.15.0\n  INSTALLED: 2.15.0\n  LATEST:    2.16.0\n";
+
+    #[test]
+    fn a_newer_release_is_news() {
+        assert_eq!(beyond_installed(SAID).as_deref(), Some("2.16.0"));
+        let same = SAID.replace("LATEST:    2.16.0", "LATEST:    2.15.0");
+        assert_eq!(beyond_installed(&same), None);
+        assert_eq!(beyond_installed("ERROR: nobody answers"), None);
+    }
 }
