@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 
-use super::properties::{self, CudaProperties, HipProperties};
+use super::properties::{self, Cuda12Properties, CudaProperties, HipProperties};
 use super::{Out, Text, export, export_nothing};
 use crate::calls;
 use crate::engine::{self, Engine, current_device, set_current_device};
@@ -34,6 +34,14 @@ export! {
         let device = checked(engine, device)?;
         let (memory, integrated) = facts(engine, device);
         properties.set(properties::cuda(device, memory, integrated))
+    }
+
+    fn cuda_12_properties(engine, properties: Out<Cuda12Properties>, device: i32)
+        as runtime cudaGetDeviceProperties_v2
+    {
+        let device = checked(engine, device)?;
+        let (memory, integrated) = facts(engine, device);
+        properties.set(properties::cuda_12(device, memory, integrated))
     }
 
     fn hip_properties(engine, properties: Out<HipProperties>, device: i32)
@@ -136,6 +144,16 @@ export! {
         let _ = engine;
         let found = super::driver::find(symbol.get()?);
         // cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound
+        outcome.set_if_wanted(i32::from(found.is_none()));
+        function.set(found.unwrap_or(0))
+    }
+
+    fn driver_entry_point_of_cuda_12(
+        engine, symbol: Text, function: Out<usize>, _flags: u64, outcome: Out<i32>,
+    ) as runtime cudaGetDriverEntryPoint
+    {
+        let _ = engine;
+        let found = super::driver::find(symbol.get()?);
         outcome.set_if_wanted(i32::from(found.is_none()));
         function.set(found.unwrap_or(0))
     }

@@ -49,16 +49,16 @@ export! {
         count: Out<u64>,
     ) as runtime cudaStreamGetCaptureInfo, driver cuStreamGetCaptureInfo_v3
     {
-        let (capture, of) = engine.with(|state| {
-            let capture = state.timeline.capture_of(stream, current_device())?;
-            Ok((capture, capture.and_then(|capture| state.timeline.captures.graph_of(capture))))
-        })?;
-        id.set_if_wanted(capture.map_or(0, |capture| capture.0));
-        graph.set_if_wanted(of.unwrap_or(0));
-        dependencies.set_if_wanted(0);
         edges.set_if_wanted(0);
-        count.set_if_wanted(0);
-        status.set(if capture.is_some() { CAPTURING } else { IDLE })
+        tell_capture(engine, stream, &status, &id, &graph, &dependencies, &count)
+    }
+
+    /// That of CUDA 12: edges have no data of their own.
+    fn capture_info_of_cuda_12(
+        engine, stream: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<u64>, count: Out<u64>,
+    ) as runtime cudaStreamGetCaptureInfo_v2
+    {
+        tell_capture(engine, stream, &status, &id, &graph, &dependencies, &count)
     }
 
     fn create_graph(engine, graph: Out<u64>, _flags: u32) as runtime cudaGraphCreate, runtime hipGraphCreate {
@@ -116,6 +116,34 @@ export! {
 
 // User objects tie the life of something to a graph; the program keeps its own count too.
 export_nothing! { cudaGraphDebugDotPrint cudaUserObjectCreate cudaUserObjectRelease cudaGraphRetainUserObject }
+
+#[allow(
+    clippy::too_many_arguments,
+    reason = "as many as the function of the API has"
+)]
+fn tell_capture(
+    engine: &Engine,
+    stream: u64,
+    status: &Out<i32>,
+    id: &Out<u64>,
+    graph: &Out<u64>,
+    dependencies: &Out<u64>,
+    count: &Out<u64>,
+) -> Result<(), Status> {
+    let (capture, of) = engine.with(|state| {
+        let capture = state.timeline.capture_of(stream, current_device())?;
+        let captures = &state.timeline.captures;
+        Ok((
+            capture,
+            capture.and_then(|capture| captures.graph_of(capture)),
+        ))
+    })?;
+    id.set_if_wanted(capture.map_or(0, |capture| capture.0));
+    graph.set_if_wanted(of.unwrap_or(0));
+    dependencies.set_if_wanted(0);
+    count.set_if_wanted(0);
+    status.set(if capture.is_some() { CAPTURING } else { IDLE })
+}
 
 fn begin(engine: &Engine, stream: u64, graph: Option<u64>, mode: u32) -> Result<(), Status> {
     let strictness = Strictness::from_code(mode)?;

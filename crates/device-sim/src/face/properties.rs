@@ -31,6 +31,10 @@ const CONSTANT_MEMORY: i32 = 64 << 10;
 const L2_CACHE: i32 = 6 << 20;
 const BUS_WIDTH: i32 = 256;
 const BLOCK_DIMENSIONS: [i32; 3] = [1024, 1024, 64];
+/// Of the processors, kHz.
+const CLOCK: i32 = 1_500_000;
+/// kHz.
+const MEMORY_CLOCK: i32 = 8_000_000;
 const GRID_DIMENSIONS: [i32; 3] = [i32::MAX, 65535, 65535];
 
 /// The PCI bus a device is on; bus 0 belongs to the host.
@@ -45,13 +49,14 @@ pub(super) fn uuid(device: usize) -> [u8; 16] {
     uuid
 }
 
-/// `cudaDeviceProp` of CUDA 13, and `hipDeviceProp_tR0600`: plain structures, the
+/// `cudaDeviceProp` of CUDA 12 and 13, and `hipDeviceProp_tR0600`: plain structures, the
 /// fields of which are set by offset. The offsets were taken from the headers
 /// with a C compiler; all others stay zero.
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
 pub(super) struct Properties<const SIZE: usize>([u8; SIZE]);
 
+pub(super) type Cuda12Properties = Properties<1032>;
 pub(super) type CudaProperties = Properties<1008>;
 pub(super) type HipProperties = Properties<1472>;
 
@@ -116,6 +121,38 @@ pub(super) fn cuda(device: usize, memory: u64, integrated: bool) -> CudaProperti
     properties
 }
 
+/// The structure of CUDA 12, which PyTorch up to 2.8 is built for.
+pub(super) fn cuda_12(device: usize, memory: u64, integrated: bool) -> Cuda12Properties {
+    let mut properties = Cuda12Properties::common(device, memory);
+    for (offset, value) in [
+        (348, CLOCK),
+        (388, PROCESSORS),
+        (396, i32::from(integrated)),
+        (400, 1), // canMapHostMemory
+        (576, 1), // concurrentKernels
+        (584, pci_bus(device)),
+        (600, 2), // asyncEngineCount
+        (604, 1), // unifiedAddressing
+        (608, MEMORY_CLOCK),
+        (612, BUS_WIDTH),
+        (616, L2_CACHE),
+        (624, MAX_THREADS_PER_PROCESSOR),
+        (628, 1), // streamPrioritiesSupported
+        (640, SHARED_PER_PROCESSOR),
+        (648, REGISTERS),
+        (652, 1), // managedMemory
+        (688, 1), // cooperativeLaunch
+        (696, SHARED_PER_BLOCK_OPT_IN),
+        (712, MAX_BLOCKS_PER_PROCESSOR),
+        (720, RESERVED_SHARED),
+        (728, 1), // hostRegisterSupported
+        (744, 1), // memoryPoolsSupported
+    ] {
+        properties.int(offset, value);
+    }
+    properties
+}
+
 /// The structure of HIP 6 and 7.
 pub(super) fn hip(device: usize, memory: u64, integrated: bool) -> HipProperties {
     let mut properties = HipProperties::common(device, memory);
@@ -136,10 +173,10 @@ pub(super) fn cuda_attribute(attribute: i32, device: usize, integrated: bool) ->
         10 => WARP,
         11 => i32::MAX,
         12 | 82 => REGISTERS,
-        13 => 1_500_000, // clock, kHz
+        13 => CLOCK,
         16 => PROCESSORS,
         18 => i32::from(integrated),
-        36 => 8_000_000, // memory clock, kHz
+        36 => MEMORY_CLOCK,
         33 => pci_bus(device),
         37 => BUS_WIDTH,
         38 => L2_CACHE,
