@@ -34,20 +34,29 @@ constexpr std::size_t object_bytes = 1024;
 
 #define STRING_ABI "NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
+// Where the classes are. Up to 2.12, OutOfMemoryError was all in its header, and each library
+// that throws or catches it has a copy of its type (which compare equal: by their names).
+constexpr const char *libraries[] = {"libc10.so", "libc10_hip.so", "libc10_cuda.so", "libtorch_python.so"};
+
 void *find(const char *name) {
   if (void *symbol = dlsym(RTLD_DEFAULT, name)) {
     return symbol;
   }
   // Python loads extension modules without adding them to the global scope. Looked for each
-  // time: it may be loaded later than we are first refused memory.
-  void *libc10 = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
-  if (!libc10) {
-    return nullptr;
+  // time: they may be loaded later than we are first refused memory.
+  for (const char *library : libraries) {
+    void *loaded = dlopen(library, RTLD_NOLOAD | RTLD_LAZY);
+    if (!loaded) {
+      continue;
+    }
+    void *symbol = dlsym(loaded, name);
+    // Only our own count of it: others have it loaded.
+    dlclose(loaded);
+    if (symbol) {
+      return symbol;
+    }
   }
-  void *symbol = dlsym(libc10, name);
-  // Only our own count of it: others have it loaded.
-  dlclose(libc10);
-  return symbol;
+  return nullptr;
 }
 
 // One of c10's exception classes, by its mangled names.
