@@ -8,7 +8,7 @@ use crate::config::{Backend, Config, Mapped, Reserve};
 use crate::driver::Driver;
 use crate::driver::gpu::{Bound, GpuDriver};
 use crate::driver::host::HostDriver;
-use crate::driver::runtime::{Family, Runtime, Search};
+use crate::driver::runtime::{self, Family, Runtime, Search};
 use crate::driver::sim::{SimDriver, SimOrders};
 use crate::fork::making;
 use crate::limit::Limit;
@@ -151,10 +151,12 @@ impl Registry {
         Ok(self.make(device, DEVICE_GRANULE, Box::new(driver), limit))
     }
 
-    /// The runtime that the process uses, if it has a device.
+    /// The runtime that the process uses, if it has a device: PyTorch's, where there is one.
     fn loaded_runtime(&self) -> Option<(Runtime, i32)> {
-        [Family::Hip, Family::Cuda]
+        let likely = runtime::of_pytorch();
+        likely
             .into_iter()
+            .chain([Family::Hip, Family::Cuda])
             .find_map(|family| usable(family, Search::Loaded).ok())
     }
 

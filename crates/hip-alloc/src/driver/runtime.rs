@@ -284,6 +284,21 @@ impl Runtime {
     }
 }
 
+/// The runtime that the PyTorch of this process was built for, where one is loaded. It need not
+/// be the only runtime here: other libraries bring theirs.
+pub fn of_pytorch() -> Option<Family> {
+    let loaded = |name: &str| {
+        // SAFETY: nothing new is loaded, so no initialiser runs.
+        unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL | libc::RTLD_NOLOAD) }.is_ok()
+    };
+    let builds = [
+        (Family::Hip, "libc10_hip.so"),
+        (Family::Cuda, "libc10_cuda.so"),
+    ];
+    let found = builds.into_iter().find(|(_, name)| loaded(name));
+    found.map(|(family, _)| family)
+}
+
 /// The library of a runtime, never a second one.
 pub(super) fn open_library(family: Family, search: Search) -> Option<Library> {
     let probe = format!("{}Malloc", family.prefix());
