@@ -70,6 +70,13 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let config = config.pool(GRANULE);
     let trace = Trace::read(&args.trace)
         .map_err(|error| Failure::usage(format_args!("`{name}`: {error}")))?;
+    if trace.is_cut_off {
+        eprintln!(
+            "surefoot: `{name}` ends in the middle, as when its program was killed: \
+             {} events up to there are replayed",
+            trace.events.len()
+        );
+    }
     if trace.requests == 0 {
         return Err(Failure::usage(format_args!(
             "`{name}`: there is no request in it"

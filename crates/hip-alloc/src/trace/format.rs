@@ -8,13 +8,13 @@
 //! ```
 //!
 //! Names of requests are numbers; a name may be used again after its `f`. A program that is
-//! killed leaves half a line at the end of its recording: one that is cut off and makes no
-//! sense is left out.
+//! killed leaves half a line at the end of its recording, or half a compressed block: what is
+//! cut off is left out, and [`Trace::is_cut_off`] says so.
 
 use super::pickle::Pickle;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 use std::str::SplitAsciiWhitespace;
 
@@ -82,6 +82,9 @@ pub struct Trace {
     pub events: Vec<Event>,
     /// How many requests there are.
     pub requests: u32,
+    /// The recording ends in the middle of a line or of a compressed block: its program was
+    /// killed, and what came after is missing.
+    pub is_cut_off: bool,
 }
 
 /// Why a trace could not be read.
@@ -139,8 +142,17 @@ impl Trace {
     /// As [`Trace::read`].
     pub fn from_bytes(bytes: &[u8]) -> Result<Trace, TraceError> {
         if bytes.starts_with(&ZSTD_MAGIC) {
-            let unpacked = read_all(zstd::stream::read::Decoder::new(bytes)?)?;
-            return Self::from_plain_bytes(&unpacked);
+            let (mut unpacked, is_cut_off) = unpack(bytes)?;
+            if is_cut_off && !Pickle::is_likely(&unpacked) {
+                // Of the last line, too, only a part may have come through.
+                let whole = unpacked.iter().rposition(|byte| *byte == b'\n');
+                unpacked.truncate(whole.map_or(0, |end| end + 1));
+            }
+            let trace = Self::from_plain_bytes(&unpacked)?;
+            return Ok(Trace {
+                is_cut_off: is_cut_off || trace.is_cut_off,
+                ..trace
+            });
         }
         Self::from_plain_bytes(bytes)
     }
@@ -164,7 +176,7 @@ impl Trace {
         for (number, line) in text.split_inclusive('\n').enumerate() {
             match parse_line(line, &mut live, &mut trace.requests, &mut tally) {
                 Ok(event) => trace.events.extend(event),
-                Err(_) if !line.ends_with('\n') && number > 0 => {}
+                Err(_) if !line.ends_with('\n') && number > 0 => trace.is_cut_off = true,
                 Err(problem) => {
                     return Err(TraceError::Line {
                         line: number + 1,
@@ -204,6 +216,22 @@ fn read_all(source: impl Read) -> Result<Vec<u8>, TraceError> {
     match bytes.len() as u64 {
         0..=MOST_INPUT => Ok(bytes),
         _ => Err(TraceError::TooLong),
+    }
+}
+
+/// What a zstd file holds, and whether it ends before its end.
+fn unpack(bytes: &[u8]) -> Result<(Vec<u8>, bool), TraceError> {
+    let mut unpacked = Vec::new();
+    let decoder = zstd::stream::read::Decoder::new(bytes)?;
+    // What was read before an error stays.
+    let outcome = decoder.take(MOST_INPUT + 1).read_to_end(&mut unpacked);
+    if unpacked.len() as u64 > MOST_INPUT {
+        return Err(TraceError::TooLong);
+    }
+    match outcome {
+        Ok(_) => Ok((unpacked, false)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok((unpacked, true)),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -293,8 +321,12 @@ mod tests {
         let compressed = zstd::encode_all(TEXT.as_bytes(), 3).unwrap();
         let trace = Trace::from_bytes(&compressed).unwrap();
         assert_eq!(trace, Trace::parse(TEXT).unwrap());
-        let cut = &compressed[..compressed.len() - 3];
-        assert!(matches!(Trace::from_bytes(cut), Err(TraceError::Io(_))));
+        // Half a block is no error: its program was killed.
+        let cut = Trace::from_bytes(&compressed[..compressed.len() - 3]).unwrap();
+        assert!(cut.is_cut_off && trace.events.starts_with(&cut.events) && cut != trace);
+        let mut broken = compressed;
+        broken[4] |= 0x08; // reserved in the frame's header (RFC 8878, 3.1.1.1.1)
+        assert!(matches!(Trace::from_bytes(&broken), Err(TraceError::Io(_))));
     }
 
     #[test]
