@@ -9,7 +9,9 @@ memory are answered from it.
     _hook      waits for `torch`
     _library   finds libhip_alloc.so and speaks its C interface
     _install   makes it PyTorch's allocator
+    _features  what it needs of PyTorch, and whether that is there
     _answers   answers torch.cuda.memory_allocated and its sisters
+    _history   the memory history: events and Python's stacks
     _summary   torch.cuda.memory_summary, of what is really known
     _refusals  says plainly what does not work under it
     _installer puts all of this into an environment

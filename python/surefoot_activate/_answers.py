@@ -9,9 +9,10 @@ callers that go straight to `torch._C`.
 """
 
 import functools
-import warnings
 
 from . import _library, _summary
+from ._features import find
+from ._history import History
 
 
 def answer(torch, library):
@@ -28,8 +29,10 @@ def answer(torch, library):
     def reset_peaks(device):
         library.reset_peaks(device)
 
+    history = History(library)
+
     def snapshot(*_pool_and_options, **_options):
-        return library.snapshot()
+        return history.snapshot()
 
     fractions = {}
 
@@ -45,8 +48,9 @@ def answer(torch, library):
         "_cuda_resetAccumulatedMemoryStats": reset_totals,
         "_accelerator_resetAccumulatedStats": reset_totals,
         "_cuda_memorySnapshot": snapshot,
-        "_cuda_record_memory_history": functools.partial(record_history, library),
-        "_cuda_record_memory_history_legacy": functools.partial(record_history_by_old_names, library),
+        "_cuda_record_memory_history": history.record,
+        "_cuda_record_memory_history_legacy": history.record_by_old_names,
+        "_cuda_allocationTraceback": history.traceback,
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": lambda device: fractions.get(device, 1.0),
         "_accelerator_getMemoryInfo": library.memory_info,
@@ -55,44 +59,27 @@ def answer(torch, library):
         if hasattr(torch._C, name):
             setattr(torch._C, name, function)
 
-    original = torch.cuda.memory.memory_summary
-
-    @functools.wraps(original)
     def memory_summary(device=None, abbreviated=False):
-        device = torch.cuda._utils._get_device_index(device, optional=True)
+        device = index_of(torch, device)
         return _summary.summary(device, torch.cuda.memory_stats_as_nested_dict(device))
 
-    torch.cuda.memory.memory_summary = torch.cuda.memory_summary = memory_summary
-
-    original = torch.cuda.memory.mem_get_info
-
-    @functools.wraps(original)
     def mem_get_info(device=None):
         torch.cuda.init()
-        return library.memory_info(torch.cuda._utils._get_device_index(device, optional=True))
+        return library.memory_info(index_of(torch, device))
 
-    torch.cuda.memory.mem_get_info = torch.cuda.mem_get_info = mem_get_info
-
-
-def record_history(library, enabled, context="all", _stacks="all", max_entries=2**63 - 1, clear_history=False, *_rest, **_others):
-    """`torch._C._cuda_record_memory_history`: a snapshot then shows requests and frees over time, without their stacks."""
-    if enabled not in (None, "state", "all"):
-        raise ValueError(f"enabled={enabled!r}: expected None, 'state' or 'all'")
-    if clear_history:
-        library.record_history(0)
-    # With 'state' PyTorch notes where what is live comes from, and keeps one entry.
-    library.record_history({None: 0, "state": 1, "all": max_entries}[enabled])
-    if enabled is not None and context is not None:
-        warnings.warn(
-            "under HIP_ALLOC=1 the memory history has no stacks; pass context=None to leave them out on purpose, "
-            "or run with HIP_ALLOC=0 to see where memory comes from",
-            stacklevel=4,
-        )
+    for function in (memory_summary, mem_get_info):
+        if original := find(torch, f"cuda.memory.{function.__name__}"):
+            answer = functools.wraps(original)(function)
+            setattr(torch.cuda.memory, function.__name__, answer)
+            setattr(torch.cuda, function.__name__, answer)
 
 
-def record_history_by_old_names(library, enabled, record_context=True, max_entries=1, *_rest, **_others):
-    """The form that takes True and False."""
-    record_history(library, "all" if enabled else None, "all" if record_context else None, max_entries=max_entries)
+def index_of(torch, device):
+    """The number of a device in any of the forms that PyTorch takes; the current one for None."""
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(device).index
+    return torch.cuda.current_device() if index is None else index
 
 
 def as_nested_dict(stats, since):

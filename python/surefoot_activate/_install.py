@@ -1,12 +1,13 @@
 """Makes hip-alloc PyTorch's device allocator."""
 
 import ctypes
+import re
 
-from . import _answers, _library, _refusals
+from . import _answers, _features, _library, _refusals
 from ._errors import ActivationError, say
 
 OLDEST = (2, 8)  # up to 2.7, ROCm builds declare the functions with the wrong stream type
-TESTED = ((2, 13), (2, 15))
+TESTED = ((2, 8), (2, 15))
 
 # PyTorch keeps bare addresses of these; they must outlive it.
 _kept = []
@@ -14,37 +15,52 @@ _kept = []
 
 def install(torch):
     """Installs hip-alloc into an imported `torch` whose device was not used yet."""
-    version = _version(torch)
-    if not hasattr(torch._C, "_cuda_customAllocator"):
+    version, tested = _version(torch), " to ".join(f"{major}.{minor}" for major, minor in TESTED)
+    if not _for_a_gpu(torch):
         say(f"HIP_ALLOC=1 has no effect: PyTorch {torch.__version__} was built for the CPU only")
         return
     if version < OLDEST:
         say(f"HIP_ALLOC=1 has no effect: hip-alloc needs PyTorch 2.8 or newer, this is {torch.__version__}")
         return
+    _features.check(torch, tested)
     if torch.cuda.is_initialized():
         raise ActivationError(
             "the device was used before hip-alloc could be installed: "
             "activate it before the first use of torch.cuda"
         )
     library = _library.Library(_library.find())
+    try:
+        _put_under(torch, library)
+    except (AttributeError, TypeError, RuntimeError) as problem:
+        raise ActivationError(
+            f"PyTorch {torch.__version__} does not take hip-alloc as its allocator ({type(problem).__name__}: {problem}): "
+            f"take PyTorch {tested}, or set HIP_ALLOC=0"
+        ) from problem
+    if not TESTED[0] <= version <= TESTED[1]:
+        say(f"hip-alloc was not tested with PyTorch {torch.__version__}, but with {tested}")
+
+
+def _for_a_gpu(torch):
+    """Whether it was built for ROCm or CUDA, which does not depend on names that may move."""
+    built = getattr(torch, "version", None)
+    return any(getattr(built, runtime, None) for runtime in ("hip", "cuda"))
+
+
+def _put_under(torch, library):
     allocator = torch.cuda.memory.CUDAPluggableAllocator(library.path, "hip_alloc_malloc", "hip_alloc_free")
+    _kept.append(allocator)
     _connect(torch, allocator, library)
     torch.cuda.memory.change_current_allocator(allocator)
-    _kept.append(allocator)
+    backend = torch.cuda.memory.get_allocator_backend()
+    if backend != "pluggable":
+        raise RuntimeError(f"its allocator is still the {backend} one")
     _answers.answer(torch, library)
     _refusals.refuse(torch)
-    if not TESTED[0] <= version <= TESTED[1]:
-        say(f"hip-alloc was not tested with PyTorch {torch.__version__}")
 
 
 def _connect(torch, allocator, library):
     """Sets what the constructor has no arguments for."""
     native = allocator.allocator()
-    if not hasattr(native, "set_record_stream_fn"):
-        raise ActivationError(
-            f"PyTorch {torch.__version__} does not let an allocator hear of record_stream, "
-            "without which memory would be reused too early: set HIP_ALLOC=0"
-        )
     native.set_record_stream_fn(library.address("hip_alloc_record_stream"))
 
     def empty_cache():
@@ -57,5 +73,6 @@ def _connect(torch, allocator, library):
 
 
 def _version(torch):
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
+    """Major and minor; zeros where it says no numbers (a build of one's own may say anything)."""
+    numbers = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    return tuple(map(int, numbers.groups())) if numbers else (0, 0)

@@ -59,6 +59,10 @@ class Library:
     def set_memory_fraction(self, device, fraction):
         self._call("hip_alloc_set_memory_fraction", device, fraction)
 
+    def record_stacks(self, name_stack):
+        """Has this function (uint64_t (*)(void)) called at every request and free; None ends that."""
+        self._call("hip_alloc_record_stacks", ctypes.cast(name_stack, ctypes.c_void_p))
+
     def record_history(self, entries):
         self._call("hip_alloc_record_history", entries)
 
@@ -90,6 +94,7 @@ class Library:
             "hip_alloc_reset_peaks": [device],
             "hip_alloc_set_memory_fraction": [device, ctypes.c_double],
             "hip_alloc_record_history": [size],
+            "hip_alloc_record_stacks": [pointer],
             "hip_alloc_snapshot": [ctypes.c_char_p],
         }.items():
             function = getattr(self._functions, name)

@@ -7,6 +7,8 @@ gone; hip-alloc gives every freed range to whoever asks next.
 import functools
 import warnings
 
+from ._features import find
+
 
 class NotUnderHipAlloc(RuntimeError):
     """A feature of PyTorch's own allocator was used."""
@@ -17,19 +19,19 @@ def refuse(torch):
     graph = "graph capture does not work under HIP_ALLOC=1 (it needs private memory pools)"
     graph += ": leave out torch.cuda.graph and make_graphed_callables, compile with a mode other than reduce-overhead, or run with HIP_ALLOC=0"
     # The class in C++ too, for those who go past the one in Python.
-    for owner in (torch.cuda.CUDAGraph, torch._C._CUDAGraph):
-        _raise_from(owner, "capture_begin", graph)
+    for owner in ("cuda.CUDAGraph", "_C._CUDAGraph"):
+        _raise_from(find(torch, owner), "capture_begin", graph)
     pool = (
         "torch.cuda.MemPool does not work under HIP_ALLOC=1 (hip-alloc gives what is freed to whoever asks next): "
         "leave the pool out, or run with HIP_ALLOC=0"
     )
-    for owner in (torch.cuda.memory.MemPool, torch._C._MemPool):
-        _raise_from(owner, "__init__", pool)
+    for owner in ("cuda.memory.MemPool", "_C._MemPool"):
+        _raise_from(find(torch, owner), "__init__", pool)
     sharing = (
         "tensors on the device cannot be shared with other processes under HIP_ALLOC=1 (their memory has neighbours): "
         "send a copy on the CPU (tensor.cpu()), or run with HIP_ALLOC=0"
     )
-    _raise_from(torch.UntypedStorage, "_share_cuda_", sharing)
+    _raise_from(find(torch, "UntypedStorage"), "_share_cuda_", sharing)
 
     if torch.version.hip is None:
         _leave_cudnn_benchmark_off(torch)
@@ -40,7 +42,11 @@ def _leave_cudnn_benchmark_off(torch):
 
     MIOpen, which plays cuDNN in ROCm builds, does not ask.
     """
-    original = torch._C._set_cudnn_benchmark
+    original = find(torch, "_C._set_cudnn_benchmark")
+    backend = find(torch, "backends.cudnn")
+    switch = vars(type(backend)).get("benchmark")
+    if original is None or not hasattr(switch, "setter"):
+        return  # PyTorch's own error says what its trials need
 
     def set_benchmark(value):
         if value:
@@ -52,11 +58,15 @@ def _leave_cudnn_benchmark_off(torch):
         original(False)
 
     torch._C._set_cudnn_benchmark = set_benchmark
-    vars(type(torch.backends.cudnn))["benchmark"].setter = set_benchmark
+    switch.setter = set_benchmark
 
 
 def _raise_from(owner, name, message):
-    @functools.wraps(getattr(owner, name))
+    original = getattr(owner, name, None)
+    if owner is None or original is None:
+        return  # this PyTorch has no such thing, or calls it otherwise and refuses in its own words
+
+    @functools.wraps(original)
     def refused(*_arguments, **_options):
         raise NotUnderHipAlloc(message)
 

@@ -202,12 +202,22 @@ def memory_history():
         warnings.simplefilter("always")
         torch.cuda.memory._record_memory_history()
         torch.cuda.memory._record_memory_history(enabled=None)
+        torch.cuda.memory._record_memory_history(compile_context=True)
+        for wrong in ({"context": "everything"}, {"stacks": "c++"}, {"enabled": "always"}):
+            try:
+                torch.cuda.memory._record_memory_history(**wrong)
+            except ValueError as problem:
+                warnings.warn(str(problem))
     return [str(warning.message) for warning in caught]
 
 
-def test_that_the_history_has_no_stacks_is_said_once(run):
-    [message] = run(memory_history, hip_alloc=True)
-    assert "no stacks" in message and "context=None" in message
+def test_what_the_history_cannot_do_is_said(run):
+    assert run(memory_history, hip_alloc=True) == [
+        "under HIP_ALLOC=1 the memory history knows no compile_context",
+        "context='everything': expected None, 'state', 'alloc', 'all'",
+        "stacks='c++': expected 'python', 'all'",
+        "enabled='always': expected None, 'state', 'all'",
+    ]
 
 
 def import_twice():

@@ -91,7 +91,7 @@ def test_our_history_is_one_that_pytorchs_tools_read(run):
     result = run(follow, hip_alloc=True)
     default, other = "default", "other"
     history = [tuple(entry) for entry in result["history"]]
-    requests = [entry for entry in history if entry[0] != "free_completed"]
+    requests = [entry for entry in history if entry[0] in ("alloc", "free_requested", "oom")]
     assert requests == [
         ("alloc", MIB, default), ("alloc", 3 * MIB, default), ("alloc", 5 * MIB, other),
         ("free_requested", 2 * MIB, default), ("free_requested", MIB, default), ("free_requested", 5 * MIB, other),
@@ -99,6 +99,8 @@ def test_our_history_is_one_that_pytorchs_tools_read(run):
     ]
     completed = sorted(size for action, size, _ in history if action == "free_completed")
     assert completed == [MIB, 2 * MIB, 5 * MIB]
+    # Out of memory gave back what was empty, which the history tells before it.
+    assert history.index(("segment_free", 256 * MIB, default)) < history.index(("oom", 1 << 50, default))
     assert result["in_order"] and result["addresses"]
     assert "Active Memory Timeline" in result["page"] and len(result["page"]) > 1000
     assert "# free completed for" in result["text"] and ":5.0MiB]" in result["text"]
@@ -131,3 +133,102 @@ def test_pytorchs_recording_is_the_one_that_replay_is_tested_with(run):
 
     assert actions(now) == actions(then)
     assert sorted(now["device_traces"][0][0]) == sorted(then["device_traces"][0][0])
+
+
+def where_memory_comes_from():
+    """A history with Python's stacks, through backward passes and threads; then what a snapshot tells of one tensor."""
+    from device import Gpt, train
+
+    torch.cuda.memory._record_memory_history(stacks="python")
+    kept = ask_for_memory()
+    model = Gpt().cuda()
+    for _ in train(model, steps=2):
+        pass
+    direct = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
+    del direct
+    torch.cuda.empty_cache()
+    snapshot = torch.cuda.memory._snapshot()
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    [mine] = [block for block in blocks if block["address"] == kept.data_ptr()]
+    [trace] = snapshot["device_traces"]
+    large = [entry for entry in trace if entry["size"] == 300 * MIB]
+    result = {
+        "innermost": mine["frames"][0], "functions": [frame["name"] for frame in mine["frames"][:2]],
+        "large": [entry["action"] for entry in large], "framed": [bool(entry["frames"]) for entry in large],
+        "leftovers": any("stack" in entry for entry in [*trace, *blocks]),
+        "page": len(torch.cuda._memory_viz.trace_plot(snapshot)),
+        "by address": torch.cuda.memory._allocation_traceback(kept.data_ptr())
+        if hasattr(torch.cuda.memory, "_allocation_traceback") else mine["frames"],
+    }
+    by_context = {}
+    for context in (None, "state", "alloc", "all"):
+        torch.cuda.memory._record_memory_history(context=context, stacks="python", clear_history=True, skip_actions=["free_completed"])
+        live, gone = ask_for_memory(), ask_for_memory()
+        del gone
+        snapshot = torch.cuda.memory._snapshot()
+        [block] = [block for segment in snapshot["segments"] for block in segment["blocks"] if block["address"] == live.data_ptr()]
+        framed = {entry["action"] for entry in snapshot["device_traces"][0] if entry["frames"]}
+        happened = {entry["action"] for entry in snapshot["device_traces"][0]}
+        by_context[str(context)] = [bool(block["frames"]), sorted(framed), sorted(happened)]
+        del live
+    result["contexts"] = by_context
+    return result
+
+
+def ask_for_memory():
+    return torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+
+
+def test_the_history_says_where_the_program_was_and_what_the_driver_did(run):
+    result = run(where_memory_comes_from, hip_alloc=True)
+    assert result["functions"] == ["ask_for_memory", "where_memory_comes_from"]
+    assert result["innermost"]["filename"] == __file__
+    assert "torch.empty(3 * MIB" in Path(__file__).read_text().splitlines()[result["innermost"]["line"] - 1]
+    assert result["by address"][0] == result["innermost"]
+    assert result["large"] == ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"]
+    # That of empty_cache is the library's own doing, asked for by no request.
+    assert result["framed"] == [True] * 4 + [False] and not result["leftovers"] and result["page"] > 1000
+    happened = ["alloc", "free_requested"]
+    assert result["contexts"] == {
+        "None": [False, [], happened], "state": [True, [], happened],
+        "alloc": [True, ["alloc"], happened], "all": [True, happened, happened],
+    }
+
+
+def threads_that_ask_and_look():
+    """Eight threads ask for memory and free it, some of it from garbage cycles, while others take snapshots and statistics."""
+    import gc
+    import threading
+
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=1000)
+    done = threading.Event()
+    wrong = []
+
+    def ask(number):
+        for round in range(200):
+            cycle = [torch.full((256,), float(number)).to("cuda")]
+            cycle.append(cycle)
+            wrong.extend([round] if cycle[0].cpu()[0].item() != number else [])
+            if round % 20 == 0:
+                gc.collect()
+
+    def look():
+        while not done.is_set():
+            torch.cuda.memory._snapshot()
+            torch.cuda.memory_stats()
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    askers = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in [*lookers, *askers]:
+        thread.start()
+    for thread in askers:
+        thread.join()
+    done.set()
+    for thread in lookers:
+        thread.join()
+    gc.collect()
+    return [len(wrong), torch.cuda.memory_allocated(), len(torch.cuda.memory._snapshot()["device_traces"][0])]
+
+
+def test_stacks_are_taken_on_many_threads_at_once_and_nobody_waits_for_ever(run):
+    assert run(threads_that_ask_and_look, hip_alloc=True) == [0, 0, 1000]

@@ -90,8 +90,14 @@ int hip_alloc_set_memory_fraction(int device, double fraction);
 
 /* Keeps the last `entries` requests and frees of every device, which a snapshot then
  * shows over time ("Active Memory Timeline"); 0 forgets them and keeps no more. An entry
- * takes 48 bytes. Off at the start. */
+ * takes 56 bytes. Off at the start. */
 int hip_alloc_record_history(size_t entries);
+
+/* Has `name_stack` called before every request and free, in the thread that makes it, and
+ * keeps its answer with the history's entry: a snapshot has it as `stack`, where 0 means
+ * that nothing is known. The function may take locks, and may free memory; it must outlive
+ * its use, and end without unwinding. NULL ends this. Off at the start. */
+int hip_alloc_record_stacks(uint64_t (*name_stack)(void));
 
 /* Writes a pickle that PyTorch's memory_viz opens: the blocks of every accelerator, or
  * of the host (as device 0) where nothing else was used. An existing file is replaced. */

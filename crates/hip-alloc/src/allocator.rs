@@ -1,7 +1,7 @@
 //! One device's pool, its driver, and the lock around them.
 
 use crate::driver::{Driver, DriverError, MemoryInfo};
-use crate::history::{Entry, History};
+use crate::history::{Entry, History, StackId};
 use crate::limit::Limit;
 use crate::lock::{Guard, Lock};
 use crate::pool::{AllocateError, BlockLayout, FreeError, Pool, PoolConfig, PoolStats};
@@ -9,6 +9,7 @@ use crate::refusal::{Refusal, Situation};
 use crate::report::{self, Repeated, Troubles};
 use crate::trace::record::Recorder;
 use crate::units::{DeviceIndex, StreamId};
+use std::collections::HashMap;
 
 /// The allocator of one device, for any number of threads.
 pub struct Allocator {
@@ -27,6 +28,15 @@ struct Inner {
     limit: Limit,
     /// This process was forked from the one that uses the device.
     orphaned: bool,
+}
+
+/// What a device's allocator holds, and how that came about.
+pub(crate) struct Looks {
+    pub(crate) blocks: Vec<BlockLayout>,
+    /// Oldest first.
+    pub(crate) history: Vec<Entry>,
+    /// Where the program was when it asked for what is live, by address, as far as known.
+    pub(crate) stacks: HashMap<u64, StackId>,
 }
 
 /// Why a forked child has no accelerator.
@@ -88,27 +98,37 @@ impl Allocator {
 
     /// Serves a request; the error is the whole message for the program's user.
     pub fn allocate(&self, bytes: u64, stream: StreamId) -> Result<u64, Refusal> {
+        self.allocate_from(bytes, stream, StackId::UNKNOWN)
+    }
+
+    /// As [`allocate`](Self::allocate), for a program that is at `stack`.
+    pub(crate) fn allocate_from(
+        &self,
+        bytes: u64,
+        stream: StreamId,
+        stack: StackId,
+    ) -> Result<u64, Refusal> {
         let mut inner = self.inner.lock();
         if inner.orphaned {
             return Err(Refusal::Failed(format!("{}: {ORPHANED}", self.device)));
         }
-        let Inner { pool, driver, .. } = &mut *inner;
-        match pool.allocate(driver.as_mut(), bytes, stream) {
+        match inner.with_driver(|pool, driver| pool.allocate(driver, bytes, stream)) {
             Ok(address) => {
                 if let Some(recorder) = &mut inner.recorder {
                     recorder.allocated(address, bytes, stream);
                     inner.check_recorder();
                 }
                 if inner.history.is_on() {
-                    inner.complete_history();
-                    inner.history.allocated(address, bytes, stream);
+                    inner.complete_history(stream, stack);
+                    inner.history.allocated(address, bytes, stream, stack);
                 }
                 Ok(address)
             }
             Err(error) => {
                 if inner.history.is_on() {
+                    inner.complete_history(stream, stack);
                     let free = inner.memory_info().map_or(0, |info| info.free);
-                    inner.history.refused(bytes, stream, free);
+                    inner.history.refused(bytes, stream, stack, free);
                 }
                 Err(inner.refusal(self.device, bytes, &error))
             }
@@ -117,21 +137,25 @@ impl Allocator {
 
     /// Takes memory back. A wrong address is reported, and changes nothing.
     pub fn free(&self, address: u64) {
+        self.free_from(address, StackId::UNKNOWN);
+    }
+
+    /// As [`free`](Self::free), for a program that is at `stack`.
+    pub(crate) fn free_from(&self, address: u64, stack: StackId) {
         let mut inner = self.inner.lock();
         if inner.orphaned {
             // The memory is the parent's, and only the parent can give it back.
             return;
         }
-        let Inner { pool, driver, .. } = &mut *inner;
-        match pool.free(driver.as_mut(), address) {
+        match inner.with_driver(|pool, driver| pool.free(driver, address)) {
             Ok(bytes) => {
                 if let Some(recorder) = &mut inner.recorder {
                     recorder.freed(address);
                     inner.check_recorder();
                 }
                 if inner.history.is_on() {
-                    inner.history.freed(address, bytes);
-                    inner.complete_history();
+                    inner.history.freed(address, bytes, stack);
+                    inner.complete_history(StreamId(0), stack);
                 }
             }
             Err(error) => {
@@ -181,8 +205,10 @@ impl Allocator {
         if inner.orphaned {
             return;
         }
-        let Inner { pool, driver, .. } = &mut *inner;
-        pool.trim(driver.as_mut(), keep);
+        inner.with_driver(|pool, driver| pool.trim(driver, keep));
+        if inner.history.is_on() {
+            inner.complete_history(StreamId(0), StackId::UNKNOWN);
+        }
         inner.report_troubles(self.device);
     }
 
@@ -197,9 +223,18 @@ impl Allocator {
     }
 
     /// What is held, and what happened until now.
-    pub(crate) fn look(&self) -> (Vec<BlockLayout>, Vec<Entry>) {
+    pub(crate) fn look(&self) -> Looks {
         let inner = self.inner.lock();
-        (inner.pool.layout(), inner.history.entries())
+        let blocks = inner.pool.layout();
+        let live = blocks.iter().flat_map(|block| &block.spans);
+        let stacks = live.map(|span| (span.address, inner.history.stack_of(span.address)));
+        Looks {
+            stacks: stacks
+                .filter(|(_, stack)| *stack != StackId::UNKNOWN)
+                .collect(),
+            blocks,
+            history: inner.history.entries(),
+        }
     }
 
     /// Runs `look` on the pool, under the lock.
@@ -256,9 +291,25 @@ impl Inner {
         situation.refusal()
     }
 
-    fn complete_history(&mut self) {
+    /// Runs `act`; what it takes from the driver and gives back is noted if that is wanted.
+    fn with_driver<T>(&mut self, act: impl FnOnce(&mut Pool, &mut dyn Driver) -> T) -> T {
+        let Inner {
+            pool,
+            driver,
+            history,
+            ..
+        } = self;
+        match history.is_on() {
+            true => act(pool, &mut history.watch(driver.as_mut())),
+            false => act(pool, driver.as_mut()),
+        }
+    }
+
+    fn complete_history(&mut self, stream: StreamId, stack: StackId) {
         let Inner { pool, history, .. } = self;
-        history.complete(|address| pool.awaiting().any(|waiting| waiting == address));
+        history.complete(stream, stack, |address| {
+            pool.awaiting().any(|waiting| waiting == address)
+        });
     }
 
     fn check_recorder(&mut self) {

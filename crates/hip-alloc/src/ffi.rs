@@ -5,6 +5,7 @@
 
 use crate::allocator::Allocator;
 use crate::fork;
+use crate::history::StackId;
 use crate::refusal::Refusal;
 use crate::registry::{existing, registry};
 use crate::report::{self, Repeated};
@@ -13,7 +14,9 @@ use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::ptr;
 use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 const OK: c_int = 0;
 const ERROR_DEVICE: c_int = 1;
@@ -26,6 +29,11 @@ const ABI_VERSION: c_uint = 1;
 static NO_DEVICE: Repeated = Repeated::new();
 /// Calls that the code they return says failed.
 static FAILED: Repeated = Repeated::new();
+
+/// Names the stack of the thread that calls it.
+type NameStack = extern "C" fn() -> u64;
+/// What [`hip_alloc_record_stacks`] was given; null while stacks are not wanted.
+static NAME_STACK: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// `struct hip_alloc_stats`.
 #[repr(C)]
@@ -66,12 +74,13 @@ pub extern "C-unwind" fn hip_alloc_malloc(
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
+    let stack = stack();
     let refusal = {
         let served = guarded("hip_alloc_malloc", || {
             let allocator = registry()
                 .get(DeviceIndex(device))
                 .map_err(Refusal::Failed)?;
-            allocator.allocate(size as u64, StreamId(stream as u64))
+            allocator.allocate_from(size as u64, StreamId(stream as u64), stack)
         });
         match served {
             Some(Ok(address)) => return address as *mut c_void,
@@ -93,9 +102,10 @@ pub extern "C-unwind" fn hip_alloc_free(
     if ptr.is_null() {
         return;
     }
+    let stack = stack();
     guarded("hip_alloc_free", || {
         match registry().get(DeviceIndex(device)) {
-            Ok(allocator) => allocator.free(ptr as u64),
+            Ok(allocator) => allocator.free_from(ptr as u64, stack),
             Err(problem) => NO_DEVICE.warn(&format!("free of {ptr:?}: {problem}")),
         }
     });
@@ -248,6 +258,27 @@ pub extern "C-unwind" fn hip_alloc_record_history(entries: usize) -> c_int {
     }
 }
 
+/// Has `name_stack` called before every request and free, and its answer kept with the entry.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_record_stacks(name_stack: Option<NameStack>) -> c_int {
+    let function = name_stack.map_or(ptr::null_mut(), |function| function as *mut c_void);
+    NAME_STACK.store(function, Ordering::Release);
+    OK
+}
+
+/// Where the program is, as the function says that it gave us. None of our locks is held
+/// meanwhile: it may wait for locks of its own (Python's), and may free memory.
+fn stack() -> StackId {
+    let function = NAME_STACK.load(Ordering::Acquire);
+    if function.is_null() {
+        return StackId::UNKNOWN;
+    }
+    // SAFETY: only `hip_alloc_record_stacks` writes here, null or a `NameStack`; a pointer to
+    // a function has the size of one to data on every platform that has `dlsym`.
+    let name_stack: NameStack = unsafe { std::mem::transmute(function) };
+    StackId(name_stack())
+}
+
 /// Writes a snapshot that PyTorch's memory_viz opens.
 ///
 /// # Safety
@@ -287,10 +318,9 @@ fn held_by_device() -> Vec<crate::snapshot::Device> {
     }
     let numbered = devices
         .into_iter()
-        .map(|(device, (blocks, history))| crate::snapshot::Device {
+        .map(|(device, looks)| crate::snapshot::Device {
             index: device.0.max(0).into(),
-            blocks,
-            history,
+            looks,
         });
     numbered.collect()
 }

@@ -3,10 +3,28 @@
 //!
 //! Off until somebody asks (`hip_alloc_record_history`, which stands behind
 //! `torch.cuda.memory._record_memory_history`). The oldest entries make room for new ones.
+//!
+//! Requests and frees of the program stand beside those of the pool at the driver
+//! ([`watched`]). Where the program was when it asked is a [`StackId`] to us: who can read
+//! its stack names it (`hip_alloc_record_stacks`), and finds the name in the snapshot.
 
+mod watched;
+
+use crate::driver::Driver;
 use crate::units::StreamId;
 use std::collections::{HashMap, VecDeque};
 use std::time::{SystemTime, UNIX_EPOCH};
+use watched::Moved;
+pub(crate) use watched::Watched;
+
+/// A name for where the program was.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StackId(pub(crate) u64);
+
+impl StackId {
+    /// Nobody said.
+    pub(crate) const UNKNOWN: StackId = StackId(0);
+}
 
 /// One thing that happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,10 +32,12 @@ pub(crate) struct Entry {
     pub action: Action,
     /// 0 for a request that was refused.
     pub address: u64,
-    /// What the program asked for.
+    /// What the program asked for, or what the driver gave.
     pub bytes: u64,
     /// The stream it was asked for on.
     pub stream: StreamId,
+    /// Where the program was.
+    pub stack: StackId,
     /// Microseconds since 1970.
     pub time: u64,
 }
@@ -36,6 +56,12 @@ pub(crate) enum Action {
         /// Bytes.
         free: u64,
     },
+    /// The driver gave a block.
+    SegmentAllocate,
+    /// A block went back to the driver.
+    SegmentFree,
+    /// A hole inside a mapped block went back to the driver.
+    SegmentUnmap,
 }
 
 impl Action {
@@ -46,8 +72,18 @@ impl Action {
             Action::FreeRequested => "free_requested",
             Action::FreeCompleted => "free_completed",
             Action::OutOfMemory { .. } => "oom",
+            Action::SegmentAllocate => "segment_alloc",
+            Action::SegmentFree => "segment_free",
+            Action::SegmentUnmap => "segment_unmap",
         }
     }
+}
+
+/// Who made a request.
+#[derive(Clone, Copy, Debug, Default)]
+struct Origin {
+    stream: StreamId,
+    stack: StackId,
 }
 
 /// The entries of one device, oldest first.
@@ -56,8 +92,12 @@ pub(crate) struct History {
     entries: VecDeque<Entry>,
     /// 0 while nothing is kept.
     most: usize,
-    /// The streams of live requests, by address.
-    live: HashMap<u64, StreamId>,
+    /// Where live requests come from, by address.
+    live: HashMap<u64, Origin>,
+    /// The streams for whose requests the driver gave blocks, by address.
+    segments: HashMap<u64, StreamId>,
+    /// What moved between driver and pool since the last [`complete`](Self::complete).
+    moved: Vec<Moved>,
     /// Freed, but another stream may still use it.
     pending: Vec<Entry>,
 }
@@ -80,37 +120,77 @@ impl History {
     }
 
     /// A request was served.
-    pub(crate) fn allocated(&mut self, address: u64, bytes: u64, stream: StreamId) {
-        self.live.insert(address, stream);
-        self.add(Entry::now(Action::Allocate, address, bytes, stream));
+    pub(crate) fn allocated(&mut self, address: u64, bytes: u64, stream: StreamId, stack: StackId) {
+        let origin = Origin { stream, stack };
+        self.live.insert(address, origin);
+        self.add(Entry::now(Action::Allocate, address, bytes, origin));
     }
 
     /// The program freed memory; [`complete`](Self::complete) says when nobody uses it.
-    pub(crate) fn freed(&mut self, address: u64, bytes: u64) {
+    pub(crate) fn freed(&mut self, address: u64, bytes: u64, stack: StackId) {
         // One that was served before the history began is taken for the default stream's.
-        let stream = self.live.remove(&address).unwrap_or(StreamId(0));
-        let entry = Entry::now(Action::FreeRequested, address, bytes, stream);
+        let Origin { stream, .. } = self.live.remove(&address).unwrap_or_default();
+        let origin = Origin { stream, stack };
+        let entry = Entry::now(Action::FreeRequested, address, bytes, origin);
         self.add(entry);
         self.pending.push(entry);
     }
 
     /// A request was refused, when `free` bytes could still be had.
-    pub(crate) fn refused(&mut self, bytes: u64, stream: StreamId, free: u64) {
-        self.add(Entry::now(Action::OutOfMemory { free }, 0, bytes, stream));
+    pub(crate) fn refused(&mut self, bytes: u64, stream: StreamId, stack: StackId, free: u64) {
+        let origin = Origin { stream, stack };
+        self.add(Entry::now(Action::OutOfMemory { free }, 0, bytes, origin));
     }
 
-    /// Notes which frees are complete: all but those of memory that awaits a stream.
-    pub(crate) fn complete(&mut self, awaits: impl Fn(u64) -> bool) {
+    /// The driver, with what it gives and takes noted until the next
+    /// [`complete`](Self::complete).
+    pub(crate) fn watch<'a>(&'a mut self, driver: &'a mut dyn Driver) -> Watched<'a> {
+        let moved = &mut self.moved;
+        Watched { driver, moved }
+    }
+
+    /// Notes which frees are complete: all but those of memory that awaits a stream. And
+    /// after them, what moved between driver and pool for a caller on `stream`.
+    pub(crate) fn complete(
+        &mut self,
+        stream: StreamId,
+        stack: StackId,
+        awaits: impl Fn(u64) -> bool,
+    ) {
         let mut pending = std::mem::take(&mut self.pending);
         pending.retain(|freed| {
             let still = awaits(freed.address);
             if !still {
+                let origin = Origin {
+                    stream: freed.stream,
+                    stack: freed.stack,
+                };
                 let done = Action::FreeCompleted;
-                self.add(Entry::now(done, freed.address, freed.bytes, freed.stream));
+                self.add(Entry::now(done, freed.address, freed.bytes, origin));
             }
             still
         });
         self.pending = pending;
+        for moved in std::mem::take(&mut self.moved) {
+            let stream = match moved.action {
+                Action::SegmentAllocate => {
+                    self.segments.insert(moved.address, stream);
+                    stream
+                }
+                // A block from before the history began is taken for the default stream's.
+                Action::SegmentFree => self.segments.remove(&moved.address).unwrap_or_default(),
+                _ => stream,
+            };
+            let origin = Origin { stream, stack };
+            self.add(Entry::now(moved.action, moved.address, moved.bytes, origin));
+        }
+    }
+
+    /// Where the program was when it asked for what is live at this address.
+    pub(crate) fn stack_of(&self, address: u64) -> StackId {
+        self.live
+            .get(&address)
+            .map_or(StackId::UNKNOWN, |origin| origin.stack)
     }
 
     /// A copy of the entries.
@@ -127,13 +207,14 @@ impl History {
 }
 
 impl Entry {
-    fn now(action: Action, address: u64, bytes: u64, stream: StreamId) -> Self {
+    fn now(action: Action, address: u64, bytes: u64, origin: Origin) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         Entry {
             action,
             address,
             bytes,
-            stream,
+            stream: origin.stream,
+            stack: origin.stack,
             time: since.map_or(0, |since| since.as_micros() as u64),
         }
     }
@@ -142,6 +223,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::sim::{SimDriver, SimOrders};
 
     const STREAM: StreamId = StreamId(3);
 
@@ -157,7 +239,7 @@ mod tests {
         let mut history = History::default();
         history.keep(3);
         for address in [1, 2, 3, 4, 5] {
-            history.allocated(address, 512, STREAM);
+            history.allocated(address, 512, STREAM, StackId(address));
         }
         let expected = [("alloc", 3), ("alloc", 4), ("alloc", 5)];
         assert_eq!(happened(&history), expected);
@@ -171,13 +253,14 @@ mod tests {
     fn a_free_completes_when_no_stream_uses_the_memory() {
         let mut history = History::default();
         history.keep(100);
-        history.allocated(1, 512, STREAM);
-        history.freed(1, 512);
-        history.freed(2, 512);
-        history.complete(|address| address == 1);
-        history.allocated(2, 9, StreamId(0));
-        history.complete(|_| false);
-        history.complete(|_| false);
+        let (default, stack) = (StreamId(0), StackId::UNKNOWN);
+        history.allocated(1, 512, STREAM, stack);
+        history.freed(1, 512, stack);
+        history.freed(2, 512, stack);
+        history.complete(default, stack, |address| address == 1);
+        history.allocated(2, 9, default, stack);
+        history.complete(default, stack, |_| false);
+        history.complete(default, stack, |_| false);
         let expected = [
             ("alloc", 1),
             ("free_requested", 1),
@@ -193,5 +276,41 @@ mod tests {
             .map(|entry| entry.stream.0)
             .collect();
         assert_eq!(streams, [3, 3, 0, 0, 0, 3]);
+    }
+    #[test]
+    fn what_the_driver_gives_and_takes_is_between_the_free_and_the_request_that_made_it() {
+        let mut driver = SimDriver::new(SimOrders::default());
+        let mut history = History::default();
+        history.keep(100);
+        let first = history.watch(&mut driver).allocate(1 << 20).unwrap();
+        history.complete(STREAM, StackId(7), |_| false);
+        history.allocated(first, 1000, STREAM, StackId(7));
+        assert_eq!(history.stack_of(first), StackId(7));
+        history.watch(&mut driver).release(first, 1 << 20).unwrap();
+        // A call that failed moved nothing.
+        assert!(history.watch(&mut driver).release(first, 1 << 20).is_err());
+        history.freed(first, 1000, StackId(8));
+        history.complete(StreamId(0), StackId(8), |_| false);
+        assert_eq!(history.stack_of(first), StackId::UNKNOWN);
+        let entries = history.entries();
+        let told: Vec<_> = entries
+            .iter()
+            .map(|entry| {
+                (
+                    entry.action.name(),
+                    entry.bytes,
+                    entry.stream.0,
+                    entry.stack.0,
+                )
+            })
+            .collect();
+        let expected = [
+            ("segment_alloc", 1 << 20, 3, 7),
+            ("alloc", 1000, 3, 7),
+            ("free_requested", 1000, 3, 8),
+            ("free_completed", 1000, 3, 8),
+            ("segment_free", 1 << 20, 3, 8),
+        ];
+        assert_eq!(told, expected);
     }
 }

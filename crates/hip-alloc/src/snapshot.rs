@@ -1,7 +1,8 @@
 //! What the allocators hold, written as PyTorch's memory snapshots are: a pickle that
 //! `torch/cuda/_memory_viz.py` and the memory_viz page open.
 
-use crate::history::{Action, Entry};
+use crate::allocator::Looks;
+use crate::history::{Action, Entry, StackId};
 use crate::pool::{BlockLayout, SpanUse};
 use crate::trace::pickle::Writer;
 
@@ -9,10 +10,8 @@ use crate::trace::pickle::Writer;
 pub(crate) struct Device {
     /// As PyTorch numbers it.
     pub index: i64,
-    /// In address order.
-    pub blocks: Vec<BlockLayout>,
-    /// Oldest first.
-    pub history: Vec<Entry>,
+    /// Its blocks in address order.
+    pub looks: Looks,
 }
 
 /// The snapshot of these devices.
@@ -22,8 +21,8 @@ pub(crate) fn pickle(devices: &[Device]) -> Vec<u8> {
         writer.text("segments");
         writer.list(|writer| {
             for device in devices {
-                for block in &device.blocks {
-                    segment(writer, device.index, block);
+                for block in &device.looks.blocks {
+                    segment(writer, device, block);
                 }
             }
         });
@@ -33,7 +32,7 @@ pub(crate) fn pickle(devices: &[Device]) -> Vec<u8> {
             let count = devices.iter().map(|device| device.index + 1).max();
             for index in 0..count.unwrap_or(0) {
                 let device = devices.iter().find(|device| device.index == index);
-                let history = device.map_or(&[][..], |device| &device.history);
+                let history = device.map_or(&[][..], |device| &device.looks.history);
                 writer.list(|writer| history.iter().for_each(|each| entry(writer, each)));
             }
         });
@@ -59,12 +58,21 @@ fn entry(writer: &mut Writer, entry: &Entry) {
         writer.entry("size", entry.bytes as i64);
         writer.entry("stream", entry.stream.0 as i64);
         writer.entry("time_us", entry.time as i64);
-        writer.text("frames");
-        writer.list(|_| {});
+        frames(writer, entry.stack);
     });
 }
 
-fn segment(writer: &mut Writer, device: i64, block: &BlockLayout) {
+/// PyTorch's list of frames is empty: a stack is a name here, under a key of our own, that
+/// whoever gave it replaces by frames.
+fn frames(writer: &mut Writer, stack: StackId) {
+    writer.text("frames");
+    writer.list(|_| {});
+    if stack != StackId::UNKNOWN {
+        writer.entry("stack", stack.0 as i64);
+    }
+}
+
+fn segment(writer: &mut Writer, device: &Device, block: &BlockLayout) {
     let sum = |count: fn(SpanUse) -> bool, requested: bool| -> i64 {
         let spans = block.spans.iter().filter(|span| count(span.state));
         let bytes = spans.map(|span| {
@@ -79,7 +87,7 @@ fn segment(writer: &mut Writer, device: i64, block: &BlockLayout) {
     let live = |state| state == SpanUse::Live;
     let stream = block.spans.first().map_or(0, |span| span.stream.0);
     writer.dict(|writer| {
-        writer.entry("device", device);
+        writer.entry("device", device.index);
         writer.entry("address", block.address as i64);
         writer.entry("total_size", block.bytes as i64);
         writer.entry("allocated_size", sum(live, false));
@@ -108,8 +116,8 @@ fn segment(writer: &mut Writer, device: i64, block: &BlockLayout) {
                     writer.entry("requested_size", requested as i64);
                     writer.text("state");
                     writer.text(state);
-                    writer.text("frames");
-                    writer.list(|_| {});
+                    let stack = device.looks.stacks.get(&span.address);
+                    frames(writer, stack.copied().unwrap_or_default());
                 });
             }
         });
@@ -126,13 +134,8 @@ mod tests {
     use crate::units::{DeviceIndex, MIB, StreamId};
 
     fn snapshot(allocator: &Allocator) -> Vec<u8> {
-        let (blocks, history) = allocator.look();
-        let index = 2;
-        let device = Device {
-            index,
-            blocks,
-            history,
-        };
+        let looks = allocator.look();
+        let device = Device { index: 2, looks };
         pickle(&[device])
     }
 
