@@ -10,7 +10,8 @@ use hip_alloc::driver::sim::{SimDriver, SimOrders};
 use hip_alloc::ffi;
 use hip_alloc::pool::PoolConfig;
 use hip_alloc::units::{DeviceIndex, MIB, StreamId};
-use std::ffi::c_void;
+use std::ffi::{CStr, CString, c_void};
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
@@ -171,6 +172,8 @@ fn threads_that_run_out_of_memory_leave_nothing_behind() {
 }
 
 const DEVICES: [i32; 4] = [-1, 0, 1, 2];
+/// Those of the test that asks and changes everything meanwhile.
+const WATCHED: [i32; 3] = [3, 4, 5];
 
 /// An allocation whose every byte says whose it is. One number says all about it: the
 /// address in the upper 48 bits, and below it a number from which size, device and mark
@@ -247,6 +250,95 @@ fn threads_never_share_memory_that_they_did_not_share() {
     });
     exchange.drain().map(Marked).for_each(Marked::end);
     for device in DEVICES {
+        let mut stats = ffi::HipAllocStats::default();
+        // SAFETY: a live local of the size given.
+        let code = unsafe { ffi::hip_alloc_stats(device, &mut stats, size_of_val(&stats)) };
+        assert_eq!((code, stats.live_bytes, stats.pending_bytes), (0, 0, 0));
+        assert_eq!(stats.allocations, stats.frees);
+        assert!(stats.allocations > 0);
+    }
+}
+
+/// What a program may ask and change while others allocate: each function of the interface
+/// in turn, on each device.
+fn ask_and_change(random: &mut Random, snapshot: &CStr) {
+    let device = WATCHED[random.below(3) as usize];
+    let code = match random.below(16) {
+        0 => ffi::hip_alloc_trim(device, random.below(64 * MIB) as usize),
+        1 => ffi::hip_alloc_reset_peaks(device),
+        2 => ffi::hip_alloc_record_history(random.below(3) as usize * 100),
+        3 => ffi::hip_alloc_set_memory_fraction(device, 1.0 - random.below(2) as f64 / 64.0),
+        // SAFETY: a string that ends with a zero.
+        4 => unsafe { ffi::hip_alloc_snapshot(snapshot.as_ptr()) },
+        5..8 => {
+            let (mut free, mut total) = (0, 0);
+            // SAFETY: two live locals.
+            let code = unsafe { ffi::hip_alloc_mem_info(device, &mut free, &mut total) };
+            assert!(free <= total);
+            code
+        }
+        _ => {
+            let mut stats = ffi::HipAllocStats::default();
+            // SAFETY: a live local of the size given.
+            let code = unsafe { ffi::hip_alloc_stats(device, &mut stats, size_of_val(&stats)) };
+            assert!(stats.live_bytes <= stats.held_bytes);
+            assert_eq!(stats.allocations - stats.frees, stats.live_allocations);
+            code
+        }
+    };
+    assert_eq!(code, 0);
+}
+
+/// Two threads allocate, use each other's streams and free what the other made; two ask
+/// and change all that the interface lets them.
+#[test]
+fn everything_may_be_asked_and_changed_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    let snapshot = folder.path().join("snapshot.pickle");
+    let name = CString::new(snapshot.as_os_str().as_bytes()).unwrap();
+    let exchange = Exchange::new();
+    // The address in the upper 48 bits, the device below it.
+    let free = |kept: u64| {
+        let address = (kept >> 16) as *mut c_void;
+        ffi::hip_alloc_free(address, 0, (kept & 0xffff) as i32, std::ptr::null_mut());
+    };
+    on_threads(|number| {
+        let mut random = Random(1234 + number);
+        let mut live = Vec::new();
+        for _ in 0..ROUNDS {
+            if number >= 2 {
+                // Rarely: a snapshot or a trim takes as long as hundreds of requests.
+                if random.below(16) == 0 {
+                    ask_and_change(&mut random, &name);
+                }
+                continue;
+            }
+            let device = WATCHED[random.below(3) as usize];
+            match random.below(8) {
+                0..4 => {
+                    let stream = random.below(4) as *mut c_void;
+                    let address = ffi::hip_alloc_malloc(random.size() as usize, device, stream);
+                    live.push((address as u64) << 16 | device as u64);
+                }
+                4 => {
+                    if let Some(kept) = live.last() {
+                        let stream = random.below(4) as *mut c_void;
+                        ffi::hip_alloc_record_stream((kept >> 16) as *mut c_void, stream);
+                    }
+                }
+                _ if !live.is_empty() => {
+                    let kept = live.swap_remove(random.below(live.len() as u64) as usize);
+                    exchange.swap(&mut random, kept).into_iter().for_each(free);
+                }
+                _ => {}
+            }
+        }
+        live.into_iter().for_each(free);
+        0
+    });
+    exchange.drain().for_each(free);
+    assert!(std::fs::read(&snapshot).unwrap().len() > 100);
+    for device in WATCHED {
         let mut stats = ffi::HipAllocStats::default();
         // SAFETY: a live local of the size given.
         let code = unsafe { ffi::hip_alloc_stats(device, &mut stats, size_of_val(&stats)) };
