@@ -8,7 +8,7 @@ use hip_alloc::driver::{DriverError, Mapping};
 use hip_alloc::pool::{FreeError, Pool, PoolConfig, SpanUse};
 use hip_alloc::units::{KIB, MIB, StreamId};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One thing that a program does.
 #[derive(Clone, Copy, Debug)]
@@ -256,15 +256,24 @@ fn every_kind_of_call() -> Vec<Act> {
     acts
 }
 
-/// Each driver call in turn fails, in either way, once or from then on: the pool stays
-/// exact, and serves again when the device does.
+/// How a call fails: for lack of memory, because it is refused, because the device is lost.
+fn every_kind_of_error() -> [DriverError; 3] {
+    let failed = |code, message: &str| DriverError::Failed {
+        call: "test",
+        code,
+        message: message.into(),
+    };
+    let refused = failed(1, "invalid argument");
+    let lost = failed(719, "launch failure");
+    assert!(lost.loses_device() && !refused.loses_device());
+    [DriverError::OutOfMemory, refused, lost]
+}
+
+/// Each driver call in turn fails, in each way, once or from then on: the pool stays
+/// exact, and serves again when the device does. No function of the driver is left out.
 #[test]
 fn every_call_may_fail() {
-    let failed = DriverError::Failed {
-        call: "test",
-        code: 719,
-        message: "launch failure".into(),
-    };
+    let mut failed = BTreeSet::new();
     for polls_per_event in [0, 2] {
         let orders = SimOrders {
             polls_per_event,
@@ -288,13 +297,15 @@ fn every_call_may_fail() {
             "the program is to use the driver: {calls} calls"
         );
         for number in 1..=calls {
-            for error in [DriverError::OutOfMemory, failed.clone()] {
+            for (kind, error) in every_kind_of_error().into_iter().enumerate() {
                 for fail_later_calls in [false, true] {
                     let mut checked = run(SimOrders {
                         fail_call: Some((number, error.clone())),
                         fail_later_calls,
                         ..orders.clone()
                     });
+                    let functions = checked.driver.failed().iter();
+                    failed.extend(functions.map(|function| (*function, kind)));
                     checked.driver.orders_mut().fail_call = None;
                     checked.act(Act::Allocate {
                         bytes: 5 * MIB,
@@ -306,6 +317,21 @@ fn every_call_may_fail() {
             }
         }
     }
+    let functions = [
+        "allocate",
+        "allocate_mapped",
+        "memory_info",
+        "reached",
+        "record",
+        "release",
+        "release_part",
+        "synchronize",
+        "wait",
+    ];
+    let every = functions
+        .into_iter()
+        .flat_map(|function| (0..3).map(move |kind| (function, kind)));
+    assert_eq!(failed, every.collect());
 }
 
 /// Two million operations in one run, checked now and then.

@@ -6,7 +6,7 @@
 
 use super::{Driver, DriverError, EventId, Mapping, MemoryInfo};
 use crate::units::{GIB, MIB, StreamId};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Orders for a [`SimDriver`].
 #[derive(Clone, Debug)]
@@ -45,6 +45,7 @@ pub struct SimDriver {
     events: HashMap<u64, u32>,
     next_event: u64,
     calls: u64,
+    failed: BTreeSet<&'static str>,
 }
 
 /// What was given out at an address.
@@ -68,6 +69,7 @@ impl SimDriver {
             events: HashMap::new(),
             next_event: 1,
             calls: 0,
+            failed: BTreeSet::new(),
         }
     }
 
@@ -86,13 +88,19 @@ impl SimDriver {
         &mut self.orders
     }
 
-    fn count_call(&mut self) -> Result<(), DriverError> {
+    /// The functions of [`Driver`] that failed because they were ordered to.
+    pub fn failed(&self) -> &BTreeSet<&'static str> {
+        &self.failed
+    }
+
+    fn count_call(&mut self, function: &'static str) -> Result<(), DriverError> {
         self.calls += 1;
         match &self.orders.fail_call {
             Some((number, error))
                 if *number == self.calls
                     || (self.orders.fail_later_calls && *number < self.calls) =>
             {
+                self.failed.insert(function);
                 Err(error.clone())
             }
             _ => Ok(()),
@@ -100,7 +108,6 @@ impl SimDriver {
     }
 
     fn give(&mut self, bytes: u64, handle: u64) -> Result<u64, DriverError> {
-        self.count_call()?;
         if bytes == 0 || self.held.saturating_add(bytes) > self.orders.capacity {
             return Err(DriverError::OutOfMemory);
         }
@@ -125,6 +132,7 @@ impl SimDriver {
 
 impl Driver for SimDriver {
     fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError> {
+        self.count_call("allocate")?;
         self.give(bytes, bytes.max(1))
     }
 
@@ -133,6 +141,7 @@ impl Driver for SimDriver {
     }
 
     fn allocate_mapped(&mut self, bytes: u64) -> Result<u64, DriverError> {
+        self.count_call("allocate_mapped")?;
         match self.orders.mapping {
             Some(mapping) if bytes.is_multiple_of(mapping.granule) => {
                 self.give(bytes, mapping.handle)
@@ -142,7 +151,7 @@ impl Driver for SimDriver {
     }
 
     fn release_part(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
-        self.count_call()?;
+        self.count_call("release_part")?;
         let misuse = || {
             let message = format!("{bytes} bytes at {address:#x} are not whole handles");
             Self::misuse("release_part", message)
@@ -163,7 +172,7 @@ impl Driver for SimDriver {
     }
 
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
-        self.count_call()?;
+        self.count_call("release")?;
         match self.allocations.get(&address) {
             Some(given) if given.bytes == bytes => {
                 self.held -= given.handles.iter().sum::<u64>();
@@ -182,7 +191,7 @@ impl Driver for SimDriver {
     }
 
     fn record(&mut self, _stream: StreamId) -> Result<Option<EventId>, DriverError> {
-        self.count_call()?;
+        self.count_call("record")?;
         if self.orders.polls_per_event == 0 {
             return Ok(None);
         }
@@ -193,7 +202,7 @@ impl Driver for SimDriver {
     }
 
     fn reached(&mut self, event: EventId) -> Result<bool, DriverError> {
-        self.count_call()?;
+        self.count_call("reached")?;
         match self.events.get_mut(&event.0) {
             Some(polls) if *polls > 1 => {
                 *polls -= 1;
@@ -208,7 +217,7 @@ impl Driver for SimDriver {
     }
 
     fn wait(&mut self, event: EventId) -> Result<(), DriverError> {
-        self.count_call()?;
+        self.count_call("wait")?;
         match self.events.remove(&event.0) {
             Some(_) => Ok(()),
             None => Err(Self::misuse("wait", format!("no event {}", event.0))),
@@ -216,7 +225,7 @@ impl Driver for SimDriver {
     }
 
     fn synchronize(&mut self) -> Result<(), DriverError> {
-        self.count_call()?;
+        self.count_call("synchronize")?;
         for polls in self.events.values_mut() {
             *polls = 1;
         }
@@ -224,6 +233,7 @@ impl Driver for SimDriver {
     }
 
     fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
+        self.count_call("memory_info")?;
         Ok(MemoryInfo {
             free: self.orders.capacity - self.held,
             total: self.orders.capacity,
