@@ -334,3 +334,36 @@ impl Inner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::sim::{SimDriver, SimOrders};
+    use crate::units::GIB;
+
+    #[test]
+    fn a_fraction_that_cannot_be_set_leaves_the_limit_before() {
+        let refused = DriverError::Failed {
+            call: "MemGetInfo",
+            code: 1,
+            message: "invalid argument".to_owned(),
+        };
+        let driver = SimDriver::new(SimOrders {
+            capacity: 8 * GIB,
+            // The first asks for the warm-up, the second for the first fraction.
+            fail_call: Some((3, refused.clone())),
+            ..SimOrders::default()
+        });
+        let config = PoolConfig {
+            warmup_bytes: 0,
+            ..PoolConfig::default()
+        };
+        let limit = Limit::default();
+        let allocator = Allocator::new(DeviceIndex(0), config, Box::new(driver), None)
+            .with_limit(limit.clone());
+        assert_eq!(allocator.set_memory_fraction(0.5), Ok(()));
+        assert_eq!(limit.get(), 4 * GIB);
+        assert_eq!(allocator.set_memory_fraction(0.75), Err(refused));
+        assert_eq!(limit.get(), 4 * GIB);
+    }
+}
