@@ -205,6 +205,65 @@ fn rules_between_keys_hold() {
     }
 }
 
+/// A published model with an adapter, of which these memory keys ask something.
+fn streamed(keys: &str) -> String {
+    format!("model: {{name_or_path: m, {keys}}}\nadapter: {{r: 2}}\ndata: {{dataset: shakespeare}}")
+}
+
+#[test]
+fn wishes_of_which_only_one_could_be_followed_are_refused() {
+    for (keys, told) in [
+        (
+            "low_vram: true, blocks_to_swap: 2",
+            "`low_vram` streams every block",
+        ),
+        (
+            "offload_fraction: 0.5, blocks_to_swap: 2",
+            "both say how much is streamed",
+        ),
+        (
+            "device_map: {'': cpu}, blocks_to_swap: 2",
+            "leaves nothing for `blocks_to_swap`",
+        ),
+        (
+            "device_map: {'': cpu}, low_vram: true",
+            "leaves nothing for `low_vram`",
+        ),
+        (
+            "device_map: {'': cpu}, offload_fraction: 0.5",
+            "leaves nothing for `offload_fraction`",
+        ),
+    ] {
+        let told_is = |problem: &String| problem.contains(told) && problem.contains("keep one");
+        let problems = problems(&streamed(keys), &[]);
+        assert!(
+            problems.len() == 1 && problems.iter().any(told_is),
+            "{keys}: {problems:?}"
+        );
+    }
+}
+
+/// A profile is a start: what is set beside it takes the place of all that it says of the same.
+#[test]
+fn what_is_set_beside_a_profile_wins() {
+    let wishes = |keys: &str| {
+        let config = Config::parse("x.yaml", &streamed(keys), &[]).unwrap();
+        config.model.wishes().unwrap()
+    };
+    for profile in ["low-vram", "balanced"] {
+        for keys in ["blocks_to_swap: 2", "device_map: {'': cpu}"] {
+            let wishes = wishes(&format!("profile: {profile}, {keys}"));
+            assert_eq!(
+                (wishes.low_vram, wishes.offload_fraction),
+                (false, 0.0),
+                "{profile}, {keys}"
+            );
+        }
+    }
+    let map = wishes("profile: low-vram, device_map: auto");
+    assert!(map.low_vram, "`auto` leaves the choice to the profile");
+}
+
 #[test]
 fn what_is_not_yaml_says_where() {
     let cases = [

@@ -66,7 +66,11 @@ pub fn summed_cross_entropy(
 
 /// Through autograd, or without a gradient.
 fn chunked(decoder: &Decoder, rows: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
-    let mut sum = Tensor::f_zeros(1, (Kind::Float, rows.device()))?.f_squeeze()?;
+    let mut sum = match rows.size()[0] {
+        // Zero, and still a result of `rows`: backward goes through a batch of which nothing is learned, too.
+        0 => rows.f_sum(Kind::Float)?,
+        _ => Tensor::f_zeros(1, (Kind::Float, rows.device()))?.f_squeeze()?,
+    };
     for (start, length) in chunks(rows, decoder.vocabulary()) {
         let logits = decoder.head(&rows.f_narrow(0, start, length)?)?;
         let targets = targets.f_narrow(0, start, length)?;
@@ -174,6 +178,51 @@ mod tests {
             let [(loss, gradient), (ours, our_gradient)] = both(base, &targets);
             assert!((loss - ours).abs() < 1e-5, "{loss} and {ours}");
             assert!(gradient.allclose(&our_gradient, 1e-4, 1e-6, false));
+        }
+    }
+
+    /// As a step that ran out of memory is repeated: unevenly cut, with pieces of which more, less and nothing
+    /// is learned.
+    #[test]
+    fn pieces_that_count_by_what_is_learned_in_them_are_the_whole() {
+        let some = [5i64, -100, 0, 47, -100, -100, 7, -100];
+        let (nothing, all) = ([-100i64; 8], [1i64, 2, 3, 4]);
+        let targets = Tensor::from_slice(&[&some[..], &nothing, &all].concat()).view([5, 4]);
+        let values = Tensor::randn([5, 4, 16], (Kind::Float, Device::Cpu));
+        for base in [Base::Frozen(Kind::Float), Base::Trained] {
+            let decoder = decoder(base);
+            let learn = |cuts: &[(i64, i64)]| {
+                let hidden = values.copy().set_requires_grad(true);
+                let learned =
+                    |targets: &Tensor| targets.ne(-100).sum(Kind::Double).double_value(&[]);
+                let mut loss = 0.0;
+                for &(start, length) in cuts {
+                    let targets_here = targets.narrow(0, start, length);
+                    let piece = hidden.narrow(0, start, length);
+                    let share = learned(&targets_here) / learned(&targets);
+                    let piece =
+                        mean_cross_entropy(&decoder, &piece, &targets_here).unwrap() * share;
+                    piece.backward();
+                    loss += piece.double_value(&[]);
+                }
+                (loss, hidden.grad())
+            };
+            let (whole, gradient) = learn(&[(0, 5)]);
+            for cuts in [
+                vec![(0, 2), (2, 2), (4, 1)],
+                vec![(0, 3), (3, 2)],
+                vec![(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)],
+            ] {
+                let (loss, gradient_in_pieces) = learn(&cuts);
+                assert!(
+                    (loss - whole).abs() < 1e-5 * whole,
+                    "{cuts:?}: {loss} and {whole}"
+                );
+                assert!(
+                    gradient_in_pieces.allclose(&gradient, 1e-4, 1e-7, false),
+                    "{cuts:?}"
+                );
+            }
         }
     }
 
