@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pickle
+import platform
 import tempfile
 from pathlib import Path
 
@@ -31,7 +32,7 @@ class Library:
         try:
             self._functions = ctypes.CDLL(self.path)
         except OSError as problem:
-            raise ActivationError(f"cannot load {self.path}: {problem}") from problem
+            raise ActivationError(f"cannot load {self.path}: {problem}{_advice(self.path, problem)}") from problem
         self._check_version()
         self._declare()
 
@@ -104,6 +105,16 @@ class Library:
         code = getattr(self._functions, name)(*arguments)
         if code != 0:
             raise RuntimeError(f"{name} failed with code {code}")
+
+
+def _advice(path, problem):
+    """What the loader's words do not say: for a library of another processor they are that there is no such file."""
+    if "GLIBC" in str(problem):
+        libc = " ".join(platform.libc_ver())
+        return f"; this machine has {libc}, and the library was built on one with a newer C library: build it on one as old as this"
+    if Path(path).is_file():
+        return f"; the file is there, and this machine is a {platform.machine()}: is the library built for that?"
+    return ""
 
 
 class _PlainUnpickler(pickle.Unpickler):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,41 +13,87 @@ import pytest
 PYTHON = Path(__file__).resolve().parents[1]
 
 
+# What `cargo xtask gpu-check --bundle` takes along.
+SOURCE = (PYTHON.parent / "xtask/src/gpu_check.rs").read_text()
+PARTS, PACKAGES = (
+    re.findall(r'"([\w.]+)"', re.search(rf"const {name}: [^=]+ = \[([^]]+)\]", SOURCE)[1]) for name in ("PARTS", "PACKAGES")
+)
+sys.path.insert(0, str(PYTHON))
+import gpu_check  # noqa: E402
+
+
 @pytest.fixture
 def check(simulator, libraries, tmp_path):
     """Runs the check from a folder of its own, as a bundle does; returns exit status, report and messages."""
-    for part in ("gpu_check.py", "surefoot_placement.py", "sitecustomize.py"):
+    for part in PARTS:
         shutil.copy(PYTHON / part, tmp_path)
-    shutil.copytree(PYTHON / "surefoot_activate", tmp_path / "surefoot_activate")
+    for package in PACKAGES:
+        shutil.copytree(PYTHON / package, tmp_path / package)
     shutil.copy(libraries["--hip-alloc"], tmp_path / "libhip_alloc.so")
 
     def run(*options, **variables):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("HIP_ALLOC", "DEVICE_SIM"))}
         process = subprocess.run(
             [sys.executable, str(tmp_path / "gpu_check.py"), *options, "--steps", "2", "--out", str(tmp_path / "report.json")],
-            env={**kept, **simulator, **variables}, capture_output=True, text=True, timeout=600,
+            env={**kept, **simulator, "PATH": "/nowhere", **variables}, capture_output=True, text=True, timeout=600, cwd="/",
         )
         report = tmp_path / "report.json"
-        return process.returncode, json.loads(report.read_text()) if report.exists() else None, process.stderr
+        return process.returncode, json.loads(report.read_text(), parse_constant=pytest.fail) if report.exists() else None, process.stderr
 
     return run
 
 
-def test_the_bundled_check_runs_everything(check):
+def test_the_bundled_check_runs_everything_and_claims_nothing_of_a_simulated_device(check):
     status, report, messages = check("--loop", "convolutions")
-    assert status == 0, messages
-    assert report["facts"]["simulated"]
+    assert status == 3, messages
+    assert report["facts"]["simulated"] and not report["passed"]
     assert "the device is simulated" in messages
     [loop] = report["loops"].values()
-    assert [len(result["losses"]) for result in loop.values()] == [2, 2, 2, 2]
-    assert set(report["checks"]) == {"convolutions: losses equal", "streams", "out of memory", "transfers"}
+    assert [len(result["losses"]) for result in loop.values()] == [2] * 6
+    verdicts = {name: check["verdict"] for name, check in report["checks"].items()}
+    assert verdicts == dict.fromkeys([
+        "convolutions, hip-alloc: losses", "convolutions, hip-alloc, mapped: losses", "streams", "out of memory", "transfers",
+        "pinned copies", "mapped", "graphs", "questions",
+    ], "says nothing"), report["checks"]
+    whys = [check["why"] for name, check in report["checks"].items() if "losses" not in name]
+    assert all(why.startswith("the device is simulated (") for why in whys), whys
+    assert all(result["passed"] for result in report["parts"].values())
 
 
 def test_the_check_fails_where_the_device_does(check):
     status, report, messages = check("--loop", "lora", DEVICE_SIM_FAIL="cudaMemcpyAsync@10+:unknown")
     assert status == 1
-    assert not report["checks"]["lora: losses equal"] and not report["checks"]["transfers"]
-    assert "FAILED  transfers" in messages
+    assert report["checks"]["lora, hip-alloc: losses"]["verdict"] == report["checks"]["transfers"]["verdict"] == "failed"
+    assert "failed        transfers" in messages
+
+
+def losses(ours, first=(3.0, 2.0), second=(3.0, 2.0)):
+    results = {"pytorch": {"losses": list(first)}, "pytorch, again": {"losses": list(second)}, "hip-alloc": {"losses": list(ours)}}
+    return gpu_check.compare(results, "hip-alloc")
+
+
+@pytest.mark.parametrize(("arguments", "verdict"), [
+    (dict(ours=(3.0, 2.0)), "passed"),
+    (dict(ours=(3.0, 2.0000001)), "failed"),  # PyTorch's are equal to the bit, so ours must be
+    (dict(ours=(3.0, 2.002), second=(3.0, 2.001)), "passed"),  # within what a run differs by
+    (dict(ours=(3.0, 2.1), second=(3.0, 2.001)), "failed"),
+    (dict(ours=(3.0, None), second=(3.0, 2.001)), "failed"),
+    (dict(ours=(3.0,)), "failed"),
+    (dict(ours=(0.0, 0.0), first=(0.0, 0.0), second=(0.0, 0.0)), "says nothing"),
+    (dict(ours=(None, None), first=(None, None), second=(None, None)), "says nothing"),
+    (dict(ours=(3.0, 3.0), first=(3.0, 3.0), second=(3.0, 3.0)), "says nothing"),
+])
+def test_losses_are_measured_by_how_far_pytorch_is_from_itself(arguments, verdict):
+    assert losses(**arguments)[0] == verdict
+
+
+def test_a_library_that_this_machine_cannot_load_is_told_of_before_anything_runs(check, tmp_path):
+    library = bytearray((tmp_path / "libhip_alloc.so").read_bytes())
+    library[18] = 183  # e_machine: AArch64
+    (tmp_path / "libhip_alloc.so").write_bytes(library)
+    status, report, messages = check()
+    assert (status, report) == (2, None)
+    assert "cannot load" in messages and "the file is there, and this machine is a" in messages
 
 
 def test_without_a_gpu_there_is_nothing_to_check(check):

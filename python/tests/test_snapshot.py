@@ -1,5 +1,6 @@
 """What hip-alloc holds, as PyTorch's own tools read it: memory_snapshot, _dump_snapshot, memory_viz."""
 
+import inspect
 import pickle
 import tempfile
 from pathlib import Path
@@ -161,14 +162,18 @@ def where_memory_comes_from():
         if hasattr(torch.cuda.memory, "_allocation_traceback") else mine["frames"],
     }
     by_context = {}
+    # Since 2.10 or so; before it, we leave out what nobody skips.
+    skips = "skip_actions" in inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    skipping = {"skip_actions": ["free_completed"]} if skips else {}
     for context in (None, "state", "alloc", "all"):
-        torch.cuda.memory._record_memory_history(context=context, stacks="python", clear_history=True, skip_actions=["free_completed"])
+        torch.cuda.memory._record_memory_history(context=context, clear_history=True, **skipping)
         live, gone = ask_for_memory(), ask_for_memory()
         del gone
         snapshot = torch.cuda.memory._snapshot()
         [block] = [block for segment in snapshot["segments"] for block in segment["blocks"] if block["address"] == live.data_ptr()]
         framed = {entry["action"] for entry in snapshot["device_traces"][0] if entry["frames"]}
-        happened = {entry["action"] for entry in snapshot["device_traces"][0]}
+        framed -= {"free_completed"} if not skips else set()
+        happened = {entry["action"] for entry in snapshot["device_traces"][0]} - ({"free_completed"} if not skips else set())
         by_context[str(context)] = [bool(block["frames"]), sorted(framed), sorted(happened)]
         del live
     result["contexts"] = by_context

@@ -12,7 +12,7 @@ use xshell::{Shell, cmd};
 use crate::workspace;
 
 /// What the check consists of, under `python/`.
-const PARTS: [&str; 2] = ["gpu_check.py", "sitecustomize.py"];
+const PARTS: [&str; 3] = ["gpu_check.py", "gpu_check_parts.py", "sitecustomize.py"];
 
 /// And these folders.
 const PACKAGES: [&str; 2] = ["surefoot_activate", "surefoot_placement"];
@@ -22,9 +22,13 @@ Checks Surefoot's allocator on this machine's GPU, beside PyTorch's own.
 
     python gpu_check.py --out report.json
 
-needs a PyTorch (2.8 or newer, for ROCm or CUDA) and nothing else; it takes a few
-minutes. The report says what the machine is, which checks passed, and what each
-allocator held; please send it with any problem you report.
+needs Linux on the processor that this was made on, with a C library at least as new,
+and a PyTorch (2.8 or newer, for ROCm or CUDA); nothing else. It ends within ten
+minutes. The report says what the machine is, which checks passed, how long a step
+took and what each allocator held; please send it with any problem you report.
+
+Exit status: 0 all checks passed, 1 one failed, 2 there is nothing to check with,
+3 none failed and some say nothing (a simulated device, losses that are all zero).
 ";
 
 /// Check the allocator on this machine's GPU, or bundle that check for another machine.

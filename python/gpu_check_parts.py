@@ -1,0 +1,275 @@
+"""The parts of the GPU check, each run in a process of its own: `python gpu_check_parts.py WHAT STEPS`.
+
+`gpu_check.py` starts them, with PyTorch's allocator or ours, and compares what they print: one
+line of JSON.
+"""
+
+import json
+import math
+import platform
+import sys
+import time
+
+LOOPS = ("gpt", "convolutions", "lora")
+CHECKS = ("streams", "out_of_memory", "transfers", "pinned_copies", "mapped", "graphs", "questions")
+
+
+def built_for(torch):
+    """Why it may see no GPU, as far as PyTorch itself knows."""
+    if torch.version.hip:
+        return (
+            f"for ROCm {torch.version.hip} sees no GPU: is there a /dev/kfd, may this user open it (group render), "
+            "and does no HIP_VISIBLE_DEVICES or ROCR_VISIBLE_DEVICES hide it?"
+        )
+    if torch.version.cuda:
+        return (
+            f"for CUDA {torch.version.cuda} sees no GPU: does nvidia-smi list one? "
+            "(For an AMD GPU this is the wrong PyTorch: it takes a build for ROCm.)"
+        )
+    return "sees no GPU, since it was built for the CPU only: install a build for ROCm or CUDA"
+
+
+def facts(torch):
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "device": properties.name, "architecture": getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}"),
+        "simulated": properties.name == "Surefoot device-sim",
+        "memory_mib": properties.total_memory >> 20, "torch": torch.__version__,
+        "runtime": {"hip": torch.version.hip, "cuda": torch.version.cuda}, "kernel": platform.release(),
+        "python": platform.python_version(), "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def train(torch, loop, steps):
+    """One loop; its losses, the middle step time, what the allocator held, and what the device lacked between steps."""
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    step = {"gpt": gpt, "convolutions": convolutions, "lora": lora}[loop](torch)
+    losses, times, idle = [], [], []
+    for _ in range(steps):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        loss = step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+        value = loss.item()
+        losses.append(value if math.isfinite(value) else None)  # JSON has no other numbers
+        del loss
+        idle.append(used(torch))
+    return {
+        "losses": losses, "step_ms": sorted(times)[len(times) // 2] * 1000,
+        "peak_live_mib": peak(torch, "allocated"), "held_mib": peak(torch, "reserved"),
+        "idle_mib": max(idle[1:] or idle) / 2**20,
+    }
+
+
+def peak(torch, what):
+    """None where the allocator keeps no count (PyTorch without caching)."""
+    return torch.cuda.memory_stats().get(f"{what}_bytes.all.peak", 0) / 2**20 or None
+
+
+def used(torch):
+    """What the runtime says is gone from the device: also what no allocator tells."""
+    free, total = torch.cuda.cudart().cudaMemGetInfo(0)
+    return max(total - free, 0)
+
+
+def gpt(torch):
+    nn, functional = torch.nn, torch.nn.functional
+    width, vocabulary, length = 512, 8000, 256
+    layers = [
+        nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True, norm_first=True) for _ in range(6)
+    ]
+    model = nn.ModuleDict({"in": nn.Embedding(vocabulary, width), "layers": nn.ModuleList(layers), "out": nn.Linear(width, vocabulary)})
+    model.to("cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    mask = nn.Transformer.generate_square_subsequent_mask(length).to("cuda")
+
+    def step():
+        tokens = torch.randint(vocabulary, (8, length + 1)).to("cuda")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            x = model["in"](tokens[:, :-1])
+            for layer in model["layers"]:
+                x = layer(x, src_mask=mask)
+            logits = model["out"](x)
+        loss = functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        return finish(torch, model, optimizer, loss)
+
+    return step
+
+
+def convolutions(torch):
+    nn, functional = torch.nn, torch.nn.functional
+    parts, before = [], 3
+    for after in (32, 64, 128, 256):
+        parts += [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
+        before = after
+    model = nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10)).to("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    sizes = iter(range(10**9))
+
+    def step():
+        size = (96, 128, 160)[next(sizes) % 3]
+        loss = functional.cross_entropy(model(torch.randn(32, 3, size, size).to("cuda")), torch.randint(10, (32,)).to("cuda"))
+        return finish(torch, model, optimizer, loss)
+
+    return step
+
+
+def lora(torch):
+    nn, functional = torch.nn, torch.nn.functional
+    from torch.utils.checkpoint import checkpoint
+
+    width, rank = 1024, 8
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+            self.requires_grad_(False)
+            self.a, self.b = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=False)
+
+        def forward(self, x):
+            return x + self.down(functional.silu(self.up(x))) + self.b(self.a(x))
+
+    model = nn.ModuleList(Layer() for _ in range(12)).to("cuda", torch.bfloat16)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    lengths = iter(range(10**9))
+
+    def step():
+        x = torch.randn(4, 256 + 64 * (next(lengths) % 5), width).to("cuda", torch.bfloat16).requires_grad_()
+        for layer in model:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return finish(torch, model, optimizer, x.float().square().mean())
+
+    return step
+
+
+def finish(torch, model, optimizer, loss):
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def streams(torch):
+    """Memory that is freed while another stream still reads it must keep its content until that is done."""
+    side = torch.cuda.Stream()
+    ballast = torch.ones(2048, 2048, device="cuda")
+    wrong = 0
+    for number in range(50):
+        value = torch.full((1 << 20,), float(number)).to("cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(8):
+                ballast @ ballast  # keeps the stream busy while the host goes on
+            copy = value.clone()
+            value.record_stream(side)
+        del value
+        torch.full((1 << 20,), -1.0).to("cuda")  # wants the same memory
+        side.synchronize()
+        wrong += int((copy.cpu() != float(number)).any())
+    return {"passed": wrong == 0, "wrong": wrong}
+
+
+def out_of_memory(torch):
+    kept = torch.arange(1000.0).to("cuda")
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.empty(4 * total, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as problem:
+        again = torch.zeros(1 << 20).to("cuda")
+        intact = kept.cpu().sum().item() == sum(range(1000)) and again.cpu().count_nonzero().item() == 0
+        return {"passed": intact, "message": str(problem)}
+    return {"passed": False, "message": "nothing was raised"}
+
+
+def transfers(torch):
+    """Tensors of several sizes arrive on the device as they were, by checksums computed on both sides."""
+    from surefoot_placement import PlacementReport, to_device
+
+    report = PlacementReport()
+    passed = True
+    for size in (1, 1000, 1 << 20, 1 << 26):
+        source = torch.randn(size)
+        passed &= torch.equal(to_device(source, "cuda", verify="always", report=report).cpu(), source)
+    return {"passed": bool(passed), "report": str(report)}
+
+
+def pinned_copies(torch):
+    """Copies from and to pinned memory that overlap on two streams, with the host waiting at the end alone."""
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    sources = [torch.arange(1 << 20, dtype=torch.float32).add(number).pin_memory() for number in range(8)]
+    targets = [torch.empty(1 << 20).pin_memory() for _ in sources]
+    for number, (source, target) in enumerate(zip(sources, targets)):
+        with torch.cuda.stream(streams[number % 2]):
+            target.copy_(source.to("cuda", non_blocking=True), non_blocking=True)
+    torch.cuda.synchronize()
+    wrong = sum(not torch.equal(source, target) for source, target in zip(sources, targets))
+    return {"passed": wrong == 0, "wrong": wrong}
+
+
+def mapped(torch):
+    """`mapped:on`: the probe maps and writes; then values in blocks, some of which have holes that went back."""
+    values = [torch.full((8 << 20,), float(number), device="cpu").to("cuda") for number in range(24)]
+    del values[1::2]
+    torch.cuda.empty_cache()
+    more = [torch.full((4 << 20,), -float(number), device="cpu").to("cuda") for number in range(24)]
+    wrong = sum(bool((value.cpu() != 2.0 * number).any()) for number, value in enumerate(values))
+    wrong += sum(bool((value.cpu() != -float(number)).any()) for number, value in enumerate(more))
+    return {"passed": wrong == 0, "wrong": wrong, "held_mib": torch.cuda.memory_reserved() / 2**20}
+
+
+def graphs(torch):
+    """Graph capture cannot work, and must say so without harm to the program."""
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.ones(3, device="cuda")
+    except RuntimeError as problem:
+        fine = torch.arange(100.0).to("cuda").cpu().sum().item() == sum(range(100))
+        return {"passed": fine and "HIP_ALLOC=1" in str(problem), "message": str(problem)}
+    return {"passed": False, "message": "a graph was captured in memory that others may be given"}
+
+
+def questions(torch):
+    """What programs ask about memory, against the runtime's own words and against each other."""
+    kept = torch.zeros(64 << 20, dtype=torch.uint8).to("cuda")
+    free, total = torch.cuda.mem_get_info()
+    runtime_free, runtime_total = torch.cuda.cudart().cudaMemGetInfo(0)
+    segments = torch.cuda.memory_snapshot()
+    live = sum(
+        block["requested_size"] for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"
+    )
+    held = torch.cuda.memory_reserved()
+    answers = {
+        "free is at most total": 0 < free <= total,
+        "total is at most the runtime's": total <= runtime_total,
+        "allocated is what was asked for": torch.cuda.memory_allocated() == kept.nbytes == live,
+        "reserved is what the snapshot shows": held == sum(segment["total_size"] for segment in segments),
+        "the summary can be printed": "hip-alloc" in torch.cuda.memory_summary(),
+    }
+    del kept
+    torch.cuda.empty_cache()
+    answers["empty_cache gives everything back"] = torch.cuda.memory_reserved() == torch.cuda.memory_allocated() == 0
+    return {
+        "passed": all(answers.values()), "answers": answers, "free": free, "total": total,
+        "runtime_free": runtime_free, "runtime_total": runtime_total,
+    }
+
+
+def main():
+    what, steps = sys.argv[1], int(sys.argv[2])
+    try:
+        import torch
+    except ImportError as problem:
+        return {"error": f"PyTorch cannot be imported: {problem}"}
+    if not torch.cuda.is_available():
+        return {"error": f"PyTorch {torch.__version__} {built_for(torch)}"}
+    if what in LOOPS:
+        return train(torch, what, steps)
+    return globals()[what](torch)
+
+
+if __name__ == "__main__":
+    print(json.dumps(main()))
