@@ -10,6 +10,7 @@ use crate::refusal::Refusal;
 use crate::registry::{existing, registry};
 use crate::report::{self, Repeated};
 use crate::units::{DeviceIndex, StreamId};
+use std::cell::Cell;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -276,7 +277,16 @@ fn stack() -> StackId {
     // SAFETY: only `hip_alloc_record_stacks` writes here, null or a `NameStack`; a pointer to
     // a function has the size of one to data on every platform that has `dlsym`.
     let name_stack: NameStack = unsafe { std::mem::transmute(function) };
-    StackId(name_stack())
+    thread_local! {
+        /// This thread is in that function, and what it asks for there has no stack.
+        static NAMING: Cell<bool> = const { Cell::new(false) };
+    }
+    if NAMING.replace(true) {
+        return StackId::UNKNOWN;
+    }
+    let stack = StackId(name_stack());
+    NAMING.set(false);
+    stack
 }
 
 /// Writes a snapshot that PyTorch's memory_viz opens.

@@ -174,6 +174,8 @@ fn threads_that_run_out_of_memory_leave_nothing_behind() {
 const DEVICES: [i32; 4] = [-1, 0, 1, 2];
 /// Those of the test that asks and changes everything meanwhile.
 const WATCHED: [i32; 3] = [3, 4, 5];
+/// The one that stacks are named with, meanwhile and in other tests.
+const NAMING: i32 = 6;
 
 /// An allocation whose every byte says whose it is. One number says all about it: the
 /// address in the upper 48 bits, and below it a number from which size, device and mark
@@ -259,6 +261,13 @@ fn threads_never_share_memory_that_they_did_not_share() {
     }
 }
 
+/// Names where a thread is, and needs memory itself to do so.
+extern "C" fn name_stack() -> u64 {
+    let note = ffi::hip_alloc_malloc(64, NAMING, std::ptr::null_mut());
+    ffi::hip_alloc_free(note, 64, NAMING, std::ptr::null_mut());
+    77
+}
+
 /// What a program may ask and change while others allocate: each function of the interface
 /// in turn, on each device.
 fn ask_and_change(random: &mut Random, snapshot: &CStr) {
@@ -270,7 +279,11 @@ fn ask_and_change(random: &mut Random, snapshot: &CStr) {
         3 => ffi::hip_alloc_set_memory_fraction(device, 1.0 - random.below(2) as f64 / 64.0),
         // SAFETY: a string that ends with a zero.
         4 => unsafe { ffi::hip_alloc_snapshot(snapshot.as_ptr()) },
-        5..8 => {
+        5 => {
+            let named = name_stack as extern "C" fn() -> u64;
+            ffi::hip_alloc_record_stacks((random.below(2) == 0).then_some(named))
+        }
+        6..8 => {
             let (mut free, mut total) = (0, 0);
             // SAFETY: two live locals.
             let code = unsafe { ffi::hip_alloc_mem_info(device, &mut free, &mut total) };
