@@ -9,6 +9,7 @@
 mod base_model;
 pub mod causal_lm;
 pub mod fine_tune;
+mod held_out;
 pub mod loss;
 
 use std::path::Path;

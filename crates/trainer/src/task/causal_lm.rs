@@ -6,6 +6,7 @@ use placement::Placer;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
+use super::held_out::in_batches;
 use super::{Batch, Evaluation, Sample, Task};
 use crate::Error;
 use crate::config::{Config, ModelConfig, SampleConfig};
@@ -199,7 +200,7 @@ impl Task for CausalLm {
         let _no_grad = tch::no_grad_guard();
         let (starts, complete) = self.held_out_starts(limit);
         let (mut nats, mut tokens, mut bytes) = (0.0, 0u64, 0u64);
-        for starts in starts.chunks(self.eval_batch_size) {
+        in_batches(&starts, self.eval_batch_size, |starts| {
             let batch = placer.batch(self.batch(&self.data.held_out, starts)?)?;
             nats += f64::try_from(&self.loss(&batch)?)? * batch.units as f64;
             tokens += batch.units;
@@ -211,7 +212,8 @@ impl Task for CausalLm {
                     .map(|t| u64::from(lengths[usize::from(*t)]))
                     .sum::<u64>();
             }
-        }
+            Ok(())
+        })?;
         Ok(Evaluation {
             loss: nats / tokens as f64,
             nats_per_byte: Some(nats / bytes as f64),

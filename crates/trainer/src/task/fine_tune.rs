@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 use super::base_model::BaseModel;
+use super::held_out::in_batches;
 use super::loss::{mean_cross_entropy, summed_cross_entropy};
 use super::{Batch, Evaluation, Sample, Task};
 use crate::Error;
@@ -267,14 +268,15 @@ impl Task for FineTune {
         let _no_grad = tch::no_grad_guard();
         let (starts, complete) = self.held_out_starts(limit);
         let (mut nats, mut tokens) = (0.0, 0);
-        for starts in starts.chunks(self.eval_batch_size) {
+        in_batches(&starts, self.eval_batch_size, |starts| {
             let (batch, learned) = self.batch(starts)?;
             let batch = placer.batch(batch)?;
             let hidden = self.model.hidden(batch.get("tokens")?, Pass::Evaluate)?;
             let sum = summed_cross_entropy(&self.model, &hidden, batch.get("targets")?)?;
             nats += f64::try_from(&sum)?;
             tokens += learned;
-        }
+            Ok(())
+        })?;
         if tokens == 0 {
             return Err(Error::Data(
                 "the held-out part of the data has no token that is learned: hold more out with \
