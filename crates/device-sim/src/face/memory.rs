@@ -12,14 +12,14 @@ const TYPE_HOST: i32 = 1;
 const TYPE_DEVICE: i32 = 2;
 const TYPE_MANAGED: i32 = 3;
 
-/// `cudaPointerAttributes`
+/// `cudaPointerAttributes`: CUDA 13 has reserved fields behind these, which are left as they are,
+/// since programs for CUDA 12 have no room for them.
 #[repr(C)]
 struct PointerAttributes {
     kind: i32,
     device: i32,
     device_pointer: u64,
     host_pointer: u64,
-    reserved: [i64; 8],
 }
 
 /// `hipPointerAttribute_t`
@@ -151,7 +151,7 @@ export! {
         as runtime cudaPointerGetAttributes
     {
         let Described { kind, device, device_pointer, host_pointer } = describe(engine, pointer);
-        attributes.set(PointerAttributes { kind, device, device_pointer, host_pointer, reserved: [0; 8] })
+        attributes.set(PointerAttributes { kind, device, device_pointer, host_pointer })
     }
 
     /// Unlike CUDA, HIP calls an address it does not know an invalid argument.
