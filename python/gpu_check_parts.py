@@ -32,7 +32,7 @@ def built_for(torch):
 def facts(torch):
     properties = torch.cuda.get_device_properties(0)
     return {
-        "device": properties.name, "architecture": getattr(properties, "gcnArchName", f"sm_{properties.major}{properties.minor}"),
+        "device": properties.name, "architecture": properties.gcnArchName if torch.version.hip else f"sm_{properties.major}{properties.minor}",
         "simulated": properties.name == "Surefoot device-sim",
         "memory_mib": properties.total_memory >> 20, "torch": torch.__version__,
         "runtime": {"hip": torch.version.hip, "cuda": torch.version.cuda}, "kernel": platform.release(),

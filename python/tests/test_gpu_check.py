@@ -87,6 +87,17 @@ def test_losses_are_measured_by_how_far_pytorch_is_from_itself(arguments, verdic
     assert losses(**arguments)[0] == verdict
 
 
+def test_what_there_was_no_time_for_is_no_failure_and_no_success():
+    runs = gpu_check.Runs(2)
+    runs._began -= gpu_check.LONGEST_CHECK_S
+    result = runs.run("streams", {})
+    assert gpu_check.judge("streams", result)["verdict"] == "says nothing" and "s were over" in result["error"]
+    results = {"pytorch": {"losses": [1.0]}, "pytorch, again": {"losses": [1.0]}, "hip-alloc": result}
+    assert gpu_check.compare(results, "hip-alloc")[0] == "says nothing"
+    # But a run of ours that broke is one.
+    assert gpu_check.compare(results | {"hip-alloc": {"error": "ended with -11"}}, "hip-alloc")[0] == "failed"
+
+
 def test_a_library_that_this_machine_cannot_load_is_told_of_before_anything_runs(check, tmp_path):
     library = bytearray((tmp_path / "libhip_alloc.so").read_bytes())
     library[18] = 183  # e_machine: AArch64
