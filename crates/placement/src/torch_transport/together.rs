@@ -9,10 +9,13 @@
 //! The source is summed in pieces, each before its copy is started. So what the device gets is what was summed, or a
 //! difference shows. What the device sums runs on a stream of its own, so that the next copy does not wait for it.
 
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
 use tch::{Device, Tensor};
-use torch_ext::accelerator::{DeviceIndex, Event, Stream};
+use torch_ext::accelerator::{self, DeviceIndex, Event, Stream};
 use torch_ext::{Error, copy_into};
 
 use super::HostTensor;
@@ -28,7 +31,7 @@ pub(super) type Load = (HostTensor, bool);
 /// What became of each load: nothing but its own error, where libtorch can go on.
 pub(super) type Copied = Vec<Result<Summed<Tensor>, Error>>;
 
-/// Starts the copies, and waits for them if anything could be summed on the device. `side` are the weights of a row
+/// Starts the copies, and waits for them where all could be summed on the device. `side` are the weights of a row
 /// on the device, if it is believed to compute, and the stream to do that on.
 ///
 /// # Errors
@@ -38,14 +41,14 @@ pub(super) fn copy_together(
     device: Device,
     side: Option<(Tensor, Stream)>,
 ) -> Result<Copied, Error> {
-    let mut sums_ahead = sum_ahead(loads)?.into_iter();
+    let mut sums_ahead = SumsAhead::new(loads)?;
     let mut device_sums = match side {
         Some((weights, stream)) => DeviceSums::new(loads, device, &weights, stream)?,
         None => None,
     };
     let mut copied = Copied::with_capacity(loads.len());
-    for ((source, _), pieces) in loads.iter().zip(&mut sums_ahead) {
-        let summed = copy_one(source, device, pieces, &mut device_sums);
+    for (load, source) in loads.iter().enumerate() {
+        let summed = copy_one(load, source, device, &mut sums_ahead, &mut device_sums);
         if let Some(sums) = &mut device_sums {
             sums.end_load(summed.as_ref().ok());
         }
@@ -70,81 +73,180 @@ fn usable<T>(outcome: Result<T, Error>) -> Result<Result<T, Error>, Error> {
     }
 }
 
-/// Part of a source, and its sum when that is ready.
+/// Part of a source, as bytes of it.
+#[derive(Clone, Copy)]
 struct Piece {
     start: i64,
     length: i64,
-    sum: Option<Receiver<Checksum>>,
 }
 
-/// Begins to sum all sources, on other cores, in the order in which they will be copied.
+/// The smallest piece, the largest of ordinary memory, and that of pinned memory.
 ///
-/// The pieces grow: the first copy begins soon, and large tensors are not cut up for nothing.
-fn sum_ahead(loads: &[Load]) -> Result<Vec<Vec<Piece>>, Error> {
-    const FIRST: i64 = 16 * ROW_BYTES as i64;
-    const LARGEST: i64 = 512 * ROW_BYTES as i64;
-    let mut next = FIRST;
-    let mut cut = |(source, summed): &Load| -> Result<Vec<Piece>, Error> {
-        let total = size_in_bytes(&source.0) as i64;
-        if !summed {
-            let (start, length, sum) = (0, total, None);
-            return Ok(vec![Piece { start, length, sum }]);
-        }
-        let flat = bytes_of(&source.0)?;
-        let mut pieces = Vec::new();
-        let mut start = 0;
-        while start < total {
-            let length = next.min(total - start);
-            next = (2 * next).min(LARGEST);
-            let piece = HostTensor(flat.f_narrow(0, start, length)?);
-            let (answer, sum) = channel();
-            rayon::spawn_fifo(move || {
-                // The copy may have failed meanwhile, and nobody waits any more.
-                let _ = answer.send(Checksum::on_one_core(piece.bytes()));
-            });
-            let sum = Some(sum);
-            pieces.push(Piece { start, length, sum });
-            start += length;
-        }
-        Ok(pieces)
-    };
-    loads.iter().map(&mut cut).collect()
+/// They grow: the first copy begins soon, and large tensors are not cut up for nothing. A copy from memory that is
+/// not pinned is made by this core; so its pieces are still in the caches when they are copied, and what was read
+/// for the sum need not come from memory again.
+const PIECES: [i64; 3] = [
+    16 * ROW_BYTES as i64,
+    64 * ROW_BYTES as i64,
+    512 * ROW_BYTES as i64,
+];
+
+/// The sums of sources, piece by piece: taken on other cores a little ahead of the copies, or here where those are
+/// busy.
+struct SumsAhead {
+    /// Each source as bytes, and its pieces; none of those that are not summed.
+    loads: Vec<(Tensor, Vec<Piece>)>,
+    /// What other cores were asked for, and not yet asked about, in the order of the copies.
+    offered: VecDeque<Offered>,
+    /// The next piece to offer: its load, and its number there.
+    next: (usize, usize),
 }
 
-/// Starts the copy of one tensor, piece by piece, and of each piece its sum.
+struct Offered {
+    load: usize,
+    piece: Piece,
+    /// Whoever sets this takes the sum.
+    taken: Arc<AtomicBool>,
+    sum: Receiver<Checksum>,
+}
+
+impl SumsAhead {
+    /// How many pieces are offered: as many as hide the moment that a core takes to wake up. More would leave the
+    /// caches before they are copied.
+    const AHEAD: usize = 3;
+
+    fn new(loads: &[Load]) -> Result<SumsAhead, Error> {
+        let [mut next, largest, largest_pinned] = PIECES;
+        let mut cut = |(source, summed): &Load| -> Result<(Tensor, Vec<Piece>), Error> {
+            let mut pieces = Vec::new();
+            let total = size_in_bytes(&source.0) as i64;
+            // Where nobody can tell, the smaller ones do no harm.
+            let largest = match *summed && accelerator::is_pinned(&source.0).unwrap_or(false) {
+                true => largest_pinned,
+                false => largest,
+            };
+            let mut start = 0;
+            while *summed && start < total {
+                let length = next.min(total - start);
+                next = (2 * next).min(largest);
+                pieces.push(Piece { start, length });
+                start += length;
+            }
+            Ok((bytes_of(&source.0)?, pieces))
+        };
+        Ok(SumsAhead {
+            loads: loads.iter().map(&mut cut).collect::<Result<_, _>>()?,
+            offered: VecDeque::new(),
+            next: (0, 0),
+        })
+    }
+
+    /// The pieces of a load.
+    fn pieces(&self, load: usize) -> Vec<Piece> {
+        let (_, pieces) = &self.loads[load];
+        pieces.clone()
+    }
+
+    /// The sum of a piece; they are asked for in their order, but those of a load that failed may be left out.
+    fn take(&mut self, load: usize, piece: Piece) -> Result<Checksum, Error> {
+        loop {
+            while self.offered.len() <= Self::AHEAD && self.offer_next()? {}
+            let lost = || Error::Torch("the sum of the source was lost".into());
+            let offered = self.offered.pop_front().ok_or_else(lost)?;
+            if (offered.load, offered.piece.start) != (load, piece.start) {
+                offered.taken.store(true, Ordering::Release);
+                continue;
+            }
+            return match offered.taken.swap(true, Ordering::AcqRel) {
+                false => Ok(Checksum::on_one_core(self.bytes(load, piece)?.bytes())),
+                true => offered.sum.recv().map_err(|_| lost()),
+            };
+        }
+    }
+
+    /// Whether there was one.
+    fn offer_next(&mut self) -> Result<bool, Error> {
+        let (load, piece) = loop {
+            let (load, number) = self.next;
+            match self.loads.get(load).map(|(_, pieces)| pieces.get(number)) {
+                None => return Ok(false),
+                Some(None) => self.next = (load + 1, 0),
+                Some(Some(piece)) => {
+                    self.next = (load, number + 1);
+                    break (load, *piece);
+                }
+            }
+        };
+        let (answer, sum) = channel();
+        let taken = Arc::new(AtomicBool::new(false));
+        let (bytes, is_taken) = (self.bytes(load, piece)?, Arc::clone(&taken));
+        rayon::spawn_fifo(move || {
+            if !is_taken.swap(true, Ordering::AcqRel) {
+                // The copy may have failed meanwhile, and nobody waits any more.
+                let _ = answer.send(Checksum::on_one_core(bytes.bytes()));
+            }
+        });
+        self.offered.push_back(Offered {
+            load,
+            piece,
+            taken,
+            sum,
+        });
+        Ok(true)
+    }
+
+    fn bytes(&self, load: usize, piece: Piece) -> Result<HostTensor, Error> {
+        let (bytes, _) = &self.loads[load];
+        Ok(HostTensor(bytes.f_narrow(0, piece.start, piece.length)?))
+    }
+}
+
+/// Starts the copy of one tensor and, piece by piece, both its sums.
 fn copy_one(
-    source: &HostTensor,
+    load: usize,
+    source: &Load,
     device: Device,
-    pieces: Vec<Piece>,
+    sums_ahead: &mut SumsAhead,
     device_sums: &mut Option<DeviceSums>,
 ) -> Result<Summed<Tensor>, Error> {
-    let target = empty_on(&source.0, device)?;
-    let (from, to) = (bytes_of(&source.0)?, bytes_of(&target)?);
-    let total = size_in_bytes(&source.0);
+    let (HostTensor(source), summed) = source;
+    let mut target = empty_on(source, device)?;
+    let (sent, arrived) = (None, None);
+    if !summed {
+        copy_into(&mut target, source, true)?;
+        return Ok(Summed {
+            remote: target,
+            sent,
+            arrived,
+        });
+    }
+    let (from, to) = (bytes_of(source)?, bytes_of(&target)?);
+    let total = size_in_bytes(source);
     let mut rows = Vec::with_capacity(rows_of(&target));
-    let mut summed = total == 0;
-    for Piece { start, length, sum } in pieces {
-        summed |= sum.is_some();
-        if let Some(sum) = &sum {
-            let lost = |_| Error::Torch("the sum of the source was lost".into());
-            rows.extend_from_slice(sum.recv().map_err(lost)?.rows());
-        }
+    let [.., enough] = PIECES;
+    let mut unsummed = 0;
+    for piece in sums_ahead.pieces(load) {
+        let Piece { start, length } = piece;
+        rows.extend_from_slice(sums_ahead.take(load, piece)?.rows());
         copy_into(
             &mut to.f_narrow(0, start, length)?,
             &from.f_narrow(0, start, length)?,
             true,
         )?;
-        if sum.is_some()
+        let copied = start + length;
+        if (copied - unsummed >= enough || copied == total as i64)
             && let Some(sums) = device_sums
-            && !sums.add(&to, start, length)?
         {
-            *device_sums = None;
+            if !sums.add(&to, unsummed, copied - unsummed)? {
+                *device_sums = None;
+            }
+            unsummed = copied;
         }
     }
     Ok(Summed {
         remote: target,
-        sent: summed.then(|| Checksum::from_rows(total, rows)),
-        arrived: None,
+        sent: Some(Checksum::from_rows(total, rows)),
+        arrived,
     })
 }
 
@@ -153,7 +255,10 @@ struct DeviceSums {
     summing: Summing,
     index: DeviceIndex,
     stream: Stream,
-    copied: Event,
+    event: Event,
+    /// Pieces that were copied, and not yet given to the side stream: one order to wait serves many small ones.
+    copied: Vec<(Tensor, i64, i64)>,
+    waiting: i64,
     /// Rows of each load that were summed, and the bytes that these are, if they are all of it.
     loads: Vec<(usize, Option<u64>)>,
     /// Rows of the load on its way.
@@ -174,14 +279,16 @@ impl DeviceSums {
             return Ok(None);
         }
         let index = DeviceIndex::try_from(device)?;
-        let copied = Event::new(index)?;
+        let event = Event::new(index)?;
         let _side = stream.enter()?;
         let summing = usable(Summing::new(rows, weights))?;
         Ok(summing.ok().map(|summing| DeviceSums {
             summing,
             index,
             stream,
-            copied,
+            event,
+            copied: Vec::new(),
+            waiting: 0,
             loads: Vec::with_capacity(loads.len()),
             rows: 0,
         }))
@@ -189,14 +296,28 @@ impl DeviceSums {
 
     /// A piece whose copy has been started on the current stream. Says whether the sums can go on.
     fn add(&mut self, bytes: &Tensor, start: i64, length: i64) -> Result<bool, Error> {
-        self.copied.record(Stream::current(self.index)?)?;
-        self.stream.wait_for(&self.copied)?;
-        let added = {
-            let _side = self.stream.enter()?;
-            self.summing.add(bytes, start, length)
-        };
         self.rows += (length as usize).div_ceil(ROW_BYTES);
-        Ok(keep(self.stream, added)?.is_some())
+        self.waiting += length;
+        self.copied.push((bytes.shallow_clone(), start, length));
+        let [.., enough] = PIECES;
+        match self.waiting < enough {
+            true => Ok(true),
+            false => self.begin(),
+        }
+    }
+
+    /// Lets the device sum what has been added, after its copies.
+    fn begin(&mut self) -> Result<bool, Error> {
+        self.waiting = 0;
+        self.event.record(Stream::current(self.index)?)?;
+        self.stream.wait_for(&self.event)?;
+        let begun = {
+            let _side = self.stream.enter()?;
+            let summing = &mut self.summing;
+            let mut pieces = self.copied.drain(..);
+            pieces.try_for_each(|(bytes, start, length)| summing.add(&bytes, start, length))
+        };
+        Ok(keep(self.stream, begun)?.is_some())
     }
 
     /// No more pieces of this load come; `None` when it failed.
@@ -207,7 +328,10 @@ impl DeviceSums {
     }
 
     /// The checksum of each load, where there is one, when all are known; then everything has arrived.
-    fn read(self) -> Result<Option<Vec<Option<Checksum>>>, Error> {
+    fn read(mut self) -> Result<Option<Vec<Option<Checksum>>>, Error> {
+        if !self.begin()? {
+            return Ok(None);
+        }
         let read = {
             let _side = self.stream.enter()?;
             self.summing.read()
