@@ -73,6 +73,11 @@ def test_what_strikes_once_is_recovered(matrix):
         assert cell["outcome"] == expected, cell
 
 
+def test_without_pinned_memory_the_routes_that_need_none_are_taken(matrix):
+    cells = [cell for cell in matrix["cells"] if cell["fault"] == "out_of_memory_pinned" and cell["route"] != "zero_copy"]
+    assert cells and {cell["outcome"] for cell in cells} == {"recovered"}
+
+
 def test_loud_faults_are_missed_in_no_mode(matrix):
     loud = [cell for cell in matrix["cells"] if cell["fault"] not in SILENT]
     assert {cell["fault"] for cell in loud} >= {"refused", "out_of_memory_device", "out_of_memory_pinned", "context_lost"}

@@ -14,6 +14,10 @@
 //! the fault strikes each of them in turn, and the worst of what came of all of them counts. So `off`, `first` and `sample` miss wrong bytes by design, and
 //! [`FaultMatrix::missed`] counts only `always`, where there must be none. Cells in which a fault cannot strike
 //! (no cast happens on the route, nothing is verified) are left out.
+//!
+//! What `always` only reports cannot be recovered: a context that is lost and a device that hangs end the move at
+//! once, since going on would corrupt the run; a source of the caller's that was written to is gone; and after the
+//! last route of a machine, or a fault that strikes on every one, none is left.
 
 mod device;
 

@@ -19,7 +19,9 @@ use torch_ext::{Error, copy_into, threads};
 pub(crate) use self::elements::{device_name, element_of, kind_of, size_in_bytes};
 use self::sums::{computes, sum_rows, weights_on};
 use self::together::{Copied, Load, copy_together};
-use self::ways::{copy_chunked, copy_direct, copy_on_other_stream, empty_on, map_into};
+use self::ways::{
+    chunk_buffer, copy_chunked, copy_direct, copy_on_other_stream, empty_on, map_into,
+};
 use crate::bytes::Bytes;
 use crate::checksum::{Checksum, Workers};
 use crate::mapped::is_file_mapped;
@@ -365,13 +367,20 @@ impl Transport for TorchTransport {
 
     fn copy(&mut self, host: &HostTensor, method: CopyMethod) -> Result<Tensor, TransportError> {
         let (source, device) = (host.0.shallow_clone(), self.device);
-        let staging = self.facts.pinned_memory;
-        self.watched(Operation::Copy, Pool::Device, move || match method {
-            CopyMethod::Direct => copy_direct(&source, device),
-            CopyMethod::Chunked { chunk } => copy_chunked(&source, device, chunk, staging),
-            CopyMethod::OtherStream => copy_on_other_stream(&source, device),
-            CopyMethod::ZeroCopy => map_into(&source, device),
-        })
+        let copy: Box<dyn FnOnce() -> Result<Tensor, Error> + Send> = match method {
+            CopyMethod::Direct => Box::new(move || copy_direct(&source, device)),
+            CopyMethod::Chunked { chunk } => {
+                let (like, staging) = (source.shallow_clone(), self.facts.pinned_memory);
+                // By itself, so that it is known which memory is full: no pinned memory is no reason to skip
+                // routes that do without.
+                let make = move || chunk_buffer(&like, chunk, staging);
+                let buffer = self.watched(Operation::Stage, Pool::Pinned, make)?;
+                Box::new(move || copy_chunked(&source, device, &buffer))
+            }
+            CopyMethod::OtherStream => Box::new(move || copy_on_other_stream(&source, device)),
+            CopyMethod::ZeroCopy => Box::new(move || map_into(&source, device)),
+        };
+        self.watched(Operation::Copy, Pool::Device, copy)
     }
 
     fn copy_summed(

@@ -17,27 +17,29 @@ pub(super) fn copy_direct(source: &Tensor, device: Device) -> Result<Tensor, Err
     Ok(target)
 }
 
+/// A buffer for [`copy_chunked`]: of `chunk` bytes, or less where the source has less.
+pub(super) fn chunk_buffer(source: &Tensor, chunk: Bytes, staging: bool) -> Result<Tensor, Error> {
+    let width = source.kind().elt_size_in_bytes() as u64;
+    let step = i64::try_from(chunk.0 / width)
+        .unwrap_or(i64::MAX)
+        .clamp(1, (source.numel() as i64).max(1));
+    let buffer = Tensor::f_empty([step], (source.kind(), Device::Cpu))?;
+    match staging {
+        true => accelerator::pin_memory(&buffer),
+        false => Ok(buffer),
+    }
+}
+
 /// Through one buffer, piece by piece; each piece is complete before the next one
 /// overwrites the buffer, because a blocking copy returns only then.
 pub(super) fn copy_chunked(
     source: &Tensor,
     device: Device,
-    chunk: Bytes,
-    staging: bool,
+    buffer: &Tensor,
 ) -> Result<Tensor, Error> {
     let target = empty_on(source, device)?;
     let (from, to) = (source.f_view(-1)?, target.f_view(-1)?);
-    let count = from.numel() as i64;
-    let width = source.kind().elt_size_in_bytes() as u64;
-    let step = i64::try_from(chunk.0 / width)
-        .unwrap_or(i64::MAX)
-        .clamp(1, count.max(1));
-    let buffer = Tensor::f_empty([step], (source.kind(), Device::Cpu))?;
-    let buffer = if staging {
-        accelerator::pin_memory(&buffer)?
-    } else {
-        buffer
-    };
+    let (count, step) = (from.numel() as i64, buffer.numel() as i64);
     let mut start = 0;
     while start < count {
         let length = step.min(count - start);
