@@ -37,8 +37,6 @@ pub(super) struct Block {
     pub(super) used: u64,
     /// Bytes of handles that went back.
     pub(super) absent: u64,
-    /// When its last request was freed.
-    pub(super) emptied: u64,
     pub(super) first: SpanIndex,
     /// Serial number: older blocks are filled first.
     pub(super) rank: u32,

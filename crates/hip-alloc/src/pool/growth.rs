@@ -6,7 +6,7 @@
 //! that mark, where a new block is only as large as it must be.
 
 use super::lifetime::Guess;
-use super::sizes::DIRECT_STEP;
+use super::sizes::{DIRECT_STEP, SMALL_BLOCK};
 use super::*;
 
 /// Memory is tight when less than one part in this many was left at the peak.
@@ -27,12 +27,8 @@ const LEAST_FOR_DISPARITY: u64 = 4 * MIB;
 /// A block that was taken for one large request serves one that is smaller by no more
 /// than one part in this many.
 const DIRECT_DISPARITY: u64 = 8;
-/// An empty block that was missed before is kept for one part in this many of a step.
-const MOMENTS: u64 = 24;
-/// No more than this many times the floor is kept for that, beyond the floor.
-const KEPT_FLOORS: u64 = 3;
-/// A moment is at least, and at most, this many requests and frees.
-const MOMENT: (u64, u64) = (16, 1024);
+/// Of what the step will use again, one part in this many more may be held.
+const AHEAD_MARGIN_PART: u64 = 8;
 /// `position` orders by block first: more than any block has bytes.
 const POSITIONS_PER_BLOCK_LOG2: u32 = 40;
 
@@ -79,7 +75,7 @@ impl Pool {
             return Ok(self.take(index, owner, bytes));
         }
         let size = round_up(bytes, DIRECT_STEP).ok_or(AllocateError::OutOfMemory)?;
-        if let Some(block) = self.empty_block(owner, bytes) {
+        if let Some(block) = self.empty_block(Region::Passing, owner, bytes) {
             return Ok(self.open(block, owner, Region::Passing, bytes));
         }
         self.make_room(driver, size);
@@ -104,18 +100,14 @@ impl Pool {
         {
             return Ok(self.take(index, owner, bytes));
         }
-        if region != Region::Small
-            && let Some(block) = self.empty_block(owner, bytes)
-        {
+        if let Some(block) = self.empty_block(region, owner, bytes) {
             return Ok(self.open(block, owner, region, bytes));
         }
         if self.hand_over(driver, owner, false) {
             if let Some(index) = self.find(region, owner, bytes) {
                 return Ok(self.take(index, owner, bytes));
             }
-            if region != Region::Small
-                && let Some(block) = self.empty_block(owner, bytes)
-            {
+            if let Some(block) = self.empty_block(region, owner, bytes) {
                 return Ok(self.open(block, owner, region, bytes));
             }
         }
@@ -136,7 +128,6 @@ impl Pool {
 
     /// A block became empty.
     pub(super) fn emptied(&mut self, driver: &mut dyn Driver, block: BlockIndex) {
-        self.blocks[block].emptied = self.lifetimes.now();
         self.empty.push(block);
         if self.blocks[block].absent > 0 {
             self.give_back_at(driver, self.empty.len() - 1);
@@ -173,41 +164,19 @@ impl Pool {
         {}
     }
 
-    /// Gives empty blocks back until no more than the floor is held beyond what is live,
-    /// but for those that were missed before. Of these no more than a few times the floor
-    /// is kept: the program may stop for long after any free, and a moment is counted in
-    /// events, so it does not end while the program does nothing.
+    /// Gives empty blocks back until no more than the floor is held beyond what is live, or
+    /// what the rest of the step will use beyond that, and a little: which block serves
+    /// which request is never quite the same.
     pub(super) fn shed(&mut self, driver: &mut dyn Driver) {
-        self.kept_until = u64::MAX;
-        let tight = self.is_tight(0);
-        let floor = if tight { 0 } else { self.config.warmup_bytes };
-        if !self.exceeds(floor) {
-            return;
-        }
-        let moment = self.moment();
-        let now = self.lifetimes.now();
-        while self.exceeds(floor) && !self.empty.is_empty() {
-            let is_kept = |block: &Block| {
-                !tight && now - block.emptied <= moment && self.regrets.misses(block.bytes)
-            };
-            let at = self.first_to_go(|block| !is_kept(block)).or_else(|| {
-                let too_much = self.exceeds(floor.saturating_mul(1 + KEPT_FLOORS));
-                too_much.then(|| self.first_to_go(|_| true)).flatten()
-            });
-            let Some(at) = at else {
-                let oldest = self.empty.iter().map(|block| self.blocks[*block].emptied);
-                self.kept_until = oldest.min().unwrap_or(now) + moment;
-                return;
-            };
-            let block = &self.blocks[self.empty[at]];
-            if now - block.emptied > moment {
-                self.regrets.kept_in_vain(block.bytes);
-            }
-            if !self.give_back_at(driver, at) {
-                return;
-            }
-        }
-        while self.exceeds(floor) && self.give_back_hole(driver) {}
+        let ahead = self.lifetimes.ahead();
+        let floor = self.config.warmup_bytes;
+        let keep = match self.is_tight(0) {
+            true => 0,
+            false => floor.max(ahead.saturating_add(ahead / AHEAD_MARGIN_PART)),
+        };
+        while self.exceeds(keep) && self.give_back_one(driver) {}
+        while self.exceeds(keep) && self.give_back_hole(driver) {}
+        self.kept_for = if self.exceeds(floor) { ahead } else { 0 };
     }
 
     /// Whether more than `keep` is held beyond what is live.
@@ -216,39 +185,25 @@ impl Pool {
         held > self.used.saturating_add(keep)
     }
 
-    /// How many events are a moment: so few that a step is far longer.
-    fn moment(&self) -> u64 {
-        let part = self.lifetimes.period().unwrap_or(0) / MOMENTS;
-        part.clamp(MOMENT.0, MOMENT.1)
-    }
-
     /// Of the empty blocks that may go, the one that goes first: large ones that serve
     /// little else, then those that were not used for the longest time.
-    fn first_to_go(&self, may_go: impl Fn(&Block) -> bool) -> Option<usize> {
-        let mut ordinary = None;
-        for (at, block) in self.empty.iter().enumerate() {
+    fn first_to_go(&self) -> Option<usize> {
+        let spare = |block: &BlockIndex| {
             let block = &self.blocks[*block];
-            let first = block.absent > 0 || block.direct;
-            if (first || ordinary.is_none()) && may_go(block) {
-                if first {
-                    return Some(at);
-                }
-                ordinary = Some(at);
-            }
-        }
-        ordinary
+            block.absent > 0 || block.direct
+        };
+        let oldest = (!self.empty.is_empty()).then_some(0);
+        self.empty.iter().position(spare).or(oldest)
     }
 
     /// `false` if there is nothing to give back, or the driver refused.
     fn give_back_one(&mut self, driver: &mut dyn Driver) -> bool {
-        self.first_to_go(|_| true)
+        self.first_to_go()
             .is_some_and(|at| self.give_back_at(driver, at))
     }
 
     fn give_back_at(&mut self, driver: &mut dyn Driver, at: usize) -> bool {
         let block = self.empty.remove(at);
-        self.regrets
-            .returned(self.blocks[block].bytes, self.lifetimes.now());
         if let Err(error) = self.depart(driver, block) {
             self.trouble(error);
             self.keep_empty(block);
@@ -263,15 +218,19 @@ impl Pool {
         self.empty.push(block);
     }
 
-    /// The smallest empty block that fits, out of the list of empty blocks.
-    fn empty_block(&mut self, owner: Owner, bytes: u64) -> Option<BlockIndex> {
+    /// The smallest empty block that fits, out of the list of empty blocks. Small requests
+    /// only get blocks as small as they would ask for.
+    fn empty_block(&mut self, region: Region, owner: Owner, bytes: u64) -> Option<BlockIndex> {
+        let small = region == Region::Small;
         // At the start the blocks are for whatever comes first.
-        let fresh = self.stats.held_bytes <= self.config.warmup_bytes;
+        let fresh = self.stats.held_bytes <= self.config.warmup_bytes && !small;
         let at = (0..self.empty.len())
             .filter(|at| {
                 let block = &self.blocks[self.empty[*at]];
                 let of = self.spans[block.first].owner;
-                let largest = if block.direct {
+                let largest = if small {
+                    SMALL_BLOCK.1
+                } else if block.direct {
                     bytes + bytes / DIRECT_DISPARITY
                 } else {
                     bytes
@@ -356,8 +315,6 @@ impl Pool {
         region: Region,
         owner: Owner,
     ) -> Result<BlockIndex, DriverError> {
-        self.regrets
-            .asked(size, self.lifetimes.now(), self.moment());
         let (address, size, mapped) = self.take_from(driver, size)?;
         self.stats.driver_allocs += if mapped { self.handles(size) } else { 1 };
         self.stats.driver_alloc_bytes += size;

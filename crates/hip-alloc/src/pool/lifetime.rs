@@ -7,8 +7,10 @@
 //! that it is the same for every sequence length and every layer. Where a place is
 //! new, the size alone is asked: gradients and optimizer state have exactly the
 //! sizes of weights. Where that is new too, the phase decides: while a program only
-//! loads, everything stays.
+//! loads, everything stays. Where the program is known to repeat what it did before
+//! ([`Rehearsal`]), how this very request ended then is better than all of these.
 
+use super::rehearsal::Rehearsal;
 use super::tide::{Ebb, Tide};
 use crate::units::MIB;
 
@@ -73,6 +75,7 @@ pub(super) struct Lifetimes {
     requests: u64,
     frees: u64,
     tide: Tide,
+    rehearsal: Rehearsal,
 }
 
 /// What was seen of requests from one place, or of one size.
@@ -95,17 +98,18 @@ impl Default for Lifetimes {
             requests: 0,
             frees: 0,
             tide: Tide::default(),
+            rehearsal: Rehearsal::default(),
         }
     }
 }
 
 impl Lifetimes {
-    /// Notes a request, with the memory used before it and the holes between, and says
-    /// what to expect.
-    pub(super) fn requested(&mut self, bytes: u64, used: u64, holes: u64) -> (Guess, Birth) {
+    /// Notes a request, and says what to expect. It is then [served](Lifetimes::served) or
+    /// [refused](Lifetimes::refused).
+    pub(super) fn requested(&mut self, bytes: u64) -> (Guess, Birth) {
         self.requests += 1;
         let event = self.requests + self.frees;
-        self.tide.turn(used + bytes, holes, event);
+        let rehearsed = self.rehearsal.next_ended();
         let ratio = octaves(bytes).wrapping_sub(octaves(self.last_size)) & 0xFF;
         self.ratios = self.ratios << 8 | ratio;
         self.pattern = self.pattern << 1 | 1;
@@ -124,6 +128,12 @@ impl Lifetimes {
         let place = self.slot(place);
         let size = self.slot(mix(bytes, 0));
         let known = self.places[place].ended.or(self.places[size].ended);
+        let known = match rehearsed {
+            // Brief is only what is brief everywhere.
+            Some(Some(Expectation::Brief)) => known.or(Some(Expectation::Brief)),
+            Some(ended) => Some(ended.unwrap_or(Expectation::Lasting)),
+            None => known,
+        };
         let guess = Guess {
             expectation: known.unwrap_or(if self.places[size].born_loading {
                 Expectation::Lasting
@@ -141,8 +151,19 @@ impl Lifetimes {
         (guess, birth)
     }
 
+    /// The last request was served, with the memory used after it and the holes between.
+    pub(super) fn served(&mut self, bytes: u64, used: u64, holes: u64) {
+        self.turn(true, bytes, used, holes);
+    }
+
+    /// The last request was not served: what would have been used then is no level that
+    /// memory ever had.
+    pub(super) fn refused(&mut self) {
+        self.requests -= 1;
+    }
+
     /// Notes that a request was freed, with the memory used after it and the holes between.
-    pub(super) fn freed(&mut self, birth: Birth, used: u64, holes: u64) {
+    pub(super) fn freed(&mut self, birth: Birth, bytes: u64, used: u64, holes: u64) {
         self.frees += 1;
         self.pattern <<= 1;
         if birth.is_noted() {
@@ -155,18 +176,25 @@ impl Lifetimes {
             };
             self.places[birth.place as usize].ended = Some(ended);
             self.places[birth.size as usize].ended = Some(ended);
+            self.rehearsal.ended(birth.event, ended);
         }
-        self.tide.turn(used, holes, self.requests + self.frees);
+        self.turn(false, bytes, used, holes);
     }
 
-    /// Requests and frees so far.
-    pub(super) fn now(&self) -> u64 {
-        self.requests + self.frees
+    fn turn(&mut self, request: bool, bytes: u64, used: u64, holes: u64) {
+        let event = self.requests + self.frees;
+        if self.tide.turn(used, holes, event)
+            && let Some((scale, ebb)) = self.tide.rhythm(event)
+        {
+            self.rehearsal.ebbed(scale, ebb);
+        }
+        self.rehearsal.turn(request, bytes, used);
     }
 
-    /// How many events a step has, once that is known.
-    pub(super) fn period(&self) -> Option<u64> {
-        self.tide.period(self.now())
+    /// How many bytes more than now will be used before memory is next at its lowest, as
+    /// far as the program does what it did before.
+    pub(super) fn ahead(&self) -> u64 {
+        self.rehearsal.ahead()
     }
 
     /// The event at which memory was last at its lowest between two steps, and the
@@ -191,7 +219,7 @@ impl Lifetimes {
 }
 
 /// log2 in eighths, rounded down.
-fn octaves(bytes: u64) -> u64 {
+pub(super) fn octaves(bytes: u64) -> u64 {
     let bytes = bytes.max(8);
     let whole = u64::from(bytes.ilog2());
     whole << 3 | (bytes >> (whole - 3) & 7)
@@ -217,17 +245,19 @@ mod tests {
         let mut used = 1000 * MIB;
         let mut saved = Vec::new();
         for _ in 0..layers {
-            let (guess, birth) = lifetimes.requested(bytes, used, 0);
+            let (guess, birth) = lifetimes.requested(bytes);
             used += bytes;
+            lifetimes.served(bytes, used, 0);
             guesses.push(guess);
             saved.push(birth);
-            let (guess, birth) = lifetimes.requested(4 * bytes, used, 0);
+            let (guess, birth) = lifetimes.requested(4 * bytes);
+            lifetimes.served(4 * bytes, used + 4 * bytes, 0);
             guesses.push(guess);
-            lifetimes.freed(birth, used, 0);
+            lifetimes.freed(birth, 4 * bytes, used, 0);
         }
         while let Some(birth) = saved.pop() {
             used -= bytes;
-            lifetimes.freed(birth, used, 0);
+            lifetimes.freed(birth, bytes, used, 0);
         }
         guesses
     }
@@ -236,7 +266,8 @@ mod tests {
     fn the_second_step_is_known_whatever_its_sequence_length() {
         let mut lifetimes = Lifetimes::default();
         for _ in 0..20 {
-            lifetimes.requested(50 * MIB, 0, 0);
+            lifetimes.requested(50 * MIB);
+            lifetimes.served(50 * MIB, 50 * MIB, 0);
         }
         step(&mut lifetimes, 200, 8 * MIB);
         let guesses = step(&mut lifetimes, 200, 12 * MIB);
@@ -251,7 +282,7 @@ mod tests {
     #[test]
     fn what_a_program_loads_is_expected_to_stay() {
         let mut lifetimes = Lifetimes::default();
-        let (guess, _) = lifetimes.requested(9 * MIB, 0, 0);
+        let (guess, _) = lifetimes.requested(9 * MIB);
         assert_eq!(
             guess,
             Guess {
@@ -264,9 +295,25 @@ mod tests {
     #[test]
     fn small_requests_are_not_guessed_at() {
         let mut lifetimes = Lifetimes::default();
-        let (guess, birth) = lifetimes.requested(4096, 0, 0);
-        lifetimes.freed(birth, 0, 0);
+        let (guess, birth) = lifetimes.requested(4096);
+        lifetimes.served(4096, 4096, 0);
+        lifetimes.freed(birth, 4096, 0, 0);
         assert_eq!(guess.expectation, Expectation::Lasting);
-        assert_eq!(lifetimes.requested(4096, 0, 0).0, guess);
+        assert_eq!(lifetimes.requested(4096).0, guess);
+    }
+
+    #[test]
+    fn what_was_refused_is_no_level_of_memory() {
+        let mut lifetimes = Lifetimes::default();
+        step(&mut lifetimes, 100, 8 * MIB);
+        let before = lifetimes.requests + lifetimes.frees;
+        for _ in 0..3 {
+            lifetimes.requested(1 << 60);
+            lifetimes.refused();
+        }
+        assert_eq!(lifetimes.requests + lifetimes.frees, before);
+        assert!(lifetimes.last_ebb().is_none());
+        let guesses = step(&mut lifetimes, 100, 8 * MIB);
+        assert_eq!(guesses[100].expectation, Expectation::Passing);
     }
 }

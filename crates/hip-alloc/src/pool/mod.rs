@@ -13,9 +13,8 @@
 //! A request takes the best-fitting free span of its region, then an empty
 //! block, then a new block. A block that becomes empty goes back to the driver at
 //! once, unless what the pool holds beyond the live memory is within the warm-up
-//! floor, or blocks of its size were missed a moment after they went back (`regret`;
-//! a few times the floor at most).
-//! Nothing else is kept.
+//! floor, or within what the rest of this step will need again (`rehearsal`), as the step
+//! before has shown. Nothing else is kept.
 
 mod addresses;
 mod block;
@@ -26,7 +25,7 @@ mod handover;
 mod holes;
 mod layout;
 mod lifetime;
-mod regret;
+mod rehearsal;
 mod sizes;
 mod span;
 mod tide;
@@ -39,8 +38,7 @@ use addresses::AddressMap;
 use block::{Block, BlockIndex, BlockTable, Region};
 use free_index::FreeIndex;
 use handover::Streams;
-use lifetime::{Birth, Expectation, Lifetimes};
-use regret::Regrets;
+use lifetime::{Expectation, Guess, Lifetimes};
 use sizes::LargeBlocks;
 use span::{Owner, Span, SpanIndex, SpanState, SpanTable};
 
@@ -148,9 +146,8 @@ pub struct Pool {
     empty: Vec<BlockIndex>,
     streams: Streams,
     lifetimes: Lifetimes,
-    regrets: Regrets,
-    /// The event at which an empty block has been kept long enough.
-    kept_until: u64,
+    /// How much was to be used again when blocks were last kept for it, in bytes.
+    kept_for: u64,
     large_blocks: LargeBlocks,
     stats: PoolStats,
     /// Bytes of spans that are not free: the rounded live bytes.
@@ -181,8 +178,7 @@ impl Pool {
             empty: Vec::new(),
             streams: Streams::default(),
             lifetimes: Lifetimes::default(),
-            regrets: Regrets::default(),
-            kept_until: u64::MAX,
+            kept_for: 0,
             large_blocks: LargeBlocks::default(),
             stats: PoolStats::default(),
             used: 0,
@@ -230,34 +226,13 @@ impl Pool {
         if self.streams.waiting() {
             self.poll(driver);
         }
-        let mut birth = Birth::default();
-        let served = self.rounded(requested).and_then(|bytes| {
-            let owner = self.owner_of(stream);
-            let (guess, noted) =
-                self.lifetimes
-                    .requested(bytes, self.used, self.large_blocks.holes());
-            birth = noted;
-            if bytes > self.config.max_split_bytes {
-                return self.direct(driver, bytes, owner);
-            }
-            let region = if bytes < SMALLEST_GUESSED {
-                Region::Small
-            } else if guess.expectation == Expectation::Lasting {
-                Region::Lasting
-            } else {
-                Region::Passing
-            };
-            let found = if guess.expectation == Expectation::Brief {
-                self.find_anywhere(owner, bytes)
-            } else {
-                self.find(region, owner, bytes)
-            };
-            match found {
-                Some(index) => Ok(self.take(index, owner, bytes)),
-                None => self.refill(driver, region, guess, owner, bytes),
-            }
-        });
-        match served {
+        let Ok(bytes) = self.rounded(requested) else {
+            self.stats.out_of_memory += 1;
+            return Err(AllocateError::OutOfMemory);
+        };
+        let owner = self.owner_of(stream);
+        let (guess, birth) = self.lifetimes.requested(bytes);
+        match self.serve(driver, guess, owner, bytes) {
             Ok(index) => {
                 self.spans.set_birth(index, birth);
                 let span = &mut self.spans[index];
@@ -266,13 +241,45 @@ impl Pool {
                 self.addresses.insert(address, index);
                 self.used += bytes;
                 self.used_peak = self.used_peak.max(self.used);
+                self.lifetimes
+                    .served(bytes, self.used, self.large_blocks.holes());
                 self.count(requested);
                 Ok(address)
             }
             Err(error) => {
+                self.lifetimes.refused();
                 self.stats.out_of_memory += u64::from(error == AllocateError::OutOfMemory);
                 Err(error)
             }
+        }
+    }
+
+    /// A span of `bytes` where it belongs by what is expected of it.
+    fn serve(
+        &mut self,
+        driver: &mut dyn Driver,
+        guess: Guess,
+        owner: Owner,
+        bytes: u64,
+    ) -> Result<SpanIndex, AllocateError> {
+        if bytes > self.config.max_split_bytes {
+            return self.direct(driver, bytes, owner);
+        }
+        let region = if bytes < SMALLEST_GUESSED {
+            Region::Small
+        } else if guess.expectation == Expectation::Lasting {
+            Region::Lasting
+        } else {
+            Region::Passing
+        };
+        let found = if guess.expectation == Expectation::Brief {
+            self.find_anywhere(owner, bytes)
+        } else {
+            self.find(region, owner, bytes)
+        };
+        match found {
+            Some(index) => Ok(self.take(index, owner, bytes)),
+            None => self.refill(driver, region, guess, owner, bytes),
         }
     }
 
@@ -312,7 +319,7 @@ impl Pool {
         self.stats.live_allocations -= 1;
         self.stats.live_bytes -= requested;
         self.lifetimes
-            .freed(birth, self.used - bytes, self.large_blocks.holes());
+            .freed(birth, bytes, self.used - bytes, self.large_blocks.holes());
         if shared_use {
             self.defer(driver, index);
         } else {
@@ -321,7 +328,7 @@ impl Pool {
         if self.streams.waiting() {
             self.poll(driver);
         }
-        if self.lifetimes.now() > self.kept_until {
+        if self.lifetimes.ahead() < self.kept_for {
             self.shed(driver);
         }
         Ok(requested)
@@ -397,7 +404,6 @@ impl Pool {
             mapped: false,
             used: 0,
             absent: 0,
-            emptied: 0,
             first: SpanIndex::NONE,
             rank: self.next_rank,
         }

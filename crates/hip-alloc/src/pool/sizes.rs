@@ -23,7 +23,7 @@ const LASTING_BLOCK: u64 = 96 * MIB;
 /// Blocks are multiples of this.
 const BLOCK_STEP: u64 = MIB / 2;
 /// The smallest and the largest block of the region for small requests.
-const SMALL_BLOCK: (u64, u64) = (2 * MIB, 32 * MIB);
+pub(super) const SMALL_BLOCK: (u64, u64) = (2 * MIB, 32 * MIB);
 /// That region grows by one part in this many.
 const SMALL_GROWTH: u64 = 8;
 /// A request of which nothing is known gets a block of its own from this size on: if

@@ -17,8 +17,6 @@ const SCALES: usize = 12;
 const STEP: u64 = 8 * MIB;
 /// Troughs that differ by no more than this part of the scale are at the same level.
 const SAME_LEVEL: u64 = 4;
-/// Scales with periods within this factor see the same steps.
-const SAME_PERIOD: u64 = 8;
 /// A scale counts until it was quiet for this many of its periods.
 const QUIET_PERIODS: u64 = 4;
 
@@ -58,27 +56,25 @@ struct Point {
 }
 
 impl Tide {
-    /// Notes how much is used after an event, and the holes then.
-    pub(super) fn turn(&mut self, used: u64, holes: u64, event: u64) {
+    /// Notes how much is used after an event, and the holes then. Whether a trough has
+    /// come to an end at any scale.
+    pub(super) fn turn(&mut self, used: u64, holes: u64, event: u64) -> bool {
         if used.abs_diff(self.seen) < STEP {
-            return;
+            return false;
         }
         self.seen = used;
         let here = Point { used, holes, event };
+        let mut rose = false;
         for (number, scale) in self.scales.iter_mut().enumerate() {
-            scale.turn(here, SMALLEST << number);
+            rose |= scale.turn(here, SMALLEST << number);
         }
+        rose
     }
 
-    /// How many events a step has, once that is known.
-    pub(super) fn period(&self, event: u64) -> Option<u64> {
-        let periods = (0..SCALES)
-            .filter(|at| self.is_confirmed(*at, event))
-            .map(|at| self.scales[at].period());
-        let largest = periods.clone().next_back()?;
-        periods
-            .filter(|period| *period * SAME_PERIOD >= largest)
-            .min()
+    /// The scale of the steps and the event at which the last one ended, once that is known.
+    pub(super) fn rhythm(&self, event: u64) -> Option<(usize, u64)> {
+        let at = (0..SCALES).rev().find(|at| self.is_confirmed(*at, event))?;
+        Some((at, self.scales[at].troughs[0].event))
     }
 
     /// Whether a step ended since the event.
@@ -125,7 +121,8 @@ impl Scale {
         self.troughs[0].event - self.troughs[1].event
     }
 
-    fn turn(&mut self, here: Point, swing: u64) {
+    /// Whether a trough has come to an end.
+    fn turn(&mut self, here: Point, swing: u64) -> bool {
         if self.rising {
             if here.used > self.extreme.used {
                 self.extreme = here;
@@ -140,7 +137,9 @@ impl Scale {
             self.count += 1;
             self.rising = true;
             self.extreme = here;
+            return true;
         }
+        false
     }
 }
 
@@ -158,12 +157,12 @@ mod tests {
     }
 
     #[test]
-    fn the_period_is_that_of_the_steps_and_not_of_the_ripples() {
+    fn the_rhythm_is_that_of_the_steps_and_not_of_the_ripples() {
         let mut tide = Tide::default();
         for number in 0..6 {
             step(&mut tide, number * 200, 10_000 * MIB, 4000 * MIB);
         }
-        assert_eq!(tide.period(1200), Some(200));
+        assert_eq!(tide.rhythm(1200), Some((6, 1000)));
     }
 
     #[test]
@@ -172,7 +171,7 @@ mod tests {
         for event in 0..1000u64 {
             tide.turn(event * 10 * MIB, 0, event);
         }
-        assert_eq!(tide.period(1000), None);
+        assert_eq!(tide.rhythm(1000), None);
         assert_eq!(tide.last_ebb(), None);
         assert!(!tide.ebbed_since(0));
     }
@@ -196,6 +195,6 @@ mod tests {
         for number in 0..6 {
             step(&mut tide, number * 200, 500 * MIB, 4000 * MIB);
         }
-        assert_eq!(tide.period(100_000), None);
+        assert_eq!(tide.rhythm(100_000), None);
     }
 }

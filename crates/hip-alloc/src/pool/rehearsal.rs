@@ -1,0 +1,480 @@
+//! What the program is about to need, from the last time that it did the same.
+//!
+//! A training step does what the step before did. So every request and free is noted with
+//! the memory used after it, and the place where the same happened before is followed,
+//! event by event:
+//!
+//! ```text
+//!  used  │      ╭╮          │      ╭╮
+//!        │   ╭╮╭╯╰╮╭╮       │   ╭╮╭╯
+//!        │╭╮╭╯╰╯  ╰╯╰╮      │╭╮╭╯╰╯
+//!        ┼╯╰╯        ╰──────┼╯╰╯  ·
+//!                 ↑      ↑        ↑
+//!          followed   its lull   now
+//! ```
+//!
+//! From the place that is followed up to its next *lull*, the lowest point before memory
+//! rises again, the log tells how much more than now will be used: that much may stay in
+//! empty blocks, since it will be asked for again, and at the lull nothing may. It tells
+//! too how the request that comes next ended the last time ([`Rehearsal::next_ended`]).
+//!
+//! The place is found by the requests and frees just before it, with ratios of sizes
+//! instead of sizes, and of equal places by the memory used. It is followed by the order
+//! of requests and frees alone, so that another sequence length or resolution does not
+//! lose it, and what was used then is scaled to what is used now. A program that does
+//! something new is soon seen to, and then nothing is known.
+
+use super::lifetime::{Expectation, octaves};
+use std::collections::VecDeque;
+
+/// Events that are remembered: longer steps are not recognised. Eight bytes each.
+const REMEMBERED: u64 = 1 << 19;
+/// So many events must agree to take a place for the same.
+const ALIKE: u64 = 32;
+/// And at least this many lie between it and now.
+const NEAREST: u64 = 64;
+/// Of the last 32 events, so many may be of another kind until the place is lost.
+const MISSES: u32 = 10;
+/// A place that was lost is looked for again this many events to either side,
+const NEIGHBOURHOOD: u64 = 96;
+/// and for this long.
+const PATIENCE: u64 = 512;
+/// While no place is known, it is looked for at every so many events.
+const INTERVAL: u64 = 16;
+/// Of the places noted in a bucket, the last so many are compared.
+const CANDIDATES: usize = 64;
+const BUCKETS_LOG2: u32 = 12;
+/// Places that are noted, of one event in sixteen on average.
+const NOTED: u64 = REMEMBERED / 8;
+/// Memory is low within this part of the swing from the lowest.
+const LOW_PART: u32 = 8;
+/// How a request ended is only believed from this many events before.
+const FARTHEST_SAME_PLACE: u64 = 500;
+/// Step ends that are remembered.
+const EBBS: usize = 64;
+/// Levels are counted in granules.
+const LEVEL_LOG2: u32 = 9;
+
+/// The log of events, and the place in it that the program is going through again.
+///
+/// Events are numbered from 1.
+pub(super) struct Rehearsal {
+    log: Vec<Event>,
+    /// Number of the last event.
+    now: u64,
+    last_bytes: u64,
+    /// A hash of the last sixteen events.
+    trail: u64,
+    /// For each bucket of that hash, the last place that was noted, by number; 0: none.
+    buckets: Box<[u64]>,
+    places: Vec<Place>,
+    noted: u64,
+    /// Ends of steps, and the scale at which they were seen.
+    ebbs: VecDeque<u64>,
+    ebb_scale: usize,
+    followed: Option<Followed>,
+    /// The place that was followed and the event, when it was lost.
+    lost: Option<(u64, u64)>,
+    ahead: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Event {
+    /// Used after it, in granules.
+    level: u32,
+    /// The lowest bit: whether it is a request. Above: the ratio of its size to the one before.
+    sign: u8,
+    /// How the request ended, when it has.
+    ended: Option<Expectation>,
+}
+
+/// An event that can be found by its trail.
+#[derive(Clone, Copy)]
+struct Place {
+    event: u64,
+    /// Number of the place before it in its bucket.
+    before: u64,
+}
+
+/// Where the program was the last time that it did what it does now.
+struct Followed {
+    at: u64,
+    /// One bit for each of the last events: 1 was of another kind.
+    misses: u32,
+    /// The next event at which memory is at its lowest.
+    lull: u64,
+    /// Up to the lull, the events after which less is used than at them, the next first.
+    crests: VecDeque<(u64, u32)>,
+    /// The lowest and the highest level from there to now, and up to where they are of use.
+    range: (u32, u32),
+    range_until: u64,
+    /// How high memory was above the lowest, now and then, in sum.
+    heights: (u64, u64),
+}
+
+impl Default for Rehearsal {
+    fn default() -> Self {
+        Rehearsal {
+            log: Vec::new(),
+            now: 0,
+            last_bytes: 1,
+            trail: 0,
+            buckets: vec![0; 1 << BUCKETS_LOG2].into_boxed_slice(),
+            places: Vec::new(),
+            noted: 0,
+            ebbs: VecDeque::new(),
+            ebb_scale: 0,
+            followed: None,
+            lost: None,
+            ahead: 0,
+        }
+    }
+}
+
+impl Rehearsal {
+    /// How much more than now will be used before memory is next at its lowest, in bytes.
+    /// Zero where nothing is known.
+    pub(super) fn ahead(&self) -> u64 {
+        self.ahead
+    }
+
+    /// How the request that comes next ended the last time; the inner `None`: not yet.
+    pub(super) fn next_ended(&self) -> Option<Option<Expectation>> {
+        let followed = self.followed.as_ref()?;
+        let recently = followed.misses & 0xFFFF;
+        if recently != 0 || self.now - followed.at < FARTHEST_SAME_PLACE {
+            return None;
+        }
+        let next = self.event(followed.at + 1);
+        next.is_request().then_some(next.ended)
+    }
+
+    /// Notes a request or a free of `bytes`, and what is used after it.
+    pub(super) fn turn(&mut self, request: bool, bytes: u64, used: u64) {
+        let sign = self.note(request, bytes, used);
+        self.follow();
+        self.trail = self.trail << 4 ^ u64::from(sign).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+        let hash = self.trail.wrapping_mul(0xD6E8_FEB8_6659_FD93);
+        let bucket = (hash >> (64 - BUCKETS_LOG2)) as usize;
+        let is_place = hash & 15 == 0;
+        if self.followed.is_none() && (is_place || self.now.is_multiple_of(INTERVAL)) {
+            self.search(is_place.then_some(bucket));
+        }
+        if is_place {
+            self.note_place(bucket);
+        }
+        self.ahead = self.followed.as_ref().map_or(0, |place| {
+            let crest = place.crests.front().map_or(0, |(_, level)| *level);
+            place.scaled(crest.saturating_sub(self.event(place.at).level)) << LEVEL_LOG2
+        });
+    }
+
+    /// A request ended.
+    pub(super) fn ended(&mut self, request: u64, ended: Expectation) {
+        if self.now - request < REMEMBERED {
+            self.log[slot(request)].ended = Some(ended);
+        }
+    }
+
+    /// A step has ended at an event, seen at a scale of swings. Ends that were seen at
+    /// smaller scales were none.
+    pub(super) fn ebbed(&mut self, scale: usize, event: u64) {
+        if self.ebbs.back() == Some(&event) {
+            return;
+        }
+        if scale > self.ebb_scale {
+            self.ebbs.clear();
+        }
+        self.ebb_scale = scale;
+        if self.ebbs.len() == EBBS {
+            self.ebbs.pop_front();
+        }
+        self.ebbs.push_back(event);
+    }
+
+    fn event(&self, number: u64) -> Event {
+        self.log[slot(number)]
+    }
+
+    fn level(&self, number: u64) -> u32 {
+        self.event(number).level
+    }
+
+    fn note(&mut self, request: bool, bytes: u64, used: u64) -> u8 {
+        let ratio = octaves(bytes).wrapping_sub(octaves(self.last_bytes));
+        self.last_bytes = bytes;
+        let event = Event {
+            level: (used >> LEVEL_LOG2).min(u64::from(u32::MAX)) as u32,
+            sign: (ratio as u8) << 1 | u8::from(request),
+            ended: None,
+        };
+        self.now += 1;
+        match self.log.get_mut(slot(self.now)) {
+            Some(old) => *old = event,
+            None => self.log.push(event),
+        }
+        event.sign
+    }
+
+    fn note_place(&mut self, bucket: usize) {
+        self.noted += 1;
+        let place = Place {
+            event: self.now,
+            before: std::mem::replace(&mut self.buckets[bucket], self.noted),
+        };
+        match self.places.get_mut(((self.noted - 1) % NOTED) as usize) {
+            Some(old) => *old = place,
+            None => self.places.push(place),
+        }
+    }
+
+    /// Goes one event on from the place that is followed.
+    fn follow(&mut self) {
+        let Some(mut place) = self.followed.take() else {
+            return;
+        };
+        place.at += 1;
+        let (then, now) = (self.event(place.at), self.event(self.now));
+        let differs = then.is_request() != now.is_request();
+        place.misses = place.misses << 1 | u32::from(differs);
+        if place.misses.count_ones() > MISSES || self.now - place.at + PATIENCE > REMEMBERED {
+            self.lost = Some((place.at, self.now));
+            return;
+        }
+        let low = place.range.0;
+        place.heights.0 += u64::from(now.level.saturating_sub(low));
+        place.heights.1 += u64::from(then.level.saturating_sub(low));
+        while place.crests.front().is_some_and(|(at, _)| *at <= place.at) {
+            place.crests.pop_front();
+        }
+        if place.at > place.lull {
+            self.look_ahead(&mut place);
+        }
+        self.followed = Some(place);
+    }
+
+    /// Finds the next lull, and the crests up to it.
+    fn look_ahead(&self, place: &mut Followed) {
+        let from = place.at + 1;
+        if place.at >= place.range_until {
+            let levels = (from..=self.now).map(|at| self.level(at));
+            place.range = levels.fold((u32::MAX, 0), |(low, high), level| {
+                (low.min(level), high.max(level))
+            });
+            place.range_until = place.at + (self.now - place.at) / 4;
+        }
+        // What was long ago counts little.
+        place.heights = (place.heights.0 / 256, place.heights.1 / 256);
+        let ebb = self.ebbs.iter().find(|ebb| **ebb >= from);
+        place.lull = self.next_low(place).min(ebb.copied().unwrap_or(u64::MAX));
+        place.crests.clear();
+        let mut crest = 0;
+        for at in (from..=place.lull).rev() {
+            let level = self.level(at);
+            if level > crest {
+                crest = level;
+                place.crests.push_front((at, level));
+            }
+        }
+    }
+
+    /// The lowest point of the stretch of low memory that a place is in, or of the next.
+    fn next_low(&self, place: &Followed) -> u64 {
+        let (low, high) = place.range;
+        let low = low.saturating_add(high.saturating_sub(low) / LOW_PART);
+        let lowest = |mut from: u64| {
+            let mut lowest = from;
+            while from <= self.now && self.level(from) <= low {
+                if self.level(from) <= self.level(lowest) {
+                    lowest = from;
+                }
+                from += 1;
+            }
+            (lowest, from)
+        };
+        let (here, end) = lowest(place.at + 1);
+        if end > place.at + 1 && self.level(here) < self.level(place.at) {
+            return here;
+        }
+        let next = (end..=self.now).find(|at| self.level(*at) <= low);
+        next.map_or(self.now, |at| lowest(at).0)
+    }
+
+    /// Looks for what happens now: near the place that was lost, else wherever the trail
+    /// was the same; of these, where the memory used is nearest.
+    fn search(&mut self, bucket: Option<usize>) {
+        let near = self.lost.and_then(|(at, then)| {
+            let since = self.now - then;
+            let expected = at + since;
+            let mut around = (0..NEIGHBOURHOOD)
+                .flat_map(|by| [expected.saturating_sub(by), expected + by])
+                .take_while(|_| since <= PATIENCE);
+            around.find(|at| self.is_alike(*at))
+        });
+        let found = near.or_else(|| self.noted_alike(bucket?));
+        let Some(at) = found else { return };
+        let mut place = Followed {
+            at,
+            misses: 0,
+            lull: 0,
+            crests: VecDeque::new(),
+            range: (0, 0),
+            range_until: 0,
+            heights: (0, 0),
+        };
+        self.look_ahead(&mut place);
+        self.followed = Some(place);
+        self.lost = None;
+    }
+
+    fn noted_alike(&self, bucket: usize) -> Option<u64> {
+        let mut next = self.buckets[bucket];
+        let places = std::iter::from_fn(|| {
+            let oldest = self.noted.saturating_sub(NOTED);
+            let place = (next > oldest).then(|| self.places[((next - 1) % NOTED) as usize])?;
+            next = place.before;
+            Some(place.event)
+        });
+        let apart = |at: &u64| self.level(*at).abs_diff(self.level(self.now));
+        let alike = places.take(CANDIDATES).filter(|at| self.is_alike(*at));
+        alike.min_by_key(apart)
+    }
+
+    /// Whether the same happened before an event as did before now.
+    fn is_alike(&self, at: u64) -> bool {
+        let near = at + NEAREST > self.now;
+        let gone = at < ALIKE || self.now - at.min(self.now) + 2 * PATIENCE > REMEMBERED;
+        !near
+            && !gone
+            && (0..ALIKE).all(|back| self.event(at - back).sign == self.event(self.now - back).sign)
+    }
+}
+
+impl Event {
+    fn is_request(self) -> bool {
+        self.sign & 1 == 1
+    }
+}
+
+impl Followed {
+    /// What then was so much, now.
+    fn scaled(&self, granules: u32) -> u64 {
+        let (now, then) = self.heights;
+        if then == 0 {
+            return u64::from(granules);
+        }
+        let ratio = (now as f64 / then as f64).clamp(0.25, 4.0);
+        (f64::from(granules) * ratio) as u64
+    }
+}
+
+fn slot(event: u64) -> usize {
+    ((event - 1) % REMEMBERED) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::MIB;
+
+    /// A step of `layers`: each saves a tensor of `bytes`, and needs five times that for a
+    /// moment; then all are freed. From the pool's side: requests, frees and what is used.
+    fn step(rehearsal: &mut Rehearsal, layers: u64, bytes: u64, mut see: impl FnMut(&Rehearsal)) {
+        let mut used = 1000 * MIB;
+        let mut turn = |request: bool, bytes: u64| {
+            used = if request { used + bytes } else { used - bytes };
+            rehearsal.turn(request, bytes, used);
+            see(rehearsal);
+        };
+        for layer in 0..layers {
+            turn(true, bytes);
+            // Every layer has something of its own, so that the place is known.
+            let parts = 1 + (layer * layer + layer / 3) % 5;
+            for part in 0..parts {
+                turn(true, bytes / (2 + part));
+            }
+            turn(true, 5 * bytes);
+            turn(false, 5 * bytes);
+            for part in 0..parts {
+                turn(false, bytes / (2 + part));
+            }
+        }
+        for _ in 0..layers {
+            turn(false, bytes);
+        }
+    }
+
+    #[test]
+    fn the_second_time_it_is_known_what_will_be_needed() {
+        let mut rehearsal = Rehearsal::default();
+        step(&mut rehearsal, 40, 16 * MIB, |_| {});
+        let mut ahead = Vec::new();
+        step(&mut rehearsal, 40, 16 * MIB, |seen| {
+            ahead.push(seen.ahead())
+        });
+        let (middle, last) = (ahead[ahead.len() / 2], ahead[ahead.len() - 1]);
+        assert!(middle > 300 * MIB && middle < 800 * MIB, "{}", middle / MIB);
+        assert_eq!(last, 0, "memory is at its lowest");
+    }
+
+    #[test]
+    fn larger_tensors_need_more() {
+        let mut rehearsal = Rehearsal::default();
+        for _ in 0..2 {
+            step(&mut rehearsal, 40, 16 * MIB, |_| {});
+        }
+        let (mut same, mut larger) = (Vec::new(), Vec::new());
+        step(&mut rehearsal, 40, 16 * MIB, |seen| same.push(seen.ahead()));
+        step(&mut rehearsal, 40, 48 * MIB, |seen| {
+            larger.push(seen.ahead())
+        });
+        let middle = same.len() / 2;
+        let times = larger[middle] as f64 / same[middle] as f64;
+        assert!((2.0..=4.0).contains(&times), "{times}");
+    }
+
+    #[test]
+    fn nothing_is_known_of_what_is_new() {
+        let mut rehearsal = Rehearsal::default();
+        for _ in 0..3 {
+            step(&mut rehearsal, 40, 16 * MIB, |_| {});
+        }
+        assert!(rehearsal.followed.is_some());
+        let mut used = 1000 * MIB;
+        for number in 0..200u64 {
+            used += number * 4096;
+            rehearsal.turn(true, number * 4096, used);
+        }
+        assert!(rehearsal.followed.is_none());
+        assert_eq!(rehearsal.ahead(), 0);
+    }
+
+    #[test]
+    fn how_a_request_ended_is_known_the_next_time() {
+        let mut rehearsal = Rehearsal::default();
+        for _ in 0..2 {
+            step(&mut rehearsal, 100, 16 * MIB, |_| {});
+        }
+        let next = rehearsal.followed.as_ref().unwrap().at + 1;
+        assert_eq!(rehearsal.next_ended(), Some(None));
+        rehearsal.ended(next, Expectation::Passing);
+        assert_eq!(rehearsal.next_ended(), Some(Some(Expectation::Passing)));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut rehearsal = Rehearsal::default();
+        let mut state = 1u64;
+        for number in 0..2 * REMEMBERED {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            rehearsal.turn(state >> 63 == 1, (state >> 40) % MIB, number);
+            if number % 1000 == 0 {
+                rehearsal.ebbed(0, number);
+            }
+        }
+        assert_eq!(rehearsal.log.len() as u64, REMEMBERED);
+        assert!(rehearsal.places.len() as u64 <= NOTED && rehearsal.ebbs.len() <= EBBS);
+    }
+}
