@@ -109,7 +109,6 @@ impl Lifetimes {
     pub(super) fn requested(&mut self, bytes: u64) -> (Guess, Birth) {
         self.requests += 1;
         let event = self.requests + self.frees;
-        let rehearsed = self.rehearsal.next_ended();
         let ratio = octaves(bytes).wrapping_sub(octaves(self.last_size)) & 0xFF;
         self.ratios = self.ratios << 8 | ratio;
         self.pattern = self.pattern << 1 | 1;
@@ -128,7 +127,7 @@ impl Lifetimes {
         let place = self.slot(place);
         let size = self.slot(mix(bytes, 0));
         let known = self.places[place].ended.or(self.places[size].ended);
-        let known = match rehearsed {
+        let known = match self.rehearsal.next_ended() {
             // Brief is only what is brief everywhere.
             Some(Some(Expectation::Brief)) => known.or(Some(Expectation::Brief)),
             Some(ended) => Some(ended.unwrap_or(Expectation::Lasting)),

@@ -39,10 +39,20 @@ const MISSES: u32 = 10;
 const NEIGHBOURHOOD: u64 = 96;
 /// and for this long.
 const PATIENCE: u64 = 512;
-/// While no place is known, it is looked for at every so many events.
+/// While no place is known, it is looked for at every so many events,
 const INTERVAL: u64 = 16;
+/// and after so many times in vain more and more seldom,
+const TRIES: u64 = 64;
+/// up to this.
+const LONGEST_INTERVAL: u64 = 1024;
 /// Of the places noted in a bucket, the last so many are compared.
 const CANDIDATES: usize = 64;
+/// Events of which the lowest and the highest level are kept.
+const STRETCH: u64 = 256;
+/// The scale of then to now is looked at again after so many events.
+const SCALED_FOR: u64 = 16;
+/// Fractions have so many bits.
+const FRACTION: u32 = 16;
 const BUCKETS_LOG2: u32 = 12;
 /// Places that are noted, of one event in sixteen on average.
 const NOTED: u64 = REMEMBERED / 8;
@@ -60,6 +70,8 @@ const LEVEL_LOG2: u32 = 9;
 /// Events are numbered from 1.
 pub(super) struct Rehearsal {
     log: Vec<Event>,
+    /// The lowest and the highest level of each stretch of the log.
+    stretches: Vec<(u32, u32)>,
     /// Number of the last event.
     now: u64,
     last_bytes: u64,
@@ -75,7 +87,10 @@ pub(super) struct Rehearsal {
     followed: Option<Followed>,
     /// The place that was followed and the event, when it was lost.
     lost: Option<(u64, u64)>,
-    ahead: u64,
+    /// Not before this event is a place looked for again.
+    search_at: u64,
+    /// How often that was in vain.
+    tries: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -99,6 +114,8 @@ struct Place {
 /// Where the program was the last time that it did what it does now.
 struct Followed {
     at: u64,
+    /// The event at which it was found.
+    since: u64,
     /// One bit for each of the last events: 1 was of another kind.
     misses: u32,
     /// The next event at which memory is at its lowest.
@@ -110,12 +127,15 @@ struct Followed {
     range_until: u64,
     /// How high memory was above the lowest, now and then, in sum.
     heights: (u64, u64),
+    /// The one divided by the other, in fractions; one, where that is not known.
+    ratio: u32,
 }
 
 impl Default for Rehearsal {
     fn default() -> Self {
         Rehearsal {
             log: Vec::new(),
+            stretches: Vec::new(),
             now: 0,
             last_bytes: 1,
             trail: 0,
@@ -126,7 +146,8 @@ impl Default for Rehearsal {
             ebb_scale: 0,
             followed: None,
             lost: None,
-            ahead: 0,
+            search_at: 0,
+            tries: 0,
         }
     }
 }
@@ -135,7 +156,12 @@ impl Rehearsal {
     /// How much more than now will be used before memory is next at its lowest, in bytes.
     /// Zero where nothing is known.
     pub(super) fn ahead(&self) -> u64 {
-        self.ahead
+        let Some(place) = &self.followed else {
+            return 0;
+        };
+        let crest = place.crests.front().map_or(0, |(_, level)| *level);
+        let rise = crest.saturating_sub(self.level(place.at));
+        ((u64::from(rise) * u64::from(place.ratio)) >> FRACTION) << LEVEL_LOG2
     }
 
     /// How the request that comes next ended the last time; the inner `None`: not yet.
@@ -153,20 +179,20 @@ impl Rehearsal {
     pub(super) fn turn(&mut self, request: bool, bytes: u64, used: u64) {
         let sign = self.note(request, bytes, used);
         self.follow();
-        self.trail = self.trail << 4 ^ u64::from(sign).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+        self.trail =
+            (self.trail << 4) ^ (u64::from(sign).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40);
         let hash = self.trail.wrapping_mul(0xD6E8_FEB8_6659_FD93);
         let bucket = (hash >> (64 - BUCKETS_LOG2)) as usize;
         let is_place = hash & 15 == 0;
-        if self.followed.is_none() && (is_place || self.now.is_multiple_of(INTERVAL)) {
+        if self.followed.is_none()
+            && self.now >= self.search_at
+            && (is_place || self.now.is_multiple_of(INTERVAL))
+        {
             self.search(is_place.then_some(bucket));
         }
         if is_place {
             self.note_place(bucket);
         }
-        self.ahead = self.followed.as_ref().map_or(0, |place| {
-            let crest = place.crests.front().map_or(0, |(_, level)| *level);
-            place.scaled(crest.saturating_sub(self.event(place.at).level)) << LEVEL_LOG2
-        });
     }
 
     /// A request ended.
@@ -209,9 +235,21 @@ impl Rehearsal {
             ended: None,
         };
         self.now += 1;
-        match self.log.get_mut(slot(self.now)) {
+        let slot = slot(self.now);
+        match self.log.get_mut(slot) {
             Some(old) => *old = event,
             None => self.log.push(event),
+        }
+        let stretch = slot / STRETCH as usize;
+        if slot.is_multiple_of(STRETCH as usize) {
+            let new = (event.level, event.level);
+            match self.stretches.get_mut(stretch) {
+                Some(old) => *old = new,
+                None => self.stretches.push(new),
+            }
+        } else {
+            let (low, high) = &mut self.stretches[stretch];
+            (*low, *high) = ((*low).min(event.level), (*high).max(event.level));
         }
         event.sign
     }
@@ -230,37 +268,56 @@ impl Rehearsal {
 
     /// Goes one event on from the place that is followed.
     fn follow(&mut self) {
-        let Some(mut place) = self.followed.take() else {
+        let Some(place) = &mut self.followed else {
             return;
         };
         place.at += 1;
-        let (then, now) = (self.event(place.at), self.event(self.now));
+        let (then, now) = (self.log[slot(place.at)], self.log[slot(self.now)]);
         let differs = then.is_request() != now.is_request();
         place.misses = place.misses << 1 | u32::from(differs);
         if place.misses.count_ones() > MISSES || self.now - place.at + PATIENCE > REMEMBERED {
-            self.lost = Some((place.at, self.now));
-            return;
+            return self.lose();
         }
         let low = place.range.0;
         place.heights.0 += u64::from(now.level.saturating_sub(low));
         place.heights.1 += u64::from(then.level.saturating_sub(low));
+        if self.now.is_multiple_of(SCALED_FOR) {
+            place.scale();
+        }
         while place.crests.front().is_some_and(|(at, _)| *at <= place.at) {
             place.crests.pop_front();
         }
-        if place.at > place.lull {
+        if place.at > place.lull
+            && let Some(mut place) = self.followed.take()
+        {
             self.look_ahead(&mut place);
+            self.followed = Some(place);
         }
-        self.followed = Some(place);
+    }
+
+    /// The program does something else.
+    fn lose(&mut self) {
+        let Some(place) = self.followed.take() else {
+            return;
+        };
+        self.lost = Some((place.at, self.now));
+        match self.now - place.since < PATIENCE {
+            true => self.put_off(),
+            false => self.tries = 0,
+        }
+    }
+
+    fn put_off(&mut self) {
+        self.tries += 1;
+        let often = self.tries.saturating_sub(TRIES);
+        self.search_at = self.now + (often * INTERVAL).min(LONGEST_INTERVAL);
     }
 
     /// Finds the next lull, and the crests up to it.
     fn look_ahead(&self, place: &mut Followed) {
         let from = place.at + 1;
         if place.at >= place.range_until {
-            let levels = (from..=self.now).map(|at| self.level(at));
-            place.range = levels.fold((u32::MAX, 0), |(low, high), level| {
-                (low.min(level), high.max(level))
-            });
+            place.range = self.range(from);
             place.range_until = place.at + (self.now - place.at) / 4;
         }
         // What was long ago counts little.
@@ -276,6 +333,23 @@ impl Rehearsal {
                 place.crests.push_front((at, level));
             }
         }
+    }
+
+    /// The lowest and the highest level from an event to now.
+    fn range(&self, from: u64) -> (u32, u32) {
+        let whole = |event: &u64| slot(*event).is_multiple_of(STRETCH as usize);
+        let first = (from..=self.now).find(whole).unwrap_or(self.now);
+        let last = first + (self.now - first) / STRETCH * STRETCH;
+        let ends = (from..first).chain(last..=self.now).map(|event| {
+            let level = self.level(event);
+            (level, level)
+        });
+        let stretches = (first..last).step_by(STRETCH as usize);
+        let stretches = stretches.map(|event| self.stretches[slot(event) / STRETCH as usize]);
+        ends.chain(stretches)
+            .fold((u32::MAX, 0), |range, (low, high)| {
+                (range.0.min(low), range.1.max(high))
+            })
     }
 
     /// The lowest point of the stretch of low memory that a place is in, or of the next.
@@ -312,15 +386,23 @@ impl Rehearsal {
             around.find(|at| self.is_alike(*at))
         });
         let found = near.or_else(|| self.noted_alike(bucket?));
-        let Some(at) = found else { return };
+        let Some(at) = found else {
+            // The trail tells nothing where it was not noted.
+            if bucket.is_some() {
+                self.put_off();
+            }
+            return;
+        };
         let mut place = Followed {
             at,
+            since: self.now,
             misses: 0,
             lull: 0,
             crests: VecDeque::new(),
             range: (0, 0),
             range_until: 0,
             heights: (0, 0),
+            ratio: 1 << FRACTION,
         };
         self.look_ahead(&mut place);
         self.followed = Some(place);
@@ -357,14 +439,13 @@ impl Event {
 }
 
 impl Followed {
-    /// What then was so much, now.
-    fn scaled(&self, granules: u32) -> u64 {
+    /// Looks how what is used now compares to what was used then.
+    fn scale(&mut self) {
         let (now, then) = self.heights;
-        if then == 0 {
-            return u64::from(granules);
+        if then > 0 {
+            let ratio = (now as f64 / then as f64).clamp(0.25, 4.0);
+            self.ratio = (ratio * f64::from(1 << FRACTION)) as u32;
         }
-        let ratio = (now as f64 / then as f64).clamp(0.25, 4.0);
-        (f64::from(granules) * ratio) as u64
     }
 }
 
