@@ -10,7 +10,7 @@
 //! loads, everything stays. Where the program is known to repeat what it did before
 //! ([`Rehearsal`]), how this very request ended then is better than all of these.
 
-use super::rehearsal::Rehearsal;
+use super::rehearsal::{Ended, Rehearsal};
 use super::tide::{Ebb, Tide};
 use crate::units::MIB;
 
@@ -52,7 +52,7 @@ impl Birth {
 }
 
 /// Smaller requests are little in sum and always kept with the lasting ones.
-const SMALL: u64 = MIB;
+pub(super) const SMALL: u64 = MIB;
 /// A request that sees fewer than this many others come was brief.
 const BRIEF: u64 = 64;
 /// Events that name a place: one bit each, a request or a free.
@@ -129,9 +129,10 @@ impl Lifetimes {
         let known = self.places[place].ended.or(self.places[size].ended);
         let known = match self.rehearsal.next_ended() {
             // Brief is only what is brief everywhere.
-            Some(Some(Expectation::Brief)) => known.or(Some(Expectation::Brief)),
-            Some(ended) => Some(ended.unwrap_or(Expectation::Lasting)),
-            None => known,
+            Some(Ended::As(Expectation::Brief)) => known.or(Some(Expectation::Brief)),
+            Some(Ended::As(ended)) => Some(ended),
+            Some(Ended::NotYet) => Some(Expectation::Lasting),
+            _ => known,
         };
         let guess = Guess {
             expectation: known.unwrap_or(if self.places[size].born_loading {

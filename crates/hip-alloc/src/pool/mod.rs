@@ -244,6 +244,9 @@ impl Pool {
                 self.lifetimes
                     .served(bytes, self.used, self.large_blocks.holes());
                 self.count(requested);
+                if self.kept_for > 0 && self.lifetimes.ahead() == 0 {
+                    self.shed(driver);
+                }
                 Ok(address)
             }
             Err(error) => {

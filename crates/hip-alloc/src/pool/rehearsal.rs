@@ -24,7 +24,7 @@
 //! lose it, and what was used then is scaled to what is used now. A program that does
 //! something new is soon seen to, and then nothing is known.
 
-use super::lifetime::{Expectation, octaves};
+use super::lifetime::{Expectation, SMALL, octaves};
 use std::collections::VecDeque;
 
 /// Events that are remembered: longer steps are not recognised. Eight bytes each.
@@ -58,6 +58,8 @@ const BUCKETS_LOG2: u32 = 12;
 const NOTED: u64 = REMEMBERED / 8;
 /// Memory is low within this part of the swing from the lowest.
 const LOW_PART: u32 = 8;
+/// Of a long stretch of low memory, so many events are looked at together.
+const LONGEST_LOW: u64 = 2048;
 /// How a request ended is only believed from this many events before.
 const FARTHEST_SAME_PLACE: u64 = 500;
 /// Step ends that are remembered.
@@ -99,8 +101,17 @@ struct Event {
     level: u32,
     /// The lowest bit: whether it is a request. Above: the ratio of its size to the one before.
     sign: u8,
-    /// How the request ended, when it has.
-    ended: Option<Expectation>,
+    /// How the request ended.
+    ended: Ended,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ended {
+    /// A small one, or a free: nobody knows.
+    Unknown,
+    NotYet,
+    As(Expectation),
 }
 
 /// An event that can be found by its trail.
@@ -159,13 +170,17 @@ impl Rehearsal {
         let Some(place) = &self.followed else {
             return 0;
         };
+        // What is done now was not done then: the program may be somewhere else already.
+        if place.misses & 1 == 1 {
+            return 0;
+        }
         let crest = place.crests.front().map_or(0, |(_, level)| *level);
         let rise = crest.saturating_sub(self.level(place.at));
         ((u64::from(rise) * u64::from(place.ratio)) >> FRACTION) << LEVEL_LOG2
     }
 
-    /// How the request that comes next ended the last time; the inner `None`: not yet.
-    pub(super) fn next_ended(&self) -> Option<Option<Expectation>> {
+    /// How the request that comes next ended the last time.
+    pub(super) fn next_ended(&self) -> Option<Ended> {
         let followed = self.followed.as_ref()?;
         let recently = followed.misses & 0xFFFF;
         if recently != 0 || self.now - followed.at < FARTHEST_SAME_PLACE {
@@ -198,7 +213,7 @@ impl Rehearsal {
     /// A request ended.
     pub(super) fn ended(&mut self, request: u64, ended: Expectation) {
         if self.now - request < REMEMBERED {
-            self.log[slot(request)].ended = Some(ended);
+            self.log[slot(request)].ended = Ended::As(ended);
         }
     }
 
@@ -232,7 +247,10 @@ impl Rehearsal {
         let event = Event {
             level: (used >> LEVEL_LOG2).min(u64::from(u32::MAX)) as u32,
             sign: (ratio as u8) << 1 | u8::from(request),
-            ended: None,
+            ended: match request && bytes >= SMALL {
+                true => Ended::NotYet,
+                false => Ended::Unknown,
+            },
         };
         self.now += 1;
         let slot = slot(self.now);
@@ -356,15 +374,18 @@ impl Rehearsal {
     fn next_low(&self, place: &Followed) -> u64 {
         let (low, high) = place.range;
         let low = low.saturating_add(high.saturating_sub(low) / LOW_PART);
-        let lowest = |mut from: u64| {
+        let lowest = |from: u64| {
             let mut lowest = from;
-            while from <= self.now && self.level(from) <= low {
-                if self.level(from) <= self.level(lowest) {
-                    lowest = from;
+            let end = (from + LONGEST_LOW).min(self.now + 1);
+            for at in from..end {
+                if self.level(at) > low {
+                    return (lowest, at);
                 }
-                from += 1;
+                if self.level(at) <= self.level(lowest) {
+                    lowest = at;
+                }
             }
-            (lowest, from)
+            (lowest, end)
         };
         let (here, end) = lowest(place.at + 1);
         if end > place.at + 1 && self.level(here) < self.level(place.at) {
@@ -454,108 +475,4 @@ fn slot(event: u64) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::units::MIB;
-
-    /// A step of `layers`: each saves a tensor of `bytes`, and needs five times that for a
-    /// moment; then all are freed. From the pool's side: requests, frees and what is used.
-    fn step(rehearsal: &mut Rehearsal, layers: u64, bytes: u64, mut see: impl FnMut(&Rehearsal)) {
-        let mut used = 1000 * MIB;
-        let mut turn = |request: bool, bytes: u64| {
-            used = if request { used + bytes } else { used - bytes };
-            rehearsal.turn(request, bytes, used);
-            see(rehearsal);
-        };
-        for layer in 0..layers {
-            turn(true, bytes);
-            // Every layer has something of its own, so that the place is known.
-            let parts = 1 + (layer * layer + layer / 3) % 5;
-            for part in 0..parts {
-                turn(true, bytes / (2 + part));
-            }
-            turn(true, 5 * bytes);
-            turn(false, 5 * bytes);
-            for part in 0..parts {
-                turn(false, bytes / (2 + part));
-            }
-        }
-        for _ in 0..layers {
-            turn(false, bytes);
-        }
-    }
-
-    #[test]
-    fn the_second_time_it_is_known_what_will_be_needed() {
-        let mut rehearsal = Rehearsal::default();
-        step(&mut rehearsal, 40, 16 * MIB, |_| {});
-        let mut ahead = Vec::new();
-        step(&mut rehearsal, 40, 16 * MIB, |seen| {
-            ahead.push(seen.ahead())
-        });
-        let (middle, last) = (ahead[ahead.len() / 2], ahead[ahead.len() - 1]);
-        assert!(middle > 300 * MIB && middle < 800 * MIB, "{}", middle / MIB);
-        assert_eq!(last, 0, "memory is at its lowest");
-    }
-
-    #[test]
-    fn larger_tensors_need_more() {
-        let mut rehearsal = Rehearsal::default();
-        for _ in 0..2 {
-            step(&mut rehearsal, 40, 16 * MIB, |_| {});
-        }
-        let (mut same, mut larger) = (Vec::new(), Vec::new());
-        step(&mut rehearsal, 40, 16 * MIB, |seen| same.push(seen.ahead()));
-        step(&mut rehearsal, 40, 48 * MIB, |seen| {
-            larger.push(seen.ahead())
-        });
-        let middle = same.len() / 2;
-        let times = larger[middle] as f64 / same[middle] as f64;
-        assert!((2.0..=4.0).contains(&times), "{times}");
-    }
-
-    #[test]
-    fn nothing_is_known_of_what_is_new() {
-        let mut rehearsal = Rehearsal::default();
-        for _ in 0..3 {
-            step(&mut rehearsal, 40, 16 * MIB, |_| {});
-        }
-        assert!(rehearsal.followed.is_some());
-        let mut used = 1000 * MIB;
-        for number in 0..200u64 {
-            used += number * 4096;
-            rehearsal.turn(true, number * 4096, used);
-        }
-        assert!(rehearsal.followed.is_none());
-        assert_eq!(rehearsal.ahead(), 0);
-    }
-
-    #[test]
-    fn how_a_request_ended_is_known_the_next_time() {
-        let mut rehearsal = Rehearsal::default();
-        for _ in 0..2 {
-            step(&mut rehearsal, 100, 16 * MIB, |_| {});
-        }
-        let next = rehearsal.followed.as_ref().unwrap().at + 1;
-        assert_eq!(rehearsal.next_ended(), Some(None));
-        rehearsal.ended(next, Expectation::Passing);
-        assert_eq!(rehearsal.next_ended(), Some(Some(Expectation::Passing)));
-    }
-
-    #[test]
-    fn what_is_remembered_is_bounded() {
-        let mut rehearsal = Rehearsal::default();
-        let mut state = 1u64;
-        for number in 0..2 * REMEMBERED {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            rehearsal.turn(state >> 63 == 1, (state >> 40) % MIB, number);
-            if number % 1000 == 0 {
-                rehearsal.ebbed(0, number);
-            }
-        }
-        assert_eq!(rehearsal.log.len() as u64, REMEMBERED);
-        assert!(rehearsal.places.len() as u64 <= NOTED && rehearsal.ebbs.len() <= EBBS);
-    }
-}
+mod tests;
