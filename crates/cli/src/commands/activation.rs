@@ -31,6 +31,14 @@ const FILES: &[(&str, &str)] = &[
         include_str!("../../../../python/surefoot_activate/_errors.py"),
     ),
     (
+        "surefoot_activate/_features.py",
+        include_str!("../../../../python/surefoot_activate/_features.py"),
+    ),
+    (
+        "surefoot_activate/_history.py",
+        include_str!("../../../../python/surefoot_activate/_history.py"),
+    ),
+    (
         "surefoot_activate/_hook.py",
         include_str!("../../../../python/surefoot_activate/_hook.py"),
     ),

@@ -5,8 +5,8 @@
 //! written is the format of [`format`](super::format): `hip_alloc_reset_peaks`, which
 //! programs call once a step, marks a step.
 //!
-//! A program that is killed loses what was not yet written: at most [`UNWRITTEN_BYTES`] of
-//! text, or what it asked for in the last [`UNWRITTEN_FOR`] of its requests. `surefoot replay`
+//! A program that is killed loses what was not yet written: at most `UNWRITTEN_BYTES` of
+//! text, or what it asked for in the last `UNWRITTEN_FOR` of its requests. `surefoot replay`
 //! reads the rest, compressed or not.
 
 use crate::units::{DeviceIndex, StreamId};
