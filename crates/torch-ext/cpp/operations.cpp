@@ -256,10 +256,10 @@ int32_t surefoot_num_threads(int32_t* threads) {
 
 typedef void (*surefoot_share)(void* work, size_t begin, size_t end);
 
-// Calls `share` for parts of 0..count, at least `at_least` long unless it is all of it, on the threads that
-// libtorch's own operators run on. A parallel loop compiled here would need an OpenMP runtime, and libtorch
+// Calls `share` for parts of 0..count, no more than there are grains, on the threads that libtorch's own
+// operators run on. A parallel loop compiled here would need an OpenMP runtime, and libtorch
 // brings its own; so an iterator over so many bytes carries it, of which only their positions are used.
-int32_t surefoot_in_shares(size_t count, size_t at_least, surefoot_share share, void* work) {
+int32_t surefoot_in_shares(size_t count, size_t grain, surefoot_share share, void* work) {
   return guarded([&] {
     const auto numbers = at::empty({static_cast<int64_t>(count)}, at::kByte);
     const auto* zero = static_cast<const char*>(numbers.const_data_ptr());
@@ -270,7 +270,7 @@ int32_t surefoot_in_shares(size_t count, size_t at_least, surefoot_share share, 
           const auto begin = static_cast<size_t>(data[0] - zero);
           share(work, begin, begin + static_cast<size_t>(length * rows));
         },
-        static_cast<int64_t>(at_least));
+        static_cast<int64_t>(grain));
   });
 }
 

@@ -228,7 +228,7 @@ unsafe extern "C" {
     /// Calls `share` from several threads at a time, all of which it has left on return.
     pub(crate) fn surefoot_in_shares(
         count: usize,
-        at_least: usize,
+        grain: usize,
         share: unsafe extern "C" fn(*mut c_void, usize, usize),
         work: *mut c_void,
     ) -> i32;

@@ -35,7 +35,9 @@ pub fn count() -> Result<usize> {
 }
 
 /// Runs `work` on parts of `0..count`, side by side on the threads of libtorch's operators; every number is in
-/// one part. Parts have `at_least` numbers, unless that is more than there are.
+/// one part. `grain` is libtorch's: there are no more parts than grains, counting a broken one, but they are cut
+/// evenly, so that a part may be smaller than a grain: 1000 numbers with a grain of 300 are four parts of 250
+/// where there are four threads.
 ///
 /// These threads wait awake for a moment between two operators, so that work which comes in between starts in
 /// a microsecond or two, where another pool's threads would have to be woken first.
@@ -45,7 +47,7 @@ pub fn count() -> Result<usize> {
 ///
 /// # Panics
 /// When `work` does, after the other parts are done.
-pub fn in_shares(count: usize, at_least: usize, work: impl Fn(Range<usize>) + Sync) -> Result<()> {
+pub fn in_shares(count: usize, grain: usize, work: impl Fn(Range<usize>) + Sync) -> Result<()> {
     let job = Job {
         work,
         panic: Mutex::new(None),
@@ -54,7 +56,7 @@ pub fn in_shares(count: usize, at_least: usize, work: impl Fn(Range<usize>) + Sy
     // SAFETY: `run` is `Job::run` of the very type that `pointer` points to, which is borrowed until the call
     // returns, when no thread uses it any more; it may be shared between threads, since `work` is `Sync` and the
     // rest is a mutex.
-    let code = unsafe { raw::surefoot_in_shares(count, at_least, run, pointer) };
+    let code = unsafe { raw::surefoot_in_shares(count, grain, run, pointer) };
     let panic = job.panic.into_inner();
     if let Some(panic) = panic.unwrap_or_else(PoisonError::into_inner) {
         resume_unwind(panic);

@@ -1,6 +1,7 @@
 //! Generators, autocast, threads, copies, and an accelerator that is not there.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use tch::{Device, Kind, Tensor};
 use torch_ext::Error;
@@ -59,19 +60,30 @@ fn autocast_to_a_kind_that_makes_no_sense_is_refused() {
     ));
 }
 
+/// One test at a time sets the number of threads: libtorch keeps it for the process.
+static THREADS: Mutex<()> = Mutex::new(());
+
 #[test]
-fn every_number_is_in_one_share() {
-    for (count, at_least) in [(0, 1), (1, 1), (1000, 1), (1000, 300), (5, 100)] {
-        let seen: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
-        torch_ext::threads::in_shares(count, at_least, |share| {
-            assert!(share.len() >= at_least.min(count) || share.end == count);
-            for number in share {
-                seen[number].fetch_add(1, Ordering::Relaxed);
-            }
-        })
-        .unwrap();
-        let once = seen.iter().all(|times| times.load(Ordering::Relaxed) == 1);
-        assert!(once, "{count} {at_least}: {seen:?}");
+fn every_number_is_in_one_share_however_many_threads_there_are() {
+    let _alone = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
+    for threads in [1, 2, 3, 4, 16] {
+        torch_ext::threads::set_count(threads).unwrap();
+        for (count, grain) in [(0, 1), (1, 1), (1000, 1), (1000, 300), (5, 100)] {
+            let seen: Vec<AtomicUsize> = (0..count).map(|_| AtomicUsize::new(0)).collect();
+            let shares = AtomicUsize::new(0);
+            torch_ext::threads::in_shares(count, grain, |share| {
+                shares.fetch_add(1, Ordering::Relaxed);
+                for number in share {
+                    seen[number].fetch_add(1, Ordering::Relaxed);
+                }
+            })
+            .unwrap();
+            let once = seen.iter().all(|times| times.load(Ordering::Relaxed) == 1);
+            assert!(once, "{count} {grain} on {threads}: {seen:?}");
+            let shares = shares.into_inner();
+            let most = threads.min(count.div_ceil(grain));
+            assert!(shares <= most, "{shares} of {count} {grain} on {threads}");
+        }
     }
 }
 
@@ -86,6 +98,7 @@ fn a_panic_in_a_share_is_the_callers() {
 
 #[test]
 fn the_number_of_threads_is_set() {
+    let _alone = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
     torch_ext::threads::set_count(1).unwrap();
     assert_eq!(torch_ext::threads::count().unwrap(), 1);
     assert!(torch_ext::threads::set_count(0).is_err());
