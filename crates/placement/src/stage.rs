@@ -13,7 +13,7 @@
 
 mod shelf;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde::Serialize;
 use tch::{Device, Tensor};
@@ -53,7 +53,8 @@ pub struct Entered {
 }
 
 /// Enters a phase: what is idle in it leaves, caches are trimmed, and what is used comes, a few tensors at a
-/// time. Tensors of one memory leave once, come once, and stay of one memory, also between components.
+/// time. Tensors of one memory leave once, come once, and stay of one memory, also between components: where the
+/// phase uses one of them, the others are where it is.
 ///
 /// # Errors
 /// [`PlaceError`]: a tensor that does not arrive on either side, or a shelf that cannot be written or read. What
@@ -64,78 +65,121 @@ pub fn enter(
     components: &mut [StageComponent<'_>],
     shelf: &mut Shelf,
 ) -> Result<Entered, PlaceError> {
-    let homes = Homes::of(phase);
     let mut entered = Entered::default();
-    let mut gone: HashMap<Origin, (String, Tensor)> = HashMap::new();
-    for component in components.iter_mut() {
-        for (name, tensor) in component.parameters.parameters() {
-            let idle = match homes.home(component.name, &name) {
-                Some(home @ (Home::IdleOnHost | Home::IdleOnDisk)) => home,
-                _ => continue,
-            };
-            if tensor.numel() == 0 {
-                continue; // On the shelf already.
-            }
-            let origin = Origin::of(tensor);
-            if let Some((first, data)) = gone.get(&origin) {
-                set(&name, tensor, data)?;
-                shelf.tie(&name, first);
-                continue;
-            }
-            let bytes = size_of_tensor(tensor);
-            if tensor.device() != Device::Cpu {
-                let host = placer.fetch(&name, tensor)?;
-                set(&name, tensor, &host)?;
-                entered.to_host += bytes;
-            }
-            if idle == Home::IdleOnDisk {
-                let empty = shelf.put(&name, tensor)?;
-                set(&name, tensor, &empty)?;
-                entered.to_shelf += bytes;
-            }
-            gone.insert(origin, (name, tensor.shallow_clone()));
-        }
-    }
+    // Before anything moves: afterwards nobody could tell what was one memory.
+    let mut tensors = find(&Homes::of(phase), components, shelf)?;
+    leave(placer, &mut tensors, shelf, &mut entered)?;
     if entered != Entered::default() {
         entered.trimmed = placer.trim()?;
     }
-    let mut arrived = HashMap::new();
-    for component in components {
-        let mut load = Load::default();
-        for (name, tensor) in component.parameters.parameters() {
-            if homes.home(component.name, &name) != Some(Home::Device) {
-                continue;
-            }
-            let on_shelf = shelf.place_of(&name).map(Origin::Shelf);
-            let origin = on_shelf.unwrap_or_else(|| Origin::of(tensor));
-            if load.has(&origin) {
-                entered.to_device += load.bring(placer, &mut arrived)?;
-            }
-            if let Some(there) = arrived.get(&origin) {
-                set(&name, tensor, there)?;
-                shelf.forget(&name)?;
-                continue;
-            }
-            if let Origin::Shelf(_) = origin {
-                set(&name, tensor, &shelf.read(&name)?)?;
-                shelf.forget(&name)?;
-            }
-            load.add(origin, name, tensor);
-            if load.bytes >= LOAD {
-                entered.to_device += load.bring(placer, &mut arrived)?;
-            }
+    let mut load = Load::default();
+    for mut tied in Tied::used(tensors) {
+        tied.unshelve(shelf)?;
+        load.add(tied);
+        if load.bytes >= LOAD {
+            entered.to_device += load.bring(placer)?;
         }
-        entered.to_device += load.bring(placer, &mut arrived)?;
     }
+    entered.to_device += load.bring(placer)?;
     Ok(entered)
 }
 
-/// Where a tensor was when a phase was entered: the same for tied ones. Two that are told apart by it are two
-/// as long as both are looked at before either is freed, or come from the shelf.
+/// A tensor that has a home in a phase, as it was found on entering.
+struct Staged<'a> {
+    name: String,
+    tensor: &'a mut Tensor,
+    home: Home,
+    origin: Origin,
+}
+
+impl Staged<'_> {
+    fn is_idle(&self) -> bool {
+        matches!(self.home, Home::IdleOnHost | Home::IdleOnDisk)
+    }
+}
+
+/// The tensors of all components.
+fn find<'a>(
+    homes: &Homes<'_>,
+    components: &'a mut [StageComponent<'_>],
+    shelf: &mut Shelf,
+) -> Result<Vec<Staged<'a>>, PlaceError> {
+    let mut found = Vec::new();
+    for component in components {
+        for (name, tensor) in component.parameters.parameters() {
+            let Some(home) = homes.home(component.name, &name) else {
+                continue;
+            };
+            let mut staged = Staged {
+                origin: Origin::of(tensor),
+                name,
+                tensor,
+                home,
+            };
+            if staged.tensor.numel() == 0 {
+                let place = shelf.place_of(&staged.name).map(Origin::Shelf);
+                staged.origin = place.unwrap_or(staged.origin);
+            } else if staged.is_idle() || home == Home::Device {
+                // It was filled by somebody else since; what is on the shelf is older.
+                shelf.forget(&staged.name)?;
+            }
+            found.push(staged);
+        }
+    }
+    Ok(found)
+}
+
+/// Takes what is idle off the device, unless it is of one memory with what is used.
+fn leave(
+    placer: &mut Placer,
+    tensors: &mut [Staged<'_>],
+    shelf: &mut Shelf,
+    entered: &mut Entered,
+) -> Result<(), PlaceError> {
+    let used = tensors.iter().filter(|staged| !staged.is_idle());
+    let used: HashSet<Origin> = used.map(|staged| staged.origin.clone()).collect();
+    let mut gone: HashMap<&Origin, (&str, Tensor)> = HashMap::new();
+    for staged in tensors.iter_mut().filter(|staged| staged.is_idle()) {
+        let Staged {
+            name,
+            tensor,
+            home,
+            origin,
+        } = staged;
+        if matches!(origin, Origin::Shelf(_)) || used.contains(origin) {
+            continue;
+        }
+        // Asked before its size: it may be the same tensor, and empty by now.
+        if let Some((first, data)) = gone.get(origin) {
+            set(name, tensor, data)?;
+            shelf.tie(name, first);
+            continue;
+        }
+        if tensor.numel() == 0 {
+            continue;
+        }
+        let bytes = size_of_tensor(tensor);
+        if tensor.device() != Device::Cpu {
+            let host = placer.fetch(name, tensor)?;
+            set(name, tensor, &host)?;
+            entered.to_host += bytes;
+        }
+        if *home == Home::IdleOnDisk {
+            let empty = shelf.put(name, tensor)?;
+            set(name, tensor, &empty)?;
+            entered.to_shelf += bytes;
+        }
+        gone.insert(origin, (name, tensor.shallow_clone()));
+    }
+    Ok(())
+}
+
+/// Where a tensor was when a phase was entered: the same for tied ones, since all are looked at before any moves.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Origin {
     /// Memory, and how it is looked at.
     Memory {
+        device: Device,
         address: usize,
         kind: i32,
         size: Vec<i64>,
@@ -148,6 +192,7 @@ enum Origin {
 impl Origin {
     fn of(tensor: &Tensor) -> Self {
         Self::Memory {
+            device: tensor.device(),
             // Tensors without numbers share no memory, whatever their address.
             address: match tensor.numel() {
                 0 => tensor.as_ptr() as usize,
@@ -160,42 +205,97 @@ impl Origin {
     }
 }
 
+/// Tensors of one memory, of which the phase has one on the device.
+struct Tied<'a> {
+    /// The one that moves.
+    first: Staged<'a>,
+    /// They follow, whether they are used or idle.
+    others: Vec<Staged<'a>>,
+}
+
+impl<'a> Tied<'a> {
+    /// Those that are used, in their order.
+    fn used(tensors: Vec<Staged<'a>>) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        let mut places: HashMap<Origin, usize> = HashMap::new();
+        let (used, others): (Vec<_>, Vec<_>) = tensors
+            .into_iter()
+            .partition(|staged| staged.home == Home::Device);
+        for staged in used {
+            if let Some(&place) = places.get(&staged.origin) {
+                all[place].others.push(staged);
+                continue;
+            }
+            places.insert(staged.origin.clone(), all.len());
+            all.push(Self {
+                first: staged,
+                others: Vec::new(),
+            });
+        }
+        for staged in others.into_iter().filter(Staged::is_idle) {
+            if let Some(&place) = places.get(&staged.origin) {
+                all[place].others.push(staged);
+            }
+        }
+        all
+    }
+
+    /// Takes them off the shelf, all at once: they are of one memory then, even if it does not get further.
+    fn unshelve(&mut self, shelf: &mut Shelf) -> Result<(), PlaceError> {
+        if !matches!(self.first.origin, Origin::Shelf(_)) {
+            return Ok(());
+        }
+        let data = shelf.read(&self.first.name)?;
+        set(&self.first.name, self.first.tensor, &data)?;
+        self.follow()?;
+        for staged in std::iter::once(&self.first).chain(&self.others) {
+            shelf.forget(&staged.name)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the others be where the first is.
+    fn follow(&mut self) -> Result<(), PlaceError> {
+        let there = Origin::of(self.first.tensor);
+        for Staged { name, tensor, .. } in &mut self.others {
+            // Another handle on the same tensor is there already.
+            if Origin::of(tensor) != there {
+                set(name, tensor, self.first.tensor)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Tensors that come to the device together.
 #[derive(Default)]
 struct Load<'a> {
-    tensors: Vec<(Origin, String, &'a mut Tensor)>,
+    tensors: Vec<Tied<'a>>,
     bytes: Bytes,
 }
 
 impl<'a> Load<'a> {
-    fn has(&self, origin: &Origin) -> bool {
-        self.tensors.iter().any(|(other, ..)| other == origin)
+    fn add(&mut self, tied: Tied<'a>) {
+        self.bytes += size_of_tensor(tied.first.tensor);
+        self.tensors.push(tied);
     }
 
-    fn add(&mut self, origin: Origin, name: String, tensor: &'a mut Tensor) {
-        self.bytes += size_of_tensor(tensor);
-        self.tensors.push((origin, name, tensor));
-    }
-
-    /// Has them placed; the bytes that moved. They are in `arrived` afterwards, for those that are tied to them.
-    fn bring(
-        &mut self,
-        placer: &mut Placer,
-        arrived: &mut HashMap<Origin, Tensor>,
-    ) -> Result<Bytes, PlaceError> {
+    /// Has them placed; the bytes that moved.
+    fn bring(&mut self, placer: &mut Placer) -> Result<Bytes, PlaceError> {
         self.bytes = Bytes::ZERO;
-        let tensors = std::mem::take(&mut self.tensors);
-        let elsewhere = tensors
-            .iter()
-            .filter(|(_, _, tensor)| tensor.device() != placer.device());
-        let moving = elsewhere.map(|(_, _, tensor)| size_of_tensor(tensor)).sum();
-        let mut coming = Vec::with_capacity(tensors.len());
-        for (origin, name, tensor) in tensors {
-            // Another handle on the same tensor: it sees the move.
-            arrived.insert(origin, tensor.shallow_clone());
-            coming.push((name, tensor));
+        let mut tensors = std::mem::take(&mut self.tensors);
+        let device = placer.device();
+        let sizes = tensors.iter().map(|tied| &*tied.first.tensor);
+        let elsewhere = sizes.filter(|tensor| tensor.device() != device);
+        let moving = elsewhere.map(size_of_tensor).sum();
+        let coming = tensors.iter_mut().map(|tied| &mut tied.first);
+        placer.module(
+            coming.map(|first| (first.name.as_str(), &mut *first.tensor)),
+            None,
+        )?;
+        for tied in &mut tensors {
+            tied.follow()?;
         }
-        placer.module(coming, None)?;
         Ok(moving)
     }
 }
@@ -289,164 +389,4 @@ impl Placer {
 }
 
 #[cfg(test)]
-mod tests {
-    use tch::Kind;
-
-    use super::*;
-    use crate::plan::{Component, Handling, Memory, Module, Phase, Plan, Wishes, plan};
-    use crate::policy::Policy;
-
-    struct Tensors(Vec<(String, Tensor)>);
-
-    impl Parameters for Tensors {
-        fn parameters(&mut self) -> Vec<(String, &mut Tensor)> {
-            let tensors = self.0.iter_mut();
-            tensors
-                .map(|(name, tensor)| (name.clone(), tensor))
-                .collect()
-        }
-    }
-
-    /// A text encoder that is used first, and a transformer that does not fit beside it.
-    fn planned() -> Plan {
-        let component = |name: &str, storage| Component {
-            name: name.to_owned(),
-            modules: vec![Module::new(
-                format!("{name}.0"),
-                storage,
-                Bytes(4096),
-                Handling::Resident,
-            )],
-        };
-        let phase = |name: &str, active: &str| Phase {
-            name: name.to_owned(),
-            active: vec![active.to_owned()],
-            working: Bytes::ZERO,
-        };
-        let memory = Memory::Unified {
-            device: Bytes(5000),
-            pool: Bytes(5000),
-            zero_copy: false,
-        };
-        let components = [component("text", 0), component("transformer", 1)];
-        let phases = [
-            phase("encode", "text"),
-            phase("train", "transformer"),
-            phase("sample", "text"),
-        ];
-        plan(&components, &phases, memory, &Wishes::default()).unwrap()
-    }
-
-    fn tensor(seed: i64) -> Tensor {
-        Tensor::arange_start(seed, seed + 1024, (Kind::Float, Device::Cpu))
-    }
-
-    /// Two components of which one weight is the same, and one is a part of the other's.
-    #[test]
-    fn what_is_tied_between_components_stays_tied_and_parts_stay_parts() {
-        let tied = |name: &str| Component {
-            name: name.to_owned(),
-            modules: vec![Module::new(
-                format!("{name}.0"),
-                0,
-                Bytes(4096),
-                Handling::Resident,
-            )],
-        };
-        let away = Component {
-            name: "other".to_owned(),
-            modules: vec![Module::new("other.0", 1, Bytes(4096), Handling::Resident)],
-        };
-        let phase = |active: &[&str]| Phase {
-            name: active[0].to_owned(),
-            active: active.iter().map(|name| (*name).to_owned()).collect(),
-            working: Bytes::ZERO,
-        };
-        let memory = Memory::Unified {
-            device: Bytes(5000),
-            pool: Bytes(5000),
-            zero_copy: false,
-        };
-        let phases = [
-            phase(&["text", "model"]),
-            phase(&["other"]),
-            phase(&["text", "model"]),
-        ];
-        let components = [tied("text"), tied("model"), away];
-        let plan = plan(&components, &phases, memory, &Wishes::default()).unwrap();
-
-        let weight = tensor(1);
-        let mut text = Tensors(vec![
-            ("text.0.weight".into(), weight.shallow_clone()),
-            ("text.0.first".into(), weight.narrow(0, 0, 8)),
-        ]);
-        let mut model = Tensors(vec![("model.0.weight".into(), weight.detach())]);
-        let mut other = Tensors(vec![("other.0.weight".into(), tensor(2))]);
-        drop(weight);
-        let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
-        let mut shelf = Shelf::new(&std::env::temp_dir()).unwrap();
-        let mut shelved = Vec::new();
-        for phase in &plan.phases {
-            let mut components = [
-                ("text", &mut text),
-                ("model", &mut model),
-                ("other", &mut other),
-            ]
-            .map(|(name, parameters)| StageComponent { name, parameters });
-            let entered = enter(&mut placer, phase, &mut components, &mut shelf).unwrap();
-            shelved.push(entered.to_shelf.0);
-            if phase.phase == "text" {
-                let (weight, part) = (&text.0[0].1, &text.0[1].1);
-                assert_eq!(weight.data_ptr(), model.0[0].1.data_ptr(), "one memory");
-                assert!(weight.equal(&tensor(1)) && model.0[0].1.equal(&tensor(1)));
-                assert!(part.equal(&tensor(1).narrow(0, 0, 8)), "{:?}", part.size());
-            }
-        }
-        // What two share goes once; what is a part of it is a tensor of its own.
-        assert_eq!(shelved, [4096, 4096 + 32, 4096]);
-    }
-
-    #[test]
-    fn what_is_idle_is_in_no_memory_and_comes_back_bit_by_bit() {
-        let plan = planned();
-        let mut text = Tensors(vec![("text.0.weight".to_owned(), tensor(1))]);
-        let tied = text.0[0].1.detach();
-        text.0.push(("text.0.tied".to_owned(), tied));
-        let mut transformer = Tensors(vec![("transformer.0.weight".to_owned(), tensor(2))]);
-        let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
-        let mut shelf = Shelf::new(&std::env::temp_dir()).unwrap();
-        let mut go = |phase: usize, text: &mut Tensors, transformer: &mut Tensors| {
-            let mut components = [
-                StageComponent {
-                    name: "text",
-                    parameters: text,
-                },
-                StageComponent {
-                    name: "transformer",
-                    parameters: transformer,
-                },
-            ];
-            enter(
-                &mut placer,
-                &plan.phases[phase],
-                &mut components,
-                &mut shelf,
-            )
-            .unwrap()
-        };
-
-        let entered = go(0, &mut text, &mut transformer);
-        assert_eq!(
-            (entered.to_shelf, transformer.0[0].1.numel()),
-            (Bytes(4096), 0)
-        );
-        let entered = go(1, &mut text, &mut transformer);
-        assert_eq!(entered.to_shelf, Bytes(4096), "tied weights go once");
-        assert_eq!((text.0[0].1.numel(), text.0[1].1.numel()), (0, 0));
-        assert!(transformer.0[0].1.equal(&tensor(2)));
-        go(2, &mut text, &mut transformer);
-        assert!(text.0[0].1.equal(&tensor(1)));
-        assert_eq!(text.0[0].1.data_ptr(), text.0[1].1.data_ptr(), "still tied");
-        assert_eq!(transformer.0[0].1.numel(), 0);
-    }
-}
+mod tests;
