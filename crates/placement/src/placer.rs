@@ -503,6 +503,23 @@ mod tests {
         assert_eq!(embedding.data_ptr(), head.data_ptr());
     }
 
+    /// More than move together, so that the first has arrived when its other handle comes.
+    #[test]
+    fn a_tensor_that_is_listed_again_after_it_has_arrived_is_counted_once() {
+        let mut weights: Vec<Tensor> = (0..300).map(|_| random([4, 4])).collect();
+        weights.push(weights[0].shallow_clone());
+        weights.push(weights[1].detach());
+        let names = (0..).map(|number| format!("{number}.weight"));
+        let summary = placer()
+            .module(names.zip(&mut weights), Some(Kind::Half))
+            .unwrap();
+        assert_eq!((summary.tensors, summary.tied), (302, 2));
+        assert_eq!(summary.bytes, Bytes(300 * 32));
+        for (first, again) in [(0, 300), (1, 301)] {
+            assert_eq!(weights[first].data_ptr(), weights[again].data_ptr());
+        }
+    }
+
     #[test]
     fn a_view_with_another_layout_is_not_tied() {
         let mut weight = random([4, 4]);

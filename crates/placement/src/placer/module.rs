@@ -125,6 +125,10 @@ impl<'a> ModuleMove<'a> {
                 tensor
                     .f_set_data(&data)
                     .map_err(|error| torch(&name, error))?;
+                // Another handle on the same tensor shows what has arrived from now on.
+                let identity = Identity::of(tensor);
+                self.known.insert(identity.clone());
+                self.moved.insert(identity, placed);
             }
         }
         Ok(())
@@ -146,6 +150,8 @@ fn same_place(tensor: &Tensor, placed: &Tensor) -> bool {
 /// The memory and layout of a tensor: equal for tied weights.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Identity {
+    /// Host memory that is free again may be the device's on unified memory.
+    device: Device,
     address: usize,
     kind: u8,
     size: Vec<i64>,
@@ -157,6 +163,7 @@ struct Identity {
 impl Identity {
     fn of(tensor: &Tensor) -> Self {
         Self {
+            device: tensor.device(),
             address: tensor.data_ptr() as usize,
             kind: tensor.kind() as u8,
             size: tensor.size(),
