@@ -10,9 +10,8 @@
 //! difference shows. What the device sums runs on a stream of its own, so that the next copy does not wait for it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use tch::{Device, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex, Event, Stream};
@@ -102,12 +101,65 @@ struct SumsAhead {
     next: (usize, usize),
 }
 
+/// A piece that another core was asked to sum. Once this is dropped, none reads it any more.
 struct Offered {
     load: usize,
     piece: Piece,
-    /// Whoever sets this takes the sum.
-    taken: Arc<AtomicBool>,
+    order: Arc<Order>,
     sum: Receiver<Checksum>,
+}
+
+/// The bytes of a piece, and where their sum goes. Whoever takes it out sums them: what stays in the queue of the
+/// other cores afterwards holds no memory.
+type Order = Mutex<Option<(HostTensor, Sender<Checksum>)>>;
+
+fn take_out(order: &Order) -> Option<(HostTensor, Sender<Checksum>)> {
+    order.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+impl Offered {
+    fn new(load: usize, piece: Piece, bytes: HostTensor) -> Offered {
+        let (answer, sum) = channel();
+        let order = Arc::new(Mutex::new(Some((bytes, answer))));
+        let offered = Arc::clone(&order);
+        rayon::spawn_fifo(move || {
+            if let Some((bytes, answer)) = take_out(&offered) {
+                let sum = Checksum::on_one_core(bytes.bytes());
+                // Before the answer: whoever has that may free or write to the memory.
+                drop(bytes);
+                // The copy may have failed meanwhile, and nobody waits any more.
+                let _ = answer.send(sum);
+            }
+        });
+        Offered {
+            load,
+            piece,
+            order,
+            sum,
+        }
+    }
+
+    /// The sum, taken here if no other core has begun.
+    fn sum(self) -> Result<Checksum, Error> {
+        let not_begun = take_out(&self.order).map(|(bytes, _)| bytes);
+        match not_begun {
+            Some(bytes) => Ok(Checksum::on_one_core(bytes.bytes())),
+            None => self.sum.recv().map_err(|_| lost()),
+        }
+    }
+}
+
+impl Drop for Offered {
+    /// Takes the order back, or waits for the core that is at it.
+    fn drop(&mut self) {
+        drop(take_out(&self.order));
+        // Ends also without an answer, when whoever took the order has dropped its sender.
+        let _ = self.sum.recv();
+    }
+}
+
+fn lost() -> Error {
+    Error::Torch("the sum of the source was lost".into())
 }
 
 impl SumsAhead {
@@ -151,16 +203,10 @@ impl SumsAhead {
     fn take(&mut self, load: usize, piece: Piece) -> Result<Checksum, Error> {
         loop {
             while self.offered.len() <= Self::AHEAD && self.offer_next()? {}
-            let lost = || Error::Torch("the sum of the source was lost".into());
             let offered = self.offered.pop_front().ok_or_else(lost)?;
-            if (offered.load, offered.piece.start) != (load, piece.start) {
-                offered.taken.store(true, Ordering::Release);
-                continue;
+            if (offered.load, offered.piece.start) == (load, piece.start) {
+                return offered.sum();
             }
-            return match offered.taken.swap(true, Ordering::AcqRel) {
-                false => Ok(Checksum::on_one_core(self.bytes(load, piece)?.bytes())),
-                true => offered.sum.recv().map_err(|_| lost()),
-            };
         }
     }
 
@@ -177,21 +223,8 @@ impl SumsAhead {
                 }
             }
         };
-        let (answer, sum) = channel();
-        let taken = Arc::new(AtomicBool::new(false));
-        let (bytes, is_taken) = (self.bytes(load, piece)?, Arc::clone(&taken));
-        rayon::spawn_fifo(move || {
-            if !is_taken.swap(true, Ordering::AcqRel) {
-                // The copy may have failed meanwhile, and nobody waits any more.
-                let _ = answer.send(Checksum::on_one_core(bytes.bytes()));
-            }
-        });
-        self.offered.push_back(Offered {
-            load,
-            piece,
-            taken,
-            sum,
-        });
+        let bytes = self.bytes(load, piece)?;
+        self.offered.push_back(Offered::new(load, piece, bytes));
         Ok(true)
     }
 
@@ -355,6 +388,74 @@ fn keep<T>(stream: Stream, outcome: Result<T, Error>) -> Result<Option<T>, Error
         Err(_) => {
             stream.synchronize()?;
             Ok(None)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    const PIECE: Piece = Piece {
+        start: 0,
+        length: 5000,
+    };
+
+    fn bytes() -> HostTensor {
+        let bytes: Vec<u8> = (0..PIECE.length).map(|at| (at % 251) as u8).collect();
+        HostTensor(Tensor::from_slice(&bytes))
+    }
+
+    /// Two at a time would wait for each other's cores.
+    static CORES: Mutex<()> = Mutex::new(());
+
+    /// Keeps all other cores from what is offered until `work` is done.
+    fn while_others_are_busy(work: impl FnOnce()) {
+        let _alone = CORES.lock().unwrap_or_else(PoisonError::into_inner);
+        let cores = rayon::current_num_threads();
+        let [all_busy, done] = [(); 2].map(|()| Arc::new(Barrier::new(cores + 1)));
+        for _ in 0..cores {
+            let (all_busy, done) = (Arc::clone(&all_busy), Arc::clone(&done));
+            rayon::spawn(move || {
+                all_busy.wait();
+                done.wait();
+            });
+        }
+        all_busy.wait();
+        work();
+        done.wait();
+    }
+
+    #[test]
+    fn a_piece_that_is_summed_here_is_not_kept_by_the_queue() {
+        while_others_are_busy(|| {
+            let offered = Offered::new(0, PIECE, bytes());
+            let order = Arc::clone(&offered.order);
+            let sum = offered.sum().unwrap();
+            assert_eq!(sum, Checksum::of(bytes().bytes()));
+            assert!(take_out(&order).is_none());
+        });
+    }
+
+    #[test]
+    fn a_piece_that_nobody_asks_about_is_not_kept_by_the_queue() {
+        while_others_are_busy(|| {
+            let source = (bytes(), true);
+            let mut ahead = SumsAhead::new(&[source]).unwrap();
+            assert!(ahead.offer_next().unwrap());
+            let order = Arc::clone(&ahead.offered[0].order);
+            drop(ahead);
+            assert!(take_out(&order).is_none());
+        });
+    }
+
+    #[test]
+    fn the_sum_is_that_of_the_piece_whoever_takes_it() {
+        let whole = Checksum::of(bytes().bytes());
+        for _ in 0..200 {
+            assert_eq!(Offered::new(0, PIECE, bytes()).sum().unwrap(), whole);
         }
     }
 }
