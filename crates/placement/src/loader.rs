@@ -26,7 +26,7 @@ use tch::Device;
 
 use self::maker::{Doing, Maker};
 use self::order::Order;
-use self::queue::Queue;
+use self::queue::{Queue, Taken};
 use crate::batch::Batch;
 
 /// How long a batch may be waited for before the log says what it waits for.
@@ -165,6 +165,16 @@ pub enum LoadError {
         epoch: u64,
         /// The panic's message.
         message: String,
+    },
+    /// A worker panicked where nothing catches it, as when samples are dropped.
+    #[error(
+        "batch {batch} of epoch {epoch} is lost: the loader's worker that was to make it has died"
+    )]
+    WorkerDied {
+        /// The batch, counted within its epoch from zero.
+        batch: u64,
+        /// The epoch, from zero.
+        epoch: u64,
     },
     /// A batch does not come. It is still in the making: `next()` waits for the same one again.
     #[error("no batch came within {waited:?}: {what}")]
@@ -322,8 +332,13 @@ impl<S: Source> Loader<S> {
             let patience = self.options.patience;
             let left =
                 patience.map_or(SILENCE, |patience| patience.saturating_sub(since.elapsed()));
-            if let Some(batch) = queue.take(left.min(SILENCE)) {
-                return Some(batch);
+            match queue.take(left.min(SILENCE)) {
+                Taken::Made(batch) => return Some(batch),
+                Taken::Lost => {
+                    let (epoch, batch) = self.maker.order.place_of(number);
+                    return Some(Err(LoadError::WorkerDied { batch, epoch }));
+                }
+                Taken::NotYet => {}
             }
             if patience.is_some_and(|patience| since.elapsed() >= patience) {
                 return None;

@@ -474,6 +474,58 @@ fn a_panic_anywhere_is_an_error_and_ends_no_worker() {
     );
 }
 
+/// Its second sample is bad, and the first one panics when it is dropped for that.
+struct PanicsWhenDropped;
+
+struct Sample(usize);
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        assert!(self.0 != 0, "on purpose");
+    }
+}
+
+impl Source for PanicsWhenDropped {
+    type Sample = Sample;
+    type Batch = Tensor;
+
+    fn len(&self) -> usize {
+        40
+    }
+
+    fn sample(&self, index: usize, _: u64) -> Result<Sample, BoxError> {
+        match index {
+            1 => Err("bad".into()),
+            _ => Ok(Sample(index)),
+        }
+    }
+
+    fn collate(&self, samples: Vec<Sample>) -> Result<Tensor, BoxError> {
+        Ok(Tensor::f_from_slice(&[samples[0].0 as i64])?)
+    }
+}
+
+#[test]
+fn a_batch_whose_worker_has_died_is_an_error_and_others_go_on() {
+    for workers in [1, 2] {
+        let plain = LoaderOptions {
+            shuffle: None,
+            ..options(workers)
+        };
+        let mut loader = Loader::new(PanicsWhenDropped, plain).unwrap();
+        let lost = |loaded: Result<_, LoadError>| match loaded {
+            Err(LoadError::WorkerDied { batch, epoch }) => Some((batch, epoch)),
+            _ => None,
+        };
+        assert_eq!(lost(loader.next().unwrap()), Some((0, 0)));
+        let next = loader.next().unwrap();
+        match workers {
+            1 => assert_eq!(lost(next), Some((1, 0))),
+            _ => assert_eq!(numbers(&next.unwrap().batch), [4]),
+        }
+    }
+}
+
 /// A source that grows while it is read.
 struct Growing(AtomicUsize);
 

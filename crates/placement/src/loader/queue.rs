@@ -17,6 +17,16 @@ pub(super) struct Queue<R> {
     workers: Vec<JoinHandle<()>>,
 }
 
+/// What came of waiting for a result.
+pub(super) enum Taken<R> {
+    /// It is here.
+    Made(R),
+    /// It will never come: the worker that was to make it has died, or all have.
+    Lost,
+    /// It is still in the making.
+    NotYet,
+}
+
 struct Shared<R> {
     state: Mutex<State<R>>,
     /// The consumer took one: there is room for another.
@@ -33,15 +43,16 @@ struct State<R> {
     unclaimed: u64,
     /// The next number that the consumer takes.
     wanted: u64,
-    ready: BTreeMap<u64, R>,
+    /// `None` for one whose worker has died of it.
+    ready: BTreeMap<u64, Option<R>>,
     /// Workers that have not ended.
     alive: usize,
 }
 
 impl<R: Send + 'static> Queue<R> {
     /// Starts `workers` threads that call `make` for `first` and all numbers after it,
-    /// at most `depth` ahead of the consumer. `make` must not panic; it may return
-    /// `None` once the flag that it is given is set.
+    /// at most `depth` ahead of the consumer. A `make` that panics costs its worker and
+    /// that one result; it may return `None` once the flag that it is given is set.
     pub(super) fn new(
         workers: usize,
         depth: usize,
@@ -85,17 +96,21 @@ impl<R: Send + 'static> Queue<R> {
     }
 
     /// The next result in order, within `patience`.
-    pub(super) fn take(&mut self, patience: Duration) -> Option<R> {
+    pub(super) fn take(&mut self, patience: Duration) -> Taken<R> {
         let until = Instant::now() + patience;
         let mut state = self.shared.lock();
         let number = state.wanted;
         loop {
-            if let Some(result) = state.ready.remove(&number) {
+            let made = state.ready.remove(&number);
+            // Without workers, there is none to wait for either.
+            if made.is_some() || state.alive == 0 {
                 state.wanted += 1;
                 self.shared.room.notify_all();
-                return Some(result);
+                return made.flatten().map_or(Taken::Lost, Taken::Made);
             }
-            let left = until.checked_duration_since(Instant::now())?;
+            let Some(left) = until.checked_duration_since(Instant::now()) else {
+                return Taken::NotYet;
+            };
             (state, _) = self
                 .shared
                 .made
@@ -133,11 +148,15 @@ impl<R> Drop for Queue<R> {
 impl<R> Shared<R> {
     fn work(&self, make: &dyn Fn(u64, &AtomicBool) -> Option<R>) {
         while let Some(number) = self.claim() {
-            let Some(result) = make(number, &self.stop) else {
-                return;
+            let mut claimed = Claimed {
+                shared: self,
+                number,
+                result: None,
             };
-            self.lock().ready.insert(number, result);
-            self.made.notify_all();
+            claimed.result = make(number, &self.stop);
+            if claimed.result.is_none() {
+                return;
+            }
         }
     }
 
@@ -161,6 +180,21 @@ impl<R> Shared<R> {
 
     fn lock(&self) -> MutexGuard<'_, State<R>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A number that a worker has begun: however that ends, nobody waits for it any more.
+struct Claimed<'a, R> {
+    shared: &'a Shared<R>,
+    number: u64,
+    result: Option<R>,
+}
+
+impl<R> Drop for Claimed<'_, R> {
+    fn drop(&mut self) {
+        let result = self.result.take();
+        self.shared.lock().ready.insert(self.number, result);
+        self.shared.made.notify_all();
     }
 }
 
