@@ -15,12 +15,16 @@ PYTHON = TESTS.parent
 sys.path.insert(0, str(PYTHON))  # for tests of what needs no device
 
 # Runs `module:function` of this folder and prints what it returned as the last line.
+# The wait at the end: a thread of PyTorch's that still lets go of Python objects when the
+# interpreter ends is ended by CPython in a way that aborts the process ("terminate called
+# without an active exception"); it was seen once.
 RUNNER = (
-    "import importlib, json, sys\n"
+    "import importlib, json, sys, time\n"
     f"sys.path.insert(0, {str(TESTS)!r})\n"
     "module, function = sys.argv[1].split(':')\n"
     "result = getattr(importlib.import_module(module), function)()\n"
     "print('\\n' + json.dumps(result))\n"
+    "time.sleep(0.1)\n"
 )
 
 
