@@ -244,6 +244,8 @@ impl Pool {
                 self.lifetimes
                     .served(bytes, self.used, self.large_blocks.holes());
                 self.count(requested);
+                // Each request leaves less ahead; nothing at all is ahead where the program
+                // is not known to repeat itself any more.
                 if self.kept_for > 0 && self.lifetimes.ahead() == 0 {
                     self.shed(driver);
                 }

@@ -60,8 +60,9 @@ const NOTED: u64 = REMEMBERED / 8;
 const LOW_PART: u32 = 8;
 /// Of a long stretch of low memory, so many events are looked at together.
 const LONGEST_LOW: u64 = 2048;
-/// How a request ended is only believed from this many events before.
-const FARTHEST_SAME_PLACE: u64 = 500;
+/// How a request ended is believed where at least this many events lie between: nearer is
+/// a layer of the same step.
+const NEAREST_BELIEVED: u64 = 500;
 /// Step ends that are remembered.
 const EBBS: usize = 64;
 /// Levels are counted in granules.
@@ -183,7 +184,7 @@ impl Rehearsal {
     pub(super) fn next_ended(&self) -> Option<Ended> {
         let followed = self.followed.as_ref()?;
         let recently = followed.misses & 0xFFFF;
-        if recently != 0 || self.now - followed.at < FARTHEST_SAME_PLACE {
+        if recently != 0 || self.now - followed.at < NEAREST_BELIEVED {
             return None;
         }
         let next = self.event(followed.at + 1);
@@ -398,12 +399,11 @@ impl Rehearsal {
     /// Looks for what happens now: near the place that was lost, else wherever the trail
     /// was the same; of these, where the memory used is nearest.
     fn search(&mut self, bucket: Option<usize>) {
-        let near = self.lost.and_then(|(at, then)| {
-            let since = self.now - then;
-            let expected = at + since;
-            let mut around = (0..NEIGHBOURHOOD)
-                .flat_map(|by| [expected.saturating_sub(by), expected + by])
-                .take_while(|_| since <= PATIENCE);
+        let recently = self.lost.filter(|(_, then)| self.now - then <= PATIENCE);
+        let near = recently.and_then(|(at, then)| {
+            let expected = at + (self.now - then);
+            let mut around =
+                (0..NEIGHBOURHOOD).flat_map(|by| [expected.saturating_sub(by), expected + by]);
             around.find(|at| self.is_alike(*at))
         });
         let found = near.or_else(|| self.noted_alike(bucket?));
