@@ -71,7 +71,8 @@ pub(super) struct Lifetimes {
     pattern: u64,
     /// Ratios of the last sizes, the last one lowest.
     ratios: u64,
-    last_size: u64,
+    /// Of the last request.
+    last_octaves: u8,
     requests: u64,
     frees: u64,
     tide: Tide,
@@ -94,7 +95,7 @@ impl Default for Lifetimes {
             places: vec![Place::default(); 1 << PLACES_LOG2].into_boxed_slice(),
             pattern: 0,
             ratios: 0,
-            last_size: 1,
+            last_octaves: octaves(1),
             requests: 0,
             frees: 0,
             tide: Tide::default(),
@@ -109,10 +110,11 @@ impl Lifetimes {
     pub(super) fn requested(&mut self, bytes: u64) -> (Guess, Birth) {
         self.requests += 1;
         let event = self.requests + self.frees;
-        let ratio = octaves(bytes).wrapping_sub(octaves(self.last_size)) & 0xFF;
-        self.ratios = self.ratios << 8 | ratio;
+        let octaves = octaves(bytes);
+        let ratio = octaves.wrapping_sub(self.last_octaves);
+        self.last_octaves = octaves;
+        self.ratios = self.ratios << 8 | u64::from(ratio);
         self.pattern = self.pattern << 1 | 1;
-        self.last_size = bytes;
         if bytes < SMALL {
             let guess = Guess {
                 expectation: Expectation::Lasting,
@@ -153,7 +155,7 @@ impl Lifetimes {
 
     /// The last request was served, with the memory used after it and the holes between.
     pub(super) fn served(&mut self, bytes: u64, used: u64, holes: u64) {
-        self.turn(true, bytes, used, holes);
+        self.turn(true, bytes, self.last_octaves, used, holes);
     }
 
     /// The last request was not served: what would have been used then is no level that
@@ -178,17 +180,17 @@ impl Lifetimes {
             self.places[birth.size as usize].ended = Some(ended);
             self.rehearsal.ended(birth.event, ended);
         }
-        self.turn(false, bytes, used, holes);
+        self.turn(false, bytes, octaves(bytes), used, holes);
     }
 
-    fn turn(&mut self, request: bool, bytes: u64, used: u64, holes: u64) {
+    fn turn(&mut self, request: bool, bytes: u64, octaves: u8, used: u64, holes: u64) {
         let event = self.requests + self.frees;
         if self.tide.turn(used, holes, event)
             && let Some((scale, ebb)) = self.tide.rhythm(event)
         {
             self.rehearsal.ebbed(scale, ebb);
         }
-        self.rehearsal.turn(request, bytes, used);
+        self.rehearsal.turn(request, bytes, octaves, used);
     }
 
     /// How many bytes more than now will be used before memory is next at its lowest, as
@@ -218,11 +220,11 @@ impl Lifetimes {
     }
 }
 
-/// log2 in eighths, rounded down.
-pub(super) fn octaves(bytes: u64) -> u64 {
+/// log2 in eighths, rounded down, modulo 256: ratios are told apart by that.
+pub(super) fn octaves(bytes: u64) -> u8 {
     let bytes = bytes.max(8);
-    let whole = u64::from(bytes.ilog2());
-    whole << 3 | (bytes >> (whole - 3) & 7)
+    let whole = bytes.ilog2();
+    (whole << 3) as u8 | (bytes >> (whole - 3) & 7) as u8
 }
 
 fn low_bits(count: u32) -> u64 {

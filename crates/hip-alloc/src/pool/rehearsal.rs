@@ -31,7 +31,7 @@ mod log;
 pub(super) use log::Ended;
 
 use super::lifetime::Expectation;
-use log::{Bucket, LEVEL_LOG2, Log};
+use log::{Bucket, Event, LEVEL_LOG2, Log};
 use std::collections::VecDeque;
 
 /// Of the last 32 events, so many may be of another kind until the place is lost.
@@ -79,14 +79,18 @@ pub(super) struct Rehearsal {
 /// Where the program was the last time that it did what it does now.
 struct Followed {
     at: u64,
+    /// What was used after that event, in granules.
+    level: u32,
     /// The event at which it was found.
     since: u64,
     /// One bit for each of the last events: 1 was of another kind.
     misses: u32,
+    /// How many of these.
+    missed: u32,
     /// The next event at which memory is at its lowest.
     lull: u64,
-    /// Up to the lull, the events after which less is used than at them, the next first.
-    crests: VecDeque<(u64, u32)>,
+    /// Up to the lull, the events after which less is used than at them, the next last.
+    crests: Vec<(u64, u32)>,
     /// The lowest and the highest level from there to now, and up to where they are of use.
     range: (u32, u32),
     range_until: u64,
@@ -107,8 +111,8 @@ impl Rehearsal {
         if place.misses & 1 == 1 {
             return 0;
         }
-        let crest = place.crests.front().map_or(0, |(_, level)| *level);
-        let rise = crest.saturating_sub(self.log.level(place.at));
+        let crest = place.crests.last().map_or(0, |(_, level)| *level);
+        let rise = crest.saturating_sub(place.level);
         ((u64::from(rise) * u64::from(place.ratio)) >> FRACTION) << LEVEL_LOG2
     }
 
@@ -123,10 +127,11 @@ impl Rehearsal {
         next.is_request().then_some(next.ended)
     }
 
-    /// Notes a request or a free of `bytes`, and what is used after it.
-    pub(super) fn turn(&mut self, request: bool, bytes: u64, used: u64) {
-        let bucket = self.log.note(request, bytes, used);
-        self.follow();
+    /// Notes a request or a free of `bytes`, which are so many octaves, and what is used
+    /// after it.
+    pub(super) fn turn(&mut self, request: bool, bytes: u64, octaves: u8, used: u64) {
+        let (event, bucket) = self.log.note(request, bytes, octaves, used);
+        self.follow(event);
         let now = self.log.now();
         if self.followed.is_none()
             && now >= self.search_at
@@ -161,26 +166,27 @@ impl Rehearsal {
     }
 
     /// Goes one event on from the place that is followed.
-    fn follow(&mut self) {
+    fn follow(&mut self, here: Event) {
         let Some(place) = &mut self.followed else {
             return;
         };
         place.at += 1;
-        let now = self.log.now();
-        let (then, here) = (self.log.event(place.at), self.log.event(now));
-        let differs = then.is_request() != here.is_request();
-        place.misses = place.misses << 1 | u32::from(differs);
-        if place.misses.count_ones() > MISSES {
+        let then = self.log.event(place.at);
+        place.level = then.level;
+        let differs = u32::from(then.is_request() != here.is_request());
+        place.missed = place.missed + differs - (place.misses >> 31);
+        place.misses = place.misses << 1 | differs;
+        if place.missed > MISSES {
             return self.lose();
         }
         let low = place.range.0;
         place.heights.0 += u64::from(here.level.saturating_sub(low));
         place.heights.1 += u64::from(then.level.saturating_sub(low));
-        if now.is_multiple_of(SCALED_FOR) {
+        if self.log.now().is_multiple_of(SCALED_FOR) {
             place.scale();
         }
-        while place.crests.front().is_some_and(|(at, _)| *at <= place.at) {
-            place.crests.pop_front();
+        while place.crests.last().is_some_and(|(at, _)| *at <= place.at) {
+            place.crests.pop();
         }
         if place.at > place.lull
             && let Some(mut place) = self.followed.take()
@@ -219,40 +225,24 @@ impl Rehearsal {
         place.heights = (place.heights.0 / 256, place.heights.1 / 256);
         let ebb = self.ebbs.iter().find(|ebb| **ebb >= from);
         place.lull = self.next_low(place).min(ebb.copied().unwrap_or(u64::MAX));
-        place.crests.clear();
-        let mut crest = 0;
-        for at in (from..=place.lull).rev() {
-            let level = self.log.level(at);
-            if level > crest {
-                crest = level;
-                place.crests.push_front((at, level));
-            }
-        }
+        self.log.crests(from, place.lull, &mut place.crests);
     }
 
     /// The lowest point of the stretch of low memory that a place is in, or of the next.
     fn next_low(&self, place: &Followed) -> u64 {
         let (low, high) = place.range;
         let low = low.saturating_add(high.saturating_sub(low) / LOW_PART);
+        let now = self.log.now();
         let lowest = |from: u64| {
-            let mut lowest = from;
-            let end = (from + LONGEST_LOW).min(self.log.now() + 1);
-            for at in from..end {
-                if self.log.level(at) > low {
-                    return (lowest, at);
-                }
-                if self.log.level(at) <= self.log.level(lowest) {
-                    lowest = at;
-                }
-            }
-            (lowest, end)
+            let last = (from + LONGEST_LOW - 1).min(now);
+            self.log.lowest_of_low(low, from, last)
         };
         let (here, end) = lowest(place.at + 1);
-        if end > place.at + 1 && self.log.level(here) < self.log.level(place.at) {
+        if end > place.at + 1 && self.log.event(here).level < place.level {
             return here;
         }
-        let next = (end..=self.log.now()).find(|at| self.log.level(*at) <= low);
-        next.map_or(self.log.now(), |at| lowest(at).0)
+        let next = self.log.first_at_most(low, end);
+        next.map_or(now, |at| lowest(at).0)
     }
 
     /// Looks for what happens now: near the place that was lost, else wherever the trail
@@ -272,10 +262,12 @@ impl Rehearsal {
         };
         let mut place = Followed {
             at,
+            level: self.log.event(at).level,
             since: now,
             misses: 0,
+            missed: 0,
             lull: 0,
-            crests: VecDeque::new(),
+            crests: Vec::new(),
             range: (0, 0),
             range_until: 0,
             heights: (0, 0),

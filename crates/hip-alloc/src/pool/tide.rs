@@ -36,7 +36,7 @@ pub(super) struct Tide {
     seen: u64,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Debug)]
 struct Scale {
     rising: bool,
     /// The highest point of this rise, or the lowest of this fall.
@@ -47,7 +47,7 @@ struct Scale {
     count: u64,
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq, Debug)]
 struct Point {
     used: u64,
     /// As in [`Ebb`].
@@ -62,13 +62,21 @@ impl Tide {
         if used.abs_diff(self.seen) < STEP {
             return false;
         }
+        let rises = used > self.seen;
         self.seen = used;
         let here = Point { used, holes, event };
-        let mut rose = false;
+        let mut ended = false;
+        // What does not turn a scale, and is no new extreme of it, is neither for a larger
+        // one: its extremes lie as far out, and its swing is larger.
         for (number, scale) in self.scales.iter_mut().enumerate() {
-            rose |= scale.turn(here, SMALLEST << number);
+            let swing = SMALLEST << number;
+            match rises {
+                true if used > scale.highest(swing) => ended |= scale.rise(here),
+                false if used < scale.lowest(swing) => scale.fall(here),
+                _ => break,
+            }
         }
-        rose
+        ended
     }
 
     /// The scale of the steps and the event at which the last one ended, once that is known.
@@ -121,31 +129,45 @@ impl Scale {
         self.troughs[0].event - self.troughs[1].event
     }
 
-    /// Whether a trough has come to an end.
-    fn turn(&mut self, here: Point, swing: u64) -> bool {
-        if self.rising {
-            if here.used > self.extreme.used {
-                self.extreme = here;
-            } else if here.used + swing <= self.extreme.used {
-                self.rising = false;
-                self.extreme = here;
-            }
-        } else if here.used < self.extreme.used {
-            self.extreme = here;
-        } else if here.used >= self.extreme.used + swing {
+    /// The highest point at which nothing changes.
+    fn highest(&self, swing: u64) -> u64 {
+        match self.rising {
+            true => self.extreme.used,
+            false => self.extreme.used + swing - 1,
+        }
+    }
+
+    /// The lowest point at which nothing changes.
+    fn lowest(&self, swing: u64) -> u64 {
+        match self.rising {
+            true => (self.extreme.used + 1).saturating_sub(swing),
+            false => self.extreme.used,
+        }
+    }
+
+    /// Higher than the highest. Whether a trough has come to an end.
+    fn rise(&mut self, here: Point) -> bool {
+        let turns = !self.rising;
+        if turns {
             self.troughs = [self.extreme, self.troughs[0]];
             self.count += 1;
             self.rising = true;
-            self.extreme = here;
-            return true;
         }
-        false
+        self.extreme = here;
+        turns
+    }
+
+    /// Lower than the lowest.
+    fn fall(&mut self, here: Point) {
+        self.rising = false;
+        self.extreme = here;
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     /// Rises by `swing` in 100 events and falls again, with ripples of a tenth.
     fn step(tide: &mut Tide, start: u64, low: u64, swing: u64) {
@@ -163,6 +185,36 @@ mod tests {
             step(&mut tide, number * 200, 10_000 * MIB, 4000 * MIB);
         }
         assert_eq!(tide.rhythm(1200), Some((6, 1000)));
+    }
+
+    proptest! {
+        /// Only the scales that a look may change are looked at: those that are left out
+        /// would not have changed.
+        #[test]
+        fn no_scale_misses_anything(moves in prop::collection::vec((0u32..16, any::<u32>()), 1..400)) {
+            let mut tide = Tide::default();
+            let mut each = [Scale::default(); SCALES];
+            let mut used = 0u64;
+            for (event, (log2, part)) in moves.into_iter().enumerate() {
+                let by = u64::from(part) * 512 % ((16 * MIB) << log2);
+                used = match part % 2 {
+                    0 => used.saturating_add(by),
+                    _ => used.saturating_sub(by),
+                };
+                let here = Point { used, holes: 0, event: event as u64 };
+                let looks = used.abs_diff(tide.seen) >= STEP;
+                let mut ended = false;
+                for (number, scale) in each.iter_mut().enumerate().filter(|_| looks) {
+                    let swing = SMALLEST << number;
+                    ended |= used > scale.highest(swing) && scale.rise(here);
+                    if used < scale.lowest(swing) {
+                        scale.fall(here);
+                    }
+                }
+                prop_assert_eq!(tide.turn(used, 0, event as u64), ended);
+                prop_assert_eq!(tide.scales, each);
+            }
+        }
     }
 
     #[test]

@@ -33,11 +33,13 @@ pub(super) const LEVEL_LOG2: u32 = 9;
 /// The last events of a program.
 pub(super) struct Log {
     events: Vec<Event>,
-    /// The lowest and the highest level of each stretch.
+    /// The lowest and the highest level of each stretch that is complete.
     stretches: Vec<(u32, u32)>,
+    /// Of the stretch that the last event is in.
+    stretch: (u32, u32),
     /// Number of the last event.
     now: u64,
-    last_bytes: u64,
+    last_octaves: u8,
     /// A hash of the last sixteen events.
     trail: u64,
     /// For each bucket of that hash, the last place that was noted, by number; 0: none.
@@ -89,8 +91,9 @@ impl Default for Log {
         Log {
             events: Vec::new(),
             stretches: Vec::new(),
+            stretch: (u32::MAX, 0),
             now: 0,
-            last_bytes: 1,
+            last_octaves: octaves(1),
             trail: 0,
             buckets: vec![0; 1 << BUCKETS_LOG2].into_boxed_slice(),
             places: Vec::new(),
@@ -115,14 +118,20 @@ impl Log {
         self.event(number).level
     }
 
-    /// Notes a request or a free of `bytes`, and what is used after it. Some events can be
-    /// found again by what led to them: these have a bucket.
-    pub(super) fn note(&mut self, request: bool, bytes: u64, used: u64) -> Option<Bucket> {
-        let ratio = octaves(bytes).wrapping_sub(octaves(self.last_bytes));
-        self.last_bytes = bytes;
+    /// Notes a request or a free of `bytes`, which are so many octaves, and what is used
+    /// after it. Some events can be found again by what led to them: these have a bucket.
+    pub(super) fn note(
+        &mut self,
+        request: bool,
+        bytes: u64,
+        octaves: u8,
+        used: u64,
+    ) -> (Event, Option<Bucket>) {
+        let ratio = octaves.wrapping_sub(self.last_octaves);
+        self.last_octaves = octaves;
         let event = Event {
             level: (used >> LEVEL_LOG2).min(u64::from(u32::MAX)) as u32,
-            sign: (ratio as u8) << 1 | u8::from(request),
+            sign: ratio << 1 | u8::from(request),
             ended: match request && bytes >= SMALL {
                 true => Ended::NotYet,
                 false => Ended::Unknown,
@@ -134,21 +143,26 @@ impl Log {
             Some(old) => *old = event,
             None => self.events.push(event),
         }
-        let stretch = slot / STRETCH as usize;
-        if slot.is_multiple_of(STRETCH as usize) {
-            let new = (event.level, event.level);
-            match self.stretches.get_mut(stretch) {
-                Some(old) => *old = new,
-                None => self.stretches.push(new),
-            }
-        } else {
-            let (low, high) = &mut self.stretches[stretch];
-            (*low, *high) = ((*low).min(event.level), (*high).max(event.level));
+        let (low, high) = self.stretch;
+        self.stretch = (low.min(event.level), high.max(event.level));
+        if self.now.is_multiple_of(STRETCH) {
+            self.complete_stretch(slot);
         }
         let sign = u64::from(event.sign).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
         self.trail = (self.trail << 4) ^ sign;
         let hash = self.trail.wrapping_mul(0xD6E8_FEB8_6659_FD93);
-        (hash & 15 == 0).then_some(Bucket((hash >> (64 - BUCKETS_LOG2)) as usize))
+        let is_place = hash & 15 == 0;
+        let bucket = is_place.then_some(Bucket((hash >> (64 - BUCKETS_LOG2)) as usize));
+        (event, bucket)
+    }
+
+    /// The last event was the last of its stretch.
+    fn complete_stretch(&mut self, slot: usize) {
+        let stretch = std::mem::replace(&mut self.stretch, (u32::MAX, 0));
+        match self.stretches.get_mut(slot / STRETCH as usize) {
+            Some(old) => *old = stretch,
+            None => self.stretches.push(stretch),
+        }
     }
 
     /// Has the last event found again in its bucket.
@@ -189,8 +203,17 @@ impl Log {
     /// The nearest event, fewer than `within` to either side, before which the same
     /// happened as before now.
     pub(super) fn alike_near(&self, event: u64, within: u64) -> Option<u64> {
-        let mut around = (0..within).flat_map(|by| [event.saturating_sub(by), event + by]);
-        around.find(|at| self.is_alike(*at))
+        let sign = self.event(self.now).sign;
+        for by in 0..within {
+            for at in [event.saturating_sub(by), event + by] {
+                // Nearly all are told apart by the last thing that happened.
+                let last = self.events.get(slot(at.max(1)));
+                if last.is_some_and(|last| last.sign == sign) && self.is_alike(at) {
+                    return Some(at);
+                }
+            }
+        }
+        None
     }
 
     /// Whether the same happened before an event as did before now.
@@ -204,20 +227,104 @@ impl Log {
 
     /// The lowest and the highest level from an event to now.
     pub(super) fn range(&self, from: u64) -> (u32, u32) {
-        let whole = |event: &u64| slot(*event).is_multiple_of(STRETCH as usize);
-        let first = (from..=self.now).find(whole).unwrap_or(self.now);
-        let last = first + (self.now - first) / STRETCH * STRETCH;
-        let ends = (from..first).chain(last..=self.now).map(|event| {
-            let level = self.level(event);
-            (level, level)
-        });
-        let stretches = (first..last).step_by(STRETCH as usize);
-        let stretches = stretches.map(|event| self.stretches[slot(event) / STRETCH as usize]);
-        ends.chain(stretches)
-            .fold((u32::MAX, 0), |range, (low, high)| {
-                (range.0.min(low), range.1.max(high))
+        let pieces = self.pieces(from, self.now);
+        pieces.fold((u32::MAX, 0), |range, piece| {
+            let (low, high) = match piece.is_whole() {
+                true => self.bounds(piece),
+                false => range_of(self.events_of(piece)),
+            };
+            (range.0.min(low), range.1.max(high))
+        })
+    }
+
+    /// The first event from one to now at which no more is used than that.
+    pub(super) fn first_at_most(&self, level: u32, from: u64) -> Option<u64> {
+        self.pieces(from, self.now)
+            .filter(|piece| self.bounds(*piece).0 <= level)
+            .find_map(|piece| {
+                let mut events = self.events_of(piece).iter();
+                let at = events.position(|event| event.level <= level)?;
+                Some(piece.first + at as u64)
             })
     }
+
+    /// From the first event on, the lowest of those up to the last that are no higher than
+    /// the level; of equals the last. And the event at which that ends.
+    pub(super) fn lowest_of_low(&self, level: u32, first: u64, last: u64) -> (u64, u64) {
+        let mut lowest = (u32::MAX, first);
+        for piece in self.pieces(first, last) {
+            for (number, event) in (piece.first..).zip(self.events_of(piece)) {
+                if event.level > level {
+                    return (lowest.1, number);
+                }
+                if event.level <= lowest.0 {
+                    lowest = (event.level, number);
+                }
+            }
+        }
+        (lowest.1, last + 1)
+    }
+
+    /// The events from the first to the last after which all use less than at them, the
+    /// last one first, with their levels.
+    pub(super) fn crests(&self, first: u64, last: u64, crests: &mut Vec<(u64, u32)>) {
+        crests.clear();
+        let mut crest = 0;
+        for piece in self.pieces(first, last).rev() {
+            if self.bounds(piece).1 <= crest {
+                continue;
+            }
+            for (at, event) in self.events_of(piece).iter().enumerate().rev() {
+                if event.level > crest {
+                    crest = event.level;
+                    crests.push((piece.first + at as u64, crest));
+                }
+            }
+        }
+    }
+
+    /// The events from the first to the last, in pieces that each lie in one stretch.
+    fn pieces(&self, first: u64, last: u64) -> impl DoubleEndedIterator<Item = Piece> + use<> {
+        let stretches = (first - 1) / STRETCH..last.div_ceil(STRETCH);
+        stretches.map(move |stretch| Piece {
+            first: first.max(stretch * STRETCH + 1),
+            last: last.min((stretch + 1) * STRETCH),
+        })
+    }
+
+    fn events_of(&self, piece: Piece) -> &[Event] {
+        let first = slot(piece.first);
+        &self.events[first..first + (piece.last + 1 - piece.first) as usize]
+    }
+
+    /// Between which levels all of a piece is: those of its stretch.
+    fn bounds(&self, piece: Piece) -> (u32, u32) {
+        let stretch = (piece.first - 1) / STRETCH;
+        if (stretch + 1) * STRETCH > self.now {
+            self.stretch
+        } else {
+            self.stretches[slot(piece.first) / STRETCH as usize]
+        }
+    }
+}
+
+/// Events of one stretch, by their numbers.
+#[derive(Clone, Copy)]
+struct Piece {
+    first: u64,
+    last: u64,
+}
+
+impl Piece {
+    fn is_whole(self) -> bool {
+        self.last + 1 - self.first == STRETCH
+    }
+}
+
+fn range_of(events: &[Event]) -> (u32, u32) {
+    events.iter().fold((u32::MAX, 0), |(low, high), event| {
+        (low.min(event.level), high.max(event.level))
+    })
 }
 
 fn slot(event: u64) -> usize {
@@ -225,102 +332,4 @@ fn slot(event: u64) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::units::MIB;
-
-    /// Numbers without order, always the same.
-    fn numbers(seed: u64) -> impl Iterator<Item = u64> {
-        std::iter::successors(Some(seed), |state| {
-            let state = state.wrapping_mul(6_364_136_223_846_793_005);
-            Some(state.wrapping_add(1_442_695_040_888_963_407))
-        })
-        .skip(1)
-    }
-
-    /// A log of so many events that hardly repeat themselves, with the levels they led to.
-    fn noise(events: usize) -> (Log, Vec<u32>) {
-        let mut log = Log::default();
-        let mut levels = Vec::new();
-        for number in numbers(1).take(events) {
-            let (bytes, used) = ((number >> 40) % MIB, (number >> 20) % (1 << 36));
-            levels.push((used >> LEVEL_LOG2) as u32);
-            if let Some(bucket) = log.note(number >> 63 == 1, bytes, used) {
-                log.note_place(bucket);
-            }
-        }
-        (log, levels)
-    }
-
-    #[test]
-    fn what_is_remembered_is_bounded() {
-        let (log, _) = noise(2 * REMEMBERED as usize);
-        assert_eq!(log.events.len() as u64, REMEMBERED);
-        assert!(log.places.len() as u64 <= NOTED);
-    }
-
-    #[test]
-    fn the_range_is_that_of_the_levels() {
-        let (log, levels) = noise(REMEMBERED as usize + 1000);
-        let now = log.now();
-        for from in [now, now - 1, now - 255, now - 1000, now - 100_000] {
-            let levels = &levels[from as usize - 1..];
-            let expected = (*levels.iter().min().unwrap(), *levels.iter().max().unwrap());
-            assert_eq!(log.range(from), expected, "from {from}");
-        }
-    }
-
-    /// What is done, with sizes in KiB, and noted.
-    fn go(log: &mut Log, events: &[(bool, u64)]) -> Option<Bucket> {
-        let mut bucket = None;
-        for (request, kib) in events {
-            bucket = log.note(*request, kib * 1024, 0);
-            if let Some(bucket) = bucket {
-                log.note_place(bucket);
-            }
-        }
-        bucket
-    }
-
-    /// Fifty events that are their own.
-    fn tune(number: u64) -> Vec<(bool, u64)> {
-        let events = numbers(number).map(|number| (number >> 63 == 1, 4 << (number >> 59 & 7)));
-        events.take(50).collect()
-    }
-
-    #[test]
-    fn the_same_at_another_scale_is_alike_and_something_else_is_not() {
-        let mut log = Log::default();
-        for number in [1, 2, 3] {
-            go(&mut log, &tune(number));
-        }
-        let larger: Vec<_> = tune(2)
-            .iter()
-            .map(|(request, kib)| (*request, kib * 4))
-            .collect();
-        go(&mut log, &larger);
-        assert_eq!(log.alike_near(100, 1), Some(100));
-        assert_eq!(log.alike_near(95, 20), Some(100), "five events away");
-        assert_eq!(log.alike_near(50, 20), None);
-        go(&mut log, &[(true, 3)]);
-        assert_eq!(log.alike_near(100, 20), None);
-    }
-
-    #[test]
-    fn a_place_is_found_by_what_led_to_it() {
-        let mut log = Log::default();
-        let mut found = 0;
-        for round in 0..40u64 {
-            for (at, event) in tune(round % 20).iter().enumerate() {
-                let Some(bucket) = go(&mut log, &[*event]) else {
-                    continue;
-                };
-                if round >= 20 && at as u64 >= ALIKE {
-                    found += 1;
-                    assert_eq!(log.alike(bucket), Some(log.now() - 20 * 50));
-                }
-            }
-        }
-        assert!(found > 10, "{found}");
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! Steps of a made-up program, followed.
 
 use super::*;
+use crate::pool::lifetime::octaves;
 use crate::units::MIB;
 
 /// A step of `layers`: each saves a tensor of `bytes`, and needs five times that for a
@@ -24,7 +25,7 @@ fn go(rehearsal: &mut Rehearsal, events: &[(bool, u64)]) -> Vec<u64> {
     let mut used = 1000 * MIB;
     let through = events.iter().map(|(request, bytes)| {
         used = if *request { used + bytes } else { used - bytes };
-        rehearsal.turn(*request, *bytes, used);
+        rehearsal.turn(*request, *bytes, octaves(*bytes), used);
         rehearsal.ahead()
     });
     through.collect()
@@ -66,7 +67,7 @@ fn nothing_is_promised_where_something_else_is_done() {
     let ahead = go(&mut rehearsal, &step[..half]);
     assert!(ahead[half - 1] > 100 * MIB);
     let (request, bytes) = step[half];
-    rehearsal.turn(!request, bytes, 1500 * MIB);
+    rehearsal.turn(!request, bytes, octaves(bytes), 1500 * MIB);
     assert_eq!(rehearsal.ahead(), 0);
 }
 
