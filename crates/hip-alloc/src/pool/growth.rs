@@ -24,11 +24,15 @@ const BLOCK_PART: u64 = 32;
 const MOST_DISPARITY: u64 = 24;
 /// Requests below this count as this large for that.
 const LEAST_FOR_DISPARITY: u64 = 4 * MIB;
-/// A block that was taken for one large request serves one that is smaller by no more
-/// than one part in this many.
-const DIRECT_DISPARITY: u64 = 8;
-/// Of what the step will use again, one part in this many more may be held.
-const AHEAD_MARGIN_PART: u64 = 8;
+/// What lasts opens no empty block larger than this, unless it fills half of it: at the
+/// end of the step all the rest would be held for it.
+const LARGEST_FOR_LASTING: u64 = 128 * MIB;
+/// A block that was taken for one large request serves requests down to two thirds of it:
+/// those to which this part of themselves may be added.
+const DIRECT_DISPARITY_PART: u64 = 2;
+/// So many times what the step will use again may be held: requests of many sizes need
+/// more than one set of blocks between them.
+const AHEAD_HELD: u64 = 2;
 /// `position` orders by block first: more than any block has bytes.
 const POSITIONS_PER_BLOCK_LOG2: u32 = 40;
 
@@ -165,14 +169,14 @@ impl Pool {
     }
 
     /// Gives empty blocks back until no more than the floor is held beyond what is live, or
-    /// what the rest of the step will use beyond that, and a little: which block serves
-    /// which request is never quite the same.
+    /// twice what the rest of the step will use beyond that: which block serves which
+    /// request is never quite the same.
     pub(super) fn shed(&mut self, driver: &mut dyn Driver) {
         let ahead = self.lifetimes.ahead();
         let floor = self.config.warmup_bytes;
         let keep = match self.is_tight(0) {
             true => 0,
-            false => floor.max(ahead.saturating_add(ahead / AHEAD_MARGIN_PART)),
+            false => floor.max(ahead.saturating_mul(AHEAD_HELD)),
         };
         while self.exceeds(keep) && self.give_back_one(driver) {}
         while self.exceeds(keep) && self.give_back_hole(driver) {}
@@ -231,11 +235,15 @@ impl Pool {
                 let largest = if small {
                     SMALL_BLOCK.1
                 } else if block.direct {
-                    bytes + bytes / DIRECT_DISPARITY
+                    bytes + bytes / DIRECT_DISPARITY_PART
                 } else {
-                    bytes
+                    let largest = bytes
                         .max(LEAST_FOR_DISPARITY)
-                        .saturating_mul(MOST_DISPARITY)
+                        .saturating_mul(MOST_DISPARITY);
+                    match region {
+                        Region::Lasting => largest.min(LARGEST_FOR_LASTING.max(2 * bytes)),
+                        _ => largest,
+                    }
                 };
                 block.bytes >= bytes
                     && block.absent == 0

@@ -131,7 +131,7 @@ impl Pool {
         }
         least.max(best_multiple(
             bytes,
-            most.saturating_sub(3).max(fewest),
+            most.saturating_sub(1).max(fewest),
             most,
         ))
     }

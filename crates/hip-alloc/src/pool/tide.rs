@@ -17,6 +17,10 @@ const SCALES: usize = 12;
 const STEP: u64 = 8 * MIB;
 /// Troughs that differ by no more than this part of the scale are at the same level.
 const SAME_LEVEL: u64 = 4;
+/// Memory is low within this part of the scale from its last trough.
+const LOW_PART: u64 = 8;
+/// So many scales below that of the steps, a swing still leaves the low part.
+const FINER: usize = 2;
 /// A scale counts until it was quiet for this many of its periods.
 const QUIET_PERIODS: u64 = 4;
 
@@ -85,10 +89,18 @@ impl Tide {
         Some((at, self.scales[at].troughs[0].event))
     }
 
-    /// Whether a step ended since the event.
+    /// Whether a step ended since the event. A step that has not risen by the whole scale
+    /// yet, after one that did, is seen at a finer one, if memory was as low before it.
     pub(super) fn ebbed_since(&self, event: u64) -> bool {
-        self.main()
-            .is_some_and(|at| self.scales[at].troughs[0].event > event)
+        let Some(at) = self.main() else {
+            return false;
+        };
+        let low = self.low(at);
+        let ebbed = |trough: Point| trough.event > event && trough.used <= low;
+        self.scales[at].troughs[0].event > event
+            || self.scales[at.saturating_sub(FINER)..at]
+                .iter()
+                .any(|finer| ebbed(finer.troughs[0]))
     }
 
     /// The last time that a step ended.
@@ -103,8 +115,12 @@ impl Tide {
 
     /// Whether memory is down at the level between steps.
     pub(super) fn is_low(&self, used: u64) -> bool {
-        self.main()
-            .is_some_and(|at| used <= self.scales[at].troughs[0].used + (SMALLEST << at) / 8)
+        self.main().is_some_and(|at| used <= self.low(at))
+    }
+
+    /// Up to this much is used between steps at a scale.
+    fn low(&self, at: usize) -> u64 {
+        self.scales[at].troughs[0].used + (SMALLEST << at) / LOW_PART
     }
 
     /// The scale of the steps, as far as it can be told.
@@ -239,6 +255,19 @@ mod tests {
         assert_eq!(ebb.map(|ebb| ebb.holes), Some(0));
         assert!(tide.ebbed_since(599) && !tide.ebbed_since(601));
         assert!(tide.is_low(500 * MIB) && !tide.is_low(2500 * MIB));
+    }
+
+    #[test]
+    fn a_step_that_rises_less_than_others_begins_after_an_end_too() {
+        let mut tide = Tide::default();
+        for number in 0..6 {
+            step(&mut tide, number * 200, 500 * MIB, 4400 * MIB);
+        }
+        assert!(!tide.ebbed_since(1150));
+        for event in 1200..1250 {
+            tide.turn(500 * MIB + (event - 1200) * 30 * MIB, 0, event);
+        }
+        assert!(tide.ebbed_since(1150) && !tide.ebbed_since(1210));
     }
 
     #[test]
