@@ -16,8 +16,15 @@ def safe_prepare(accelerator, *objects, dtype=None, verify="first", report=None)
     those of the arguments. Optimizers that were made before their model moved stay
     valid, and their state is where its parameters are. What was prepared before may be
     prepared again.
+
+    For one process, and for several that each have the whole model (DDP), which first
+    makes the weights of all those of process 0. Accelerate's ways that divide or move a
+    model by themselves are refused with PlacementError before anything moves: FSDP,
+    DeepSpeed, Megatron-LM, XLA (TPU), tensor and context parallelism, and models whose
+    `device_map` has several places.
     """
     device, dtype = checked(accelerator.device, dtype, verify)
+    _refuse_what_moves_by_itself(accelerator, objects)
     report = PlacementReport() if report is None else report
     models = [each for each in objects if isinstance(each, torch.nn.Module)]
     optimizers = [each for each in objects if isinstance(each, torch.optim.Optimizer)]
@@ -40,6 +47,36 @@ def safe_prepare(accelerator, *objects, dtype=None, verify="first", report=None)
         if isinstance(each, torch.utils.data.DataLoader):
             _place_batches(each, verify, report)
     return prepared
+
+
+# How Accelerate names them, what they are called, and what they do to a model.
+_DIVIDE = {
+    "FSDP": ("FSDP", "shards the model over the processes"),
+    "DEEPSPEED": ("DeepSpeed", "makes its own model and optimizer, and moves them"),
+    "MEGATRON_LM": ("Megatron-LM", "builds its own model in parts"),
+    "XLA": ("XLA (TPU)", "makes new weights on its device"),
+}
+
+
+def _refuse_what_moves_by_itself(accelerator, objects):
+    """PlacementError for what would be moved by others, where nothing could be verified."""
+    kind = getattr(accelerator.distributed_type, "value", accelerator.distributed_type)
+    if kind in _DIVIDE:
+        name, deed = _DIVIDE[kind]
+        raise PlacementError(
+            f"safe_prepare does not support {name}, which {deed}: use accelerator.prepare, or train in one process or with DDP"
+        )
+    parallel = getattr(accelerator, "parallelism_config", None)
+    for flag, name in (("tp_enabled", "tensor"), ("cp_enabled", "context"), ("sp_enabled", "sequence"), ("dp_shard_enabled", "sharded data")):
+        if getattr(parallel, flag, False):
+            raise PlacementError(f"safe_prepare does not support {name} parallelism, which divides the model: use accelerator.prepare")
+    for number, each in enumerate(objects):
+        places = getattr(each, "hf_device_map", None) or {}
+        if len(set(map(str, places.values()))) > 1:
+            raise PlacementError(
+                f"safe_prepare does not support a model in several places (argument {number}, a {type(each).__name__} with"
+                f" device_map {places}): its hooks move it by themselves; load it without device_map, or use accelerator.prepare"
+            )
 
 
 def _follow(optimizer, replaced):

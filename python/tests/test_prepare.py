@@ -1,5 +1,12 @@
 """safe_prepare with real Accelerate on the simulated device: models, optimizers and loaders in every state."""
 
+import concurrent.futures
+import re
+import socket
+import tempfile
+import types
+
+import pytest
 import torch
 from device import order
 
@@ -155,3 +162,96 @@ def nonsense():
 def test_nonsense_is_refused_also_where_there_is_no_model(run):
     verify, dtype, meta = run(nonsense)
     assert "expected one of off, first" in verify and "only floating-point" in dtype and "weight is on the meta device" in meta
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
+
+
+def process(rank, count):
+    """What a launcher tells a process of a run."""
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+
+
+def distributed(cpu):
+    from accelerate import Accelerator, InitProcessGroupKwargs
+
+    accelerator, report = Accelerator(cpu=cpu, kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")]), PlacementReport()
+    model, optimizer, loader = parts()
+    if accelerator.process_index:  # DDP makes the weights of all those of process 0
+        torch.nn.init.zeros_(model[0].weight)
+    model, optimizer, loader = safe_prepare(accelerator, model, optimizer, loader, verify="always", report=report)
+    devices = step(accelerator, model, optimizer, loader)
+    total = float(sum(each.detach().double().sum().cpu() for each in model.parameters()))
+    return [accelerator.distributed_type.value, accelerator.num_processes, type(model).__name__, sorted(set(devices)), len(devices), report.verified, total]
+
+
+def one_of_two():
+    return distributed(cpu=True)
+
+
+def the_only_one():
+    return distributed(cpu=False)
+
+
+def test_two_processes_train_one_model(run):
+    port = free_port()
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        one, other = pool.map(lambda rank: run(one_of_two, MASTER_PORT=port, **process(rank, 2)), range(2))
+    assert one[:6] == other[:6] == ["MULTI_CPU", 2, "DistributedDataParallel", ["cpu"], 2, 4 + 2 * 2]
+    assert one[6] == other[6], "the gradients of both"
+
+
+def test_one_process_of_a_launcher_trains_on_its_device(run):
+    kind, count, _, devices, batches, verified, _ = run(the_only_one, MASTER_PORT=free_port(), **process(0, 1))
+    assert [kind, count, devices, batches, verified] == ["MULTI_GPU", 1, ["cuda"], 4, 4 + 4 * 2]
+
+
+def sharded():
+    from accelerate import Accelerator, InitProcessGroupKwargs
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    accelerator = Accelerator(fsdp_plugin=FullyShardedDataParallelPlugin(), kwargs_handlers=[InitProcessGroupKwargs(backend="gloo")])
+    model, optimizer, loader = parts()
+    try:
+        safe_prepare(accelerator, model, optimizer, loader)
+    except PlacementError as problem:
+        return [str(problem), sorted({each.device.type for each in model.parameters()}), len(accelerator._models)]
+
+
+def test_a_sharded_model_is_refused_before_it_moves(run):
+    said, devices, prepared = run(sharded, MASTER_PORT=free_port(), **process(0, 1))
+    assert said.startswith("safe_prepare does not support FSDP, which shards the model") and "DDP" in said
+    assert (devices, prepared) == (["cpu"], 0)
+
+
+@pytest.mark.parametrize("kind, named", [("DEEPSPEED", "DeepSpeed"), ("MEGATRON_LM", "Megatron-LM"), ("XLA", "XLA (TPU)")])
+def test_what_places_models_by_itself_is_refused(kind, named):
+    from accelerate.utils import DistributedType
+
+    accelerator = types.SimpleNamespace(device="cpu", distributed_type=DistributedType(kind), prepare=None)
+    with pytest.raises(PlacementError, match=re.escape(f"does not support {named}, which")):
+        safe_prepare(accelerator, *parts())
+
+
+def test_parallelism_that_divides_a_model_is_refused():
+    from accelerate.utils import DistributedType, ParallelismConfig
+
+    accelerator = types.SimpleNamespace(
+        device="cpu", distributed_type=DistributedType.MULTI_GPU, parallelism_config=ParallelismConfig(tp_size=2), prepare=None
+    )
+    with pytest.raises(PlacementError, match="tensor parallelism, which divides the model"):
+        safe_prepare(accelerator, *parts())
+
+
+def test_a_model_in_several_places_is_refused_and_one_in_one_place_is_not():
+    from accelerate import Accelerator, dispatch_model
+
+    model = dispatch_model(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 2)), {"0": "cpu", "1": "disk"}, main_device="cpu", offload_dir=tempfile.mkdtemp())
+    with pytest.raises(PlacementError, match="argument 1, a Sequential with device_map .*'disk'.*load it without device_map"):
+        safe_prepare(Accelerator(cpu=True), torch.nn.Linear(2, 2), model)
+    model = torch.nn.Linear(2, 2)
+    model.hf_device_map = {"": "cpu"}
+    safe_prepare(Accelerator(cpu=True), model)

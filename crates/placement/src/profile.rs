@@ -20,8 +20,8 @@ pub enum Profile {
     Balanced,
     /// Every block is streamed and nothing idle stays: the smallest footprint.
     LowVram,
-    /// For APUs: blocks stay in the one memory there is. A ring of one slot suffices, since there is no bus
-    /// to hide.
+    /// For APUs: blocks stay in the one memory there is. What does not fit is read from a disk where the device
+    /// cannot read host memory in place, which is slower than a bus and less even: one block more is on its way.
     Unified,
 }
 
@@ -73,7 +73,7 @@ impl Profile {
                 ..nothing
             },
             Profile::Unified => Wishes {
-                ring_slots: 1,
+                ring_slots: 3,
                 ..nothing
             },
         }
@@ -119,7 +119,7 @@ mod tests {
 roomy: low_vram false, offload_fraction 0, ring_slots 2
 balanced: low_vram false, offload_fraction 0.34, ring_slots 2
 low-vram: low_vram true, offload_fraction 0, ring_slots 2
-unified: low_vram false, offload_fraction 0, ring_slots 1"
+unified: low_vram false, offload_fraction 0, ring_slots 3"
         );
     }
 

@@ -126,7 +126,8 @@ pub struct StreamOptions {
     pub streamed: Streamed,
     /// Where they come from.
     pub masters: Masters,
-    /// Slots of the ring, at least one; with two, copies and computation overlap.
+    /// Slots of the ring: two or more, so that copies and computation overlap. One is what a
+    /// [`Plan`](crate::plan::Plan) falls back to where two do not fit; nothing is fetched ahead then.
     pub slots: usize,
     /// Which arrivals are verified: when the block is used, so that those on their
     /// way are not held up.

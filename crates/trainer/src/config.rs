@@ -93,11 +93,13 @@ pub struct ModelConfig {
     /// `disk`.
     pub device_map: Option<DeviceMapConfig>,
     /// Blocks that are on the device at a time while they are streamed: one in use, the others
-    /// on their way. Unset means 2.
-    #[schemars(range(min = 1, max = 64))]
+    /// on their way. Unset means 2, or what the profile says; where memory has room for one only,
+    /// the plan says so.
+    #[schemars(range(min = 2, max = 64))]
     pub ring_slots: Option<u32>,
-    /// Folder on a disk for streamed blocks that wait in a file, which is gone after the run;
-    /// unset takes one in the cache.
+    /// Folder on a disk for streamed blocks that wait in a file, and on one memory with the CPU
+    /// for what is idle when memory is short. The file is gone after the run; unset takes a folder
+    /// in the cache.
     pub offload_folder: Option<PathBuf>,
     /// Width of the residual stream.
     #[schemars(range(min = 1, max = 65_536))]

@@ -99,17 +99,13 @@ impl MemoryPlan {
         };
         let streamed = streamed(&plan);
         let from_file = blocks_at(&plan, |home| home == Home::StreamedFromDisk);
-        let model_config = &model.config.model;
-        let profile = model_config.profile;
+        let profile = model.config.model.profile;
         Ok(Self {
             profile: profile.map(|profile| profile.profile().to_string()),
             plan,
             blocks: model.blocks(),
             streamed,
-            folder: (!from_file.is_empty()).then(|| match &model_config.offload_folder {
-                Some(folder) => folder.clone(),
-                None => cache_folder().join("streamed"),
-            }),
+            folder: (!from_file.is_empty()).then(|| offload_folder(model.config)),
             from_file,
         })
     }
@@ -335,6 +331,14 @@ fn blocks_at(plan: &Plan, there: impl Fn(Home) -> bool) -> Vec<usize> {
         .filter(|(_, home)| there(*home))
         .filter_map(|(module, _)| module.strip_prefix("model.layers.")?.parse().ok())
         .collect()
+}
+
+/// The folder on a disk for what is away.
+pub(crate) fn offload_folder(config: &Config) -> PathBuf {
+    match &config.model.offload_folder {
+        Some(folder) => folder.clone(),
+        None => cache_folder().join("streamed"),
+    }
 }
 
 fn create(folder: &Path) -> Result<(), Error> {

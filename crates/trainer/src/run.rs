@@ -8,6 +8,7 @@
 
 mod best;
 mod guard;
+mod idle;
 mod shortage;
 
 use std::io::Write;
@@ -34,6 +35,7 @@ use crate::task::{Evaluation, Task};
 
 use guard::Guard;
 pub use guard::{DamagedTensor, Rollback, SkippedStep};
+use idle::{Away, Moment};
 use shortage::Relief;
 pub use shortage::ShortOfMemory;
 
@@ -96,6 +98,8 @@ struct Run<'a> {
     ema: Option<Ema>,
     guard: Guard,
     relief: Relief,
+    /// What is not in use, once memory was short.
+    away: Option<Away>,
     best: Option<Best>,
     recorder: Recorder,
     step: u64,
@@ -160,7 +164,7 @@ impl<'a> Run<'a> {
         };
         let estimate = machine.estimate(config, task.as_ref(), &optimizer);
         let step = state.as_ref().map_or(0, |state| state.step);
-        Ok(Self {
+        let mut run = Self {
             config,
             environment: machine.environment(task.as_ref()),
             estimate,
@@ -176,6 +180,7 @@ impl<'a> Run<'a> {
                 &config.train,
                 state.as_ref().and_then(|state| state.micro_batch),
             ),
+            away: None,
             best: state.as_ref().and_then(|state| state.best),
             step,
             resumed_at: state.as_ref().map(|state| state.step),
@@ -185,7 +190,9 @@ impl<'a> Run<'a> {
             last_evaluation: None,
             window: Window::default(),
             began,
-        })
+        };
+        run.relief.may_offload(run.has_idle_parts());
+        Ok(run)
     }
 
     /// What to change when the memory will not do.
@@ -240,6 +247,7 @@ impl<'a> Run<'a> {
         let began = Instant::now();
         self.machine.step_begins();
         let position = self.task.data_state()?;
+        self.enter(Moment::Passes)?;
         let Passes {
             mut gradients,
             loss,
@@ -259,6 +267,7 @@ impl<'a> Run<'a> {
             let seen = guard::describe(self.step, loss, norm, batch, &gradients, parameters)?;
             return Ok(Some(seen));
         }
+        self.enter(Moment::Update)?;
         gradients.clip(norm, self.config.train.max_grad_norm)?;
         self.optimizer.step(&gradients, learning_rate)?;
         if let Some(ema) = &mut self.ema {
@@ -315,9 +324,12 @@ impl<'a> Run<'a> {
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
         let memory = self.machine.free_and_total();
-        let short = self.relief.next(self.step + 1, error, memory)?;
+        let mut short = self.relief.next(self.step + 1, error, memory)?;
         Gradients::discard(self.task.parameters())?;
         self.task.restore_data(position)?;
+        if short.offloaded.is_some() {
+            short.offloaded = Some(self.offload_idle()?.0);
+        }
         self.machine.trim()?;
         observer.short_of_memory(&short);
         Ok(())
@@ -333,6 +345,7 @@ impl<'a> Run<'a> {
         let last = checkpoint::list(&self.folder.checkpoints())?.pop();
         let rollback = self.guard.roll_back(last.as_ref().map(|(step, _)| *step))?;
         if let Some((_, path)) = last {
+            self.enter(Moment::Update)?;
             let state = checkpoint::load(&path, self.trained())?;
             // The data go on: the same batches would lead to the same place.
             self.step = state.step;
@@ -386,6 +399,7 @@ impl<'a> Run<'a> {
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) -> Result<T, Error> {
+        self.enter(Moment::Look)?;
         let Some(mut ema) = self.ema.take() else {
             return work(self);
         };
@@ -418,6 +432,7 @@ impl<'a> Run<'a> {
     }
 
     fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf, Error> {
+        self.enter(Moment::Update)?;
         let progress = Progress {
             step: self.step,
             units: self.units + self.window.units,

@@ -76,6 +76,11 @@ impl Machine {
         (known.map(|memory| memory.0), known.map(|memory| memory.1))
     }
 
+    /// What a plan may use of the memory, as far as that is known.
+    pub(crate) fn memory_for_plans(&self, placer: &Placer) -> Memory {
+        memory_for_plans(&self.allocator, placer)
+    }
+
     /// A look at the memory now, and at its peaks since the last look.
     pub(crate) fn memory(&mut self) -> MemorySample {
         let stats = self.look();

@@ -49,6 +49,16 @@ pub trait Task {
         None
     }
 
+    /// Handles ([`Tensor::shallow_clone`]) on what the task has on the device and a step does not
+    /// use, by name: a teacher, an encoder or a decoder that only [`Task::evaluate`],
+    /// [`Task::sample`] and [`Task::export`] need. Where memory is short, it is away (empty, or on
+    /// the CPU) in [`Task::next_batch`], [`Task::pieces`] and [`Task::loss`], and back in those
+    /// three. The tasks here have nothing of the kind; the optimizer's moments and averaged
+    /// weights are the loop's own.
+    fn idle_in_steps(&self) -> Vec<(String, Tensor)> {
+        Vec::new()
+    }
+
     /// Whether the model knows something before the first step, so that it is worth a look
     /// then.
     fn starts_trained(&self) -> bool {

@@ -148,6 +148,13 @@ pub(super) fn notes(phases: &[PhasePlan], memory: Memory, wishes: &Wishes) -> Ve
             }
         ));
     }
+    if wishes.ring_slots == 1 && phases.iter().any(|phase| phase.ring_slots == 1) {
+        notes.push(
+            "a ring of one slot (`ring_slots: 1`) fetches nothing ahead: each copy waits until the block before \
+             it is done"
+                .to_owned(),
+        );
+    }
     if anywhere(Home::StreamedFromDisk) {
         notes.push(
             "some blocks are read from their file each time they are used: expect the disk to set the pace"

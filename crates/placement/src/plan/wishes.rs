@@ -43,7 +43,8 @@ pub struct Wishes {
     pub blocks_to_swap: Option<usize>,
     /// Stream at least this share of the bytes that can be streamed (0 to 1).
     pub offload_fraction: f64,
-    /// Blocks that the device holds at a time while they are streamed: one is used, the others arrive.
+    /// Blocks that the device holds at a time while they are streamed: one is used, the others arrive. With one,
+    /// each copy waits for the block before it; a plan takes that only where no more fit, or by itself if asked.
     pub ring_slots: u32,
 }
 

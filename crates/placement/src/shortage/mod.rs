@@ -7,10 +7,12 @@
 //!                └▶ micro-batch of 1 still does not fit: an error with the numbers
 //! ```
 //!
-//! [`Shortage`] only decides; the training loop carries out what it says and tells it how that went. A remedy
+//! [`Shortage`] only decides; the training loop carries out what it says and tells it how that went. What is idle
+//! when, and where it is meanwhile, is kept by [`Idle`]; a loop of your own names its parts to it. A remedy
 //! that helps for a moment only is not repeated for ever: when memory runs out again within
 //! [`RELAPSE_STEPS`], the next remedy follows instead of the same one.
 
+mod idle;
 mod message;
 
 use std::fmt;
@@ -18,6 +20,7 @@ use std::num::NonZeroU32;
 
 use serde::Serialize;
 
+pub use idle::{Idle, Part};
 pub use message::{MemoryNumbers, is_out_of_memory};
 
 /// A remedy has held when so many steps went well after it.

@@ -60,7 +60,8 @@ pub enum MemoryProfile {
     Balanced,
     /// Every block is streamed.
     LowVram,
-    /// For APUs: what does not fit is streamed through a ring of one slot.
+    /// For APUs: what does not fit is streamed through a ring of three slots, since a disk is
+    /// slower and less even than a bus.
     Unified,
 }
 

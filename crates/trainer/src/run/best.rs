@@ -43,6 +43,7 @@ impl Run<'_> {
             let reason = format!("the best checkpoint, of step {}, is gone", best.step);
             return Err(Error::checkpoint(&folder, reason));
         };
+        self.enter(super::Moment::Update)?;
         checkpoint::load(&path, self.trained())?;
         observer.best_loaded(step, best.value);
         Ok(())

@@ -1,7 +1,7 @@
 //! What the loop does when a step does not fit: it carries out placement's plan.
 //!
-//! [`placement::shortage`] decides; here its remedies become deeds. Caches are handed back, or
-//! batches go through the model in pieces. A step is repeated from its beginning, with the same
+//! [`placement::shortage`] decides; here its remedies become deeds. Caches are handed back, what
+//! is idle leaves the device (`idle.rs`), and batches go through the model in pieces. A step is repeated from its beginning, with the same
 //! samples and the same seed, and each piece counts by what there is to learn in it, so that
 //! what is learned stays the same. Not repeated is what ran out of memory inside the optimizer:
 //! part of the weights may have moved.
@@ -13,6 +13,7 @@ use placement::shortage::{BatchShape, Exhausted, MemoryNumbers, Remedy, Shortage
 
 use crate::Error;
 use crate::config::TrainConfig;
+use crate::text::bytes;
 
 /// A step that ran out of memory, and is repeated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +22,9 @@ pub struct ShortOfMemory {
     pub step: u64,
     /// What the allocator said.
     pub said: String,
-    /// Samples in one pass from now on; unset when freeing caches is tried first.
+    /// Bytes of what is idle that left the device; unset when that was not what was done.
+    pub offloaded: Option<u64>,
+    /// Samples in one pass from now on; unset when something else is tried first.
     pub micro_batch: Option<u32>,
 }
 
@@ -51,12 +54,16 @@ impl Relief {
         {
             shape = found;
         }
-        // Nothing of a trained model is idle: what a step does not need is not on the device.
         Self {
             plan: Shortage::new(shape, false),
             configured,
             times: 0,
         }
+    }
+
+    /// Whether anything on the device is idle while a step is made.
+    pub(super) fn may_offload(&mut self, anything: bool) {
+        self.plan = Shortage::new(self.plan.shape(), anything);
     }
 
     /// Samples in one pass at most.
@@ -92,15 +99,18 @@ impl Relief {
         let mut numbers = MemoryNumbers::from_message(&said);
         numbers.free = numbers.free.or(free.map(placement::Bytes));
         numbers.total = numbers.total.or(total.map(placement::Bytes));
-        let micro_batch = match self.plan.out_of_memory(numbers) {
-            Remedy::Trim | Remedy::OffloadIdle => None,
-            Remedy::Smaller(shape) => Some(shape.micro_batch.get()),
+        let (offloaded, micro_batch) = match self.plan.out_of_memory(numbers) {
+            Remedy::Trim => (None, None),
+            // The caller knows how much there is.
+            Remedy::OffloadIdle => (Some(0), None),
+            Remedy::Smaller(shape) => (None, Some(shape.micro_batch.get())),
             Remedy::GiveUp(exhausted) => return Err(exhausted.into()),
         };
         self.times += 1;
         Ok(ShortOfMemory {
             step,
             said,
+            offloaded,
             micro_batch,
         })
     }
@@ -115,9 +125,14 @@ impl From<Exhausted> for Error {
 impl fmt::Display for ShortOfMemory {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "step {:>6}  {}; ", self.step, self.said)?;
-        match self.micro_batch {
-            None => formatter.write_str("freed what was cached, and trying it again"),
-            Some(rows) => write!(
+        match (self.offloaded, self.micro_batch) {
+            (None, None) => formatter.write_str("freed what was cached, and trying it again"),
+            (Some(offloaded), None) => write!(
+                formatter,
+                "offloaded what is idle in a step ({}), and trying it again",
+                bytes(offloaded)
+            ),
+            (_, Some(rows)) => write!(
                 formatter,
                 "trying it again with {rows} samples at a time, which learns the same"
             ),
@@ -144,17 +159,20 @@ mod tests {
     }
 
     #[test]
-    fn caches_go_first_and_then_passes_shrink_until_nothing_is_left() {
+    fn caches_go_first_then_what_is_idle_and_then_passes_shrink_until_nothing_is_left() {
         let mut relief = Relief::new(&config(6, 2), None);
+        relief.may_offload(true);
         let mut tried = Vec::new();
         let end = loop {
             match relief.next(1, full(), (Some(5), Some(9))) {
-                Ok(short) => tried.push(short.micro_batch),
+                Ok(short) => tried.push((short.offloaded, short.micro_batch)),
                 Err(error) => break error,
             }
         };
-        assert_eq!(tried, [None, Some(4), Some(3), Some(2), Some(1)]);
-        assert_eq!(relief.times, 5);
+        let smaller = [4, 3, 2, 1].map(|rows| (None, Some(rows)));
+        assert_eq!(tried[..2], [(None, None), (Some(0), None)]);
+        assert_eq!(tried[2..], smaller);
+        assert_eq!(relief.times, 6);
         assert!(matches!(&end, Error::OutOfMemory(_)), "{end}");
         assert!(end.to_string().contains("free 5 B"), "{end}");
     }
