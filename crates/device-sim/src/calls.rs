@@ -2,13 +2,15 @@
 //! was ordered to take, and goes wrong when it was ordered to.
 
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::engine::Engine;
+use crate::control::tell;
+use crate::engine::{self, Engine};
 use crate::orders::{CallEffect, CallFault, Pattern};
 use crate::status::Status;
 
@@ -90,10 +92,29 @@ pub(crate) fn call(
     site: &'static CallSite,
     body: impl FnOnce(&'static Engine) -> Result<(), Status>,
 ) -> Status {
-    // First: it reads the environment, whose orders are about the first call too.
-    let engine = Engine::get();
-    let result = site.enter().and(engine).and_then(body);
+    // A child finds our locks as other threads of its parent left them: not one is touched.
+    if engine::forked() {
+        return Status::NOT_INITIALIZED;
+    }
+    if engine::in_host_function() {
+        return Status::NOT_PERMITTED;
+    }
+    let result = guarded(|| {
+        // First: it reads the environment, whose orders are about the first call too.
+        let engine = Engine::get();
+        site.enter().and(engine).and_then(body)
+    });
     result.err().unwrap_or(Status::SUCCESS)
+}
+
+/// Keeps a panic, which is a mistake of ours, from leaving through a C function. What it
+/// left half done is not used again: the context is lost.
+pub(crate) fn guarded<R>(body: impl FnOnce() -> Result<R, Status>) -> Result<R, Status> {
+    // Unwind-safe: whatever was broken is behind `LOST` from now on.
+    catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| {
+        LOST.store(Status::UNKNOWN.0, Ordering::Relaxed);
+        Err(Status::UNKNOWN)
+    })
 }
 
 /// As [`call`], and remembers a failure for `cudaGetLastError`.
@@ -172,7 +193,7 @@ fn obey(name: &str) -> Result<(), Status> {
         .iter()
         .filter(|(pattern, _)| pattern.matches(name))
         .map(|(_, time)| *time)
-        .sum();
+        .fold(Duration::ZERO, Duration::saturating_add);
     let mut effect = None;
     for (fault, seen) in &mut orders.faults {
         if fault.function.matches(name) {
@@ -192,11 +213,11 @@ fn obey(name: &str) -> Result<(), Status> {
             Err(status)
         }
         Some(CallEffect::Crash) => {
-            eprintln!("device-sim: crashing in {name}, as ordered");
+            tell(&format!("crashing in {name}, as ordered"));
             std::process::abort()
         }
         Some(CallEffect::Hang) => {
-            eprintln!("device-sim: hanging in {name}, as ordered");
+            tell(&format!("hanging in {name}, as ordered"));
             loop {
                 std::thread::park();
             }
@@ -213,5 +234,20 @@ pub(crate) fn spend(time: Duration) {
         while start.elapsed() < time {
             std::hint::spin_loop();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_an_error_that_stays() {
+        static SITE: CallSite = CallSite::new("cudaMistake");
+        let panics = call(&SITE, |_| panic!("as this test wants it"));
+        let later = call(&SITE, |_| Ok(()));
+        reset_faults();
+        assert_eq!((panics, later), (Status::UNKNOWN, Status::UNKNOWN));
+        assert_eq!(call(&SITE, |_| Ok(())), Status::SUCCESS);
     }
 }

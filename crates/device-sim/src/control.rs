@@ -1,11 +1,12 @@
 //! How tests talk to the simulator: orders in, counters out.
 
 use std::ffi::{CStr, c_char};
+use std::io::Write;
 
 use serde_json::{Map, Value, json};
 
 use crate::calls;
-use crate::engine::Engine;
+use crate::engine::{self, Engine};
 use crate::orders::{self, KEYS, Order};
 
 /// Every variable of ours starts so.
@@ -28,30 +29,33 @@ pub unsafe extern "C" fn device_sim_control(orders: *const c_char) -> i32 {
     }
     // SAFETY: promised by the caller; null was excluded.
     let text = unsafe { CStr::from_ptr(orders) }.to_string_lossy();
-    match (orders::parse_all(&text), Engine::get()) {
-        (Ok(orders), Ok(engine)) => {
-            engine.with(|state| orders.into_iter().for_each(|order| state.obey(order)));
-            0
-        }
-        (Err(problem), _) => {
-            eprintln!("device-sim: {problem}");
+    match calls::guarded(|| Ok(take(&text))) {
+        Ok(Ok(())) => 0,
+        Ok(Err(problem)) => {
+            tell(&problem);
             -1
         }
-        (_, Err(status)) => {
-            eprintln!("device-sim: {}", status.message().to_string_lossy());
-            -1
-        }
+        Err(_) => -1,
     }
 }
 
+fn take(text: &str) -> Result<(), String> {
+    let orders = orders::parse_all(text).map_err(|problem| problem.to_string())?;
+    let engine = Engine::get().map_err(|status| status.message().to_string_lossy().into_owned())?;
+    engine.with(|state| orders.into_iter().for_each(|order| state.obey(order)));
+    Ok(())
+}
+
 /// Writes the report as JSON, terminated, into `buffer` of `size` bytes if it
-/// fits. Returns how many bytes it takes with its terminator.
+/// fits. Returns how many bytes it takes with its terminator, or 0 if there is none.
 ///
 /// # Safety
 /// `buffer` is null or has room for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn device_sim_report(buffer: *mut c_char, size: usize) -> usize {
-    let text = report().to_string();
+    let Ok(text) = calls::guarded(|| Ok(report().to_string())) else {
+        return 0;
+    };
     if !buffer.is_null() && text.len() < size {
         // SAFETY: the caller promises `size` bytes, and text and terminator fit.
         unsafe {
@@ -68,7 +72,7 @@ pub unsafe extern "C" fn device_sim_report(buffer: *mut c_char, size: usize) -> 
 /// `name` points to a terminated string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn device_sim_calls(name: *const c_char) -> u64 {
-    if name.is_null() {
+    if name.is_null() || engine::forked() {
         return 0;
     }
     // SAFETY: promised by the caller; null was excluded.
@@ -79,10 +83,15 @@ pub unsafe extern "C" fn device_sim_calls(name: *const c_char) -> u64 {
 /// a test that thinks it ordered a fault must not run without it.
 pub(crate) fn orders_of_environment() -> Vec<Order> {
     let mut orders = Vec::new();
-    for (name, value) in
-        std::env::vars().filter(|(name, _)| name.starts_with(PREFIX) && name != REPORT)
-    {
-        let key = name[PREFIX.len()..].to_ascii_lowercase();
+    for (name, value) in std::env::vars_os() {
+        // What is no text is none of ours, and a value that is none is understood by no order.
+        let (Some(name), value) = (name.to_str(), value.to_string_lossy()) else {
+            continue;
+        };
+        let Some(key) = name.strip_prefix(PREFIX).filter(|_| name != REPORT) else {
+            continue;
+        };
+        let key = key.to_ascii_lowercase();
         match KEYS
             .contains(&key.as_str())
             .then(|| orders::parse(&key, &value))
@@ -98,11 +107,15 @@ pub(crate) fn orders_of_environment() -> Vec<Order> {
 /// Has the report written to `DEVICE_SIM_REPORT` when the process ends.
 pub(crate) fn report_at_exit() {
     extern "C" fn write() {
-        if let Some(path) = std::env::var_os(REPORT)
-            && let Err(problem) = std::fs::write(&path, report().to_string())
-        {
-            eprintln!("device-sim: {}: {problem}", path.display());
-        }
+        let _ = calls::guarded(|| {
+            // A child that ends in the ordinary way has no report, and must not write over its parent's.
+            if let Some(path) = std::env::var_os(REPORT).filter(|_| !engine::forked())
+                && let Err(problem) = std::fs::write(&path, report().to_string())
+            {
+                tell(&format!("{}: {problem}", path.display()));
+            }
+            Ok(())
+        });
     }
     if std::env::var_os(REPORT).is_some() {
         // SAFETY: the handler is a plain function without preconditions.
@@ -112,6 +125,9 @@ pub(crate) fn report_at_exit() {
 
 /// Calls by function, and what is and was held.
 fn report() -> Value {
+    if engine::forked() {
+        return json!({});
+    }
     let calls: Map<_, _> = calls::counters()
         .into_iter()
         .map(|(name, count)| (name.to_owned(), count.into()))
@@ -143,8 +159,13 @@ fn report() -> Value {
     })
 }
 
+/// Says something on standard error, where somebody may or may not listen.
+pub(crate) fn tell(words: &str) {
+    let _ = writeln!(std::io::stderr(), "device-sim: {words}");
+}
+
 fn stop(problem: &str) -> ! {
-    eprintln!("device-sim: {problem}");
+    tell(problem);
     // SAFETY: ends the process without running handlers, which may be what
     // called us; nothing after this point can observe broken state.
     unsafe { libc::_exit(2) }

@@ -181,6 +181,9 @@ pub const KEYS: &[&str] = &[
     "copy",
 ];
 
+/// No order takes longer, so that times can be added up in nanoseconds.
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
 /// Reads a whole control text: orders between semicolons.
 ///
 /// # Errors
@@ -319,18 +322,27 @@ fn bytes(text: &str) -> Result<u64, OrderError> {
 }
 
 fn duration(text: &str) -> Result<Duration, OrderError> {
-    let problem = || error(text, "expected a time such as 500ns, 14us, 2ms or 1s");
+    let problem = || {
+        error(
+            text,
+            "expected a time such as 500ns, 14us, 2ms or 1s, of a year at most",
+        )
+    };
     let split = text
         .find(|c: char| !c.is_ascii_digit())
         .ok_or_else(problem)?;
     let number: u64 = text[..split].parse().map_err(|_| problem())?;
-    match &text[split..] {
-        "ns" => Ok(Duration::from_nanos(number)),
-        "us" => Ok(Duration::from_micros(number)),
-        "ms" => Ok(Duration::from_millis(number)),
-        "s" => Ok(Duration::from_secs(number)),
-        _ => Err(problem()),
+    let time = match &text[split..] {
+        "ns" => Duration::from_nanos(number),
+        "us" => Duration::from_micros(number),
+        "ms" => Duration::from_millis(number),
+        "s" => Duration::from_secs(number),
+        _ => return Err(problem()),
+    };
+    if time > LONGEST {
+        return Err(problem());
     }
+    Ok(time)
 }
 
 fn latency(item: &str) -> Result<(Pattern, Duration), OrderError> {

@@ -47,9 +47,11 @@ statuses! {
     HOST_MEMORY_ALREADY_REGISTERED = 712, "already_registered", c"cudaErrorHostMemoryAlreadyRegistered", c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", c"hipErrorHostMemoryAlreadyRegistered", c"part or all of the requested memory range is already mapped";
     HOST_MEMORY_NOT_REGISTERED = 713, "not_registered", c"cudaErrorHostMemoryNotRegistered", c"CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", c"hipErrorHostMemoryNotRegistered", c"pointer does not correspond to a registered memory region";
     LAUNCH_FAILURE = 719, "launch_failure", c"cudaErrorLaunchFailure", c"CUDA_ERROR_LAUNCH_FAILED", c"hipErrorLaunchFailure", c"unspecified launch failure";
+    NOT_PERMITTED = 800, "not_permitted", c"cudaErrorNotPermitted", c"CUDA_ERROR_NOT_PERMITTED", c"hipErrorUnknown", c"operation not permitted";
     NOT_SUPPORTED = 801, "not_supported", c"cudaErrorNotSupported", c"CUDA_ERROR_NOT_SUPPORTED", c"hipErrorNotSupported", c"operation not supported";
     CAPTURE_UNSUPPORTED = 900, "capture_unsupported", c"cudaErrorStreamCaptureUnsupported", c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"hipErrorStreamCaptureUnsupported", c"operation not permitted when stream is capturing";
     CAPTURE_INVALIDATED = 901, "capture_invalidated", c"cudaErrorStreamCaptureInvalidated", c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"hipErrorStreamCaptureInvalidated", c"operation failed due to a previous error during capture";
+    CAPTURE_MERGE = 902, "capture_merge", c"cudaErrorStreamCaptureMerge", c"CUDA_ERROR_STREAM_CAPTURE_MERGE", c"hipErrorStreamCaptureMerge", c"operation would result in a merge of separate capture sequences";
     UNKNOWN = 999, "unknown", c"cudaErrorUnknown", c"CUDA_ERROR_UNKNOWN", c"hipErrorUnknown", c"unknown error";
 }
 

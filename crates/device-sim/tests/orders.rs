@@ -3,11 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod common;
+
+use common::compiled;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::sync::OnceLock;
 
 /// How an order is given.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,29 +20,9 @@ enum Way {
 const WAYS: [Way; 2] = [Way::Environment, Way::Control];
 const RUNTIMES: [&str; 2] = ["hip", "cuda"];
 
-/// `tests/cpp/orders.cpp`, compiled once a process.
-fn program() -> &'static Path {
-    static PROGRAM: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    let (_, program) = PROGRAM.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        let program = folder.path().join("orders");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cpp/orders.cpp");
-        let status = Command::new("c++")
-            .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror"])
-            .arg(source)
-            .args(["-ldl", "-o"])
-            .arg(&program)
-            .status()
-            .unwrap();
-        assert!(status.success());
-        (folder, program)
-    });
-    program
-}
-
 /// The program, told `order` in one of the two ways and then to do `what`.
 fn command(way: Way, runtime: &str, order: &str, what: &[&str]) -> Command {
-    let mut command = Command::new(program());
+    let mut command = Command::new(compiled("orders.cpp"));
     let library = device_sim::install::library_path().expect("cargo builds it with the tests");
     command.arg(library).arg(runtime);
     if way == Way::Control {

@@ -101,13 +101,8 @@ impl Transfer {
                 if width > to_pitch || width > from_pitch {
                     return Err(Status::INVALID_VALUE);
                 }
-                let span = |pitch: u64| {
-                    (height.saturating_sub(1))
-                        .saturating_mul(pitch)
-                        .saturating_add(width)
-                };
-                let to = memory.classify(to, span(to_pitch))?;
-                let from = memory.classify(from, span(from_pitch))?;
+                let to = memory.classify(to, span(width, height, to_pitch))?;
+                let from = memory.classify(from, span(width, height, from_pitch))?;
                 Ok(match (from.on_device(), to.on_device()) {
                     (false, true) => Some(Direction::HostToDevice),
                     (true, false) => Some(Direction::DeviceToHost),
@@ -118,8 +113,11 @@ impl Transfer {
             Transfer::Fill {
                 to, width, count, ..
             } => {
-                memory.classify(to, width.checked_mul(count).ok_or(Status::INVALID_VALUE)?)?;
-                Ok(None)
+                let bytes = width.checked_mul(count).ok_or(Status::INVALID_VALUE)?;
+                match memory.classify(to, bytes)? {
+                    Place::Pageable => Err(Status::INVALID_VALUE),
+                    _ => Ok(None),
+                }
             }
             Transfer::Arrival { .. } => Ok(None),
         }
@@ -127,18 +125,29 @@ impl Transfer {
 
     /// Whether host memory is involved that the program may reuse at once.
     pub(crate) fn touches_pageable(&self, memory: &Memory) -> bool {
-        let pageable = |address| memory.classify(address, 1) == Ok(Place::Pageable);
+        let pageable = |address, size| memory.classify(address, size) == Ok(Place::Pageable);
         match *self {
-            Transfer::Copy { to, from, .. } => pageable(to) || pageable(from),
+            Transfer::Copy {
+                to,
+                from,
+                width,
+                height,
+                to_pitch,
+                from_pitch,
+                ..
+            } => {
+                pageable(to, span(width, height, to_pitch))
+                    || pageable(from, span(width, height, from_pitch))
+            }
             Transfer::Fill { .. } | Transfer::Arrival { .. } => false,
         }
     }
 
-    /// Bytes that are moved or set.
+    /// Bytes that are moved or set; of more than there can be, as many as can be counted.
     pub(crate) fn bytes(&self) -> u64 {
         match self {
-            Transfer::Copy { width, height, .. } => width * height,
-            Transfer::Fill { width, count, .. } => width * count,
+            Transfer::Copy { width, height, .. } => width.saturating_mul(*height),
+            Transfer::Fill { width, count, .. } => width.saturating_mul(*count),
             Transfer::Arrival { rows, .. } => rows.iter().map(|row| row.len() as u64).sum(),
         }
     }
@@ -198,7 +207,7 @@ impl Transfer {
                 width,
                 count,
             } => {
-                // SAFETY: the range was checked above or is the program's own.
+                // SAFETY: the range was checked above.
                 unsafe { fill(memory, to, pattern, width, count) };
             }
             Transfer::Arrival {
@@ -208,7 +217,10 @@ impl Transfer {
             } => {
                 for (row, bytes) in rows.iter().enumerate() {
                     let to = to + row as u64 * pitch;
-                    if memory.classify(to, bytes.len() as u64).is_ok() {
+                    // Host memory may be somebody else's by now, unless it is pinned: there a late
+                    // copy gets as far as the runtime's own buffer.
+                    let place = memory.classify(to, bytes.len() as u64);
+                    if place.is_ok_and(|place| place != Place::Pageable) {
                         // SAFETY: the destination is live, checked just now.
                         unsafe {
                             std::ptr::copy_nonoverlapping(
@@ -225,11 +237,19 @@ impl Transfer {
     }
 }
 
+/// How far apart the first byte and the end of the last row are.
+fn span(width: u64, height: u64, pitch: u64) -> u64 {
+    let rows_before_the_last = height.saturating_sub(1).saturating_mul(pitch);
+    rows_before_the_last.saturating_add(width)
+}
+
 /// # Safety
 /// `width` bytes at `from` can be read.
 unsafe fn read(from: u64, width: u64) -> Vec<u8> {
-    // SAFETY: promised by the caller; the bytes are copied out at once.
-    unsafe { std::slice::from_raw_parts(from as *const u8, width as usize) }.to_vec()
+    let mut bytes = vec![0; width as usize];
+    // SAFETY: promised by the caller; the vector is new and has as many bytes.
+    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, bytes.as_mut_ptr(), bytes.len()) };
+    bytes
 }
 
 /// # Safety

@@ -80,15 +80,16 @@ impl Mappings {
         Some(handle)
     }
 
-    /// Starts of the mappings that make up exactly `start..start + size`.
+    /// Starts of the mappings, one or more, that make up exactly `start..start + size`.
     fn covering(&self, start: u64, size: u64) -> Option<Vec<u64>> {
+        let end = start.checked_add(size).filter(|_| size > 0)?;
         let mut starts = Vec::new();
         let mut at = start;
-        while at < start + size {
+        while at < end {
             starts.push(at);
             at += self.by_start.get(&at)?.size;
         }
-        (at == start + size).then_some(starts)
+        (at == end).then_some(starts)
     }
 }
 
@@ -166,6 +167,7 @@ impl Memory {
             .mappings
             .handles
             .get_mut(&handle)
+            .filter(|physical| physical.owned > 0)
             .ok_or(Status::INVALID_VALUE)?;
         if offset
             .checked_add(size)

@@ -23,9 +23,14 @@ pub(crate) enum Kind {
     Reserved,
 }
 
+/// Names a region for good, which its address does not: that is given out again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RegionId(pub(crate) u64);
+
 /// A range of addresses that the program was given, or registered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
+    pub(crate) id: RegionId,
     pub(crate) start: u64,
     /// What was asked for; the region may hold more.
     pub(crate) size: u64,
@@ -33,6 +38,8 @@ pub(crate) struct Region {
     pub(crate) held: u64,
     pub(crate) kind: Kind,
     pub(crate) device: usize,
+    /// Whether it was freed on a stream that has not come to it yet.
+    pub(crate) leaving: bool,
 }
 
 /// What the devices have, and how memory info speaks of it.
@@ -79,6 +86,7 @@ pub(crate) struct Memory {
     arena: (u64, u64),
     space: AddressSpace,
     regions: BTreeMap<u64, Region>,
+    next_region: u64,
 }
 
 impl Memory {
@@ -92,6 +100,7 @@ impl Memory {
             arena,
             space: AddressSpace::new(arena.0, arena.1),
             regions: BTreeMap::new(),
+            next_region: 0,
         })
     }
 
@@ -102,8 +111,11 @@ impl Memory {
         (self.available(device), total)
     }
 
-    /// Allocates device or managed memory.
+    /// Allocates device or managed memory, at least a byte of it.
     pub(crate) fn allocate(&mut self, device: usize, size: u64, kind: Kind) -> Result<u64, Status> {
+        if size == 0 {
+            return Err(Status::INVALID_VALUE);
+        }
         let held = size
             .checked_next_multiple_of(self.budget.granularity)
             .ok_or(Status::OUT_OF_MEMORY)?;
@@ -125,8 +137,11 @@ impl Memory {
         Ok(start)
     }
 
-    /// Allocates pinned host memory.
+    /// Allocates pinned host memory, at least a byte of it.
     pub(crate) fn allocate_pinned(&mut self, size: u64) -> Result<u64, Status> {
+        if size == 0 {
+            return Err(Status::INVALID_VALUE);
+        }
         let held = size
             .checked_next_multiple_of(pages::PAGE)
             .ok_or(Status::OUT_OF_MEMORY)?;
@@ -140,16 +155,54 @@ impl Memory {
         Ok(start)
     }
 
-    /// Frees what one of the `allocate`s gave; `host` says which kind is meant.
-    pub(crate) fn free(&mut self, start: u64, host: bool) -> Result<(), Status> {
-        let region = *self.regions.get(&start).ok_or(Status::INVALID_VALUE)?;
+    /// The region that one of the `allocate`s gave and nobody freed yet; `host` says which
+    /// kind is meant.
+    pub(crate) fn freeable(&self, start: u64, host: bool) -> Result<Region, Status> {
+        let region = self.regions.get(&start).ok_or(Status::INVALID_VALUE)?;
         match region.kind {
-            Kind::Device | Kind::Managed if !host => {
+            _ if region.leaving => Err(Status::INVALID_VALUE),
+            Kind::Device | Kind::Managed if !host => Ok(*region),
+            Kind::Pinned if host => Ok(*region),
+            _ => Err(Status::INVALID_VALUE),
+        }
+    }
+
+    /// Frees what [`Memory::freeable`] found, unless another thread was faster.
+    pub(crate) fn free(&mut self, region: Region) -> Result<(), Status> {
+        let found = self.freeable(region.start, region.kind == Kind::Pinned)?;
+        if found.id != region.id {
+            return Err(Status::INVALID_VALUE);
+        }
+        self.give_back(found);
+        Ok(())
+    }
+
+    /// Frees device memory in stream order: from now on it is nobody's to free again, and
+    /// [`Memory::free_leaving`] gives it back when the stream comes to it.
+    pub(crate) fn leave(&mut self, start: u64) -> Result<RegionId, Status> {
+        let id = self.freeable(start, false)?.id;
+        if let Some(region) = self.regions.get_mut(&start) {
+            region.leaving = true;
+        }
+        Ok(id)
+    }
+
+    /// The other half of [`Memory::leave`].
+    pub(crate) fn free_leaving(&mut self, start: u64, id: RegionId) {
+        let region = self.regions.get(&start).copied();
+        if let Some(region) = region.filter(|region| region.id == id) {
+            self.give_back(region);
+        }
+    }
+
+    fn give_back(&mut self, region: Region) {
+        let start = region.start;
+        match region.kind {
+            Kind::Pinned => self.pinned -= region.held,
+            _ => {
                 self.discharge(region.device, region.held);
                 self.usage[region.device].live -= 1;
             }
-            Kind::Pinned if host => self.pinned -= region.held,
-            _ => return Err(Status::INVALID_VALUE),
         }
         self.regions.remove(&start);
         let size = region.held.next_multiple_of(pages::PAGE);
@@ -157,21 +210,28 @@ impl Memory {
         // virtual-memory ranges, which are `Reserved`, are ever mapped to a file.
         unsafe { pages::discard(start, size) };
         self.space.release(start, size);
-        Ok(())
     }
 
     /// Remembers host memory that the program pinned itself.
     pub(crate) fn register(&mut self, start: u64, size: u64) -> Result<(), Status> {
-        if size == 0 {
+        let end = start.checked_add(size).ok_or(Status::INVALID_VALUE)?;
+        if size == 0 || start < pages::PAGE {
             return Err(Status::INVALID_VALUE);
         }
-        let overlaps = self.regions.range(..start + size).next_back();
+        let overlaps = self.regions.range(..end).next_back();
         if overlaps.is_some_and(|(_, region)| region.start + region.size > start) {
             return Err(Status::HOST_MEMORY_ALREADY_REGISTERED);
         }
+        // What is free in the arena will be given to somebody.
+        if self.touches_arena(start, end) {
+            return Err(Status::INVALID_VALUE);
+        }
+        let id = self.region_id();
         self.regions.insert(
             start,
             Region {
+                id,
+                leaving: false,
                 start,
                 size,
                 held: 0,
@@ -182,15 +242,21 @@ impl Memory {
         Ok(())
     }
 
-    /// Forgets registered host memory.
-    pub(crate) fn unregister(&mut self, start: u64) -> Result<(), Status> {
+    /// Whether the program registered host memory from exactly this address on.
+    pub(crate) fn registered(&self, start: u64) -> Result<RegionId, Status> {
         match self.regions.get(&start) {
-            Some(region) if region.kind == Kind::Registered => {
-                self.regions.remove(&start);
-                Ok(())
-            }
+            Some(region) if region.kind == Kind::Registered => Ok(region.id),
             _ => Err(Status::HOST_MEMORY_NOT_REGISTERED),
         }
+    }
+
+    /// Forgets registered host memory.
+    pub(crate) fn unregister(&mut self, start: u64, id: RegionId) -> Result<(), Status> {
+        if self.registered(start)? != id {
+            return Err(Status::HOST_MEMORY_NOT_REGISTERED);
+        }
+        self.regions.remove(&start);
+        Ok(())
     }
 
     /// Sets addresses aside for mappings.
@@ -220,30 +286,28 @@ impl Memory {
     /// The region that holds an address, if the program was given one.
     pub(crate) fn region(&self, address: u64) -> Option<&Region> {
         let (_, region) = self.regions.range(..=address).next_back()?;
-        let inside = address < region.start + region.size.max(1);
+        let inside = address < region.start + region.size;
         inside.then_some(region)
     }
 
     /// What a copy or memset of `size` bytes at `address` touches: device memory,
     /// host memory, or nothing that it may touch.
     pub(crate) fn classify(&self, address: u64, size: u64) -> Result<Place, Status> {
-        let arena = self.arena.0..self.arena.0 + self.arena.1;
         let end = address.checked_add(size).ok_or(Status::INVALID_VALUE)?;
-        let Some(region) = self.region(address) else {
-            return if arena.contains(&address) {
+        if address < pages::PAGE {
+            return Err(Status::INVALID_VALUE);
+        }
+        let inside = self
+            .region(address)
+            .filter(|region| end <= region.start + region.size);
+        let Some(region) = inside else {
+            // Host memory may continue beyond what was registered, but not into a device's.
+            return if self.touches_arena(address, end) {
                 Err(Status::ILLEGAL_ADDRESS)
             } else {
                 Ok(Place::Pageable)
             };
         };
-        if end > region.start + region.size {
-            // Host memory may continue beyond what was registered.
-            return if region.kind == Kind::Registered {
-                Ok(Place::Pageable)
-            } else {
-                Err(Status::ILLEGAL_ADDRESS)
-            };
-        }
         match region.kind {
             Kind::Pinned | Kind::Registered => Ok(Place::Pinned),
             Kind::Device | Kind::Managed => Ok(Place::Device),
@@ -292,6 +356,16 @@ impl Memory {
         }
     }
 
+    fn touches_arena(&self, start: u64, end: u64) -> bool {
+        let (arena, size) = self.arena;
+        start < arena + size && end > arena
+    }
+
+    fn region_id(&mut self) -> RegionId {
+        self.next_region += 1;
+        RegionId(self.next_region)
+    }
+
     fn limit(&self) -> u64 {
         self.budget.unified.unwrap_or(self.budget.capacity)
     }
@@ -314,9 +388,12 @@ impl Memory {
     ) -> Option<u64> {
         let bytes = held.checked_next_multiple_of(pages::PAGE)?;
         let start = self.space.allocate(bytes, alignment)?;
+        let id = self.region_id();
         self.regions.insert(
             start,
             Region {
+                id,
+                leaving: false,
                 start,
                 size,
                 held,
@@ -355,6 +432,10 @@ mod tests {
         Memory::new(1, budget).unwrap()
     }
 
+    fn free(memory: &mut Memory, start: u64) -> Result<(), Status> {
+        memory.free(memory.freeable(start, false)?)
+    }
+
     #[test]
     fn what_does_not_fit_is_refused_and_changes_nothing() {
         let mut memory = memory(Budget {
@@ -367,7 +448,7 @@ mod tests {
             Err(Status::OUT_OF_MEMORY)
         );
         assert_eq!(memory.info(0), (1 << 19, 1 << 20));
-        memory.free(first, false).unwrap();
+        free(&mut memory, first).unwrap();
         assert_eq!(memory.info(0), (1 << 20, 1 << 20));
         assert_eq!((memory.usage[0].peak, memory.usage[0].live), (1 << 19, 0));
     }
@@ -378,7 +459,7 @@ mod tests {
         let first = memory.allocate(0, 8192, Kind::Device).unwrap();
         // SAFETY: the 8192 bytes were just allocated and are nobody else's.
         unsafe { (first as *mut u8).write_bytes(7, 8192) };
-        memory.free(first, false).unwrap();
+        free(&mut memory, first).unwrap();
         let second = memory.allocate(0, 8192, Kind::Device).unwrap();
         assert_eq!(first, second, "best fit gives the same range again");
         // SAFETY: as above.
@@ -419,9 +500,9 @@ mod tests {
             memory.classify(local.as_ptr() as u64, 16),
             Ok(Place::Pageable)
         );
-        memory.free(device, false).unwrap();
+        free(&mut memory, device).unwrap();
         assert_eq!(memory.classify(device, 1), Err(Status::ILLEGAL_ADDRESS));
-        assert_eq!(memory.free(device, false), Err(Status::INVALID_VALUE));
-        assert_eq!(memory.free(pinned, false), Err(Status::INVALID_VALUE));
+        assert_eq!(free(&mut memory, device), Err(Status::INVALID_VALUE));
+        assert_eq!(free(&mut memory, pinned), Err(Status::INVALID_VALUE));
     }
 }

@@ -20,7 +20,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::calls;
 use crate::orders::{DeviceTime, Order};
@@ -28,7 +28,7 @@ use crate::status::Status;
 
 pub(crate) use capture::Strictness;
 pub(crate) use copies::Transfer;
-pub(crate) use memory::{Budget, Kind, Memory};
+pub(crate) use memory::{Budget, Kind, Memory, Region};
 pub(crate) use timeline::{Effect, HostFunction, Nanos, Timeline};
 
 use copies::Copies;
@@ -45,15 +45,36 @@ pub(crate) struct State {
     pub(crate) copies: Copies,
     pub(crate) device_time: DeviceTime,
     pub(crate) devices: usize,
+    /// When the function of the program was due that some thread is in just now.
+    calling: Option<Nanos>,
 }
 
 static ENGINE: OnceLock<Option<Engine>> = OnceLock::new();
+
+/// Whether anybody asked for the engine yet.
+static USED: AtomicBool = AtomicBool::new(false);
 
 /// Set in a child of a process that had used the device: as with CUDA and HIP,
 /// the child cannot use it any more.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
+/// Runs when the library is loaded: a thread that forks while another one starts the
+/// engine must not leave a child that waits for the start to end.
+#[used]
+// SAFETY: the section holds the addresses of functions that the loader calls, of which
+// this is one; what it does needs nothing that is set up later.
+#[unsafe(link_section = ".init_array")]
+static AT_LOAD: extern "C" fn() = {
+    extern "C" fn watch_forks() {
+        // SAFETY: the handler only loads and stores atomics, which is allowed in a child.
+        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+    }
+    watch_forks
+};
+
 thread_local! {
+    /// Whether this thread is in a function of the program that a stream came to.
+    static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
     static DEVICE: Cell<usize> = const { Cell::new(0) };
     static STRICTNESS: Cell<Strictness> = const { Cell::new(Strictness::Global) };
 }
@@ -61,9 +82,10 @@ thread_local! {
 impl Engine {
     /// The engine, made on first use from the orders in the environment.
     pub(crate) fn get() -> Result<&'static Engine, Status> {
-        if FORKED.load(Ordering::Relaxed) {
+        if forked() {
             return Err(Status::NOT_INITIALIZED);
         }
+        USED.store(true, Ordering::Relaxed);
         match ENGINE.get_or_init(Engine::start) {
             Some(engine) => Ok(engine),
             None => Err(Status::NO_DEVICE),
@@ -80,7 +102,9 @@ impl Engine {
         let memory = match Memory::new(devices, Budget::default()) {
             Ok(memory) => memory,
             Err(problem) => {
-                eprintln!("device-sim: cannot reserve addresses for device memory: {problem}");
+                crate::control::tell(&format!(
+                    "cannot reserve addresses for device memory: {problem}"
+                ));
                 return None;
             }
         };
@@ -90,10 +114,9 @@ impl Engine {
             copies: Copies::default(),
             device_time: DeviceTime::default(),
             devices,
+            calling: None,
         };
         orders.into_iter().for_each(|order| state.obey(order));
-        // SAFETY: the handler only stores to an atomic, which is allowed in a child.
-        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
         crate::control::report_at_exit();
         (devices > 0).then_some(Engine {
             state: Mutex::new(state),
@@ -104,28 +127,53 @@ impl Engine {
     /// because of it. The program's own functions run outside the lock.
     pub(crate) fn with<R>(&self, body: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
-        let mut functions = state.progress();
+        self.progress(&mut state);
         let result = body(&mut state);
-        functions.extend(state.progress());
-        drop(state);
-        functions.into_iter().for_each(run_host_function);
+        self.progress(&mut state);
         result
     }
 
-    /// Lets host time pass until the timeline reaches `at`.
+    /// Does what is due, in its order. A function of the program runs without the lock, and
+    /// nothing that comes after it happens until it is back, whichever thread is in it.
+    fn progress(&self, state: &mut MutexGuard<'_, State>) {
+        while state.calling.is_none()
+            && let Some((at, function)) = state.advance()
+        {
+            state.calling = Some(at);
+            MutexGuard::unlocked(state, || run_host_function(function));
+            state.calling = None;
+        }
+    }
+
+    /// Lets host time pass until all that was to happen up to `at` has happened.
     pub(crate) fn wait_until(&self, at: Nanos) {
         loop {
-            let now = self.with(|state| state.timeline.now());
-            if now >= at {
-                return self.with(|_| ());
+            let (now, done) = self.with(|state| (state.timeline.now(), state.done(at)));
+            if done {
+                return;
             }
-            calls::spend(Duration::from_nanos(at - now).min(Duration::from_millis(50)));
+            // Time is up, but another thread is in a function of the program's.
+            let rest = at.saturating_sub(now).max(20_000);
+            calls::spend(Duration::from_nanos(rest).min(Duration::from_millis(50)));
         }
     }
 }
 
 extern "C" fn after_fork() {
-    FORKED.store(true, Ordering::Relaxed);
+    if USED.load(Ordering::Relaxed) {
+        FORKED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether this process is the child of one that had used the device. Nothing but atomics may
+/// be touched in it.
+pub(crate) fn forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
+/// Whether this thread is in a function that was put on a stream: it may not call the runtime.
+pub(crate) fn in_host_function() -> bool {
+    IN_HOST_FUNCTION.get()
 }
 
 /// The device that this thread uses.
@@ -196,35 +244,46 @@ impl State {
             *damage = ordered;
         }
         let times = self.device_time;
-        let moving = times.mib.as_nanos() as Nanos * bytes / (1 << 20);
-        let cost = times.copy.as_nanos() as Nanos + moving;
+        let moving = times.mib.as_nanos() * u128::from(bytes) / (1 << 20);
+        let cost = Nanos::try_from(times.copy.as_nanos() + moving).unwrap_or(Nanos::MAX);
         self.timeline
             .submit(stream, device, cost, Effect::Transfer(transfer))
     }
 
-    /// Does what is due; gives back the program's functions that are to be called.
-    fn progress(&mut self) -> Vec<HostFunction> {
+    /// Whether all that was to happen up to `at` has happened.
+    pub(crate) fn done(&self, at: Nanos) -> bool {
+        self.timeline.now() >= at
+            && self.calling.is_none_or(|calling| calling > at)
+            && self.timeline.next_due().is_none_or(|next| next > at)
+    }
+
+    /// Does what is due, up to the next function of the program, which is given back.
+    fn advance(&mut self) -> Option<(Nanos, HostFunction)> {
         let now = self.timeline.now();
-        let mut functions = Vec::new();
-        while let Some(effect) = self.timeline.due(now) {
+        while let Some((at, effect)) = self.timeline.due(now) {
             match effect {
                 Effect::Kernel => {}
                 Effect::Transfer(transfer) => {
                     if let Some((delay, rest)) = transfer.run(&self.memory, self.copies.data) {
-                        self.timeline
-                            .schedule(now + delay.as_nanos() as Nanos, Effect::Transfer(rest));
+                        let late = now.saturating_add(delay.as_nanos() as Nanos);
+                        self.timeline.schedule(late, Effect::Transfer(rest));
                     }
                 }
-                // Freed twice: the second was an error when it was submitted.
-                Effect::Free(address) => drop(self.memory.free(address, false)),
-                Effect::Call(function) => functions.push(function),
+                Effect::Free { start, id } => self.memory.free_leaving(start, id),
+                Effect::Call(function) => return Some((at, function)),
             }
         }
-        functions
+        None
     }
 }
 
 fn run_host_function(function: HostFunction) {
+    IN_HOST_FUNCTION.set(true);
+    call_host_function(function);
+    IN_HOST_FUNCTION.set(false);
+}
+
+fn call_host_function(function: HostFunction) {
     match function {
         // SAFETY: the program passed this function to be called with this data.
         HostFunction::Plain { function, data } => unsafe { function(data as *mut _) },

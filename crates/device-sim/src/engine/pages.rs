@@ -41,8 +41,15 @@ pub(crate) fn reserve_arena() -> io::Result<(u64, u64)> {
 /// The range lies inside the arena, is page-aligned and not mapped to a file,
 /// and nobody relies on its content.
 pub(crate) unsafe fn discard(start: u64, size: u64) {
-    // SAFETY: the caller promises a private anonymous range that nobody reads.
-    unsafe { libc::madvise(start as *mut c_void, size as usize, libc::MADV_DONTNEED) };
+    let (at, bytes) = (start as *mut c_void, size as usize);
+    // SAFETY: the caller promises a private anonymous range that nobody reads; the arena can
+    // be written to where no file is mapped.
+    unsafe {
+        // Pages of a program that locked all its memory stay where they are.
+        if libc::madvise(at, bytes, libc::MADV_DONTNEED) != 0 {
+            at.cast::<u8>().write_bytes(0, bytes);
+        }
+    }
 }
 
 /// Makes the machine really provide the pages of a range.

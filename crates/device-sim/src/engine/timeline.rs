@@ -13,6 +13,7 @@ use std::time::Instant;
 
 use super::capture::{CaptureId, Captures};
 use super::copies::Transfer;
+use super::memory::RegionId;
 use crate::status::Status;
 
 /// Nanoseconds since the simulator started.
@@ -33,7 +34,12 @@ pub(crate) enum Effect {
     /// Bytes move or are set.
     Transfer(Transfer),
     /// Memory goes back, in stream order.
-    Free(u64),
+    Free {
+        /// Where the region is.
+        start: u64,
+        /// Which region that is, of all that were and will be there.
+        id: RegionId,
+    },
     /// The program's function is called.
     Call(HostFunction),
 }
@@ -81,6 +87,8 @@ pub(crate) struct Timeline {
     started: Instant,
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Event>,
+    /// By device, until when its streams that were destroyed are busy: the blocking ones, and all.
+    destroyed: Vec<(Nanos, Nanos)>,
     pending: BinaryHeap<Reverse<Pending>>,
     sequence: u64,
     next_handle: u64,
@@ -103,6 +111,7 @@ impl Timeline {
                 .map(|device| (device as u64, default(device)))
                 .collect(),
             events: HashMap::new(),
+            destroyed: vec![(0, 0); devices],
             pending: BinaryHeap::new(),
             sequence: 0,
             next_handle: FIRST_HANDLE,
@@ -140,10 +149,23 @@ impl Timeline {
         if stream < FIRST_HANDLE {
             return Err(Status::INVALID_HANDLE);
         }
-        self.streams
-            .remove(&stream)
-            .map(drop)
-            .ok_or(Status::INVALID_HANDLE)
+        let Stream {
+            device,
+            blocking,
+            busy_until,
+            capture,
+            ..
+        } = *self.streams.get(&stream).ok_or(Status::INVALID_HANDLE)?;
+        if capture.is_some() {
+            return Err(Status::CAPTURE_UNSUPPORTED);
+        }
+        self.streams.remove(&stream);
+        let (of_blocking, of_all) = &mut self.destroyed[device];
+        if blocking {
+            *of_blocking = busy_until.max(*of_blocking);
+        }
+        *of_all = busy_until.max(*of_all);
+        Ok(())
     }
 
     pub(crate) fn priority(&self, stream: u64, device: usize) -> Result<i32, Status> {
@@ -189,7 +211,7 @@ impl Timeline {
             return Ok(now);
         }
         let start = now.max(self.settled(stream, device)?);
-        let done = start + cost;
+        let done = start.saturating_add(cost);
         self.stream_mut(stream, device)?.busy_until = done;
         if !matches!(effect, Effect::Kernel) {
             self.schedule(done, effect);
@@ -207,10 +229,16 @@ impl Timeline {
         }));
     }
 
-    /// The next effect whose time has come.
-    pub(crate) fn due(&mut self, now: Nanos) -> Option<Effect> {
-        self.pending.peek().filter(|next| next.0.at <= now)?;
-        self.pending.pop().map(|next| next.0.effect)
+    /// The next effect whose time has come, with that time.
+    pub(crate) fn due(&mut self, now: Nanos) -> Option<(Nanos, Effect)> {
+        self.next_due().filter(|at| *at <= now)?;
+        let Reverse(next) = self.pending.pop()?;
+        Some((next.at, next.effect))
+    }
+
+    /// When the next effect is due.
+    pub(crate) fn next_due(&self) -> Option<Nanos> {
+        self.pending.peek().map(|next| next.0.at)
     }
 
     /// When everything on a stream is done.
@@ -227,7 +255,17 @@ impl Timeline {
             .streams
             .values()
             .filter(|stream| stream.device == device);
-        streams.map(|stream| stream.busy_until).max().unwrap_or(0)
+        let busy = streams.map(|stream| stream.busy_until).max().unwrap_or(0);
+        busy.max(self.destroyed[device].1)
+    }
+
+    /// When everything is done, on all devices.
+    pub(crate) fn all_done(&self) -> Nanos {
+        let devices = 0..self.destroyed.len();
+        devices
+            .map(|device| self.device_done(device))
+            .max()
+            .unwrap_or(0)
     }
 
     pub(crate) fn record(&mut self, event: u64, stream: u64, device: usize) -> Result<(), Status> {
@@ -243,7 +281,7 @@ impl Timeline {
     }
 
     /// Makes a stream wait for an event. An event of a capture draws the stream
-    /// into that capture.
+    /// into that capture, unless it is in another one already.
     pub(crate) fn wait_event(
         &mut self,
         stream: u64,
@@ -254,6 +292,9 @@ impl Timeline {
         let (capture, done) = (event.capture, event.done_at.unwrap_or(0));
         let stream = self.stream_mut(stream, device)?;
         match capture {
+            Some(capture) if stream.capture.is_some_and(|own| own != capture) => {
+                return Err(Status::CAPTURE_MERGE);
+            }
             Some(capture) => stream.capture = Some(capture),
             None => stream.busy_until = stream.busy_until.max(done),
         }
@@ -294,6 +335,14 @@ impl Timeline {
         self.stream(stream, device).map(|stream| stream.capture)
     }
 
+    /// Refuses what a graph cannot hold, on a stream that is being captured.
+    pub(crate) fn forbid_in_capture_of(&self, stream: u64, device: usize) -> Result<(), Status> {
+        match self.capture_of(stream, device)? {
+            Some(_) => Err(Status::CAPTURE_UNSUPPORTED),
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn begin_capture(
         &mut self,
         stream: u64,
@@ -301,9 +350,6 @@ impl Timeline {
         id: CaptureId,
     ) -> Result<(), Status> {
         let stream = self.stream_mut(stream, device)?;
-        if stream.capture.is_some() {
-            return Err(Status::CAPTURE_UNSUPPORTED);
-        }
         stream.capture = Some(id);
         Ok(())
     }
@@ -332,7 +378,8 @@ impl Timeline {
                 .streams
                 .values()
                 .filter(|other| other.device == this.device && other.blocking);
-            return Ok(others.map(|other| other.busy_until).max().unwrap_or(0));
+            let busy = others.map(|other| other.busy_until).max().unwrap_or(0);
+            return Ok(busy.max(self.destroyed[this.device].0));
         }
         let default = self
             .streams
@@ -433,13 +480,15 @@ mod tests {
     #[test]
     fn effects_come_due_in_the_order_of_their_times() {
         let mut timeline = Timeline::new(1);
-        for (at, address) in [(30, 3), (10, 1), (10, 2), (HOUR * 1000, 4)] {
-            timeline.schedule(at, Effect::Free(address));
+        for (at, start) in [(30, 3), (10, 1), (10, 2), (HOUR * 1000, 4)] {
+            let id = RegionId(start);
+            timeline.schedule(at, Effect::Free { start, id });
         }
         let due: Vec<_> = std::iter::from_fn(|| timeline.due(HOUR)).collect();
-        assert!(
-            matches!(due[..], [Effect::Free(1), Effect::Free(2), Effect::Free(3)]),
-            "{due:?}"
-        );
+        let freed = due.iter().map(|(at, effect)| match effect {
+            Effect::Free { start, .. } => (*at, *start),
+            _ => unreachable!("only frees were scheduled"),
+        });
+        assert_eq!(freed.collect::<Vec<_>>(), [(10, 1), (10, 2), (30, 3)]);
     }
 }

@@ -118,7 +118,8 @@ export! {
     fn pool_attribute(engine, pool: u64, attribute: i32, value: Out<u64>)
         as runtime cudaMemPoolGetAttribute, runtime hipMemPoolGetAttribute
     {
-        let device = checked(engine, pool as i32 - 1).map_err(|_| Status::INVALID_VALUE)?;
+        let device = pool.checked_sub(1).and_then(|device| i32::try_from(device).ok());
+        let device = checked(engine, device.unwrap_or(-1)).map_err(|_| Status::INVALID_VALUE)?;
         let usage = engine.with(|state| state.memory.usage[device]);
         match attribute {
             5 | 7 => value.set(usage.held),

@@ -37,28 +37,45 @@ export! {
         Ok(())
     }
 
-    fn current_context(engine, context: Out<u64>) as driver cuCtxGetCurrent, driver cuCtxPopCurrent_v2 {
+    fn current_context(engine, context: Out<u64>) as driver cuCtxGetCurrent {
         let _ = engine;
         context.set(self::context(current_device()))
+    }
+
+    fn pop_context(engine, context: Out<u64>) as driver cuCtxPopCurrent_v2 {
+        let _ = engine;
+        context.set_if_wanted(self::context(current_device()));
+        Ok(())
     }
 
     fn set_context(engine, context: u64) as driver cuCtxSetCurrent, driver cuCtxPushCurrent_v2 {
         if context == 0 {
             return Ok(());
         }
-        let device = context.checked_sub(FIRST_CONTEXT).ok_or(Status::INVALID_HANDLE)? / 0x10;
-        set_current_device(checked(engine, device as i32)?);
+        let devices = engine.with(|state| state.devices);
+        let device = (0..devices).find(|device| self::context(*device) == context);
+        set_current_device(device.ok_or(Status::INVALID_HANDLE)?);
         Ok(())
     }
 
-    /// A function of this API by its name, as any version of it.
+    /// A function of this API by its name, in the newest version there is here.
     fn function_by_name(engine, symbol: Text, function: Out<usize>, _version: i32, _flags: u64, outcome: Out<i32>)
-        as driver cuGetProcAddress_v2, driver cuGetProcAddress
+        as driver cuGetProcAddress_v2
     {
         let _ = engine;
         let found = find(symbol.get()?);
         // CU_GET_PROC_ADDRESS_SUCCESS, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
         outcome.set_if_wanted(i32::from(found.is_none()));
+        function.set(found.unwrap_or(0))?;
+        found.map(drop).ok_or(Status::NOT_FOUND)
+    }
+
+    /// That of CUDA 11, whose caller passes nowhere to put an outcome.
+    fn function_by_name_of_cuda_11(engine, symbol: Text, function: Out<usize>, _version: i32, _flags: u64)
+        as driver cuGetProcAddress
+    {
+        let _ = engine;
+        let found = find(symbol.get()?);
         function.set(found.unwrap_or(0))?;
         found.map(drop).ok_or(Status::NOT_FOUND)
     }
@@ -85,22 +102,22 @@ export_nothing! {
     cuProfilerStart cuProfilerStop
 }
 
-/// The address of one of our own functions: under the name itself, or with the
-/// version suffix that headers hide. Other libraries are not searched, so a real
+/// The address of one of our own functions: with the version suffix that headers of
+/// CUDA 12 and later hide, or under the name itself. Other libraries are not searched, so a real
 /// driver that may be installed is never mixed in.
 pub(super) fn find(name: &CStr) -> Option<usize> {
     let name = name.to_str().ok()?;
-    ["", "_v2", "_v3"]
+    ["_v3", "_v2", ""]
         .iter()
         .find_map(|suffix| own_symbol(&format!("{name}{suffix}")))
 }
 
 fn own_symbol(name: &str) -> Option<usize> {
     static HANDLE: OnceLock<usize> = OnceLock::new();
-    let handle = *HANDLE.get_or_init(own_handle);
+    // None, or the null handle of all libraries, would search more than our own.
+    let handle = Some(*HANDLE.get_or_init(own_handle)).filter(|handle| *handle != 0)?;
     let name = CString::new(name).ok()?;
-    // SAFETY: the handle is this library's own (or null, which searches the
-    // program), and the name is terminated.
+    // SAFETY: the handle is this library's own, and the name is terminated.
     let found = unsafe { libc::dlsym(handle as *mut c_void, name.as_ptr()) };
     (!found.is_null()).then_some(found as usize)
 }

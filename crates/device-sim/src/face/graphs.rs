@@ -8,6 +8,9 @@ use crate::status::Status;
 const IDLE: i32 = 0;
 const CAPTURING: i32 = 1;
 
+/// `cudaStreamLegacy`: the default stream under another name.
+const LEGACY_STREAM: u64 = 1;
+
 export! {
     fn begin_capture(engine, stream: u64, mode: u32)
         as runtime cudaStreamBeginCapture, runtime hipStreamBeginCapture, driver cuStreamBeginCapture_v2
@@ -25,6 +28,7 @@ export! {
     fn end_capture(engine, stream: u64, graph: Out<u64>)
         as runtime cudaStreamEndCapture, runtime hipStreamEndCapture, driver cuStreamEndCapture
     {
+        let graph = graph.required()?;
         let ended = engine.with(|state| {
             let capture = state.timeline.capture_of(stream, current_device())?.ok_or(Status::INVALID_VALUE)?;
             let ended = state.timeline.captures.end(capture, stream);
@@ -62,6 +66,7 @@ export! {
     }
 
     fn create_graph(engine, graph: Out<u64>, _flags: u32) as runtime cudaGraphCreate, runtime hipGraphCreate {
+        let graph = graph.required()?;
         let created = engine.with(|state| {
             let handle = state.timeline.handle();
             state.timeline.captures.create(handle);
@@ -74,6 +79,7 @@ export! {
         as runtime cudaGraphInstantiateWithFlags, runtime cudaGraphInstantiate, runtime hipGraphInstantiateWithFlags,
            driver cuGraphInstantiateWithFlags
     {
+        let executable = executable.required()?;
         let handle = engine.with(|state| {
             let handle = state.timeline.handle();
             state.timeline.captures.instantiate(graph, handle).map(|()| handle)
@@ -147,13 +153,16 @@ fn tell_capture(
 
 fn begin(engine: &Engine, stream: u64, graph: Option<u64>, mode: u32) -> Result<(), Status> {
     let strictness = Strictness::from_code(mode)?;
+    // The default stream, which others wait for, cannot stand still.
+    if matches!(stream, 0 | LEGACY_STREAM) {
+        return Err(Status::CAPTURE_UNSUPPORTED);
+    }
     engine.with(|state| {
-        if state
+        state
             .timeline
-            .capture_of(stream, current_device())?
-            .is_some()
-        {
-            return Err(Status::CAPTURE_UNSUPPORTED);
+            .forbid_in_capture_of(stream, current_device())?;
+        if let Some(graph) = graph {
+            state.timeline.captures.graph(graph)?;
         }
         let graph = graph.unwrap_or_else(|| state.timeline.handle());
         let id = state.timeline.captures.begin(stream, graph, strictness);

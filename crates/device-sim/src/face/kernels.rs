@@ -155,13 +155,17 @@ export! {
     }
 
     fn symbol_address(engine, address: Out<u64>, symbol: usize) as runtime cudaGetSymbolAddress {
-        address.set(variable(engine, symbol)?)
+        address.set(variable(engine, symbol)?.0)
     }
 
     fn copy_to_symbol(engine, symbol: usize, from: u64, size: u64, offset: u64, _kind: i32)
         as runtime cudaMemcpyToSymbol
     {
-        start(engine, 0, plain(variable(engine, symbol)? + offset, from, size), true)
+        let (address, room) = variable(engine, symbol)?;
+        if offset.checked_add(size).is_none_or(|end| end > room) {
+            return Err(Status::INVALID_VALUE);
+        }
+        start(engine, 0, plain(address + offset, from, size), true)
     }
 }
 
@@ -253,7 +257,8 @@ fn launch_on(
     stream: u64,
 ) -> Result<(), Status> {
     let empty = |size: Dimensions| size.x == 0 || size.y == 0 || size.z == 0;
-    let threads = u64::from(block.x) * u64::from(block.y) * u64::from(block.z);
+    let threads = u64::from(block.x) * u64::from(block.y);
+    let threads = threads.saturating_mul(u64::from(block.z));
     if empty(grid) || empty(block) || threads > MAX_THREADS_PER_BLOCK as u64 {
         return Err(Status::INVALID_CONFIGURATION);
     }
@@ -266,21 +271,22 @@ fn launch_on(
     })
 }
 
-/// Where a device variable lives; it takes memory when it is first asked for.
-fn variable(engine: &Engine, symbol: usize) -> Result<u64, Status> {
-    let mut variables = VARIABLES.lock();
-    let variable = variables
-        .as_mut()
-        .and_then(|variables| variables.get_mut(&symbol))
-        .ok_or(Status::NOT_FOUND)?;
-    if let Some(address) = variable.address {
-        return Ok(address);
-    }
-    let address = engine.with(|state| {
-        state
-            .memory
-            .allocate(current_device(), variable.size, Kind::Device)
-    })?;
-    variable.address = Some(address);
-    Ok(address)
+/// Where a device variable lives, and its size; it takes memory when it is first asked for.
+fn variable(engine: &Engine, symbol: usize) -> Result<(u64, u64), Status> {
+    // Inside the engine's lock, which is open while functions of the program run.
+    engine.with(|state| {
+        let mut variables = VARIABLES.lock();
+        let variable = variables
+            .as_mut()
+            .and_then(|variables| variables.get_mut(&symbol))
+            .ok_or(Status::NOT_FOUND)?;
+        let address = match variable.address {
+            Some(address) => address,
+            None => state
+                .memory
+                .allocate(current_device(), variable.size, Kind::Device)?,
+        };
+        variable.address = Some(address);
+        Ok((address, variable.size))
+    })
 }

@@ -41,6 +41,7 @@ export! {
     fn address_reserve(engine, pointer: Out<u64>, size: u64, alignment: u64, _hint: u64, _flags: u64)
         as driver cuMemAddressReserve, runtime hipMemAddressReserve
     {
+        let pointer = pointer.required()?;
         pointer.set(engine.with(|state| state.memory.reserve(size, alignment.max(GRANULARITY)))?)
     }
 
@@ -53,6 +54,7 @@ export! {
     fn create(engine, handle: Out<u64>, size: u64, properties: In<AllocationProperties>, _flags: u64)
         as driver cuMemCreate, runtime hipMemCreate
     {
+        let handle = handle.required()?;
         let device = device_of(properties.get()?.location)?;
         if !size.is_multiple_of(GRANULARITY) {
             return Err(Status::INVALID_VALUE);
@@ -73,6 +75,7 @@ export! {
     fn retain(engine, handle: Out<u64>, pointer: u64)
         as driver cuMemRetainAllocationHandle, runtime hipMemRetainAllocationHandle
     {
+        let handle = handle.required()?;
         let found = engine.with(|state| state.memory.mappings.retain(pointer));
         handle.set(found.ok_or(Status::INVALID_VALUE)?)
     }
@@ -85,17 +88,15 @@ export! {
 
     /// Waits for the device, since work in flight may use the range.
     fn unmap(engine, pointer: u64, size: u64) as driver cuMemUnmap, runtime hipMemUnmap {
-        let devices = engine.with(|state| (0..state.devices).map(|device| state.timeline.device_done(device)).max());
-        engine.wait_until(devices.unwrap_or(0));
+        engine.wait_until(engine.with(|state| state.timeline.all_done()));
         engine.with(|state| state.memory.unmap(pointer, size))
     }
 
     /// Access is for all devices or none: the last description decides.
-    fn set_access(engine, pointer: u64, size: u64, descriptions: *const AccessDescription, count: u64)
+    fn set_access(engine, pointer: u64, size: u64, descriptions: In<AccessDescription>, count: u64)
         as driver cuMemSetAccess, runtime hipMemSetAccess
     {
-        let last = count.checked_sub(1).ok_or(Status::INVALID_VALUE)?;
-        let description = In(descriptions.wrapping_add(last as usize)).get()?;
+        let description = descriptions.last_of(count)?;
         engine.with(|state| state.memory.set_access(pointer, size, description.flags == READ_WRITE))
     }
 

@@ -1,7 +1,7 @@
 //! Memory: allocating it, asking about it, copying and setting it.
 
 use super::{Out, export};
-use crate::engine::{Engine, Kind, Transfer, current_device};
+use crate::engine::{Effect, Engine, Kind, Region, Transfer, current_device};
 use crate::status::Status;
 
 /// `cudaMemAttachGlobal` and `cudaHostAlloc` flags change nothing here.
@@ -61,11 +61,18 @@ export! {
         allocate(engine, pointer, size, Kind::Device)
     }
 
-    /// The memory is there at once; only its return follows the stream.
-    fn malloc_async(engine, pointer: Out<u64>, size: u64, _stream: u64)
+    /// The memory is there at once; only its return follows the stream. Graphs cannot hold memory.
+    fn malloc_async(engine, pointer: Out<u64>, size: u64, stream: u64)
         as runtime cudaMallocAsync, runtime hipMallocAsync, driver cuMemAllocAsync
     {
-        let address = engine.with(|state| state.memory.allocate(current_device(), size, Kind::Device))?;
+        let pointer = pointer.required()?;
+        let address = engine.with(|state| {
+            state.timeline.forbid_in_capture_of(stream, current_device())?;
+            match size {
+                0 => Ok(0),
+                _ => state.memory.allocate(current_device(), size, Kind::Device),
+            }
+        })?;
         pointer.set(address)
     }
 
@@ -74,23 +81,23 @@ export! {
         if pointer == 0 {
             return Ok(());
         }
-        let done = engine.with(|state| {
+        let (region, done) = engine.with(|state| {
             state.forbid_in_capture()?;
-            let device = state.memory.region(pointer).map_or(current_device(), |region| region.device);
-            Ok(state.timeline.device_done(device))
+            let region = state.memory.freeable(pointer, false)?;
+            Ok((region, state.timeline.device_done(region.device)))
         })?;
         engine.wait_until(done);
-        engine.with(|state| state.memory.free(pointer, false))
+        engine.with(|state| state.memory.free(region))
     }
 
     fn free_async(engine, pointer: u64, stream: u64)
         as runtime cudaFreeAsync, runtime hipFreeAsync, driver cuMemFreeAsync
     {
         engine.with(|state| {
-            if state.memory.region(pointer).is_none_or(|region| region.start != pointer) {
-                return Err(Status::INVALID_VALUE);
-            }
-            state.timeline.submit(stream, current_device(), 0, crate::engine::Effect::Free(pointer)).map(drop)
+            state.timeline.forbid_in_capture_of(stream, current_device())?;
+            let id = state.memory.leave(pointer)?;
+            let free = Effect::Free { start: pointer, id };
+            state.timeline.submit(stream, current_device(), 0, free).map(drop)
         })
     }
 
@@ -112,12 +119,12 @@ export! {
         if pointer == 0 {
             return Ok(());
         }
-        let done = engine.with(|state| {
+        let (region, done) = engine.with(|state| {
             state.forbid_in_capture()?;
-            Ok(state.timeline.device_done(current_device()))
+            Ok((state.memory.freeable(pointer, true)?, state.timeline.all_done()))
         })?;
         engine.wait_until(done);
-        engine.with(|state| state.memory.free(pointer, true))
+        engine.with(|state| state.memory.free(region))
     }
 
     fn host_register(engine, pointer: u64, size: u64, _flags: Flags)
@@ -126,17 +133,23 @@ export! {
         engine.with(|state| state.memory.register(pointer, size))
     }
 
+    /// Waits as `cudaFreeHost` does: the program may free the memory right after.
     fn host_unregister(engine, pointer: u64)
         as runtime cudaHostUnregister, runtime hipHostUnregister, driver cuMemHostUnregister
     {
-        engine.with(|state| state.memory.unregister(pointer))
+        let (id, done) = engine.with(|state| Ok((state.memory.registered(pointer)?, state.timeline.all_done())))?;
+        engine.wait_until(done);
+        engine.with(|state| state.memory.unregister(pointer, id))
     }
 
     fn host_get_device_pointer(engine, device: Out<u64>, host: u64, _flags: Flags)
         as runtime cudaHostGetDevicePointer, runtime hipHostGetDevicePointer
     {
-        engine.with(|state| state.memory.region(host).map(drop)).ok_or(Status::INVALID_VALUE)?;
-        device.set(host)
+        let on_host = |region: &Region| matches!(region.kind, Kind::Pinned | Kind::Registered);
+        match engine.with(|state| state.memory.region(host).is_some_and(on_host)) {
+            true => device.set(host),
+            false => Err(Status::INVALID_VALUE),
+        }
     }
 
     fn memory_info(engine, free: Out<u64>, total: Out<u64>)
@@ -301,6 +314,7 @@ pub(super) fn plain(to: u64, from: u64, size: u64) -> Transfer {
 }
 
 fn allocate(engine: &Engine, pointer: Out<u64>, size: u64, kind: Kind) -> Result<(), Status> {
+    let pointer = pointer.required()?;
     if size == 0 {
         return pointer.set(0);
     }
@@ -312,6 +326,7 @@ fn allocate(engine: &Engine, pointer: Out<u64>, size: u64, kind: Kind) -> Result
 }
 
 fn allocate_host(engine: &Engine, pointer: Out<u64>, size: u64) -> Result<(), Status> {
+    let pointer = pointer.required()?;
     if size == 0 {
         return pointer.set(0);
     }

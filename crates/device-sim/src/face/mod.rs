@@ -29,14 +29,23 @@ use crate::status::Status;
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
+    /// Refuses a null pointer, before anything is made that only the result would name.
+    pub(crate) fn required(self) -> Result<Self, Status> {
+        if self.0.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        Ok(self)
+    }
+
     /// Stores a result; a null pointer is an invalid argument.
     pub(crate) fn set(&self, value: T) -> Result<(), Status> {
         if self.0.is_null() {
             return Err(Status::INVALID_VALUE);
         }
         // SAFETY: an `Out` exists only as an argument that the API documents as a
-        // valid pointer to a `T` for the duration of the call; null was excluded.
-        unsafe { self.0.write(value) };
+        // valid pointer to a `T` for the duration of the call; null was excluded, and
+        // programs that pack their structures are served too.
+        unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
 
@@ -44,7 +53,7 @@ impl<T> Out<T> {
     pub(crate) fn set_if_wanted(&self, value: T) {
         if !self.0.is_null() {
             // SAFETY: as in `set`.
-            unsafe { self.0.write(value) };
+            unsafe { self.0.write_unaligned(value) };
         }
     }
 
@@ -57,7 +66,7 @@ impl<T> Out<T> {
             return Err(Status::INVALID_VALUE);
         }
         // SAFETY: as in `set`, and the API documents the value as initialised.
-        Ok(unsafe { self.0.read() })
+        Ok(unsafe { self.0.read_unaligned() })
     }
 }
 
@@ -91,6 +100,16 @@ impl<T: Copy> In<T> {
         // SAFETY: an `In` exists only as an argument that the API documents as a
         // valid pointer to a `T`; null was excluded.
         Ok(unsafe { self.0.read_unaligned() })
+    }
+
+    /// The last of `count` structures, one after the other.
+    pub(crate) fn last_of(&self, count: u64) -> Result<T, Status> {
+        let before = count.checked_sub(1).ok_or(Status::INVALID_VALUE)?;
+        if self.0.is_null() {
+            return Err(Status::INVALID_VALUE);
+        }
+        // The API documents an array of `count` structures, so the last one is a `T` too.
+        In(self.0.wrapping_add(before as usize)).get()
     }
 }
 

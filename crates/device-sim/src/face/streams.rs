@@ -109,12 +109,14 @@ export! {
     }
 
     fn event_create(engine, event: Out<u64>) as runtime cudaEventCreate, runtime hipEventCreate {
+        let event = event.required()?;
         event.set(engine.with(|state| state.timeline.create_event(true)))
     }
 
     fn event_create_with_flags(engine, event: Out<u64>, flags: u32)
         as runtime cudaEventCreateWithFlags, runtime hipEventCreateWithFlags, driver cuEventCreate
     {
+        let event = event.required()?;
         event.set(engine.with(|state| state.timeline.create_event(flags & DISABLE_TIMING == 0)))
     }
 
@@ -175,6 +177,7 @@ fn create_stream(
     flags: u32,
     priority: i32,
 ) -> Result<(), Status> {
+    let stream = stream.required()?;
     let priority = priority.clamp(PRIORITIES.1, PRIORITIES.0);
     let blocking = flags & NON_BLOCKING == 0;
     stream.set(engine.with(|state| {
@@ -185,7 +188,7 @@ fn create_stream(
 }
 
 fn ready(engine: &Engine, done: Nanos) -> Result<(), Status> {
-    match engine.with(|state| state.timeline.now()) >= done {
+    match engine.with(|state| state.done(done)) {
         true => Ok(()),
         false => Err(Status::NOT_READY),
     }
