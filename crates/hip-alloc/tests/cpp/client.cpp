@@ -1,7 +1,7 @@
 // A C++ program that uses libhip_alloc.so as PyTorch would: found with dlopen, no
 // headers but ours. argv: path of the library [path of libc10.so]. Prints what it saw.
 
-#include "hip_alloc.h"
+#include "library.h"
 
 #include <cstdio>
 #include <cstring>
@@ -16,21 +16,14 @@ int main(int count, char **arguments) {
     std::printf("libc10: %s\n", dlerror());
     return 3;
   }
-  void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
-  if (!library) {
-    std::printf("library: %s\n", dlerror());
-    return 3;
-  }
-  auto allocate = reinterpret_cast<decltype(&hip_alloc_malloc)>(dlsym(library, "hip_alloc_malloc"));
-  auto release = reinterpret_cast<decltype(&hip_alloc_free)>(dlsym(library, "hip_alloc_free"));
-  auto read = reinterpret_cast<decltype(&hip_alloc_stats)>(dlsym(library, "hip_alloc_stats"));
+  const Library library = open_library(arguments[1]);
 
-  void *memory = allocate(1 << 20, HIP_ALLOC_HOST, nullptr);
+  void *memory = library.malloc(1 << 20, HIP_ALLOC_HOST, nullptr);
   std::memset(memory, 7, 1 << 20);
-  release(memory, 1 << 20, HIP_ALLOC_HOST, nullptr);
+  library.free(memory, 1 << 20, HIP_ALLOC_HOST, nullptr);
 
   try {
-    allocate(size_t{1} << 60, HIP_ALLOC_HOST, nullptr);
+    library.malloc(size_t{1} << 60, HIP_ALLOC_HOST, nullptr);
     std::printf("nothing was thrown\n");
   } catch (const std::bad_alloc &) {
     std::printf("caught std::bad_alloc\n");
@@ -41,7 +34,7 @@ int main(int count, char **arguments) {
   }
 
   struct hip_alloc_stats stats = {};
-  int code = read(HIP_ALLOC_HOST, &stats, sizeof stats);
+  int code = library.stats(HIP_ALLOC_HOST, &stats, sizeof stats);
   std::printf("code %d live %llu refused %llu frees %llu\n", code,
               static_cast<unsigned long long>(stats.live_bytes),
               static_cast<unsigned long long>(stats.out_of_memory),

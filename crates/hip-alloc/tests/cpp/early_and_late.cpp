@@ -3,7 +3,7 @@
 // started, and asks for memory in the child. argv: path of the library, also in
 // HIP_ALLOC_TEST_LIBRARY for what comes before main.
 
-#include "hip_alloc.h"
+#include "library.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -13,14 +13,13 @@
 #include <thread>
 #include <unistd.h>
 
-static decltype(&hip_alloc_malloc) allocate;
-static decltype(&hip_alloc_free) release;
+static Library library;
 
 static bool works() {
-  auto *memory = static_cast<char *>(allocate(70000, HIP_ALLOC_HOST, nullptr));
+  auto *memory = static_cast<char *>(library.malloc(70000, HIP_ALLOC_HOST, nullptr));
   std::memset(memory, 1, 70000);
   bool intact = memory[69999] == 1;
-  release(memory, 70000, HIP_ALLOC_HOST, nullptr);
+  library.free(memory, 70000, HIP_ALLOC_HOST, nullptr);
   return intact;
 }
 
@@ -38,11 +37,9 @@ static void use(const char *when) {
 
 struct Early {
   Early() {
-    void *library = dlopen(std::getenv("HIP_ALLOC_TEST_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
-    allocate = reinterpret_cast<decltype(allocate)>(dlsym(library, "hip_alloc_malloc"));
-    release = reinterpret_cast<decltype(release)>(dlsym(library, "hip_alloc_free"));
+    library = open_library(std::getenv("HIP_ALLOC_TEST_LIBRARY"));
     use("before main");
-    dlclose(library);
+    dlclose(library.handle);
   }
   // Runs after all that main registers.
   ~Early() { use("a static destructor"); }

@@ -2,22 +2,16 @@
 // argv: path of the library, "at-once" or "at-the-end". Prints the message, what it got, and
 // the most that it ever had in memory.
 
-#include "hip_alloc.h"
+#include "library.h"
 
 #include <cstdio>
 #include <cstring>
-#include <dlfcn.h>
 #include <exception>
 #include <sys/resource.h>
 #include <vector>
 
 int main(int, char **arguments) {
-  void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
-  if (!library) {
-    std::printf("library: %s\n", dlerror());
-    return 3;
-  }
-  auto allocate = reinterpret_cast<decltype(&hip_alloc_malloc)>(dlsym(library, "hip_alloc_malloc"));
+  const Library library = open_library(arguments[1]);
   bool at_once = std::strcmp(arguments[2], "at-once") == 0;
 
   constexpr size_t piece = size_t{8} << 20;
@@ -25,7 +19,7 @@ int main(int, char **arguments) {
   try {
     // Far more than the limit: a refusal must come before.
     while (pieces.size() * piece < size_t{4} << 30) {
-      pieces.push_back(allocate(piece, HIP_ALLOC_HOST, nullptr));
+      pieces.push_back(library.malloc(piece, HIP_ALLOC_HOST, nullptr));
       if (at_once) {
         std::memset(pieces.back(), 1, piece);
       }

@@ -4,27 +4,24 @@
 //   first  threads use a new device each time, so that allocators are being made.
 // Every child checks its copy of the parent's memory, allocates, and exits.
 
-#include "hip_alloc.h"
+#include "library.h"
 
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <dlfcn.h>
 #include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
 
-static decltype(&hip_alloc_malloc) allocate;
-static decltype(&hip_alloc_free) release;
-static decltype(&hip_alloc_stats) read_stats;
+static Library library;
 
 static bool use(int device, size_t bytes) {
-  auto *memory = static_cast<unsigned char *>(allocate(bytes, device, nullptr));
+  auto *memory = static_cast<unsigned char *>(library.malloc(bytes, device, nullptr));
   std::memset(memory, 0x5a, bytes);
   bool intact = memory[0] == 0x5a && memory[bytes - 1] == 0x5a;
-  release(memory, bytes, device, nullptr);
+  library.free(memory, bytes, device, nullptr);
   return intact;
 }
 
@@ -41,7 +38,7 @@ static void child(const unsigned char *kept, size_t kept_bytes, int devices) {
       _exit(11);
     }
     struct hip_alloc_stats stats = {};
-    if (read_stats(device, &stats, sizeof stats) != 0) {
+    if (library.stats(device, &stats, sizeof stats) != 0) {
       _exit(12);
     }
   }
@@ -49,23 +46,16 @@ static void child(const unsigned char *kept, size_t kept_bytes, int devices) {
   std::thread other([] { use(HIP_ALLOC_HOST, 5000); });
   use(HIP_ALLOC_HOST, 5000);
   other.join();
-  release(const_cast<unsigned char *>(kept), kept_bytes, HIP_ALLOC_HOST, nullptr);
+  library.free(const_cast<unsigned char *>(kept), kept_bytes, HIP_ALLOC_HOST, nullptr);
   std::exit(0); // with the handlers that a recording has
 }
 
 int main(int, char **arguments) {
-  void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
-  if (!library) {
-    std::printf("library: %s\n", dlerror());
-    return 3;
-  }
-  allocate = reinterpret_cast<decltype(allocate)>(dlsym(library, "hip_alloc_malloc"));
-  release = reinterpret_cast<decltype(release)>(dlsym(library, "hip_alloc_free"));
-  read_stats = reinterpret_cast<decltype(read_stats)>(dlsym(library, "hip_alloc_stats"));
+  library = open_library(arguments[1]);
   const bool first = std::strcmp(arguments[2], "first") == 0;
 
   const size_t kept_bytes = 3 << 20;
-  auto *kept = static_cast<unsigned char *>(allocate(kept_bytes, HIP_ALLOC_HOST, nullptr));
+  auto *kept = static_cast<unsigned char *>(library.malloc(kept_bytes, HIP_ALLOC_HOST, nullptr));
   std::memset(kept, 0x77, kept_bytes);
 
   std::atomic<bool> stop{false};
@@ -102,10 +92,10 @@ int main(int, char **arguments) {
   for (std::thread &thread : threads) {
     thread.join();
   }
-  release(kept, kept_bytes, HIP_ALLOC_HOST, nullptr);
+  library.free(kept, kept_bytes, HIP_ALLOC_HOST, nullptr);
   for (int device = HIP_ALLOC_HOST; device < (first ? 64 : 2); device++) {
     struct hip_alloc_stats stats = {};
-    read_stats(device, &stats, sizeof stats);
+    library.stats(device, &stats, sizeof stats);
     if (stats.live_bytes != 0 || stats.allocations != stats.frees) {
       std::printf("device %d: %llu bytes live\n", device,
                   static_cast<unsigned long long>(stats.live_bytes));

@@ -2,12 +2,11 @@
 // takes or gives back memory. argv: path of libhip_alloc.so, which finds this runtime in
 // the global scope. Ends only if no fork waits for a lock that its own thread has.
 
-#include "hip_alloc.h"
+#include "library.h"
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,15 +54,9 @@ const char *hipGetErrorName(uint32_t) { return "an error"; }
 
 int main(int, char **arguments) {
   alarm(600); // a fork that waits for its own thread would wait for good
-  void *library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
-  if (!library) {
-    std::printf("library: %s\n", dlerror());
-    return 3;
-  }
-  auto allocate = reinterpret_cast<decltype(&hip_alloc_malloc)>(dlsym(library, "hip_alloc_malloc"));
-  auto release = reinterpret_cast<decltype(&hip_alloc_free)>(dlsym(library, "hip_alloc_free"));
+  const Library library = open_library(arguments[1]);
   for (int round = 0; round < 3; round++) {
-    release(allocate(8 << 20, 0, nullptr), 8 << 20, 0, nullptr);
+    library.free(library.malloc(8 << 20, 0, nullptr), 8 << 20, 0, nullptr);
   }
   // The locks are taken again around a fork of the program's own.
   int before = helpers;
