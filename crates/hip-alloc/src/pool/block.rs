@@ -53,7 +53,7 @@ impl Block {
 
     /// A block for passing requests that pins much if one of them stays.
     pub(super) fn is_large_and_passing(&self) -> bool {
-        self.region == Region::Passing && self.bytes > LARGE
+        (self.region == Region::Passing) & (self.bytes > LARGE)
     }
 }
 

@@ -51,6 +51,7 @@ impl Pool {
     }
 
     /// Cuts the first `bytes` off a free span: a new span, which is used.
+    #[inline]
     fn use_front(&mut self, index: SpanIndex, bytes: u64) -> SpanIndex {
         let span = &mut self.spans[index];
         let before = span.before;
@@ -76,9 +77,7 @@ impl Pool {
     /// A block has `bytes` more in use.
     fn charge(&mut self, block: BlockIndex, bytes: u64) {
         let block = &mut self.blocks[block];
-        if block.is_large_and_passing() {
-            self.large_blocks.taken(block, bytes);
-        }
+        self.large_blocks.taken(block, bytes);
         block.used += bytes;
     }
 
@@ -93,9 +92,7 @@ impl Pool {
         self.used -= bytes;
         let entry = &mut self.blocks[block];
         entry.used -= bytes;
-        if entry.is_large_and_passing() {
-            self.large_blocks.freed(entry, bytes);
-        }
+        self.large_blocks.freed(entry, bytes);
         let (region, mapped, used) = (entry.region, entry.mapped, entry.used);
         let arena = Self::arena(region, owner);
         // Where something is anyone's, more than the neighbours may have to be joined.

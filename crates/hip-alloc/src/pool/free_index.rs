@@ -52,12 +52,14 @@ impl FreeIndex {
         self.bytes
     }
 
+    #[inline]
     pub(super) fn insert(&mut self, spans: &mut SpanTable, index: SpanIndex) {
         self.bytes += spans[index].bytes;
         let bin = self.bin(spans[index].bytes);
         self.link(spans, index, bin);
     }
 
+    #[inline]
     pub(super) fn remove(&mut self, spans: &mut SpanTable, index: SpanIndex) {
         self.bytes -= spans[index].bytes;
         self.unlink(spans, index);
@@ -66,6 +68,7 @@ impl FreeIndex {
     /// A span in the index now begins or ends elsewhere, and had `before` bytes. It has
     /// only gained or lost what was not free, so its place in the order stays, and mostly
     /// its bin too: then nothing else is touched.
+    #[inline]
     pub(super) fn resized(&mut self, spans: &mut SpanTable, index: SpanIndex, before: u64) {
         let Span {
             bytes, bin: old, ..
@@ -134,9 +137,14 @@ impl FreeIndex {
 
     /// The smallest span of at least `bytes`; of equals, the first in position order.
     pub(super) fn best_fit(&self, spans: &SpanTable, bytes: u64) -> Option<SpanIndex> {
+        if self.bytes < bytes {
+            return None;
+        }
         let own = self.bin(bytes);
-        self.best_in_bin(spans, own, bytes).or_else(|| {
-            let larger = self.next_occupied(own + 1)?;
+        let bin = self.next_occupied(own)?;
+        // What is in the bin of the size itself may still be too small.
+        self.best_in_bin(spans, bin, bytes).or_else(|| {
+            let larger = self.next_occupied(bin + 1)?;
             self.best_in_bin(spans, larger, bytes)
         })
     }
@@ -178,8 +186,11 @@ impl FreeIndex {
     }
 
     fn best_in_bin(&self, spans: &SpanTable, bin: usize, bytes: u64) -> Option<SpanIndex> {
-        let mut best: Option<(u64, SpanIndex)> = None;
         let mut next = self.heads[bin];
+        if bin < EXACT_BINS as usize {
+            return next.some();
+        }
+        let mut best: Option<(u64, SpanIndex)> = None;
         for _ in 0..SCAN_LIMIT {
             let Some(index) = next.some() else { break };
             let span = &spans[index];
@@ -213,13 +224,9 @@ impl FreeIndex {
 
     fn bin(&self, bytes: u64) -> usize {
         let granules = bytes >> self.granule_log2;
-        if granules < EXACT_BINS {
-            return granules as usize;
-        }
-        let doubling = granules.ilog2();
-        let within = (granules >> (doubling - BINS_PER_DOUBLING_LOG2)) - BINS_PER_DOUBLING;
-        let bin =
-            EXACT_BINS + u64::from(doubling - EXACT_BINS.ilog2()) * BINS_PER_DOUBLING + within;
+        // Of the size, the upper six bits; sizes without more are told apart exactly.
+        let doubling = (granules | BINS_PER_DOUBLING).ilog2() - BINS_PER_DOUBLING_LOG2;
+        let bin = u64::from(doubling) * BINS_PER_DOUBLING + (granules >> doubling);
         (bin as usize).min(BINS - 1)
     }
 }

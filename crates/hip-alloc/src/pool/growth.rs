@@ -259,10 +259,15 @@ impl Pool {
 
     /// The best fit in any region.
     pub(super) fn find_anywhere(&self, owner: Owner, bytes: u64) -> Option<SpanIndex> {
-        [Region::Lasting, Region::Passing]
-            .into_iter()
-            .filter_map(|region| self.find(region, owner, bytes))
-            .min_by_key(|index| self.spans[*index].bytes)
+        let lasting = self.find(Region::Lasting, owner, bytes);
+        let passing = self.find(Region::Passing, owner, bytes);
+        match (lasting, passing) {
+            (Some(lasting), Some(passing)) => {
+                let closer = self.spans[passing].bytes < self.spans[lasting].bytes;
+                Some(if closer { passing } else { lasting })
+            }
+            _ => lasting.or(passing),
+        }
     }
 
     /// The first `bytes` of an empty block, which begins to serve `region`.

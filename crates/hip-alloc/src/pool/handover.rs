@@ -127,7 +127,10 @@ impl Pool {
     /// Notes that work on `stream` uses the allocation at `address`, beyond the
     /// stream it was allocated on. It is not reused before that work is done.
     pub fn record_stream(&mut self, address: u64, stream: StreamId) -> Result<(), FreeError> {
-        let index = self.addresses.get(address).ok_or(FreeError::Unknown)?;
+        let index = self
+            .addresses
+            .get(&self.spans, address)
+            .ok_or(FreeError::Unknown)?;
         if self.streams.id(self.spans[index].owner) == stream {
             return Ok(());
         }

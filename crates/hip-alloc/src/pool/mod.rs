@@ -302,7 +302,7 @@ impl Pool {
 
     /// Takes back what [`allocate`](Pool::allocate) gave. Returns the bytes that were asked for.
     pub fn free(&mut self, driver: &mut dyn Driver, address: u64) -> Result<u64, FreeError> {
-        let Some(index) = self.addresses.remove(address) else {
+        let Some(index) = self.addresses.remove(&self.spans, address) else {
             let ours = self
                 .blocks
                 .iter()
@@ -358,24 +358,21 @@ impl Pool {
     }
 
     /// The best-fitting free span of the region that this owner may take.
+    #[inline]
     fn find(&self, region: Region, owner: Owner, bytes: u64) -> Option<SpanIndex> {
         let own = self.free[Self::arena(region, owner)].best_fit(&self.spans, bytes);
         let anyones = &self.free[Self::arena(region, Owner::ANYONE)];
         if anyones.bytes() < bytes {
             return own;
         }
-        match (own, anyones.best_fit(&self.spans, bytes)) {
-            (Some(own), Some(other)) => {
-                let order =
-                    |index: SpanIndex| (self.spans[index].bytes, self.spans[index].position);
-                Some(if order(other) < order(own) {
-                    other
-                } else {
-                    own
-                })
-            }
-            (own, other) => own.or(other),
-        }
+        self.better(own, anyones.best_fit(&self.spans, bytes))
+    }
+
+    /// The one that fits better; of equals, the first in position order.
+    #[cold]
+    fn better(&self, own: Option<SpanIndex>, other: Option<SpanIndex>) -> Option<SpanIndex> {
+        let order = |index: &SpanIndex| (self.spans[*index].bytes, self.spans[*index].position);
+        own.into_iter().chain(other).min_by_key(order)
     }
 
     fn trouble(&mut self, error: DriverError) {

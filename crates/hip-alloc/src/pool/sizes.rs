@@ -66,20 +66,23 @@ impl LargeBlocks {
         self.holes
     }
 
-    /// A large block is about to have `bytes` more in use.
+    /// A block is about to have `bytes` more in use. Whether it is large follows no
+    /// pattern, so that is multiplied by and not branched on.
     pub(super) fn taken(&mut self, block: &Block, bytes: u64) {
-        if block.used == 0 {
-            self.holes += block.bytes;
-        }
-        self.holes -= bytes;
+        let whole = if block.used == 0 { block.bytes } else { 0 };
+        let more = whole.wrapping_sub(bytes);
+        self.holes = self
+            .holes
+            .wrapping_add(more * u64::from(block.is_large_and_passing()));
     }
 
-    /// A large block has `bytes` less in use.
+    /// A block has `bytes` less in use.
     pub(super) fn freed(&mut self, block: &Block, bytes: u64) {
-        self.holes += bytes;
-        if block.used == 0 {
-            self.holes -= block.held();
-        }
+        let whole = if block.used == 0 { block.held() } else { 0 };
+        let more = bytes.wrapping_sub(whole);
+        self.holes = self
+            .holes
+            .wrapping_add(more * u64::from(block.is_large_and_passing()));
     }
 
     /// A hole of `bytes` in a large block went back.

@@ -20,11 +20,6 @@ impl SpanIndex {
     /// No span: the end of a list.
     pub(super) const NONE: SpanIndex = SpanIndex(u32::MAX);
 
-    #[cfg(test)]
-    pub(super) fn new(index: usize) -> Self {
-        SpanIndex(index as u32)
-    }
-
     pub(super) fn is_none(self) -> bool {
         self == Self::NONE
     }

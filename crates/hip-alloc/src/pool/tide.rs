@@ -38,6 +38,17 @@ pub(super) struct Tide {
     scales: [Scale; SCALES],
     /// Used memory when it was last looked at.
     seen: u64,
+    /// The level between steps, as far as it can be told.
+    low: Option<Low>,
+}
+
+/// The level that memory falls back to between steps.
+#[derive(Clone, Copy)]
+struct Low {
+    /// When it was last there.
+    event: u64,
+    /// Up to this, memory is at that level.
+    used: u64,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
@@ -80,6 +91,9 @@ impl Tide {
                 _ => break,
             }
         }
+        if ended {
+            self.low = self.main().map(|at| self.low(at));
+        }
         ended
     }
 
@@ -89,18 +103,9 @@ impl Tide {
         Some((at, self.scales[at].troughs[0].event))
     }
 
-    /// Whether a step ended since the event. A step that has not risen by the whole scale
-    /// yet, after one that did, is seen at a finer one, if memory was as low before it.
+    /// Whether a step ended since the event.
     pub(super) fn ebbed_since(&self, event: u64) -> bool {
-        let Some(at) = self.main() else {
-            return false;
-        };
-        let low = self.low(at);
-        let ebbed = |trough: Point| trough.event > event && trough.used <= low;
-        self.scales[at].troughs[0].event > event
-            || self.scales[at.saturating_sub(FINER)..at]
-                .iter()
-                .any(|finer| ebbed(finer.troughs[0]))
+        self.low.is_some_and(|low| low.event > event)
     }
 
     /// The last time that a step ended.
@@ -115,12 +120,21 @@ impl Tide {
 
     /// Whether memory is down at the level between steps.
     pub(super) fn is_low(&self, used: u64) -> bool {
-        self.main().is_some_and(|at| used <= self.low(at))
+        self.low.is_some_and(|low| used <= low.used)
     }
 
-    /// Up to this much is used between steps at a scale.
-    fn low(&self, at: usize) -> u64 {
-        self.scales[at].troughs[0].used + (SMALLEST << at) / LOW_PART
+    /// The level between the steps of a scale. A step that has not risen by the whole scale
+    /// yet, after one that did, is seen at a finer one, if memory was as low before it.
+    fn low(&self, at: usize) -> Low {
+        let Point { event, used, .. } = self.scales[at].troughs[0];
+        let used = used + (SMALLEST << at) / LOW_PART;
+        let finer = &self.scales[at.saturating_sub(FINER)..at];
+        let troughs = finer.iter().map(|scale| scale.troughs[0]);
+        let ended = troughs.filter(|trough| trough.used <= used);
+        Low {
+            event: ended.fold(event, |last, trough| last.max(trough.event)),
+            used,
+        }
     }
 
     /// The scale of the steps, as far as it can be told.
