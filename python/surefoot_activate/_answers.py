@@ -20,14 +20,24 @@ def answer(torch, library):
 
     beginnings = {}
 
+    def known(device):
+        """The library has numbers of its own, and the host among them: programs ask about PyTorch's devices."""
+        count = torch.cuda.device_count()
+        if not 0 <= device < count:
+            raise RuntimeError(f"Invalid device argument {device}: there are {count} devices, numbered from 0")
+        return device
+
     def stats(device):
-        return as_nested_dict(library.stats(device), beginnings.get(device, _library.Stats()))
+        return as_nested_dict(library.stats(known(device)), beginnings.get(device, _library.Stats()))
 
     def reset_totals(device):
-        beginnings[device] = library.stats(device)
+        beginnings[device] = library.stats(known(device))
 
     def reset_peaks(device):
-        library.reset_peaks(device)
+        library.reset_peaks(known(device))
+
+    def memory_info(device):
+        return library.memory_info(known(device))
 
     history = History(library)
 
@@ -37,7 +47,7 @@ def answer(torch, library):
     fractions = {}
 
     def set_fraction(fraction, device):
-        library.set_memory_fraction(device, fraction)
+        library.set_memory_fraction(known(device), fraction)
         fractions[device] = fraction
 
     for name, function in {
@@ -52,8 +62,8 @@ def answer(torch, library):
         "_cuda_record_memory_history_legacy": history.record_by_old_names,
         "_cuda_allocationTraceback": history.traceback,
         "_cuda_setMemoryFraction": set_fraction,
-        "_cuda_getMemoryFraction": lambda device: fractions.get(device, 1.0),
-        "_accelerator_getMemoryInfo": library.memory_info,
+        "_cuda_getMemoryFraction": lambda device: fractions.get(known(device), 1.0),
+        "_accelerator_getMemoryInfo": memory_info,
         "_accelerator_isAllocatorInitialized": torch.cuda.is_initialized,
     }.items():
         if hasattr(torch._C, name):
@@ -65,7 +75,7 @@ def answer(torch, library):
 
     def mem_get_info(device=None):
         torch.cuda.init()
-        return library.memory_info(index_of(torch, device))
+        return memory_info(index_of(torch, device))
 
     for function in (memory_summary, mem_get_info):
         if original := find(torch, f"cuda.memory.{function.__name__}"):
@@ -78,7 +88,10 @@ def index_of(torch, device):
     """The number of a device in any of the forms that PyTorch takes; the current one for None."""
     if isinstance(device, int):
         return device
-    index = None if device is None else torch.device(device).index
+    device = None if device is None else torch.device(device)
+    if device is not None and device.type != "cuda":
+        raise ValueError(f"Expected a cuda device, but got: {device}")
+    index = None if device is None else device.index
     return torch.cuda.current_device() if index is None else index
 
 

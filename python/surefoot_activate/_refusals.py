@@ -32,6 +32,18 @@ def refuse(torch):
         "send a copy on the CPU (tensor.cpu()), or run with HIP_ALLOC=0"
     )
     _raise_from(find(torch, "UntypedStorage"), "_share_cuda_", sharing)
+    another = (
+        "another allocator cannot be put under PyTorch under HIP_ALLOC=1 (hip-alloc is there already): "
+        "leave torch.cuda.memory.change_current_allocator out, or run with HIP_ALLOC=0"
+    )
+    # Not in C++: there PyTorch refuses it too, in words of its own.
+    for owner in ("cuda.memory", "cuda"):
+        _raise_from(find(torch, owner), "change_current_allocator", another)
+    observer = (
+        "nothing can be called at the moment when memory ends under HIP_ALLOC=1: catch torch.OutOfMemoryError "
+        "and call torch.cuda.memory._dump_snapshot there, or run with HIP_ALLOC=0"
+    )
+    _raise_from(find(torch, "_C"), "_cuda_attach_out_of_memory_observer", observer)
 
     if torch.version.hip is None:
         _leave_cudnn_benchmark_off(torch)

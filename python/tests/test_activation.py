@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,31 @@ def test_a_training_loop_runs_and_its_memory_is_told(run):
 def test_off_means_off(run):
     assert run(train_and_look, HIP_ALLOC="0")["backend"] == "native"
     assert run(imported_modules) == []
+
+
+def train_compiled():
+    """Kernels of Inductor and Triton, loaded and launched through the driver."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)).cuda()
+    compiled = torch.compile(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    between = []
+    for _ in range(4):
+        compiled(torch.ones(4, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        between.append(torch.cuda.memory_allocated())
+    return between, report()["calls"].get("cuLaunchKernelEx", 0) + report()["calls"].get("cuLaunchKernel", 0)
+
+
+HAS_PYTHON_HEADERS = Path(sysconfig.get_path("include"), "Python.h").is_file()
+
+
+@pytest.mark.skipif(not HAS_PYTHON_HEADERS, reason="Triton compiles its launcher against Python.h, which is not here")
+def test_a_compiled_model_trains(run, tmp_path):
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    between, launches = run(train_compiled, hip_alloc=True, **caches)
+    assert launches > 0
+    assert between[1] == between[3] > 0
 
 
 def imported_modules():
@@ -165,6 +191,15 @@ def shared_with_another_process():
     torch.ones(3, device="cuda").untyped_storage()._share_cuda_()
 
 
+def another_allocator():
+    own = torch.cuda.memory.CUDAPluggableAllocator(os.environ["HIP_ALLOC_LIB"], "hip_alloc_malloc", "hip_alloc_free")
+    torch.cuda.memory.change_current_allocator(own)
+
+
+def out_of_memory_observer():
+    torch._C._cuda_attach_out_of_memory_observer(lambda *_sizes: None)
+
+
 REFUSED = {
     own_pool: "leave the pool out",
     captured_graph: "leave out torch.cuda.graph",
@@ -172,6 +207,8 @@ REFUSED = {
     graphed_callables: "make_graphed_callables",
     compiled_with_graphs: "other than reduce-overhead",
     shared_with_another_process: "tensor.cpu()",
+    another_allocator: "change_current_allocator out",
+    out_of_memory_observer: "catch torch.OutOfMemoryError",
 }
 
 
@@ -185,6 +222,31 @@ def use_what_is_refused():
         # The program goes on, and its memory is what it was.
         assert torch.arange(1000.0).to("cuda").cpu().sum().item() == sum(range(1000))
     return seen
+
+
+def ask_about_other_devices():
+    seen = []
+    kept = torch.ones(3, device="cuda:1")
+    questions = (
+        torch.cuda.memory_allocated, torch.cuda.memory_stats, torch.cuda.memory_summary, torch.cuda.mem_get_info,
+        torch.cuda.reset_peak_memory_stats, torch.cuda.reset_accumulated_memory_stats,
+        lambda device: torch.cuda.set_per_process_memory_fraction(0.5, device),
+    )
+    for device in (-1, 2, "cuda:7", "cpu"):
+        for question in questions:
+            try:
+                question(device)
+                seen.append(f"{device}: answered")
+            except (RuntimeError, ValueError) as problem:
+                seen.append(f"{device}: {problem}")
+    return seen, torch.cuda.memory_allocated(0), torch.cuda.memory_allocated("cuda:1"), kept.numel()
+
+
+def test_only_devices_that_there_are_can_be_asked_about(run):
+    seen, *allocated = run(ask_about_other_devices, hip_alloc=True, DEVICE_SIM_DEVICES="2")
+    assert allocated == [0, 12, 3]
+    for answer in seen:
+        assert "Invalid device" in answer or "invalid fraction" in answer.lower() or "Expected a cuda device" in answer, answer
 
 
 def test_what_does_not_work_says_so_and_what_to_do_instead(run):

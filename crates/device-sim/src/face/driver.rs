@@ -48,6 +48,12 @@ export! {
         Ok(())
     }
 
+    /// What a context allows: the size of a stack, of a heap; nothing has one here.
+    fn context_limit(engine, value: Out<u64>, _limit: i32) as driver cuCtxGetLimit, runtime cudaDeviceGetLimit {
+        let _ = engine;
+        value.set(0)
+    }
+
     fn set_context(engine, context: u64) as driver cuCtxSetCurrent, driver cuCtxPushCurrent_v2 {
         if context == 0 {
             return Ok(());
@@ -90,7 +96,8 @@ export! {
     fn unsupported(engine) as driver cuGetExportTable, driver cuTensorMapEncodeTiled, driver cuLinkCreate_v2,
         driver cuLinkAddData_v2, driver cuLinkComplete, driver cuGreenCtxCreate, driver cuGreenCtxDestroy,
         driver cuGreenCtxStreamCreate, driver cuCtxFromGreenCtx, driver cuDevSmResourceSplitByCount,
-        driver cuDeviceGetDevResource, driver cuDevResourceGenerateDesc, driver cuStreamWriteValue32_v2
+        driver cuDeviceGetDevResource, driver cuDevResourceGenerateDesc, driver cuStreamWriteValue32_v2,
+        driver cuTensorMapEncodeIm2col
     {
         let _ = engine;
         Err(Status::NOT_SUPPORTED)

@@ -51,6 +51,16 @@ struct LaunchConfiguration {
     stream: u64,
 }
 
+/// The head of `CUlaunchConfig`
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DriverLaunchConfiguration {
+    grid: Dimensions,
+    block: Dimensions,
+    shared_bytes: u32,
+    stream: u64,
+}
+
 /// A device variable: its size, and where it lives once somebody asked.
 struct Variable {
     size: u64,
@@ -90,6 +100,14 @@ export! {
         launch_on(engine, grid, Dimensions { x: block_x, y: block_y, z: block_z }, stream)
     }
 
+    fn launch_driver_configured(
+        engine, configuration: In<DriverLaunchConfiguration>, _function: u64, _arguments: u64, _extra: u64,
+    ) as driver cuLaunchKernelEx
+    {
+        let DriverLaunchConfiguration { grid, block, stream, .. } = configuration.get()?;
+        launch_on(engine, grid, block, stream)
+    }
+
     fn function_attributes(engine, attributes: Out<FunctionAttributes>, _function: u64)
         as runtime cudaFuncGetAttributes
     {
@@ -114,6 +132,12 @@ export! {
     {
         let _ = engine;
         blocks.set(MAX_THREADS_PER_PROCESSOR / threads.clamp(1, MAX_THREADS_PER_PROCESSOR))
+    }
+
+    /// Clusters belong to cards that are newer than what this one says it is.
+    fn clusters(engine) as driver cuOccupancyMaxActiveClusters, runtime cudaOccupancyMaxActiveClusters {
+        let _ = engine;
+        Err(Status::NOT_SUPPORTED)
     }
 
     fn occupancy_with_flags(engine, blocks: Out<i32>, _function: u64, threads: i32, _shared: u64, _flags: u32)
