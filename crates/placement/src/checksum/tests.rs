@@ -60,14 +60,12 @@ fn portable_and_vector_sums_agree() {
     for (index, byte) in row.iter_mut().enumerate() {
         *byte = (index.wrapping_mul(2_654_435_761) >> 7) as u8;
     }
-    let mut portable = Tally::default();
-    portable.add_portable(&row, &row, &WEIGHT_PAIRS);
+    let portable = Tally::of_portable(&row, &row);
     assert_eq!(sum_row(&row), portable.sums());
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
-        let mut vector = Tally::default();
         // SAFETY: the CPU has AVX2.
-        unsafe { vector.add_avx2(&row, &row, &WEIGHT_PAIRS) };
+        let vector = unsafe { Tally::of_avx2(&row, &row) };
         assert_eq!(vector.sums(), portable.sums());
     }
 }
