@@ -5,6 +5,7 @@
 //! run. Calls that may hang on a device run under a `Watch`.
 
 mod elements;
+mod parting;
 mod sums;
 mod together;
 mod ways;
@@ -39,11 +40,25 @@ pub struct TransportOptions {
     pub unified_memory: Option<bool>,
     /// Whether the device's sums can be believed; `None` finds out with a known one.
     pub device_sums: Option<bool>,
-    /// How long one operation may take before it counts as hung.
+    /// How long one operation may take before it counts as hung, beside what the slowest link
+    /// ([`SLOWEST_LINK`](Self::SLOWEST_LINK)) takes for the bytes that are on their way.
     pub deadline: Duration,
     /// The allocator library that serves the device, if one does: trimmed when
     /// memory runs out, instead of libtorch's own cache.
     pub allocator: Option<Library>,
+}
+
+impl TransportOptions {
+    /// Bytes per second of a link that is slow, and does not hang: a quarter of what one lane of PCIe 1.0 carries.
+    pub const SLOWEST_LINK: Bytes = Bytes::mib(64);
+
+    /// How long to wait while so many bytes are on their way.
+    fn patience(&self, under_way: Bytes) -> Duration {
+        let on_the_link = under_way.0 as f64 / Self::SLOWEST_LINK.0 as f64;
+        let patience = Duration::try_from_secs_f64(on_the_link);
+        self.deadline
+            .saturating_add(patience.unwrap_or(Duration::MAX))
+    }
 }
 
 impl Default for TransportOptions {
@@ -63,6 +78,8 @@ pub struct TorchTransport {
     facts: DeviceFacts,
     options: TransportOptions,
     watch: Watch,
+    /// Bytes of copies that were started, and have not been waited for.
+    under_way: Bytes,
     /// How the device sums, found out when it is first asked to.
     sums: Option<DeviceSums>,
     /// Where the device sums while it copies; made when it is first used.
@@ -99,6 +116,11 @@ impl HostTensor {
     /// The tensor itself.
     pub fn into_tensor(self) -> Tensor {
         self.0
+    }
+
+    /// Its bytes without gaps.
+    fn size(&self) -> Bytes {
+        Bytes(size_in_bytes(&self.0))
     }
 
     /// The tensor itself, looked at.
@@ -197,12 +219,12 @@ impl TorchTransport {
             pinned_memory: accelerator,
             other_streams: accelerator,
         };
-        let watch = Watch::new(options.deadline);
         Ok(Self {
             device,
             facts,
             options,
-            watch,
+            watch: Watch::default(),
+            under_way: Bytes::ZERO,
             sums: None,
             side_stream: None,
         })
@@ -235,7 +257,8 @@ impl TorchTransport {
             let _stream = stream.enter()?;
             call()
         };
-        match self.watch.run(on_stream) {
+        let deadline = self.options.patience(self.under_way);
+        match self.watch.run(deadline, on_stream) {
             Ok(outcome) => outcome.map_err(|error| explain(operation, pool, error)),
             Err(Missed::Deadline(after)) => Err(TransportError::TimedOut { operation, after }),
             Err(Missed::Lost) => Err(TransportError::Refused {
@@ -271,6 +294,7 @@ impl TorchTransport {
             Err(_) => None,
         };
         let (device, side) = (self.device, self.side_stream);
+        self.under_way += loads.iter().map(|(host, _)| host.size()).sum();
         let (copied, side) = self.watched(Operation::Copy, Pool::Device, move || {
             let side = match side {
                 Some(side) => side,
@@ -280,6 +304,12 @@ impl TorchTransport {
             Ok((copy_together(&loads, device, weights)?, side))
         })?;
         self.side_stream = Some(side);
+        let arrived = |one: &Result<Summed<Tensor>, Error>| {
+            one.as_ref().is_ok_and(|one| one.arrived.is_some())
+        };
+        if copied.iter().all(arrived) {
+            self.under_way = Bytes::ZERO;
+        }
         Ok(copied)
     }
 
@@ -380,6 +410,7 @@ impl Transport for TorchTransport {
             CopyMethod::OtherStream => Box::new(move || copy_on_other_stream(&source, device)),
             CopyMethod::ZeroCopy => Box::new(move || map_into(&source, device)),
         };
+        self.under_way += host.size();
         self.watched(Operation::Copy, Pool::Device, copy)
     }
 
@@ -442,7 +473,9 @@ impl Transport for TorchTransport {
         self.watched(Operation::Synchronize, Pool::Device, move || match scope {
             SyncScope::Stream => Stream::current(index)?.synchronize(),
             SyncScope::Device => accelerator::synchronize(index),
-        })
+        })?;
+        self.under_way = Bytes::ZERO;
+        Ok(())
     }
 
     fn sum_device(&mut self, remote: &Tensor) -> Result<Option<Checksum>, TransportError> {

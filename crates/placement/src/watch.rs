@@ -13,8 +13,8 @@ use std::time::Duration;
 type Task = Box<dyn FnOnce() + Send>;
 
 /// A worker thread with a deadline for each call.
+#[derive(Default)]
 pub(crate) struct Watch {
-    deadline: Duration,
     worker: Option<Sender<Task>>,
 }
 
@@ -28,16 +28,10 @@ pub(crate) enum Missed {
 }
 
 impl Watch {
-    pub(crate) fn new(deadline: Duration) -> Self {
-        Self {
-            deadline,
-            worker: None,
-        }
-    }
-
-    /// Runs `call` on the worker and waits for its result.
+    /// Runs `call` on the worker and waits for its result, so long at most.
     pub(crate) fn run<R: Send + 'static>(
         &mut self,
+        deadline: Duration,
         call: impl FnOnce() -> R + Send + 'static,
     ) -> Result<R, Missed> {
         let (answer, result): (Sender<R>, Receiver<R>) = channel();
@@ -50,12 +44,12 @@ impl Watch {
             None => spawn().ok_or(Missed::Lost)?,
         };
         worker.send(task).map_err(|_| Missed::Lost)?;
-        match result.recv_timeout(self.deadline) {
+        match result.recv_timeout(deadline) {
             Ok(result) => {
                 self.worker = Some(worker);
                 Ok(result)
             }
-            Err(RecvTimeoutError::Timeout) => Err(Missed::Deadline(self.deadline)),
+            Err(RecvTimeoutError::Timeout) => Err(Missed::Deadline(deadline)),
             Err(RecvTimeoutError::Disconnected) => Err(Missed::Lost),
         }
     }
@@ -75,34 +69,33 @@ fn spawn() -> Option<Sender<Task>> {
 mod tests {
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(60);
+
     #[test]
     fn a_call_that_returns_gives_its_result_and_keeps_its_thread() {
-        let mut watch = Watch::new(Duration::from_secs(60));
-        let first = watch.run(|| std::thread::current().id()).unwrap();
-        let second = watch.run(|| std::thread::current().id()).unwrap();
+        let mut watch = Watch::default();
+        let first = watch.run(LONG, || std::thread::current().id()).unwrap();
+        let second = watch.run(LONG, || std::thread::current().id()).unwrap();
         assert_eq!(first, second);
     }
 
     #[test]
     fn a_call_that_never_returns_is_left_behind() {
-        let mut watch = Watch::new(Duration::from_millis(10));
+        let (mut watch, short) = (Watch::default(), Duration::from_millis(10));
         let (_never, wait) = channel::<()>();
-        let missed = watch.run(move || wait.recv().is_ok()).unwrap_err();
-        assert_eq!(missed, Missed::Deadline(Duration::from_millis(10)));
-        let mut patient = Watch {
-            deadline: Duration::from_secs(60),
-            ..watch
-        };
-        assert_eq!(patient.run(|| 5), Ok(5), "the next call gets a new thread");
+        let missed = watch.run(short, move || wait.recv().is_ok()).unwrap_err();
+        assert_eq!(missed, Missed::Deadline(short));
+        let next = watch.run(LONG, || 5);
+        assert_eq!(next, Ok(5), "the next call gets a new thread");
     }
 
     #[test]
     fn a_panic_is_no_hang() {
-        let mut watch = Watch::new(Duration::from_secs(60));
+        let mut watch = Watch::default();
         assert_eq!(
-            watch.run(|| panic!("on purpose")),
+            watch.run(LONG, || panic!("on purpose")),
             Err::<(), _>(Missed::Lost)
         );
-        assert_eq!(watch.run(|| 5), Ok(5));
+        assert_eq!(watch.run(LONG, || 5), Ok(5));
     }
 }

@@ -168,7 +168,7 @@ impl Summing {
     }
 
     /// Waits for the sums of all rows that were added.
-    pub(super) fn read(mut self) -> Result<Vec<RowSum>, Error> {
+    pub(super) fn read(&mut self) -> Result<Vec<RowSum>, Error> {
         self.start_slab()?;
         let sums = self.sums.f_narrow(1, 0, self.row)?.f_contiguous()?;
         let sums = Vec::<i64>::try_from(sums.f_view(-1)?.f_to_device(Device::Cpu)?)?;

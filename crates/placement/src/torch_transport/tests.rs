@@ -237,3 +237,13 @@ fn elements_and_kinds_are_inverse() {
         assert_eq!(kind_of(element).elt_size_in_bytes() as u64, element.size());
     }
 }
+
+#[test]
+fn what_goes_over_a_slow_link_gets_its_time_and_what_hangs_is_noticed() {
+    let options = TransportOptions::default();
+    assert_eq!(options.patience(Bytes::ZERO), options.deadline);
+    // 20 GiB at 64 MiB/s are 320 s, more than the whole deadline of an operation.
+    let long = options.patience(Bytes::gib(20));
+    assert_eq!(long, options.deadline + Duration::from_secs(320));
+    assert!(options.patience(Bytes(u64::MAX)) > long);
+}

@@ -19,6 +19,7 @@ use torch_ext::{Error, copy_into};
 
 use super::HostTensor;
 use super::elements::size_in_bytes;
+use super::parting::{filled, let_go, nothing_to_wait_for};
 use super::sums::{Summing, bytes_of, rows_of};
 use super::ways::empty_on;
 use crate::checksum::{Checksum, ROW_BYTES, RowSum};
@@ -40,28 +41,52 @@ pub(super) fn copy_together(
     device: Device,
     side: Option<(Tensor, Stream)>,
 ) -> Result<Copied, Error> {
-    let mut sums_ahead = SumsAhead::new(loads)?;
-    let mut device_sums = match side {
-        Some((weights, stream)) => DeviceSums::new(loads, device, &weights, stream)?,
-        None => None,
-    };
-    let mut copied = Copied::with_capacity(loads.len());
-    for (load, source) in loads.iter().enumerate() {
-        let summed = copy_one(load, source, device, &mut sums_ahead, &mut device_sums);
-        if let Some(sums) = &mut device_sums {
-            sums.end_load(summed.as_ref().ok());
-        }
-        copied.push(usable(summed)?);
-    }
-    let Some(arrived) = device_sums.map(DeviceSums::read).transpose()?.flatten() else {
-        return Ok(copied);
-    };
-    for (summed, arrived) in copied.iter_mut().zip(arrived) {
-        if let Ok(summed) = summed {
-            summed.arrived = arrived;
+    let mut flight = Flight::default();
+    match flight.go(loads, device, side) {
+        Ok(()) => Ok(flight.copied),
+        Err(error) => {
+            // Copies may be under way on one stream, and on another sums that read what they bring.
+            let wait = || accelerator::synchronize(DeviceIndex::try_from(device)?);
+            Err(let_go(flight, error, wait))
         }
     }
-    Ok(copied)
+}
+
+/// What is on the device before it is known to be complete.
+#[derive(Default)]
+struct Flight {
+    copied: Copied,
+    device_sums: Option<DeviceSums>,
+}
+
+impl Flight {
+    fn go(
+        &mut self,
+        loads: &[Load],
+        device: Device,
+        side: Option<(Tensor, Stream)>,
+    ) -> Result<(), Error> {
+        let mut sums_ahead = SumsAhead::new(loads)?;
+        if let Some((weights, stream)) = side {
+            self.device_sums = DeviceSums::new(loads, device, &weights, stream)?;
+        }
+        for (load, source) in loads.iter().enumerate() {
+            let summed = copy_one(load, source, device, &mut sums_ahead, &mut self.device_sums);
+            if let Some(sums) = &mut self.device_sums {
+                sums.end_load(summed.as_ref().ok());
+            }
+            self.copied.push(usable(summed)?);
+        }
+        let Some(sums) = &mut self.device_sums else {
+            return Ok(());
+        };
+        for (summed, arrived) in self.copied.iter_mut().zip(sums.read()?.unwrap_or_default()) {
+            if let Ok(summed) = summed {
+                summed.arrived = arrived;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Takes out an error after which nothing on the device may be used.
@@ -234,28 +259,49 @@ impl SumsAhead {
     }
 }
 
-/// Starts the copy of one tensor and, piece by piece, both its sums.
+/// Starts the copy of one tensor and, if that is wanted, both its sums.
 fn copy_one(
     load: usize,
-    source: &Load,
+    (HostTensor(source), summed): &Load,
     device: Device,
     sums_ahead: &mut SumsAhead,
     device_sums: &mut Option<DeviceSums>,
 ) -> Result<Summed<Tensor>, Error> {
-    let (HostTensor(source), summed) = source;
-    let mut target = empty_on(source, device)?;
-    let (sent, arrived) = (None, None);
-    if !summed {
-        copy_into(&mut target, source, true)?;
-        return Ok(Summed {
-            remote: target,
-            sent,
-            arrived,
-        });
+    let target = empty_on(source, device)?;
+    let (arrived, mut sent) = (None, None);
+    let started = filled(
+        target.shallow_clone(),
+        |target| match summed {
+            true => {
+                sent = Some(copy_summed(load, source, target, sums_ahead, device_sums)?);
+                Ok(())
+            }
+            false => copy_into(target, source, true),
+        },
+        nothing_to_wait_for,
+    );
+    if let (Err(_), Some(sums)) = (&started, device_sums) {
+        // The side stream may be reading it.
+        sums.kept.push(target);
     }
-    let (from, to) = (bytes_of(source)?, bytes_of(&target)?);
+    Ok(Summed {
+        remote: started?,
+        sent,
+        arrived,
+    })
+}
+
+/// Starts the copy of one tensor and, piece by piece, both its sums. Returns that of the source.
+fn copy_summed(
+    load: usize,
+    source: &Tensor,
+    target: &Tensor,
+    sums_ahead: &mut SumsAhead,
+    device_sums: &mut Option<DeviceSums>,
+) -> Result<Checksum, Error> {
+    let (from, to) = (bytes_of(source)?, bytes_of(target)?);
     let total = size_in_bytes(source);
-    let mut rows = Vec::with_capacity(rows_of(&target));
+    let mut rows = Vec::with_capacity(rows_of(target));
     let [.., enough] = PIECES;
     let mut unsummed = 0;
     for piece in sums_ahead.pieces(load) {
@@ -276,11 +322,7 @@ fn copy_one(
             unsummed = copied;
         }
     }
-    Ok(Summed {
-        remote: target,
-        sent: Some(Checksum::from_rows(total, rows)),
-        arrived,
-    })
+    Ok(Checksum::from_rows(total, rows))
 }
 
 /// The sums on the device, on a stream that follows the copies.
@@ -296,6 +338,8 @@ struct DeviceSums {
     loads: Vec<(usize, Option<u64>)>,
     /// Rows of the load on its way.
     rows: usize,
+    /// Copies that failed when some of their bytes were being summed already: kept until all sums are known.
+    kept: Vec<Tensor>,
 }
 
 impl DeviceSums {
@@ -324,6 +368,7 @@ impl DeviceSums {
             waiting: 0,
             loads: Vec::with_capacity(loads.len()),
             rows: 0,
+            kept: Vec::new(),
         }))
     }
 
@@ -342,15 +387,19 @@ impl DeviceSums {
     /// Lets the device sum what has been added, after its copies.
     fn begin(&mut self) -> Result<bool, Error> {
         self.waiting = 0;
+        let begun = self.order_sums();
+        Ok(keep(self.stream, begun)?.is_some())
+    }
+
+    fn order_sums(&mut self) -> Result<(), Error> {
         self.event.record(Stream::current(self.index)?)?;
         self.stream.wait_for(&self.event)?;
-        let begun = {
-            let _side = self.stream.enter()?;
-            let summing = &mut self.summing;
-            let mut pieces = self.copied.drain(..);
-            pieces.try_for_each(|(bytes, start, length)| summing.add(&bytes, start, length))
-        };
-        Ok(keep(self.stream, begun)?.is_some())
+        let _side = self.stream.enter()?;
+        for (bytes, start, length) in &self.copied {
+            self.summing.add(bytes, *start, *length)?;
+        }
+        self.copied.clear();
+        Ok(())
     }
 
     /// No more pieces of this load come; `None` when it failed.
@@ -361,27 +410,24 @@ impl DeviceSums {
     }
 
     /// The checksum of each load, where there is one, when all are known; then everything has arrived.
-    fn read(mut self) -> Result<Option<Vec<Option<Checksum>>>, Error> {
-        if !self.begin()? {
-            return Ok(None);
-        }
-        let read = {
+    fn read(&mut self) -> Result<Option<Vec<Option<Checksum>>>, Error> {
+        let read = self.order_sums().and_then(|()| {
             let _side = self.stream.enter()?;
             self.summing.read()
-        };
+        });
         let Some(rows) = keep(self.stream, read)? else {
             return Ok(None);
         };
         let mut rows = rows.into_iter();
-        let sums = self.loads.into_iter().map(|(count, bytes)| {
-            let rows: Vec<RowSum> = rows.by_ref().take(count).collect();
-            Some(Checksum::from_rows(bytes?, rows))
+        let sums = self.loads.iter().map(|(count, bytes)| {
+            let rows: Vec<RowSum> = rows.by_ref().take(*count).collect();
+            Some(Checksum::from_rows((*bytes)?, rows))
         });
         Ok(Some(sums.collect()))
     }
 }
 
-/// What came of a step of the sums. After one that failed nothing on the side stream may still read the tensors.
+/// What came of a step of the sums, `None` when it failed: nothing on the side stream reads the tensors then.
 fn keep<T>(stream: Stream, outcome: Result<T, Error>) -> Result<Option<T>, Error> {
     match usable(outcome)? {
         Ok(value) => Ok(Some(value)),

@@ -4,6 +4,7 @@ use tch::{Device, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex, Event, Stream};
 use torch_ext::{Error, copy_into};
 
+use super::parting::{filled, nothing_to_wait_for};
 use crate::bytes::Bytes;
 
 /// An empty, contiguous tensor on the device with the shape and kind of `source`.
@@ -12,9 +13,9 @@ pub(super) fn empty_on(source: &Tensor, device: Device) -> Result<Tensor, Error>
 }
 
 pub(super) fn copy_direct(source: &Tensor, device: Device) -> Result<Tensor, Error> {
-    let mut target = empty_on(source, device)?;
-    copy_into(&mut target, source, false)?;
-    Ok(target)
+    let target = empty_on(source, device)?;
+    let copy = |target: &mut Tensor| copy_into(target, source, false);
+    filled(target, copy, nothing_to_wait_for)
 }
 
 /// A buffer for [`copy_chunked`]: of `chunk` bytes, or less where the source has less.
@@ -37,36 +38,40 @@ pub(super) fn copy_chunked(
     device: Device,
     buffer: &Tensor,
 ) -> Result<Tensor, Error> {
-    let target = empty_on(source, device)?;
-    let (from, to) = (source.f_view(-1)?, target.f_view(-1)?);
-    let (count, step) = (from.numel() as i64, buffer.numel() as i64);
-    let mut start = 0;
-    while start < count {
-        let length = step.min(count - start);
-        let mut piece = buffer.f_narrow(0, 0, length)?;
-        copy_into(&mut piece, &from.f_narrow(0, start, length)?, false)?;
-        copy_into(&mut to.f_narrow(0, start, length)?, &piece, false)?;
-        start += length;
-    }
-    Ok(target)
+    let copy = |target: &mut Tensor| {
+        let (from, to) = (source.f_view(-1)?, target.f_view(-1)?);
+        let (count, step) = (from.numel() as i64, buffer.numel() as i64);
+        let mut start = 0;
+        while start < count {
+            let length = step.min(count - start);
+            let mut piece = buffer.f_narrow(0, 0, length)?;
+            copy_into(&mut piece, &from.f_narrow(0, start, length)?, false)?;
+            copy_into(&mut to.f_narrow(0, start, length)?, &piece, false)?;
+            start += length;
+        }
+        Ok(())
+    };
+    filled(empty_on(source, device)?, copy, nothing_to_wait_for)
 }
 
 /// On a side stream, ordered after what the current one has queued, with everything
 /// complete on return.
 pub(super) fn copy_on_other_stream(source: &Tensor, device: Device) -> Result<Tensor, Error> {
     let index = DeviceIndex::try_from(device)?;
-    let mut target = empty_on(source, device)?;
     let (current, side) = (Stream::current(index)?, Stream::new(index)?);
     let mut allocated = Event::new(index)?;
-    allocated.record(current)?;
-    side.wait_for(&allocated)?;
-    {
-        let _side = side.enter()?;
-        copy_into(&mut target, source, true)?;
-    }
-    side.uses(&target)?;
-    side.synchronize()?;
-    Ok(target)
+    let target = empty_on(source, device)?;
+    let copy = |target: &mut Tensor| {
+        allocated.record(current)?;
+        side.wait_for(&allocated)?;
+        {
+            let _side = side.enter()?;
+            copy_into(target, source, true)?;
+        }
+        side.uses(target)?;
+        side.synchronize()
+    };
+    filled(target, copy, || side.synchronize())
 }
 
 /// Another view of host memory. Pageable memory is put into pinned memory first: one
