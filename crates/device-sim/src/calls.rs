@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::control::tell;
 use crate::engine::{self, Engine};
@@ -53,6 +53,17 @@ impl CallSite {
         }
     }
 
+    /// Counts the call in a child, which finds our locks as other threads of its parent left
+    /// them, and waits for none.
+    fn count_in_child(&'static self) {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        if let Some(mut sites) = sites()
+            && !sites.iter().any(|site| std::ptr::eq(*site, self))
+        {
+            sites.push(self);
+        }
+    }
+
     /// Counts the call and lets orders about it take effect.
     pub(crate) fn enter(&'static self) -> Result<(), Status> {
         self.registered.get_or_init(|| SITES.lock().push(self));
@@ -92,8 +103,8 @@ pub(crate) fn call(
     site: &'static CallSite,
     body: impl FnOnce(&'static Engine) -> Result<(), Status>,
 ) -> Status {
-    // A child finds our locks as other threads of its parent left them: not one is touched.
     if engine::forked() {
+        site.count_in_child();
         return Status::NOT_INITIALIZED;
     }
     if engine::in_host_function() {
@@ -166,9 +177,10 @@ pub(crate) fn reset_counters() {
 
 /// Functions that were called, with how often, by name.
 pub(crate) fn counters() -> Vec<(&'static str, u64)> {
-    let sites = SITES.lock();
+    let sites = sites();
     let mut counters: Vec<_> = sites
         .iter()
+        .flat_map(|sites| sites.iter())
         .map(|site| (site.name, site.calls.load(Ordering::Relaxed)))
         .collect();
     counters.retain(|(_, calls)| *calls > 0);
@@ -178,12 +190,21 @@ pub(crate) fn counters() -> Vec<(&'static str, u64)> {
 
 /// How often one function was called.
 pub(crate) fn count_of(name: &str) -> u64 {
-    let sites = SITES.lock();
+    let sites = sites();
     sites
         .iter()
+        .flat_map(|sites| sites.iter())
         .filter(|site| site.name == name)
         .map(|site| site.calls.load(Ordering::Relaxed))
         .sum()
+}
+
+/// The functions that were called; in a child none, if the lock was left closed.
+fn sites() -> Option<MutexGuard<'static, Vec<&'static CallSite>>> {
+    match engine::forked() {
+        true => SITES.try_lock(),
+        false => Some(SITES.lock()),
+    }
 }
 
 fn obey(name: &str) -> Result<(), Status> {

@@ -165,8 +165,8 @@ extern "C" fn after_fork() {
     }
 }
 
-/// Whether this process is the child of one that had used the device. Nothing but atomics may
-/// be touched in it.
+/// Whether this process is the child of one that had used the device. No lock may be waited
+/// for in it.
 pub(crate) fn forked() -> bool {
     FORKED.load(Ordering::Relaxed)
 }
