@@ -57,19 +57,21 @@ def run(simulator, libraries):
     """Runs a program (a function of a test module) on the device; returns its result, or what `expect` names.
 
     Keyword arguments are environment variables. `hip_alloc=True` switches hip-alloc on.
-    `fails=True` gives the finished process instead of insisting on its result.
+    `fails=True` gives the finished process instead of insisting on its result. `group` is
+    the folder of a control group to run in.
     """
 
-    def run_program(program, hip_alloc=False, fails=False, **variables):
+    def run_program(program, hip_alloc=False, fails=False, group=None, **variables):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HIP_ALLOC", "DEVICE_SIM"))}
         environment.update(simulator, PYTHONPATH=str(PYTHON))
         if hip_alloc:
             environment.update(HIP_ALLOC="1", HIP_ALLOC_LIB=str(libraries["--hip-alloc"]))
         environment.update(variables)
         name = f"{program.__module__}:{program.__name__}"
-        process = subprocess.run(
-            [sys.executable, "-c", RUNNER, name], env=environment, capture_output=True, text=True, timeout=300,
-        )
+        command = [sys.executable, "-c", RUNNER, name]
+        if group:
+            command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *command]
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         if fails:
             assert process.returncode != 0, f"{name} was to fail, and printed\n{process.stdout}{process.stderr}"
             return process

@@ -43,6 +43,21 @@ impl Family {
         }
     }
 
+    /// The attributes of a device that say its PCI domain, bus and device, and whether it
+    /// shares the memory of the host.
+    fn place_attributes(self) -> [c_int; 4] {
+        match self {
+            Family::Hip => [
+                hipDeviceAttribute_t::hipDeviceAttributePciDomainID as c_int,
+                hipDeviceAttribute_t::hipDeviceAttributePciBusId as c_int,
+                hipDeviceAttribute_t::hipDeviceAttributePciDeviceId as c_int,
+                hipDeviceAttribute_t::hipDeviceAttributeIntegrated as c_int,
+            ],
+            // cudaDevAttrPciDomainId, PciBusId, PciDeviceId and Integrated of driver_types.h.
+            Family::Cuda => [50, 33, 34, 18],
+        }
+    }
+
     /// What usually stands between a runtime and a device, for the person who asked for one.
     fn why_no_device(self) -> &'static str {
         match self {
@@ -233,25 +248,23 @@ impl Runtime {
         }
     }
 
-    /// Where a HIP device sits, and whether it shares the memory of the host. `None` for
-    /// CUDA, whose attributes have other numbers, and where the runtime does not say.
+    /// Where a device sits, and whether it shares the memory of the host. `None` where the
+    /// runtime does not say.
     pub fn place(&self, device: DeviceIndex) -> Option<Place> {
-        if self.family != Family::Hip {
-            return None;
-        }
-        let attribute = |attribute: hipDeviceAttribute_t| {
+        let [domain, bus, slot, integrated] = self.family.place_attributes();
+        let attribute = |attribute: c_int| {
             let mut value = 0;
-            // SAFETY: writes one int to a live local; refuses devices that do not exist.
-            let status = unsafe {
-                (self.functions.device_get_attribute)(&mut value, attribute as c_int, device.0)
-            };
+            // SAFETY: writes one int to a live local; refuses attributes and devices that
+            // do not exist.
+            let status =
+                unsafe { (self.functions.device_get_attribute)(&mut value, attribute, device.0) };
             (status == SUCCESS).then_some(value.unsigned_abs())
         };
         Some(Place {
-            domain: attribute(hipDeviceAttribute_t::hipDeviceAttributePciDomainID)?,
-            bus: attribute(hipDeviceAttribute_t::hipDeviceAttributePciBusId)?,
-            slot: attribute(hipDeviceAttribute_t::hipDeviceAttributePciDeviceId)?,
-            integrated: attribute(hipDeviceAttribute_t::hipDeviceAttributeIntegrated)? != 0,
+            domain: attribute(domain)?,
+            bus: attribute(bus)?,
+            slot: attribute(slot)?,
+            integrated: attribute(integrated)? != 0,
         })
     }
 
