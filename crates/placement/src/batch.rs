@@ -5,6 +5,7 @@
 //! which messages and the verification know it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::fmt::Display;
 use std::hash::{BuildHasher, Hash};
 
@@ -46,6 +47,27 @@ pub trait Batch: Sized {
     fn try_map<E, F>(self, path: &FieldPath, map: &mut F) -> Result<Self, E>
     where
         F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>;
+}
+
+/// The batch, and its tensors with their paths in the order of [`Batch::try_map`].
+pub(crate) fn fields<B: Batch>(batch: B, root: &FieldPath) -> (B, Vec<(FieldPath, Tensor)>) {
+    let mut fields = Vec::new();
+    let batch: Result<B, Infallible> = batch.try_map(root, &mut |path, tensor| {
+        fields.push((path.clone(), tensor.shallow_clone()));
+        Ok(tensor)
+    });
+    let Ok(batch) = batch;
+    (batch, fields)
+}
+
+/// The batch with other tensors in the places of its own. A batch that has more places than the
+/// time before keeps what is in those.
+pub(crate) fn refilled<B: Batch>(batch: B, root: &FieldPath, tensors: Vec<Tensor>) -> B {
+    let mut tensors = tensors.into_iter();
+    let batch: Result<B, Infallible> =
+        batch.try_map(root, &mut |_, tensor| Ok(tensors.next().unwrap_or(tensor)));
+    let Ok(batch) = batch;
+    batch
 }
 
 /// Where in a batch a tensor is.

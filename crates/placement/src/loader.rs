@@ -194,6 +194,9 @@ pub enum LoadError {
         /// Samples in a batch.
         batch_size: usize,
     },
+    /// Batches of no samples.
+    #[error("`batch_size: 0`: a batch needs at least one sample")]
+    EmptyBatches,
     /// A state of another loader.
     #[error("the saved state is of another loader: its {what} is {saved}, and now it is {now}")]
     OtherLoader {
@@ -235,7 +238,7 @@ impl<S: Source> Loader<S> {
     /// A loader that begins with the first epoch.
     ///
     /// # Errors
-    /// [`LoadError::TooFewSamples`]; [`LoadError::Workers`].
+    /// [`LoadError::EmptyBatches`]; [`LoadError::TooFewSamples`]; [`LoadError::Workers`].
     pub fn new(source: S, options: LoaderOptions) -> Result<Self, LoadError> {
         Self::starting_at(source, options, 0)
     }
@@ -281,7 +284,10 @@ impl<S: Source> Loader<S> {
         } else {
             1
         };
-        if options.batch_size == 0 || samples < least {
+        if options.batch_size == 0 {
+            return Err(LoadError::EmptyBatches);
+        }
+        if samples < least {
             return Err(LoadError::TooFewSamples {
                 samples,
                 batch_size: options.batch_size,

@@ -5,13 +5,15 @@
 //! nothing to verify, so it only closes gaps and converts.
 
 mod module;
+mod plain;
 
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
-use self::module::ModuleMove;
 pub use self::module::ModuleSummary;
-use crate::batch::{Batch, FieldPath};
+use self::module::{ModuleMove, group_length};
+pub(crate) use self::plain::check_plain;
+use crate::batch::{Batch, FieldPath, fields, refilled};
 use crate::bytes::Bytes;
 use crate::plan::Memory;
 use crate::policy::{MoveError, Placed, Policy, Request};
@@ -182,14 +184,29 @@ impl Placer {
         self.place(name, Role::Weight, source, kind)
     }
 
-    /// A batch on the device. Floats keep their kind; nothing requires a gradient.
+    /// A batch on the device. Floats keep their kind; nothing requires a gradient. Its tensors
+    /// are copied and verified together, as those of a module are.
     ///
     /// # Errors
     /// [`PlaceError`]; the batch is gone.
     pub fn batch<B: Batch>(&mut self, batch: B) -> Result<B, PlaceError> {
-        batch.try_map(&FieldPath::root("batch"), &mut |path, tensor| {
-            self.place(path.as_str(), Role::Batch, &tensor, None)
-        })
+        let root = FieldPath::root("batch");
+        let (batch, fields) = fields(batch, &root);
+        for (path, tensor) in &fields {
+            check_plain(path.as_str(), tensor)?;
+        }
+        let mut placed = Vec::with_capacity(fields.len());
+        let mut rest = fields.as_slice();
+        while !rest.is_empty() {
+            let (group, later) = rest.split_at(group_length(rest.iter().map(|(_, one)| one)));
+            let group: Vec<_> = group
+                .iter()
+                .map(|(path, tensor)| (path.as_str(), tensor, None))
+                .collect();
+            placed.extend(self.place_all(Role::Batch, &group)?);
+            rest = later;
+        }
+        Ok(refilled(batch, &root, placed))
     }
 
     /// Moves the parameters of a model, in the order given.
@@ -214,7 +231,9 @@ impl Placer {
         let is_unified = self.transport.facts().unified_memory || self.device() == Device::Cpu;
         let mut moving = ModuleMove::new(kind, device_name(self.device()));
         for (name, tensor) in parameters {
-            moving.add(name.into(), tensor);
+            let name = name.into();
+            check_plain(&name, tensor)?;
+            moving.add(name, tensor);
             if moving.group_is_full() {
                 self.place_group(&mut moving)?;
                 if is_unified {
@@ -311,6 +330,7 @@ impl Placer {
         source: &Tensor,
         kind: Option<Kind>,
     ) -> Result<Tensor, PlaceError> {
+        check_plain(name, source)?;
         let kind = kind.unwrap_or(source.kind());
         let placed = if source.device() == self.device() {
             self.adjust(name, source, kind)?

@@ -41,10 +41,10 @@ use serde::Serialize;
 use tch::{Device, Kind, Tensor};
 use torch_ext::{CheckpointOptions, Error, checkpoint_with, copy_into};
 
-use self::home::Homes;
+use self::home::{Homes, Origin};
 use self::state::State;
 use crate::bytes::Bytes;
-use crate::placer::PlaceError;
+use crate::placer::{PlaceError, check_plain};
 use crate::plan::leaves;
 use crate::ring::Walk;
 use crate::torch_transport::{TorchTransport, TransportOptions};
@@ -156,7 +156,9 @@ impl Default for StreamOptions {
     }
 }
 
-/// One block of a model, on the host: a name, and its named weights.
+/// One block of a model, on the host: a name, and its named weights. Blocks that are tied, all
+/// their weights the same memory, are kept once and are in one slot; weights that blocks share
+/// only in part are kept with each of them, which a plan, counting each memory once, does not foresee.
 #[derive(Debug)]
 pub struct Block {
     /// As messages name it, such as `transformer.blocks.7`.
@@ -426,8 +428,8 @@ impl StreamBuilder {
     }
 
     fn push(&mut self, block: Block, travels: bool) -> Result<usize, PlaceError> {
-        let (layout, buffer) = pack(block)?;
-        self.homes.add(&layout, buffer, travels)?;
+        let (layout, buffer, origin) = pack(block)?;
+        self.homes.add(&layout, buffer, origin, travels)?;
         self.layouts.push(layout);
         Ok(self.layouts.len() - 1)
     }
@@ -502,7 +504,7 @@ fn travels(
 }
 
 /// Lays the weights of a block out in one buffer of host memory.
-fn pack(block: Block) -> Result<(Layout, Tensor), PlaceError> {
+fn pack(block: Block) -> Result<(Layout, Tensor, Origin), PlaceError> {
     let mut entries = Vec::with_capacity(block.weights.len());
     let mut end = 0_i64;
     for (name, tensor) in &block.weights {
@@ -513,6 +515,7 @@ fn pack(block: Block) -> Result<(Layout, Tensor), PlaceError> {
             ))
             .into());
         }
+        check_plain(&format!("{}.{name}", block.name), tensor)?;
         if tensor.requires_grad() {
             return Err(Error::InvalidArgument(format!(
                 "`{}.{name}` requires a gradient; only a frozen base can be streamed",
@@ -537,10 +540,13 @@ fn pack(block: Block) -> Result<(Layout, Tensor), PlaceError> {
     for (entry, (_, tensor)) in entries.iter().zip(&block.weights) {
         copy_into(&mut entry.view(&buffer)?, tensor, false)?;
     }
+    let origin =
+        |(_, tensor): &(String, Tensor)| (tensor.data_ptr() as usize, tensor.kind(), tensor.size());
+    let origin = block.weights.iter().map(origin).collect();
     let layout = Layout {
         name: block.name,
         entries,
         bytes: end,
     };
-    Ok((layout, buffer))
+    Ok((layout, buffer, origin))
 }

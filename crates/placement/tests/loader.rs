@@ -312,6 +312,31 @@ fn a_worker_that_is_told_to_end_does_not_finish_its_batch() {
 }
 
 #[test]
+fn a_worker_that_waits_for_a_lock_of_the_dropper_is_left_behind_and_ends_later() {
+    let (gate, arrived, open) = gate();
+    let read = Arc::new(AtomicUsize::new(0));
+    let source = Numbers {
+        count: 100,
+        waits: Some((6, gate)),
+        read: Arc::clone(&read),
+        ..Numbers::default()
+    };
+    let in_order = LoaderOptions {
+        shuffle: None,
+        ..options(1)
+    };
+    let loader = Loader::new(source, in_order).unwrap();
+    arrived.recv().unwrap();
+    // The gate opens only after the loader is gone, as a lock would that is held here.
+    drop(loader);
+    assert_eq!(Arc::strong_count(&read), 2, "its source is still in use");
+    open.send(()).unwrap();
+    while Arc::strong_count(&read) > 1 {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
 fn a_sample_that_hangs_is_named_and_its_batch_comes_when_it_is_read() {
     let (gate, arrived, open) = gate();
     let source = Numbers {

@@ -301,6 +301,90 @@ fn an_evaluation_records_nothing_of_what_it_captured() {
     assert!(torch_ext::gradients_are_recorded(), "as before");
 }
 
+/// The blocks of a model that uses some of them again: the same tensors under other names.
+fn tied(of: &[usize]) -> Vec<Block> {
+    let model: Vec<_> = (0..HIDDEN.len()).map(weights).collect();
+    let blocks = of.iter().enumerate();
+    blocks
+        .map(|(number, &block)| Block {
+            name: format!("blocks.{number}"),
+            weights: model[block]
+                .iter()
+                .map(|(name, tensor)| (name.clone(), tensor.shallow_clone()))
+                .collect(),
+        })
+        .collect()
+}
+
+#[test]
+fn tied_blocks_are_kept_once_and_change_no_bit() {
+    let of = [1, 1, 4, 1, 4, 4, 2];
+    let all: Vec<usize> = (0..of.len()).collect();
+    let apart = |options: StreamOptions| {
+        let blocks = tied(&of).into_iter().map(|mut block| {
+            for (_, tensor) in &mut block.weights {
+                *tensor = tensor.copy();
+            }
+            block
+        });
+        BlockStream::new(Device::Cpu, blocks.collect::<Vec<_>>(), options).unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let sizes = stream_sizes();
+    let once = Bytes([1, 4, 2].iter().map(|&block: &usize| sizes[block]).sum());
+    for masters in [
+        Masters::Host,
+        Masters::Disk {
+            folder: folder.path().to_owned(),
+        },
+    ] {
+        for slots in [1, 2, 3] {
+            let options = StreamOptions {
+                masters: masters.clone(),
+                slots,
+                verify: Verify::Always,
+                ..StreamOptions::default()
+            };
+            let ours = BlockStream::new(Device::Cpu, tied(&of), options.clone()).unwrap();
+            let theirs = apart(options);
+            assert!(same(&streamed(&ours, &all), &streamed(&theirs, &all)));
+            let (ours, theirs) = (ours.report(), theirs.report());
+            assert_eq!(ours.host_bytes + ours.disk_bytes, once);
+            assert!(theirs.host_bytes + theirs.disk_bytes > once);
+            assert!(ours.copies < theirs.copies, "{ours:?} {theirs:?}");
+        }
+    }
+}
+
+#[test]
+fn blocks_that_share_only_some_weights_are_kept_apart_and_counted_so() {
+    let mut blocks = tied(&[1, 1]);
+    blocks[1].weights[1].1 = blocks[1].weights[1].1.copy();
+    let sizes = stream_sizes();
+    let stream = BlockStream::new(Device::Cpu, blocks, StreamOptions::default()).unwrap();
+    assert_eq!(stream.report().host_bytes, Bytes(2 * sizes[1]));
+}
+
+#[test]
+fn another_block_at_an_address_that_was_used_before_is_another_block() {
+    let tensor = Tensor::zeros([64], (Kind::Float, Device::Cpu));
+    let blocks = (0..3).map(|number| {
+        // One memory, filled anew for each block, as a reader of files may do.
+        let _ = tensor.shallow_clone().fill_(f64::from(number));
+        Block {
+            name: format!("blocks.{number}"),
+            weights: vec![("w".into(), tensor.shallow_clone())],
+        }
+    });
+    let stream = BlockStream::new(Device::Cpu, blocks, StreamOptions::default()).unwrap();
+    for number in 0..3 {
+        let first = stream.evaluate(number, &[], |weights| {
+            Ok(weights.get("w")?.double_value(&[0]))
+        });
+        assert_eq!(first.unwrap(), number as f64);
+    }
+}
+
 #[test]
 fn two_weights_of_one_name_are_refused() {
     let mut weights = weights(0);

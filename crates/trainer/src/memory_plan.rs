@@ -176,7 +176,8 @@ impl MemoryPlan {
                 }
             }
         };
-        let ring = match phase.ring_slots {
+        // Fewer blocks than slots need no more of them.
+        let ring = match (phase.ring_slots as usize).min(self.streamed.len()) {
             0 => String::new(),
             slots => format!(" through a ring of {slots} ({})", bytes(phase.ring.0)),
         };

@@ -121,7 +121,8 @@ impl<R: Send + 'static> Queue<R> {
 }
 
 impl<R> Drop for Queue<R> {
-    /// Tells the workers to end, and waits until they have.
+    /// Tells the workers to end, and waits until they have, but not for ever: one may wait for
+    /// a lock that the caller holds.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
         // Under the lock: a worker that just looked at the flag must hear the call.
@@ -131,9 +132,12 @@ impl<R> Drop for Queue<R> {
             .shared
             .made
             .wait_timeout_while(state, FAREWELL, |state| state.alive > 0);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let (stuck, workers) = (state.alive, std::mem::take(&mut self.workers));
+        // A worker that is left behind keeps no batches that nobody will take.
+        let ready = std::mem::take(&mut state.ready);
         drop(state);
+        drop(ready);
         if stuck > 0 {
             tracing::warn!(stuck, "threads of a loader do not end, and are left behind");
             return;

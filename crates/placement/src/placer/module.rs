@@ -10,6 +10,17 @@ use crate::bytes::Bytes;
 /// Tensors of a group at most, however small: each holds some kilobytes while it is under way.
 const GROUP_TENSORS: usize = 256;
 
+/// How many of these make a group; at least one, if there is one.
+pub(super) fn group_length<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> usize {
+    let mut bytes = Bytes::ZERO;
+    let before_the_last = tensors.take(GROUP_TENSORS).take_while(|tensor| {
+        let has_room = bytes < Placer::GROUP_BYTES;
+        bytes += size_of_tensor(tensor);
+        has_room
+    });
+    before_the_last.count()
+}
+
 /// What [`Placer::module`] did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModuleSummary {

@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 use torch_ext::Error;
 use torch_ext::accelerator::{self, Event};
 
@@ -25,7 +25,7 @@ use crate::policy::{Placed, Policy, Request};
 use crate::route::Ladder;
 use crate::torch_transport::{HostTensor, TorchTransport};
 use crate::transport::Transport;
-use crate::verify::{Role, Verify};
+use crate::verify::Role;
 
 /// A block's place.
 pub(super) enum Home {
@@ -35,6 +35,8 @@ pub(super) enum Home {
     Host(Tensor),
     /// The file, from this byte on.
     File(u64),
+    /// That of an earlier block, which has the same weights.
+    Of(usize),
 }
 
 /// A block, and what is known of it.
@@ -42,9 +44,14 @@ pub(super) struct Master {
     pub(super) name: String,
     pub(super) bytes: i64,
     pub(super) home: Home,
-    /// What its bytes sum to, once it was needed.
+    /// Where its weights were before they were packed.
+    origin: Origin,
+    /// What its bytes sum to; of a tied block, that is said of the first.
     pub(super) sum: Option<Checksum>,
 }
+
+/// The address, kind and shape of each weight in the model: equal for blocks that are tied.
+pub(super) type Origin = Vec<(usize, Kind, Vec<i64>)>;
 
 /// Every block's home, filled one block after the other.
 pub(super) struct Homes {
@@ -57,7 +64,6 @@ pub(super) struct Homes {
     pub(super) host: Bytes,
     pub(super) disk: Bytes,
     ladder: Ladder,
-    verify: Verify,
 }
 
 impl Homes {
@@ -88,7 +94,6 @@ impl Homes {
             host: Bytes::ZERO,
             disk: Bytes::ZERO,
             ladder: Ladder::new(policy),
-            verify: options.verify,
         })
     }
 
@@ -97,31 +102,39 @@ impl Homes {
         &mut self,
         layout: &Layout,
         buffer: Tensor,
+        origin: Origin,
         travels: bool,
     ) -> Result<(), PlaceError> {
+        // What should arrive is what was packed. For a block in the file there is no other chance.
+        let sum = Checksum::of(HostTensor::new(&buffer)?.bytes());
+        if let Some(first) = self.twin(&origin, &sum, &buffer)? {
+            self.masters.push(Master {
+                name: layout.name.clone(),
+                bytes: layout.bytes,
+                home: Home::Of(first),
+                origin,
+                sum: None,
+            });
+            return Ok(());
+        }
         let bytes = Bytes(layout.bytes as u64);
         let facts = self.transport.facts();
         let in_file = self.divided.is_in_file(self.masters.len());
-        let (home, sum) = match self.reader.as_mut().filter(|_| in_file) {
+        let home = match self.reader.as_mut().filter(|_| in_file) {
             _ if !travels => {
                 self.resident += bytes;
-                (Home::Resident(self.place(layout, buffer)?), None)
+                Home::Resident(self.place(layout, buffer)?)
             }
             Some(reader) => {
                 self.disk += bytes;
                 let host = HostTensor::new(&buffer)?;
-                // The file is read back only to be used: what should be in it is summed now.
-                let sum = match self.verify {
-                    Verify::Off => None,
-                    _ => Some(Checksum::of(host.bytes())),
-                };
                 let at = reader.append(host.bytes()).map_err(|error| {
                     Error::Torch(format!(
                         "block `{}` cannot be written to its file: {error}",
                         layout.name
                     ))
                 })?;
-                (Home::File(at), sum)
+                Home::File(at)
             }
             None => {
                 self.host += bytes;
@@ -131,11 +144,8 @@ impl Homes {
                 };
                 let mapped = facts.unified_memory && facts.zero_copy;
                 match self.transport.index().filter(|_| mapped) {
-                    Some(index) => (
-                        Home::Resident(accelerator::map_pinned(&buffer, index)?),
-                        None,
-                    ),
-                    None => (Home::Host(buffer), None),
+                    Some(index) => Home::Resident(accelerator::map_pinned(&buffer, index)?),
+                    None => Home::Host(buffer),
                 }
             }
         };
@@ -143,9 +153,46 @@ impl Homes {
             name: layout.name.clone(),
             bytes: layout.bytes,
             home,
-            sum,
+            origin,
+            sum: Some(sum),
         });
         Ok(())
+    }
+
+    /// The earlier block that has the same weights. Models that use one block again and again
+    /// (ALBERT's way) have it once. An address may be another tensor's by now, so that bytes
+    /// decide; then sharing is right, whether the blocks were tied or not.
+    fn twin(
+        &mut self,
+        origin: &Origin,
+        sum: &Checksum,
+        buffer: &Tensor,
+    ) -> Result<Option<usize>, PlaceError> {
+        let bytes = HostTensor::new(buffer)?;
+        for (first, master) in self.masters.iter().enumerate() {
+            let alike = master.origin == *origin && master.sum.as_ref() == Some(sum);
+            if !alike || bytes.bytes().is_empty() {
+                continue;
+            }
+            let same = match &master.home {
+                Home::Of(_) => false,
+                Home::Host(there) => HostTensor::new(there)?.bytes() == bytes.bytes(),
+                Home::Resident(there) => {
+                    let there = self.transport.read_back(there).map_err(Error::from)?;
+                    there.bytes() == bytes.bytes()
+                }
+                Home::File(at) => {
+                    let mut there = vec![0; bytes.bytes().len()];
+                    let reader = self.reader.as_ref();
+                    let read = reader.map(|reader| reader.file.read_exact_at(&mut there, *at));
+                    matches!(read, Some(Ok(()))) && there == bytes.bytes()
+                }
+            };
+            if same {
+                return Ok(Some(first));
+            }
+        }
+        Ok(None)
     }
 
     /// A resident block goes up the ladder like any other weight.

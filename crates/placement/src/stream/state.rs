@@ -28,9 +28,11 @@ pub(super) struct State {
     ring: Ring,
     slots: Vec<Slot>,
     masters: Vec<Master>,
-    /// The blocks that travel, and each block's number among them.
+    /// The blocks that travel, and each block's number among them; tied blocks have one.
     travelling: Vec<usize>,
     number_of: Vec<Option<usize>>,
+    /// The block that was fetched last, and its slot.
+    last: Option<(usize, usize)>,
     copy_stream: Option<Stream>,
     reader: Option<Reader>,
     deadline: Duration,
@@ -113,11 +115,12 @@ impl State {
             disk,
             ..
         } = homes;
-        let travels = |master: &Master| !matches!(master.home, Home::Resident(_));
+        let travels = |master: &Master| matches!(master.home, Home::Host(_) | Home::File(_));
         let travelling: Vec<usize> = (0..masters.len())
             .filter(|&block| travels(&masters[block]))
             .collect();
         let number_of = (0..masters.len())
+            .map(|block| first_of(&masters, block))
             .map(|block| travelling.iter().position(|&travels| travels == block))
             .collect();
         let ring = Ring::new(travelling.len(), options.slots);
@@ -152,6 +155,7 @@ impl State {
             masters,
             travelling,
             number_of,
+            last: None,
             copy_stream,
             reader,
             deadline: options.transport.deadline,
@@ -170,6 +174,8 @@ impl State {
     /// Makes the block available and starts fetching the next ones. The result is the
     /// device's buffer of the block, ordered after its arrival on the current stream.
     pub(super) fn fetch(&mut self, block: usize, walk: Walk) -> Result<Tensor, Error> {
+        let asked = block;
+        let block = first_of(&self.masters, block);
         if let Home::Resident(there) = &self.masters[block].home {
             return Ok(there.shallow_clone());
         }
@@ -182,6 +188,15 @@ impl State {
             return Err(Error::Torch(format!("block {block} is nowhere")));
         };
         self.report.used += 1;
+        // The next of tied blocks has the slot of the one before; the walk goes on behind them.
+        if let Some((last, slot)) = self.last
+            && last != asked
+            && first_of(&self.masters, last) == block
+        {
+            self.last = Some((asked, slot));
+            return Ok(self.slots[slot].buffer.shallow_clone());
+        }
+        self.last = None;
         let step = self.ring.step(number, walk);
         self.report.waited += u64::from(step.load);
         if step.load {
@@ -194,6 +209,7 @@ impl State {
             self.ring.forget(step.slot);
             return Err(error);
         }
+        self.last = Some((asked, step.slot));
         Ok(self.slots[step.slot].buffer.shallow_clone())
     }
 
@@ -446,6 +462,14 @@ impl State {
             self.broken = Some(error.to_string());
         }
         Err(error)
+    }
+}
+
+/// The block itself, or the earlier one that has its weights.
+fn first_of(masters: &[Master], block: usize) -> usize {
+    match masters[block].home {
+        Home::Of(first) => first,
+        _ => block,
     }
 }
 

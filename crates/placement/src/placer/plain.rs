@@ -1,0 +1,101 @@
+//! What can be placed at all: dense tensors of the kinds that tch knows. The others are refused
+//! here, by name, since later questions about them would panic.
+
+use tch::Tensor;
+use torch_ext::Error;
+
+use super::{PlaceError, torch};
+
+/// Refuses tensors that have no memory of their own, or a layout or a kind that cannot be placed.
+pub(crate) fn check_plain(name: &str, tensor: &Tensor) -> Result<(), PlaceError> {
+    let refuse = |why: &str| {
+        Err(PlaceError::Torch {
+            tensor: name.to_owned(),
+            source: Error::InvalidArgument(why.to_owned()),
+        })
+    };
+    if !tensor.defined() {
+        return refuse("there is no tensor: it is undefined");
+    }
+    tensor.f_kind().map_err(|error| torch(name, error))?;
+    let sparse_dimensions = tensor.f_sparse_dim().map_err(|error| torch(name, error))?;
+    if sparse_dimensions > 0 || tensor.is_sparse() || tensor.is_mkldnn() {
+        return refuse("only dense tensors can be placed: place `to_dense()` of it, or its parts");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind};
+
+    use crate::policy::Policy;
+    use crate::{PlaceError, Placer};
+
+    use super::*;
+
+    fn placer() -> Placer {
+        Placer::new(Device::Cpu, Policy::default()).unwrap()
+    }
+
+    fn dense() -> Tensor {
+        Tensor::eye(3, (Kind::Float, Device::Cpu))
+    }
+
+    #[test]
+    fn what_is_not_dense_is_refused_by_its_path_and_nothing_panics() {
+        let odd = [
+            dense().to_sparse(None, None::<&[i64]>, None),
+            dense().to_sparse_csr(None),
+            dense().to_sparse_csc(None),
+            dense().to_mkldnn(),
+            Tensor::new(),
+        ];
+        for tensor in odd {
+            let batch = (dense(), vec![tensor.shallow_clone()]);
+            let error = placer().batch(batch).unwrap_err();
+            assert!(matches!(error, PlaceError::Torch { .. }));
+            assert!(error.to_string().starts_with("`batch.1.0`: "), "{error}");
+            let mut weight = tensor.shallow_clone();
+            let error = placer().module([("w", &mut weight)], None).unwrap_err();
+            assert!(error.to_string().starts_with("`w`: "), "{error}");
+            assert!(placer().weight("w", &tensor, None).is_err());
+        }
+    }
+
+    #[test]
+    fn odd_dense_tensors_are_placed() {
+        let complex = Tensor::complex(&dense(), &dense());
+        let scale = Tensor::quantize_per_tensor(&dense(), 0.1, 3, Kind::QInt8);
+        let empty = Tensor::zeros([0, 3], (Kind::Half, Device::Cpu));
+        let scalar = Tensor::from(true);
+        let strided = dense().narrow(1, 1, 1);
+        let expanded = Tensor::from(1.5).expand([4, 4], false);
+        let negative = complex.conj().imag();
+        for tensor in [complex, scale, empty, scalar, strided, expanded, negative] {
+            let placed = placer().batch(tensor.shallow_clone()).unwrap();
+            assert_eq!(
+                (placed.size(), placed.kind()),
+                (tensor.size(), tensor.kind())
+            );
+            assert!(placed.is_contiguous() && placed.equal(&tensor));
+        }
+        let nothing = (None::<Tensor>, (), Vec::<Tensor>::new());
+        let (none, (), list) = placer().batch(nothing).unwrap();
+        assert!(none.is_none() && list.is_empty());
+    }
+
+    #[test]
+    fn a_batch_is_refilled_in_its_own_order() {
+        let batch = (
+            std::collections::HashMap::from([("b", dense() * 2), ("a", dense() * 3)]),
+            Some(vec![dense() * 4, dense() * 5]),
+            "text".to_owned(),
+        );
+        let (map, list, text) = placer().batch(batch).unwrap();
+        let list = list.unwrap();
+        let first = [&map["b"], &map["a"], &list[0], &list[1]];
+        let first = first.map(|tensor| tensor.double_value(&[0, 0]));
+        assert_eq!((first, &*text), ([2.0, 3.0, 4.0, 5.0], "text"));
+    }
+}
