@@ -150,3 +150,12 @@ def test_what_was_made_before_the_move_follows_it(on_device):
     assert one_stays["weights"] == [*left, "Cuda(0)"]
     assert one_stays["gradients"] == one_stays["updated"] == one_stays["state"] == left
     assert one_stays["equal"] and "on the CPU 1 tensors" in one_stays["said"]
+
+
+def test_a_module_that_failed_stays_as_it_was(on_device):
+    """600 tensors in groups of 256; the second group fails when some of it has been copied."""
+    wrong, lost = on_device("failing")
+    assert wrong["unchanged"] and lost["unchanged"]
+    assert "no way to the device worked" in wrong["error"] and wrong["live"] == 0
+    # On a context that is lost nothing is freed: neither what has arrived nor what was on its way.
+    assert "unusable" in lost["error"] and 256 + 100 < lost["live"] <= 512

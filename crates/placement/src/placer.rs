@@ -228,22 +228,38 @@ impl Placer {
         parameters: impl IntoIterator<Item = (N, &'a mut Tensor)>,
         kind: Option<Kind>,
     ) -> Result<ModuleSummary, PlaceError> {
-        let is_unified = self.transport.facts().unified_memory || self.device() == Device::Cpu;
         let mut moving = ModuleMove::new(kind, device_name(self.device()));
+        match self.move_all(&mut moving, parameters) {
+            Ok(()) => Ok(moving.finish()),
+            Err(error) => {
+                if !error.context_is_usable() {
+                    // Freeing what has arrived would call into a runtime that must not be called any more.
+                    std::mem::forget(moving);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn move_all<'a, N: Into<String>>(
+        &mut self,
+        moving: &mut ModuleMove<'a>,
+        parameters: impl IntoIterator<Item = (N, &'a mut Tensor)>,
+    ) -> Result<(), PlaceError> {
+        let is_unified = self.transport.facts().unified_memory || self.device() == Device::Cpu;
         for (name, tensor) in parameters {
             let name = name.into();
             check_plain(&name, tensor)?;
             moving.add(name, tensor);
             if moving.group_is_full() {
-                self.place_group(&mut moving)?;
+                self.place_group(moving)?;
                 if is_unified {
                     moving.commit()?;
                 }
             }
         }
-        self.place_group(&mut moving)?;
-        moving.commit()?;
-        Ok(moving.finish())
+        self.place_group(moving)?;
+        moving.commit()
     }
 
     /// Places the tensors of a group that are not tied to earlier ones.

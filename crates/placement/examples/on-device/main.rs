@@ -8,11 +8,13 @@
 //! on-device stream    what a streamed model holds on the device, counted by hip-alloc, as JSON
 //! on-device phases    what the device holds while components come and go, as JSON
 //! on-device prepare   where model, gradients and optimizer are once they are prepared, as JSON
+//! on-device failing   what the caller and the device hold after a module's move has failed, as JSON
 //! on-device facts     single things that only a device has, as JSON
 //! on-device times     what verifying adds to a copy at the latencies that the simulator was told, as JSON
 //! ```
 
 mod facts;
+mod failing;
 mod gate;
 mod matrix;
 mod phases;
@@ -38,10 +40,11 @@ fn main() -> ExitCode {
         Some("stream") => stream::run().and_then(json),
         Some("phases") => phases::run().and_then(json),
         Some("prepare") => prepare::run().and_then(json),
+        Some("failing") => failing::run().and_then(json),
         Some("facts") => facts::run().and_then(json),
         Some("times") => times::run().and_then(json),
         _ => {
-            eprintln!("usage: on-device matrix|stream|phases|prepare|facts|times");
+            eprintln!("usage: on-device matrix|stream|phases|prepare|failing|facts|times");
             return ExitCode::from(2);
         }
     };

@@ -7,7 +7,7 @@
 use super::{Ladder, Landing, PlacedBy};
 use crate::policy::{MoveError, Placed, Request};
 use crate::rung::{Rung, Situation};
-use crate::transport::{Summed, SyncScope, Transport};
+use crate::transport::{SyncScope, Transport};
 
 impl Ladder {
     /// Moves several tensors. On return all copies are complete, and verified as the policy asks.
@@ -67,7 +67,12 @@ impl Ladder {
                 }
                 Err(error) => {
                     let sources = climbs.map(|((start, _), _)| start.contiguous).collect();
-                    give_up(transport, &error, copied.flatten().collect(), sources);
+                    let rest = copied.flatten().map(|summed| summed.remote);
+                    let arrived = placed.into_iter().filter_map(|one| match one {
+                        Placed::OnDevice(remote) => Some(remote),
+                        Placed::OnHost(_) => None,
+                    });
+                    give_up(transport, &error, rest.chain(arrived).collect(), sources);
                     return Err(error);
                 }
             }
@@ -76,11 +81,11 @@ impl Ladder {
     }
 }
 
-/// Lets go of what was started and nobody will ask for: when the device is done with it, or never.
+/// Lets go of what was started or has arrived, and nobody will ask for: when the device is done with it, or never.
 fn give_up<T: Transport>(
     transport: &mut T,
     error: &MoveError,
-    rest: Vec<Summed<T::Remote>>,
+    remotes: Vec<T::Remote>,
     sources: Vec<T::Host>,
 ) {
     let lost = matches!(
@@ -88,7 +93,6 @@ fn give_up<T: Transport>(
         MoveError::ContextLost { .. } | MoveError::Hung { .. }
     );
     if lost || transport.synchronize(SyncScope::Device).is_err() {
-        let remotes = rest.into_iter().map(|summed| summed.remote).collect();
         transport.abandon(remotes, sources);
     }
 }
