@@ -1,10 +1,11 @@
 //! `cargo xtask bench placement`: what moving and verifying costs, and whose plans keep more on the device.
 //!
 //! The measuring is `crates/placement/examples/bench`; accelerate plans the same module sizes in
-//! `bench/placement/accelerate_plan.py`. This file starts both and puts the numbers side by side, as a table, as
-//! JSON and (`picture.rs`) as a picture.
+//! `bench/placement/accelerate_plan.py`; `simulated.rs` measures verification at a device's latencies. This file
+//! starts them all and puts the numbers side by side, as a table, as JSON and (`picture.rs`) as a picture.
 
 mod picture;
+mod simulated;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use xshell::cmd;
 
+use self::simulated::SimulatedCost;
 use crate::{setup, workspace};
 
 /// The cost of each copy route and of verification, and the quality of plans against accelerate's.
@@ -34,6 +36,9 @@ struct Report {
     /// Where to: `cpu`, or the first accelerator.
     device: String,
     routes: Vec<RouteCost>,
+    /// On the simulated device, whatever `device` is.
+    #[serde(default)]
+    simulated: Vec<SimulatedCost>,
     streaming: Vec<StreamCost>,
     plans: Vec<PlanQuality>,
 }
@@ -108,6 +113,7 @@ impl PlacementBench {
         for (plan, resident) in report.plans.iter_mut().zip(theirs) {
             plan.resident_accelerate = resident;
         }
+        report.simulated = simulated::measure(&shell, &python)?;
         report.print();
         let default = workspace::target(&shell)?.join("bench/placement.json");
         report.write(&self.out.unwrap_or(default))
@@ -140,6 +146,7 @@ impl Report {
                 high * 100.0
             );
         }
+        simulated::print(&self.simulated);
         println!("\na training step through streamed blocks, against the same blocks resident");
         println!(
             "{:>7} {:<16} {:>7} {:>11} {:>9} {:>9}",

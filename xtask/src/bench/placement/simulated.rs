@@ -1,0 +1,115 @@
+//! What verifying adds to a copy at a device's latencies, on the simulated one.
+//!
+//! `crates/placement/examples/on-device times` runs on the libtorch of the reference environment's CUDA wheel, and
+//! below that on `device-sim`, whose link carries 25 GB/s and whose kernels take 5 µs. Measured twice, since the
+//! simulator has no DMA engine and no cores of its own: once it moves the bytes, with the CPU that should be free to
+//! sum them, and once it moves none, so that a copy is nothing but the time it takes.
+
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use xshell::{Shell, cmd};
+
+use crate::workspace;
+
+/// Time on the simulated stream: of a kernel, of each copy, and of each MiB of it.
+const DEVICE_TIME: &str = "kernel:5us,copy:10us,mib:40us";
+
+/// Tensors of one size, copied at once and waited for.
+#[derive(Serialize, Deserialize)]
+pub(super) struct SimulatedCost {
+    /// Whether the simulator moves the bytes.
+    #[serde(default)]
+    moves_bytes: bool,
+    /// Of one tensor, of which so many move at once.
+    mib: u64,
+    tensors: u64,
+    pinned: bool,
+    /// Medians, in seconds.
+    copy: f64,
+    verified: f64,
+    /// What the second adds to the first: the median of the rounds, and of the fastest of each.
+    overhead: f64,
+    overhead_of_fastest: f64,
+}
+
+pub(super) fn measure(shell: &Shell, python: &Path) -> Result<Vec<SimulatedCost>> {
+    let cargo = workspace::cargo();
+    cmd!(
+        shell,
+        "{cargo} build --release --quiet --package device-sim --package placement --lib --example on-device"
+    )
+    .run()?;
+    let built = workspace::target(shell)?.join("release");
+    let simulator = built.join("libdevice_sim.so");
+    // The names under which libtorch looks for a driver.
+    let links = built.join("device-sim-links");
+    fs::create_dir_all(&links)?;
+    for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+        let link = links.join(name);
+        if !link.is_symlink() {
+            symlink(&simulator, &link)
+                .with_context(|| format!("cannot make `{}`", link.display()))?;
+        }
+    }
+    let script = "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])";
+    let packages = PathBuf::from(cmd!(shell, "{python} -c {script}").read()?);
+    let torch = packages.join("torch/lib");
+    let mut folders = vec![links, torch.clone()];
+    for package in fs::read_dir(packages.join("nvidia"))? {
+        folders.push(package?.path().join("lib"));
+    }
+    let path = shell.var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    folders.extend(env::split_paths(&path));
+    let mut preload = OsString::from(&simulator);
+    preload.push(":");
+    preload.push(torch.join("libtorch_cuda.so"));
+
+    let mut costs = Vec::new();
+    let program = built.join("examples/on-device");
+    for (moves_bytes, data) in [(true, "all"), (false, "none")] {
+        eprintln!("verifying at a device's latencies, DEVICE_SIM_DATA={data}");
+        let printed = cmd!(shell, "{program} times")
+            .env("LD_LIBRARY_PATH", env::join_paths(&folders)?)
+            .env("LD_PRELOAD", &preload)
+            .env("DEVICE_SIM_DATA", data)
+            .env("DEVICE_SIM_DEVICE_TIME", DEVICE_TIME)
+            .read()?;
+        let measured: Vec<SimulatedCost> = serde_json::from_str(&printed)
+            .context("the simulated device printed something else")?;
+        costs.extend(measured.into_iter().map(|cost| SimulatedCost {
+            moves_bytes,
+            ..cost
+        }));
+    }
+    Ok(costs)
+}
+
+pub(super) fn print(costs: &[SimulatedCost]) {
+    println!("\nverifying at a device's latencies ({DEVICE_TIME}), on the simulated device");
+    println!(
+        "{:>6} {:>8} {:>9} {:>11} {:>9} {:>9}   adds (of the fastest)",
+        "MiB", "tensors", "memory", "simulator", "copy ms", "always ms"
+    );
+    for cost in costs {
+        println!(
+            "{:>6} {:>8} {:>9} {:>11} {:>9.2} {:>9.2}   {:.1} % ({:.1})",
+            cost.mib,
+            cost.tensors,
+            if cost.pinned { "pinned" } else { "pageable" },
+            if cost.moves_bytes {
+                "moves bytes"
+            } else {
+                "waits only"
+            },
+            cost.copy * 1e3,
+            cost.verified * 1e3,
+            cost.overhead * 100.0,
+            cost.overhead_of_fastest * 100.0
+        );
+    }
+}
