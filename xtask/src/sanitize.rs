@@ -1,4 +1,5 @@
-//! The allocator's threads under ThreadSanitizer and AddressSanitizer.
+//! The threads of the allocator and of the simulated device under ThreadSanitizer and
+//! AddressSanitizer.
 //!
 //! Sanitizers are unstable options of a compiler that otherwise is the stable one:
 //! RUSTC_BOOTSTRAP opens them. The standard library stays as it comes, uninstrumented
@@ -10,7 +11,7 @@ use xshell::{Shell, cmd};
 
 use crate::workspace;
 
-/// Runs the stress tests of the allocator under both sanitizers. They are built into
+/// Runs the stress tests of both under both sanitizers. They are built into
 /// folders of their own: the ordinary build stays as it is.
 pub(crate) fn run(shell: &Shell) -> Result<()> {
     let suppressions = workspace::root().join("crates/hip-alloc/tests/tsan.supp");
@@ -28,10 +29,14 @@ fn run_under(shell: &Shell, sanitizer: &str, configuration: &str, options: &str)
         "-Zsanitizer={sanitizer} -Cunsafe-allow-abi-mismatch=sanitizer \
          --cfg surefoot_sanitizer {configuration}"
     );
-    eprintln!("sanitize  the allocator's threads, under the {sanitizer} sanitizer");
+    let packages = ["--package", "hip-alloc", "--package", "device-sim"];
+    let tests = ["--test", "stress", "--test", "threads"];
+    eprintln!(
+        "sanitize  the threads of the allocator and the simulated device, under the {sanitizer} sanitizer"
+    );
     cmd!(
         shell,
-        "{cargo} test --package hip-alloc --target {host} --test stress"
+        "{cargo} test {packages...} --target {host} {tests...}"
     )
     .env("CARGO_TARGET_DIR", folder)
     .env("RUSTC_BOOTSTRAP", "1")
