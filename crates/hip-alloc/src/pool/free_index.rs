@@ -230,3 +230,24 @@ impl FreeIndex {
         (bin as usize).min(BINS - 1)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_sizes_have_bins_of_their_own_and_larger_ones_narrow_bins() {
+        let index = FreeIndex::new(512);
+        for granules in 0..EXACT_BINS {
+            assert_eq!(index.bin(granules * 512), granules as usize);
+        }
+        // The smallest size of each bin, and the largest of the one before.
+        for bin in EXACT_BINS..BINS as u64 - 1 {
+            let (doubling, part) = (bin / BINS_PER_DOUBLING - 1, bin % BINS_PER_DOUBLING);
+            let smallest = (BINS_PER_DOUBLING + part) << doubling;
+            assert_eq!(index.bin(smallest * 512), bin as usize);
+            assert_eq!(index.bin((smallest - 1) * 512), bin as usize - 1);
+        }
+        assert_eq!(index.bin(1 << 62), BINS - 1);
+    }
+}

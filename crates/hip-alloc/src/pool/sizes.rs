@@ -69,20 +69,18 @@ impl LargeBlocks {
     /// A block is about to have `bytes` more in use. Whether it is large follows no
     /// pattern, so that is multiplied by and not branched on.
     pub(super) fn taken(&mut self, block: &Block, bytes: u64) {
+        let large = u64::from(block.is_large_and_passing());
         let whole = if block.used == 0 { block.bytes } else { 0 };
-        let more = whole.wrapping_sub(bytes);
-        self.holes = self
-            .holes
-            .wrapping_add(more * u64::from(block.is_large_and_passing()));
+        self.holes += large * whole;
+        self.holes -= large * bytes;
     }
 
     /// A block has `bytes` less in use.
     pub(super) fn freed(&mut self, block: &Block, bytes: u64) {
+        let large = u64::from(block.is_large_and_passing());
         let whole = if block.used == 0 { block.held() } else { 0 };
-        let more = bytes.wrapping_sub(whole);
-        self.holes = self
-            .holes
-            .wrapping_add(more * u64::from(block.is_large_and_passing()));
+        self.holes += large * bytes;
+        self.holes -= large * whole;
     }
 
     /// A hole of `bytes` in a large block went back.
