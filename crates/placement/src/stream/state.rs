@@ -194,6 +194,8 @@ impl State {
             && first_of(&self.masters, last) == block
         {
             self.last = Some((asked, slot));
+            // Perhaps on another stream than the one before.
+            self.order_after_arrival(slot)?;
             return Ok(self.slots[slot].buffer.shallow_clone());
         }
         self.last = None;
