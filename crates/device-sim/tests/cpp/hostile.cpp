@@ -272,7 +272,7 @@ static void half_registered() {
 }
 
 struct Told {
-  std::atomic<bool> started{false}, finished{false};
+  std::atomic<bool> started{false}, may_end{true}, finished{false};
   std::atomic<int> code{-1};
   char *pinned = nullptr;
 };
@@ -280,7 +280,10 @@ struct Told {
 static void told(void *data) {
   auto *told = static_cast<Told *>(data);
   told->started = true;
-  sleep_ms(60);
+  while (!told->may_end) {
+    sleep_ms(1);
+  }
+  sleep_ms(20);
   told->pinned[0] = 7;
   told->code = call("DeviceSynchronize");
   told->finished = true;
@@ -306,11 +309,13 @@ static void while_called() {
   Told data;
   call(pinned_alloc(), &data.pinned, Bytes{4096}, 0u);
   void *stream = new_stream();
+  data.may_end = false;
   std::thread other([&] { call("LaunchHostFunc", stream, &told, static_cast<void *>(&data)); });
   while (!data.started) {
     std::this_thread::yield();
   }
   int busy = call("StreamQuery", stream), made = device_memory(4096) != nullptr;
+  data.may_end = true;
   call("StreamSynchronize", stream);
   std::printf("while_called %d %d %d\n", busy, made, data.finished.load());
   other.join();
