@@ -154,7 +154,7 @@ impl fmt::Display for Report {
             };
             writeln!(
                 out,
-                "{:24}{:>8} MiB{:>9.3}{idle:>16}{:>20.1}{:>15.2}%",
+                "{:24} {:>7} MiB {:>8.3} {idle:>15} {:>19.1} {:>14.2}%",
                 row.name,
                 row.peak_held_bytes / MIB,
                 row.peak_ratio,
