@@ -494,11 +494,15 @@ impl Transport for TorchTransport {
 
     fn read_back(&mut self, remote: &Tensor) -> Result<HostTensor, TransportError> {
         let remote = remote.shallow_clone();
-        self.watched(Operation::ReadBack, Pool::Host, move || {
+        let before = self.under_way;
+        self.under_way += Bytes(size_in_bytes(&remote));
+        let read = self.watched(Operation::ReadBack, Pool::Host, move || {
             let mut host = Tensor::f_empty(remote.size(), (remote.kind(), Device::Cpu))?;
             copy_into(&mut host, &remote, false)?;
             Ok(HostTensor(host))
-        })
+        });
+        self.under_way = before;
+        read
     }
 
     fn cast_on_device(&mut self, remote: &Tensor, to: Element) -> Result<Tensor, TransportError> {

@@ -4,7 +4,7 @@
 //! decides *when*. A device that once delivered wrong bytes is not trusted again: from then on `first` and
 //! `sample` verify like `always`.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
@@ -95,7 +95,8 @@ pub(crate) struct Judge {
     verify: Verify,
     seen_weights: HashSet<String>,
     seen_batches: HashSet<(String, Rung)>,
-    batches: u64,
+    /// Batches so far, for each field that `sample` may draw.
+    batches: HashMap<String, u64>,
     distrusts: bool,
 }
 
@@ -105,24 +106,24 @@ impl Judge {
             verify,
             seen_weights: HashSet::new(),
             seen_batches: HashSet::new(),
-            batches: 0,
+            batches: HashMap::new(),
             distrusts: false,
         }
     }
 
-    /// A new move begins: whether it is this mode's turn, whatever the route.
-    pub(crate) fn begin(&mut self, role: Role) -> Turn {
-        if role == Role::Weight {
+    /// A new move begins: whether it is this mode's turn, whatever the route. The fields of
+    /// a batch have it together.
+    pub(crate) fn begin(&mut self, name: &str, role: Role) -> Turn {
+        let (Verify::Sample { one_in }, Role::Batch) = (self.verify, role) else {
             return Turn { sampled: false };
-        }
-        let number = self.batches;
-        self.batches += 1;
-        match self.verify {
-            Verify::Sample { one_in } => Turn {
-                sampled: number.is_multiple_of(u64::from(one_in.get())),
-            },
-            _ => Turn { sampled: false },
-        }
+        };
+        let number = match self.batches.get_mut(name) {
+            Some(number) => number,
+            None => self.batches.entry(name.to_owned()).or_default(),
+        };
+        let sampled = number.is_multiple_of(u64::from(one_in.get()));
+        *number += 1;
+        Turn { sampled }
     }
 
     /// Whether an arrival by this rung is to be verified.
@@ -171,7 +172,7 @@ mod tests {
 
     /// Moves one tensor through a judge and says whether it was verified.
     fn moved(judge: &mut Judge, name: &str, role: Role, rung: Rung) -> bool {
-        let turn = judge.begin(role);
+        let turn = judge.begin(name, role);
         let wanted = judge.wants(turn, name, role, rung);
         if wanted {
             judge.passed(name, role, rung);
@@ -214,6 +215,15 @@ mod tests {
             .map(|_| moved(&mut judge, "b", Role::Batch, Rung::Direct))
             .collect();
         assert_eq!(taken, [true, false, false, true, false, false, true]);
+    }
+
+    #[test]
+    fn all_fields_of_a_sampled_batch_are_taken() {
+        let mut judge = Judge::new("sample:2".parse().unwrap());
+        let mut field = |name| moved(&mut judge, name, Role::Batch, Rung::Direct);
+        for batch in 0..4 {
+            assert_eq!([field("ids"), field("labels")], [batch % 2 == 0; 2]);
+        }
     }
 
     #[test]

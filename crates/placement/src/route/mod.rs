@@ -88,7 +88,7 @@ impl Ladder {
             }
         })?;
         Ok(Start {
-            turn: self.judge.begin(request.role),
+            turn: self.judge.begin(request.name, request.role),
             cast: request.cast.filter(|element| *element != source.element),
             source,
             contiguous,

@@ -417,8 +417,8 @@ impl State {
     }
 
     fn is_verified(&mut self, block: usize) -> bool {
-        let turn = self.judge.begin(Role::Weight);
         let name = &self.masters[block].name;
+        let turn = self.judge.begin(name, Role::Weight);
         self.judge.wants(turn, name, Role::Weight, Rung::Direct)
     }
 

@@ -340,6 +340,8 @@ struct DeviceSums {
     rows: usize,
     /// Copies that failed when some of their bytes were being summed already: kept until all sums are known.
     kept: Vec<Tensor>,
+    /// A step failed, and the side stream could not even be waited for: there are no sums, but it may still read.
+    has_failed: bool,
 }
 
 impl DeviceSums {
@@ -369,6 +371,7 @@ impl DeviceSums {
             loads: Vec::with_capacity(loads.len()),
             rows: 0,
             kept: Vec::new(),
+            has_failed: false,
         }))
     }
 
@@ -378,7 +381,7 @@ impl DeviceSums {
         self.waiting += length;
         self.copied.push((bytes.shallow_clone(), start, length));
         let [.., enough] = PIECES;
-        match self.waiting < enough {
+        match self.waiting < enough || self.has_failed {
             true => Ok(true),
             false => self.begin(),
         }
@@ -388,7 +391,9 @@ impl DeviceSums {
     fn begin(&mut self) -> Result<bool, Error> {
         self.waiting = 0;
         let begun = self.order_sums();
-        Ok(keep(self.stream, begun)?.is_some())
+        let begun = keep(self.stream, begun);
+        self.has_failed = begun.is_err();
+        Ok(begun?.is_some())
     }
 
     fn order_sums(&mut self) -> Result<(), Error> {
@@ -411,6 +416,10 @@ impl DeviceSums {
 
     /// The checksum of each load, where there is one, when all are known; then everything has arrived.
     fn read(&mut self) -> Result<Option<Vec<Option<Checksum>>>, Error> {
+        if self.has_failed {
+            self.stream.synchronize()?;
+            return Ok(None);
+        }
         let read = self.order_sums().and_then(|()| {
             let _side = self.stream.enter()?;
             self.summing.read()
