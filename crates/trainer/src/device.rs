@@ -1,11 +1,21 @@
 //! Which device a run uses, and how to say so.
 
+use placement::Policy;
 use tch::{Cuda, Device};
 
 use crate::Error;
 
 /// tch 0.26 builds against this libtorch and no other.
 const LIBTORCH_VERSION: &str = "2.13.0";
+
+/// How tensors are moved. A kernel takes tensors of one device: what does not get there is an
+/// error, which the loop has an answer to when it is for lack of memory.
+pub(crate) fn policy() -> Policy {
+    Policy {
+        may_stay_on_host: false,
+        ..Policy::default()
+    }
+}
 
 /// The device that the config's `device` means on this machine.
 ///

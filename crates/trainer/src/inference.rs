@@ -5,7 +5,7 @@ mod generate;
 
 use std::path::Path;
 
-use placement::{Placer, Policy};
+use placement::Placer;
 use tch::{Device, Kind};
 
 pub use evaluate::{Score, score};
@@ -14,7 +14,7 @@ pub use generate::{Generated, SamplingSettings, generate};
 
 use crate::Error;
 use crate::adapters::{Attachment, PeftAdapter};
-use crate::device::choose_products;
+use crate::device::{self, choose_products};
 use crate::examples::Encoder;
 use crate::model::{
     Base, Builder, Decoder, DecoderConfig, DecoderOptions, FileWeights, Parameters,
@@ -70,7 +70,7 @@ impl LanguageModel {
             Some(folder) => Some(Attachment::saved(PeftAdapter::open(folder)?)?),
             None => None,
         };
-        let mut placer = Placer::new(options.device, Policy::default())?;
+        let mut placer = Placer::new(options.device, device::policy())?;
         let mut source =
             FileWeights::new(pretrained.tensors.as_ref(), options.compute, &mut placer);
         let mut parameters = Parameters::default();

@@ -2,7 +2,7 @@
 
 use placement::plan::Memory;
 use placement::torch_transport::TransportOptions;
-use placement::{Bytes, Placer, Policy};
+use placement::{Bytes, Placer};
 use tch::Device;
 use torch_ext::allocator::Stats;
 
@@ -56,7 +56,7 @@ impl Machine {
         };
         Ok(Placer::with_options(
             self.device,
-            Policy::default(),
+            device::policy(),
             options,
         )?)
     }
@@ -199,4 +199,38 @@ fn memory_for_plans(allocator: &Allocator, placer: &Placer) -> Memory {
     };
     let bytes = |known: Option<u64>| Bytes(known.unwrap_or(u64::MAX / 4));
     placer.memory(bytes(device), bytes(host))
+}
+
+#[cfg(test)]
+mod tests {
+    use placement::fake::{FakeDevice, FakeHost, Fault, Order};
+    use placement::transport::{Element, Operation, Origin};
+    use placement::{Ladder, PlaceError, Request, Role, Rung};
+
+    use super::*;
+
+    /// The loop makes room and tries again after an error, and after nothing else: a tensor that was left on the
+    /// host would end the run in the next kernel.
+    #[test]
+    fn what_finds_a_full_device_is_an_error_that_the_loop_answers() {
+        let machine = Machine::prepare(&Config::default(), &Allocator::torch()).unwrap();
+        let placer = machine.placer().unwrap();
+        let mut device = FakeDevice::apu(true);
+        device.order(Order {
+            fault: Fault::OutOfMemory(Operation::Copy),
+            route: Rung::Direct,
+            every_time: true,
+        });
+        let moment = FakeHost::new(vec![1; 4096], Element::F32, Origin::Memory);
+        for role in [Role::Weight, Role::Batch] {
+            let request = Request {
+                name: "optimizer.exp_avg.head.weight",
+                role,
+                cast: None,
+            };
+            let placed = Ladder::new(*placer.policy()).place(&mut device, &moment, &request);
+            let error = Error::from(PlaceError::from(placed.unwrap_err()));
+            assert!(error.is_out_of_memory(), "{error}");
+        }
+    }
 }
