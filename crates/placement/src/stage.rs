@@ -288,6 +288,10 @@ impl<'a> Load<'a> {
         let sizes = tensors.iter().map(|tied| &*tied.first.tensor);
         let elsewhere = sizes.filter(|tensor| tensor.device() != device);
         let moving = elsewhere.map(size_of_tensor).sum();
+        for tied in &tensors {
+            // It may have been trained since it left, as moments are in each step.
+            placer.expect_new_bytes(&tied.first.name);
+        }
         let coming = tensors.iter_mut().map(|tied| &mut tied.first);
         placer.module(
             coming.map(|first| (first.name.as_str(), &mut *first.tensor)),

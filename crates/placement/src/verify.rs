@@ -154,6 +154,11 @@ impl Judge {
         }
     }
 
+    /// A weight will come with other bytes than before.
+    pub(crate) fn forget(&mut self, name: &str) {
+        self.seen_weights.remove(name);
+    }
+
     /// An arrival was wrong.
     pub(crate) fn distrust(&mut self) {
         self.distrusts = true;

@@ -158,6 +158,31 @@ fn a_full_device_is_told_apart_from_a_broken_one() {
 }
 
 #[test]
+fn a_weight_that_was_trained_meanwhile_is_verified_again() {
+    let arrives = |is_trained| {
+        let mut ladder = Ladder::new(Policy::default());
+        let mut device = FakeDevice::apu(true);
+        let host = tensor(Origin::Memory);
+        ladder.place(&mut device, &host, &WEIGHT).unwrap();
+        device.order(Order {
+            fault: Fault::Zeros,
+            route: Rung::Direct,
+            every_time: false,
+        });
+        if is_trained {
+            ladder.expect_new_bytes(WEIGHT.name);
+        }
+        let placed = ladder.place(&mut device, &host, &WEIGHT).unwrap();
+        let Placed::OnDevice(remote) = placed else {
+            panic!("{placed:?}")
+        };
+        remote.bytes() == host.bytes()
+    };
+    assert!(arrives(true));
+    assert!(!arrives(false), "`first` verifies the same bytes once");
+}
+
+#[test]
 fn a_lost_context_ends_the_move_at_once() {
     let mut ladder = Ladder::new(always());
     let mut device = ordered(Fault::ContextLost, Rung::Direct, false);

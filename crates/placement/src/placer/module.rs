@@ -34,6 +34,13 @@ pub struct ModuleSummary {
     pub bytes: Bytes,
 }
 
+impl Placer {
+    /// As [`Ladder::expect_new_bytes`](crate::route::Ladder::expect_new_bytes).
+    pub(crate) fn expect_new_bytes(&mut self, name: &str) {
+        self.ladder.expect_new_bytes(name);
+    }
+}
+
 /// The move of a model's parameters.
 pub(super) struct ModuleMove<'a> {
     /// What floats become.

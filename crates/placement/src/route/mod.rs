@@ -55,6 +55,11 @@ impl Ladder {
         &self.report
     }
 
+    /// A weight that was trained since it was moved comes with new bytes: they are verified like those of a new one.
+    pub fn expect_new_bytes(&mut self, name: &str) {
+        self.judge.forget(name);
+    }
+
     /// Moves one tensor. On return the copy is complete, and the source may be written to again
     /// (unless the tensor arrived by [`Rung::ZeroCopy`]: then it *is* the source).
     ///
