@@ -293,13 +293,14 @@ impl<'a> Load<'a> {
             placer.expect_new_bytes(&tied.first.name);
         }
         let coming = tensors.iter_mut().map(|tied| &mut tied.first);
-        placer.module(
+        let came = placer.module(
             coming.map(|first| (first.name.as_str(), &mut *first.tensor)),
             None,
-        )?;
-        for tied in &mut tensors {
-            tied.follow()?;
-        }
+        );
+        // Also after a failure, since some may have moved: entering again could not tell what was one memory.
+        let followed: Vec<_> = tensors.iter_mut().map(Tied::follow).collect();
+        came?;
+        followed.into_iter().collect::<Result<(), _>>()?;
         Ok(moving)
     }
 }

@@ -238,3 +238,27 @@ fn either_owner_may_return_alone_when_both_were_idle() {
         }
     }
 }
+
+/// The first group moves, since the gaps of its first tensor are closed; in the second one is a tensor that no
+/// memory can hold.
+#[test]
+fn what_moved_before_a_failure_is_still_of_one_memory() {
+    let strided = tensor(1).view([32, 32]).tr();
+    let mut text = Tensors(vec![("text.weight".into(), strided.shallow_clone())]);
+    let mut model = Tensors(vec![("model.weight".into(), strided.detach())]);
+    let more = (0..300).map(|number| (format!("model.{number}"), tensor(number)));
+    model.0.extend(more);
+    let endless = Tensor::from(1_f32).expand([1 << 60], false);
+    model.0.push(("model.endless".into(), endless));
+    let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+    let mut shelf = Shelf::new(&std::env::temp_dir()).unwrap();
+    let phase = phase(&[("text", Home::Device), ("model", Home::Device)]);
+    let mut components = [("text", &mut text), ("model", &mut model)]
+        .map(|(name, parameters)| StageComponent { name, parameters });
+    let entered = enter(&mut placer, &phase, &mut components, &mut shelf);
+    let error = entered.unwrap_err().to_string();
+    assert!(error.contains("model.endless"), "{error}");
+    let (text, model) = (&text.0[0].1, &model.0[0].1);
+    assert!(text.is_contiguous(), "it has moved");
+    assert_eq!(text.data_ptr(), model.data_ptr());
+}
