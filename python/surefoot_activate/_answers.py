@@ -88,6 +88,9 @@ def index_of(torch, device):
     """The number of a device in any of the forms that PyTorch takes; the current one for None."""
     if isinstance(device, int):
         return device
+    if isinstance(device, torch.cuda.device):
+        index = device.idx
+        return torch.cuda.current_device() if index is None or index < 0 else index
     device = None if device is None else torch.device(device)
     if device is not None and device.type != "cuda":
         raise ValueError(f"Expected a cuda device, but got: {device}")

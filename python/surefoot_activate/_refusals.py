@@ -17,7 +17,7 @@ class NotUnderHipAlloc(RuntimeError):
 def refuse(torch):
     """Puts clear messages in front of what hip-alloc cannot do."""
     graph = "graph capture does not work under HIP_ALLOC=1 (it needs private memory pools)"
-    graph += ": leave out torch.cuda.graph and make_graphed_callables, compile with a mode other than reduce-overhead, or run with HIP_ALLOC=0"
+    graph += ": leave out torch.cuda.graph and make_graphed_callables, compile with mode default or max-autotune-no-cudagraphs, or run with HIP_ALLOC=0"
     # The class in C++ too, for those who go past the one in Python.
     for owner in ("cuda.CUDAGraph", "_C._CUDAGraph"):
         _raise_from(find(torch, owner), "capture_begin", graph)

@@ -123,7 +123,7 @@ def test_the_summary_has_the_numbers_and_nothing_that_is_not_counted(run):
 
 
 def info():
-    return [torch.cuda.mem_get_info(), torch.cuda.mem_get_info("cuda"), torch.cuda.mem_get_info(0)]
+    return [torch.cuda.mem_get_info(), torch.cuda.mem_get_info("cuda"), torch.cuda.mem_get_info(0), torch.cuda.mem_get_info(torch.cuda.device(0))]
 
 
 def many_streams():
@@ -205,7 +205,7 @@ REFUSED = {
     captured_graph: "leave out torch.cuda.graph",
     graph_past_python: "leave out torch.cuda.graph",
     graphed_callables: "make_graphed_callables",
-    compiled_with_graphs: "other than reduce-overhead",
+    compiled_with_graphs: "mode default or max-autotune-no-cudagraphs",
     shared_with_another_process: "tensor.cpu()",
     another_allocator: "change_current_allocator out",
     out_of_memory_observer: "catch torch.OutOfMemoryError",

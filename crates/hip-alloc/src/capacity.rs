@@ -4,7 +4,7 @@
 //! and the control groups of this process.
 
 use crate::driver::host::HostMemory;
-use crate::driver::runtime::Place;
+use crate::driver::runtime::{Family, Place};
 use crate::driver::{LimitedBy, MemoryInfo};
 use platform::memory::{self, CgroupMemory, DeviceKind, Inputs};
 use std::path::{Path, PathBuf};
@@ -41,7 +41,8 @@ impl SystemMemory {
     /// Memory of a GPU. `place`: `None` where only the driver's numbers are known.
     pub fn device(place: Option<Place>, reserve: memory::Reserve) -> Self {
         let kind = match place {
-            Some(place) if place.integrated => DeviceKind::Apu,
+            Some(place) if place.integrated && place.family == Family::Hip => DeviceKind::Apu,
+            Some(place) if place.integrated => DeviceKind::Unified,
             _ => DeviceKind::Discrete,
         };
         let mut memory = Self::host(reserve);
@@ -239,6 +240,7 @@ mod tests {
             bus: 0xc4,
             slot: 0,
             integrated: true,
+            family: Family::Hip,
         };
         assert_eq!(kfd_pool(root.path(), place), Some(platform::Bytes(2000)));
         assert_eq!(kfd_pool(root.path(), Place { bus: 0xc5, ..place }), None);

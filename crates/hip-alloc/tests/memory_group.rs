@@ -1,6 +1,7 @@
 //! Under a real control group, made for the test, a process is refused memory by us and not
-//! killed by the kernel. Only root, or the owner of a delegated group, can make one; elsewhere
-//! `memory_limit.rs` plays the group.
+//! killed by the kernel. Root can make one in version 1; in version 2 a group that has processes
+//! has no groups with limits below it, so it is only made where this process is in the root
+//! group. Elsewhere `memory_limit.rs` plays the group.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "tests")]

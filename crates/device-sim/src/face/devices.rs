@@ -124,6 +124,8 @@ export! {
         match attribute {
             5 | 7 => value.set(usage.held),
             6 | 8 => value.set(usage.peak),
+            // The threshold of release has the width of a size too; the rest are switches.
+            4 => value.set(0),
             _ => value.set_narrow(0),
         }
     }

@@ -10,6 +10,7 @@ const CAPTURING: i32 = 1;
 
 /// `cudaStreamLegacy`: the default stream under another name.
 const LEGACY_STREAM: u64 = 1;
+const STREAM_PER_THREAD: u64 = 2;
 
 export! {
     fn begin_capture(engine, stream: u64, mode: u32)
@@ -153,8 +154,9 @@ fn tell_capture(
 
 fn begin(engine: &Engine, stream: u64, graph: Option<u64>, mode: u32) -> Result<(), Status> {
     let strictness = Strictness::from_code(mode)?;
-    // The default stream, which others wait for, cannot stand still.
-    if matches!(stream, 0 | LEGACY_STREAM) {
+    // The default stream, which others wait for, cannot stand still; and that of a thread is
+    // the same one here.
+    if matches!(stream, 0 | LEGACY_STREAM | STREAM_PER_THREAD) {
         return Err(Status::CAPTURE_UNSUPPORTED);
     }
     engine.with(|state| {

@@ -102,8 +102,10 @@ pub struct Place {
     pub bus: u32,
     /// PCI device; GPUs are function 0.
     pub slot: u32,
-    /// An APU: the device shares the memory of the host.
+    /// The device shares the memory of the host.
     pub integrated: bool,
+    /// Whose device it is.
+    pub family: Family,
 }
 
 /// Where to look for a runtime.
@@ -265,6 +267,7 @@ impl Runtime {
             bus: attribute(bus)?,
             slot: attribute(slot)?,
             integrated: attribute(integrated)? != 0,
+            family: self.family,
         })
     }
 

@@ -70,7 +70,7 @@ impl LargeBlocks {
     /// pattern, so that is multiplied by and not branched on.
     pub(super) fn taken(&mut self, block: &Block, bytes: u64) {
         let large = u64::from(block.is_large_and_passing());
-        let whole = if block.used == 0 { block.bytes } else { 0 };
+        let whole = if block.used == 0 { block.held() } else { 0 };
         self.holes += large * whole;
         self.holes -= large * bytes;
     }

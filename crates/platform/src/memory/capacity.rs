@@ -21,8 +21,10 @@ use serde::Serialize;
 pub enum DeviceKind {
     /// A card with memory of its own.
     Discrete,
-    /// A GPU that shares the RAM of the host.
+    /// An AMD GPU that shares the RAM of the host, except what the firmware carves out.
     Apu,
+    /// Another GPU that shares the RAM of the host, without AMD's pools and limits.
+    Unified,
     /// The host itself.
     Host,
 }
@@ -83,8 +85,10 @@ impl Inputs {
     /// The pool that an APU allocates from.
     #[must_use]
     pub fn rule(&self) -> MemoryRule {
-        if self.kind == DeviceKind::Discrete {
-            return MemoryRule::Discrete;
+        match self.kind {
+            DeviceKind::Discrete => return MemoryRule::Discrete,
+            DeviceKind::Unified => return MemoryRule::Unknown,
+            DeviceKind::Apu | DeviceKind::Host => {}
         }
         if let (Some(vram), Some(gtt)) = (self.vram_total, self.gtt_total) {
             return apu::rule(vram, gtt);
@@ -178,7 +182,7 @@ pub fn capacity(inputs: &Inputs) -> Capacity {
 fn shares_host_memory(inputs: &Inputs) -> bool {
     match inputs.kind {
         DeviceKind::Discrete => false,
-        DeviceKind::Host => true,
+        DeviceKind::Host | DeviceKind::Unified => true,
         DeviceKind::Apu => inputs.rule() != MemoryRule::Carveout,
     }
 }
@@ -392,6 +396,35 @@ mod tests {
         );
     }
 
+    /// A pool as large as the RAM looks like a carve-out beside it where the sum is a size
+    /// that is sold; the limit of TTM is AMD's.
+    #[test]
+    fn another_unified_device_is_bounded_by_the_host_whatever_its_size() {
+        for (pool, ram) in [(15.6, 15.6), (30.9, 30.9), (20.0, 12.0), (125.5, 125.5)] {
+            let gib = |size: f64| Bytes((size * f64::from(1 << 30)) as u64);
+            let capacity = capacity(&Inputs {
+                driver_total: Some(gib(pool)),
+                driver_free: Some(gib(pool)),
+                ttm_pages_limit: Some(1 << 18),
+                host: HostMemory {
+                    total: Some(gib(ram)),
+                    available: Some(gib(ram)),
+                    ..HostMemory::default()
+                },
+                cgroup: CgroupMemory {
+                    limit: Some(Bytes::gib(3)),
+                    working_set: Some(Bytes::gib(1)),
+                },
+                ..Inputs::new(DeviceKind::Unified)
+            });
+            assert_eq!(
+                (capacity.total, capacity.free),
+                (Bytes::gib(3), Bytes::gib(2))
+            );
+            assert_eq!(capacity.limited_by, Limit::Cgroup);
+        }
+    }
+
     fn maybe() -> impl Strategy<Value = Option<Bytes>> {
         proptest::option::of(any::<u64>().prop_map(Bytes))
     }
@@ -399,7 +432,7 @@ mod tests {
     proptest! {
         #[test]
         fn free_is_never_above_total_nor_total_above_a_bound(
-            kind in prop_oneof![Just(DeviceKind::Discrete), Just(DeviceKind::Apu), Just(DeviceKind::Host)],
+            kind in prop_oneof![Just(DeviceKind::Discrete), Just(DeviceKind::Apu), Just(DeviceKind::Unified), Just(DeviceKind::Host)],
             kfd_pool in maybe(), driver_total in maybe(), driver_free in maybe(),
             ram in maybe(), available in maybe(), limit in maybe(), working_set in maybe(),
             gtt_total in maybe(), vram_total in maybe(), ttm in proptest::option::of(any::<u64>()), reserve in maybe(),
