@@ -58,6 +58,13 @@ Kinship kinship_of(const at::Tensor& tensor) {
   return {tensor.device(), tensor.scalar_type()};
 }
 
+// Whether one walk over the memory of both, first byte to last, meets the same elements in both: that is how the
+// fused kernel of the CPU goes, which does not look at strides. (Strides of dimensions of one element say nothing.)
+bool one_walk(const at::Tensor& a, const at::Tensor& b) {
+  const bool plain = a.is_contiguous() && b.is_contiguous();
+  return plain || (a.strides() == b.strides() && a.is_non_overlapping_and_dense());
+}
+
 std::map<Kinship, std::vector<at::Tensor>, KinshipOrder> by_kinship(const std::vector<at::Tensor>& tensors) {
   std::map<Kinship, std::vector<at::Tensor>, KinshipOrder> groups;
   for (const auto& tensor : tensors) {
@@ -121,11 +128,12 @@ int32_t surefoot_fused_adamw(
     for (size_t i = 0; i < count; ++i) {
       const auto kinship = kinship_of(parameter_list[i]);
       for (const auto* other : {&gradient_list[i], &average_list[i], &square_list[i]}) {
-        if (kinship_of(*other) != kinship || other->sizes() != parameter_list[i].sizes()) {
+        if (kinship_of(*other) != kinship || other->sizes() != parameter_list[i].sizes() ||
+            !one_walk(parameter_list[i], *other)) {
           throw surefoot::Refusal{
               surefoot::kInvalidArgument,
               "parameter " + std::to_string(i) +
-                  " and its gradient and moments must agree in device, dtype and shape"};
+                  " and its gradient and moments must agree in device, dtype, shape and layout"};
         }
       }
       auto& group = groups[kinship];

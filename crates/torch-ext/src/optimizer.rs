@@ -41,7 +41,7 @@ impl Default for AdamW {
 pub struct AdamWState<'a> {
     /// Updated in place. May require gradients; the step is not recorded.
     pub parameters: &'a [Tensor],
-    /// Gradients, in the parameters' shapes, dtypes and devices.
+    /// Gradients, in the parameters' shapes, layouts, dtypes and devices.
     pub gradients: &'a [Tensor],
     /// Running averages of the gradients, updated in place.
     pub averages: &'a [Tensor],
@@ -55,7 +55,8 @@ pub struct AdamWState<'a> {
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] when the slices differ in length, or a parameter and
-/// its gradient or moments differ in shape, dtype or device; nothing is changed then.
+/// its gradient or moments differ in shape, dtype, device or the order of their elements
+/// in memory; nothing is changed then.
 pub fn fused_adamw(options: &AdamW, state: AdamWState<'_>) -> Result<()> {
     fused_adamw_scaled(options, state, None)
 }

@@ -58,6 +58,49 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     Vec::try_from(tensor.detach().to_kind(Kind::Double).view(-1)).unwrap()
 }
 
+/// The kernel of the CPU walks over memory: elements that lie in another order would be mixed up.
+#[test]
+fn moments_in_another_layout_are_refused_and_the_same_one_is_right() {
+    let transposed = |tensors: &[Tensor]| -> Vec<Tensor> {
+        let tensors = tensors.iter();
+        tensors
+            .map(|tensor| tensor.detach().tr().contiguous().tr())
+            .collect()
+    };
+    let plain = Group::new(&[Kind::Float]);
+    let mut group = Group {
+        parameters: transposed(&plain.parameters),
+        gradients: transposed(&plain.gradients),
+        averages: transposed(&plain.averages),
+        squares: transposed(&plain.squares),
+        steps: plain.steps.iter().map(Tensor::copy).collect(),
+    };
+    fused_adamw(&OPTIONS, plain.state()).unwrap();
+    fused_adamw(&OPTIONS, group.state()).unwrap();
+    assert!(group.parameters[0].equal(&plain.parameters[0].detach()));
+
+    let before = group.parameters[0].copy();
+    for mixed in [0, 1, 2] {
+        let lists = [
+            &mut group.gradients,
+            &mut group.averages,
+            &mut group.squares,
+        ];
+        let kept = lists[mixed][0].shallow_clone();
+        lists[mixed][0] = kept.contiguous();
+        let error = fused_adamw(&OPTIONS, group.state()).unwrap_err();
+        assert!(error.to_string().contains("layout"), "{error}");
+        let lists = [
+            &mut group.gradients,
+            &mut group.averages,
+            &mut group.squares,
+        ];
+        lists[mixed][0] = kept;
+    }
+    assert!(group.parameters[0].equal(&before));
+    assert_eq!(values(&group.steps[0]), [1.0]);
+}
+
 #[test]
 fn three_steps_agree_with_the_formula() {
     let group = Group::new(&[Kind::Float]);

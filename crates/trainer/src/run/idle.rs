@@ -160,9 +160,12 @@ impl Run<'_> {
     }
 }
 
-/// Handles on the tensors of a state, or none if they are not to leave.
+/// Handles on the tensors of a state, or none if they are not to leave. Those that do not lie in the order of their
+/// elements stay: they would come back in it, and the optimizer wants the layout of the parameter.
 fn handles(leave: bool, state: Vec<(String, &Tensor)>) -> Vec<(String, Tensor)> {
-    let state = state.into_iter().filter(|_| leave);
+    let state = state
+        .into_iter()
+        .filter(|(_, tensor)| leave && tensor.is_contiguous());
     state
         .map(|(name, tensor)| (name, tensor.shallow_clone()))
         .collect()
@@ -191,5 +194,23 @@ mod tests {
         assert_eq!(decided(apu, 1024, 512), (false, true));
         assert_eq!(decided(apu, 1024, 2048), (true, false));
         assert_eq!(decided(card, 4096, 2048), (true, true));
+    }
+
+    #[test]
+    fn what_would_come_back_in_another_layout_stays() {
+        let plain = Tensor::zeros([4, 8], (tch::Kind::Float, tch::Device::Cpu));
+        let transposed = plain.tr();
+        let state = || {
+            vec![
+                ("plain".to_owned(), &plain),
+                ("transposed".to_owned(), &transposed),
+            ]
+        };
+        let names = |leave| -> Vec<String> {
+            let handles = handles(leave, state()).into_iter();
+            handles.map(|(name, _)| name).collect()
+        };
+        assert_eq!(names(true), ["plain"]);
+        assert!(names(false).is_empty());
     }
 }
