@@ -110,6 +110,12 @@ impl Allocator {
         }
     }
 
+    /// The same of host memory, whichever device the run uses.
+    pub(crate) fn host_memory_info(&self) -> Option<(u64, u64)> {
+        let info = self.library()?.mem_info(HOST).ok()?;
+        Some((info.free, info.total))
+    }
+
     /// Hands everything back that is held for nobody.
     pub(crate) fn trim(&self) -> Result<(), Error> {
         match &self.0 {

@@ -195,7 +195,10 @@ fn memory_for_plans(allocator: &Allocator, placer: &Placer) -> Memory {
     let host = match placer.device() {
         // The allocator may know a limit that the machine does not.
         Device::Cpu => device,
-        _ => memory::of_the_machine().map(free),
+        _ => {
+            let host = allocator.host_memory_info();
+            host.or_else(memory::of_the_machine).map(free)
+        }
     };
     let bytes = |known: Option<u64>| Bytes(known.unwrap_or(u64::MAX / 4));
     placer.memory(bytes(device), bytes(host))

@@ -9,16 +9,17 @@
 //! Nothing is away before a step has run out of memory with all caches handed back. From then on, each moment
 //! has on the device what it uses. Bits come back as they left, so that what is learned stays the same.
 
+use placement::Bytes;
+use placement::plan::{Home, Memory};
 use placement::shortage::{Idle, Part};
-use placement::{Bytes, plan::Memory};
 use tch::Tensor;
 
 use super::Run;
 use crate::Error;
 use crate::memory_plan::offload_folder;
 
-/// On one memory with the CPU, "away" is a disk. What each step uses is written to it in each step: more
-/// than this stays in memory, since smaller pieces cost less time, and no disk its life.
+/// On one memory with the CPU, and where host memory is too small, "away" is a disk. What each step uses is written
+/// to it in each step: more than this stays in memory, since smaller pieces cost less time, and no disk its life.
 const EACH_STEP_ON_DISK: Bytes = Bytes::gib(1);
 
 /// A stretch of the loop with needs of its own.
@@ -48,11 +49,11 @@ struct Leaving {
 }
 
 impl Leaving {
-    /// Decided once, while all are here.
-    fn decide(memory: Memory, moments: Bytes, averages: Bytes) -> Self {
-        let fits = |bytes: Bytes| match memory {
-            Memory::Discrete { .. } => true,
-            Memory::Unified { .. } => bytes <= EACH_STEP_ON_DISK,
+    /// Decided once, while all are here. `others` leave too, and stay away for many steps.
+    fn decide(memory: Memory, moments: Bytes, averages: Bytes, others: Bytes) -> Self {
+        let fits = |each_step: Bytes| match Idle::home(memory, each_step + others) {
+            Home::IdleOnHost => true,
+            _ => each_step <= EACH_STEP_ON_DISK,
         };
         let averages_leave = fits(averages);
         let beside = if averages_leave {
@@ -127,9 +128,9 @@ impl Run<'_> {
             moments: true,
             averages: true,
         };
-        let [moments, averages, _] = self.parts(Moment::Passes, all);
+        let [moments, averages, others] = self.parts(Moment::Passes, all);
         let memory = self.machine.memory_for_plans(&self.placer);
-        Leaving::decide(memory, moments.bytes(), averages.bytes())
+        Leaving::decide(memory, moments.bytes(), averages.bytes(), others.bytes())
     }
 
     /// What the passes of a step do not use, as far as it may leave.
@@ -187,13 +188,23 @@ mod tests {
             host: Bytes::gib(64),
         };
         let decided = |memory, moments, averages| {
-            let leaving = Leaving::decide(memory, Bytes::mib(moments), Bytes::mib(averages));
+            let [moments, averages] = [moments, averages].map(Bytes::mib);
+            let leaving = Leaving::decide(memory, moments, averages, Bytes::mib(2048));
             (leaving.moments, leaving.averages)
         };
         assert_eq!(decided(apu, 512, 256), (true, true));
         assert_eq!(decided(apu, 1024, 512), (false, true));
         assert_eq!(decided(apu, 1024, 2048), (true, false));
         assert_eq!(decided(card, 4096, 2048), (true, true));
+        // With what the task leaves, the host has room for 14 GiB.
+        let small = Memory::Discrete {
+            device: Bytes::gib(48),
+            host: Bytes::gib(16),
+        };
+        assert_eq!(decided(small, 24 * 1024, 12 * 1024), (false, true));
+        assert_eq!(decided(small, 12 * 1024, 2048), (true, true));
+        assert_eq!(decided(small, 14 * 1024, 2048), (false, true));
+        assert_eq!(decided(small, 4096, 20 * 1024), (true, false));
     }
 
     #[test]
