@@ -23,6 +23,9 @@ pub(crate) struct Row {
     /// What the device holds afterwards, and at most until then.
     live: u64,
     peak: u64,
+    /// Arrivals until then, and how many of them were verified.
+    arrived: u64,
+    verified: u64,
 }
 
 struct Tensors(Vec<(String, Tensor)>);
@@ -91,11 +94,14 @@ pub(crate) fn run() -> Result<Vec<Row>, Box<dyn Error>> {
         ];
         let entered = enter(&mut placer, phase, &mut components, &mut shelf)?;
         let stats = library.stats(0)?;
+        let routes = &placer.report().routes;
         rows.push(Row {
             phase: phase.phase.clone(),
             entered,
             live: stats.live_bytes,
             peak: stats.live_peak_bytes,
+            arrived: routes.iter().map(|route| route.tensors).sum(),
+            verified: routes.iter().map(|route| route.verified).sum(),
         });
     }
     match text.0[0].1.f_to_device(Device::Cpu)?.equal(&sent) {
