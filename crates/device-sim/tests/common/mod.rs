@@ -9,11 +9,12 @@ use std::process::Command;
 
 /// A program of `tests/cpp`, compiled once for all tests: each may be a process of its own.
 pub(crate) fn compiled(source: &str) -> PathBuf {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/cpp")
-        .join(source);
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cpp");
+    let file = sources.join(source);
     let mut hasher = DefaultHasher::new();
-    fs::read(&file).unwrap().hash(&mut hasher);
+    for part in [&file, &sources.join("simulator.h")] {
+        fs::read(part).unwrap().hash(&mut hasher);
+    }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let program = folder.join(format!("{source}-{:016x}", hasher.finish()));
     if !program.exists() {

@@ -2,13 +2,14 @@
 // where the simulator touches what is not its own. argv: path of the library, "hip" or "cuda",
 // then the names of scenes.
 
+#include "simulator.h"
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <dlfcn.h>
 #include <initializer_list>
 #include <string>
 #include <sys/mman.h>
@@ -18,27 +19,6 @@
 #include <vector>
 
 using Bytes = size_t;
-
-static void *library;
-static std::string prefix;
-
-static void *find(const std::string &name) {
-  void *function = dlsym(library, name.c_str());
-  if (!function) {
-    std::printf("no %s\n", name.c_str());
-    _exit(3);
-  }
-  return function;
-}
-
-template <typename... Arguments> static int call_as(const std::string &name, Arguments... arguments) {
-  return reinterpret_cast<int (*)(Arguments...)>(find(name))(arguments...);
-}
-
-// A function that both runtimes have under their own prefix.
-template <typename... Arguments> static int call(const char *name, Arguments... arguments) {
-  return call_as(prefix + name, arguments...);
-}
 
 // A function of virtual memory, which is CUDA's driver's.
 template <typename... Arguments> static int call_mem(const char *name, Arguments... arguments) {
@@ -410,12 +390,7 @@ int main(int count, char **arguments) {
       {"unregistered", unregistered}, {"late", late}, {"half_registered", half_registered}, {"in_order", in_order},
       {"while_called", while_called}, {"forks", forks}, {"by_name", by_name}, {"numbers", numbers}, {"ages", ages},
   };
-  library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
-  if (!library) {
-    std::printf("library: %s\n", dlerror());
-    return 3;
-  }
-  prefix = arguments[2];
+  open_simulator(arguments[1], arguments[2]);
   for (int i = 3; i < count; ++i) {
     for (const auto &scene : scenes) {
       if (std::strcmp(scene.name, arguments[i]) == 0) {

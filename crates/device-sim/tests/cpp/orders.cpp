@@ -1,27 +1,16 @@
 // Does what its arguments say through the simulator, and prints what it saw.
 // argv: path of the library, "hip" or "cuda", then one word for each thing to do.
 
+#include "simulator.h"
+
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <dlfcn.h>
 #include <string>
 #include <unistd.h>
 #include <vector>
-
-static void *library;
-static std::string prefix;
-
-template <typename... Arguments> static int call(const std::string &name, Arguments... arguments) {
-  void *function = dlsym(library, (prefix + name).c_str());
-  if (!function) {
-    std::printf("no %s%s\n", prefix.c_str(), name.c_str());
-    _exit(3);
-  }
-  return reinterpret_cast<int (*)(Arguments...)>(function)(arguments...);
-}
 
 static void *device_memory(size_t size) {
   void *memory = nullptr;
@@ -115,12 +104,7 @@ static void act(const std::string &what) {
 }
 
 int main(int count, char **arguments) {
-  library = dlopen(arguments[1], RTLD_NOW | RTLD_LOCAL);
-  if (!library) {
-    std::printf("library: %s\n", dlerror());
-    return 3;
-  }
-  prefix = arguments[2];
+  open_simulator(arguments[1], arguments[2]);
   for (int i = 3; i < count; ++i) {
     act(arguments[i]);
   }
