@@ -78,10 +78,7 @@ impl PlaceError {
     /// Whether the device context can still be used.
     pub fn context_is_usable(&self) -> bool {
         match self {
-            PlaceError::Move(error) => !matches!(
-                error,
-                MoveError::ContextLost { .. } | MoveError::Hung { .. }
-            ),
+            PlaceError::Move(error) => error.context_is_usable(),
             PlaceError::Torch { source, .. } | PlaceError::Device(source) => {
                 source.context_is_usable()
             }

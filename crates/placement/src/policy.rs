@@ -114,4 +114,9 @@ impl MoveError {
             _ => false,
         }
     }
+
+    /// Whether the device context can still be used.
+    pub fn context_is_usable(&self) -> bool {
+        !matches!(self, MoveError::ContextLost { .. } | MoveError::Hung { .. })
+    }
 }

@@ -88,11 +88,7 @@ fn give_up<T: Transport>(
     remotes: Vec<T::Remote>,
     sources: Vec<T::Host>,
 ) {
-    let lost = matches!(
-        error,
-        MoveError::ContextLost { .. } | MoveError::Hung { .. }
-    );
-    if lost || transport.synchronize(SyncScope::Device).is_err() {
+    if !error.context_is_usable() || transport.synchronize(SyncScope::Device).is_err() {
         transport.abandon(remotes, sources);
     }
 }
