@@ -158,16 +158,7 @@ impl Idle {
             bytes: part.bytes(),
             home: if part.in_use { Home::Device } else { away },
         });
-        let phase = PhasePlan {
-            phase: "memory is short".to_owned(),
-            steps: Vec::new(),
-            placements: placements.collect(),
-            resident: Bytes::ZERO,
-            ring: Bytes::ZERO,
-            ring_slots: 0,
-            working: Bytes::ZERO,
-            host: Bytes::ZERO,
-        };
+        let phase = PhasePlan::by_hand("memory is short", placements.collect());
         let names: Vec<String> = parts.iter().map(|part| part.name.clone()).collect();
         let mut components: Vec<StageComponent<'_>> = names
             .iter()

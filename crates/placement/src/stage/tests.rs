@@ -168,16 +168,7 @@ fn phase(homes: &[(&str, Home)]) -> PhasePlan {
         bytes: Bytes(4096),
         home,
     });
-    PhasePlan {
-        phase: "by hand".to_owned(),
-        steps: Vec::new(),
-        placements: placements.collect(),
-        resident: Bytes::ZERO,
-        ring: Bytes::ZERO,
-        ring_slots: 0,
-        working: Bytes::ZERO,
-        host: Bytes::ZERO,
-    }
+    PhasePlan::by_hand("by hand", placements.collect())
 }
 
 /// A weight that two components have, and phases by which of them they use: each phase trains the weight
