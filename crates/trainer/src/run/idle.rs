@@ -111,7 +111,7 @@ impl Run<'_> {
                 return Ok(Bytes::ZERO);
             }
         };
-        let leaving = self.leaving();
+        let leaving = self.leaving(memory);
         let bytes = self.idle_bytes(leaving);
         self.away = Some(Away { idle, leaving });
         self.enter(Moment::Passes)?;
@@ -120,16 +120,16 @@ impl Run<'_> {
 
     /// Whether there is anything that could leave.
     pub(super) fn has_idle_parts(&self) -> bool {
-        self.idle_bytes(self.leaving()) > Bytes::ZERO
+        let memory = self.machine.memory_for_plans(&self.placer);
+        self.idle_bytes(self.leaving(memory)) > Bytes::ZERO
     }
 
-    fn leaving(&self) -> Leaving {
+    fn leaving(&self, memory: Memory) -> Leaving {
         let all = Leaving {
             moments: true,
             averages: true,
         };
         let [moments, averages, others] = self.parts(Moment::Passes, all);
-        let memory = self.machine.memory_for_plans(&self.placer);
         Leaving::decide(memory, moments.bytes(), averages.bytes(), others.bytes())
     }
 
