@@ -3,13 +3,13 @@
 //! Shared by every way of reading a machine; each way fills in what it knows, and
 //! this completes the rest.
 
-use crate::gfx::SoldAs;
+use crate::gfx::FormFactor;
 use crate::machine::{Class, Gpu, Machine, ReadFrom, System};
 use crate::memory::{MemoryRule, apu};
-use crate::{Bytes, Gfx, names};
+use crate::{Bytes, Gfx};
 
 /// Completes every GPU of a machine.
-pub(crate) fn complete(machine: &mut Machine) {
+pub fn complete(machine: &mut Machine) {
     let (system, ram, pages) = (
         machine.system,
         machine.memory.total,
@@ -23,9 +23,6 @@ pub(crate) fn complete(machine: &mut Machine) {
         {
             gpu.gfx = Some(gfx);
             gpu.gfx_from_device_id = true;
-        }
-        if gpu.gfx.is_none() {
-            gpu.gfx = gpu.product.as_deref().and_then(names::architecture_of);
         }
         classify(gpu);
         if is_report && gpu.class.is_none() && pages.is_some() && gpu.device_id.is_none() {
@@ -62,9 +59,9 @@ fn classify(gpu: &mut Gpu) {
         .and_then(Gfx::architecture)
         .map(|known| known.sold_as)
     {
-        Some(SoldAs::Apu) => (Some(Class::Apu), "the architecture exists only as an APU"),
-        Some(SoldAs::Discrete) => (Some(Class::Dgpu), "the architecture exists only as a card"),
-        Some(SoldAs::Either) => (Some(Class::Dgpu), "the device id is not that of the APU"),
+        Some(FormFactor::Apu) => (Some(Class::Apu), "the architecture exists only as an APU"),
+        Some(FormFactor::Discrete) => (Some(Class::Dgpu), "the architecture exists only as a card"),
+        Some(FormFactor::Either) => (Some(Class::Dgpu), "the device id is not that of the APU"),
         // A chip we have never heard of. A small carve-out beside a large GTT is an
         // APU; the opposite proves nothing (a carve-out can be 96 GiB).
         None => match (gpu.vram_bytes, gpu.gtt_bytes) {

@@ -6,9 +6,9 @@
 
 mod host;
 
-pub(crate) use host::command_line_parameters;
+pub use host::command_line_parameters;
 
-use crate::machine::{Gpu, Kernel, Machine, PciBus, ReadFrom, System, Unseen, UnseenGpu};
+use crate::machine::{Gpu, Kernel, Machine, PciBus, ReadFrom, System, UnusableGpu, UnusableReason};
 use crate::memory::HostMemory;
 use crate::pci::{self, DeviceId, PciAddress};
 use crate::snapshot::Snapshot;
@@ -235,7 +235,7 @@ fn hexadecimal(text: &str) -> Option<u32> {
 }
 
 /// AMD GPUs on the PCI bus that KFD does not list.
-fn unseen(snapshot: &Snapshot, machine: &Machine, mut hidden_nodes: usize) -> Vec<UnseenGpu> {
+fn unseen(snapshot: &Snapshot, machine: &Machine, mut hidden_nodes: usize) -> Vec<UnusableGpu> {
     let mut found = Vec::new();
     for name in snapshot.children("pci/") {
         let folder = format!("pci/{name}");
@@ -255,27 +255,27 @@ fn unseen(snapshot: &Snapshot, machine: &Machine, mut hidden_nodes: usize) -> Ve
             .value(&format!("{folder}/device"))
             .and_then(DeviceId::parse);
         let reason = match uevent(snapshot, &folder, "DRIVER") {
-            None => Unseen::NoDriver(why_no_driver(machine)),
+            None => UnusableReason::NoDriver(why_no_driver(machine)),
             Some("amdgpu") if hidden_nodes > 0 => {
                 hidden_nodes -= 1;
-                Unseen::HiddenByCgroup
+                UnusableReason::HiddenByCgroup
             }
-            Some("amdgpu") => Unseen::NotInKfd,
-            Some(other) => Unseen::OtherDriver(other.to_owned()),
+            Some("amdgpu") => UnusableReason::NotInKfd,
+            Some(other) => UnusableReason::OtherDriver(other.to_owned()),
         };
         let product = device_id.and_then(|id| id.product(None)).map(str::to_owned);
-        found.push(UnseenGpu {
+        found.push(UnusableGpu {
             pci: address,
             device_id,
             product,
             reason,
         });
     }
-    let unexplained = UnseenGpu {
+    let unexplained = UnusableGpu {
         pci: None,
         device_id: None,
         product: None,
-        reason: Unseen::HiddenByCgroup,
+        reason: UnusableReason::HiddenByCgroup,
     };
     found.extend(std::iter::repeat_n(unexplained, hidden_nodes));
     found
@@ -368,7 +368,7 @@ mod tests {
             (machine.gpus[0].index, machine.gpus[0].kfd_node),
             (0, Some(2))
         );
-        assert_eq!(machine.unseen[0].reason, Unseen::HiddenByCgroup);
+        assert_eq!(machine.unseen[0].reason, UnusableReason::HiddenByCgroup);
     }
 
     #[test]
@@ -378,7 +378,7 @@ mod tests {
         let machine = machine(&Snapshot::parse(text));
         assert_eq!(
             machine.unseen[0].reason,
-            Unseen::OtherDriver("vfio-pci".to_owned())
+            UnusableReason::OtherDriver("vfio-pci".to_owned())
         );
         assert_eq!(
             machine.unseen[0].product.as_deref(),
@@ -391,7 +391,7 @@ mod tests {
         let text =
             "== pci/0000:03:00.0/vendor\n0x1002\n== etc/modprobe.d/gpu.conf\nblacklist amdgpu\n";
         let machine = machine(&Snapshot::parse(text));
-        let Unseen::NoDriver(Some(why)) = &machine.unseen[0].reason else {
+        let UnusableReason::NoDriver(Some(why)) = &machine.unseen[0].reason else {
             panic!("{:?}", machine.unseen)
         };
         assert!(why.contains("/etc/modprobe.d/gpu.conf"), "{why}");

@@ -95,6 +95,12 @@ impl Gfx {
         ARCHITECTURES.iter().find(|known| known.gfx == self)
     }
 
+    /// Before Vega: current ROCm has no code for it.
+    #[must_use]
+    pub fn is_too_old(self) -> bool {
+        self.major < 9
+    }
+
     /// RDNA 2 (`gfx103x`): no bf16 arithmetic in hardware, no hipBLASLt kernels.
     #[must_use]
     pub fn is_rdna2(self) -> bool {
@@ -118,31 +124,31 @@ impl fmt::Display for Gfx {
 /// Not the name of an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a GPU architecture such as `gfx1151`")]
-pub struct NotAGfx;
+pub struct ParseGfxError;
 
 /// Reads `gfx1151`, with features behind a colon, and the decimal spelling of
 /// `rocm-smi` 6.1 (`gfx11003`).
 impl FromStr for Gfx {
-    type Err = NotAGfx;
+    type Err = ParseGfxError;
 
-    fn from_str(text: &str) -> Result<Self, NotAGfx> {
+    fn from_str(text: &str) -> Result<Self, ParseGfxError> {
         let name = text.trim().split(':').next().unwrap_or_default();
-        let digits = name.strip_prefix("gfx").ok_or(NotAGfx)?;
+        let digits = name.strip_prefix("gfx").ok_or(ParseGfxError)?;
         if !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(NotAGfx);
+            return Err(ParseGfxError);
         }
         // Bytes from here on: all of them are ASCII.
         let decimal = |range: std::ops::Range<usize>| {
             digits
                 .get(range)
                 .and_then(|d| d.parse::<u8>().ok())
-                .ok_or(NotAGfx)
+                .ok_or(ParseGfxError)
         };
         let hexadecimal = |at: usize| {
             digits
                 .get(at..=at)
                 .and_then(|d| u8::from_str_radix(d, 16).ok())
-                .ok_or(NotAGfx)
+                .ok_or(ParseGfxError)
         };
         let two_digit_major = digits.starts_with('1');
         let gfx = match (digits.len(), two_digit_major) {
@@ -150,12 +156,12 @@ impl FromStr for Gfx {
             (4, true) => Self::new(decimal(0..2)?, hexadecimal(2)?, hexadecimal(3)?),
             (4, false) => Self::new(decimal(0..1)?, decimal(1..2)?, decimal(2..4)?),
             (5, true) => Self::new(decimal(0..2)?, decimal(2..3)?, decimal(3..5)?),
-            _ => return Err(NotAGfx),
+            _ => return Err(ParseGfxError),
         };
         if gfx.is_plausible() {
             Ok(gfx)
         } else {
-            Err(NotAGfx)
+            Err(ParseGfxError)
         }
     }
 }
@@ -168,7 +174,7 @@ impl Serialize for Gfx {
 
 /// In which form a chip is sold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SoldAs {
+pub enum FormFactor {
     /// Only as a card.
     Discrete,
     /// Only inside an APU.
@@ -186,17 +192,19 @@ pub enum Override {
     Works(&'static str),
     /// No value is safe; what happens when one is tried.
     Unsafe(&'static str),
+    /// Before Vega: no library of a current ROCm has code for anything of its family.
+    TooOld,
 }
 
 /// Facts about one architecture.
 #[derive(Debug)]
 pub struct Architecture {
-    /// Its name.
+    /// Its name, such as `gfx1151`.
     pub gfx: Gfx,
     /// What it is sold as, for people.
     pub products: &'static str,
     /// Card or APU.
-    pub sold_as: SoldAs,
+    pub sold_as: FormFactor,
     /// Whether AMD's multi-architecture index has `torch[device-<gfx>]`.
     pub device_wheel: bool,
     /// What an override does.
@@ -206,12 +214,12 @@ pub struct Architecture {
 /// Sources: LLVM's AMDGPU usage page, uv's `uv-torch` backend table, TheRock's
 /// `SUPPORTED_GPUS.md`, and for the overrides the reports named in each line.
 const ARCHITECTURES: &[Architecture] = {
-    use Override::{Never, Unsafe, Works};
-    use SoldAs::{Apu, Discrete, Either};
+    use FormFactor::{Apu, Discrete, Either};
+    use Override::{Never, TooOld, Unsafe, Works};
     const fn row(
         (major, minor, stepping): (u8, u8, u8),
         products: &'static str,
-        sold_as: SoldAs,
+        sold_as: FormFactor,
         device_wheel: bool,
         override_value: Override,
     ) -> Architecture {
@@ -225,6 +233,66 @@ const ARCHITECTURES: &[Architecture] = {
     }
     &[
         row(
+            (6, 0, 0),
+            "Radeon HD 7900/R9 280 (Tahiti)",
+            Discrete,
+            false,
+            TooOld,
+        ),
+        row(
+            (6, 0, 1),
+            "Radeon HD 7700/7800/R7 260X/R9 270 (Pitcairn, Cape Verde)",
+            Discrete,
+            false,
+            TooOld,
+        ),
+        row(
+            (6, 0, 2),
+            "Radeon HD 8500/8600/R7 240/250 (Oland, Hainan)",
+            Discrete,
+            false,
+            TooOld,
+        ),
+        row((7, 0, 0), "A-series APU (Kaveri)", Apu, false, TooOld),
+        row(
+            (7, 0, 1),
+            "Radeon R9 290/390 (Hawaii)",
+            Discrete,
+            false,
+            TooOld,
+        ),
+        row((7, 0, 3), "A-series APU (Kabini)", Apu, false, TooOld),
+        row(
+            (7, 0, 4),
+            "Radeon R7 260/R7 360 (Bonaire)",
+            Discrete,
+            false,
+            TooOld,
+        ),
+        row((8, 0, 1), "A-series APU (Carrizo)", Apu, false, TooOld),
+        row(
+            (8, 0, 2),
+            "Radeon R9 285/380 (Tonga), R7 M (Iceland)",
+            Discrete,
+            false,
+            TooOld,
+        ),
+        row(
+            (8, 0, 3),
+            "Radeon RX 400/500 (Polaris), R9 Fury (Fiji)",
+            Discrete,
+            false,
+            TooOld,
+        ),
+        row(
+            (8, 0, 5),
+            "Radeon R9 380X (Tonga Pro)",
+            Discrete,
+            false,
+            TooOld,
+        ),
+        row((8, 1, 0), "A-series APU (Stoney)", Apu, false, TooOld),
+        row(
             (9, 0, 0),
             "Radeon RX Vega 56/64, Instinct MI25",
             Discrete,
@@ -235,6 +303,13 @@ const ARCHITECTURES: &[Architecture] = {
             (9, 0, 2),
             "Ryzen 2000/3000 APU (Vega)",
             Apu,
+            false,
+            Unsafe("no library has code for it"),
+        ),
+        row(
+            (9, 0, 4),
+            "Radeon Pro Vega 16/20 (Vega 12)",
+            Discrete,
             false,
             Unsafe("no library has code for it"),
         ),
@@ -447,7 +522,7 @@ mod tests {
             "gfx1g31",
             "gfxé31",
         ] {
-            assert_eq!(wrong.parse::<Gfx>(), Err(NotAGfx), "{wrong}");
+            assert_eq!(wrong.parse::<Gfx>(), Err(ParseGfxError), "{wrong}");
         }
     }
 

@@ -1,35 +1,34 @@
-//! What machine is this: facts, findings, environment and error explanations from text alone.
+#![doc = include_str!("../README.md")]
 //!
-//! Nothing in this crate asks a driver. It reads what the kernel publishes as text
-//! (or what somebody pasted into a bug report) and decides from that:
+//! # How it is made
+//!
+//! The lowest crate of the workspace: every other one may use it, and it uses none of them.
+//! It calls no driver. The kernel publishes what it needs as text, so a machine is a
+//! [`Snapshot`] of small files, and everything known about it follows from that:
 //!
 //! ```text
-//! live machine ─┐                       ┌─▶ findings    what, why, how to mend it, source
-//!               ├─▶ Snapshot ─▶ Machine ┼─▶ environment  the variables this machine needs
-//! a dump ───────┘   (text)     (facts)  └─▶ report      for people, programs and bug reports
+//! this machine ──[source]──▶ Snapshot ──[detect]──▶ Machine ──[memory]──▶ Capacity
 //! ```
 //!
-//! Every arrow is a pure function except the first, and that one goes through a
-//! small trait, so that any machine can be described in a test.
+//! Reading goes through the [`source::Source`] trait; everything behind it is a pure
+//! function, so any machine can be described in a test.
 
 #![forbid(unsafe_code)]
 
 pub mod bytes;
-mod describe;
+pub mod describe;
 pub mod detect;
-pub mod dump;
-pub mod explain;
-pub mod findings;
+pub mod device_error;
 pub mod gfx;
+#[cfg(feature = "live")]
+pub mod live;
 pub mod machine;
 pub mod memory;
-mod names;
+pub mod oom_message;
 pub mod pci;
-mod plain;
-pub mod plan;
 pub mod python;
 pub mod python_source;
-pub mod report;
+pub mod rocm_libraries;
 pub mod snapshot;
 pub mod source;
 pub mod wheels;

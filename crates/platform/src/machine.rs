@@ -4,7 +4,7 @@
 //! `crate::dump` from the output of another tool; both fill the same structs, so
 //! nothing behind this point knows where a fact came from.
 
-use crate::memory::{CgroupMemory, HostMemory, MemoryRule};
+use crate::memory::{Capacity, CgroupMemory, DeviceKind, HostMemory, Inputs, MemoryRule, capacity};
 use crate::pci::{DeviceId, PciAddress};
 use crate::python::Python;
 use crate::{Bytes, Gfx};
@@ -34,6 +34,8 @@ pub enum ReadFrom {
     Lspci,
     /// A report about memory: sizes with names, in running text.
     Memory,
+    /// The devices that a program listed when it started.
+    Listing,
     /// A log with error messages.
     Log,
 }
@@ -49,6 +51,8 @@ pub enum System {
     Wsl,
     /// Windows.
     Windows,
+    /// macOS, for which there is no ROCm.
+    Macos,
 }
 
 /// A kernel version that can be compared.
@@ -82,14 +86,15 @@ impl Kernel {
     }
 }
 
-/// Everything known about a machine. What is not known is empty.
+/// Everything known about a machine. What is not known is empty. A new fact needs a file that
+/// [`crate::source::collect`] reads, and a line in [`crate::detect::machine`].
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Machine {
     /// Where the facts were read.
     pub read_from: ReadFrom,
     /// The operating system.
     pub system: System,
-    /// The kernel.
+    /// Release of the kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<Kernel>,
     /// The distribution, as `/etc/os-release` calls it.
@@ -131,7 +136,7 @@ pub struct Machine {
     pub gpus: Vec<Gpu>,
     /// GPUs that are there and that HIP cannot use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub unseen: Vec<UnseenGpu>,
+    pub unseen: Vec<UnusableGpu>,
     /// What the PCI bus was asked for; `None` when nobody asked it.
     #[serde(skip)]
     pub pci_bus: Option<PciBus>,
@@ -147,6 +152,9 @@ pub struct Machine {
     /// Numbers about memory that only a report contains.
     #[serde(skip)]
     pub reported: Reported,
+    /// What a posted text says about itself and about the program that printed it.
+    #[serde(skip)]
+    pub posted: Posted,
     /// Whether the environment and limits above are those of the machine: a dump of
     /// another tool does not contain them, and silence then means nothing.
     #[serde(skip)]
@@ -180,19 +188,43 @@ impl Machine {
             .is_some_and(|kernel| kernel.version < version)
     }
 
+    /// What a process can allocate on a GPU of this machine: the number that the allocator
+    /// enforces and the trainer plans with, as far as the facts give it. On a card `free` is an
+    /// upper bound, since what others hold there is the driver's to tell.
+    ///
+    /// `None` where the pool of the GPU is not known, and for APUs outside of Linux, whose
+    /// drivers have rules of their own.
+    #[must_use]
+    pub fn capacity(&self, gpu: &Gpu) -> Option<Capacity> {
+        let kind = match gpu.class? {
+            Class::Dgpu => DeviceKind::Discrete,
+            Class::Apu if self.system == System::Linux => DeviceKind::Apu,
+            Class::Apu => return None,
+        };
+        Some(capacity(&Inputs {
+            kfd_pool: Some(gpu.usable_bytes?),
+            host: self.memory,
+            cgroup: self.cgroup,
+            ttm_pages_limit: self.ttm_pages_limit,
+            gtt_total: gpu.gtt_bytes,
+            vram_total: gpu.vram_bytes,
+            ..Inputs::new(kind)
+        }))
+    }
+
     /// Whether programs can be given a device override and ROCr's variables.
     #[must_use]
     pub fn uses_rocr(&self) -> bool {
-        self.system != System::Windows
+        matches!(self.system, System::Linux | System::Wsl)
     }
 }
 
 /// A parameter of the kernel and where it was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// `amdgpu.gttsize`.
+    /// Module and parameter, such as `amdgpu.gttsize`.
     pub name: String,
-    /// `131072`.
+    /// Value as it was written, such as `131072`.
     pub value: String,
     /// The kernel command line, or a file of modprobe.d.
     pub place: String,
@@ -201,11 +233,11 @@ pub struct Parameter {
 /// A device file, and what opening it answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFile {
-    /// `/dev/kfd`.
+    /// Path of the file, such as `/dev/kfd`.
     pub path: String,
     /// `ok`, or the name of the error.
     pub access: String,
-    /// Permission bits.
+    /// Permission bits of the file, as `stat` gives them.
     pub mode: Option<u32>,
     /// The group that owns it.
     pub gid: Option<u32>,
@@ -214,7 +246,7 @@ pub struct DeviceFile {
 /// Groups, by number: names differ between a host and its containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Groups {
-    /// Effective user.
+    /// Effective user id.
     pub uid: Option<u32>,
     /// Groups of this process (of the login session, not of `/etc/group`).
     pub own: Vec<u32>,
@@ -237,7 +269,7 @@ pub enum Class {
 pub struct Gpu {
     /// Its number in HIP, when nothing is masked.
     pub index: usize,
-    /// Its architecture.
+    /// Architecture of the GPU; `None` when nothing told it.
     pub gfx: Option<Gfx>,
     /// Card or APU; null when the dump does not say.
     pub class: Option<Class>,
@@ -313,7 +345,7 @@ pub struct PciBus {
 
 /// A GPU that HIP cannot use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct UnseenGpu {
+pub struct UnusableGpu {
     /// Its PCI address.
     pub pci: Option<PciAddress>,
     /// PCI device id.
@@ -321,13 +353,13 @@ pub struct UnseenGpu {
     /// What it is sold as.
     pub product: Option<String>,
     /// Why it is not there.
-    pub reason: Unseen,
+    pub reason: UnusableReason,
 }
 
 /// Why HIP does not see a GPU that the machine has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Unseen {
+pub enum UnusableReason {
     /// No driver is bound to it; the reason, if one was found.
     NoDriver(Option<String>),
     /// Bound to another driver, such as `vfio-pci`.
@@ -351,6 +383,40 @@ pub struct Reported {
     pub carve_out: Option<Bytes>,
     /// What Windows lets all programs have: RAM and page file.
     pub commit_limit: Option<Bytes>,
+}
+
+/// What a posted text says about itself, and about the program that printed it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Posted {
+    /// It describes a machine, and ends (or begins) before it comes to a GPU.
+    pub is_cut: bool,
+    /// What the program uses in the place of ROCm.
+    pub instead_of_rocm: Option<InsteadOfRocm>,
+    /// GPUs of other vendors, by name.
+    pub other_gpus: Vec<String>,
+    /// A program that looked for a GPU and computes on the CPU.
+    pub cpu_only: Option<String>,
+    /// Architectures for which the libraries beside the program have no code, and those that they are for.
+    pub without_code: Option<(Vec<Gfx>, Vec<Gfx>)>,
+    /// An NPU is listed.
+    pub has_npu: bool,
+    /// A size of memory that cannot be, as it was given.
+    pub impossible_memory: Option<Bytes>,
+    /// The version of ROCm that is installed.
+    pub rocm: Option<String>,
+    /// A package index with ROCm builds is named.
+    pub wants_rocm: bool,
+    /// A program failed, in words that need not be known.
+    pub has_failed: bool,
+}
+
+/// What lets a program use an AMD GPU without ROCm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InsteadOfRocm {
+    /// DirectML of Windows.
+    DirectMl,
+    /// ZLUDA, which runs programs for CUDA.
+    Zluda,
 }
 
 #[cfg(test)]

@@ -14,9 +14,9 @@ pub const AMD: u16 = 0x1002;
 /// A PCI address: `0000:c5:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
-    /// Domain.
+    /// PCI domain number.
     pub domain: u32,
-    /// Bus.
+    /// PCI bus number.
     pub bus: u8,
     /// Device, up to 31.
     pub device: u8,
@@ -106,7 +106,11 @@ impl DeviceId {
     /// The architecture of the chip.
     #[must_use]
     pub fn gfx(self) -> Option<Gfx> {
-        self.row().map(|row| Gfx::new(row.1.0, row.1.1, row.1.2))
+        let (major, minor, stepping) = match self.row() {
+            Some(row) => row.1,
+            None => self.family()?.2,
+        };
+        Some(Gfx::new(major, minor, stepping))
     }
 
     /// What the chip is sold as; the number of compute units tells siblings apart.
@@ -118,7 +122,9 @@ impl DeviceId {
                 .find(|(id, cus, _)| *id == self.0 && *cus == units)
                 .map(|(.., name)| *name)
         });
-        sibling.or_else(|| self.row().map(|row| row.2))
+        sibling
+            .or_else(|| self.row().map(|row| row.2))
+            .or_else(|| self.family().map(|family| family.3))
     }
 
     /// Whether it is the APU version of a chip that is sold as both.
@@ -129,6 +135,12 @@ impl DeviceId {
 
     fn row(self) -> Option<&'static (u16, (u8, u8, u8), &'static str)> {
         DEVICES.iter().find(|(id, ..)| *id == self.0)
+    }
+
+    fn family(self) -> Option<&'static Family> {
+        FAMILIES
+            .iter()
+            .find(|(first, last, ..)| (*first..=*last).contains(&self.0))
     }
 }
 
@@ -222,6 +234,100 @@ const DEVICES: &[(u16, (u8, u8, u8), &str)] = &[
     (0x7551, (12, 0, 1), "Radeon AI PRO R9700"),
 ];
 
+/// First and last device id of a chip, architecture, name.
+type Family = (u16, u16, (u8, u8, u8), &'static str);
+
+/// For ids that are not listed on
+/// their own. The driver's tables give each chip such a range.
+const FAMILIES: &[Family] = &[
+    (0x1304, 0x131d, (7, 0, 0), "A-series APU (Kaveri)"),
+    (0x9830, 0x985f, (7, 0, 3), "A-series APU (Kabini, Mullins)"),
+    (0x9870, 0x9877, (8, 0, 1), "A-series APU (Carrizo)"),
+    (0x98e4, 0x98e4, (8, 1, 0), "A-series APU (Stoney)"),
+    (
+        0x6600,
+        0x6631,
+        (6, 0, 2),
+        "Radeon HD 8500/8600/R7 240/250 (Oland)",
+    ),
+    (0x6640, 0x665f, (7, 0, 4), "Radeon R7 260/360 (Bonaire)"),
+    (0x6660, 0x667f, (6, 0, 2), "Radeon HD 8500M/R5 M (Hainan)"),
+    (
+        0x66a0,
+        0x66af,
+        (9, 0, 6),
+        "Instinct MI50/MI60, Radeon Pro VII (Vega 20)",
+    ),
+    (0x6780, 0x679f, (6, 0, 0), "Radeon HD 7900/R9 280 (Tahiti)"),
+    (0x67a0, 0x67be, (7, 0, 1), "Radeon R9 290/390 (Hawaii)"),
+    (
+        0x67c0,
+        0x67df,
+        (8, 0, 3),
+        "Radeon RX 470/480/570/580 (Polaris 10)",
+    ),
+    (
+        0x67e0,
+        0x67ff,
+        (8, 0, 3),
+        "Radeon RX 460/550/560 (Polaris 11)",
+    ),
+    (
+        0x6800,
+        0x681f,
+        (6, 0, 1),
+        "Radeon HD 7800/R9 270 (Pitcairn)",
+    ),
+    (
+        0x6820,
+        0x683f,
+        (6, 0, 1),
+        "Radeon HD 7700/R7 250X (Cape Verde)",
+    ),
+    (
+        0x6860,
+        0x687f,
+        (9, 0, 0),
+        "Radeon RX Vega, Instinct MI25 (Vega 10)",
+    ),
+    (0x6900, 0x6907, (8, 0, 2), "Radeon R7 M (Iceland)"),
+    (0x6920, 0x693f, (8, 0, 2), "Radeon R9 285/380 (Tonga)"),
+    (0x694c, 0x694f, (8, 0, 3), "Radeon RX Vega M (Polaris 22)"),
+    (
+        0x6980,
+        0x699f,
+        (8, 0, 3),
+        "Radeon RX 540/550, WX 2100/3100 (Polaris 12)",
+    ),
+    (0x69a0, 0x69af, (9, 0, 4), "Radeon Pro Vega 16/20 (Vega 12)"),
+    (
+        0x6fdf,
+        0x6fdf,
+        (8, 0, 3),
+        "Radeon RX 580 2048SP (Polaris 20)",
+    ),
+    (0x7300, 0x730f, (8, 0, 3), "Radeon R9 Fury/Nano (Fiji)"),
+    (0x7310, 0x731f, (10, 1, 0), "Radeon RX 5600/5700 (Navi 10)"),
+    (0x7340, 0x734f, (10, 1, 2), "Radeon RX 5300/5500 (Navi 14)"),
+    (0x7360, 0x7362, (10, 1, 1), "Radeon Pro 5600M (Navi 12)"),
+    (0x7388, 0x7390, (9, 0, 8), "Instinct MI100"),
+    (0x73a0, 0x73bf, (10, 3, 0), "Radeon RX 6800/6900 (Navi 21)"),
+    (0x73c0, 0x73df, (10, 3, 1), "Radeon RX 6700 (Navi 22)"),
+    (0x73e0, 0x73ff, (10, 3, 2), "Radeon RX 6600 (Navi 23)"),
+    (0x7408, 0x7410, (9, 0, 10), "Instinct MI200"),
+    (0x7420, 0x743f, (10, 3, 4), "Radeon RX 6400/6500 (Navi 24)"),
+    (0x7440, 0x745f, (11, 0, 0), "Radeon RX 7900 (Navi 31)"),
+    (0x7460, 0x747f, (11, 0, 1), "Radeon RX 7700/7800 (Navi 32)"),
+    (0x7480, 0x749f, (11, 0, 2), "Radeon RX 7600/7700S (Navi 33)"),
+    (0x74a1, 0x74bd, (9, 4, 2), "Instinct MI300"),
+    (0x7550, 0x755f, (12, 0, 1), "Radeon RX 9070 (Navi 48)"),
+    (0x7590, 0x759f, (12, 0, 0), "Radeon RX 9060 (Navi 44)"),
+    (0x75a0, 0x75b3, (9, 5, 0), "Instinct MI350"),
+    (0x13fe, 0x13fe, (10, 1, 3), "AMD BC-250"),
+    (0x164d, 0x164d, (10, 3, 5), "Radeon 660M/680M (Rembrandt)"),
+    (0x1506, 0x1506, (10, 3, 6), "Radeon 610M (Mendocino)"),
+];
+
 /// Device id and compute units that single out one product.
 const SIBLINGS: &[(u16, u32, &str)] = &[
     (0x1586, 40, "Radeon 8060S (Strix Halo)"),
@@ -297,12 +403,27 @@ mod tests {
     }
 
     #[test]
+    fn an_id_that_is_not_listed_has_the_architecture_of_its_chip() {
+        let gfx = |id| DeviceId(id).gfx().map(|gfx| gfx.to_string());
+        assert_eq!(gfx(0x67ef).as_deref(), Some("gfx803"));
+        assert_eq!(gfx(0x73e1).as_deref(), Some("gfx1032"));
+        assert_eq!(gfx(0x1234), None);
+    }
+
+    #[test]
     fn every_device_has_an_architecture_we_know() {
         for (id, (major, minor, stepping), _) in DEVICES {
             let gfx = Gfx::new(*major, *minor, *stepping);
             assert!(
                 gfx::known().iter().any(|known| known.gfx == gfx),
                 "{id:#x} {gfx}"
+            );
+        }
+        for (first, last, (major, minor, stepping), _) in FAMILIES {
+            let gfx = Gfx::new(*major, *minor, *stepping);
+            assert!(
+                gfx.architecture().is_some() && first <= last,
+                "{first:#x} {gfx}"
             );
         }
         for (id, ..) in SIBLINGS {

@@ -17,7 +17,7 @@ pub struct Python {
     pub prefix: String,
     /// Installed distributions that matter to training, by normalized name.
     pub packages: BTreeMap<String, String>,
-    /// Its torch.
+    /// The PyTorch that is installed there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub torch: Option<Torch>,
     /// What `accelerate config` wrote, for all programs that start through it.
@@ -50,13 +50,13 @@ pub struct Torch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Build {
-    /// AMD GPUs.
+    /// Built for ROCm.
     Rocm,
-    /// NVIDIA GPUs.
+    /// Built for CUDA.
     Cuda,
-    /// No GPU.
+    /// Built for the CPU only.
     Cpu,
-    /// Not known.
+    /// The version does not tell what it was built for.
     Unknown,
 }
 

@@ -21,10 +21,7 @@ pub fn collect_python(
             .find(|(known, _)| known == name)
             .map(|(_, value)| value.as_str())
     };
-    let prefix = match wanted {
-        Some(path) => prefix_of(source, path)?,
-        None => active(source, &get)?,
-    };
+    let prefix = active_environment(source, wanted)?;
     snapshot.insert_text("python/prefix", format!("{prefix}\n"));
     let mut packages = Vec::new();
     for site in site_folders(source, &prefix, get("HOME")) {
@@ -145,7 +142,21 @@ fn is_environment(source: &dyn Source, prefix: &str) -> bool {
             .any(|name| name == "site-packages")
 }
 
-fn site_folders(source: &dyn Source, prefix: &str, home: Option<&str>) -> Vec<String> {
+/// The environment that `python` would run in; or that of `wanted`, a Python or an environment.
+pub(crate) fn active_environment(source: &dyn Source, wanted: Option<&str>) -> Option<String> {
+    let variables = source.variables();
+    let get = |name: &str| {
+        let known = variables.iter().find(|(known, _)| known == name);
+        known.map(|(_, value)| value.as_str())
+    };
+    match wanted {
+        Some(path) => prefix_of(source, path),
+        None => active(source, &get),
+    }
+}
+
+/// Where an environment's packages are, in the order in which Python looks.
+pub(crate) fn site_folders(source: &dyn Source, prefix: &str, home: Option<&str>) -> Vec<String> {
     let mut folders = Vec::new();
     let mut roots = vec![
         format!("{prefix}/lib"),

@@ -23,7 +23,7 @@ pub struct Snapshot {
 /// What reading a file gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Its text.
+    /// The text of the file.
     Text(String),
     /// The name of the error, such as `EACCES`.
     Error(String),

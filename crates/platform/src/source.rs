@@ -4,6 +4,7 @@
 //! is started and nothing is written: about a hundred small files on a machine
 //! with one GPU, a few milliseconds.
 
+use crate::memory::host::memory_cgroups;
 use crate::snapshot::{Content, Snapshot};
 
 /// The few things that must be asked of an operating system.
@@ -234,45 +235,10 @@ impl Reader<'_> {
         let Some(text) = self.snapshot.text("proc/self/cgroup").map(str::to_owned) else {
             return;
         };
-        for line in text.lines() {
-            let mut fields = line.splitn(3, ':');
-            let (Some(_), Some(controllers), Some(path)) =
-                (fields.next(), fields.next(), fields.next())
-            else {
-                continue;
-            };
-            let (root, names): (&str, &[&str]) = if controllers.is_empty() {
-                (
-                    "/sys/fs/cgroup",
-                    &[
-                        "memory.max",
-                        "memory.current",
-                        "memory.stat",
-                        "memory.events",
-                    ],
-                )
-            } else if controllers.split(',').any(|name| name == "memory") {
-                (
-                    "/sys/fs/cgroup/memory",
-                    &[
-                        "memory.limit_in_bytes",
-                        "memory.usage_in_bytes",
-                        "memory.stat",
-                    ],
-                )
-            } else {
-                continue;
-            };
-            let mut folder = format!("{root}{path}");
-            loop {
-                folder.truncate(folder.trim_end_matches('/').len());
-                self.files(&folder, names);
-                match folder.rfind('/') {
-                    Some(parent) if parent >= root.len() => folder.truncate(parent),
-                    _ => break,
-                }
-            }
-            self.files(root, names);
+        for (folder, files) in memory_cgroups(&text) {
+            self.files(&folder, &files);
+            // How often the kernel has killed for the limit (version 2).
+            self.file(&format!("{folder}/memory.events"));
         }
     }
 

@@ -53,7 +53,7 @@ pub(super) fn cgroup(snapshot: &Snapshot) -> CgroupMemory {
                     .text(&format!("{folder}{name}"))
                     .unwrap_or_default()
             };
-            tightest = tightest.tighter(CgroupMemory::parse(
+            tightest = tightest.within(CgroupMemory::parse(
                 text(limit),
                 text(usage),
                 text("memory.stat"),
@@ -104,7 +104,7 @@ fn modprobe_parameters(text: &str, place: &str, found: &mut Vec<Parameter>) {
 }
 
 /// The words of a kernel command line.
-pub(crate) fn command_line_parameters(text: &str, found: &mut Vec<Parameter>) {
+pub fn command_line_parameters(text: &str, found: &mut Vec<Parameter>) {
     for word in text.split_whitespace() {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         found.push(Parameter {
@@ -188,5 +188,5 @@ pub(super) fn shm_size(mounts: &str) -> Option<Bytes> {
     let options = line.split_whitespace().nth(3)?;
     options
         .split(',')
-        .find_map(|option| Bytes::parse(option.strip_prefix("size=")?))
+        .find_map(|option| Bytes::parse_tool_output(option.strip_prefix("size=")?))
 }

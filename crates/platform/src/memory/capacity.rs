@@ -35,7 +35,7 @@ pub enum Reserve {
     /// [`auto_reserve`] of the RAM.
     #[default]
     Auto,
-    /// This much.
+    /// This many bytes.
     Fixed(Bytes),
 }
 
@@ -50,7 +50,7 @@ pub struct Inputs {
     pub driver_total: Option<Bytes>,
     /// Free as the driver says it; may be larger than the total, or wrapped.
     pub driver_free: Option<Bytes>,
-    /// `/proc/meminfo`.
+    /// What `/proc/meminfo` says.
     pub host: HostMemory,
     /// The cgroup of this process.
     pub cgroup: CgroupMemory,

@@ -10,9 +10,9 @@ pub struct HostMemory {
     pub total: Option<Bytes>,
     /// What a new program could use without swapping.
     pub available: Option<Bytes>,
-    /// All swap.
+    /// Size of all swap areas.
     pub swap_total: Option<Bytes>,
-    /// Unused swap.
+    /// Swap that is not in use.
     pub swap_free: Option<Bytes>,
 }
 
@@ -26,7 +26,7 @@ impl HostMemory {
             let Some((key, value)) = line.split_once(':') else {
                 continue;
             };
-            let value = Bytes::parse(value);
+            let value = Bytes::parse_tool_output(value);
             match key.trim() {
                 "MemTotal" => found.total = value,
                 "MemAvailable" => found.available = value,
@@ -86,15 +86,57 @@ impl CgroupMemory {
         )
     }
 
-    /// The tighter of two nested cgroups, by what is left.
+    /// The bounds of two nested cgroups together: the smaller limit, and the smaller rest.
     #[must_use]
-    pub fn tighter(self, other: Self) -> Self {
-        match (self.headroom(), other.headroom()) {
-            (Some(own), Some(others)) if others < own => other,
-            (None, Some(_)) => other,
-            _ => self,
+    pub fn within(self, other: Self) -> Self {
+        let (Some(own), Some(others)) = (self.headroom(), other.headroom()) else {
+            return if self.limit.is_some() { self } else { other };
+        };
+        let limit = self.limit.min(other.limit);
+        if (self.limit, own) == (limit, own.min(others)) {
+            return self;
+        }
+        Self {
+            limit,
+            working_set: limit.map(|limit| limit.saturating_sub(own.min(others))),
         }
     }
+}
+
+/// The control groups that may limit the memory of a process, innermost first: the folder of
+/// each, and the names of its files with the limit, the usage and the statistics.
+///
+/// `membership` is the text of the process's `/proc/…/cgroup`. Version 2 has one line in it,
+/// `0::/path`; version 1 has one for each controller, of which the one for memory counts.
+#[must_use]
+pub fn memory_cgroups(membership: &str) -> Vec<(String, [&'static str; 3])> {
+    let mut found = Vec::new();
+    for line in membership.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
+            continue;
+        };
+        let (root, files) = if controllers.is_empty() {
+            let files = ["memory.max", "memory.current", "memory.stat"];
+            ("/sys/fs/cgroup", files)
+        } else if controllers.split(',').any(|name| name == "memory") {
+            let files = [
+                "memory.limit_in_bytes",
+                "memory.usage_in_bytes",
+                "memory.stat",
+            ];
+            ("/sys/fs/cgroup/memory", files)
+        } else {
+            continue;
+        };
+        let mut path = path.trim_matches('/');
+        while !path.is_empty() {
+            found.push((format!("{root}/{path}"), files));
+            path = path.rsplit_once('/').map_or("", |(parent, _)| parent);
+        }
+        found.push((root.to_owned(), files));
+    }
+    found
 }
 
 fn stat_value(stat: &str, key: &str) -> Option<Bytes> {

@@ -6,14 +6,20 @@
 //! the carve-out, `hipMemGetInfo` can report more free than there is in total, and
 //! tools add numbers up that must not be added. The rules here are the kernel's.
 //!
-//! - [`mod@capacity`]: the one honest number, for an allocator.
+//! - [`mod@capacity`]: how much can be allocated, from numbers.
+//! - [`MemoryBudget`]: the same, from the files of this machine.
 //! - [`apu`]: which of its two pools an APU allocates from.
 //! - [`host`]: `/proc/meminfo` and cgroups.
+//! - [`MemoryPressure`]: how long programs wait for memory.
 
 pub mod apu;
+mod budget;
 pub mod capacity;
 pub mod host;
+mod pressure;
 
 pub use apu::MemoryRule;
+pub use budget::MemoryBudget;
 pub use capacity::{Capacity, DeviceKind, Inputs, Limit, Reserve, capacity};
 pub use host::{CgroupMemory, HostMemory};
+pub use pressure::MemoryPressure;

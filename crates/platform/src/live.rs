@@ -1,0 +1,192 @@
+//! Reading the machine that this process runs on.
+
+use crate::snapshot::Content;
+use crate::source::Source;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// The machine that this process runs on.
+///
+/// ```
+/// use surefoot_platform::{live::Live, source::collect};
+///
+/// let machine = surefoot_platform::detect::machine(&collect(&Live::default()));
+/// println!("{} GPUs", machine.gpus.len());
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Live {
+    /// Where the words of large libraries are kept, so that each is read once: the HIP
+    /// library of PyTorch can be a gigabyte. `None`: they are read every time.
+    pub cache: Option<PathBuf>,
+}
+
+impl Source for Live {
+    fn read(&self, path: &str) -> Option<Content> {
+        match fs::read(path) {
+            Ok(bytes) => Some(Content::Text(String::from_utf8_lossy(&bytes).into_owned())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            // A folder where a file is expected is as good as nothing.
+            Err(error) if error.kind() == io::ErrorKind::IsADirectory => None,
+            Err(error) => Some(Content::Error(error_name(&error))),
+        }
+    }
+
+    fn list(&self, folder: &str) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(folder) else {
+            return Vec::new();
+        };
+        let mut names: Vec<String> = entries
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+
+    fn open_device(&self, path: &str) -> String {
+        match File::options().read(true).write(true).open(path) {
+            Ok(_) => "ok".to_owned(),
+            Err(error) => error_name(&error),
+        }
+    }
+
+    #[cfg(unix)]
+    fn owner(&self, path: &str) -> Option<String> {
+        use std::os::unix::fs::MetadataExt;
+        let metadata = fs::metadata(path).ok()?;
+        Some(format!(
+            "mode={:04o} uid={} gid={}",
+            metadata.mode() & 0o7777,
+            metadata.uid(),
+            metadata.gid()
+        ))
+    }
+
+    #[cfg(not(unix))]
+    fn owner(&self, path: &str) -> Option<String> {
+        fs::metadata(path).ok().map(|_| String::new())
+    }
+
+    fn variables(&self) -> Vec<(String, String)> {
+        std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+            .collect()
+    }
+
+    fn real_path(&self, path: &str) -> Option<String> {
+        fs::canonicalize(path).ok()?.to_str().map(str::to_owned)
+    }
+
+    fn words(&self, path: &str, prefix: &str) -> Vec<String> {
+        let path = Path::new(path);
+        let found = match &self.cache {
+            Some(folder) => cached_words(path, prefix, folder),
+            None => words(path, prefix.as_bytes()),
+        };
+        found.unwrap_or_default()
+    }
+}
+
+/// The words of a library, from the cache unless its size or time of change is another.
+fn cached_words(path: &Path, prefix: &str, folder: &Path) -> io::Result<Vec<String>> {
+    let metadata = fs::metadata(path)?;
+    let mut hasher = DefaultHasher::new();
+    (path, metadata.len(), metadata.modified()?, prefix).hash(&mut hasher);
+    let cached = folder.join(format!("{:016x}", hasher.finish()));
+    if let Ok(text) = fs::read_to_string(&cached) {
+        return Ok(text.lines().map(str::to_owned).collect());
+    }
+    let found = words(path, prefix.as_bytes())?;
+    // Without a place to keep them it is only slower next time.
+    let _ = fs::create_dir_all(folder).and_then(|()| fs::write(&cached, found.join("\n")));
+    Ok(found)
+}
+
+/// Reads the file in pieces that overlap, so that no word is cut.
+fn words(path: &Path, prefix: &[u8]) -> io::Result<Vec<String>> {
+    const PIECE: usize = 8 << 20;
+    const LONGEST: usize = 256;
+    let mut file = File::open(path)?;
+    let finder = memchr::memmem::Finder::new(prefix);
+    let mut found = BTreeSet::new();
+    let mut buffer = Vec::with_capacity(PIECE + LONGEST);
+    loop {
+        let read = file.by_ref().take(PIECE as u64).read_to_end(&mut buffer)?;
+        for start in finder.find_iter(&buffer) {
+            let rest = &buffer[start..buffer.len().min(start + LONGEST)];
+            let end = rest
+                .iter()
+                .position(|byte| !(byte.is_ascii_alphanumeric() || *byte == b'-'))
+                .unwrap_or(rest.len());
+            found.insert(String::from_utf8_lossy(&rest[..end]).into_owned());
+        }
+        if read == 0 {
+            return Ok(found.into_iter().collect());
+        }
+        buffer.drain(..buffer.len().saturating_sub(LONGEST));
+    }
+}
+
+/// The name of an error as the kernel's documentation has it.
+fn error_name(error: &io::Error) -> String {
+    let name = match error.raw_os_error() {
+        Some(1) => "EPERM",
+        Some(2) => "ENOENT",
+        Some(5) => "EIO",
+        Some(6) => "ENXIO",
+        Some(12) => "ENOMEM",
+        Some(13) => "EACCES",
+        Some(16) => "EBUSY",
+        Some(19) => "ENODEV",
+        Some(22) => "EINVAL",
+        Some(number) => return format!("errno{number}"),
+        None => "EOTHER",
+    };
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_found_across_the_seams_of_pieces() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("library.so");
+        let mut bytes = vec![0u8; (8 << 20) - 10];
+        bytes.extend(b"amdgcn-amd-amdhsa--gfx1151\0");
+        bytes.extend(vec![0u8; 100]);
+        bytes.extend(b"amdgcn-amd-amdhsa--gfx90a:xnack+\0");
+        fs::write(&path, bytes).expect("a file");
+        let found = words(&path, b"amdgcn-amd-amdhsa--gfx").expect("readable");
+        assert!(
+            found.contains(&"amdgcn-amd-amdhsa--gfx1151".to_owned()),
+            "{found:?}"
+        );
+        assert!(
+            found.contains(&"amdgcn-amd-amdhsa--gfx90a".to_owned()),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn a_library_is_read_again_only_when_it_changed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (library, memory) = (
+            folder.path().join("library.so"),
+            folder.path().join("words"),
+        );
+        let read = || cached_words(&library, "gfx", &memory).expect("readable");
+        fs::write(&library, "gfx1151 ").expect("a file");
+        assert_eq!(read(), ["gfx1151"]);
+        for entry in fs::read_dir(&memory).expect("a memory") {
+            fs::write(entry.expect("an entry").path(), "gfx1").expect("a file");
+        }
+        assert_eq!(read(), ["gfx1"], "from memory");
+        fs::write(&library, "gfx1151 gfx1100 ").expect("a file");
+        assert_eq!(read(), ["gfx1100", "gfx1151"], "it changed");
+    }
+}
