@@ -1,0 +1,140 @@
+//! A text of any size, of which what matters is kept: its beginning, its end, and between
+//! them the lines that name a GPU, its software or an error.
+
+use crate::encoding::Decoder;
+use regex::bytes::Regex;
+use std::io::{self, Read};
+use std::sync::LazyLock;
+
+/// Kept whole from the beginning.
+const HEAD: usize = 2 << 20;
+/// Kept of the lines in between.
+const MIDDLE: usize = 2 << 20;
+/// Kept whole from the end.
+const TAIL: usize = 1 << 20;
+
+static RELEVANT: LazyLock<Option<Regex>> = LazyLock::new(|| {
+    Regex::new(
+        r"(?i-u)gfx[0-9]|amdgpu|radeon|rocm|hip|hsa_|1002:|error|fault|exception|killed process",
+    )
+    .ok()
+});
+
+/// Reads a text and decodes it, in bounded memory.
+///
+/// Lines that are left out of a long text become empty ones, so that the numbers of the others hold.
+///
+/// # Errors
+/// Those of the reader.
+pub fn read_text(mut from: impl Read) -> io::Result<String> {
+    let mut decoder = Decoder::default();
+    let mut kept = Kept::default();
+    let mut piece = vec![0; 256 << 10];
+    loop {
+        match from.read(&mut piece) {
+            Ok(0) => break,
+            Ok(length) => decoder.read(&piece[..length], |text| kept.read(text)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    decoder.finish(|text| kept.read(text));
+    Ok(kept.into_text())
+}
+
+/// What is kept of a text so far.
+struct Kept {
+    /// The beginning, and what matters of what came behind it.
+    text: Vec<u8>,
+    /// The newest part, which may be the end.
+    tail: Vec<u8>,
+    /// Bytes that may still be kept of the middle.
+    room: usize,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        Self {
+            text: Vec::new(),
+            tail: Vec::new(),
+            room: MIDDLE,
+        }
+    }
+}
+
+impl Kept {
+    fn read(&mut self, mut piece: &[u8]) {
+        if self.text.len() < HEAD {
+            let (head, rest) = piece.split_at(piece.len().min(HEAD - self.text.len()));
+            self.text.extend_from_slice(head);
+            piece = rest;
+        }
+        self.tail.extend_from_slice(piece);
+        if self.tail.len() > 2 * TAIL {
+            let before = self.tail.len() - TAIL;
+            // To the end of a line; one without end is cut.
+            let end = self.tail[..before]
+                .iter()
+                .rposition(|&byte| byte == b'\n')
+                .map_or(before, |at| at + 1);
+            keep_relevant(&self.tail[..end], &mut self.text, &mut self.room);
+            self.tail.drain(..end);
+        }
+    }
+
+    fn into_text(mut self) -> String {
+        self.text.append(&mut self.tail);
+        String::from_utf8(self.text)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    }
+}
+
+fn keep_relevant(part: &[u8], text: &mut Vec<u8>, room: &mut usize) {
+    for line in part.split_inclusive(|&byte| byte == b'\n') {
+        let is_relevant = RELEVANT
+            .as_ref()
+            .is_some_and(|pattern| pattern.is_match(line));
+        let kept: &[u8] = if is_relevant && line.len() <= *room {
+            line
+        } else {
+            b"\n"
+        };
+        // Empty lines count as well: there is no bound but this one.
+        if *room > 0 {
+            text.extend_from_slice(kept);
+            *room -= kept.len().min(*room);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_of_a_long_text_keeps_its_errors_and_their_numbers() {
+        let filler =
+            "step 100 loss 0.1, nothing to see in this line of a hundred characters or so\n";
+        let lines = 8 * (HEAD + TAIL) / filler.len() / 4;
+        let mut long = filler.repeat(lines);
+        long.push_str("HIP error: invalid device function\n");
+        long.push_str(&filler.repeat(lines));
+        let text = read_text(long.as_bytes()).expect("a text");
+        assert!(text.len() < HEAD + MIDDLE + 3 * TAIL, "{}", text.len());
+        let at = text.lines().position(|line| line.starts_with("HIP error"));
+        assert_eq!(at, Some(lines));
+    }
+
+    #[test]
+    fn a_long_text_of_powershell_keeps_its_end() {
+        let long = "nothing to see in this line\n".repeat((HEAD + 3 * TAIL) / 28) + "gfx1151\n";
+        let bytes: Vec<u8> = long.encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let text = read_text(&bytes[..]).expect("a text");
+        assert!(text.ends_with("line\ngfx1151\n") && text.lines().count() == long.lines().count());
+    }
+
+    #[test]
+    fn a_short_text_is_whole() {
+        assert_eq!(read_text(&b"a\nb"[..]).expect("a text"), "a\nb");
+    }
+}

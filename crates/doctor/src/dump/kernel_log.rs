@@ -1,0 +1,177 @@
+//! The kernel log: what amdgpu and KFD say about the GPUs that they bring up.
+//!
+//! ```text
+//! amdgpu 0000:03:00.0: enabling device (0006 -> 0007)
+//! [drm] initializing kernel modesetting (IP DISCOVERY 0x1002:0x73DF 0x1043:0x05BF 0xC5).
+//! amdgpu 0000:03:00.0: amdgpu: VRAM: 12272M 0x0000008000000000 - …
+//! [drm] amdgpu: 15946M of GTT memory ready.
+//! kfd kfd: amdgpu: added device 1002:73df          (or: skipped device 1002:164e, …)
+//! ```
+//!
+//! The lines of one GPU follow each other, because amdgpu initialises one after the
+//! other. KFD adds its nodes in the same order, so HIP's order is that of the lines
+//! that say `added device`.
+
+use platform::Bytes;
+use platform::machine::{Gpu, Machine, UnusableGpu, UnusableReason};
+use platform::pci::{DeviceId, PciAddress};
+use regex::Regex;
+use std::sync::LazyLock;
+
+struct Patterns {
+    begins: Regex,
+    address: Regex,
+    vram: Regex,
+    gtt: Regex,
+    units: Regex,
+    added: Regex,
+    skipped: Regex,
+    ram: Regex,
+}
+
+static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
+    let pattern = |text: &str| Regex::new(text).ok();
+    Some(Patterns {
+        begins: pattern(r"(?i)initializing kernel modesetting \([^)]*0x1002:0x([0-9a-f]{4})")?,
+        address: pattern(r"(?i)amdgpu ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):")?,
+        vram: pattern(r"amdgpu: VRAM: (\d+M)\b|(\d+M) of VRAM memory ready")?,
+        gtt: pattern(r"(\d+M) of GTT memory ready")?,
+        units: pattern(r"active_cu_number (\d+)")?,
+        added: pattern(r"(?i)kfd.*added device 1002:([0-9a-f]{4})")?,
+        skipped: pattern(r"(?i)kfd.*skipped device 1002:([0-9a-f]{4})")?,
+        ram: pattern(r"\bMemory: \d+K/(\d+K) available")?,
+    })
+});
+
+/// What became of a GPU that amdgpu initialised.
+#[derive(PartialEq)]
+enum State {
+    Initialised,
+    Added,
+    Skipped,
+}
+
+/// The GPUs that the log names, those that KFD refused as unseen ones.
+pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
+    let Some(patterns) = &*PATTERNS else {
+        return Vec::new();
+    };
+    let mut found: Vec<(Gpu, State)> = Vec::new();
+    // The line with the address comes before the line that begins a GPU.
+    let mut address = None;
+    for line in text.lines() {
+        let first = |pattern: &Regex| {
+            let captures = pattern.captures(line)?;
+            let group = captures.iter().skip(1).flatten().next()?;
+            Some(group.as_str().to_owned())
+        };
+        let id = |pattern: &Regex| {
+            let digits = first(pattern)?;
+            u16::from_str_radix(&digits, 16).ok().map(DeviceId)
+        };
+        if let Some(found) = first(&patterns.address).and_then(|text| PciAddress::parse(&text)) {
+            address = Some(found);
+        }
+        if let Some(device_id) = id(&patterns.begins) {
+            let gpu = Gpu {
+                device_id: Some(device_id),
+                pci: address,
+                ..Gpu::default()
+            };
+            // A suspended laptop initialises the same GPU again.
+            if !found.iter().any(|(known, _)| {
+                known.device_id == gpu.device_id && known.pci == gpu.pci && gpu.pci.is_some()
+            }) {
+                found.push((gpu, State::Initialised));
+            }
+        }
+        for (pattern, state) in [
+            (&patterns.added, State::Added),
+            (&patterns.skipped, State::Skipped),
+        ] {
+            let Some(device_id) = id(pattern) else {
+                continue;
+            };
+            let mut same = found
+                .iter_mut()
+                .filter(|(gpu, _)| gpu.device_id == Some(device_id))
+                .peekable();
+            let is_known = same.peek().is_some();
+            match same.find(|(_, state)| *state == State::Initialised) {
+                Some((_, known)) => *known = state,
+                None if is_known => {}
+                // The log begins later than the driver.
+                None => found.push((
+                    Gpu {
+                        device_id: Some(device_id),
+                        ..Gpu::default()
+                    },
+                    state,
+                )),
+            }
+        }
+        if let Some(ram) = first(&patterns.ram) {
+            machine.memory.total = machine.memory.total.or(Bytes::parse_tool_output(&ram));
+        }
+        let Some((gpu, _)) = found.last_mut() else {
+            continue;
+        };
+        let size = |pattern| first(pattern).and_then(|size| Bytes::parse_tool_output(&size));
+        gpu.vram_bytes = gpu.vram_bytes.or(size(&patterns.vram));
+        gpu.gtt_bytes = gpu.gtt_bytes.or(size(&patterns.gtt));
+        gpu.compute_units = gpu
+            .compute_units
+            .or(first(&patterns.units).and_then(|units| units.parse().ok()));
+    }
+    let was_listed = found.iter().any(|(_, state)| *state == State::Added);
+    let (usable, refused): (Vec<_>, Vec<_>) = found
+        .into_iter()
+        .partition(|(_, state)| *state == State::Added || !was_listed && *state != State::Skipped);
+    machine.unseen.extend(refused.into_iter().map(|(gpu, _)| {
+        UnusableGpu {
+            pci: gpu.pci,
+            device_id: gpu.device_id,
+            product: gpu
+                .device_id
+                .and_then(|id| id.product(gpu.compute_units))
+                .map(str::to_owned),
+            reason: UnusableReason::NotInKfd,
+        }
+    }));
+    usable.into_iter().map(|(gpu, _)| gpu).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pattern_compiles() {
+        assert!(PATTERNS.is_some());
+    }
+
+    #[test]
+    fn a_gpu_is_named_once_though_the_machine_slept() {
+        let line = "amdgpu 0000:c6:00.0: enabling device\n[drm] initializing kernel modesetting (IP DISCOVERY 0x1002:0x1586 0xF111:0x000A 0xC1).\nkfd kfd: amdgpu: added device 1002:1586\n";
+        let gpus = gpus(&line.repeat(2), &mut Machine::default());
+        assert_eq!(gpus.len(), 1);
+        assert_eq!(
+            gpus[0].pci.map(|pci| pci.to_string()).as_deref(),
+            Some("0000:c6:00.0")
+        );
+    }
+
+    #[test]
+    fn a_gpu_that_kfd_skips_is_unseen() {
+        let log = "[drm] initializing kernel modesetting (IP DISCOVERY 0x1002:0x73DF 0x1043:0x05BF 0xC5).\n\
+                   kfd kfd: amdgpu: added device 1002:73df\n\
+                   [drm] initializing kernel modesetting (IP DISCOVERY 0x1002:0x164E 0x1043:0x8877 0xC7).\n\
+                   kfd kfd: amdgpu: skipped device 1002:164e, PCI rejects atomics 730<0\n";
+        let mut machine = Machine::default();
+        let gpus = gpus(log, &mut machine);
+        assert_eq!(gpus.len(), 1);
+        assert_eq!(gpus[0].device_id, Some(DeviceId(0x73df)));
+        assert_eq!(machine.unseen[0].device_id, Some(DeviceId(0x164e)));
+        assert_eq!(machine.unseen[0].reason, UnusableReason::NotInKfd);
+    }
+}

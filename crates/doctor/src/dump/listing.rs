@@ -1,0 +1,331 @@
+//! Lines in which programs say which GPUs they found when they started: llama.cpp and what
+//! is built on it, ollama, ComfyUI, Forge, SD.Next, torch itself.
+
+use super::sighting::{Sighting, is_amd_graphics, is_other_vendor};
+use platform::machine::{Class, Machine};
+use platform::pci::PciAddress;
+use platform::{Bytes, Gfx};
+use regex::{Regex, RegexSet};
+use std::sync::LazyLock;
+
+/// Program and pattern. Groups: `i` its number, `n` name, `g` architecture, `d` device id, `p` PCI
+/// address, `t` the whole memory as HIP has it, `f` memory that is free or of unknown kind, `u` integrated,
+/// `c` compute units.
+const LINES: &[(&str, &str)] = &[
+    (
+        "ggml",
+        r"\bDevice (?P<i>\d+): (?P<n>[^,]+), (?:(?P<g>gfx[0-9a-f]+)|compute capability)(?:.*?VRAM: (?P<t>\d+ MiB))?",
+    ),
+    (
+        "vulkan",
+        r"ggml_vulkan: (?P<i>\d+) = (?P<n>[^|]+?)(?: \||$)(?: uma: (?P<u>[01]))?",
+    ),
+    (
+        "load",
+        r"using device \S+ \((?P<n>.+?)\)(?: \(\S+\))? - (?P<f>\d+ MiB) free",
+    ),
+    (
+        "rsmi",
+        r"\[(?P<i>\d+)\] ROCm (?:device name: (?P<n>.+)|totalMem (?P<f>\d+))",
+    ),
+    ("rsmi", r"\[(?P<i>\d+)\] ROCm (?P<u>integrated) GPU"),
+    ("amdgpu", r"\[(?P<i>\d+)\] amdgpu totalMemory (?P<f>\d+)"),
+    (
+        "comfy",
+        r"(?:Device ?:|- Name:)\s+(?:cuda:(?P<i>\d+) )?(?P<n>(?:AMD|Radeon|NVIDIA|GeForce)[^:{]*)",
+    ),
+    (
+        "arch",
+        r"(?i)(?:AMD|GPU|HIP|ROCm GPU|detected)[ _](?:arch(?:itecture)?|agent|target)s?\s*[:=]\s*\W{0,2}(?P<g>gfx[0-9a-f]{3,5})\b",
+    ),
+    (
+        "arch",
+        r"(?i)(?:using agent|agents=\[')\s*(?P<g>gfx[0-9a-f]{3,5})",
+    ),
+    ("arch", r"(?i)unsupported GPU: (?P<g>gfx[0-9a-f]{3,5})"),
+    (
+        "arch",
+        r"(?i)\bGPU (?:dev(?:ice)? )?(?P<i>\d+):\s*(?P<g>gfx[0-9a-f]{3,5}) \((?P<f>[\d.]+ [GM]i?B)",
+    ),
+    ("arch", r"(?i)sees (?:the )?GPU as (?P<g>gfx[0-9a-f]{3,5})"),
+    (
+        "torch",
+        r"_CudaDeviceProperties\((?:name='(?P<n>[^']*)')?(?:.*?gcnArchName='(?P<g>gfx[0-9a-f]+))?(?:.*?total_memory=(?P<t>\d+ ?MB))?",
+    ),
+    ("props", r"gcnArchName\W{1,4}(?P<g>gfx[0-9a-f]{3,5})\b"),
+    ("quoted", r"^'(?P<g>gfx[0-9a-f]{3,5})(?::\S*)?'$"),
+    (
+        "sdnext",
+        r#"(?i)torch (?:detected )?(?:gpu|device)[:=]\s*(?:device=)?"?(?P<n>AMD[^"]+?|Radeon[^"]+?)"?(?: n=\d+| vram[= ](?P<f>\d+)| arch| hip|$)"#,
+    ),
+    (
+        "processor",
+        r"(?i)Graphics Processor \((?P<d>0x[0-9a-f]{4})\)",
+    ),
+    ("ids", r"(?i)\bVEN_1002&DEV_(?P<d>[0-9a-f]{4})"),
+    (
+        "node",
+        r"Add [di]GPU node \[(?P<d>0x[0-9a-fA-F]{4}):0x1002\]",
+    ),
+    (
+        "aimdo",
+        r"inited for GPU: (?P<n>.+) \(VRAM: (?P<f>\d+ MB)\)",
+    ),
+    (
+        "adapter",
+        r"Found matching device: (?P<n>.+?) \(index: (?P<i>\d+)\)",
+    ),
+    (
+        "alone",
+        r"^[\s*•>\['-]*(?P<n>(?:AMD |ATI )?(?:Radeon|Instinct|FirePro)\b[^.,:;=|]{0,60})$",
+    ),
+    ("radv", r"\((?P<n>RADV [A-Z0-9_]+)\)"),
+    (
+        "lspci",
+        r"(?:VGA compatible controller|Display controller|3D controller|Processing accelerators)[^:]*: (?P<n>Advanced Micro Devices.*)",
+    ),
+];
+
+struct Compiled {
+    set: RegexSet,
+    patterns: Vec<(&'static str, Regex)>,
+}
+
+static COMPILED: LazyLock<Option<Compiled>> = LazyLock::new(|| {
+    Some(Compiled {
+        set: RegexSet::new(LINES.iter().map(|(_, pattern)| pattern)).ok()?,
+        patterns: LINES
+            .iter()
+            .filter_map(|(tool, pattern)| Some((*tool, Regex::new(pattern).ok()?)))
+            .collect(),
+    })
+});
+
+/// The GPUs that lines of a text name; what they say besides goes to the machine.
+pub(super) fn sightings(text: &str, machine: &mut Machine) -> Vec<Sighting> {
+    let mut seen = Vec::new();
+    let Some(compiled) = &*COMPILED else {
+        return seen;
+    };
+    // `rocm_agent_enumerator` prints one name a line, and nothing else.
+    let mut enumerated = 0;
+    for line in text.lines() {
+        let line = crate::explain::clip(line, 4096);
+        for at in compiled.set.matches(line) {
+            let (tool, pattern) = &compiled.patterns[at];
+            for found in pattern.captures_iter(line).take(64) {
+                let group = |name: &str| found.name(name).map(|found| found.as_str());
+                seen.extend(sighting(tool, group, machine));
+            }
+        }
+        if line.contains("level=") || line.contains("msg=") {
+            seen.extend(from_ollama(line, machine));
+        }
+        let word = line.trim();
+        if word.starts_with("gfx") && word.len() < 8 {
+            // `gfx000` is the CPU, and cannot be read.
+            if let Ok(gfx) = word.parse() {
+                seen.push(Sighting::new("enumerator", Some(enumerated)).reporting(Some(gfx)));
+                enumerated += 1;
+            }
+        }
+        if let Some(ram) = total_ram(line) {
+            machine.memory.total = machine.memory.total.or(Some(ram));
+        }
+    }
+    seen.retain(Sighting::says_something);
+    comfy_memory(text, &mut seen);
+    seen
+}
+
+fn sighting<'a>(
+    tool: &'static str,
+    group: impl Fn(&str) -> Option<&'a str>,
+    machine: &mut Machine,
+) -> Option<Sighting> {
+    let number = |name: &str| group(name).and_then(|digits| digits.parse().ok());
+    let mut one = Sighting::new(tool, number("i"));
+    if let Some(name) = group("n") {
+        if is_other_vendor(name) {
+            other(name, machine);
+            return None;
+        }
+        if !is_amd_graphics(name) && group("g").is_none() {
+            return None;
+        }
+        one = one.named(name);
+    }
+    // The files of the firmware have the version of the graphics core in their names.
+    let version = group("v").and_then(of_graphics_core);
+    one = one.reporting(
+        group("g")
+            .and_then(|name| name.parse::<Gfx>().ok())
+            .or(version),
+    );
+    one.gpu.device_id = one.gpu.device_id.or_else(|| {
+        let digits = group("d")?.trim_start_matches("0x");
+        u16::from_str_radix(digits, 16)
+            .ok()
+            .map(platform::pci::DeviceId)
+    });
+    one.gpu.usable_bytes = group("t").and_then(Bytes::parse_tool_output);
+    one.about = group("f").and_then(size);
+    if let Some(word) = group("u").filter(|&word| word != "0") {
+        one.gpu.class = Some(Class::Apu);
+        one.gpu.class_from = if word == "1" {
+            "ggml_vulkan: uma"
+        } else {
+            "ollama: integrated"
+        };
+    }
+    Some(one)
+}
+
+/// The architecture of a graphics core; up to RDNA 3 the numbers are in another order.
+fn of_graphics_core(version: &str) -> Option<Gfx> {
+    let gfx = match version {
+        "9_4_3" | "9_4_4" => Gfx::new(9, 4, 2),
+        "11_0_1" | "11_0_4" => Gfx::new(11, 0, 3),
+        "11_0_3" => Gfx::new(11, 0, 1),
+        "9_5_0" | "10_3_6" | "11_0_0" | "11_0_2" | "11_5_0" | "11_5_1" | "11_5_2" | "11_5_3"
+        | "12_0_0" | "12_0_1" => Gfx::from_override(&version.replace('_', "."))?,
+        _ => return None,
+    };
+    Some(gfx)
+}
+
+/// A size with a unit; a bare number below a million is in MiB, as programs print it.
+fn size(text: &str) -> Option<Bytes> {
+    match text.trim().parse::<u64>() {
+        Ok(number) if number < 1_000_000 => Some(Bytes::mib(number)),
+        _ => Bytes::parse_tool_output(text),
+    }
+}
+
+pub(super) fn other(name: &str, machine: &mut Machine) {
+    let name = name.trim().trim_matches(['"', '\'', ',']).to_owned();
+    if !machine.posted.other_gpus.contains(&name) && machine.posted.other_gpus.len() < 8 {
+        machine.posted.other_gpus.push(name);
+    }
+}
+
+/// ollama's `key=value` lines.
+fn from_ollama(line: &str, machine: &mut Machine) -> Option<Sighting> {
+    let field = |key: &str| field(line, key).filter(|value| !value.is_empty());
+    if line.contains("amdgpu is not supported") {
+        let (kind, supported) = (field("gpu_type")?, line.split_once("supported")?.1);
+        let kinds = Gfx::find_all(kind);
+        let supported = supported
+            .split_once("types")
+            .map_or(Vec::new(), |(_, list)| {
+                Gfx::find_all(list.split(']').next().unwrap_or_default())
+            });
+        let known = machine.posted.without_code.get_or_insert_default();
+        known.0.extend(
+            kinds
+                .iter()
+                .filter(|gfx| !known.0.contains(gfx))
+                .copied()
+                .collect::<Vec<_>>(),
+        );
+        known.1 = supported;
+    }
+    if let Some(kind) = field("gpu_type") {
+        let number = field("gpu").and_then(|number| number.parse().ok());
+        return Some(Sighting::new("ollama-types", number).reporting(kind.parse().ok()));
+    }
+    if !line.contains("inference compute") && !line.contains("amdgpu memory") {
+        return None;
+    }
+    let library = field("library").unwrap_or_default().to_ascii_lowercase();
+    if library == "cpu" {
+        machine.posted.cpu_only = Some("ollama".to_owned());
+        return None;
+    }
+    let name = field("description")
+        .or_else(|| field("name"))
+        .unwrap_or_default();
+    if is_other_vendor(name) || library == "cuda" {
+        other(name, machine);
+        return None;
+    }
+    let identity = field("pci_id")
+        .or_else(|| field("id"))
+        .or_else(|| field("gpu"));
+    let number = identity.and_then(|number| number.parse().ok());
+    let mut one = Sighting::new("ollama", number)
+        .named(name)
+        .reporting(field("compute").and_then(|gfx| gfx.parse().ok()));
+    one.gpu.pci = identity.and_then(PciAddress::parse);
+    one.about = field("total").and_then(Bytes::parse_tool_output);
+    if matches!(field("type"), Some("iGPU" | "integrated")) {
+        one.gpu.class = Some(Class::Apu);
+        one.gpu.class_from = "ollama: type";
+    }
+    Some(one)
+}
+
+/// The value of ` key=value` or ` key="a value"`.
+fn field<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    let at = line.match_indices(key).find_map(|(at, _)| {
+        let starts = at == 0 || line[..at].ends_with(|c: char| c.is_whitespace() || c == '*');
+        let rest = line[at + key.len()..].strip_prefix('=')?;
+        starts.then_some(rest)
+    })?;
+    match at.strip_prefix('"') {
+        Some(quoted) => quoted.split('"').next(),
+        None => at.split(|c: char| c.is_whitespace() || c == '*').next(),
+    }
+}
+
+fn total_ram(line: &str) -> Option<Bytes> {
+    let (_, rest) = line.split_once("otal RAM ")?;
+    let (number, unit) = rest.split_once(' ')?;
+    let is_mib = unit.starts_with("MB");
+    is_mib.then(|| number.parse().ok().map(Bytes::mib))?
+}
+
+/// `Total VRAM 24560 MB, total RAM …`: of the first device, which is often the only one.
+fn comfy_memory(text: &str, seen: &mut [Sighting]) {
+    let total = text.lines().find_map(|line| {
+        let (_, rest) = line.split_once("Total VRAM ")?;
+        let (number, rest) = rest.split_once(' ')?;
+        rest.starts_with("MB")
+            .then(|| number.parse().ok().map(Bytes::mib))?
+    });
+    if let Some(total) = total
+        && let Some(one) = seen
+            .iter_mut()
+            .find(|one| matches!(one.tool, "comfy" | "arch"))
+    {
+        one.gpu.usable_bytes = one.gpu.usable_bytes.or(Some(total));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pattern_compiles() {
+        assert_eq!(
+            COMPILED.as_ref().map(|all| all.patterns.len()),
+            Some(LINES.len())
+        );
+    }
+
+    #[test]
+    fn a_graphics_core_is_not_always_the_architecture_of_its_number() {
+        assert_eq!(of_graphics_core("11_0_3"), Some(Gfx::new(11, 0, 1)));
+        assert_eq!(of_graphics_core("11_5_1"), Some(Gfx::new(11, 5, 1)));
+        assert_eq!(of_graphics_core("10_1_10"), None);
+    }
+
+    #[test]
+    fn fields_of_a_log_line_are_read_whole() {
+        let line = r#"time=x msg="inference compute" id=0 library=rocm name="AMD Radeon RX 9070 XT" total="15.9 GiB""#;
+        assert_eq!(field(line, "name"), Some("AMD Radeon RX 9070 XT"));
+        assert_eq!(field(line, "id"), Some("0"));
+        assert_eq!(field(line, "ame"), None);
+    }
+}

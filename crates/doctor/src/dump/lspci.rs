@@ -1,0 +1,105 @@
+//! The output of `lspci`: which GPUs the bus has, and which driver runs each.
+//!
+//! ```text
+//! 03:00.0 VGA compatible controller [0300]: Advanced Micro Devices, Inc. [AMD/ATI] Navi 31 [Radeon RX 7900 XT/7900 XTX] [1002:744c] (rev c8)
+//!         Kernel driver in use: amdgpu
+//! ```
+
+use crate::names;
+use platform::machine::{Gpu, Machine, PciBus, UnusableGpu, UnusableReason};
+use platform::pci::{DeviceId, PciAddress};
+
+/// AMD's GPUs in the order of the bus; one that another driver runs becomes an unseen one.
+/// Without `-k` nothing is known of drivers, and all of them count.
+pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
+    let mut found: Vec<(Gpu, Option<String>, bool)> = Vec::new();
+    let mut is_open = false;
+    for line in text.lines() {
+        if let Some(gpu) = gpu(line) {
+            found.push((gpu, None, false));
+            is_open = true;
+        } else if line.trim().starts_with("Kernel modules:") {
+            // The last line of a device: a driver in use would have been named above it.
+            if let Some((.., is_whole)) = found.last_mut().filter(|_| is_open) {
+                *is_whole = true;
+            }
+        } else if let Some(driver) = line.trim().strip_prefix("Kernel driver in use:") {
+            if let Some((_, open, _)) = found.last_mut().filter(|_| is_open) {
+                *open = Some(driver.trim().to_owned());
+            }
+        } else if !line.starts_with(char::is_whitespace) {
+            // The next device of the bus.
+            is_open = false;
+        }
+    }
+    if found.is_empty() {
+        return Vec::new();
+    }
+    machine.pci_bus = Some(PciBus {
+        amd: found.len(),
+        others: Vec::new(),
+    });
+    let knows_drivers = text.contains("Kernel driver in use:");
+    let mut usable = Vec::new();
+    for (gpu, driver, is_whole) in found {
+        let reason = match driver.as_deref() {
+            Some("amdgpu") => None,
+            Some(other) => Some(UnusableReason::OtherDriver(other.to_owned())),
+            None => (knows_drivers && is_whole).then_some(UnusableReason::NoDriver(None)),
+        };
+        match reason {
+            None => usable.push(gpu),
+            Some(reason) => machine.unseen.push(UnusableGpu {
+                pci: gpu.pci,
+                device_id: gpu.device_id,
+                product: gpu.product,
+                reason,
+            }),
+        }
+    }
+    usable
+}
+
+fn gpu(line: &str) -> Option<Gpu> {
+    let (address, rest) = line.split_once(' ')?;
+    let pci = PciAddress::parse(address)?;
+    let is_display = [
+        "VGA compatible",
+        "Display controller",
+        "3D controller",
+        "Processing accelerators",
+    ]
+    .iter()
+    .any(|class| rest.starts_with(class));
+    if !is_display || !(rest.contains("Advanced Micro Devices") || rest.contains("[1002:")) {
+        return None;
+    }
+    let device_id = rest
+        .split_once("[1002:")
+        .and_then(|(_, id)| u16::from_str_radix(id.get(..4)?, 16).ok())
+        .map(DeviceId)
+        .or_else(|| unnamed(rest));
+    let product = rest
+        .split_once("[AMD/ATI] ")
+        .map(|(_, name)| name.split(" [1002:").next().unwrap_or(name))
+        .map(|name| name.split(" (rev").next().unwrap_or(name).trim())
+        .filter(|name| names::architecture_of(name).is_some());
+    Some(Gpu {
+        pci: Some(pci),
+        device_id,
+        product: device_id
+            .and_then(|id| id.product(None))
+            .or(product)
+            .map(str::to_owned),
+        ..Gpu::default()
+    })
+}
+
+/// `[AMD/ATI] Device 67df (rev e7)`: the list of names is older than the card.
+fn unnamed(rest: &str) -> Option<DeviceId> {
+    let (_, digits) = rest.split_once("] Device ")?;
+    let id = u16::from_str_radix(digits.get(..4)?, 16)
+        .ok()
+        .map(DeviceId)?;
+    id.gfx().map(|_| id)
+}

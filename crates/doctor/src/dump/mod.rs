@@ -1,0 +1,354 @@
+//! Reading a machine from a text that somebody posted.
+//!
+//! The kind of text is recognised from its content: a dump of `surefoot doctor`, a
+//! flattened KFD tree, the output of `rocminfo`, `hipInfo`, `rocm-smi` or `amd-smi`,
+//! a report about memory, a log. A post often holds more than one of them; the best
+//! source of devices gives the GPUs, and whatever else is in the text completes them.
+
+mod amd_smi;
+mod bounded;
+mod csv;
+mod hipinfo;
+mod kernel_log;
+mod layout;
+mod listing;
+mod lspci;
+mod memory_report;
+mod pairs;
+mod python_report;
+mod remarks;
+mod rocm_smi;
+mod rocminfo;
+mod sighting;
+mod sysfs;
+
+pub use bounded::read_text;
+
+use crate::plain::plain;
+use crate::{explain, names};
+use platform::machine::{Gpu, Machine, Posted, ReadFrom, System};
+use platform::pci::DeviceId;
+use platform::snapshot::{DUMP_HEADER, Snapshot};
+use platform::{describe, detect, source};
+
+/// The text is none of the kinds that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "not recognised; it can be a dump of `surefoot doctor --dump`, a KFD topology with its paths, \
+     the output of `rocminfo`, `hipInfo`, `rocm-smi -a`, `amd-smi static`, `amd-smi metric`, \
+     `python -m torch.utils.collect_env`, `accelerate env`, `lspci -nnk` or `dmesg`, \
+     a report about memory, or a log with an error message"
+)]
+pub struct UnknownFormat;
+
+pub use crate::encoding::decode;
+
+/// Reads a machine from a text of any kind.
+///
+/// # Errors
+/// [`UnknownFormat`] when nothing in the text describes a GPU, its memory or an error.
+pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
+    if is_binary(text) {
+        return Err(UnknownFormat);
+    }
+    let text = &*plain(text.trim_start_matches('\u{feff}'));
+    if text.starts_with(DUMP_HEADER) {
+        return Ok(detect::machine(&Snapshot::parse(text)));
+    }
+    let text = &*layout::unwrapped(text);
+    let snapshot = Snapshot::parse(text);
+    if snapshot.paths_under("kfd/nodes/").next().is_some() {
+        return Ok(detect::machine(&snapshot));
+    }
+    if let Some(nodes) = nodes_without_paths(text) {
+        return Ok(detect::machine(&nodes));
+    }
+    let read = by_tool(text, &snapshot).or_else(|| listed(text, &snapshot));
+    if let Some(mut machine) = read {
+        finish(text, &mut machine);
+        return Ok(machine);
+    }
+    // No GPU, and yet something that is worth saying about the machine.
+    let mut machine = Machine {
+        read_from: ReadFrom::Log,
+        variables: variables(text),
+        ..detect::machine(&snapshot)
+    };
+    let mut noted = machine.clone();
+    let seen = listing::sightings(text, &mut noted);
+    let paired = pairs::sightings(text, &mut noted);
+    noted.gpus = sighting::merged(seen.into_iter().chain(paired).collect(), &mut noted);
+    finish(text, &mut noted);
+    let remarks = Posted {
+        has_failed: false,
+        wants_rocm: false,
+        ..noted.posted.clone()
+    };
+    let says_something = remarks != Posted::default()
+        || !noted.variables.is_empty()
+        || noted.python.is_some()
+        || noted.system == System::Macos
+        || !noted.kernel_parameters.is_empty()
+        || noted.ttm_pages_limit.is_some();
+    if says_something {
+        machine = noted;
+    } else if explain::explain(text).matches.is_empty() {
+        return Err(UnknownFormat);
+    } else {
+        machine.system = noted.system;
+    }
+    Ok(machine)
+}
+
+/// Properties of KFD's nodes that were pasted without their paths.
+fn nodes_without_paths(text: &str) -> Option<Snapshot> {
+    if !text.contains("gfx_target_version") || !text.contains("simd_count") {
+        return None;
+    }
+    let mut snapshot = Snapshot::default();
+    let is_property = |line: &&str| {
+        let mut words = line.split_whitespace();
+        words.next().is_some()
+            && words.next().is_some_and(|word| word.parse::<u64>().is_ok())
+            && words.next().is_none()
+    };
+    let mut nodes: Vec<String> = Vec::new();
+    for line in text.lines().map(str::trim).filter(is_property) {
+        if nodes.is_empty() || line.starts_with("cpu_cores_count ") {
+            nodes.push(String::new());
+        }
+        if let Some(node) = nodes.last_mut() {
+            node.push_str(line);
+            node.push('\n');
+        }
+    }
+    for (number, node) in nodes.into_iter().enumerate() {
+        snapshot.insert_text(&format!("kfd/nodes/{number}/gpu_id"), "1\n");
+        snapshot.insert_text(&format!("kfd/nodes/{number}/properties"), node);
+    }
+    Some(snapshot)
+}
+
+/// The machine as the first tool tells it whose output is in the text.
+fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
+    type Reader = fn(&str, &mut Machine) -> Vec<Gpu>;
+    let readers: [(ReadFrom, Reader); 8] = [
+        (ReadFrom::Rocminfo, rocminfo::gpus),
+        (ReadFrom::Hipinfo, hipinfo::gpus),
+        (ReadFrom::AmdSmi, amd_smi::gpus),
+        (ReadFrom::RocmSmi, rocm_smi::gpus),
+        (ReadFrom::PythonReport, python_report::gpus),
+        (ReadFrom::KernelLog, kernel_log::gpus),
+        (ReadFrom::Lspci, lspci::gpus),
+        (ReadFrom::Memory, memory_report::gpus),
+    ];
+    for (read_from, gpus) in readers {
+        // The files among the text (`/proc/cmdline: …`) count in every kind.
+        let mut machine = Machine {
+            read_from,
+            variables: variables(text),
+            ..detect::machine(snapshot)
+        };
+        machine.gpus = gpus(text, &mut machine);
+        if read_from == ReadFrom::Memory {
+            // Whole files are better than sizes in running text.
+            let files = sysfs::gpus(snapshot);
+            if !files.is_empty() {
+                machine.gpus = files;
+            }
+        }
+        let recognised_without_a_gpu = match read_from {
+            ReadFrom::Rocminfo => rocminfo::is_rocminfo(text),
+            ReadFrom::PythonReport => python_report::is_python_report(text),
+            ReadFrom::KernelLog | ReadFrom::Lspci => !machine.unseen.is_empty(),
+            ReadFrom::Memory => memory_report::is_meminfo(text),
+            _ => false,
+        };
+        let is_empty = machine.gpus.is_empty();
+        if is_empty && !recognised_without_a_gpu {
+            continue;
+        }
+        let mut seen = listing::sightings(text, &mut machine);
+        seen.extend(pairs::sightings(text, &mut machine));
+        // The lists of these tools are whole; elsewhere another line may know more GPUs.
+        let is_whole = matches!(
+            read_from,
+            ReadFrom::Rocminfo
+                | ReadFrom::Hipinfo
+                | ReadFrom::AmdSmi
+                | ReadFrom::RocmSmi
+                | ReadFrom::Lspci
+                | ReadFrom::KernelLog
+        );
+        let mut known = std::mem::take(&mut machine.gpus);
+        if read_from == ReadFrom::Memory && !machine.posted.other_gpus.is_empty() && seen.is_empty()
+        {
+            // The sizes are those of somebody else's card.
+            known.clear();
+            if !memory_report::is_meminfo(text) {
+                continue;
+            }
+        }
+        machine.gpus = if is_whole && !is_empty {
+            sighting::completed(known, seen, &mut machine)
+        } else {
+            let known = known.into_iter().enumerate();
+            let known = known.map(|(index, gpu)| sighting::Sighting::of(index, gpu));
+            sighting::merged(known.chain(seen).collect(), &mut machine)
+        };
+        if is_empty && !machine.gpus.is_empty() {
+            machine.read_from = ReadFrom::Listing;
+        }
+        return Some(machine);
+    }
+    None
+}
+
+/// The machine as programs name its GPUs in passing.
+fn listed(text: &str, snapshot: &Snapshot) -> Option<Machine> {
+    let mut machine = Machine {
+        read_from: ReadFrom::Listing,
+        variables: variables(text),
+        ..detect::machine(snapshot)
+    };
+    let mut seen = listing::sightings(text, &mut machine);
+    seen.extend(pairs::sightings(text, &mut machine));
+    machine.gpus = sighting::merged(seen, &mut machine);
+    (!machine.gpus.is_empty()).then_some(machine)
+}
+
+/// What the whole text adds, and what follows from it.
+fn finish(text: &str, machine: &mut Machine) {
+    if let Some(system) = pairs::system(text)
+        && machine.system == System::Linux
+    {
+        machine.system = system;
+    }
+    for (index, gpu) in machine.gpus.iter_mut().enumerate() {
+        gpu.index = index;
+        // No GPU has one: the number was cut.
+        gpu.compute_units = gpu.compute_units.filter(|&units| units > 1);
+        if gpu.gfx.is_none() && gpu.device_id.and_then(DeviceId::gfx).is_none() {
+            gpu.gfx = gpu.product.as_deref().and_then(names::architecture_of);
+        }
+    }
+    memory_report::complete(text, machine);
+    remarks::read(text, machine);
+    describe::complete(machine);
+    remarks::reject_impossible(machine);
+}
+
+/// Whether most of a text is bytes that no text has: an archive, a core, a picture.
+fn is_binary(text: &str) -> bool {
+    let head = explain::clip(text, 64 << 10);
+    let is_strange =
+        |c: &char| *c == '\u{fffd}' || c.is_control() && !c.is_whitespace() && *c != '\u{1b}';
+    let strange = head.chars().filter(is_strange).count();
+    strange > 64 && strange * 8 > head.chars().count()
+}
+
+/// Assignments of variables that matter, on lines of their own, in any shell.
+fn variables(text: &str) -> std::collections::BTreeMap<String, String> {
+    let assignment = |line: &str| {
+        let line = line.trim();
+        let line = ["export ", "set ", "$env:", "Environment=", "-e ", "ENV "]
+            .iter()
+            .find_map(|p| line.strip_prefix(p))
+            .unwrap_or(line);
+        let (name, value) = line.split_once('=')?;
+        let name = name.trim();
+        let is_name = !name.is_empty()
+            && name
+                .bytes()
+                .all(|b| b.is_ascii_uppercase() || b.is_ascii_digit() || b == b'_');
+        let value = value.trim().trim_matches(['"', '\'']);
+        (is_name && source::is_relevant_variable(name)).then(|| (name.to_owned(), value.to_owned()))
+    };
+    text.lines().filter_map(assignment).collect()
+}
+
+/// The JSON documents in a text, among whatever warnings surround them: from the first
+/// bracket of a line that begins one, to its end.
+fn json_documents(text: &str) -> Vec<serde_json::Value> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < text.len() {
+        let line_end = text[at..]
+            .find('\n')
+            .map_or(text.len(), |length| at + length + 1);
+        let line = text[at..line_end].trim_start();
+        let start = line_end - text[at..line_end].trim_start().len();
+        if line.starts_with(['{', '[']) {
+            let mut documents =
+                serde_json::Deserializer::from_str(&text[start..]).into_iter::<serde_json::Value>();
+            if let Some(Ok(document)) = documents.next() {
+                at = start + documents.byte_offset();
+                found.push(document);
+                continue;
+            }
+        }
+        at = line_end;
+    }
+    found
+}
+
+/// The value behind the first colon of a line whose key is exactly `key`.
+fn value_of<'a>(line: &'a str, key: &str) -> Option<&'a str> {
+    let (found, value) = line.split_once(':')?;
+    (found.trim() == key).then(|| value.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn powershell_writes_utf16() {
+        let text = "gcnArchName: gfx1151";
+        let mut bytes = vec![0xff, 0xfe];
+        bytes.extend(text.encode_utf16().flat_map(u16::to_le_bytes));
+        assert_eq!(decode(&bytes), text);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_refused() {
+        let junk: Vec<u8> = (0..100_000u32)
+            .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
+            .collect();
+        assert_eq!(read(&decode(&junk)).err(), Some(UnknownFormat));
+    }
+
+    #[test]
+    fn assignments_of_any_shell_are_read() {
+        let text = "export HSA_OVERRIDE_GFX_VERSION=11.0.0\n$env:HIP_VISIBLE_DEVICES=\"0\"\nPATH=/bin\nx HSA_XNACK=1\n";
+        let variables = variables(text);
+        assert_eq!(
+            variables
+                .get("HSA_OVERRIDE_GFX_VERSION")
+                .map(String::as_str),
+            Some("11.0.0")
+        );
+        assert_eq!(
+            variables.get("HIP_VISIBLE_DEVICES").map(String::as_str),
+            Some("0")
+        );
+        assert_eq!(variables.len(), 2);
+    }
+
+    #[test]
+    fn prose_is_not_recognised() {
+        assert_eq!(
+            read("Dear all,\nmy computer is slow.\n").err(),
+            Some(UnknownFormat)
+        );
+        assert_eq!(read("").err(), Some(UnknownFormat));
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let _ = read(&decode(&bytes));
+        }
+    }
+}

@@ -1,0 +1,595 @@
+//! GPUs in what tools print as keys and values: `clinfo`, `vulkaninfo`, `glxinfo`, `inxi`,
+//! `fastfetch`, `dxdiag`, `lshw`, forms of issues, and JSON of any of them, whole or cut.
+//!
+//! Every tool has its own keys, and few of them matter: a name, a device id, an address, a
+//! size. Pairs are collected into a record until one of them comes again.
+
+use super::listing;
+use super::sighting::{Sighting, is_amd_graphics, is_other_vendor};
+use platform::machine::{Class, Machine, System};
+use platform::pci::{DeviceId, PciAddress};
+use platform::{Bytes, Gfx};
+use regex::Regex;
+use std::sync::LazyLock;
+
+/// What a key means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Name,
+    /// A device id in hexadecimal, or in decimal where the tool writes it so.
+    DeviceId,
+    Pci,
+    /// The whole memory as the compute runtime has it.
+    Pool,
+    /// Memory of some kind.
+    Memory,
+    Gfx,
+    Units,
+    /// The chip and its name: `GFX1100/Navi31`.
+    Asic,
+    /// `APU`, `Integrated`.
+    Kind,
+}
+
+/// Keys in lower case, without numbers at their end; those of JSON with the object they are in
+/// where the name alone says too little.
+const KEYS: &[(&str, Field)] = &[
+    ("gpu", Field::Name),
+    ("gpus", Field::Name),
+    ("gpu name", Field::Name),
+    ("gpu model", Field::Name),
+    ("gpu type", Field::Name),
+    ("gpu info", Field::Name),
+    ("gpuinfo", Field::Name),
+    ("gpu used", Field::Name),
+    ("gpu device", Field::Name),
+    ("gpu model and vram", Field::Name),
+    ("gpu models and configuration", Field::Name),
+    ("graphics", Field::Name),
+    ("graphics card", Field::Name),
+    ("graphic card", Field::Name),
+    ("graphics processor", Field::Name),
+    ("video card", Field::Name),
+    ("videocard", Field::Name),
+    ("video", Field::Name),
+    ("card", Field::Name),
+    ("card name", Field::Name),
+    ("card model", Field::Name),
+    ("card series", Field::Name),
+    ("display adapter", Field::Name),
+    ("adapter", Field::Name),
+    ("hardware", Field::Name),
+    ("device", Field::Name),
+    ("device-", Field::Name),
+    ("device name", Field::Name),
+    ("device board name (amd)", Field::Name),
+    ("board name", Field::Name),
+    ("devicename", Field::Name),
+    ("device_name", Field::Name),
+    ("decoded device id", Field::Name),
+    ("model_display", Field::Name),
+    ("name", Field::Name),
+    ("marketing name", Field::Name),
+    ("product", Field::Name),
+    ("product_name", Field::Name),
+    ("market_name", Field::Name),
+    ("gpu_name", Field::Name),
+    ("nvidia_gpu_models", Field::Name),
+    ("renderer", Field::Name),
+    ("gl_renderer", Field::Name),
+    ("opengl renderer", Field::Name),
+    ("opengl renderer string", Field::Name),
+    ("gpu型号", Field::Name),
+    ("显卡", Field::Name),
+    ("видеокарта", Field::Name),
+    ("grafikkarte", Field::Name),
+    ("carte graphique", Field::Name),
+    ("tarjeta gráfica", Field::Name),
+    ("placa de vídeo", Field::Name),
+    ("ekran kartı", Field::Name),
+    ("グラフィックボード", Field::Name),
+    ("그래픽카드", Field::Name),
+    ("deviceid", Field::DeviceId),
+    ("device id", Field::DeviceId),
+    ("device_id", Field::DeviceId),
+    ("gpu id", Field::DeviceId),
+    ("chip-id", Field::DeviceId),
+    ("device pci-e id (amd)", Field::DeviceId),
+    ("product.id", Field::DeviceId),
+    ("chip type", Field::DeviceId),
+    ("pci_id", Field::DeviceId),
+    ("pci", Field::Pci),
+    ("pci bus", Field::Pci),
+    ("pcie id", Field::Pci),
+    ("bus-id", Field::Pci),
+    ("bus info", Field::Pci),
+    ("pci_slot_name", Field::Pci),
+    ("device topology (amd)", Field::Pci),
+    ("address", Field::Pci),
+    ("global memory size", Field::Pool),
+    ("totalglobalmem", Field::Pool),
+    ("video memory", Field::Memory),
+    ("dedicated memory", Field::Memory),
+    ("dedicated video memory", Field::Memory),
+    ("dedicated.total", Field::Memory),
+    ("vram_gb", Field::Memory),
+    ("vram", Field::Memory),
+    ("vram size", Field::Memory),
+    ("vramcapacity", Field::Memory),
+    ("totalmemorycapacitybytes", Field::Memory),
+    ("vram total memory (b)", Field::Memory),
+    ("gcnarchname", Field::Gfx),
+    ("target_graphics_version", Field::Gfx),
+    ("gfx version", Field::Gfx),
+    ("gfx_version", Field::Gfx),
+    ("gfx", Field::Gfx),
+    ("compute units (cus)", Field::Units),
+    ("corecount", Field::Units),
+    ("asic name", Field::Asic),
+    ("vbios version", Field::Asic),
+    ("devicetype", Field::Kind),
+    ("gpu kind", Field::Kind),
+    ("integrationtype", Field::Kind),
+    ("uma", Field::Kind),
+    ("unified memory", Field::Kind),
+];
+
+/// How many pairs after its first one a record is kept open.
+const LONGEST_RECORD: usize = 120;
+
+static JSON: LazyLock<Option<Regex>> = LazyLock::new(|| {
+    Regex::new(r#""([^"\n]{1,60})"\s*:\s*(?:"([^"\n]{0,200})"|(-?[0-9][0-9.eE+]*)|(\{|\[|null|true|false))|(\})"#).ok()
+});
+
+struct Record {
+    sighting: Sighting,
+    keys: Vec<(String, String)>,
+    age: usize,
+    /// A card of somebody else.
+    is_foreign: bool,
+}
+
+/// The GPUs that keys and values of a text describe.
+pub(super) fn sightings(text: &str, machine: &mut Machine) -> Vec<Sighting> {
+    let mut reader = Reader {
+        machine,
+        record: None,
+        found: Vec::new(),
+        tool: "lines",
+        number: None,
+    };
+    for line in text.lines() {
+        // Rows of JSON are read as such, below.
+        if line.trim_start().starts_with(['"', '{', '[']) {
+            continue;
+        }
+        if line.trim().is_empty() {
+            reader.pause();
+        }
+        let number = number_of(line);
+        if number.is_some() {
+            reader.close();
+            reader.number = number;
+        }
+        for (key, value) in pairs(line) {
+            reader.take(&key, value);
+        }
+    }
+    reader.close();
+    if text.contains('"')
+        && let Some(pattern) = &*JSON
+    {
+        reader.tool = "json";
+        let mut objects: Vec<String> = Vec::new();
+        for found in pattern.captures_iter(text) {
+            if found.get(5).is_some() {
+                objects.pop();
+                continue;
+            }
+            let key = found.get(1).map_or("", |key| key.as_str());
+            match found.get(4).map(|word| word.as_str()) {
+                Some("{") => {
+                    let is_card = key
+                        .strip_prefix("card")
+                        .is_some_and(|number| number.parse::<u32>().is_ok());
+                    if is_card {
+                        reader.close();
+                    }
+                    objects.push(key.to_ascii_lowercase());
+                }
+                Some(_) => {}
+                None => {
+                    let value = found
+                        .get(2)
+                        .or(found.get(3))
+                        .map_or("", |value| value.as_str());
+                    let key = key.to_lowercase();
+                    let within = objects
+                        .last()
+                        .map_or(String::new(), |object| format!("{object}.{key}"));
+                    let key = if field(&within).is_some() {
+                        within
+                    } else {
+                        key
+                    };
+                    reader.take(&key, value);
+                }
+            }
+        }
+        reader.close();
+    }
+    reader.found
+}
+
+struct Reader<'a> {
+    machine: &'a mut Machine,
+    record: Option<Record>,
+    found: Vec<Sighting>,
+    tool: &'static str,
+    /// That of the heading above, for the next record.
+    number: Option<u32>,
+}
+
+impl Reader<'_> {
+    fn take(&mut self, key: &str, value: &str) {
+        let Some(field) = field(key) else {
+            if let Some(record) = &mut self.record {
+                record.age += 1;
+            }
+            return;
+        };
+        if key == "vendorid" && !value.contains("1002") {
+            return;
+        }
+        let is_relevant = match field {
+            Field::Name => {
+                is_amd_graphics(value)
+                    || is_other_vendor(value)
+                    || value.contains("(gfx")
+                    || value.starts_with("gfx")
+            }
+            Field::DeviceId => device_id(key, value).is_some(),
+            Field::Gfx => value.trim().parse::<Gfx>().is_ok(),
+            Field::Pci => address(value).is_some(),
+            _ => true,
+        };
+        if !is_relevant {
+            return;
+        }
+        let ends = self.record.as_ref().is_some_and(|record| {
+            record.age > LONGEST_RECORD
+                || record.keys.iter().any(|(known, before)| {
+                    known == key && (before != value || key == "name")
+                })
+                // What names a GPU ends one that was named and sized in the same form.
+                || field == Field::Name && record.is_foreign
+        });
+        if ends {
+            self.close();
+        }
+        // A size or an address alone begins nothing but a record of JSON, where it may come first.
+        let number = self.number;
+        if self.record.is_none() {
+            self.number = None;
+        }
+        let record = self.record.get_or_insert_with(|| Record {
+            sighting: Sighting::new("", number),
+            keys: Vec::new(),
+            age: 0,
+            is_foreign: false,
+        });
+        record.keys.push((key.to_owned(), value.to_owned()));
+        record.age += 1;
+        let one = &mut record.sighting;
+        match field {
+            Field::Name if is_other_vendor(value) => {
+                record.is_foreign = true;
+                listing::other(value, self.machine);
+            }
+            Field::Name => {
+                let named = Sighting::default().named(value);
+                one.gpu.gfx = one.gpu.gfx.or(named.gpu.gfx);
+                one.gpu.device_id = one.gpu.device_id.or(named.gpu.device_id);
+                one.reported = one.reported.or(named.reported);
+                let is_better = one
+                    .gpu
+                    .product
+                    .as_deref()
+                    .is_none_or(|name| crate::names::architecture_of(name).is_none());
+                if is_better && named.gpu.product.is_some() {
+                    one.gpu.product = named.gpu.product;
+                }
+                one.about = one.about.or(size_in(value));
+            }
+            Field::DeviceId => one.gpu.device_id = device_id(key, value).or(one.gpu.device_id),
+            Field::Pci => one.gpu.pci = one.gpu.pci.or(address(value)),
+            Field::Pool => one.gpu.usable_bytes = one.gpu.usable_bytes.or(memory(key, value)),
+            Field::Memory => one.about = one.about.or(memory(key, value)),
+            Field::Gfx => one.reported = value.trim().parse().ok().or(one.reported),
+            Field::Units => {}
+            Field::Asic => {
+                one.reported = one
+                    .reported
+                    .or_else(|| value.split('/').next()?.to_ascii_lowercase().parse().ok());
+                one.gpu.gfx = one.gpu.gfx.or_else(|| crate::names::architecture_of(value));
+            }
+            Field::Kind
+                if value.contains("INTEGRATED") || matches!(value, "APU" | "Integrated") =>
+            {
+                one.gpu.class = Some(Class::Apu);
+                one.gpu.class_from = "the tool says integrated";
+            }
+            Field::Kind => {}
+        }
+    }
+
+    /// An empty line ends a record that has a name: what follows is of something else.
+    fn pause(&mut self) {
+        if self.record.as_ref().is_some_and(|record| {
+            record.is_foreign
+                || record.sighting.gpu.product.is_some() && record.sighting.gpu.device_id.is_some()
+        }) {
+            self.close();
+        }
+    }
+
+    fn close(&mut self) {
+        let Some(mut record) = self.record.take() else {
+            return;
+        };
+        let one = &mut record.sighting;
+        let is_gpu = one.gpu.product.is_some()
+            || one.gpu.device_id.is_some()
+            || one.gpu.gfx.is_some()
+            || one.reported.is_some();
+        if record.is_foreign || !is_gpu {
+            return;
+        }
+        one.tool = self.tool;
+        if self.tool == "json" {
+            // Objects of a list are different GPUs, however equal they are.
+            one.index = u32::try_from(
+                self.found
+                    .iter()
+                    .filter(|other| other.tool == "json")
+                    .count(),
+            )
+            .ok();
+        }
+        self.found.push(record.sighting);
+    }
+}
+
+fn field(key: &str) -> Option<Field> {
+    KEYS.iter()
+        .find(|(known, _)| *known == key)
+        .map(|(_, field)| *field)
+}
+
+/// The number in `GPU0:`, `GPU 1: …` or `Device-2: …`, with which a device begins.
+fn number_of(line: &str) -> Option<u32> {
+    let line = line.trim_start_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '*' | '•'));
+    let rest = line
+        .strip_prefix("GPU")
+        .or_else(|| line.strip_prefix("Device-"))?;
+    let (number, _) = rest.split_once(':')?;
+    number.trim().trim_start_matches('#').parse().ok()
+}
+
+/// The pairs of a line; `inxi` writes several into one.
+fn pairs(line: &str) -> Vec<(String, &str)> {
+    let line = line.trim_start_matches(|c: char| {
+        c.is_whitespace() || matches!(c, '-' | '*' | '•' | '|' | '#')
+    });
+    let mut pairs = Vec::new();
+    let Some((key, value)) = split(line) else {
+        return pairs;
+    };
+    // `chip-ID: 1002:73df` and `bus-ID: 03:00.0` at the end of a name are pairs of their own.
+    for inner in ["chip-ID: ", "bus-ID: "] {
+        if let Some((_, rest)) = value.split_once(inner) {
+            let word = rest.split_whitespace().next().unwrap_or_default();
+            pairs.push((inner.trim_end_matches(": ").to_lowercase(), word));
+        }
+    }
+    pairs.insert(0, (key, value));
+    pairs
+}
+
+/// Key and value of `key: value`, `key = value` or columns of spaces.
+fn split(line: &str) -> Option<(String, &str)> {
+    let colon = [": ", ":\t"]
+        .iter()
+        .filter_map(|mark| line.find(mark))
+        .min()
+        .map(|at| (at, 2));
+    let ends = line.strip_suffix(':').map(|_| (line.len() - 1, 1));
+    let equals = line
+        .find(" = ")
+        .or_else(|| line.find("\t= "))
+        .map(|at| (at, 3));
+    let columns = line.find("   ").map(|at| (at, 3));
+    // Columns only where nothing else parts key and value: art stands to the left of some keys.
+    let first = [colon, equals]
+        .into_iter()
+        .flatten()
+        .min_by_key(|(at, _)| *at);
+    let (at, length) = first.or(columns).or(ends)?;
+    let key = line[..at].trim().trim_end_matches(':');
+    // `GPU 1`, `GPU0`, `Device-1` are keys of the same kind; numbers do not tell them apart here,
+    // and the repeated key does. Art may stand to the left of fastfetch's keys.
+    let key = key.rsplit("  ").next().unwrap_or(key).trim();
+    let key = key
+        .trim_end_matches(|c: char| c.is_ascii_digit() || c == '#')
+        .trim_end();
+    let key = key.trim_matches(['"', '`', '\'']).to_lowercase();
+    let value = line
+        .get(at + length..)?
+        .trim()
+        .trim_start_matches([':', '='])
+        .trim();
+    let value = value.strip_prefix("GPU: ").unwrap_or(value);
+    (!key.is_empty() && key.len() <= 40).then_some((key, value))
+}
+
+/// What a device id is written as: `0x73df`, `1002:73df`, `… (0x6939)`, and in decimal by
+/// `amdgpu_top`.
+fn device_id(key: &str, value: &str) -> Option<DeviceId> {
+    let hex = |digits: &str| u16::from_str_radix(digits.get(..4)?, 16).ok().map(DeviceId);
+    let value = value.trim().trim_matches(['"', '\'']);
+    let id = if let Some((_, rest)) = value.split_once("0x") {
+        hex(rest)
+    } else if let Some((_, rest)) = value.split_once("1002:") {
+        hex(rest)
+    } else if key == "product.id" {
+        hex(value)
+    } else {
+        value.parse().ok().map(DeviceId)
+    };
+    id.filter(|id| id.gfx().is_some())
+}
+
+fn address(value: &str) -> Option<PciAddress> {
+    value
+        .split([' ', '@', ','])
+        .rev()
+        .map(|word| word.trim_matches(['"', '\'']))
+        .filter(|word| word.contains(':') && word.contains('.'))
+        .find_map(PciAddress::parse)
+}
+
+/// `(15.92 GiB)` behind a name.
+fn size_in(value: &str) -> Option<Bytes> {
+    value
+        .split('(')
+        .skip(1)
+        .filter_map(|part| part.split(')').next())
+        .filter(|part| part.ends_with("iB") || part.ends_with("GB") || part.ends_with("MB"))
+        .find_map(Bytes::parse_tool_output)
+}
+
+fn memory(key: &str, value: &str) -> Option<Bytes> {
+    if key == "vram_gb" {
+        return Bytes::parse_tool_output(&format!("{value} GiB"));
+    }
+    let number = value.split(['(', ',']).next().unwrap_or(value).trim();
+    Bytes::parse_tool_output(number).filter(|&bytes| bytes >= Bytes::mib(1))
+}
+
+/// What is not a GPU and tells where the text comes from.
+pub(super) fn system(text: &str) -> Option<System> {
+    let has = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
+    if has(&[
+        "microsoft-standard-WSL",
+        "WSL environment detected",
+        "/dev/dxg",
+        "librocdxg",
+        "WSL2",
+        "wsl.exe",
+    ]) {
+        return Some(System::Wsl);
+    }
+    if has(&[
+        "MoltenVK",
+        "apple-darwin",
+        "macOS-",
+        "Mac OS X",
+        "** Platform: Darwin",
+        "OS: macOS",
+    ]) {
+        return Some(System::Macos);
+    }
+    let is_windows = has(&[
+        "Platform: Windows",
+        "win_amd64",
+        "PS C:\\",
+        "PS D:\\",
+        "PS E:\\",
+        "PS F:\\",
+        "C:\\Users\\",
+        "C:\\Program",
+        "MSC v.19",
+        "OS: nt",
+        "amd_windows.go",
+        "gpu_windows.go",
+        "pc-windows-msvc",
+        "Windows-10",
+        "Windows-11",
+        "Direct3D",
+        "atiadlxx",
+        "win32",
+        "AppData\\Local",
+        "DriverVersion",
+        "hipblas.dll",
+        "_rocm_sdk_core",
+        ".exe\"",
+        "\"OS Version\":\"Windows",
+        "Microsoft Windows",
+        "\\venv\\Scripts",
+        "python_env\\python.exe",
+        "checkHipErrors() HIP API error",
+    ]) || text
+        .lines()
+        .any(|line| line.trim_start_matches(['>', ' ']).starts_with("set ") && line.contains('='));
+    // A mount of Windows within Linux is WSL.
+    if is_windows && has(&["/mnt/c/", "/usr/lib/wsl"]) {
+        return Some(System::Wsl);
+    }
+    is_windows.then_some(System::Windows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Vec<Sighting> {
+        sightings(text, &mut Machine::default())
+    }
+
+    #[test]
+    fn keys_and_values_are_split_however_they_are_written() {
+        for (line, key, value) in [
+            ("GPU 1: AMD Radeon 780M", "gpu", "AMD Radeon 780M"),
+            (
+                "deviceName         = AMD Radeon RX 6600 XT",
+                "devicename",
+                "AMD Radeon RX 6600 XT",
+            ),
+            (
+                "Device Name                gfx1032",
+                "device name",
+                "gfx1032",
+            ),
+            ("  Device-1: AMD Navi 22", "device-", "AMD Navi 22"),
+        ] {
+            assert_eq!(split(line.trim()), Some((key.to_owned(), value)), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_key_that_comes_again_begins_the_next_gpu() {
+        let text = "Card name: AMD Radeon RX 7600\nDedicated Memory: 8176 MB\nCard name: AMD Radeon 780M\n";
+        assert_eq!(found(text).len(), 2);
+    }
+
+    #[test]
+    fn json_is_read_where_it_is_cut() {
+        let text = r#"e": "1", "dedicated": {"total": 8589934592}, "name": "Radeon RX 7600", "nam"#;
+        let all = found(text);
+        assert_eq!(all.len(), 1);
+        assert_eq!(all[0].about, Some(Bytes::gib(8)));
+    }
+
+    #[test]
+    fn equal_cards_with_numbers_are_two() {
+        let text = "GPU0:\n  deviceName = AMD Radeon RX 7900 XTX\nGPU1:\n  deviceName = AMD Radeon RX 7900 XTX\n";
+        let gpus = super::super::sighting::merged(found(text), &mut Machine::default());
+        assert_eq!(gpus.len(), 2);
+    }
+
+    #[test]
+    fn a_processor_is_no_gpu() {
+        assert!(found("name: AMD Ryzen 7 7840U w/ Radeon 780M Graphics").is_empty());
+        assert!(found("Device: AMD Ryzen 9 5950X 16-Core Processor").is_empty());
+    }
+}

@@ -1,0 +1,143 @@
+//! What Python tools print about an installation: `python -m torch.utils.collect_env`
+//! and `accelerate env`. Every bug report of a trainer has one of them.
+
+use super::value_of;
+use crate::names;
+use platform::machine::{Gpu, Kernel, Machine};
+use platform::pci::DeviceId;
+use platform::python::{self, is_relevant_package};
+use platform::snapshot::Snapshot;
+use platform::{Bytes, Gfx};
+
+/// Whether the text is such a report, even one without a GPU.
+pub(super) fn is_python_report(text: &str) -> bool {
+    text.lines().any(|line| {
+        let line = line.trim_start_matches(['-', '*', ' ']);
+        let rest = line
+            .find("PyTorch version")
+            .map(|at| line[at + "PyTorch version".len()..].trim_start());
+        // A log of ComfyUI names it as well, among other things.
+        rest.is_some_and(|rest| {
+            line.starts_with("PyTorch version (")
+                || rest.starts_with(':') && !line.contains("- PyTorch Version")
+        })
+    }) && [
+        "Is debug build",
+        "ROCM used to build",
+        "`Accelerate` version",
+        "Python platform",
+        "PyTorch version (",
+    ]
+    .iter()
+    .any(|sign| text.contains(sign))
+}
+
+/// The GPUs it names; the packages become the Python of the machine.
+pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
+    if !is_python_report(text) {
+        return Vec::new();
+    }
+    let mut packages: Vec<(String, String)> = Vec::new();
+    let mut gpus = Vec::new();
+    for line in text.lines() {
+        let line = line.trim().trim_start_matches(['-', '*']).trim_start();
+        // What came before on the same line is of another program.
+        let line = line.find("PyTorch version").map_or(line, |at| &line[at..]);
+        if let Some((name, version)) = package(line) {
+            packages.push((name, version));
+        } else if let Some(value) = value_of(line, "PyTorch version") {
+            if value != "N/A" {
+                packages.push(("torch".to_owned(), value.to_owned()));
+            }
+        } else if let Some((_, value)) = line
+            .strip_prefix("PyTorch version (")
+            .and_then(|rest| rest.split_once("): "))
+        {
+            // `2.9.1+rocm6.4 (True)`
+            let version = value.split_whitespace().next().unwrap_or_default();
+            packages.push(("torch".to_owned(), version.to_owned()));
+        } else if let Some(value) = value_of(line, "`Accelerate` version") {
+            packages.push(("accelerate".to_owned(), value.to_owned()));
+        } else if let Some(value) = value_of(line, "System RAM") {
+            machine.memory.total = machine.memory.total.or(Bytes::parse_tool_output(value));
+        } else if let Some(value) =
+            value_of(line, "Python platform").or_else(|| value_of(line, "Platform"))
+        {
+            let release = value.strip_prefix("Linux-").unwrap_or_default();
+            machine.kernel = machine.kernel.take().or_else(|| Kernel::parse(release));
+            if value.starts_with("Windows") {
+                machine.system = platform::machine::System::Windows;
+            }
+        } else if let Some(value) = value_of(line, "OS") {
+            machine.distribution = machine.distribution.take().or(Some(value.to_owned()));
+            if value.starts_with("Microsoft Windows") {
+                machine.system = platform::machine::System::Windows;
+            }
+        } else if let Some(name) = gpu_name(line) {
+            if super::sighting::is_other_vendor(name) {
+                super::listing::other(name, machine);
+            } else {
+                gpus.extend(gpu(name));
+            }
+        }
+    }
+    // `packages` of a snapshot: the first of a name counts.
+    packages.reverse();
+    let list: String = packages
+        .iter()
+        .map(|(name, version)| format!("{name} {version}\n"))
+        .collect();
+    let mut snapshot = Snapshot::default();
+    snapshot.insert_text("python/prefix", "the Python of this report\n");
+    snapshot.insert_text("python/packages", list);
+    machine.python = python::from_snapshot(&snapshot);
+    gpus
+}
+
+/// `[pip3] torch==2.9.1+rocm6.4`, or `[conda] torch  2.9.1  pypi_0  pypi`.
+fn package(line: &str) -> Option<(String, String)> {
+    let entry = line
+        .strip_prefix("[pip3] ")
+        .map(|entry| entry.split_once("=="))
+        .or_else(|| {
+            line.strip_prefix("[conda] ")
+                .map(|entry| entry.split_once(char::is_whitespace))
+        })??;
+    let name = entry.0.trim().to_ascii_lowercase().replace(['_', '.'], "-");
+    let version = entry.1.split_whitespace().next()?.to_owned();
+    is_relevant_package(&name).then_some((name, version))
+}
+
+fn gpu_name(line: &str) -> Option<&str> {
+    value_of(line, "GPU models and configuration")
+        .or_else(|| value_of(line, "GPU type"))
+        .or_else(|| {
+            let number = line.strip_prefix("GPU ")?.split_once(": ")?;
+            number.0.parse::<u32>().ok().map(|_| number.1)
+        })
+}
+
+/// `AMD Radeon RX 6700 XT (gfx1031)`; a card of somebody else is none of ours.
+fn gpu(name: &str) -> Option<Gpu> {
+    let gfx = Gfx::find_all(name).first().copied();
+    let product = name.split("(gfx").next().unwrap_or(name);
+    // vLLM's program writes this where torch does not tell the architecture.
+    let product = product
+        .split("NoGCNArchName")
+        .next()
+        .unwrap_or(product)
+        .trim();
+    let is_amd = product.contains("AMD") || product.contains("Radeon");
+    let device_id = product
+        .strip_prefix("Device ")
+        .and_then(|id| u16::from_str_radix(id, 16).ok())
+        .map(DeviceId)
+        .filter(|id| id.gfx().is_some());
+    (gfx.is_some() || is_amd || device_id.is_some()).then(|| Gpu {
+        gfx: gfx.or_else(|| names::architecture_of(product)),
+        device_id,
+        product: Some(product.to_owned())
+            .filter(|product| !product.is_empty() && device_id.is_none()),
+        ..Gpu::default()
+    })
+}

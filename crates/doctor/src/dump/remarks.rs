@@ -1,0 +1,223 @@
+//! What a posted text says about itself and its program: that it is cut off, that ZLUDA or
+//! DirectML stands in for ROCm, which packages and which ROCm are installed.
+
+use super::rocminfo;
+use platform::Bytes;
+use platform::machine::{InsteadOfRocm, Machine, System};
+use platform::python::{self, is_relevant_package};
+use platform::snapshot::Snapshot;
+use regex::Regex;
+use std::sync::LazyLock;
+
+struct Patterns {
+    rocm: Regex,
+    torch: Regex,
+    package: Regex,
+    wheel: Regex,
+    override_value: Regex,
+    no_gpu: Regex,
+    failed: Regex,
+}
+
+static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
+    let pattern = |text: &str| Regex::new(text).ok();
+    Some(Patterns {
+        // `rocm-core 7.0.0.70000`, `ROCm version: 7.1`, `ROCm: 7.2.1`, `/opt/rocm-6.4.1`.
+        rocm: pattern(
+            r"(?i)(?:\brocm-core(?:@|\s+|-)|/opt/rocm-|\brocm(?:[ _]version)?\s*[:=]\s*v?|\bROCm v?)(\d+\.\d+(?:\.\d+)?)\b",
+        )?,
+        torch: pattern(
+            r#"(?i)(?:\bpytorch version\s*[:=]|"torch_version"\s*:|torch\.__version__\W+|\bTorch(?: version)?[:=]?) ?"?'?(\d+\.\d+\.\d+[\w.+-]*)"#,
+        )?,
+        package: pattern(r"^(?:\[pip3?\] |- )?([A-Za-z][\w.-]{2,50})(?:==|\s{2,}| @ )(\d[\w.+]*)")?,
+        wheel: pattern(
+            r"\b(?:Downloading|Collecting|Installing|Using cached|Successfully installed)\b.*\b(torch)[-=]=?(\d[\w.+]*?)-cp\d+-\S*?(manylinux|win)",
+        )?,
+        failed: pattern(
+            r"(?im)traceback \(most recent|^\s*(?:\w+\.)*\w*(?:Error|Exception)\b:|\berror:|\bfatal\b|core dumped|segmentation fault|segfault|terminate called|\baborted\b|\bfailed (?:to|with)\b|hipError\w+|HSA_STATUS_ERROR|undefined symbol|cannot open shared object|page fault|out of memory|\bstatus = \d|SIGABRT|SIGSEGV|unable to open|permission denied|api call failure|exit code [1-9-]|exception code",
+        )?,
+        no_gpu: pattern(
+            r"(?i)\bno (?:(?:compatible|supported|usable|suitable|AMD|discrete|integrated) )+(?:GPUs?|graphics)\b.{0,8}(?:found|detected|discovered|available)",
+        )?,
+        override_value: pattern(
+            r"\b(HSA_OVERRIDE_GFX_VERSION(?:_\d+)?|(?:HIP|ROCR|CUDA)_VISIBLE_DEVICES)[=:]\s?[\x22']?([\w.,-]+)",
+        )?,
+    })
+});
+
+/// Fills in what the whole text says, the GPUs being read.
+pub(super) fn read(text: &str, machine: &mut Machine) {
+    let Some(patterns) = &*PATTERNS else { return };
+    let lower = text.to_ascii_lowercase();
+    let posted = &mut machine.posted;
+    if lower.contains("zluda") {
+        posted.instead_of_rocm = Some(InsteadOfRocm::Zluda);
+    } else if lower.contains("directml") || lower.contains("privateuseone") {
+        posted.instead_of_rocm = Some(InsteadOfRocm::DirectMl);
+        // It tells programs a number that is the same for every card.
+        for gpu in &mut machine.gpus {
+            (gpu.usable_bytes, gpu.vram_bytes) = (None, None);
+        }
+    }
+    posted.has_npu = text.lines().any(|line| {
+        let line = line.trim();
+        line.starts_with("Name:") && line.ends_with("aie2")
+            || line.starts_with("Uuid:") && line.contains("AIE-")
+    });
+    if posted.cpu_only.is_none() && patterns.no_gpu.is_match(text) {
+        posted.cpu_only = Some("The program".to_owned());
+    }
+    posted.wants_rocm = [
+        "pytorch.org/whl/rocm",
+        "pytorch.org/whl/nightly/rocm",
+        "repo.amd.com/rocm",
+        "rocm.nightlies.amd.com",
+    ]
+    .iter()
+    .any(|index| lower.contains(index));
+    // What a program warns of did not stop it.
+    posted.has_failed = text
+        .lines()
+        .any(|line| !line.contains("Warning:") && patterns.failed.is_match(line));
+    posted.rocm = text
+        .lines()
+        .filter_map(|line| patterns.rocm.captures(line))
+        .find_map(|found| found.get(1).map(|version| version.as_str().to_owned()));
+    posted.is_cut =
+        !posted.has_failed && machine.gpus.is_empty() && machine.unseen.is_empty() && is_cut(text);
+    variables(text, patterns, machine);
+    packages(text, patterns, machine);
+    if text.contains("Linux-") && lower.contains("-microsoft-") {
+        machine.system = System::Wsl;
+    }
+}
+
+/// The output of a tool without its GPU and without its end.
+fn is_cut(text: &str) -> bool {
+    let is_report = text.contains("Collecting environment information")
+        || text.contains("ROCM used to build PyTorch");
+    let is_whole_report = ["GPU models and configuration", "Is CUDA available: False"]
+        .iter()
+        .any(|line| text.contains(line));
+    rocminfo::is_fragment(text) && !text.contains("*** Done ***")
+        || is_report && !is_whole_report
+        || has_bridges_only(text)
+        || text.contains("GPU[") && text.contains("]\t\t:")
+}
+
+/// The bus without its display controllers: the beginning of an `lspci`.
+fn has_bridges_only(text: &str) -> bool {
+    let classes = ["Host bridge", "PCI bridge", "IOMMU"];
+    let is_bridge = |line: &str| {
+        line.contains("Advanced Micro Devices") && classes.iter().any(|class| line.contains(class))
+    };
+    let is_display = |line: &str| {
+        line.contains("VGA compatible")
+            || line.contains("Display controller")
+            || line.contains("3D controller")
+    };
+    text.lines().filter(|line| is_bridge(line)).count() > 1 && !text.lines().any(is_display)
+}
+
+/// Assignments within commands and logs. A comment sets nothing.
+fn variables(text: &str, patterns: &Patterns, machine: &mut Machine) {
+    for line in text.lines() {
+        let start = line.trim_start().to_ascii_lowercase();
+        if ["#", "rem ", "::", "//", "unset "]
+            .iter()
+            .any(|mark| start.starts_with(mark))
+        {
+            continue;
+        }
+        for found in patterns.override_value.captures_iter(line).take(8) {
+            // The names of a list without values follow each other: `A: B:`.
+            let value = found[2].trim_end_matches(['.', ',']);
+            let is_value = value.starts_with(|c: char| c.is_ascii_digit() || c == '-')
+                || value.starts_with("GPU-");
+            if is_value {
+                machine
+                    .variables
+                    .entry(found[1].to_owned())
+                    .or_insert_with(|| value.to_owned());
+            }
+        }
+    }
+}
+
+/// The torch of a log and the packages of a list, where no report has told them.
+fn packages(text: &str, patterns: &Patterns, machine: &mut Machine) {
+    if machine.python.is_some() {
+        return;
+    }
+    let mut packages: Vec<(String, String)> = Vec::new();
+    let mut is_cuda = false;
+    for line in text.lines() {
+        let line = line.trim_start();
+        let quoted = line.trim().trim_matches(['\'', '"']);
+        if quoted.len() + 2 == line.trim().len()
+            && quoted.contains("+rocm")
+            && quoted.starts_with(|c: char| c.is_ascii_digit())
+        {
+            packages.push(("torch".to_owned(), quoted.to_owned()));
+        } else if let Some(found) = patterns.torch.captures(line) {
+            packages.push((
+                "torch".to_owned(),
+                found[1].trim_end_matches('.').to_owned(),
+            ));
+        } else if let Some(found) = patterns.wheel.captures(line) {
+            packages.push(("torch".to_owned(), found[2].to_owned()));
+            // PyPI's wheels have no local part; those for Linux are built for CUDA.
+            is_cuda |= !found[2].contains('+') && &found[3] == "manylinux";
+        } else if let Some(found) = patterns.package.captures(line) {
+            let name = found[1].to_ascii_lowercase().replace(['_', '.'], "-");
+            is_cuda |= name.starts_with("nvidia-cuda-") || name.starts_with("nvidia-cudnn-");
+            if is_relevant_package(&name) {
+                packages.push((name, found[2].to_owned()));
+            }
+        }
+        is_cuda |= line.contains("nvidia-cuda-runtime-cu1") || line.contains("nvidia-cublas-cu1");
+    }
+    if packages.is_empty() && !is_cuda {
+        return;
+    }
+    let mut snapshot = Snapshot::default();
+    // The first of a name counts.
+    packages.reverse();
+    let list: String = packages
+        .iter()
+        .map(|(name, version)| format!("{name} {version}\n"))
+        .collect();
+    if is_cuda && !list.contains("+rocm") {
+        snapshot.insert_text("python/torch/version.py", "cuda = 'some'\nhip = None\n");
+    }
+    snapshot.insert_text("python/prefix", "the Python of this text\n");
+    let has_torch = packages.iter().any(|(name, _)| name == "torch");
+    let list = if has_torch {
+        list
+    } else {
+        format!("{list}torch built for CUDA\n")
+    };
+    snapshot.insert_text("python/packages", list);
+    if has_torch || is_cuda {
+        machine.python = python::from_snapshot(&snapshot);
+    }
+}
+
+/// Sizes that cannot be: of a card, less than 2 GiB or more than 512; of an APU less than 256 MiB.
+pub(super) fn reject_impossible(machine: &mut Machine) {
+    for gpu in &mut machine.gpus {
+        let Some(usable) = gpu.usable_bytes else {
+            continue;
+        };
+        let is_current = gpu.gfx.is_some_and(|gfx| !gfx.is_too_old());
+        let least = match gpu.class {
+            Some(platform::machine::Class::Dgpu) if is_current => Bytes::gib(2),
+            Some(platform::machine::Class::Apu) if is_current => Bytes::mib(256),
+            _ => continue,
+        };
+        if usable < least || usable > Bytes::gib(1024) {
+            machine.posted.impossible_memory = Some(usable);
+            (gpu.usable_bytes, gpu.vram_bytes) = (None, None);
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! GPUs as programs name them in passing, and which of them are the same one.
+//!
+//! A start-up log, a form and a listing of another tool each name the GPUs of one machine in
+//! their own way: by product, chip, device id or architecture. The list that tells most is
+//! taken, and the others complete it.
+
+use crate::{names, wheels};
+use platform::machine::{Gpu, Machine};
+use platform::pci::DeviceId;
+use platform::{Bytes, Gfx};
+
+/// Whether a text names graphics of AMD: not a processor, nor a card of somebody else.
+pub(super) fn is_amd_graphics(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| lower.contains(word));
+    if has(&[
+        "nvidia",
+        "geforce",
+        "quadro",
+        "intel",
+        "llvmpipe",
+        "tesla ",
+        "audio",
+        "hdmi",
+        "bridge",
+        "upstream port",
+    ]) {
+        return false;
+    }
+    let is_processor = has(&[
+        "ryzen",
+        "epyc",
+        "threadripper",
+        "processor",
+        "-core",
+        "athlon",
+    ]);
+    if is_processor && !has(&["radv", "graphics processor", "(radeonsi"]) {
+        return false;
+    }
+    has(&["radeon", "instinct", "firepro"])
+        || names::architecture_of(name).is_some()
+        || names::is_before_rocm(name)
+        || lower.trim() == "amd"
+        || lower.starts_with("amd ") && has(&["graphics", "[integrated]", "[discrete]", "gpu"])
+}
+
+/// The graphics of another vendor, by their name.
+pub(super) fn is_other_vendor(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase();
+    [
+        "nvidia",
+        "geforce",
+        "intel(r) arc",
+        "intel arc",
+        "intel(r) uhd",
+        "vmware",
+        "svga ii",
+        "virtio",
+    ]
+    .iter()
+    .any(|vendor| lower.contains(vendor))
+}
+
+/// A GPU that one program named.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sighting {
+    /// Which program, or which kind of line: GPUs of one kind are one list.
+    pub(super) tool: &'static str,
+    /// Its number in that list.
+    pub(super) index: Option<u32>,
+    /// What is known of it.
+    pub(super) gpu: Gpu,
+    /// The architecture that a runtime reports, which believes an override.
+    pub(super) reported: Option<Gfx>,
+    /// What is free, or what some program calls its memory: enough to size a card.
+    pub(super) about: Option<Bytes>,
+}
+
+impl Sighting {
+    pub(super) fn new(tool: &'static str, index: Option<u32>) -> Self {
+        Self {
+            tool,
+            index,
+            ..Self::default()
+        }
+    }
+
+    /// A GPU that a tool described.
+    pub(super) fn of(index: usize, gpu: Gpu) -> Self {
+        Self {
+            tool: "tool",
+            index: u32::try_from(index).ok(),
+            gpu,
+            ..Self::default()
+        }
+    }
+
+    /// With the name that a program gives it, from which decorations are removed.
+    pub(super) fn named(mut self, name: &str) -> Self {
+        let name = bare(name);
+        self.gpu.gfx = self.gpu.gfx.or_else(|| names::architecture_of(name));
+        self.reported = self.reported.or(Gfx::find_all(name).first().copied());
+        if self.gpu.device_id.is_none() {
+            self.gpu.device_id = id_in(name);
+        }
+        if is_amd_graphics(name) {
+            let product = product(name);
+            self.gpu.product = Some(product.to_owned()).filter(|product| !product.is_empty());
+        }
+        self
+    }
+
+    pub(super) fn reporting(mut self, gfx: Option<Gfx>) -> Self {
+        self.reported = gfx.or(self.reported);
+        self
+    }
+
+    /// Whether anything at all is known of it.
+    pub(super) fn says_something(&self) -> bool {
+        self.gpu != Gpu::default() || self.reported.is_some() || self.about.is_some()
+    }
+
+    /// The chip: its device id, its name, and what the runtime says of it. Where the runtime
+    /// takes it for another one that it can pass for, the override was set.
+    fn settle(&mut self, machine: &mut Machine) {
+        let chip = self.gpu.device_id.and_then(DeviceId::gfx).or(self.gpu.gfx);
+        self.gpu.gfx = match (chip, self.reported) {
+            (Some(chip), Some(reported)) if chip != reported => {
+                let passes = wheels::override_for(chip) == Some(reported.as_override().as_str());
+                if passes {
+                    machine
+                        .variables
+                        .entry("HSA_OVERRIDE_GFX_VERSION".to_owned())
+                        .or_insert_with(|| reported.as_override());
+                }
+                Some(if passes { chip } else { reported })
+            }
+            (chip, reported) => chip.or(reported),
+        };
+    }
+
+    fn tells(&self) -> bool {
+        self.gpu.gfx.is_some() || self.gpu.device_id.is_some()
+    }
+}
+
+/// `1002:744c`, or a device id in parentheses.
+fn id_in(name: &str) -> Option<DeviceId> {
+    let digits = name
+        .split_once("1002:")
+        .map(|(_, rest)| rest)
+        .or_else(|| name.split_once("(0x").map(|(_, rest)| rest))
+        .or_else(|| name.strip_prefix("Device "))?;
+    let id = u16::from_str_radix(digits.get(..4)?, 16)
+        .ok()
+        .map(DeviceId)?;
+    id.gfx().map(|_| id)
+}
+
+/// A name without quotes, numbers of devices and what programs add to it.
+fn bare(name: &str) -> &str {
+    let name = name.trim().trim_matches(['"', '\'', '`', ',']).trim();
+    let name = name.strip_prefix("device=").unwrap_or(name);
+    let name = name.strip_prefix("cuda:").map_or(name, |rest| {
+        rest.trim_start_matches(|c: char| c.is_ascii_digit())
+            .trim_start()
+    });
+    name.split(" : ").next().unwrap_or(name).trim()
+}
+
+/// What it is sold as, out of all that a name says.
+fn product(name: &str) -> &str {
+    let mut product = name;
+    for end in [
+        " (gfx",
+        "(gfx",
+        " (RADV",
+        " (radv",
+        " (MoltenVK",
+        " [ZLUDA]",
+        " (cuda:",
+        " (navi",
+        " (LLVM",
+        " (0x",
+        " [Discrete]",
+        " [Integrated]",
+        " @ ",
+        " aka ",
+        ", gfx",
+        "NoGCNArchName",
+        " (radeonsi",
+        " n=",
+        "   ",
+        " bus-ID:",
+        " driver:",
+        " vendor:",
+        " (rev",
+    ] {
+        product = product.split(end).next().unwrap_or(product);
+    }
+    // `AMD ATI c5:00.0 Phoenix1`, `…, 24560 MiB`, and what RADV calls a chip.
+    let product = product.rsplit_once(".0 ").map_or(product, |(_, name)| name);
+    let product = match product.split_once(", ") {
+        Some((name, rest)) if rest.starts_with(|c: char| c.is_ascii_digit()) => name,
+        _ => product,
+    };
+    let product = product.trim().trim_end_matches([',', ')', '"']);
+    if product.starts_with("RADV ") || product.contains('=') || product.contains('"') {
+        return "";
+    }
+    product
+}
+
+/// One list of the GPUs that were seen: the list that tells most, completed by the others.
+pub(super) fn merged(mut seen: Vec<Sighting>, machine: &mut Machine) -> Vec<Gpu> {
+    for sighting in &mut seen {
+        sighting.settle(machine);
+    }
+    let mut lists: Vec<(&'static str, Vec<Sighting>)> = Vec::new();
+    for sighting in seen {
+        match lists.iter_mut().find(|(tool, _)| *tool == sighting.tool) {
+            Some((_, list)) => join(list, sighting),
+            None => lists.push((sighting.tool, vec![sighting])),
+        }
+    }
+    // The first of the best: `max_by_key` would take the last.
+    let best = (0..lists.len()).rev().max_by_key(|&at| {
+        let list = &lists[at].1;
+        (list.iter().filter(|one| one.tells()).count(), list.len())
+    });
+    let Some(best) = best else {
+        return Vec::new();
+    };
+    let (_, mut gpus) = lists.remove(best);
+    gpus.sort_by_key(|one| one.index.unwrap_or(u32::MAX));
+    for (_, list) in lists {
+        complete(&mut gpus, list, true);
+    }
+    gpus.into_iter().map(into_gpu).collect()
+}
+
+/// Adds to GPUs that a tool listed what other lines of the text say about them.
+pub(super) fn completed(
+    known: Vec<Gpu>,
+    mut seen: Vec<Sighting>,
+    machine: &mut Machine,
+) -> Vec<Gpu> {
+    for sighting in &mut seen {
+        sighting.settle(machine);
+    }
+    let mut gpus: Vec<Sighting> = known
+        .into_iter()
+        .map(|gpu| Sighting {
+            gpu,
+            ..Sighting::default()
+        })
+        .collect();
+    complete(&mut gpus, seen, false);
+    gpus.into_iter().map(into_gpu).collect()
+}
+
+fn into_gpu(one: Sighting) -> Gpu {
+    let mut gpu = one.gpu;
+    let is_card = gpu
+        .gfx
+        .and_then(Gfx::architecture)
+        .is_some_and(|known| known.sold_as != platform::gfx::FormFactor::Apu);
+    // Of an APU it may be the carve-out, or all it can map.
+    if gpu.vram_bytes.is_none() && gpu.usable_bytes.is_none() && (is_card || gpu.gfx.is_none()) {
+        gpu.vram_bytes = one.about;
+    }
+    gpu
+}
+
+/// A line of a list is a new GPU, unless it has the number of one or says the same again.
+fn join(list: &mut Vec<Sighting>, one: Sighting) {
+    let known = list
+        .iter_mut()
+        .find(|other| match (other.index, one.index) {
+            (Some(a), Some(b)) => a == b,
+            (None, None) => {
+                other.gpu.pci == one.gpu.pci
+                    && other.gpu.gfx == one.gpu.gfx
+                    && other.gpu.product == one.gpu.product
+            }
+            // Once with its number, once without.
+            _ => other.gpu.gfx.is_some() && other.gpu.gfx == one.gpu.gfx,
+        });
+    match known {
+        Some(known) => add(known, one),
+        None => list.push(one),
+    }
+}
+
+fn complete(gpus: &mut Vec<Sighting>, others: Vec<Sighting>, may_add: bool) {
+    let (one_each, as_many) = (
+        gpus.len() == 1 && others.len() == 1,
+        gpus.len() == others.len(),
+    );
+    let mut taken = vec![false; gpus.len()];
+    for (place, other) in others.into_iter().enumerate() {
+        let same = |one: &Sighting| match (one.gpu.pci, other.gpu.pci) {
+            (Some(a), Some(b)) => a == b,
+            _ => match (one.gpu.device_id, other.gpu.device_id) {
+                (Some(a), Some(b)) => a == b,
+                _ => match (one.gpu.gfx, other.gpu.gfx) {
+                    (Some(a), Some(b)) => a == b,
+                    _ => {
+                        one_each
+                            || as_many && !one.tells()
+                            || one.gpu.product.is_some() && one.gpu.product == other.gpu.product
+                    }
+                },
+            },
+        };
+        let found = (0..taken.len()).find(|&at| {
+            !taken[at] && same(&gpus[at]) && (!as_many || gpus[at].tells() || at == place)
+        });
+        match found {
+            Some(at) => {
+                taken[at] = true;
+                add(&mut gpus[at], other);
+            }
+            None if may_add && other.tells() && !gpus.iter().any(same) => {
+                gpus.push(other);
+                taken.push(true);
+            }
+            None => {}
+        }
+    }
+}
+
+fn add(one: &mut Sighting, other: Sighting) {
+    let (gpu, more) = (&mut one.gpu, other.gpu);
+    let is_generic = gpu
+        .product
+        .as_deref()
+        .is_none_or(|name| names::architecture_of(name).is_none());
+    if is_generic && more.product.is_some() {
+        gpu.product = more.product;
+    }
+    gpu.gfx = gpu.gfx.or(more.gfx);
+    gpu.device_id = gpu.device_id.or(more.device_id);
+    gpu.pci = gpu.pci.or(more.pci);
+    gpu.compute_units = gpu.compute_units.or(more.compute_units);
+    gpu.usable_bytes = gpu.usable_bytes.or(more.usable_bytes);
+    gpu.vram_bytes = gpu.vram_bytes.or(more.vram_bytes);
+    gpu.gtt_bytes = gpu.gtt_bytes.or(more.gtt_bytes);
+    if gpu.class.is_none() {
+        (gpu.class, gpu.class_from) = (more.class, more.class_from);
+    }
+    one.about = one.about.or(other.about);
+    one.reported = one.reported.or(other.reported);
+}

@@ -1,0 +1,280 @@
+//! The build, the override and the GPU do not fit together.
+
+use super::{BASE, Entry};
+use crate::explain::Confidence::Medium;
+use crate::explain::Severity::Warning;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "override-invalid",
+        patterns: &[r"HSA_OVERRIDE_GFX_VERSION\s+\S*\s+is invalid"],
+        cause: "The value of HSA_OVERRIDE_GFX_VERSION is not `major.minor.stepping` in decimal, so ROCm stops before it lists any GPU.",
+        fix: &[
+            "unset HSA_OVERRIDE_GFX_VERSION",
+            "if the card needs one, write it as 10.3.0, never as gfx1030",
+        ],
+        source: "libhsakmt, src/topology.c",
+        ..BASE
+    },
+    Entry {
+        id: "xformers-composable-kernels",
+        patterns: &[
+            r"xformers/third_party/composable_kernel",
+            r"(?i)xformers.*(?:invalid device function|no kernel image)",
+        ],
+        covers: &["invalid-device-function", "no-kernel-image"],
+        cause: "xformers brings composable kernels for Instinct cards only: it has no code for consumer GPUs such as {gpu}.",
+        fix: &[
+            "do without xformers (remove --xformers): PyTorch's own attention, --opt-sdp-attention or --sdpa, does the same",
+            "pip uninstall xformers, where the program takes it by itself",
+        ],
+        source: "https://github.com/facebookresearch/xformers/issues/1265",
+        ..BASE
+    },
+    Entry {
+        id: "ggml-no-code",
+        patterns: &[
+            r"(?i)ggml_cuda_compute_forward: \w+ failed",
+            r"(?i)(?:ROCm|CUDA) error: (?:invalid device function|device kernel image is invalid|no kernel image|shared object init)",
+        ],
+        also: &[
+            r"(?i)ggml|llama",
+            r"(?i)invalid device function|device kernel image is invalid|no kernel image|shared object init",
+        ],
+        covers: &[
+            "invalid-device-function",
+            "invalid-image",
+            "no-kernel-image",
+            "segmentation-fault",
+        ],
+        cause: "This build of llama.cpp (ggml) has no code for {gpu}, or was built with another ROCm version than the one that runs it. Exchanging rocBLAS alone does not help: the kernels of ggml itself are missing.",
+        fix: &[
+            "a build for the GPU: cmake -DGGML_HIP=ON -DAMDGPU_TARGETS=<gfx> with the installed ROCm, or a release that lists <gfx> (lemonade-sdk/llamacpp-rocm, ollama-for-amd)",
+            "Linux: HSA_OVERRIDE_GFX_VERSION={override}: the code of a neighbour runs on it",
+            "the Vulkan build runs on every GPU",
+        ],
+        ask: &[
+            "llama-cli --list-devices",
+            "Linux: rocminfo | grep gfx",
+            "Windows: hipInfo",
+        ],
+        source: "https://github.com/abetlen/llama-cpp-python/issues/1372",
+        ..BASE
+    },
+    Entry {
+        id: "no-binary-for-gpu",
+        patterns: &[
+            r"hipErrorNoBinaryForGpu",
+            r"Unable to find code object for all current devices",
+            r"Coud?n'?t find binary for current devices",
+            r"No compatible code objects found for",
+            r"Cannot find CO in the bundle for ISA",
+        ],
+        covers: &["segmentation-fault", "nightly-crash"],
+        cause: "This build has no code for {gpu}, or none for another visible GPU: one without code stops the whole process, and often that is the integrated one.",
+        fix: &[
+            "{install}",
+            "HSA_OVERRIDE_GFX_VERSION={override}: the code of a neighbour runs on {gpu}",
+            "hide the GPU that is not meant: ROCR_VISIBLE_DEVICES=<index>, on Windows HIP_VISIBLE_DEVICES (`surefoot env` prints it)",
+            "gfx803, gfx900 and gfx906 are no longer supported by current releases: take an older one that was",
+        ],
+        ask: &[
+            "Linux: rocminfo | grep -E 'gfx|Marketing'",
+            "Windows: hipInfo",
+            "python -c 'import torch; print(torch.__version__, torch.cuda.get_arch_list())'",
+        ],
+        source: "https://github.com/pytorch/pytorch/issues/73534",
+        ..BASE
+    },
+    Entry {
+        id: "invalid-isa",
+        confidence: Medium,
+        patterns: &[
+            r"HSA_STATUS_ERROR_INVALID_ISA",
+            r"HSA_STATUS_ERROR_INCOMPATIBLE_ARGUMENTS",
+        ],
+        covers: &["queue-error"],
+        cause: "The GPU was given instructions of another chip: HSA_OVERRIDE_GFX_VERSION names another family (11.0.0 on a gfx115x), or a library carries a wrong kernel for {gpu}.",
+        fix: &[
+            "unset HSA_OVERRIDE_GFX_VERSION",
+            "{install}",
+            "without an override: another version of the wheel, or another data type (bf16 or fp32 instead of fp16)",
+        ],
+        ask: &["env | grep HSA_OVERRIDE", "Linux: rocminfo | grep gfx"],
+        source: "https://github.com/likelovewant/ROCmLibs-for-gfx1103-AMD780M-APU/issues/37",
+        ..BASE
+    },
+    Entry {
+        id: "invalid-device-function",
+        patterns: &[
+            r"(?i)\binvalid device function\b",
+            r"hipErrorInvalidDeviceFunction",
+            r"error code:? ?98\b",
+        ],
+        cause: "The wheel has no code for {gpu}, or for the architecture that HSA_OVERRIDE_GFX_VERSION makes it pass for.",
+        fix: &[
+            "{install}",
+            "HSA_OVERRIDE_GFX_VERSION={override}: with an upstream wheel, the code of a neighbour runs on {gpu}",
+            "unset HSA_OVERRIDE_GFX_VERSION, if it is set and the wheel has code for the GPU itself",
+        ],
+        ask: &[
+            "python -c 'import torch; print(torch.__version__, torch.cuda.get_arch_list())'",
+            "Linux: rocminfo | grep gfx",
+            "Windows: hipInfo",
+        ],
+        source: "https://github.com/pytorch/pytorch/issues/164346",
+        ..BASE
+    },
+    Entry {
+        id: "no-kernel-image",
+        patterns: &[
+            r"(?i)HIP error: named symbol not found|hipErrorNotFound\b",
+            r"no kernel image is available for execution on the device",
+            r"hipErrorNoKernelImageForDevice",
+        ],
+        cause: "A library has no code for {gpu}: torch itself, or an extension such as bitsandbytes that was built for other architectures.",
+        fix: &[
+            "see in the traceback which library launched the kernel, and install its build for this architecture",
+            "{install}",
+            "unset HSA_OVERRIDE_GFX_VERSION",
+        ],
+        source: "https://github.com/ROCm/ROCm/issues/6348",
+        ..BASE
+    },
+    Entry {
+        id: "invalid-image",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)device kernel image is invalid",
+            r"hipErrorInvalidImage",
+            r"(?i)shared object initiali[sz]ation failed",
+            r"hipErrorSharedObjectInitFailed",
+        ],
+        cause: "The code could not be loaded on the GPU: it was built for another architecture or another ROCm version. Typically an older wheel without code for {gpu}, a compiled program from a cache, or an integrated GPU that the wheel does not know and that is device 0.",
+        fix: &[
+            "hide the integrated GPU: HIP_VISIBLE_DEVICES=<index of the card> (Linux: ROCR_VISIBLE_DEVICES), or switch it off in the BIOS",
+            "{install}",
+            "HSA_OVERRIDE_GFX_VERSION={override}: with an upstream wheel, the code of a neighbour runs on {gpu}",
+            "a precompiled model (.vmfb, prebuilt libraries): delete the cache and compile it again for this GPU",
+            "or install a wheel with the architectures of both GPUs (`torch[device-…]` takes several extras)",
+        ],
+        ask: &[
+            "python -c 'import torch; print(torch.__version__, torch.cuda.get_arch_list())'",
+            "Linux: rocminfo | grep -E 'gfx|Marketing'",
+            "Windows: hipInfo",
+        ],
+        source: "https://github.com/ROCm/TheRock/issues/3392",
+        ..BASE
+    },
+    Entry {
+        id: "tensile-capabilities",
+        patterns: &[
+            r"(?i)Cached asm caps differ from derived asm caps",
+            r"(?i)Tensile.*(?:assembler|asm caps)",
+        ],
+        cause: "Tensile asks the assembler what it can do and knows the answers of the Clang of its own ROCm: this compiler (LLVM) is of another version.",
+        fix: &[
+            "build with the Clang of the same ROCm release (rocm-llvm), not with a newer one of the distribution",
+            "or take the version of Tensile and rocBLAS that belongs to this compiler",
+        ],
+        source: "https://bugs.gentoo.org/953116",
+        ..BASE
+    },
+    Entry {
+        id: "tensile-broken-library",
+        patterns: &[
+            r"(?i)Tensile solution found, but",
+            r"kernel not found in any loaded module",
+        ],
+        covers: &[
+            "handle-creation-crash",
+            "hipblaslt-crash",
+            "cublas-internal-error",
+        ],
+        cause: "This rocBLAS is a broken build, or was built without the code objects for {gpu}: its table (Tensile) names a kernel that its files do not have.",
+        fix: &[
+            "reinstall rocBLAS from one source (all its files of one version), or take another version or build of it: AMD's package instead of the distribution's",
+            "or build it for this architecture (-DGPU_TARGETS=<gfx>)",
+        ],
+        ask: &["ls /opt/rocm/lib/rocblas/library | grep <gfx>"],
+        source: "https://github.com/ROCm/Tensile/issues/1130",
+        ..BASE
+    },
+    Entry {
+        id: "tensile-library-missing",
+        patterns: &[
+            r"(?i)rocBLAS warning: No paths matched",
+            r"(?i)Could not initialize Tensile host",
+            r"rocBLAS error: (?:Cannot read|Could not load) .*TensileLibrary",
+            r"TensileLibrary\w*\.(?:dat|co): (?:Illegal seek|No such file)",
+            r"rocBLAS error: Could not initialize Tensile library",
+            r"(?i)rocblas.*(?:No such file|not found|cannot).*TensileLibrary",
+        ],
+        covers: &["segmentation-fault"],
+        cause: "rocBLAS has no kernels for {gpu}, or its library folder and its shared library are of two versions.",
+        fix: &[
+            "{install}",
+            "HSA_OVERRIDE_GFX_VERSION={override}: the kernels of a neighbour run on {gpu}",
+            "a HIP SDK whose rocBLAS was replaced by hand: rocblas.dll and rocblas/library must come from one build for this SDK version; reinstall both",
+            "remove a foreign rocBLAS from LD_LIBRARY_PATH",
+        ],
+        source: "https://github.com/ROCm/ROCm/issues/2719",
+        ..BASE
+    },
+    Entry {
+        id: "two-architectures-crash",
+        confidence: Medium,
+        patterns: &[r"(?i)\bkpack\b.*(?:segmentation fault|abort|failed|error)"],
+        cause: "The loader of multi-architecture wheels crashes when two GPUs of different architecture are visible.",
+        fix: &[
+            "make one GPU visible: ROCR_VISIBLE_DEVICES (Linux) or HIP_VISIBLE_DEVICES (Windows)",
+        ],
+        source: "https://github.com/ROCm/TheRock/issues/6696",
+        ..BASE
+    },
+    Entry {
+        id: "hip-graph-with-override",
+        confidence: Medium,
+        patterns: &[
+            r"hipErrorStreamCapture\w*",
+            r"hipErrorGraphExecUpdateFailure",
+            r"(?i)hipGraph(?:Instantiate|Launch)\w*.{0,60}(?:fail|error|invalid)",
+            r"(?i)(?:CUDA|HIP)_?Graph.{0,80}(?:invalid|failed|error)",
+            r"(?i)HIP error: operation (?:failed due to a previous error|not permitted).*captur",
+        ],
+        cause: "A HIP graph could not be captured; known for kernels of gfx1030 on a gfx1031 under an override.",
+        fix: &[
+            "switch graphs off (no `mode=\"reduce-overhead\"`, no cudagraphs)",
+            "install a wheel with native code",
+        ],
+        source: "https://github.com/pytorch/pytorch/issues/193668",
+        ..BASE
+    },
+    Entry {
+        id: "no-wheel-for-old-gpu",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)with CUDA capability sm_\d+ is not compatible|not compatible with the current PyTorch installation",
+        ],
+        cause: "This torch has no code for the GPU it found: another build, or one for NVIDIA's cards.",
+        fix: &["{install}"],
+        source: "https://github.com/pytorch/pytorch/issues/164346",
+        ..BASE
+    },
+    Entry {
+        id: "compiler-too-old-for-gpu",
+        patterns: &[
+            r"(?i)(?:clang|hipcc|error).*(?:invalid target ID|unknown target CPU|unsupported HIP gpu architecture|unknown GPU) .?gfx\w+",
+            r"(?i)cannot determine (?:amdgcn|AMDGPU) architecture",
+            r"(?i)LLVM ERROR: .*(?:Cannot select|invalid|unknown).*gfx\w+",
+        ],
+        cause: "The compiler does not know {gpu}, or cannot ask which GPU there is: this ROCm is older than the chip, or no GPU is visible while it builds.",
+        fix: &[
+            "a newer ROCm, whose compiler knows the chip",
+            "name the architecture: --offload-arch=<gfx>, PYTORCH_ROCM_ARCH=<gfx>, -DAMDGPU_TARGETS=<gfx>",
+        ],
+        source: "https://llvm.org/docs/AMDGPUUsage.html#processors",
+        ..BASE
+    },
+];

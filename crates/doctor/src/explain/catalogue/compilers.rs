@@ -1,0 +1,373 @@
+//! What compiles kernels and extensions: hiprtc, comgr, Triton, setup scripts.
+
+use super::Scope::{NotWindows, Windows};
+use super::{BASE, Entry};
+use crate::explain::Confidence::{Low, Medium};
+use crate::explain::Severity::Warning;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "cpp-headers-missing-windows",
+        patterns: &[
+            r"fatal error: '(?:limits|cmath|type_traits|cstdint|algorithm|utility|cstdlib|io\.h|stdio\.h|stdlib\.h|windows\.h|vcruntime\.h|math\.h|string\.h)' file not found",
+        ],
+        scope: Windows,
+        covers: &["miopen-unknown-error", "hiprtc-compilation"],
+        cause: "A kernel or a helper is compiled at run time (by MIOpen or Triton), and the compiler finds no C++ standard headers: on Windows they come with the Windows SDK and MSVC, which are missing.",
+        fix: &[
+            "install Build Tools for Visual Studio with the C++ workload (MSVC and the Windows SDK), and start from its command prompt",
+            "or a newer ROCm build, whose own headers are complete",
+        ],
+        ask: &["where cl", "pip list | findstr -i \"torch rocm triton\""],
+        source: "https://github.com/patientx/ComfyUI-Zluda/issues/394",
+        ..BASE
+    },
+    Entry {
+        id: "cpp-headers-missing",
+        patterns: &[
+            r"fatal error: '(?:limits|cmath|type_traits|cstdint|algorithm|utility|cstdlib|cstddef|iostream|string|vector|stdlib\.h|math\.h|stdio\.h)' file not found",
+            r"fatal error: (?:limits|cmath|type_traits|cstdint|iostream|cstddef): No such file",
+        ],
+        scope: NotWindows,
+        covers: &["miopen-unknown-error", "hiprtc-compilation"],
+        cause: "ROCm's clang takes the newest GCC that it finds, and the C++ standard headers (libstdc++) of that GCC are not installed. MIOpen and hiprtc meet this at run time, when they compile a kernel.",
+        fix: &[
+            "install the headers of the newest GCC on the machine: sudo apt install libstdc++-14-dev (12 on Ubuntu 22.04; `ls /usr/lib/gcc/x86_64-linux-gnu` shows the number), or g++ (build-essential)",
+            "Fedora: sudo dnf install libstdc++-devel gcc-c++",
+        ],
+        ask: &[
+            "ls /usr/lib/gcc/x86_64-linux-gnu /usr/include/c++",
+            "clang --version; gcc --version",
+        ],
+        source: "https://github.com/ROCm/MIOpen/issues/2049",
+        ..BASE
+    },
+    Entry {
+        id: "hip-headers-missing",
+        patterns: &[
+            r"fatal error: .?(?:hip/\w+|hipblas\w*|rocblas|rocrand|hiprand|hipsparse|hipcub|thrust|rocprim|miopen|rccl|rocm_smi)[/\w]*\.h(?:pp)?\b",
+            r"(?i)Could NOT find (?:HIP|hip|rocblas|hipblas|MIOpen|rocm)\b",
+            r"(?i)CMake Error.*(?:hip-config|hip-lang|hipConfig)\.cmake|(?:hip|rocblas|hipblas|rocwmma)-config\.cmake",
+        ],
+        cause: "The HIP headers or their CMake files (the development part of ROCm, hip-dev) are not installed, or not where the compiler looks.",
+        fix: &[
+            "install the development packages: sudo apt install hip-dev hipblas-dev rocblas-dev (rocm-hip-sdk has all); on Windows the HIP SDK",
+            "let ROCM_PATH (HIP_PATH) name the folder, or CPATH its include folder: export ROCM_PATH=/opt/rocm CPATH=/opt/rocm/include",
+        ],
+        scope: NotWindows,
+        ask: &[
+            "ls /opt/rocm/include/hip | head; which hipcc",
+            "dpkg -l | grep -E 'hip-dev|rocm-hip-sdk'",
+        ],
+        source: "https://github.com/agrocylo/bitsandbytes-rocm/issues/4",
+        ..BASE
+    },
+    Entry {
+        id: "flash-attention-composable-kernels",
+        patterns: &[r"fatal error: '?(?:fmha_\w+|ck_tile/[\w/]+|ck/[\w/]+)\.hpp"],
+        also: &[r"(?i)flash[_-]?att"],
+        cause: "flash-attn builds its composable-kernel backend, which is for Instinct cards (MI200, MI300) only, and whose sources are not complete here. On consumer GPUs such as {gpu} its Triton backend runs.",
+        fix: &[
+            "FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE pip install flash-attn --no-build-isolation, and the same variable when it runs",
+            "or without flash-attn: PyTorch's own sdpa has it built in (TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1 where it is experimental)",
+        ],
+        source: "https://github.com/Dao-AILab/flash-attention/issues/1105",
+        ..BASE
+    },
+    Entry {
+        id: "flash-attention-for-cuda",
+        patterns: &[
+            r"(?i)flash_attn was requested, but nvcc was not found",
+            r"(?i)(?:building wheel for|Failed to build) .?flash[-_]attn",
+            r"(?i)FlashAttention only supports (?:Ampere|AMD MI|MI)",
+            r"(?i)No module named '?flash_attn'?",
+            r"flash_attn_2_cuda\S*: undefined symbol",
+            r"(?i)FlashAttention2 has been toggled on, but it cannot be used",
+        ],
+        covers: &["cuda-home-missing", "undefined-symbol-torch"],
+        cause: "flash-attn (flash attention) from PyPI is the extension for CUDA: it was not built for ROCm, because its setup saw no ROCm build of torch (build isolation) or its version knows no ROCm. No CUDA toolkit is needed on an AMD card.",
+        fix: &[
+            "the Triton backend on an RX card: FLASH_ATTENTION_TRITON_AMD_ENABLE=TRUE pip install flash-attn --no-build-isolation, with the ROCm build of torch installed before",
+            "or without flash-attn: PyTorch's own attention (attn_implementation=\"sdpa\") has flash kernels from AOTriton",
+        ],
+        ask: &["python -c 'import torch; print(torch.__version__, torch.version.hip)'"],
+        source: "https://github.com/Dao-AILab/flash-attention/issues/1635",
+        ..BASE
+    },
+    Entry {
+        id: "deepspeed-cuda-home",
+        patterns: &[
+            r"(?i)MissingCUDAException",
+            r"CUDA_HOME does not exist, unable to compile CUDA op",
+            r"(?i)deepspeed.*CUDA_HOME",
+        ],
+        covers: &["cuda-home-missing"],
+        cause: "DeepSpeed looks for a CUDA toolkit to compile its ops with: it sees no ROCm. Either torch is not a ROCm build here (a build in isolation has its own), or hipcc is missing, or the check of this version forgets ROCm.",
+        fix: &[
+            "install the ROCm build of torch first, then pip install deepspeed --no-build-isolation",
+            "install hipcc and the ROCm development packages, and export ROCM_HOME=/opt/rocm",
+            "no ops built ahead: DS_BUILD_OPS=0; DS_SKIP_CUDA_CHECK=1; a newer version of DeepSpeed",
+        ],
+        ask: &[
+            "python -c 'import torch; print(torch.__version__, torch.version.hip)'",
+            "which hipcc; echo $ROCM_HOME",
+        ],
+        source: "https://github.com/deepspeedai/DeepSpeed/issues/3091",
+        ..BASE
+    },
+    Entry {
+        id: "cuda-home-missing",
+        confidence: Medium,
+        patterns: &[
+            r"CUDA_HOME environment variable is not set",
+            r"(?i)nvcc(?:\.exe)? (?:was )?not found|Could not find nvcc|No such file or directory: '[^']*nvcc'",
+        ],
+        cause: "torch's builder of extensions found neither ROCm nor a CUDA toolkit: the torch that it used is not a ROCm build (a build in isolation installs its own), or the ROCm development files are not where it looks.",
+        fix: &[
+            "install the ROCm build of torch (`surefoot doctor` prints the command), then build the extension with --no-build-isolation",
+            "export ROCM_HOME=/opt/rocm (ROCM_PATH), with hipcc and the development packages (rocm-dev) installed",
+            "no CUDA toolkit: it would not help an AMD card",
+        ],
+        ask: &[
+            "python -c 'import torch; print(torch.__version__, torch.version.hip)'",
+            "which hipcc; echo $ROCM_HOME $ROCM_PATH",
+        ],
+        source: "https://github.com/ROCm/DeepEP/issues/1",
+        ..BASE
+    },
+    Entry {
+        id: "cuda-sources-not-hipified",
+        patterns: &[
+            r"fatal error: .?(?:cuda_runtime(?:_api)?|cuda|cuda_fp16|cuda_bf16|cublas_v2|cublasLt|curand\w*|cusparse|cudnn|nvToolsExt|nvtx3/\w+|cuda_profiler_api|cooperative_groups|mma)\.(?:h|hpp|cuh)\b",
+        ],
+        cause: "CUDA sources are compiled as they are: this version of the extension does not support ROCm, or did not translate (hipify) its sources to HIP.",
+        fix: &[
+            "a version or fork of the extension that supports ROCm (DeepSpeed: a newer one)",
+            "without its compiled parts: DeepSpeed DS_BUILD_OPS=0",
+        ],
+        source: "https://github.com/deepspeedai/DeepSpeed/issues/3304",
+        ..BASE
+    },
+    Entry {
+        id: "triton-lld-missing",
+        patterns: &[
+            r"(?i)ROCm linker \S+ld\.lld not found",
+            r"Set 'TRITON_HIP_LLD_PATH'",
+        ],
+        covers: &["torch-compile-failed", "lld-missing"],
+        cause: "Triton (torch.compile) links its kernels with ROCm's linker, ld.lld, and looks for it in /opt/rocm only; this ROCm is in a wheel or elsewhere, or without its compiler.",
+        fix: &[
+            "TRITON_HIP_LLD_PATH=<path of ld.lld>; with the wheels of AMD: $(rocm-sdk path --root)/lib/llvm/bin/ld.lld",
+            "or install ROCm's compiler: sudo apt install rocm-llvm",
+            "or run without torch.compile: TORCHDYNAMO_DISABLE=1",
+        ],
+        scope: NotWindows,
+        source: "https://github.com/ROCm/TheRock/issues/2006",
+        ..BASE
+    },
+    Entry {
+        id: "lld-missing",
+        patterns: &[
+            r"(?i)Failed to find ld\.lld",
+            r"(?i)ld\.lld(?: execution)? failed|Unable to find lld in PATH",
+            r"(?i)(?:ld\.lld|lld)\S*: (?:not found|No such file|command not found)",
+        ],
+        scope: NotWindows,
+        cause: "Kernels are linked at run time with ROCm's linker, ld.lld (lld), which is not installed here or not on PATH.",
+        fix: &[
+            "install rocm-llvm (sudo apt install rocm-llvm), and add /opt/rocm/llvm/bin to PATH",
+            "container: take the image with the compiler (the one for development)",
+        ],
+        source: "https://github.com/ROCm/rocm-install-on-linux/issues/685",
+        ..BASE
+    },
+    Entry {
+        id: "triton-stale",
+        patterns: &[
+            r"cannot import name 'triton_key'",
+            r"(?i)ImportError: cannot import name '\w+' from 'triton\b",
+            r"AttributeError: .*(?:triton\.\w+|'triton')",
+            r"(?i)No module named 'triton\.(?:compiler|runtime|backends|language|tools|_C)\b",
+        ],
+        unless: &[r"(?i)No module named 'triton\.ops"],
+        covers: &["torch-compile-failed", "triton-missing"],
+        cause: "The installed Triton does not belong to this torch: two of them are installed over each other (triton from PyPI and pytorch-triton-rocm), or one is left from an older torch.",
+        fix: &[
+            "pip uninstall -y triton pytorch-triton-rocm triton-windows, then reinstall torch from its ROCm index, which brings the matching one",
+            "or run without torch.compile: TORCHDYNAMO_DISABLE=1",
+        ],
+        ask: &["pip list | grep -iE 'triton|torch'"],
+        source: "https://github.com/unslothai/unsloth/issues/3526",
+        ..BASE
+    },
+    Entry {
+        id: "bitsandbytes-triton-ops",
+        patterns: &[r"(?i)No module named 'triton\.ops"],
+        covers: &["triton-missing"],
+        cause: "This bitsandbytes is too old for the Triton beside it: it imports triton.ops, which Triton 3 removed.",
+        fix: &[
+            "pip install -U bitsandbytes: a newer version of bitsandbytes does not need it (0.45 or newer)",
+        ],
+        source: "https://github.com/lamikr/rocm_sdk_builder/issues/202",
+        ..BASE
+    },
+    Entry {
+        id: "triton-compile-failed",
+        confidence: Medium,
+        patterns: &[
+            r"PassManager::run failed",
+            r"(?i)triton\.compiler\.errors\.\w+|triton\.runtime\.errors\.\w+",
+            r"(?i)type fp8e4\w+ not supported in this architecture",
+            r"(?i)LLVM ERROR: .*(?:Cannot select|unsupported|triton)",
+            r"error: .*failed to legalize operation",
+            r"(?i)triton\.runtime.*OutOfResources|out of resource: shared memory",
+        ],
+        covers: &["torch-compile-failed"],
+        cause: "The installed Triton cannot compile this kernel for {gpu}: a data type that the chip lacks (fp8 before RX 9000), more shared memory than it has, or a bug of this version.",
+        fix: &[
+            "a newer torch with the Triton that belongs to it",
+            "run without torch.compile (TORCHDYNAMO_DISABLE=1), or without the node that calls it",
+            "fp8 weights: bf16 instead on a card without fp8",
+        ],
+        ask: &[
+            "pip list | grep -iE 'triton|torch'",
+            "Linux: rocminfo | grep gfx",
+        ],
+        source: "https://github.com/chengzeyi/Comfy-WaveSpeed/issues/54",
+        ..BASE
+    },
+    Entry {
+        id: "torch-compile-failed",
+        confidence: Low,
+        patterns: &[
+            r"(?i)torch\._dynamo\.exc\.(?:BackendCompilerFailed|InternalTorchDynamoError|Unsupported)",
+            r"(?i)torch\._inductor\.exc\.\w+",
+            r"backend='inductor' raised",
+        ],
+        cause: "torch.compile could not compile the model: the Triton that it uses is missing, of another version than torch, or cannot build kernels for {gpu}.",
+        fix: &[
+            "run without torch.compile: TORCHDYNAMO_DISABLE=1",
+            "reinstall torch from its ROCm index, which brings the matching Triton",
+        ],
+        ask: &[
+            "pip list | grep -iE 'triton|torch'",
+            "TORCHDYNAMO_VERBOSE=1 <your program>",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/torch.compiler_troubleshooting.html",
+        ..BASE
+    },
+    Entry {
+        id: "comgr-other-version",
+        patterns: &[
+            r"amd_comgr_\w+'? .*(?:INVALID_ARGUMENT|ERROR)",
+            r"(?i)comgr status = (?:INVALID_ARGUMENT|ERROR|OUT_OF_RESOURCES)",
+            r"(?i)Error \[SetIsaName\]",
+            r"(?i)Cannot find (?:the )?comgr|comgr.*(?:version mismatch|not compatible)",
+        ],
+        covers: &["miopen-unknown-error"],
+        cause: "comgr, which compiles kernels at run time, does not understand what it is asked for (the name of the architecture): two ROCm versions are mixed, the library's and comgr's.",
+        fix: &[
+            "one ROCm only: torch and the system's libraries of the same version, LD_LIBRARY_PATH unset",
+            "reinstall torch, or take a newer release of it",
+        ],
+        ask: &[
+            "cat /opt/rocm/.info/version; ls /opt",
+            "pip list | grep -iE 'torch|rocm'",
+            "env | grep -E 'LD_LIBRARY_PATH|ROCM'",
+        ],
+        source: "https://github.com/ROCm/MIOpen/issues/1254",
+        ..BASE
+    },
+    Entry {
+        id: "hiprtc-compilation",
+        confidence: Medium,
+        patterns: &[
+            r"HIPRTC_ERROR_COMPILATION",
+            r"(?i)Code object build failed",
+            r"(?i)hiprtc.*(?:compilation failed|error: )",
+        ],
+        covers: &["miopen-unknown-error"],
+        cause: "A kernel could not be compiled at run time: headers are missing (those of C++ or of HIP), or compiler and headers are of two ROCm versions. The line with `error:` above says which.",
+        fix: &[
+            "Linux: headers of C++: sudo apt install libstdc++-14-dev (of the newest GCC on the machine), or g++",
+            "Windows: Build Tools for Visual Studio, or a newer ROCm build with complete headers",
+            "one ROCm only: unset LD_LIBRARY_PATH ROCM_PATH HIP_PATH, and install torch and its ROCm from one index",
+            "delete ~/.cache/miopen ~/.cache/comgr",
+        ],
+        source: "https://github.com/ROCm/MIOpen/issues/2049",
+        ..BASE
+    },
+    Entry {
+        id: "rocm-device-library-missing",
+        patterns: &[
+            r"cannot find ROCm device library",
+            r"cannot find HIP (?:runtime|device library)",
+            r"(?i)cannot find (?:ROCm|HIP) .*'--rocm-(?:path|device-lib-path)'",
+        ],
+        cause: "The compiler finds no ROCm: its device libraries (rocm-device-libs) or the HIP runtime's headers are not installed, or of another version than the compiler.",
+        fix: &[
+            "install rocm-device-libs and hip-dev of the compiler's own ROCm version (rocm-hip-sdk has all)",
+            "or name the folder: export ROCM_PATH=/opt/rocm, or --rocm-path=… and --rocm-device-lib-path=…/amdgcn/bitcode",
+        ],
+        scope: NotWindows,
+        ask: &[
+            "ls /opt/rocm/amdgcn/bitcode | head -n 3; which clang hipcc",
+            "cat /opt/rocm/.info/version; ls /opt",
+        ],
+        source: "https://clang.llvm.org/docs/HIPSupport.html",
+        ..BASE
+    },
+    Entry {
+        id: "rocm-tools-missing",
+        severity: Warning,
+        patterns: &[
+            r"(?i)\b(?:hipcc|hipconfig|rocminfo|rocm_agent_enumerator|amdgpu-arch|hipify-perl)\b['\x22]?: (?:command )?not found",
+            r"(?i)No such file or directory: '(?:\S*/)?(?:hipcc|hipconfig|rocminfo|rocm_agent_enumerator)'",
+            r"(?i)'(?:hipcc|hipconfig|rocminfo)' is not recognized",
+        ],
+        cause: "A tool of ROCm is not installed or not on PATH. A torch wheel needs none of them to run; building extensions does.",
+        fix: &[
+            "Linux: install it (sudo apt install rocminfo hipcc), and add /opt/rocm/bin to PATH",
+            "Windows: the HIP SDK, or the environment whose rocm package brings hipInfo",
+        ],
+        source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/",
+        ..BASE
+    },
+    Entry {
+        id: "triton-no-compiler",
+        patterns: &[
+            r"(?i)Failed to find C compiler",
+            r"fatal error: '?Python\.h",
+            r"(?i)CalledProcessError: Command '\['?\S*(?:gcc|cc|clang)\S*'.*(?:triton|hip_utils|cuda_utils|__triton_launcher)",
+        ],
+        covers: &["torch-compile-failed", "cpp-headers-missing-windows"],
+        cause: "Triton builds a small helper in C at run time, and there is no C compiler, or the headers of Python (Python.h) are missing.",
+        fix: &[
+            "Linux: sudo apt install gcc python3-dev (of the Python version that runs)",
+            "Windows: Build Tools for Visual Studio with the C++ workload, or triton-windows, which brings a compiler",
+            "or run without torch.compile: TORCHDYNAMO_DISABLE=1",
+        ],
+        source: "https://github.com/triton-lang/triton",
+        ..BASE
+    },
+    Entry {
+        id: "triton-no-driver",
+        patterns: &[
+            r"0 active drivers \(\[\]\)",
+            r"(?i)libcuda\.so cannot found|AssertionError: libcuda\.so",
+            r"(?i)Cannot find (?:a )?(?:working )?(?:libamdhip64|HIP).*triton|triton.*libamdhip64\S* (?:not found|cannot)",
+        ],
+        covers: &["torch-compile-failed"],
+        cause: "The installed Triton finds no GPU that it has a driver for: it is the build for CUDA beside a ROCm build of torch, or torch itself sees no GPU.",
+        fix: &[
+            "pip uninstall -y triton pytorch-triton-rocm triton-windows, then reinstall torch from its ROCm index, which brings the matching Triton",
+            "torch.cuda.is_available() must be True first: `surefoot doctor` tells why it is not",
+        ],
+        ask: &[
+            "pip list | grep -iE 'triton|torch'",
+            "python -c 'import torch; print(torch.version.hip, torch.cuda.is_available())'",
+        ],
+        source: "https://github.com/ROCm/TheRock/blob/main/RELEASES.md",
+        ..BASE
+    },
+];

@@ -1,0 +1,224 @@
+//! MIOpen, BLAS, attention, collectives.
+
+use super::Scope::NotWindows;
+use super::{BASE, Entry};
+use crate::explain::Confidence::{Low, Medium};
+use crate::explain::Severity::{Info, Warning};
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "miopen-kernel-search-failed",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)unspecified launch failure|hipErrorLaunchFailure|an illegal memory access",
+        ],
+        also: &[
+            r"(?i)MIOpen\(HIP\): Info \[EvaluateInvokers\]|MIOpen\(HIP\).*(?:Find|Evaluate|Search)",
+        ],
+        covers: &["unspecified-launch-failure", "illegal-address"],
+        cause: "MIOpen tries out the kernels it has for a convolution, and one of them fails on {gpu} with this ROCm: the GPU's context is lost with it.",
+        fix: &[
+            "MIOPEN_FIND_MODE=FAST (2), so that it tries out less",
+            "torch.backends.cudnn.enabled = False switches MIOpen off",
+            "another ROCm build, older or newer",
+        ],
+        source: "https://github.com/ROCm/TheRock/issues/4214",
+        ..BASE
+    },
+    Entry {
+        id: "miopen-elapsed-time",
+        patterns: &[r"(?i)Invalid elapsed time", r"elapsed <= 0"],
+        cause: "MIOpen 3.6.0, in the ROCm 10.0 wheels, measures times of zero on gfx1151: every convolution fails.",
+        fix: &[
+            "another wheel (7.14)",
+            "torch.backends.cudnn.enabled = False",
+        ],
+        source: "https://github.com/ROCm/TheRock/issues/6250",
+        ..BASE
+    },
+    Entry {
+        id: "miopen-database-not-writable",
+        severity: Warning,
+        patterns: &[
+            r"(?i)Internal error while accessing SQLite database",
+            r"(?i)MIOpen.*(?:disk I/O error|database is locked|attempt to write a readonly database|unable to open database)",
+        ],
+        covers: &["miopen-no-database", "miopen-unknown-error"],
+        cause: "MIOpen cannot use its own database file, where it keeps what it has searched: the home folder is on a network disk, which SQLite cannot lock, or is read-only or full. Each start searches anew.",
+        fix: &[
+            "MIOPEN_USER_DB_PATH=<folder on a local disk> and MIOPEN_CUSTOM_CACHE_DIR=<the same>",
+            "free space and the right to write in ~/.config/miopen and ~/.cache/miopen",
+        ],
+        source: "https://github.com/ROCm/tensorflow-upstream/issues/1419",
+        ..BASE
+    },
+    Entry {
+        id: "miopen-unknown-error",
+        confidence: Medium,
+        patterns: &[
+            r"miopenStatus(?:UnknownError|NotImplemented|BadParm|AllocFailed)",
+            r"(?i)unable to find an engine to execute this computation|No suitable algorithm was found",
+            r"miopenStatusInternalError",
+            r"(?i)MIOpen.*\bstoul\b",
+        ],
+        cause: "A fault within MIOpen, often a cached database of another version.",
+        fix: &[
+            "delete ~/.cache/miopen and ~/.config/miopen",
+            "update the wheel",
+            "torch.backends.cudnn.enabled = False",
+        ],
+        source: "https://github.com/ROCm/TheRock/issues/1229",
+        ..BASE
+    },
+    Entry {
+        id: "miopen-no-database",
+        severity: Info,
+        patterns: &[
+            r"ParseAndLoadDb.*File is unreadable",
+            r"(?i)MIOpen\(HIP\): Warning.*(?:SQLite|database|perf ?db)",
+            r"(?i)Missing system database file",
+        ],
+        cause: "MIOpen has no tuned kernels for this GPU and searches them: the first step takes minutes, and that is all it means.",
+        fix: &[
+            "wait once and keep ~/.config/miopen and ~/.cache/miopen",
+            "MIOPEN_FIND_MODE=FAST",
+        ],
+        source: "https://github.com/kohya-ss/musubi-tuner/pull/1013",
+        ..BASE
+    },
+    Entry {
+        id: "miopen-workspace",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[r"(?i)MIOpen.*(?:workspace|Workspace).*(?:required|insufficient|not enough)"],
+        cause: "The fast algorithm needs a workspace that was not given, and MIOpen falls back to a slow one.",
+        fix: &["MIOPEN_FIND_MODE=FAST", "a smaller batch or tile"],
+        source: "https://github.com/ROCm/ROCm/issues/5216",
+        ..BASE
+    },
+    Entry {
+        id: "handle-creation-crash",
+        confidence: Low,
+        patterns: &[
+            r"rocblas_create_handle",
+            r"miopenCreate(?:WithStream)?\b",
+            r"(?:HIPBLAS|CUBLAS)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
+        ],
+        cause: "hipBLAS (rocBLAS) or MIOpen could not set up its handle: no memory left for its workspace, files of the ROCm packages that are of different versions, or caching switched off with PYTORCH_NO_HIP_MEMORY_CACHING.",
+        fix: &[
+            "leave some hundred MiB of the GPU free",
+            "with plenty of memory free: reinstall torch and its rocm packages in a fresh environment, all of one version",
+            "unset PYTORCH_NO_HIP_MEMORY_CACHING PYTORCH_NO_CUDA_MEMORY_CACHING",
+        ],
+        ask: &[
+            "pip list | grep -iE 'torch|rocm'",
+            "python -c 'import torch; print(torch.cuda.mem_get_info())'",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
+        ..BASE
+    },
+    Entry {
+        id: "hipblaslt-unsupported",
+        severity: Info,
+        patterns: &[
+            r"(?i)hipBLASLt on an unsupported architecture",
+            r"(?i)Overriding blas backend to hipblas",
+        ],
+        cause: "hipBLASLt has no kernels for this GPU and torch takes hipBLAS instead: information, not an error.",
+        source: "PyTorch, aten/src/ATen/Context.cpp",
+        ..BASE
+    },
+    Entry {
+        id: "hipblaslt-crash",
+        confidence: Medium,
+        patterns: &[
+            r"HIPBLAS(?:LT)?_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|INVALID_VALUE|NOT_SUPPORTED)",
+            r"(?i)(?:segfault|segmentation fault|core dumped).*hipblaslt",
+            r"libhipblaslt\.so.*\+0x",
+        ],
+        cause: "A fault within hipBLASLt.",
+        fix: &[
+            "TORCH_BLAS_PREFER_HIPBLASLT=0",
+            "ROCBLAS_USE_HIPBLASLT=0",
+            "DISABLE_ADDMM_CUDA_LT=1",
+        ],
+        source: "https://github.com/ROCm/rocm-libraries/issues/11878",
+        ..BASE
+    },
+    Entry {
+        id: "cublas-internal-error",
+        confidence: Low,
+        patterns: &[
+            r"\b(?:CUBLAS|rocblas)_status_internal_error|CUBLAS_STATUS_(?:INTERNAL_ERROR|EXECUTION_FAILED|NOT_SUPPORTED|ARCH_MISMATCH)",
+        ],
+        cause: "A matrix product failed within rocBLAS: no kernel for {gpu} or this shape in that build, or a context that an earlier error has broken.",
+        fix: &[
+            "the first error of the log is the cause, where there is one before this",
+            "reinstall rocBLAS, or take another version or build of it",
+        ],
+        ask: &[
+            "the 50 lines above this one",
+            "ls /opt/rocm/lib/rocblas/library | head",
+        ],
+        source: "https://github.com/ggml-org/llama.cpp/issues/10234",
+        ..BASE
+    },
+    Entry {
+        id: "aotriton-no-kernel",
+        patterns: &[r"No available kernel\. Aborting execution"],
+        cause: "Attention was restricted to kernels that this build lacks for this GPU: the experimental AOTriton switch without images for the architecture.",
+        fix: &[
+            "unset TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL",
+            "allow the math kernel: torch.nn.attention.sdpa_kernel(SDPBackend.MATH)",
+        ],
+        source: "https://github.com/pytorch/pytorch/pull/166397",
+        ..BASE
+    },
+    Entry {
+        id: "aotriton-experimental",
+        severity: Info,
+        patterns: &[
+            r"(?i)attention(?: support)? on .{1,40} GPU is still experimental",
+            r"Enable it with TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL",
+        ],
+        cause: "Flash and memory-efficient attention are switched off for this architecture; the math path is used, which is right but slower and needs far more memory.",
+        fix: &[
+            "optional: TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1 before Python starts, after `surefoot probe` has compared the results; builds without images for the GPU then end in \"No available kernel. Aborting execution.\"",
+        ],
+        source: "https://github.com/unslothai/unsloth/pull/8821",
+        ..BASE
+    },
+    Entry {
+        id: "rccl-error",
+        confidence: Low,
+        patterns: &[
+            r"(?i)NCCL error(?::| in)|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclInvalidUsage|RCCL.*\berror\b",
+            r"(?i)DistBackendError",
+        ],
+        cause: "A collective operation between GPUs (RCCL, ROCm's NCCL) failed: it has no code for the architecture, the GPUs cannot reach each other's memory (peer access, IOMMU), or shared memory is too small. The line of RCCL above says which.",
+        fix: &[
+            "NCCL_DEBUG=INFO shows the first error",
+            "NCCL_P2P_DISABLE=1 goes without peer access; iommu=pt on the kernel command line mends it",
+            "container: --ipc=host, or --shm-size=16g",
+            "all visible GPUs of one architecture, which the RCCL of the wheel has code for",
+        ],
+        ask: &[
+            "NCCL_DEBUG=INFO <your program> 2>&1 | grep -i -E 'warn|error'",
+            "rocminfo | grep gfx",
+            "cat /proc/cmdline",
+        ],
+        scope: NotWindows,
+        source: "https://rocm.docs.amd.com/projects/rccl/en/latest/",
+        ..BASE
+    },
+    Entry {
+        id: "deepspeed-bf16-nan",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[r"(?i)deepspeed.*\bnan\b", r"(?i)\bnan\b.*deepspeed"],
+        cause: "DeepSpeed reduces gradients in bf16, which gives NaN weights on ROCm without a message.",
+        fix: &["\"communication_data_type\": \"fp32\" in the DeepSpeed config"],
+        source: "https://github.com/huggingface/accelerate/blob/main/src/accelerate/utils/dataclasses.py",
+        ..BASE
+    },
+];

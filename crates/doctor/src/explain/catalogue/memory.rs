@@ -1,0 +1,219 @@
+//! Memory, as far as a message tells it without numbers (those are in `oom.rs`).
+
+use super::{BASE, Entry};
+use crate::explain::Confidence::Medium;
+use crate::explain::Severity::{Info, Warning};
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "hip-malloc-async",
+        confidence: Medium,
+        patterns: &[
+            r"hipMalloc(?:Async|FromPoolAsync)\b.*(?i:out ?of ?memory|error|fault|fail|not supported)",
+            r"(?i)(?:error|fail|out ?of ?memory).*hipMalloc(?:Async|FromPoolAsync)\b",
+        ],
+        covers: &[
+            "out-of-memory",
+            "segmentation-fault",
+            "stream-create-out-of-memory",
+        ],
+        cause: "hipMallocAsync and its memory pools (stream-ordered allocation) fail although there is memory: before ROCm 7.0 by a bug of the runtime, and with ROCm 7 on a kernel driver that is older than it.",
+        fix: &[
+            "ROCm 7.0 or newer together with a kernel driver of its time (a newer kernel, or its amdgpu-dkms)",
+            "or without it: allocate with hipMalloc (Kokkos_ENABLE_IMPL_HIP_MALLOC_ASYNC=OFF, no backend:cudaMallocAsync, JULIA_AMDGPU_DISABLE_MALLOC_ASYNC)",
+        ],
+        ask: &[
+            "uname -r",
+            "modinfo -F version amdgpu; dkms status",
+            "cat /opt/rocm/.info/version",
+        ],
+        source: "https://github.com/kokkos/kokkos/issues/8008",
+        ..BASE
+    },
+    Entry {
+        id: "ggml-out-of-memory",
+        patterns: &[
+            r"(?i)(?:ROCm|CUDA) error: out of memory",
+            r"(?i)(?:cuda|hip)Malloc failed: out of memory",
+            r"(?i)failed to allocate (?:ROCm|CUDA|Vulkan)\d* (?:buffer|memory)",
+            r"(?i)unable to allocate (?:ROCm|CUDA|Vulkan)\d* buffer",
+            r"(?i)ErrorOutOfDeviceMemory",
+            r"model requires more system memory",
+        ],
+        also: &[r"(?i)ggml|llama|ollama"],
+        covers: &["out-of-memory", "vae-out-of-memory"],
+        cause: "Not enough memory on the GPU for the model, its context and its buffers: more layers were put on it than its free memory holds, and other programs use some of it.",
+        fix: &[
+            "fewer layers on the GPU (-ngl, num_gpu), or a smaller context (-c, num_ctx)",
+            "a smaller quantisation; -ctk q8_0 -ctv q8_0 halves the cache",
+            "close other programs on the GPU (browser, desktop effects)",
+            "on an APU: `surefoot doctor` tells whether its limit can be raised",
+        ],
+        ask: &[
+            "Linux: rocm-smi --showmeminfo vram gtt",
+            "the lines of the log that name buffer sizes and free memory",
+        ],
+        source: "https://github.com/ollama/ollama/issues/3765",
+        ..BASE
+    },
+    Entry {
+        id: "stream-create-out-of-memory",
+        patterns: &[
+            r"(?i)hipStreamCreate\w*.*out of memory",
+            r"(?i)failed to create (?:HIP )?stream.*out of memory",
+        ],
+        cause: "A stream needs host memory that the GPU can see. With a carve-out of 96 GiB hardly any is left, although the GPU has room.",
+        fix: &[
+            "make the carve-out (UMA frame buffer) small in the BIOS and raise ttm.pages_limit instead",
+        ],
+        source: "https://github.com/ROCm/ROCm/issues/5902",
+        ..BASE
+    },
+    Entry {
+        id: "vae-out-of-memory",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)\b(?:vae|autoencoder_?kl|first_stage_model|decode_first_stage)\b",
+            r"(?i)autoencoder\w*\.py",
+        ],
+        also: &[r"(?i)out of memory|hipErrorOutOfMemory|unspecified launch failure"],
+        cause: "The convolutions of the VAE ask MIOpen for workspaces of many gigabytes.",
+        fix: &[
+            "use a tiled VAE",
+            "MIOPEN_FIND_MODE=FAST",
+            "torch.backends.cudnn.enabled = False around the VAE",
+        ],
+        source: "https://github.com/comfyanonymous/ComfyUI/issues/5759",
+        ..BASE
+    },
+    Entry {
+        id: "ttm-smaller-than-gtt",
+        severity: Warning,
+        patterns: &[r"GTT size has been set as \d+ but TTM size has been set as \d+"],
+        cause: "amdgpu.gttsize was raised and ttm.pages_limit was not: HIP can use only the smaller TTM size.",
+        fix: &[
+            "set ttm.pages_limit (pages of 4 KiB) on the kernel command line and remove amdgpu.gttsize",
+        ],
+        source: "https://github.com/ROCm/ROCm/issues/5595",
+        ..BASE
+    },
+    Entry {
+        id: "gtt-size-typo",
+        severity: Warning,
+        patterns: &[r"unknown parameter 'gtt_size' ignored"],
+        cause: "amdgpu has no parameter `gtt_size`: the setting has no effect.",
+        fix: &["remove it and set ttm.pages_limit"],
+        source: "https://github.com/ROCm/ROCm/issues/5595",
+        ..BASE
+    },
+    Entry {
+        id: "killed-by-the-kernel",
+        patterns: &[
+            r"(?i)out of memory: killed process",
+            r"(?i)oom-kill(?:er)?\b",
+            r"(?i)memory cgroup out of memory",
+        ],
+        cause: "The kernel ran out of RAM and killed the process. On an APU, GPU memory is RAM and counts: what the BIOS carves out for the GPU is gone for the system, and a large carve-out leaves it too little.",
+        fix: &[
+            "APU with a large carve-out (UMA frame buffer) in the BIOS: make it small (512 MiB) and raise ttm.pages_limit instead",
+            "load checkpoints without a second copy (safetensors with mmap), fewer data loader workers",
+            "add swap, or leave the host more room (ttm.pages_limit at least 8 GiB below the RAM)",
+            "`surefoot run --alloc -- …` refuses what cannot fit before the kernel has to act",
+        ],
+        ask: &[
+            "free -h",
+            "Linux: dmesg | grep -iE 'VRAM memory ready|GTT memory ready|Killed process'",
+        ],
+        source: "https://docs.kernel.org/admin-guide/mm/concepts.html",
+        ..BASE
+    },
+    Entry {
+        id: "shared-memory-too-small",
+        patterns: &[
+            r"DataLoader worker .*killed by signal: Bus error",
+            r"(?i)insufficient shared memory \(shm\)",
+            r"unable to (?:open|write to|allocate) shared memory",
+        ],
+        cause: "Data loader workers hand batches over through /dev/shm, which is too small (64 MiB in a container).",
+        fix: &[
+            "start the container with --ipc=host or --shm-size=16g",
+            "or num_workers=0",
+        ],
+        source: "https://github.com/pytorch/pytorch#docker-image",
+        ..BASE
+    },
+    Entry {
+        id: "too-many-open-files",
+        patterns: &[r"(?i)too many open files", r"\bEMFILE\b"],
+        cause: "The process reached its limit of open files; every handle of virtual memory and every shared tensor is one.",
+        fix: &["ulimit -n 65536"],
+        source: "https://pytorch.org/docs/stable/multiprocessing.html",
+        ..BASE
+    },
+    Entry {
+        id: "paging-file-too-small",
+        patterns: &[r"(?i)paging file is too small", r"\[?WinError 1455\]?"],
+        cause: "Windows promised more memory than RAM and paging file hold.",
+        fix: &["set the paging file to 16 to 32 GB more than the largest checkpoint needs"],
+        source: "https://learn.microsoft.com/windows/win32/debug/system-error-codes--1300-1699-",
+        ..BASE
+    },
+    Entry {
+        id: "wsl-no-memory",
+        confidence: Medium,
+        patterns: &[r"(?i)\b0 bytes free\b", r"(?i)wsl.*pool size.*\b0\b"],
+        also: &[r"(?i)\bwsl|librocdxg|/dev/dxg|microsoft-standard"],
+        cause: "Under WSL the pool of an APU follows the memory that .wslconfig gives to Linux.",
+        fix: &[
+            "update the Adrenalin driver and librocdxg",
+            "raise `memory=` in .wslconfig and run `wsl --shutdown`",
+        ],
+        source: "https://github.com/ROCm/ROCm/issues/6022",
+        ..BASE
+    },
+    Entry {
+        id: "expandable-segments-unsupported",
+        severity: Info,
+        patterns: &[r"expandable_segments not supported on this platform"],
+        cause: "This torch was built without virtual memory management, so expandable_segments is ignored. Nothing is corrupted by that.",
+        fix: &["remove expandable_segments from PYTORCH_ALLOC_CONF and its older names"],
+        source: "https://github.com/ROCm/TheRock/issues/2844",
+        ..BASE
+    },
+    Entry {
+        id: "pinned-memory-refused",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)(?:hipHostMalloc|cudaHostAlloc|hipHostRegister|cudaHostRegister|pin(?:ned)?[_ ]memory).{0,80}(?:fail|error|out of memory|invalid)",
+        ],
+        cause: "Pinning host memory was refused: too much of the RAM is pinned, or a limit (ulimit -l, a container, the memory given to WSL) is lower than what was asked for.",
+        fix: &[
+            "pin_memory=False, or fewer pinned buffers (ComfyUI: --disable-pinned-memory)",
+            "Linux: ulimit -l unlimited",
+            "WSL: raise `memory=` in .wslconfig",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers",
+        ..BASE
+    },
+    Entry {
+        id: "out-of-memory-without-numbers",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Allocation on device(?: \d+)?\b(?:.{0,40}would exceed allowed memory)?",
+            r"(?i)Could not allocate tensor with \d+ bytes\. There is not enough GPU video memory",
+            r"(?i)torch\.(?:cuda\.)?OutOfMemoryError",
+            r"(?i)RESOURCE_EXHAUSTED: Out of memory",
+        ],
+        unless: &[r"(?i)(?:HIP|CUDA|XPU) out of memory|hipErrorOutOfMemory|hipMallocAsync"],
+        cause: "The memory of the GPU is full: model, activations and what other programs hold need more than it has.",
+        fix: &[
+            "a smaller batch, image or context; a tiled VAE; weights in 8 or 4 bits",
+            "ComfyUI: --lowvram, or --reserve-vram 1; close other programs on the GPU",
+            "gradient checkpointing and LoRA instead of all weights",
+            "on an APU: `surefoot doctor` tells whether its limit can be raised",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management",
+        ..BASE
+    },
+];

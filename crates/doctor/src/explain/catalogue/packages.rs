@@ -1,0 +1,116 @@
+//! What apt and pip say.
+
+use super::Scope::NotWindows;
+use super::{BASE, Entry};
+use crate::explain::Severity::Warning;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "apt-unmet-dependencies",
+        patterns: &[
+            r"(?i)(?:rocm|hip|amdgpu|rocblas|miopen|rccl)\S* : (?:Pre)?Depends: \S+ \(= ",
+            r"(?i)Depends: (?:rocm|hip|rocminfo|hsa|comgr|rocblas|miopen|amdgpu)\S* .*(?:but .* is to be installed|is not going to be installed|is not installable)",
+            r"(?i)trying to overwrite '/\S*rocm\S*', which is also in package",
+        ],
+        scope: NotWindows,
+        cause: "The packages of ROCm conflict: the distribution's own versions (Ubuntu has a rocminfo, rocm-cmake and hipcc of its own) are preferred to those of AMD's repository, the repository is that of another distribution release, or packages of an older ROCm or amdgpu-dkms are left.",
+        fix: &[
+            "prefer AMD's repository with a pin: in /etc/apt/preferences.d/rocm-pin-600 the lines `Package: *`, `Pin: release o=repo.radeon.com`, `Pin-Priority: 600`; then sudo apt update",
+            "remove what is left: sudo amdgpu-install --uninstall (or sudo apt purge 'rocm*' 'hip*' amdgpu-dkms), sudo apt autoremove, then install again",
+            "look whether /etc/apt/sources.list.d/rocm.list names your release (jammy, noble)",
+        ],
+        ask: &[
+            "apt-cache policy rocminfo rocm-cmake hipcc",
+            "cat /etc/apt/sources.list.d/rocm.list /etc/apt/preferences.d/*",
+            "cat /etc/os-release | head -n 4",
+        ],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/1713",
+        ..BASE
+    },
+    Entry {
+        id: "apt-repository-refused",
+        patterns: &[
+            r"(?i)repo\.radeon\.com.*(?:404|does not have a Release file|not signed|NO_PUBKEY)",
+            r"(?i)Unable to locate package (?:rocm|hip|amdgpu)\S*",
+        ],
+        scope: NotWindows,
+        cause: "AMD's repository is not set up, or has nothing for this release of the distribution.",
+        fix: &[
+            "install the amdgpu-install package for your distribution and version from repo.radeon.com, then sudo apt update",
+            "a distribution that AMD has no repository for: its own packages of ROCm, or wheels that bring ROCm (`surefoot doctor` prints the command)",
+        ],
+        source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/",
+        ..BASE
+    },
+    Entry {
+        id: "pip-other-platform",
+        patterns: &[
+            r"(?i)has no wheels with a matching (?:platform|Python|ABI) (?:version )?tag",
+            r"(?i)hint: .*Wheels are available for .* on the following platform",
+            r"(?i)\S*(?:torch|rocm|triton)\S*\.whl is not a supported wheel on this platform",
+        ],
+        covers: &["pip-no-version"],
+        cause: "The index has wheels, but not for this platform (Linux or Windows), this Python version or this processor.",
+        fix: &[
+            "another index or version that has the platform and Python (`surefoot doctor` prints the command for this GPU)",
+            "Python 3.10 to 3.13: most ROCm wheels exist for those alone",
+            "some architectures have wheels for Windows only: there an older ROCm release, or a build of your own, on Linux",
+        ],
+        source: "https://github.com/pytorch/pytorch/issues/184430",
+        ..BASE
+    },
+    Entry {
+        id: "pip-no-version",
+        patterns: &[
+            r"(?i)Could not find a version that satisfies the requirement (?:torch|torchvision|torchaudio|pytorch|triton|rocm|tensorflow|jax|vllm|bitsandbytes|xformers|flash)",
+            r"(?i)No matching distribution found for (?:torch|torchvision|torchaudio|pytorch|triton|rocm|tensorflow|jax)",
+            r"(?i)Because there (?:is|are) no versions? of (?:torch|rocm|triton|pytorch)\S*",
+        ],
+        cause: "That index has no such version, or none for this Python version and platform: a Python newer than the wheels, a nightly that was deleted, or a package that is in PyTorch's or AMD's index and not in PyPI.",
+        fix: &[
+            "`(from versions: …)` lists what there is for this Python; `none` means no wheel for it: take Python 3.12",
+            "name the index: --index-url https://download.pytorch.org/whl/rocm<version> (or --extra-index-url, where dependencies come from PyPI)",
+            "ask for a version that is listed, or for none",
+        ],
+        ask: &[
+            "python --version; pip --version",
+            "pip index versions torch --index-url <the index>",
+        ],
+        source: "https://pytorch.org/get-started/locally/",
+        ..BASE
+    },
+    Entry {
+        id: "torchvision-other-build",
+        patterns: &[
+            r"(?i)\b(?:torchvision|torchaudio)\S* \S+ (?:requires|has requirement) torch==\S+, but you(?:'ll)? have torch \S+ which is incompatible",
+            r"(?i)(?:torchvision|torchaudio).*undefined symbol",
+            r"(?i)partially initialized module 'torchvision' has no attribute 'extension'",
+            r"(?i)operator torchvision::nms does not exist",
+            r"(?i)Couldn't load custom C\+\+ ops",
+            r"(?i)Detected that PyTorch and torchvision were compiled with different CUDA (?:major )?versions",
+        ],
+        cause: "torchvision is not of the same build as torch: one of them was replaced, so that the two are of different versions or one is for CUDA or the CPU.",
+        fix: &[
+            "reinstall torch, torchvision and torchaudio together from the same index: pip install --force-reinstall torch torchvision torchaudio --index-url <the ROCm index>",
+            "`surefoot doctor` prints the versions that belong together",
+        ],
+        ask: &["pip list | grep -i torch"],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/5897",
+        ..BASE
+    },
+    Entry {
+        id: "numpy-two",
+        severity: Warning,
+        patterns: &[
+            r"A module that was compiled using NumPy 1\.x cannot be run in",
+            r"numpy\.dtype size changed, may indicate binary incompatibility",
+            r"_ARRAY_API not found",
+        ],
+        cause: "A package was built for NumPy 1, and NumPy 2 is installed. It has nothing to do with the GPU.",
+        fix: &[
+            "pip install \"numpy<2\", or a newer version of the package that the traceback names",
+        ],
+        source: "https://numpy.org/devdocs/user/troubleshooting-importerror.html",
+        ..BASE
+    },
+];

@@ -1,0 +1,222 @@
+//! WSL and Windows, where little of what is true on Linux holds.
+
+use super::Scope::{Windows, Wsl};
+use super::{BASE, Entry};
+use crate::explain::Confidence::Medium;
+use crate::explain::Severity::Info;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "wsl-gpu-not-usable",
+        confidence: Medium,
+        patterns: &[
+            r"HSA_STATUS_ERROR_OUT_OF_RESOURCES",
+            r"(?i)ROCR: unsupported GPU",
+            r"(?i)No HIP GPUs are available",
+            r"(?i)no ROCm-capable device",
+            r"(?i)Could not initialize Tensile host: No devices found",
+            r"hipErrorNoDevice|hipErrorInvalidDevice\b",
+            r"/dev/kfd.*(?:No such file|Permission denied)",
+            r"(?i)ROCk module is NOT loaded",
+            r"(?i)ggml_cuda_init: (?:failed to initialize|no) ROCm",
+        ],
+        scope: Wsl,
+        cause: "Under WSL the ROCm runtime finds no GPU that it can use. There the GPU comes through the Windows driver (/dev/dxg): either this card is not supported under WSL by this ROCm release, or the Windows driver, WSL and ROCm do not fit together, or ROCm is the package for Linux of its own and not the one for WSL.",
+        fix: &[
+            "Windows: a card and an Adrenalin driver that AMD's compatibility table lists for WSL and this ROCm version",
+            "WSL: the Adrenalin driver on Windows that AMD's table names for this ROCm version, and a card that the table lists",
+            "WSL: ROCm for WSL: amdgpu-install --usecase=wsl,rocm --no-dkms (newer releases: librocdxg); no packages of the distribution",
+            "WSL: `wsl --update` in Windows 11 and a current kernel; Windows 10 is not enough",
+        ],
+        ask: &[
+            "uname -r; ls -l /dev/dxg",
+            "rocminfo | head -n 20",
+            "dpkg -l | grep -iE 'rocr4wsl|rocm-core|librocdxg'",
+        ],
+        source: "https://rocm.docs.amd.com/projects/radeon-ryzen/en/latest/docs/compatibility/compatibilityrad/wsl/wsl_compatibility.html",
+        ..BASE
+    },
+    Entry {
+        id: "wsl-runtime-only",
+        patterns: &[
+            r"lib(?:roc\w+|hip\w+|MIOpen|rccl|amd\w+|hsa\w+)\.so\S*: cannot open shared object file",
+        ],
+        scope: Wsl,
+        covers: &["rocm-library-mismatch", "missing-library"],
+        cause: "A library of ROCm is missing: under WSL only the runtime of ROCm is installed, and this wheel needs more of it, of its own version.",
+        fix: &[
+            "install all of ROCm for WSL, in the version that the wheel names: amdgpu-install -y --usecase=wsl,rocm --no-dkms",
+            "or a wheel that brings its libraries (from AMD's index, rocm[libraries])",
+        ],
+        ask: &[
+            "dpkg -l | grep -E 'rocm-core|rocr4wsl'",
+            "pip list | grep -iE 'torch|rocm'",
+        ],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/6053",
+        ..BASE
+    },
+    Entry {
+        id: "windows-no-hip-device",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)No HIP GPUs are available",
+            r"(?i)no ROCm-capable device",
+            r"(?i)Could not initialize Tensile host: No devices found",
+            r"hipErrorNoDevice|hipErrorInvalidDevice\b",
+            r"(?i)ggml_cuda_init: (?:failed to initialize|no) ROCm",
+        ],
+        scope: Windows,
+        covers: &["torch-cpu-only", "tensile-library-missing"],
+        cause: "HIP on Windows finds no GPU that it can use: the card is not supported by this release (RX 400 and 500, Vega and its APUs are not), the Adrenalin driver is too old for it, or a variable hides the GPU.",
+        fix: &[
+            "a current Adrenalin driver, then restart",
+            "look the card up in AMD's list of supported GPUs for HIP on Windows; without support: DirectML, Vulkan, or ZLUDA with an older SDK",
+            "remove HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES from the environment",
+        ],
+        ask: &[
+            "hipInfo",
+            "the name and the driver version of the card in the Device Manager",
+            "set | findstr VISIBLE_DEVICES",
+        ],
+        source: "https://github.com/ROCm/hip/issues/3805",
+        ..BASE
+    },
+    Entry {
+        id: "zluda-other-sdk",
+        patterns: &[
+            r"(?i)Could not find module .*hiprtc\d+\.dll",
+            r"(?i)Failed to load ZLUDA",
+            r"(?i)ZLUDA.*(?:hiprtc|nvrtc|HIP SDK).*(?:not found|missing|could not|cannot)",
+        ],
+        covers: &["windows-dll-missing"],
+        cause: "This ZLUDA was built for another version of the HIP SDK than the one that is installed: it looks for the libraries of its own (hiprtc0507.dll is of HIP SDK 5.7).",
+        fix: &[
+            "install the HIP SDK that this ZLUDA wants (hiprtc0507: 5.7, hiprtc0602: 6.2), and let HIP_PATH and PATH name it",
+            "or a newer ZLUDA, made for the installed HIP SDK",
+            "or leave ZLUDA: AMD's wheels of torch run natively on Windows on RX 7000, RX 9000 and Ryzen AI",
+        ],
+        ask: &["dir \"C:\\Program Files\\AMD\\ROCm\"", "echo %HIP_PATH%"],
+        source: "https://github.com/Nerogar/OneTrainer/issues/421",
+        ..BASE
+    },
+    Entry {
+        id: "windows-openmp-missing",
+        patterns: &[
+            r"(?:WinError (?:126|127|193|1114)\]|DLL load failed).*(?:fbgemm|shm|torch_cpu|libiomp5md)\.dll",
+            r"(?i)libomp140\.x86_64\.dll",
+        ],
+        covers: &["windows-dll-missing"],
+        cause: "A DLL of torch cannot be loaded because one that it depends on is missing: libomp140.x86_64.dll, which comes with Visual Studio and is not in every Windows.",
+        fix: &[
+            "install the newest Microsoft Visual C++ redistributable; if that does not bring it, the C++ tools of Visual Studio Build Tools",
+            "or another version of torch: newer builds bring libomp140 themselves",
+        ],
+        ask: &["where libomp140.x86_64.dll", "pip list | findstr -i torch"],
+        source: "https://github.com/pytorch/pytorch/issues/129568",
+        ..BASE
+    },
+    Entry {
+        id: "windows-hip-sdk-missing",
+        patterns: &[
+            r"(?:WinError (?:126|127)\]|DLL load failed).*(?:caffe2_nvrtc|nvrtc\w*|cublas\w*|cudart\w*|cufft\w*|cusparse\w*|zluda\w*|nvcuda|c10_cuda|torch_cuda\w*)\.dll",
+        ],
+        covers: &["windows-dll-missing"],
+        cause: "The CUDA build of torch was loaded through ZLUDA, and a library that it depends on is missing: the HIP SDK is not installed, or its bin folder is not on PATH.",
+        fix: &[
+            "install the HIP SDK in the version that ZLUDA asks for, add its bin folder (%HIP_PATH%bin) to PATH and restart",
+            "without ZLUDA: install the ROCm build of torch for this card instead of the CUDA build",
+        ],
+        ask: &[
+            "echo %HIP_PATH%",
+            "where amdhip64.dll amdhip64_6.dll amdhip64_7.dll",
+        ],
+        source: "https://github.com/patientx/ComfyUI-Zluda/issues/76",
+        ..BASE
+    },
+    Entry {
+        id: "windows-rocm-dll",
+        patterns: &[
+            r"WinError (?:126|127|193|1114)\].*(?:amd_comgr|amdhip64|hiprtc|hipblas|rocblas|MIOpen|c10_hip|torch_hip|rocsolver|hipfft|hipsparse|rocm_kpack|_rocm_sdk)\w*[\\.]",
+            r"(?i)LoadLibraryExW failed for (?:amdhip64|amd_comgr|hiprtc)\w*\.dll",
+            r"(?i)(?:amdhip64|amd_comgr|hiprtc|hipblas|rocblas|MIOpen)\w*\.dll.{0,60}(?:not found|was not found|missing|could not be loaded|cannot be loaded|fehlt|nicht gefunden|introuvable)",
+        ],
+        covers: &["windows-dll-missing", "windows-no-hip-device"],
+        cause: "A DLL of ROCm (the HIP runtime, such as amdhip64 or amd_comgr) is missing, cannot be initialised or is one of another version: the one of the driver or of an old HIP SDK is found first, or the packages of torch and rocm are of different dates.",
+        fix: &[
+            "reinstall torch, torchvision, torchaudio and the rocm packages together, of one version and date, in a fresh environment (or another nightly)",
+            "take folders of other HIP SDKs and of ZLUDA off PATH; amdhip64*.dll copied by hand goes",
+            "update the Adrenalin driver, which brings a HIP runtime of its own",
+        ],
+        ask: &[
+            "where amdhip64.dll amdhip64_6.dll amdhip64_7.dll amd_comgr.dll",
+            "pip list | findstr -i \"torch rocm\"",
+        ],
+        source: "https://github.com/ROCm/TheRock/issues/827",
+        ..BASE
+    },
+    Entry {
+        id: "windows-dll-missing",
+        confidence: Medium,
+        patterns: &[
+            r"\[WinError (?:126|127|193|1114)\]",
+            r"DLL load failed while importing",
+            r"(?i)Could not find module '.*\.dll'",
+        ],
+        cause: "A DLL, or one that it depends on, is missing or of another version than what loads it. The line names the one that was asked for, not the one that is missing.",
+        fix: &[
+            "install the newest Microsoft Visual C++ redistributable",
+            "reinstall the package that the line names, and torch, torchvision and torchaudio of one build from one index",
+            "look into PATH for another HIP SDK or an old driver library that is found first",
+        ],
+        ask: &[
+            "pip list | findstr -i \"torch rocm\"",
+            "where amdhip64_7.dll libomp140.x86_64.dll",
+        ],
+        source: "https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-",
+        ..BASE
+    },
+    Entry {
+        id: "windows-access-violation",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)0xC0000005",
+            r"(?i)access violation.*amdhip64",
+            r"(?i)Windows fatal exception: access violation",
+            r"amdhip64\w*\.dll.*(?:exception|fault)",
+        ],
+        cause: "The HIP runtime of Windows crashed: the 6.4.4 preview on the first copy, a single-architecture wheel with a visible integrated GPU, or the profiler of 7.14.",
+        fix: &[
+            "a newer wheel and driver",
+            "HIP_VISIBLE_DEVICES=<index of the card>",
+        ],
+        source: "https://github.com/ROCm/TheRock/issues/5543",
+        ..BASE
+    },
+    Entry {
+        id: "windows-driver-timeout",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)VIDEO_TDR_FAILURE|VIDEO_TDR_TIMEOUT",
+            r"(?i)display driver .{0,20}(?:stopped responding|has recovered)",
+            r"(?i)LiveKernelEvent.{0,20}\b(?:141|117|1a8)\b",
+            r"(?i)driver timeout (?:has )?occurred",
+        ],
+        cause: "The GPU hung or took too long, and Windows reset the driver (TDR): the program that used it lost its context.",
+        fix: &[
+            "a newer Adrenalin driver and wheel, updated together",
+            "take back overclocking and undervolting in Adrenalin",
+            "smaller steps: a smaller batch or tile; one program on the GPU",
+        ],
+        source: "https://learn.microsoft.com/windows-hardware/drivers/display/tdr-registry-keys",
+        ..BASE
+    },
+    Entry {
+        id: "windows-arch-tool-missing",
+        severity: Info,
+        patterns: &[r"(?i)could not detect ROCm GPU architecture.*WinError 2"],
+        cause: "A tool calls rocminfo or hipInfo, and on Windows neither is on PATH.",
+        fix: &["activate the environment whose wheel brings hipInfo.exe"],
+        source: "https://github.com/ROCm/TheRock/blob/main/RELEASES.md",
+        ..BASE
+    },
+];

@@ -1,0 +1,100 @@
+//! llama.cpp, ollama, vLLM and their kin.
+
+use super::Scope::NotWindows;
+use super::{BASE, Entry};
+use crate::explain::Confidence::Medium;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "override-quoted",
+        patterns: &[
+            r#"HSA_OVERRIDE_GFX_VERSION="?\\"|HSA_OVERRIDE_GFX_VERSION=["']?(?:gfx|\\?["'])"#,
+        ],
+        covers: &[
+            "no-hip-device",
+            "windows-no-hip-device",
+            "wsl-gpu-not-usable",
+        ],
+        unless: &[r#"HSA_OVERRIDE_GFX_VERSION=['"]\d+\.\d+\.\d+['"]"#],
+        cause: "The value of the override contains quotes or a name: HSA_OVERRIDE_GFX_VERSION must be three numbers and nothing else, or HIP finds no device.",
+        fix: &[
+            "write it without quotes in unit files and compose files: HSA_OVERRIDE_GFX_VERSION=11.0.2 (a chip that the program has code for; 11.0.3 is in no build)",
+            "container: pass /dev/kfd and /dev/dri",
+        ],
+        scope: NotWindows,
+        source: "https://github.com/ollama/ollama/issues/4358",
+        ..BASE
+    },
+    Entry {
+        id: "ollama-rocm-missing",
+        patterns: &[
+            r"amdgpu is not supported \(supported types:\[\]\)",
+            r"supported_types=\[\]",
+        ],
+        covers: &["ollama-unsupported-gpu"],
+        cause: "ollama's ROCm libraries are missing: the list of supported types is empty, so that no GPU is supported, whichever it is ({gpu} here). HSA_OVERRIDE_GFX_VERSION changes nothing on Windows.",
+        fix: &[
+            "reinstall ollama with its ROCm package (Linux: ollama-linux-amd64-rocm.tgz beside the other), so that lib/ollama/rocm holds rocblas and its library folder",
+            "a card that it does not support: ollama-for-amd with the libraries for <gfx>, or the Vulkan backend (OLLAMA_VULKAN=1)",
+        ],
+        ask: &["the list of files in lib/ollama/rocm", "ollama --version"],
+        source: "https://github.com/ByronLeeeee/Ollama-For-AMD-Installer/issues/12",
+        ..BASE
+    },
+    Entry {
+        id: "ollama-unsupported-gpu",
+        patterns: &[
+            r"(?i)amdgpu is not supported",
+            r"(?i)no compatible amdgpu devices",
+            r"(?i)amdgpu too old gfx\w+",
+        ],
+        cause: "This ollama does not support {gpu}: its ROCm libraries (rocBLAS) have no kernels for it.",
+        fix: &[
+            "ollama-for-amd, with the ROCm libraries (rocblas and its library folder) for <gfx>",
+            "Linux: HSA_OVERRIDE_GFX_VERSION={override} for the service: the code of a neighbour runs on {gpu}",
+            "a newer ollama with its Vulkan backend (OLLAMA_VULKAN=1), which runs on every GPU",
+        ],
+        ask: &[
+            "ollama --version",
+            "the lines of the server's log with `amdgpu` and `supported`",
+        ],
+        source: "https://github.com/likelovewant/ollama-for-amd/issues/14",
+        ..BASE
+    },
+    Entry {
+        id: "vllm-no-device",
+        patterns: &[
+            r"(?i)Device string must not be empty",
+            r"(?i)Failed to import from amdsmi",
+            r"(?i)Failed to infer device type",
+            r"(?i)No platform detected, vLLM is running on UnspecifiedPlatform",
+        ],
+        confidence: Medium,
+        cause: "vLLM asks amd-smi (the Python package amdsmi) for the GPUs, and amdsmi is missing or does not work here (under WSL it does not), or this vLLM is not a ROCm build.",
+        fix: &[
+            "install amdsmi of the installed ROCm: pip install /opt/rocm/share/amd_smi",
+            "a ROCm build of vLLM: its container (rocm/vllm), or build vLLM with VLLM_TARGET_DEVICE=rocm; the wheel of PyPI is for CUDA",
+        ],
+        ask: &[
+            "python -c 'import amdsmi; amdsmi.amdsmi_init(); print(amdsmi.amdsmi_get_processor_handles())'",
+            "pip list | grep -iE 'vllm|torch|amdsmi'",
+        ],
+        source: "https://github.com/vllm-project/vllm/issues/39378",
+        ..BASE
+    },
+    Entry {
+        id: "vllm-cuda-build",
+        patterns: &[
+            r"(?i)(?:vllm\._C|vllm/_C\S*|vllm\._rocm_C).*(?:No module named|undefined symbol|cannot open|cannot import)",
+            r"(?i)(?:No module named|Failed to import from) .?vllm\._(?:C|rocm_C)",
+        ],
+        cause: "The compiled part of vLLM does not fit: it is the CUDA build, or was built for another torch or ROCm than the one installed.",
+        fix: &[
+            "the container for ROCm (rocm/vllm), where all versions belong together",
+            "or build vLLM from source against the installed ROCm build of torch, with PYTORCH_ROCM_ARCH=<gfx>",
+        ],
+        ask: &["pip list | grep -iE 'vllm|torch|triton|amdsmi'"],
+        source: "https://docs.vllm.ai/en/latest/getting_started/installation/gpu.html",
+        ..BASE
+    },
+];

@@ -1,0 +1,201 @@
+//! Shared libraries that are missing, or of another version.
+
+use super::Scope::{BareMetal, NotWindows};
+use super::{BASE, Entry};
+use crate::explain::Confidence::{Low, Medium};
+use crate::explain::Severity::Warning;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "cuda-library-missing",
+        patterns: &[
+            r"lib(?:cudart|cublas\w*|cudnn\w*|cufft\w*|curand|cusparse\w*|cusolver\w*|cupti|nvrtc\w*|nvToolsExt|nvJitLink|nvinfer\w*|torch_cuda\w*|c10_cuda|nccl|cuda|cufile|nvshmem\w*)(?:-\w+)?\.so\S*: cannot open shared object file",
+            r"(?i)lib(?:cudart|cublas|cudnn|c10_cuda|torch_cuda)\w*\.so\S* (?:not found|=> not found)",
+        ],
+        unless: &[r"level=(?:DEBUG|INFO|WARN).*libcud"],
+        covers: &["missing-library", "bad-alloc-on-import"],
+        cause: "A package beside torch (torchaudio, torchvision, an extension), or torch itself, is the CUDA build: it was built for NVIDIA's libraries, which are not there on a machine with an AMD card.",
+        fix: &[
+            "reinstall torch, torchvision and torchaudio from one ROCm index: pip install --force-reinstall torch torchvision torchaudio --index-url https://download.pytorch.org/whl/rocm<version>",
+            "an extension: its ROCm build, or rebuild it with the ROCm build of torch",
+        ],
+        ask: &["pip list | grep -iE 'torch|nvidia|rocm'"],
+        source: "https://github.com/pytorch/pytorch/issues/139410",
+        ..BASE
+    },
+    Entry {
+        id: "torch-hip-library-missing",
+        patterns: &[r"lib(?:c10_hip|torch_hip)\.so\S*: cannot open shared object file"],
+        covers: &["rocm-library-mismatch", "missing-library"],
+        cause: "This extension was built for a ROCm build of torch (PyTorch), and the torch in use is not one: it was replaced by the build for the CPU or for CUDA.",
+        fix: &[
+            "install torch from the ROCm index (`surefoot doctor` prints the command), of the version that the extension was built with",
+            "python -c 'import torch; print(torch.__version__, torch.version.hip)': None means the wrong build",
+        ],
+        source: "https://github.com/Looong01/pyg-rocm-build/issues/1",
+        ..BASE
+    },
+    Entry {
+        id: "rocm-major-version",
+        patterns: &[
+            r"lib(?:hip_hcc|hcc\w*)\.so\S*: cannot open shared object file",
+            r"lib(?:amdhip64|rocblas|hipblas|MIOpen|rccl|hipsparse|rocsolver|hipfft|hiprand|roctx64|rocm_smi64|hipsolver|hipblaslt|roctracer64|rocsparse|hiprtc)\.so\.\d+(?:: cannot open shared object file| => not found)",
+        ],
+        covers: &["rocm-library-mismatch", "missing-library"],
+        scope: BareMetal,
+        confidence: Medium,
+        cause: "A library of ROCm is missing in the version that this wheel was built for (the number behind .so): another ROCm version is installed, none is, or its folder is not in the search path.",
+        fix: &[
+            "install the wheel that was made for the installed ROCm, or reinstall torch with its own libraries: torch, torchvision and torchaudio from one index",
+            "or install the ROCm that the wheel names; LD_LIBRARY_PATH or /etc/ld.so.conf.d must name its lib folder (then sudo ldconfig)",
+            "no link from one number to the other: it crashes later",
+        ],
+        ask: &[
+            "ls /opt | grep rocm; cat /opt/rocm/.info/version",
+            "pip list | grep -iE 'torch|tensorflow|rocm'",
+            "ldconfig -p | grep -E 'amdhip|hsa|rocblas'",
+        ],
+        source: "https://github.com/ROCm/tensorflow-upstream/issues/1207",
+        ..BASE
+    },
+    Entry {
+        id: "rocprofiler-library-missing",
+        patterns: &[
+            r"lib(?:rocprofiler\S*|roctracer\S*|roctx\S*|rocprof\S*)\.so\S*: cannot open shared object file",
+        ],
+        covers: &[
+            "rocm-library-mismatch",
+            "missing-library",
+            "rocm-major-version",
+        ],
+        scope: BareMetal,
+        cause: "The wheel needs a library of ROCm's profiler that is missing: a nightly that forgets to bring it, or a ROCm that was installed without it.",
+        fix: &[
+            "install another build: a stable release, or another, newer or older nightly",
+            "or install the library: sudo apt install rocprofiler-sdk roctracer (with pip: rocm[libraries] of the same version)",
+        ],
+        source: "https://github.com/ROCm/TheRock/issues/4150",
+        ..BASE
+    },
+    Entry {
+        id: "rocm-library-mismatch",
+        confidence: Medium,
+        patterns: &[
+            r"lib(?:hip\w*|roc\w+|amdhip\w*|MIOpen|hsa\w*|rccl|amd_comgr\w*|amd_smi|hiprtc\w*|rocm[-\w]*|migraphx\w*|rocfft\w*)(?:-\w+)*\.so\S*: cannot open shared object file",
+            r"lib(?:hip|roc|amdhip|MIOpen|hsa|rccl|amd_comgr)\w*\.so\S*: (?:version|undefined symbol)",
+            r"undefined symbol: (?:hip|roc|miopen|hsa_|rsmi_|amdsmi_|amd_comgr|hiprtc|nccl|roctx)",
+            r"undefined symbol: \w+, version (?:ROCR|hip|HIP|rocblas|roc)\w*",
+            r"(?i)version .(?:ROCR|hip|amd_comgr|rocblas)_[\d.]+. not found",
+        ],
+        covers: &["missing-library", "undefined-symbol-torch"],
+        cause: "A library of ROCm is missing where the loader looks, or one of another ROCm version is found first: two ROCm versions are mixed (that of the wheel, that in /opt/rocm, or copies in torch/lib), or none is installed.",
+        fix: &[
+            "unset LD_LIBRARY_PATH, so that a wheel takes its own libraries",
+            "reinstall torch, torchvision and torchaudio from one index; rebuild extensions with that torch and the same ROCm",
+            "a program that wants the system's ROCm: install it, and let /etc/ld.so.conf.d or LD_LIBRARY_PATH name its lib folder (sudo ldconfig)",
+        ],
+        scope: NotWindows,
+        ask: &[
+            "ldd <the library of the message> | grep -E 'rocm|hip|hsa|not found'",
+            "ls /opt | grep rocm; echo $LD_LIBRARY_PATH",
+            "pip list | grep -iE 'torch|rocm'",
+        ],
+        source: "https://github.com/ROCm/ROCm/issues/5339",
+        ..BASE
+    },
+    Entry {
+        id: "two-hsa-runtimes",
+        patterns: &[
+            r"undefined reference to .(?:hsa_\w+|hsaKmt\w+)(?:@+ROCR_\d)?",
+            r"libhsa-runtime64\.so\.1, needed by .* may conflict with",
+        ],
+        cause: "Two HSA runtimes are installed: that of ROCm and an older one of the distribution (libhsa-runtime64-1 in /usr/lib), and the linker takes the wrong one.",
+        fix: &[
+            "sudo apt remove libhsa-runtime64-1 libhsakmt1",
+            "or put ROCm first: LD_LIBRARY_PATH=/opt/rocm/lib, or an rpath to it when you link",
+        ],
+        scope: NotWindows,
+        ask: &[
+            "ldconfig -p | grep hsa-runtime",
+            "dpkg -S $(ldconfig -p | grep -o '/.*hsa-runtime.*')",
+        ],
+        source: "https://github.com/pytorch/pytorch/issues/137858",
+        ..BASE
+    },
+    Entry {
+        id: "undefined-symbol-torch",
+        patterns: &[
+            r"undefined symbol: _ZN?K?\d?(?:St)?\S*(?:c10|2at|5torch|at4_ops)\S*",
+            r"undefined symbol: (?:_Z\w+|aoti_torch_\w+|PyObject_\w+|THP\w+)",
+            r"(?i)DLL load failed.*The specified procedure could not be found",
+        ],
+        cause: "An extension was built for another version of torch (or for its CUDA build) than the one that loads it: the symbol it wants is not there.",
+        fix: &[
+            "reinstall the extension for the installed torch, or rebuild it: pip install --no-build-isolation --force-reinstall --no-binary :all: <package>",
+            "torch, torchvision and torchaudio from one index and of one version",
+        ],
+        ask: &["pip list | grep -iE 'torch|rocm'"],
+        source: "https://docs.pytorch.org/docs/stable/cpp_extension.html",
+        ..BASE
+    },
+    Entry {
+        id: "undefined-symbol",
+        severity: Warning,
+        confidence: Low,
+        patterns: &[r"\bundefined symbol: \w+"],
+        unless: &[
+            r"undefined symbol: (?:hip|roc|miopen|hsa_|rsmi_|amdsmi_|amd_comgr|hiprtc|nccl|roctx|_Z|aoti|PyObject|THP)",
+            r"undefined symbol: \w+, version (?:ROCR|hip|HIP|rocblas|roc)",
+        ],
+        cause: "A library was built against another version of one that it uses, which is found instead: two versions are mixed.",
+        fix: &[
+            "unset LD_LIBRARY_PATH and LD_PRELOAD",
+            "reinstall the package that the line names; rebuild it if it was built here",
+        ],
+        ask: &["ldd -r <the library of the message>"],
+        source: "https://github.com/ROCm/ROCm/issues/5339",
+        ..BASE
+    },
+    Entry {
+        id: "libstdcxx-too-old",
+        patterns: &[
+            r"version .GLIBCXX_[\d.]+. not found",
+            r"version .CXXABI_[\d.]+. not found",
+        ],
+        cause: "The C++ library (libstdc++) that is found first is older than the one this library was built with: mostly that of conda in front of the system's.",
+        fix: &[
+            "conda install -c conda-forge libstdcxx-ng, or LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libstdc++.so.6",
+            "or a newer distribution",
+        ],
+        source: "https://gcc.gnu.org/onlinedocs/libstdc++/manual/abi.html",
+        ..BASE
+    },
+    Entry {
+        id: "glibc-too-old",
+        patterns: &[r"version .GLIBC_2\.\d+. not found"],
+        cause: "The wheel or library was built on a newer distribution: this system's C library (glibc) is older than what it was built with.",
+        fix: &[
+            "a newer distribution (or a container with one), or an older version of the package",
+        ],
+        source: "https://github.com/ROCm/TheRock/blob/main/RELEASES.md",
+        ..BASE
+    },
+    Entry {
+        id: "missing-library",
+        severity: Warning,
+        confidence: Low,
+        patterns: &[
+            r"\b(?:ImportError|OSError|error while loading shared libraries): .*lib[\w+.-]+\.so\S*: cannot open shared object file",
+        ],
+        unless: &[r"(?i)libbitsandbytes"],
+        cause: "A library is not installed, or not where the loader looks; the line names it.",
+        fix: &[
+            "install the package that has it: apt-file search <name>, or dnf provides '*/<name>'",
+            "a library of a Python package: reinstall that package; one in a folder of its own: LD_LIBRARY_PATH, or /etc/ld.so.conf.d and sudo ldconfig",
+        ],
+        scope: NotWindows,
+        ask: &["ldd <the library or program of the message> | grep 'not found'"],
+        source: "https://man7.org/linux/man-pages/man8/ld.so.8.html",
+        ..BASE
+    },
+];

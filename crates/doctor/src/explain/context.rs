@@ -1,0 +1,517 @@
+//! What the rest of a log says: where it ran, which GPU it names, an override, a version.
+
+use super::{Confidence, Match};
+use crate::{names, wheels};
+use platform::Gfx;
+use platform::machine::System;
+use regex::Regex;
+use std::sync::LazyLock;
+
+/// Facts about the program and its machine that a log mentions.
+#[derive(Default)]
+pub(super) struct Context {
+    clues: Clues,
+    /// Architectures, each with the line that names it first.
+    gpus: Vec<Fact<Gfx>>,
+    /// The architecture that the name of a product means.
+    products: Vec<Fact<Gfx>>,
+    override_value: Option<Fact<String>>,
+    /// The release of a kernel: `6.14.0-24-generic`.
+    kernel: Option<Fact<String>>,
+    /// The ROCm of the wheel: `6.1` of `+rocm6.1`.
+    rocm: Option<Fact<String>>,
+    /// `/dev/kfd` is open to everybody.
+    kfd_is_public: bool,
+    pairing: Pairing,
+}
+
+const UNSET: &str = "unset HSA_OVERRIDE_GFX_VERSION";
+
+struct Fact<T> {
+    value: T,
+    line: usize,
+}
+
+/// Lines that show on which system the program ran.
+#[derive(Default)]
+struct Clues {
+    wsl: usize,
+    windows: usize,
+    linux: usize,
+}
+
+impl Context {
+    /// More architectures than this in one line are a list of what something supports.
+    const GPUS_IN_A_LINE: usize = 2;
+    const GPUS: usize = 16;
+
+    /// Takes what one more line says.
+    pub(super) fn read(&mut self, line: &str, number: usize) {
+        if !INTERESTING.as_ref().is_some_and(|any| any.is_match(line)) {
+            return;
+        }
+        self.clues.read(line);
+        if self.override_value.is_none() {
+            let after = |marker: &str| word_after(line, marker);
+            self.override_value = after("HSA_OVERRIDE_GFX_VERSION=")
+                .or_else(|| after("HSA_OVERRIDE_GFX_VERSION "))
+                .map(|value| Fact {
+                    value,
+                    line: number,
+                });
+        }
+        if self.rocm.is_none() {
+            self.rocm = word_after(line, "+rocm")
+                .filter(|version| version.starts_with(|c: char| c.is_ascii_digit()))
+                .map(|value| Fact {
+                    value,
+                    line: number,
+                });
+        }
+        if self.kernel.is_none() {
+            self.kernel = kernel_of(line).map(|value| Fact {
+                value,
+                line: number,
+            });
+        }
+        self.kfd_is_public =
+            self.kfd_is_public || line.contains("/dev/kfd") && line.contains("rw-rw-rw-");
+        if line.contains("gfx") {
+            let named = gpus_of(line);
+            if named.len() <= Self::GPUS_IN_A_LINE {
+                for gfx in named {
+                    note(&mut self.gpus, gfx, number);
+                }
+            }
+        }
+        if let Some(gfx) = product_of(line) {
+            note(&mut self.products, gfx, number);
+        }
+        self.pairing.read(line, number);
+    }
+
+    /// Where the log comes from, if it shows.
+    pub(super) fn system(&self) -> Option<System> {
+        self.clues.system()
+    }
+
+    /// Whether the log comes from Windows.
+    pub(super) fn is_windows(&self) -> bool {
+        self.system() == Some(System::Windows)
+    }
+
+    /// Completes what is said of the messages by what else the text says.
+    pub(super) fn sharpen(&self, matches: &mut Vec<Match>) {
+        matches.extend(self.pairing.contradiction.clone());
+        for found in matches {
+            self.keep_what_fits_the_system(found);
+            match found.id.as_str() {
+                "invalid-device-function" | "no-kernel-image" => self.name_the_override(found),
+                "kfd-permission" if self.kfd_is_public => {
+                    found.cause = "The process may not open /dev/kfd although everybody may (mode 0666): a container without the device, a device cgroup, or a security module.".to_owned();
+                    found.fix.retain(|step| !step.contains("usermod"));
+                    found
+                        .fix
+                        .push("sudo dmesg | grep -iE 'apparmor|selinux|denied'".to_owned());
+                }
+                "segmentation-fault" if self.gpus.len() > 1 => self.name_the_architectures(found),
+                _ => {}
+            }
+            self.name_the_gpu(found);
+        }
+    }
+
+    /// Steps for another system go; those for this one lose their mark.
+    fn keep_what_fits_the_system(&self, found: &mut Match) {
+        let system = self.system();
+        for steps in [&mut found.fix, &mut found.ask] {
+            *steps = std::mem::take(steps)
+                .into_iter()
+                .filter_map(|step| for_system(step, system))
+                .collect();
+        }
+    }
+
+    /// Several architectures in one process are a cause of their own.
+    fn name_the_architectures(&self, found: &mut Match) {
+        let named = self.gpus.iter().map(|gpu| gpu.value.to_string());
+        let named = named.collect::<Vec<_>>().join(", ");
+        let facts = self
+            .gpus
+            .iter()
+            .map(|gpu| format!("{} (line {})", gpu.value, gpu.line));
+        found.facts.extend(facts);
+        found.cause = format!(
+            "The process crashed outside Python, and the text names GPUs of several architectures ({named}): a runtime or wheel that does not expect them together crashes (ROCm 6.0 did with three), or one of them has no code in it."
+        );
+        found.fix.insert(
+            0,
+            "make one GPU visible: HIP_VISIBLE_DEVICES=<index> (Linux: ROCR_VISIBLE_DEVICES=<index>)".to_owned(),
+        );
+        found
+            .fix
+            .insert(1, "a newer ROCm build of torch".to_owned());
+    }
+
+    fn name_the_override(&self, found: &mut Match) {
+        let Some(Fact { value, line }) = &self.override_value else {
+            return;
+        };
+        found
+            .facts
+            .push(format!("HSA_OVERRIDE_GFX_VERSION={value} (line {line})"));
+        found.fix.retain(|step| !step.starts_with(UNSET));
+        found.fix.insert(0, UNSET.to_owned());
+        let Some(target) = Gfx::from_override(value) else {
+            found.cause = format!(
+                "HSA_OVERRIDE_GFX_VERSION={value} is not valid (`major.minor.stepping`, decimal)."
+            );
+            return;
+        };
+        let wheel = self.rocm.as_ref().and_then(|rocm| {
+            let list = wheels::upstream_architectures(&rocm.value)?;
+            Some((rocm, list))
+        });
+        found.cause = match wheel {
+            Some((rocm, list)) if !list.contains(&target) => {
+                found
+                    .facts
+                    .push(format!("ROCm {} (line {})", rocm.value, rocm.line));
+                format!(
+                    "HSA_OVERRIDE_GFX_VERSION={value} makes the GPU pass for {target}, and the rocm{} wheel has no code for {target}.",
+                    rocm.value
+                )
+            }
+            _ => format!(
+                "HSA_OVERRIDE_GFX_VERSION={value} makes the GPU pass for {target}; the library that failed has no code for {target}."
+            ),
+        };
+    }
+
+    /// Fills the places of an explanation that a GPU belongs to.
+    ///
+    /// `{gpu}` is its architecture, `<gfx>` the same within a command, `{install}` the
+    /// commands that install a torch with code for it, and `{override}` the value under which
+    /// the code of a neighbour runs on it (a step that asks for one where none is safe goes).
+    fn name_the_gpu(&self, found: &mut Match) {
+        let asks = |text: &String| {
+            ["{gpu}", "<gfx>", "{install}", "{override}"]
+                .iter()
+                .any(|place| text.contains(place))
+        };
+        let gpu = self.gpu_of(found);
+        if let (Some(Fact { value, line }), true) =
+            (&gpu, asks(&found.cause) || found.fix.iter().any(asks))
+        {
+            found.facts.push(format!("{value} (line {line})"));
+        }
+        if found.cause.contains("{kernel}") {
+            let shown = self.kernel.as_ref().map(|kernel| {
+                found
+                    .facts
+                    .push(format!("kernel {} (line {})", kernel.value, kernel.line));
+                format!(" ({})", kernel.value)
+            });
+            found.cause = found.cause.replace("{kernel}", &shown.unwrap_or_default());
+        }
+        let gfx = gpu.map(|fact| fact.value);
+        let name = gfx.map_or_else(|| "the GPU".to_owned(), |gfx| gfx.to_string());
+        found.cause = found.cause.replace("{gpu}", &name);
+        let mut steps = Vec::with_capacity(found.fix.len());
+        for step in std::mem::take(&mut found.fix) {
+            if step == "{install}" {
+                steps.extend(install(gfx));
+            } else if step.contains("{override}") {
+                let value = gfx
+                    .and_then(wheels::override_for)
+                    .filter(|_| !self.is_windows());
+                steps.extend(
+                    value.map(|value| step.replace("{override}", value).replace("{gpu}", &name)),
+                );
+            } else {
+                let step = step.replace("{gpu}", &name);
+                steps.push(gfx.map_or(step.clone(), |gfx| step.replace("<gfx>", &gfx.to_string())));
+            }
+        }
+        found.fix = steps;
+    }
+
+    /// The GPU that a message is about: the one its own line names, else the only one of the text.
+    fn gpu_of(&self, found: &Match) -> Option<Fact<Gfx>> {
+        if let [gfx] = gpus_of(&found.line)[..] {
+            return Some(Fact {
+                value: gfx,
+                line: found.line_number,
+            });
+        }
+        let only = |facts: &[Fact<Gfx>]| match facts {
+            [one] => Some(Fact {
+                value: one.value,
+                line: one.line,
+            }),
+            _ => None,
+        };
+        match &self.gpus[..] {
+            [] => only(&self.products),
+            gpus => only(gpus),
+        }
+    }
+}
+
+/// What a line must have for anything here to look at it: one search in place of fifty.
+static INTERESTING: LazyLock<Option<Regex>> = LazyLock::new(|| {
+    let words = [
+        "HSA_OVERRIDE_GFX_VERSION",
+        "+rocm",
+        "gfx",
+        "Radeon",
+        "Instinct",
+        "kernel",
+        "Name:",
+        ":\\",
+    ];
+    let clues = [&Clues::WSL[..], &Clues::WINDOWS, &Clues::LINUX].concat();
+    let words = words.iter().chain(&clues).map(|word| regex::escape(word));
+    // Constant patterns: without them nothing here works, and each test fails.
+    Regex::new(&words.collect::<Vec<_>>().join("|")).ok()
+});
+
+fn note(facts: &mut Vec<Fact<Gfx>>, value: Gfx, line: usize) {
+    if facts.len() < Context::GPUS && facts.iter().all(|fact| fact.value != value) {
+        facts.push(Fact { value, line });
+    }
+}
+
+/// The architectures that a line names as those of GPUs, not as supported ones.
+fn gpus_of(line: &str) -> Vec<Gfx> {
+    // `gfx1031 is not supported` is about the GPU, `supported_types=[gfx1103]` is not.
+    let lists = [
+        "supported_types",
+        "supported types",
+        "supported arch",
+        "supported gfx",
+        "supported: ",
+    ];
+    let end = lists
+        .iter()
+        .filter_map(|list| line.find(list))
+        .min()
+        .unwrap_or(line.len());
+    let named = Gfx::find_all(&line[..end]);
+    named
+        .into_iter()
+        .filter(|gfx| gfx.architecture().is_some())
+        .collect()
+}
+
+/// The architecture of the product that a line names as a device.
+fn product_of(line: &str) -> Option<Gfx> {
+    let start = ["Radeon", "Instinct"]
+        .iter()
+        .filter_map(|name| line.find(name))
+        .min()?;
+    // A processor is sold under the name of the GPU in it; that GPU need not be the one in use.
+    if line[..start].contains("Ryzen") || line[..start].contains("w/ ") {
+        return None;
+    }
+    names::architecture_of(super::clip(&line[start..], 60))
+}
+
+fn install(gfx: Option<Gfx>) -> Vec<String> {
+    let commands = gfx.map(wheels::install).unwrap_or_default();
+    match gfx {
+        _ if !commands.is_empty() => commands,
+        Some(gfx) => vec![format!(
+            "there is no published wheel with code for {gfx}: an older release that had it, or a build of your own"
+        )],
+        None => vec![
+            "install a wheel with native code: `surefoot doctor` prints the command for this GPU"
+                .to_owned(),
+        ],
+    }
+}
+
+/// A step, or nothing if it is for another system than the one that shows.
+fn for_system(step: String, system: Option<System>) -> Option<String> {
+    for (mark, of) in [
+        ("Linux: ", System::Linux),
+        ("WSL: ", System::Wsl),
+        ("Windows: ", System::Windows),
+    ] {
+        let Some(rest) = step.strip_prefix(mark) else {
+            continue;
+        };
+        return match system {
+            Some(system) => (system == of).then(|| rest.to_owned()),
+            None => (of != System::Wsl).then_some(step),
+        };
+    }
+    Some(step)
+}
+
+/// The release of a kernel that a line names as a distribution does.
+fn kernel_of(line: &str) -> Option<String> {
+    if !line.contains("-generic") && !line.contains("kernel") {
+        return None;
+    }
+    let is_release = |word: &&str| {
+        let mut numbers = word.split(['.', '-']);
+        word.starts_with(|c: char| c.is_ascii_digit())
+            && word.contains('-')
+            && (0..3).all(|_| {
+                numbers.next().is_some_and(|n| {
+                    !n.is_empty() && n.len() < 4 && n.bytes().all(|b| b.is_ascii_digit())
+                })
+            })
+    };
+    let mut words =
+        line.split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_')));
+    words.find(is_release).map(str::to_owned)
+}
+
+fn word_after(line: &str, marker: &str) -> Option<String> {
+    let start = line.find(marker)? + marker.len();
+    let rest = line[start..].trim_start_matches(['"', '\\', '\'']);
+    let end = rest
+        .find(|c: char| !(c.is_ascii_alphanumeric() || c == '.'))
+        .unwrap_or(rest.len());
+    Some(rest[..end].trim_end_matches('.').to_owned()).filter(|word| !word.is_empty())
+}
+
+impl Clues {
+    const WSL: [&str; 8] = [
+        "microsoft-standard",
+        "WSL environment detected",
+        "librocdxg",
+        "/dev/dxg",
+        "rocr4wsl",
+        "WSL2",
+        "sources/wsl/",
+        "/usr/lib/wsl",
+    ];
+    const WINDOWS: [&str; 9] = [
+        "WinError",
+        "0xC0000005",
+        ".dll",
+        ".exe",
+        "PS C:",
+        "Platform: Windows",
+        "amd_windows.go",
+        "MSC v.",
+        "Press any key to continue",
+    ];
+    const LINUX: [&str; 14] = [
+        "/home/",
+        "/usr/",
+        "/opt/",
+        "/dev/",
+        "/var/lib/",
+        "/venv/",
+        ".so",
+        "[drm",
+        "kernel:",
+        "amdgpu 0000:",
+        "systemd",
+        "-generic",
+        "(core dumped)",
+        "x86_64-linux",
+    ];
+
+    fn read(&mut self, line: &str) {
+        let has = |clues: &[&str]| clues.iter().any(|clue| line.contains(clue));
+        self.wsl += usize::from(has(&Self::WSL));
+        // A path of Windows within a path of Linux is that of a mounted disk.
+        if line.contains(":\\") && line.split([' ', '"', '\'', '(', '=']).any(is_drive)
+            || has(&Self::WINDOWS)
+        {
+            self.windows += 1;
+        } else {
+            self.linux += usize::from(has(&Self::LINUX));
+        }
+    }
+
+    /// Programs for Windows are built on Linux and print paths of there, hardly ever the
+    /// other way round.
+    fn system(&self) -> Option<System> {
+        if self.wsl > 0 {
+            Some(System::Wsl)
+        } else if self.windows > 0 && self.windows * 4 >= self.linux {
+            Some(System::Windows)
+        } else if self.linux > 0 {
+            Some(System::Linux)
+        } else {
+            None
+        }
+    }
+}
+
+/// `C:\Users…` at the start of a word.
+fn is_drive(word: &str) -> bool {
+    let mut chars = word.chars();
+    chars.next().is_some_and(|c| c.is_ascii_alphabetic())
+        && chars.next() == Some(':')
+        && chars.next() == Some('\\')
+}
+
+/// A product beside an architecture that is not its own, as an override makes it.
+///
+/// `rocminfo` prints the architecture and then the product, `clinfo` the product first.
+#[derive(Default)]
+struct Pairing {
+    product_comes_first: Option<bool>,
+    last: Option<(Gfx, String, usize)>,
+    contradiction: Option<Match>,
+}
+
+impl Pairing {
+    /// Lines between the two.
+    const NEAR: usize = 4;
+
+    fn read(&mut self, line: &str, number: usize) {
+        let Some((key, value)) = line.split_once(':') else {
+            return;
+        };
+        let (is_product, gfx) = match key.trim().trim_start_matches("Device ").trim() {
+            "Marketing Name" => (true, product_of(value)),
+            key if key.eq_ignore_ascii_case("Board name") => (true, product_of(value)),
+            "Name" => (false, value.trim().parse().ok()),
+            _ => return,
+        };
+        let Some(gfx) = gfx else { return };
+        let product_comes_first = *self.product_comes_first.get_or_insert(is_product);
+        if is_product == product_comes_first {
+            self.last = Some((gfx, value.trim().to_owned(), number));
+            return;
+        }
+        let Some((first, name, line_number)) = self.last.take() else {
+            return;
+        };
+        let (product, named, shown) = if is_product {
+            (value.trim().to_owned(), first, gfx)
+        } else {
+            (name, gfx, first)
+        };
+        let is_other = (named.major, named.minor) != (shown.major, shown.minor);
+        if self.contradiction.is_none() && is_other && number - line_number <= Self::NEAR {
+            self.contradiction = Some(renamed(&product, shown, named, line, number));
+        }
+    }
+}
+
+/// The GPU passes for one that it is not.
+fn renamed(product: &str, is: Gfx, named: Gfx, line: &str, line_number: usize) -> Match {
+    Match {
+        line: super::clip(line.trim(), 500).to_owned(),
+        line_number,
+        confidence: Confidence::High,
+        cause: format!(
+            "{product} is a {is} and is listed as {named}: HSA_OVERRIDE_GFX_VERSION is set (in a shell profile, a container or a service) and makes it pass for another chip, whose code it cannot run."
+        ),
+        fix: vec![
+            "unset HSA_OVERRIDE_GFX_VERSION, and remove it from ~/.bashrc, ~/.profile, /etc/environment and the container".to_owned(),
+            "HSA_OVERRIDE_GFX_VERSION_<N> sets it for one GPU alone, where one needs it".to_owned(),
+        ],
+        source: "https://github.com/ROCm/ROCm/issues/5238".to_owned(),
+        ..Match::new("override-renames-gpu")
+    }
+}

@@ -1,0 +1,466 @@
+//! What an error message means: `surefoot explain`, and the end of `surefoot run`.
+//!
+//! A catalogue of known messages ([`catalogue`]) names causes line by line; the
+//! numbers of out-of-memory messages are read and judged ([`oom`]); and what the
+//! rest of the text says (where it ran, the GPU it names, an override, a version, a
+//! permission) sharpens both. Then all of it is weighed together: a message that another one
+//! explains better is not told, and neither is one that the rest of the text contradicts.
+
+pub mod catalogue;
+mod context;
+pub mod ending;
+pub mod oom;
+mod patterns;
+mod translations;
+
+use crate::plain::plain;
+use context::Context;
+use patterns::{PATTERNS, Role};
+use platform::Bytes;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// How bad an error or a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Training fails or computes wrongly.
+    Error,
+    /// Training may fail, or wastes much.
+    Warning,
+    /// Good to know.
+    Info,
+}
+
+/// How sure it is that a cause is the cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Confidence {
+    /// The message has no other known cause.
+    High,
+    /// The usual cause.
+    Medium,
+    /// One of several causes.
+    Low,
+}
+
+/// One recognised message.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Match {
+    /// The name of the error.
+    pub id: String,
+    /// The line that was recognised.
+    pub line: String,
+    /// Its number in the text, from 1.
+    pub line_number: usize,
+    /// How bad it is.
+    pub severity: Severity,
+    /// What causes it.
+    pub cause: String,
+    /// What to do, most promising first.
+    pub fix: Vec<String>,
+    /// Where this is known from.
+    pub source: String,
+    /// How sure it is.
+    pub confidence: Confidence,
+    /// What else of the text was used, each with its line: `gfx1102 (line 5)`.
+    pub facts: Vec<String>,
+    /// Commands whose output would settle it; none where it is certain.
+    pub ask: Vec<String>,
+    /// Numbers read from the message; sizes in bytes.
+    pub numbers: BTreeMap<&'static str, u64>,
+    /// How often it occurs.
+    pub count: usize,
+}
+
+impl Match {
+    /// An error of which only the name is known yet.
+    fn new(id: &str) -> Self {
+        Self {
+            id: id.to_owned(),
+            line: String::new(),
+            line_number: 0,
+            severity: Severity::Error,
+            cause: String::new(),
+            fix: Vec::new(),
+            source: String::new(),
+            confidence: Confidence::Medium,
+            facts: Vec::new(),
+            ask: Vec::new(),
+            numbers: BTreeMap::new(),
+            count: 1,
+        }
+    }
+}
+
+/// Everything recognised in a text.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Explanation {
+    /// The messages, those nearest to the cause first.
+    pub matches: Vec<Match>,
+}
+
+/// What to collect when nothing was recognised.
+pub const WHAT_TO_COLLECT: [&str; 4] = [
+    "the last 50 lines of the program, from the first line that mentions an error",
+    "sudo dmesg | grep -iE 'amdgpu|kfd|ttm|oom' | tail -n 50",
+    "surefoot doctor --dump machine.txt",
+    "surefoot probe --report probe.json",
+];
+
+impl Explanation {
+    /// The most commands that are asked for: nobody runs more for a stranger.
+    const MOST_TO_ASK: usize = 3;
+
+    /// The commands whose output would settle the most uncertain of what is told, at most
+    /// three; none when all of it is certain. With nothing told, what to collect.
+    #[must_use]
+    pub fn to_ask(&self) -> Vec<&str> {
+        if self.matches.is_empty() {
+            return WHAT_TO_COLLECT[..Self::MOST_TO_ASK].to_vec();
+        }
+        let uncertain = self.matches.iter().filter(|found| {
+            found.severity < Severity::Info && found.confidence != Confidence::High
+        });
+        let mut asked = Vec::new();
+        for command in uncertain.flat_map(|found| &found.ask) {
+            if asked.len() < Self::MOST_TO_ASK && !asked.contains(&command.as_str()) {
+                asked.push(command);
+            }
+        }
+        asked
+    }
+}
+
+/// What is known about the machine that a log comes from; sharpens judgements.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Hints {
+    /// RAM of the host.
+    pub ram: Option<Bytes>,
+}
+
+/// Explains a log without knowing its machine.
+#[must_use]
+pub fn explain(text: &str) -> Explanation {
+    explain_with(text, Hints::default())
+}
+
+/// Explains a log.
+#[must_use]
+pub fn explain_with(text: &str, hints: Hints) -> Explanation {
+    let mut explainer = Explainer::new(hints);
+    explainer.read(text.as_bytes());
+    explainer.finish()
+}
+
+/// Explains a log piece by piece, so that one of any length fits into little memory.
+///
+/// Colours are removed, and a carriage return ends a line as a newline does: progress
+/// bars overwrite themselves, and the error comes behind them on the same line.
+#[derive(Default)]
+pub struct Explainer {
+    hints: Hints,
+    context: Context,
+    messages: oom::Messages,
+    matches: Vec<Match>,
+    /// Which patterns of the catalogue were found at all.
+    seen: Vec<bool>,
+    /// What was read of the line that is not over.
+    partial: Vec<u8>,
+    /// The number of that line, less one.
+    lines: usize,
+}
+
+/// What is kept of a line; it can be one long JSON document.
+const LONGEST_LINE: usize = 64 << 10;
+
+impl Explainer {
+    /// Ready for the first piece.
+    #[must_use]
+    pub fn new(hints: Hints) -> Self {
+        Self {
+            hints,
+            seen: vec![false; PATTERNS.len()],
+            ..Self::default()
+        }
+    }
+
+    /// Takes the next piece; it may end within a line, or within a character.
+    pub fn read(&mut self, piece: &[u8]) {
+        for part in piece.split_inclusive(|&byte| matches!(byte, b'\n' | b'\r')) {
+            let (text, ending) = match part {
+                [text @ .., ending @ (b'\n' | b'\r')] => (text, Some(*ending)),
+                text => (text, None),
+            };
+            let room = LONGEST_LINE.saturating_sub(self.partial.len());
+            self.partial
+                .extend_from_slice(&text[..text.len().min(room)]);
+            if let Some(ending) = ending {
+                self.close_line();
+                self.lines += usize::from(ending == b'\n');
+            }
+        }
+    }
+
+    /// The explanation of everything read.
+    #[must_use]
+    pub fn finish(mut self) -> Explanation {
+        self.close_line();
+        let mut matches = self.messages.finish(&self.context, self.hints);
+        let system = self.context.system();
+        matches.extend(self.matches.into_iter().filter(|found| {
+            let owner = PATTERNS.place(&found.id);
+            PATTERNS.entries[owner].scope.holds_on(system)
+                && PATTERNS.is_supported(owner, &self.seen)
+        }));
+        drop_covered(&mut matches);
+        self.context.sharpen(&mut matches);
+        matches.sort_by_key(|found| {
+            (
+                found.severity,
+                found.confidence,
+                PATTERNS.place(&found.id),
+                found.line_number,
+            )
+        });
+        Explanation { matches }
+    }
+
+    fn close_line(&mut self) {
+        if self.partial.is_empty() {
+            return;
+        }
+        let bytes = std::mem::take(&mut self.partial);
+        self.line(&plain(&String::from_utf8_lossy(&bytes)));
+        self.partial = bytes;
+        self.partial.clear();
+    }
+
+    fn line(&mut self, line: &str) {
+        let number = self.lines + 1;
+        self.context.read(line, number);
+        self.messages.read(line, number);
+        let is_remark = is_remark(line);
+        let mut previous = None;
+        for (pattern, role) in PATTERNS.of(&translations::in_english(line)) {
+            self.seen[pattern] = true;
+            let Role::Names(owner) = role else {
+                continue;
+            };
+            if previous.replace(owner) == Some(owner) {
+                continue;
+            }
+            let entry = PATTERNS.entries[owner];
+            if is_remark && entry.severity < Severity::Info {
+                continue;
+            }
+            if let Some(known) = self.matches.iter_mut().find(|known| known.id == entry.id) {
+                known.count += 1;
+            } else {
+                self.matches.push(from_entry(entry, line, number));
+            }
+        }
+    }
+}
+
+/// Whether the program itself says that a line is for information or debugging: RCCL tells so
+/// of each plugin that it does without, ollama of each library that it looks for.
+fn is_remark(line: &str) -> bool {
+    ["NCCL INFO", "NCCL TRACE", "level=DEBUG", "level=TRACE"]
+        .iter()
+        .any(|mark| line.contains(mark))
+        || line.contains("level=INFO") && line.contains("shared object file")
+}
+
+/// Leaves out what another message of the text explains better.
+fn drop_covered(matches: &mut Vec<Match>) {
+    let covered: Vec<&str> = matches
+        .iter()
+        .flat_map(|found| {
+            let entry = catalogue::entries().find(|entry| entry.id == found.id);
+            entry.map_or(&[][..], |entry| entry.covers)
+        })
+        .copied()
+        .collect();
+    matches.retain(|found| !covered.contains(&found.id.as_str()));
+}
+
+fn from_entry(entry: &catalogue::Entry, line: &str, line_number: usize) -> Match {
+    let owned = |steps: &[&str]| steps.iter().map(|&step| step.to_owned()).collect();
+    Match {
+        line: clip(line.trim(), 500).to_owned(),
+        line_number,
+        severity: entry.severity,
+        cause: entry.cause.to_owned(),
+        fix: owned(entry.fix),
+        ask: owned(entry.ask),
+        source: entry.source.to_owned(),
+        confidence: entry.confidence,
+        ..Match::new(entry.id)
+    }
+}
+
+/// At most `limit` bytes, cut between characters.
+pub(crate) fn clip(text: &str, limit: usize) -> &str {
+    let mut end = text.len().min(limit);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_error_is_reported_once() {
+        let line = "RuntimeError: HIP error: invalid device function\n";
+        let explanation = explain(&line.repeat(3));
+        assert_eq!(explanation.matches.len(), 1);
+        assert_eq!(
+            (
+                explanation.matches[0].line_number,
+                explanation.matches[0].count
+            ),
+            (1, 3)
+        );
+    }
+
+    #[test]
+    fn pieces_may_end_anywhere() {
+        let text = "\u{1b}[31mé loss: nan\u{1b}[0m\r\nHIP out of memory. Tried to allocate 2.00 GiB\n 10%|#   |\r 20%|##  |\rMemory access fault by GPU node-1\n";
+        let whole = explain(text);
+        assert_eq!(whole.matches.len(), 3, "{whole:?}");
+        for size in 1..text.len() {
+            let mut explainer = Explainer::new(Hints::default());
+            for piece in text.as_bytes().chunks(size) {
+                explainer.read(piece);
+            }
+            assert_eq!(explainer.finish(), whole, "{size}");
+        }
+    }
+
+    #[test]
+    fn a_line_without_end_is_cut_and_the_next_one_is_read() {
+        let mut text = "x".repeat(1 << 20);
+        text.push_str("\nHIP error: invalid device function\n");
+        let found = explain(&text).matches;
+        assert_eq!((found.len(), found[0].line_number), (1, 2));
+    }
+
+    #[test]
+    fn progress_bars_hide_nothing_and_lines_keep_their_numbers() {
+        let text = "start\r\n  1%|  | 1/100\r  2%|  | 2/100\rhipErrorInvalidImage\r\nend\r\n";
+        let found = explain(text).matches;
+        assert_eq!(
+            (found[0].line_number, found[0].line.as_str()),
+            (2, "hipErrorInvalidImage")
+        );
+    }
+
+    #[test]
+    fn errors_come_before_remarks() {
+        let text = "Overriding blas backend to hipblas\nHIP error: invalid device function\n";
+        let ids: Vec<String> = explain(text)
+            .matches
+            .into_iter()
+            .map(|found| found.id)
+            .collect();
+        assert_eq!(ids, ["invalid-device-function", "hipblaslt-unsupported"]);
+    }
+
+    #[test]
+    fn what_is_certain_asks_for_nothing_and_what_is_not_asks_for_few_commands() {
+        let asked = |text: &str| explain(text).to_ask().len();
+        assert_eq!(
+            asked("rocBLAS error: Cannot read x/TensileLibrary.dat: Illegal seek\n"),
+            0
+        );
+        assert_eq!(
+            asked("RuntimeError: No HIP GPUs are available\nHIP error: unknown error\n"),
+            3
+        );
+        assert_eq!(asked("ValueError: not enough values to unpack\n"), 3);
+    }
+
+    #[test]
+    fn commands_of_another_system_are_not_asked_for() {
+        let text = "C:\\ai> python main.py\nRuntimeError: HIP error: invalid image\nRuntimeError: HIP error: shared object initialization failed\n";
+        let asked = explain(text).to_ask().join("\n");
+        assert!(
+            asked.contains("hipInfo") && !asked.contains("rocminfo"),
+            "{asked}"
+        );
+    }
+
+    #[test]
+    fn a_gpu_that_the_text_names_is_used_with_its_line() {
+        let text = "AMD arch: gfx1102\nHIP error: invalid device function\n";
+        let found = &explain(text).matches[0];
+        assert!(found.cause.contains("no code for gfx1102"), "{found:?}");
+        assert_eq!(found.facts, ["gfx1102 (line 1)"]);
+        assert!(found.fix.iter().any(|step| step.contains("device-gfx1102")));
+        // A card is named by its product as well, and two GPUs leave it open.
+        let text =
+            "Device: cuda:0 AMD Radeon RX 9070 XT : native\nHIP error: invalid device function\n";
+        let found = &explain(text).matches[0];
+        assert_eq!(found.facts, ["gfx1201 (line 1)"]);
+        assert!(
+            !found
+                .fix
+                .iter()
+                .any(|step| step.contains("HSA_OVERRIDE_GFX_VERSION=")),
+            "{found:?}"
+        );
+        let text = "gfx1102\ngfx1036\nHIP error: invalid device function\n";
+        assert_eq!(explain(text).matches[0].facts, Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_a_program_says_for_information_is_no_error() {
+        let line = "librccl-net.so: cannot open shared object file: No such file or directory";
+        assert!(
+            explain(&format!("host:1:1 [0] NCCL INFO NET/Plugin: {line}\n"))
+                .matches
+                .is_empty()
+        );
+        assert!(!explain(&format!("OSError: {line}\n")).matches.is_empty());
+    }
+
+    #[test]
+    fn nothing_from_bare_metal_is_told_under_wsl_or_windows() {
+        let no_device = "Call returned HSA_STATUS_ERROR_OUT_OF_RESOURCES\nRuntimeError: No HIP GPUs are available\n";
+        let told = |before: &str| {
+            let found = explain(&format!("{before}\n{no_device}")).matches;
+            let texts = found
+                .iter()
+                .flat_map(|found| found.fix.iter().chain(&found.ask).chain([&found.cause]));
+            texts.cloned().collect::<Vec<_>>().join("\n")
+        };
+        for (system, bare) in [
+            ("Linux", "/home/user/x"),
+            ("WSL", "WSL environment detected."),
+            ("Windows", "C:\\Users\\user>"),
+        ] {
+            let text = told(bare);
+            assert!(!text.is_empty(), "{system}");
+            assert_eq!(
+                text.contains("atomics"),
+                system == "Linux",
+                "{system}: {text}"
+            );
+            assert_eq!(
+                text.contains("/dev/kfd"),
+                system == "Linux",
+                "{system}: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn ordinary_output_is_not_explained() {
+        let text = "step 100 loss 0.123 grad_norm 1.2\nEpoch 1: 100%|####| 10/10 [00:01<00:00]\nValueError: not enough values to unpack\n";
+        assert_eq!(explain(text), Explanation::default());
+    }
+}

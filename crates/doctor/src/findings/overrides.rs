@@ -1,0 +1,170 @@
+//! `HSA_OVERRIDE_GFX_VERSION`: invalid, needless, harmful, of the wrong value.
+//!
+//! The variable makes ROCr report another architecture. It was a work-around for
+//! cards without code in the wheels, and is carried from guide to guide since.
+
+use super::{Check, Finding, Severity};
+use platform::Gfx;
+use platform::gfx::Override;
+use platform::machine::{Gpu, Machine, System};
+
+const NAME: &str = "HSA_OVERRIDE_GFX_VERSION";
+const SOURCE: &str = "https://github.com/ROCm/rocm-systems/blob/develop/projects/rocr-runtime/libhsakmt/src/topology.c";
+
+pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
+    for (name, value) in machine
+        .variables
+        .iter()
+        .filter(|(name, value)| name.starts_with(NAME) && !value.is_empty())
+    {
+        judge(machine, name, value, found);
+    }
+}
+
+fn judge(machine: &Machine, name: &str, value: &str, found: &mut Vec<Finding>) {
+    let seen = format!("{name}={value}");
+    if machine.system == System::Windows {
+        found.push(
+            Finding::new(
+                Check::Override,
+                Severity::Warning,
+                "override-on-windows",
+                format!("{name} has no effect on Windows"),
+            )
+            .seen(seen)
+            .why("The Windows runtime does not go through HSA and never reads it.")
+            .fix([format!("Remove-Item Env:{name}")])
+            .source("https://github.com/ROCm/TheRock/issues/1719"),
+        );
+        return;
+    }
+    let Some(target) = Gfx::from_override(value) else {
+        found.push(
+            Finding::new(Check::Override, Severity::Error, "override-invalid", format!("{name} is invalid"))
+                .seen(seen)
+                .why("The value must be `major.minor.stepping` in decimal. Anything else stops every HIP program before it lists a GPU.")
+                .fix([format!("unset {name}")])
+                .source(SOURCE),
+        );
+        return;
+    };
+    let suffix = name.strip_prefix(NAME).unwrap_or_default();
+    let node = suffix
+        .strip_prefix('_')
+        .and_then(|node| node.parse::<u32>().ok());
+    if !suffix.is_empty()
+        && !machine.gpus.is_empty()
+        && !machine.gpus.iter().any(|gpu| gpu.kfd_node == node)
+    {
+        found.push(
+            Finding::new(
+                Check::Override,
+                Severity::Warning,
+                "override-for-no-gpu",
+                format!("{name} names no GPU of this machine"),
+            )
+            .seen(seen)
+            .why("The number behind the underscore is the KFD node, usually 1 for the first GPU.")
+            .fix([format!("unset {name}")])
+            .source(SOURCE),
+        );
+        return;
+    }
+    let own_variable = |gpu: &Gpu| {
+        gpu.kfd_node
+            .is_some_and(|node| machine.variables.contains_key(&format!("{NAME}_{node}")))
+    };
+    let affected: Vec<&Gpu> = machine
+        .gpus
+        .iter()
+        .filter(|gpu| {
+            if suffix.is_empty() {
+                !own_variable(gpu)
+            } else {
+                gpu.kfd_node == node
+            }
+        })
+        .collect();
+    // One finding for each kind of GPU is enough.
+    let mut kinds: Vec<Gfx> = affected.iter().filter_map(|gpu| gpu.gfx).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    for &gfx in &kinds {
+        found.extend(judge_for(machine, name, &seen, target, gfx));
+    }
+    if kinds.len() > 1 && suffix.is_empty() {
+        let names: Vec<String> = kinds.iter().map(ToString::to_string).collect();
+        found.push(
+            Finding::new(Check::Override, Severity::Warning, "override-relabels-all", format!("{name} relabels every GPU"))
+                .seen(format!("{} and {} are all reported as {target}.", seen, names.join(", ")))
+                .why("A global override counts for the integrated GPU too. The form with the KFD node names one GPU.")
+                .fix([format!("unset {name}"), format!("export {NAME}_<node>={}", target.as_override())])
+                .source(SOURCE),
+        );
+    }
+}
+
+/// What an override to `target` does on a GPU of architecture `gfx`.
+fn judge_for(machine: &Machine, name: &str, seen: &str, target: Gfx, gfx: Gfx) -> Option<Finding> {
+    let unset = [format!("unset {name}")];
+    if target == gfx {
+        return Some(
+            Finding::new(
+                Check::Override,
+                Severity::Warning,
+                "override-needless",
+                format!("{name} labels the GPU as what it is"),
+            )
+            .seen(format!("{seen} on {gfx}."))
+            .why("It changes nothing, and hides the real problem from whoever set it.")
+            .fix(unset)
+            .source(SOURCE),
+        );
+    }
+    let torch = machine
+        .python
+        .as_ref()
+        .and_then(|python| python.torch.as_ref());
+    let native = torch.and_then(|torch| torch.supports(gfx));
+    let has_target = torch.and_then(|torch| torch.supports(target));
+    let advice = gfx
+        .architecture()
+        .map_or(Override::Never, |known| known.override_value);
+    let harmful = |why: String| {
+        Finding::new(
+            Check::Override,
+            Severity::Error,
+            "override-harmful",
+            format!("{name} makes {gfx} run code of {target}"),
+        )
+        .seen(format!("{seen} on {gfx}."))
+        .why(why)
+        .fix(unset.clone())
+        .source("https://github.com/ROCm/ROCm/issues/5824")
+    };
+    match advice {
+        _ if native == Some(true) => Some(harmful(format!(
+            "The installed torch has native code for {gfx}. Under an override it runs code of another chip: page faults, hangs, wrong results."
+        ))),
+        Override::Never => {
+            let mut finding = harmful(format!("Wheels with native code for {gfx} exist; code of another chip ends in page faults and hangs."));
+            finding.fix.extend(crate::wheels::install(gfx));
+            Some(finding)
+        }
+        Override::TooOld => Some(harmful(format!("No library has code for {gfx} any more, and no value changes that."))),
+        Override::Unsafe(what) => Some(harmful(format!("No value is safe for {gfx}: {what}."))),
+        Override::Works(value) if target.as_override() != value => {
+            let mut finding = harmful(format!("For {gfx} only {value} is known to work."));
+            finding.fix.push(format!("export {name}={value}  # only with a wheel without {gfx}"));
+            Some(finding)
+        }
+        Override::Works(_) if has_target == Some(false) => Some(
+            Finding::new(Check::Override, Severity::Error, "override-target-not-in-wheel", format!("The installed torch has no code for {target} either"))
+                .seen(format!("{seen} on {gfx}, torch {}.", torch.map_or("", |torch| &torch.version)))
+                .why("The GPU passes for an architecture that the wheel lacks: \"invalid device function\".")
+                .fix([unset.to_vec(), crate::wheels::install(gfx)].concat())
+                .source("https://github.com/ROCm/ROCm/issues/3207"),
+        ),
+        Override::Works(_) => None,
+    }
+}

@@ -1,0 +1,195 @@
+//! What a posted text says about itself and about the program that printed it.
+
+use super::{Check, Finding, Severity};
+use crate::names;
+use platform::Gfx;
+use platform::machine::{InsteadOfRocm, Machine, ReadFrom, System};
+
+pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
+    if machine.is_complete {
+        return;
+    }
+    text(machine, found);
+    instead_of_rocm(machine, found);
+    program(machine, found);
+    others(machine, found);
+    unidentified(machine, found);
+    memory(machine, found);
+}
+
+/// What the text itself lacks.
+fn text(machine: &Machine, found: &mut Vec<Finding>) {
+    let posted = &machine.posted;
+    if posted.is_cut {
+        found.push(
+            Finding::new(Check::Gpu, Severity::Info, "text-cut-off", "The text is cut off before it comes to a GPU")
+                .seen("It is a part of the output of a tool, and no GPU is in that part.")
+                .why("Nothing follows from it about the GPU: neither that there is one nor that there is none.")
+                .fix(["# collect the whole output, to its last line", "surefoot doctor --report report.txt"])
+                .source("https://rocm.docs.amd.com/projects/rocminfo/en/latest/"),
+        );
+    }
+    if posted.has_npu && machine.gpus.is_empty() {
+        found.push(
+            Finding::new(Check::Gpu, Severity::Info, "npu-is-no-gpu", "The NPU in this text is no GPU")
+                .seen("An agent named aie2 (an AI Engine) is listed.")
+                .why("HIP and PyTorch do not compute on it; the GPU is an agent of its own, with a name that begins with gfx.")
+                .fix(["rocminfo | grep -A 4 gfx"])
+                .source("https://ryzenai.docs.amd.com/en/latest/"),
+        );
+    }
+    if machine.system == System::Macos {
+        // Without one, it may be the Mac of somebody who trains elsewhere.
+        let severity = if machine.gpus.is_empty() {
+            Severity::Info
+        } else {
+            Severity::Error
+        };
+        found.push(
+            Finding::new(Check::Gpu, severity, "macos", "There is no ROCm for macOS")
+                .seen("The text comes from a Mac.")
+                .why("AMD GPUs are used there through Metal (MoltenVK for Vulkan) only; PyTorch's ROCm wheels exist for Linux and Windows.")
+                .fix(["# start Linux on this machine, or train on another"])
+                .source("https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/system-requirements.html"),
+        );
+    }
+}
+
+fn instead_of_rocm(machine: &Machine, found: &mut Vec<Finding>) {
+    let rocm = "# a ROCm build of PyTorch for Windows or Linux uses the GPU without it";
+    match machine.posted.instead_of_rocm {
+        Some(InsteadOfRocm::DirectMl) => found.push(
+            Finding::new(Check::Python, Severity::Warning, "directml", "The program uses DirectML, not ROCm")
+                .seen("The text names DirectML, or its device `privateuseone`.")
+                .why("DirectML does not train (many operators and autocast are missing), and the memory it reports, often 1024 MB, is the same for every card.")
+                .fix([rocm])
+                .source("https://github.com/microsoft/DirectML/issues/414"),
+        ),
+        Some(InsteadOfRocm::Zluda) => found.push(
+            Finding::new(Check::Python, Severity::Warning, "zluda", "The program runs a CUDA build of torch through ZLUDA")
+                .seen("The text names ZLUDA.")
+                .why("ZLUDA translates CUDA for the HIP runtime; cuDNN and fused attention are switched off, and what is said here about ROCm wheels does not hold for it.")
+                .fix([rocm])
+                .source("https://github.com/vosen/ZLUDA"),
+        ),
+        None => {}
+    }
+}
+
+/// What a program said about the GPUs it looked for.
+fn program(machine: &Machine, found: &mut Vec<Finding>) {
+    let list = |list: &[Gfx]| {
+        let names: Vec<String> = list.iter().map(ToString::to_string).collect();
+        names.join(", ")
+    };
+    if let Some((without, with)) = &machine.posted.without_code {
+        let libraries = if with.is_empty() {
+            String::new()
+        } else {
+            format!(" They are for {}.", list(with))
+        };
+        found.push(
+            Finding::new(Check::Gpu, Severity::Error, "program-without-code", format!("The libraries of this program have no code for {}", list(without)))
+                .seen(format!("It says that the GPU ({}) is not supported.{libraries}", list(without)))
+                .why("The rocBLAS libraries beside a program decide which GPUs it can use, whatever the driver and other programs can do.")
+                .fix([format!("# install a build of the program, or of its rocBLAS libraries, that is for {}", list(without))])
+                .source("https://github.com/ollama/ollama/blob/main/docs/gpu.mdx"),
+        );
+        return;
+    }
+    if let Some(name) = &machine.posted.cpu_only
+        && machine.gpus.is_empty()
+    {
+        found.push(
+            Finding::new(Check::Gpu, Severity::Warning, "program-found-no-gpu", format!("{name} found no GPU that it can use, and computes on the CPU"))
+                .seen("It says so in this text.")
+                .why("Whether the machine has one cannot be told from that: the driver, access to its devices, or the program's libraries can be missing.")
+                .fix(["surefoot doctor"])
+                .source("https://github.com/ollama/ollama/blob/main/docs/troubleshooting.mdx"),
+        );
+    }
+}
+
+/// GPUs of other vendors, where there is none of AMD.
+fn others(machine: &Machine, found: &mut Vec<Finding>) {
+    let others = &machine.posted.other_gpus;
+    if others.is_empty() || !machine.gpus.is_empty() || !machine.unseen.is_empty() {
+        return;
+    }
+    let is_virtual = others.iter().all(|name| {
+        let name = name.to_ascii_lowercase();
+        ["vmware", "svga ii", "virtio", "qxl"]
+            .iter()
+            .any(|sign| name.contains(sign))
+    });
+    let list = others.join(", ");
+    if is_virtual {
+        found.push(
+            Finding::new(Check::Gpu, Severity::Error, "virtual-machine-without-gpu", "This virtual machine has no AMD GPU")
+                .seen(format!("Its display adapter is {list}."))
+                .why("A virtual adapter computes nothing. The host must give the GPU to the virtual machine (PCI passthrough).")
+                .fix(["# on the host: pass the GPU through to this virtual machine, or run on the host"])
+                .source("https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/system-requirements.html"),
+        );
+    } else {
+        found.push(
+            Finding::new(Check::Gpu, Severity::Info, "other-vendor", "The text names GPUs of another vendor, and no AMD GPU")
+                .seen(format!("It names {list}."))
+                .why("Nothing here is about AMD's ROCm; for a card of NVIDIA a CUDA build of torch is right.")
+                .fix(["# nothing to do, unless an AMD GPU was expected"])
+                .source("https://pytorch.org/get-started/locally/"),
+        );
+    }
+}
+
+/// A GPU of which the text does not tell which one it is.
+fn unidentified(machine: &Machine, found: &mut Vec<Finding>) {
+    let said_elsewhere = matches!(
+        machine.read_from,
+        ReadFrom::Kfd | ReadFrom::Rocminfo | ReadFrom::Hipinfo | ReadFrom::Memory
+    );
+    let is_open = |gpu: &&platform::machine::Gpu| {
+        gpu.gfx.is_none() && !gpu.product.as_deref().is_some_and(names::is_before_rocm)
+    };
+    let Some(gpu) = machine
+        .gpus
+        .iter()
+        .find(is_open)
+        .filter(|_| !said_elsewhere)
+    else {
+        return;
+    };
+    let fix = if machine.system == System::Windows {
+        "hipInfo.exe  # collect its whole output"
+    } else {
+        "rocminfo | grep -E 'Name:|Chip ID|Compute Unit'"
+    };
+    found.push(
+        Finding::new(
+            Check::Gpu,
+            Severity::Warning,
+            "gpu-not-identified",
+            "Which GPU this is cannot be told from the text",
+        )
+        .seen(match &gpu.product {
+            Some(name) => format!("It is called {name}, which many are."),
+            None => "Neither a name nor a device id is in the text.".to_owned(),
+        })
+        .why("Its architecture decides which wheel has code for it, and is unknown.")
+        .fix([fix])
+        .source("https://rocm.docs.amd.com/en/latest/reference/gpu-arch-specs.html"),
+    );
+}
+
+fn memory(machine: &Machine, found: &mut Vec<Finding>) {
+    let Some(size) = machine.posted.impossible_memory else {
+        return;
+    };
+    found.push(
+        Finding::new(Check::Memory, Severity::Warning, "memory-implausible", format!("A GPU with {size} cannot be: its memory is unknown"))
+            .seen(format!("The text gives {size} as all the memory of the GPU."))
+            .why("A driver that has not come up, an overflow in a tool, or a number that was cut gives such sizes. They are not used here.")
+            .fix(["# restart, and look at the size again; collect the kernel log if it stays"])
+            .source("https://github.com/ROCm/ROCm/issues/2014"),
+    );
+}

@@ -1,0 +1,180 @@
+//! Which chip a name means: codenames of the kernel and of the PCI id database, and
+//! what cards are sold as.
+//!
+//! The last resort, behind the architecture itself and the device id: `amd-smi`'s
+//! table and old versions of `rocm-smi` print nothing else.
+
+use platform::Gfx;
+use regex::{Regex, RegexSet};
+use std::sync::LazyLock;
+
+/// Pattern and architecture; where two match, the earlier one is the closer one.
+/// Sources: the device tables of the amdgpu driver, the PCI id database, LLVM's AMDGPU
+/// usage page. Card numbers need their `RX`: a `7600` alone is as often a processor.
+const NAMES: &[(&str, (u8, u8, u8))] = &[
+    (r"MI350|MI355", (9, 5, 0)),
+    (r"MI300|MI308|MI325|Aqua ?Vanjaram", (9, 4, 2)),
+    (r"MI2[15]0|MI200|Aldebaran", (9, 0, 10)),
+    (r"MI100|Arcturus", (9, 0, 8)),
+    (r"Radeon (?:Pro )?VII\b|MI50|MI60|Vega ?20\b", (9, 0, 6)),
+    (r"Vega ?12\b|Pro Vega (?:16|20)\b", (9, 0, 4)),
+    (
+        r"Vega ?(?:10|56|64)\b|RX Vega\b(?: 56| 64|$)|Vega Frontier|MI25\b|WX ?8200|WX ?9100|\bV340",
+        (9, 0, 0),
+    ),
+    (r"Renoir|Cezanne|Lucienne|Barcelo", (9, 0, 12)),
+    (
+        r"Raven|Picasso|Vega ?(?:3|6|8|9|10|11) (?:Mobile|Graphics)",
+        (9, 0, 2),
+    ),
+    (r"RX ?5[67]00|W5700|Navi ?10\b", (10, 1, 0)),
+    (r"Navi ?12\b|Pro 5600M", (10, 1, 1)),
+    (r"RX ?5[35]00|W5500|Pro 5[35]00|Navi ?14\b", (10, 1, 2)),
+    (r"BC-?250|Cyan ?Skillfish", (10, 1, 3)),
+    // The mobile cards of this generation are a size smaller than their numbers.
+    (r"RX ?6[78]50M|RX ?6[78]00M", (10, 3, 1)),
+    (r"RX ?6[67]50S|RX ?6[678]00S|RX ?66[05]0M", (10, 3, 2)),
+    (
+        r"RX ?6[89]00|RX ?6950|W6[89]00|Navi ?21\b|Sienna[ _]Cichlid",
+        (10, 3, 0),
+    ),
+    (r"RX ?67[05]0|Navi ?22\b|Navy[ _]Flounder", (10, 3, 1)),
+    (
+        r"RX ?66[05]0|W6600|Navi ?23\b|Dimgrey[ _]Cavefish",
+        (10, 3, 2),
+    ),
+    (
+        r"RX ?6[345][05]0|W6[345]00|Navi ?24\b|Beige[ _]Goby",
+        (10, 3, 4),
+    ),
+    (
+        r"Steam ?Deck|Van ?Gogh|Custom GPU 0(?:405|932)|Custom APU 0(?:405|932)",
+        (10, 3, 3),
+    ),
+    (r"\b6[68]0M\b|Rembrandt|Yellow[ _]Carp", (10, 3, 5)),
+    (r"\b610M\b|Raphael|Granite ?Ridge|Mendocino", (10, 3, 6)),
+    (r"RX ?7900|W7[89]00|Navi ?31\b", (11, 0, 0)),
+    (r"RX ?7800|RX ?7700(?: ?XT)?\b|W7700|Navi ?32\b", (11, 0, 1)),
+    (r"RX ?7[67][05]0|W7[56]00|Navi ?33\b", (11, 0, 2)),
+    (
+        r"\b7[468]0M\b|Phoenix|PHXGENERIC|Hawk ?Point|Ryzen Z1",
+        (11, 0, 3),
+    ),
+    (
+        r"\b80[456][05]S\b|AI MAX|Strix[ _]?Halo|STRXLGEN|Framework Desktop",
+        (11, 5, 1),
+    ),
+    (r"\b8[89]0M\b|Strix ?Point|^Strix$", (11, 5, 0)),
+    (r"\b8[46]0M\b|Krackan", (11, 5, 2)),
+    (r"\b820M\b", (11, 5, 3)),
+    (r"RX ?9060|Navi ?44\b", (12, 0, 0)),
+    (
+        r"RX ?9070|AI PRO R9[67]00|\bR9[67]00\b|Navi ?48\b",
+        (12, 0, 1),
+    ),
+    // Before Vega. Numbers were used again and again: the family must be named with them.
+    (
+        r"Polaris|Ellesmere|Baffin|Lexa\b|RX ?(?:4[678]0|5[456789]0)\b|RX ?5[456789]0X|RX ?Vega M|Vega M G|WX ?(?:2100|3[12]00|4100|5100|7100)|Pro 4[56]0|Pro 5[567]0\b|\bFiji\b|R9 ?(?:Fury|Nano)|\bFury X\b|Pro Duo",
+        (8, 0, 3),
+    ),
+    (
+        r"Tonga|R9 ?(?:285|380|M39[05])|Iceland|Topaz|WX? ?7100 M",
+        (8, 0, 2),
+    ),
+    (r"Carrizo|Bristol ?Ridge", (8, 0, 1)),
+    (r"Stoney", (8, 1, 0)),
+    (r"Hawaii|Grenada|R9 ?(?:290|390|295)|W[89]100", (7, 0, 1)),
+    (r"Bonaire|R7 ?(?:260|360)|HD ?7790", (7, 0, 4)),
+    (
+        r"Kaveri|Spectre|Godavari|A\d+-[78]\d{3}B?\b|R7 Graphics|R5 Graphics",
+        (7, 0, 0),
+    ),
+    (r"Kabini|Mullins|Temash", (7, 0, 3)),
+    (r"Tahiti|R9 ?280|HD ?79[579]0|HD ?8990", (6, 0, 0)),
+    (
+        r"Pitcairn|Cape ?Verde|Curacao|R9 ?270|R7 ?(?:250X|265)|HD ?7[78][0-9]0|HD ?88[0-9]0",
+        (6, 0, 1),
+    ),
+    (
+        r"Oland|Hainan|R[57] ?2[345]0\b|HD ?8[56][0-9]0|R5 ?M\d30|HD 8800",
+        (6, 0, 2),
+    ),
+];
+
+/// TeraScale, before 2012: ROCm never knew it, and it has no name of an architecture.
+const BEFORE_ROCM: &str = r"(?i)TeraScale|\b(?:Cedar|Redwood|Juniper|Cypress|Hemlock|Caicos|Turks|Barts|Cayman|Palm|Sumo|Wrestler|Trinity|Richland|RV\d{3}|RS\d{3})\b|\bHD ?[2-6]\d{3}[GMD]?\b";
+
+static OLDEST: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(BEFORE_ROCM).ok());
+
+/// Whether a name is that of a GPU from before Graphics Core Next.
+pub(crate) fn is_before_rocm(name: &str) -> bool {
+    OLDEST
+        .as_ref()
+        .is_some_and(|pattern| pattern.is_match(name))
+        && architecture_of(name).is_none()
+}
+
+static COMPILED: LazyLock<RegexSet> = LazyLock::new(|| {
+    // Constant patterns: a test compiles every one of them.
+    RegexSet::new(NAMES.iter().map(|(pattern, _)| format!("(?i){pattern}")))
+        .unwrap_or_else(|_| RegexSet::empty())
+});
+
+/// The architecture of the chip that a name, or a text with one, means.
+pub(crate) fn architecture_of(name: &str) -> Option<Gfx> {
+    let first = COMPILED.matches(name).into_iter().next()?;
+    let (_, (major, minor, stepping)) = NAMES[first];
+    Some(Gfx::new(major, minor, stepping))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_every_family_are_known() {
+        assert_eq!(COMPILED.len(), NAMES.len());
+        let cases = [
+            ("AMD Radeon RX 6700 XT", "gfx1031"),
+            ("Navi 22 [Radeon RX 6700/6700 XT / 6800M]", "gfx1031"),
+            ("Navi 21 [Radeon RX 6800/6800 XT / 6900 XT]", "gfx1030"),
+            ("AMD Radeon RX 6800M", "gfx1031"),
+            ("AMD Radeon RX 6800S", "gfx1032"),
+            ("AMD Radeon RX 6650 XT", "gfx1032"),
+            ("AMD Radeon RX 6500 XT", "gfx1034"),
+            (
+                "Navi 31 [Radeon RX 7900 XT/7900 XTX/7900 GRE/7900M]",
+                "gfx1100",
+            ),
+            ("AMD Radeon RX 7900XTX", "gfx1100"),
+            ("AMD Radeon RX 7800 XT", "gfx1101"),
+            ("AMD Radeon RX 7700 XT", "gfx1101"),
+            ("AMD Radeon RX 7600M XT", "gfx1102"),
+            ("AMD Radeon RX 9060 XT", "gfx1200"),
+            ("AMD Radeon RX 9070 XT", "gfx1201"),
+            ("AMD Radeon AI PRO R9700", "gfx1201"),
+            ("AMD Radeon(TM) 780M", "gfx1103"),
+            ("Phoenix1", "gfx1103"),
+            ("AMD Radeon 8065S Graphics", "gfx1151"),
+            ("AMD Radeon 890M", "gfx1150"),
+            ("AMD Radeon 860M", "gfx1152"),
+            ("AMD Custom GPU 0405", "gfx1033"),
+            ("VANGOGH", "gfx1033"),
+            ("AMD Instinct MI300X", "gfx942"),
+            ("AMD Instinct MI350X", "gfx950"),
+            ("AMD Instinct MI210", "gfx90a"),
+            ("AMD Radeon VII", "gfx906"),
+        ];
+        for (name, gfx) in cases {
+            assert_eq!(architecture_of(name), gfx.parse().ok(), "{name}");
+        }
+        for other in [
+            "AMD Radeon Graphics",
+            "AMD Ryzen 5 7600 6-Core Processor",
+            "",
+            "N/A",
+        ] {
+            assert_eq!(architecture_of(other), None, "{other}");
+        }
+    }
+}

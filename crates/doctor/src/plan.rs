@@ -1,0 +1,410 @@
+//! Which GPU to use, and the environment that it needs.
+//!
+//! Sets what is needed and nothing else: what the user has set already is left
+//! alone (findings name it when it is harmful), and no variable is set because a
+//! guide says so.
+
+use crate::{names, wheels};
+use platform::gfx::Gfx;
+use platform::machine::{Gpu, Machine, System};
+use platform::python::Build;
+use serde::Serialize;
+use std::cmp::Reverse;
+
+/// A variable to set, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Variable {
+    /// Name of the environment variable.
+    pub name: String,
+    /// Value that it should have.
+    pub value: String,
+    /// Why this machine needs it, in one sentence.
+    pub why: String,
+}
+
+/// What to train on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The GPU to train on; `None` when there is none that trains correctly.
+    pub pick: Option<usize>,
+    /// All GPUs that stay visible, the picked one first.
+    pub visible: Vec<usize>,
+    /// GPUs to hide.
+    pub hide: Vec<usize>,
+    /// Variables to set.
+    pub variables: Vec<Variable>,
+}
+
+/// The variables that mask GPUs.
+pub const VISIBILITY: [&str; 4] = [
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "CUDA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+];
+
+/// The switch of attention's fast kernels, and the check that tries it.
+pub(crate) const AOTRITON: &str = "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL";
+pub(crate) const AOTRITON_CHECK: &str = "attention-aotriton";
+
+/// Gradients come out wrong on this one, with every wheel tried (unsloth PR #8412).
+pub const WRONG_GRADIENTS: Gfx = Gfx::new(10, 3, 3);
+
+/// Decides what to use.
+#[must_use]
+pub fn plan(machine: &Machine) -> Plan {
+    plan_with(machine, None)
+}
+
+/// The same, with a GPU that the user asks for.
+#[must_use]
+pub fn plan_with(machine: &Machine, wanted: Option<usize>) -> Plan {
+    let mut plan = Plan {
+        pick: wanted.or_else(|| pick(machine)),
+        ..Plan::default()
+    };
+    if let Some(picked) = plan.pick.and_then(|index| machine.gpus.get(index)) {
+        plan.visible.push(picked.index);
+        for other in machine.gpus.iter().filter(|gpu| gpu.index != picked.index) {
+            if wanted.is_some() || must_hide(machine, picked, other) {
+                plan.hide.push(other.index);
+            } else {
+                plan.visible.push(other.index);
+            }
+        }
+    }
+    plan.variables = variables(machine, &plan);
+    plan
+}
+
+/// Discrete before APU, native code before none, then the number of compute units.
+/// Never by memory: the pool of an integrated GPU is often the larger one.
+fn pick(machine: &Machine) -> Option<usize> {
+    let candidates = machine
+        .gpus
+        .iter()
+        .filter(|gpu| gpu.gfx != Some(WRONG_GRADIENTS) && !is_too_old(gpu));
+    let best = candidates.max_by_key(|gpu| {
+        (
+            !gpu.is_apu(),
+            runs(machine, gpu),
+            gpu.compute_units.unwrap_or(0),
+            Reverse(gpu.index),
+        )
+    });
+    best.map(|gpu| gpu.index)
+}
+
+/// Whether a GPU is from before Vega, which no current ROCm has code for.
+#[must_use]
+pub fn is_too_old(gpu: &Gpu) -> bool {
+    match gpu.gfx {
+        Some(gfx) => gfx.is_too_old(),
+        None => gpu.product.as_deref().is_some_and(names::is_before_rocm),
+    }
+}
+
+/// How well the installed torch runs on a GPU: 3 natively, 2 perhaps, 1 under an override.
+fn runs(machine: &Machine, gpu: &Gpu) -> u8 {
+    let torch = machine
+        .python
+        .as_ref()
+        .and_then(|python| python.torch.as_ref());
+    let Some(gfx) = gpu.gfx else { return 0 };
+    match torch.and_then(|torch| torch.supports(gfx)) {
+        Some(true) => 3,
+        // Which torch is installed is not known: the one of most people.
+        None if wheels::is_in_newest_upstream(gfx) => 3,
+        None if wheels::install(gfx).is_empty() => 0,
+        None => 2,
+        Some(false) => u8::from(wheels::override_for(gfx).is_some()),
+    }
+}
+
+/// An integrated GPU beside a card stops more than it adds: one visible GPU without
+/// code in the wheel is enough to abort the process.
+fn must_hide(machine: &Machine, picked: &Gpu, other: &Gpu) -> bool {
+    let beside_a_card = !picked.is_apu() && other.is_apu();
+    let cannot_run = runs(machine, other) == 0 && runs(machine, picked) > 0;
+    beside_a_card || cannot_run || other.gfx == Some(WRONG_GRADIENTS)
+}
+
+fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
+    let mut variables = Vec::new();
+    let Some(picked) = plan.pick.and_then(|index| machine.gpus.get(index)) else {
+        return variables;
+    };
+    let mut add = |name: &str, value: &str, why: String| {
+        variables.push(Variable {
+            name: name.to_owned(),
+            value: value.to_owned(),
+            why,
+        });
+    };
+    let masked_by_user = VISIBILITY
+        .iter()
+        .any(|name| machine.variables.contains_key(*name));
+    let in_order = plan.visible.is_sorted() && plan.hide.is_empty();
+    if !masked_by_user && !in_order {
+        let list: Vec<String> = plan.visible.iter().map(usize::to_string).collect();
+        let hidden: Vec<String> = plan
+            .hide
+            .iter()
+            .filter_map(|&index| machine.gpus.get(index))
+            .map(|gpu| format!("{} ({})", gpu.index, gpu.name()))
+            .collect();
+        let why = if hidden.is_empty() {
+            format!("puts {} first", picked.name())
+        } else {
+            format!("hides GPU {}", hidden.join(", "))
+        };
+        // ROCr's variable keeps the driver away from the hidden GPU altogether;
+        // Windows has no ROCr.
+        let name = if machine.uses_rocr() {
+            "ROCR_VISIBLE_DEVICES"
+        } else {
+            "HIP_VISIBLE_DEVICES"
+        };
+        add(name, &list.join(","), why);
+    }
+    if let Some((name, value)) = missing_override(machine, plan, picked) {
+        let gfx = picked.gfx.map(|gfx| gfx.to_string()).unwrap_or_default();
+        add(
+            &name,
+            value,
+            format!("this torch has no code for {gfx} and runs on it as {value}"),
+        );
+    }
+    let torch = machine
+        .python
+        .as_ref()
+        .and_then(|python| python.torch.as_ref());
+    if machine.system == System::Wsl
+        && torch
+            .and_then(|torch| torch.rocm)
+            .is_some_and(|rocm| rocm < (7, 13))
+    {
+        add(
+            "HSA_ENABLE_DXG_DETECTION",
+            "1",
+            "ROCm before 7.13 does not look for the GPU of WSL by itself".to_owned(),
+        );
+    }
+    // Only what was tried: builds without kernels for the GPU abort, and some were wrong.
+    if machine.probed.get(AOTRITON_CHECK) == Some(&true)
+        && torch.is_some_and(|torch| torch.build == Build::Rocm)
+        && !machine.variables.contains_key(AOTRITON)
+    {
+        add(
+            AOTRITON,
+            "1",
+            "faster attention in less memory, and `surefoot probe` found its results right"
+                .to_owned(),
+        );
+    }
+    if picked.gfx.is_some_and(Gfx::is_rdna35) && !machine.variables.contains_key("MIOPEN_FIND_MODE")
+    {
+        add(
+            "MIOPEN_FIND_MODE",
+            "FAST",
+            "MIOpen has no tuned database for this GPU and would search for minutes".to_owned(),
+        );
+    }
+    variables
+}
+
+/// The override that the installed torch needs for the picked GPU, if one works.
+#[must_use]
+pub fn missing_override(
+    machine: &Machine,
+    plan: &Plan,
+    picked: &Gpu,
+) -> Option<(String, &'static str)> {
+    let gfx = picked.gfx?;
+    let torch = machine.python.as_ref()?.torch.as_ref()?;
+    let value = wheels::override_for(gfx)?;
+    let target = Gfx::from_override(value)?;
+    let applies = machine.uses_rocr()
+        && torch.build == Build::Rocm
+        && torch.supports(gfx) == Some(false)
+        && torch.supports(target) == Some(true);
+    let is_set = machine
+        .variables
+        .keys()
+        .any(|name| name.starts_with("HSA_OVERRIDE_GFX_VERSION"));
+    if !applies || is_set {
+        return None;
+    }
+    // The global variable relabels every GPU; beside another architecture only the
+    // form with the node of KFD will do.
+    let mixed = plan
+        .visible
+        .iter()
+        .filter_map(|&index| machine.gpus.get(index))
+        .any(|gpu| gpu.gfx != picked.gfx);
+    let name = match picked.kfd_node {
+        Some(node) if mixed => format!("HSA_OVERRIDE_GFX_VERSION_{node}"),
+        _ => "HSA_OVERRIDE_GFX_VERSION".to_owned(),
+    };
+    Some((name, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use platform::machine::Class;
+    use platform::python::{Python, Torch};
+
+    fn gpu(index: usize, gfx: &str, class: Class, compute_units: u32) -> Gpu {
+        Gpu {
+            index,
+            gfx: gfx.parse().ok(),
+            class: Some(class),
+            compute_units: Some(compute_units),
+            kfd_node: u32::try_from(index + 1).ok(),
+            ..Gpu::default()
+        }
+    }
+
+    fn machine(gpus: Vec<Gpu>, architectures: &[&str]) -> Machine {
+        let torch = Torch {
+            version: "2.11.0+rocm7.2".to_owned(),
+            build: Build::Rocm,
+            rocm: Some((7, 2)),
+            architectures: Some(
+                architectures
+                    .iter()
+                    .filter_map(|name| name.parse().ok())
+                    .collect(),
+            ),
+            architectures_from: None,
+        };
+        let python = Python {
+            torch: Some(torch),
+            ..Python::default()
+        };
+        Machine {
+            gpus,
+            python: Some(python),
+            ..Machine::default()
+        }
+    }
+
+    fn pairs(plan: &Plan) -> Vec<(&str, &str)> {
+        plan.variables
+            .iter()
+            .map(|variable| (variable.name.as_str(), variable.value.as_str()))
+            .collect()
+    }
+
+    #[test]
+    fn a_card_hides_the_integrated_gpu_in_front_of_it() {
+        let machine = machine(
+            vec![
+                gpu(0, "gfx1036", Class::Apu, 2),
+                gpu(1, "gfx1201", Class::Dgpu, 64),
+            ],
+            &["gfx1201"],
+        );
+        let plan = plan(&machine);
+        assert_eq!((plan.pick, plan.hide.as_slice()), (Some(1), [0].as_slice()));
+        assert_eq!(pairs(&plan), [("ROCR_VISIBLE_DEVICES", "1")]);
+    }
+
+    #[test]
+    fn windows_gets_the_variable_that_works_there() {
+        let mut machine = machine(
+            vec![
+                gpu(0, "gfx1036", Class::Apu, 2),
+                gpu(1, "gfx1201", Class::Dgpu, 64),
+            ],
+            &["gfx1201"],
+        );
+        machine.system = System::Windows;
+        assert_eq!(pairs(&plan(&machine)), [("HIP_VISIBLE_DEVICES", "1")]);
+    }
+
+    #[test]
+    fn equal_cards_all_stay() {
+        let machine = machine(
+            (0..8)
+                .map(|index| gpu(index, "gfx90a", Class::Dgpu, 104))
+                .collect(),
+            &["gfx90a"],
+        );
+        let plan = plan(&machine);
+        assert_eq!((plan.pick, plan.visible.len()), (Some(0), 8));
+        assert!(plan.variables.is_empty());
+    }
+
+    #[test]
+    fn native_code_beats_compute_units() {
+        let machine = machine(
+            vec![
+                gpu(0, "gfx1010", Class::Dgpu, 80),
+                gpu(1, "gfx1100", Class::Dgpu, 60),
+            ],
+            &["gfx1100"],
+        );
+        let plan = plan(&machine);
+        assert_eq!((plan.pick, plan.hide.as_slice()), (Some(1), [0].as_slice()));
+    }
+
+    #[test]
+    fn an_override_is_set_only_when_the_wheel_is_known_to_need_it() {
+        let card = || vec![gpu(0, "gfx1031", Class::Dgpu, 40)];
+        assert_eq!(
+            pairs(&plan(&machine(card(), &["gfx1030"]))),
+            [("HSA_OVERRIDE_GFX_VERSION", "10.3.0")]
+        );
+        assert_eq!(pairs(&plan(&machine(card(), &["gfx1031"]))), []);
+        assert_eq!(
+            pairs(&plan(&Machine {
+                gpus: card(),
+                ..Machine::default()
+            })),
+            []
+        );
+    }
+
+    #[test]
+    fn beside_another_architecture_the_override_names_the_node() {
+        let machine = machine(
+            vec![
+                gpu(0, "gfx1100", Class::Dgpu, 96),
+                gpu(1, "gfx1031", Class::Dgpu, 40),
+            ],
+            &["gfx1030", "gfx1100"],
+        );
+        let plan = plan_with(&machine, None);
+        assert_eq!(plan.pick, Some(0));
+        let picked = &machine.gpus[1];
+        assert_eq!(
+            missing_override(&machine, &plan, picked),
+            Some(("HSA_OVERRIDE_GFX_VERSION_2".to_owned(), "10.3.0"))
+        );
+    }
+
+    #[test]
+    fn what_the_user_has_set_is_left_alone() {
+        let mut machine = machine(
+            vec![
+                gpu(0, "gfx1036", Class::Apu, 2),
+                gpu(1, "gfx1201", Class::Dgpu, 64),
+            ],
+            &["gfx1201"],
+        );
+        machine
+            .variables
+            .insert("HIP_VISIBLE_DEVICES".into(), "1".into());
+        assert_eq!(pairs(&plan(&machine)), []);
+    }
+
+    #[test]
+    fn the_steam_deck_is_not_picked() {
+        assert_eq!(
+            plan(&machine(vec![gpu(0, "gfx1033", Class::Apu, 8)], &[])).pick,
+            None
+        );
+    }
+}

@@ -1,0 +1,93 @@
+//! What posted texts say about themselves, and about the programs that printed them.
+
+use crate::machines::{Case, card};
+
+const OLLAMA: &str = "time=x level=INFO msg=\"inference compute\" id=0 library=";
+const COMFY: &str = "Total VRAM 16368 MB, total RAM 32000 MB\npytorch version: 2.7.0+cu118\nDevice: cuda:0 AMD Radeon RX 6800";
+
+fn case(id: &'static str, fires: &str, silent: &str) -> Case {
+    (id, fires.to_owned(), silent.to_owned())
+}
+
+pub(crate) fn of_texts() -> Vec<Case> {
+    let ollama = |rest: &str| format!("{OLLAMA}{rest}\n");
+    vec![
+        case(
+            "text-cut-off",
+            "ROCk module version 6.8.5 is loaded\nHSA System Attributes\nHSA Agents\nAgent 1\n  Name: AMD Ryzen\n  Device Type: CPU\n",
+            "HSA Agents\nAgent 1\n  Name: AMD Ryzen\n  Device Type: CPU\n*** Done ***\n",
+        ),
+        // A warning stopped nothing: the report is cut all the same.
+        case(
+            "text-cut-off",
+            "x.py:15: RuntimeWarning: Failed to read commit hash\nCollecting environment information...\nPyTorch version: 2.3.0\nROCM used to build PyTorch: 6.1.40093\n",
+            "RuntimeError: Failed to read commit hash\nCollecting environment information...\nPyTorch version: 2.3.0\nROCM used to build PyTorch: 6.1.40093\n",
+        ),
+        case(
+            "npu-is-no-gpu",
+            "HSA Agents\nAgent 2\n  Name: aie2\n  Device Type: DSP\n",
+            "HSA Agents\nAgent 2\n  Name: gfx1151\n  Device Type: GPU\nAgent 3\n  Name: aie2\n  Device Type: DSP\n",
+        ),
+        case(
+            "macos",
+            "ggml_vulkan: 0 = AMD Radeon RX 6800 XT (MoltenVK) | uma: 0 | fp16: 1\n",
+            "ggml_vulkan: 0 = AMD Radeon RX 6800 XT (RADV NAVI21) | uma: 0 | fp16: 1\n",
+        ),
+        case(
+            "directml",
+            "Total VRAM 1024 MB, total RAM 32637 MB\nDevice: privateuseone\n",
+            &format!("{COMFY} : native\n"),
+        ),
+        case(
+            "zluda",
+            &format!("{COMFY} [ZLUDA] : native\n"),
+            &format!("{COMFY} : native\n"),
+        ),
+        case(
+            "program-without-code",
+            "time=x level=WARN msg=\"amdgpu is not supported (supported types:[gfx1103])\" gpu_type=gfx1150 gpu=0 library=C:\\x\n",
+            &ollama("rocm compute=gfx1150 name=\"AMD Radeon 890M\" total=\"15.9 GiB\""),
+        ),
+        case(
+            "program-found-no-gpu",
+            &ollama("cpu compute=\"\" name=cpu total=\"7.7 GiB\""),
+            &ollama("rocm compute=gfx1201 name=\"AMD Radeon RX 9070 XT\" total=\"15.9 GiB\""),
+        ),
+        case(
+            "virtual-machine-without-gpu",
+            "  *-display\n       product: SVGA II Adapter\n       vendor: VMware\n",
+            "  *-display\n       product: Navi 22 [Radeon RX 6700 XT]\n       vendor: AMD\n",
+        ),
+        case(
+            "other-vendor",
+            "Device: cuda:0 NVIDIA GeForce RTX 4090 : native\n",
+            "Device: cuda:0 NVIDIA GeForce RTX 4090 : native\nDevice: cuda:1 AMD Radeon RX 6800 : native\n",
+        ),
+        case(
+            "gpu-not-identified",
+            "GPU: AMD Radeon(TM) Graphics\n",
+            "GPU: AMD Radeon 780M Graphics\n",
+        ),
+        case(
+            "gpu-too-old",
+            "01:00.0 VGA compatible controller: Advanced Micro Devices, Inc. [AMD/ATI] Ellesmere [Radeon RX 580] [1002:67df]\n",
+            "01:00.0 VGA compatible controller: Advanced Micro Devices, Inc. [AMD/ATI] Vega 20 [Radeon VII] [1002:66af]\n",
+        ),
+        case("gpu-too-old", &card(80_003), &card(90_000)),
+        case(
+            "architecture-without-wheel",
+            "Agent 2\n  Name: gfx902\n  Device Type: GPU\n",
+            "Agent 2\n  Name: gfx1031\n  Device Type: GPU\n",
+        ),
+        case(
+            "memory-implausible",
+            "device#    0\nName:   AMD Radeon RX 9070 XT\ngcnArchName: gfx1201\ntotalGlobalMem: 0.16 GB\n",
+            "device#    0\nName:   AMD Radeon RX 9070 XT\ngcnArchName: gfx1201\ntotalGlobalMem: 15.92 GB\n",
+        ),
+        case(
+            "visibility-leaves-nothing",
+            "$ export ROCR_VISIBLE_DEVICES=1\n$ export HIP_VISIBLE_DEVICES=1\n",
+            "$ export ROCR_VISIBLE_DEVICES=1\n$ export HIP_VISIBLE_DEVICES=0\n",
+        ),
+    ]
+}
