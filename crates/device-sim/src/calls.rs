@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::control::tell;
-use crate::engine::{self, Engine};
 use crate::orders::{CallEffect, CallFault, Pattern};
+use crate::process::{forked, tell};
 use crate::status::Status;
 
 /// One exported function: its name and how often it was called.
@@ -55,7 +54,7 @@ impl CallSite {
 
     /// Counts the call in a child, which finds our locks as other threads of its parent left
     /// them, and waits for none.
-    fn count_in_child(&'static self) {
+    pub(crate) fn count_in_child(&'static self) {
         self.calls.fetch_add(1, Ordering::Relaxed);
         if let Some(mut sites) = sites()
             && !sites.iter().any(|site| std::ptr::eq(*site, self))
@@ -98,26 +97,6 @@ fn outlives_context(name: &str) -> bool {
     name != "cuCtxSynchronize" && PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Runs the body of a function that needs the engine, and returns its status.
-pub(crate) fn call(
-    site: &'static CallSite,
-    body: impl FnOnce(&'static Engine) -> Result<(), Status>,
-) -> Status {
-    if engine::forked() {
-        site.count_in_child();
-        return Status::NOT_INITIALIZED;
-    }
-    if engine::in_host_function() {
-        return Status::NOT_PERMITTED;
-    }
-    let result = guarded(|| {
-        // First: it reads the environment, whose orders are about the first call too.
-        let engine = Engine::get();
-        site.enter().and(engine).and_then(body)
-    });
-    result.err().unwrap_or(Status::SUCCESS)
-}
-
 /// Keeps a panic, which is a mistake of ours, from leaving through a C function. What it
 /// left half done is not used again: the context is lost.
 pub(crate) fn guarded<R>(body: impl FnOnce() -> Result<R, Status>) -> Result<R, Status> {
@@ -128,7 +107,7 @@ pub(crate) fn guarded<R>(body: impl FnOnce() -> Result<R, Status>) -> Result<R, 
     })
 }
 
-/// As [`call`], and remembers a failure for `cudaGetLastError`.
+/// Remembers a failure for `cudaGetLastError`.
 pub(crate) fn remembered(status: Status) -> Status {
     if status != Status::SUCCESS {
         LAST_ERROR.set(status);
@@ -201,7 +180,7 @@ pub(crate) fn count_of(name: &str) -> u64 {
 
 /// The functions that were called; in a child none, if the lock was left closed.
 fn sites() -> Option<MutexGuard<'static, Vec<&'static CallSite>>> {
-    match engine::forked() {
+    match forked() {
         true => SITES.try_lock(),
         false => Some(SITES.lock()),
     }
@@ -255,20 +234,5 @@ pub(crate) fn spend(time: Duration) {
         while start.elapsed() < time {
             std::hint::spin_loop();
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_panic_becomes_an_error_that_stays() {
-        static SITE: CallSite = CallSite::new("cudaMistake");
-        let panics = call(&SITE, |_| panic!("as this test wants it"));
-        let later = call(&SITE, |_| Ok(()));
-        reset_faults();
-        assert_eq!((panics, later), (Status::UNKNOWN, Status::UNKNOWN));
-        assert_eq!(call(&SITE, |_| Ok(())), Status::SUCCESS);
     }
 }

@@ -1,19 +1,15 @@
 //! How tests talk to the simulator: orders in, counters out.
 
 use std::ffi::{CStr, c_char};
-use std::io::Write;
+use std::sync::Once;
 
 use serde_json::{Map, Value, json};
 
 use crate::calls;
-use crate::engine::{self, Engine};
-use crate::orders::{self, KEYS, Order};
-
-/// Every variable of ours starts so.
-const PREFIX: &str = "DEVICE_SIM_";
-
-/// Where to write the report when the process ends.
-const REPORT: &str = "DEVICE_SIM_REPORT";
+use crate::engine::Engine;
+use crate::environment::REPORT;
+use crate::orders;
+use crate::process::{forked, tell};
 
 /// Takes orders while the program runs (see [`crate::orders`] for the grammar).
 ///
@@ -79,37 +75,12 @@ pub unsafe extern "C" fn device_sim_calls(name: *const c_char) -> u64 {
     calls::count_of(&unsafe { CStr::from_ptr(name) }.to_string_lossy())
 }
 
-/// The orders in the environment. One that is not understood ends the program:
-/// a test that thinks it ordered a fault must not run without it.
-pub(crate) fn orders_of_environment() -> Vec<Order> {
-    let mut orders = Vec::new();
-    for (name, value) in std::env::vars_os() {
-        // What is no text is none of ours, and a value that is none is understood by no order.
-        let (Some(name), value) = (name.to_str(), value.to_string_lossy()) else {
-            continue;
-        };
-        let Some(key) = name.strip_prefix(PREFIX).filter(|_| name != REPORT) else {
-            continue;
-        };
-        let key = key.to_ascii_lowercase();
-        match KEYS
-            .contains(&key.as_str())
-            .then(|| orders::parse(&key, &value))
-        {
-            Some(Ok(order)) => orders.push(order),
-            Some(Err(problem)) => stop(&format!("{name}: {problem}")),
-            None => stop(&format!("{name}: unknown; known are {}", KEYS.join(", "))),
-        }
-    }
-    orders
-}
-
 /// Has the report written to `DEVICE_SIM_REPORT` when the process ends.
 pub(crate) fn report_at_exit() {
     extern "C" fn write() {
         let _ = calls::guarded(|| {
             // A child that ends in the ordinary way has no report, and must not write over its parent's.
-            if let Some(path) = std::env::var_os(REPORT).filter(|_| !engine::forked())
+            if let Some(path) = std::env::var_os(REPORT).filter(|_| !forked())
                 && let Err(problem) = std::fs::write(&path, report().to_string())
             {
                 tell(&format!("{}: {problem}", path.display()));
@@ -117,10 +88,13 @@ pub(crate) fn report_at_exit() {
             Ok(())
         });
     }
-    if std::env::var_os(REPORT).is_some() {
-        // SAFETY: the handler is a plain function without preconditions.
-        unsafe { libc::atexit(write) };
-    }
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        if std::env::var_os(REPORT).is_some() {
+            // SAFETY: the handler is a plain function without preconditions.
+            unsafe { libc::atexit(write) };
+        }
+    });
 }
 
 /// Calls by function, and what is and was held.
@@ -154,16 +128,4 @@ fn report() -> Value {
             "h2d": to_device, "d2h": to_host, "d2d": on_device,
         })
     })
-}
-
-/// Says something on standard error, where somebody may or may not listen.
-pub(crate) fn tell(words: &str) {
-    let _ = writeln!(std::io::stderr(), "device-sim: {words}");
-}
-
-fn stop(problem: &str) -> ! {
-    tell(problem);
-    // SAFETY: ends the process without running handlers, which may be what
-    // called us; nothing after this point can observe broken state.
-    unsafe { libc::_exit(2) }
 }

@@ -10,7 +10,7 @@
 //! ```text
 //! PyTorch, hip-alloc, …
 //!     │ cudaMalloc, hipMalloc, cuMemMap, cublasSgemm_v2, nvmlInit_v2, …
-//! face/      C functions, each written once for all APIs that have it
+//! api/      C functions, each written once for all APIs that have it
 //!     │ counted, delayed or failed to order: calls
 //! engine/    memory, streams and events, copies, captures
 //! ```
@@ -18,12 +18,14 @@
 //! `libcuda.so.1` and `libnvidia-ml.so.1`, which programs look for on the disk,
 //! are links to the same file; [`install`] makes them.
 
+mod api;
 mod calls;
 mod control;
 mod engine;
-mod face;
+mod environment;
 pub mod install;
 pub mod orders;
+mod process;
 pub mod status;
 
 pub use control::{device_sim_calls, device_sim_control, device_sim_report};

@@ -1,7 +1,7 @@
 //! Status codes, as the programs under test see them.
 //!
 //! The CUDA runtime, the CUDA driver and HIP give the same numbers to the
-//! conditions a simulator can be in, so one newtype serves every face; only the
+//! conditions a simulator can be in, so one newtype serves every API; only the
 //! names differ.
 
 use std::ffi::CStr;
@@ -11,7 +11,7 @@ use std::ffi::CStr;
 #[repr(transparent)]
 pub struct Status(pub u32);
 
-/// Everything a face may have to say about one status.
+/// The names of one status in each API.
 struct Entry {
     status: Status,
     word: &'static str,
@@ -55,9 +55,9 @@ statuses! {
     UNKNOWN = 999, "unknown", c"cudaErrorUnknown", c"CUDA_ERROR_UNKNOWN", c"hipErrorUnknown", c"unknown error";
 }
 
-/// Which API's vocabulary a status is to be named in.
+/// The API whose name for a status is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Vocabulary {
+pub enum Api {
     /// `cudaError_t`
     CudaRuntime,
     /// `CUresult`
@@ -68,12 +68,12 @@ pub enum Vocabulary {
 
 impl Status {
     /// The enumerator's name in the given API, or that API's word for "unknown".
-    pub fn name(self, vocabulary: Vocabulary) -> &'static CStr {
+    pub fn name(self, api: Api) -> &'static CStr {
         let entry = self.entry();
-        match vocabulary {
-            Vocabulary::CudaRuntime => entry.cuda,
-            Vocabulary::CudaDriver => entry.driver,
-            Vocabulary::Hip => entry.hip,
+        match api {
+            Api::CudaRuntime => entry.cuda,
+            Api::CudaDriver => entry.driver,
+            Api::Hip => entry.hip,
         }
     }
 
@@ -118,8 +118,8 @@ mod tests {
     #[test]
     fn a_foreign_number_is_named_unknown_in_every_vocabulary() {
         let foreign = Status(12345);
-        assert_eq!(foreign.name(Vocabulary::CudaRuntime), c"cudaErrorUnknown");
-        assert_eq!(foreign.name(Vocabulary::Hip), c"hipErrorUnknown");
-        assert_eq!(foreign.name(Vocabulary::CudaDriver), c"CUDA_ERROR_UNKNOWN");
+        assert_eq!(foreign.name(Api::CudaRuntime), c"cudaErrorUnknown");
+        assert_eq!(foreign.name(Api::Hip), c"hipErrorUnknown");
+        assert_eq!(foreign.name(Api::CudaDriver), c"CUDA_ERROR_UNKNOWN");
     }
 }

@@ -1,7 +1,7 @@
-//! The device behind all faces: memory, streams and events, copies, captures.
+//! The device behind all APIs: memory, streams and events, copies, captures.
 //!
 //! ```text
-//! faces (cudart, driver, HIP)  ──▶  Engine (one lock, one clock)
+//! APIs (cudart, driver, HIP)  ──▶  Engine (one lock, one clock)
 //!                                      ├─ Memory    regions, budget, mappings ── pages (mmap)
 //!                                      ├─ Timeline  streams, events, pending work, captures
 //!                                      └─ Copies    transfers and their faults
@@ -17,13 +17,14 @@ mod timeline;
 
 use std::cell::Cell;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::calls;
+use crate::environment;
 use crate::orders::{DeviceTime, Order};
+use crate::process;
 use crate::status::Status;
 
 pub(crate) use capture::Strictness;
@@ -51,27 +52,6 @@ pub(crate) struct State {
 
 static ENGINE: OnceLock<Option<Engine>> = OnceLock::new();
 
-/// Whether anybody asked for the engine yet.
-static USED: AtomicBool = AtomicBool::new(false);
-
-/// Set in a child of a process that had used the device: as with CUDA and HIP,
-/// the child cannot use it any more.
-static FORKED: AtomicBool = AtomicBool::new(false);
-
-/// Runs when the library is loaded: a thread that forks while another one starts the
-/// engine must not leave a child that waits for the start to end.
-#[used]
-// SAFETY: the section holds the addresses of functions that the loader calls, of which
-// this is one; what it does needs nothing that is set up later.
-#[unsafe(link_section = ".init_array")]
-static AT_LOAD: extern "C" fn() = {
-    extern "C" fn watch_forks() {
-        // SAFETY: the handler only loads and stores atomics, which is allowed in a child.
-        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
-    }
-    watch_forks
-};
-
 thread_local! {
     /// Whether this thread is in a function of the program that a stream came to.
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
@@ -82,10 +62,10 @@ thread_local! {
 impl Engine {
     /// The engine, made on first use from the orders in the environment.
     pub(crate) fn get() -> Result<&'static Engine, Status> {
-        if forked() {
+        if process::forked() {
             return Err(Status::NOT_INITIALIZED);
         }
-        USED.store(true, Ordering::Relaxed);
+        process::mark_used();
         match ENGINE.get_or_init(Engine::start) {
             Some(engine) => Ok(engine),
             None => Err(Status::NO_DEVICE),
@@ -93,7 +73,7 @@ impl Engine {
     }
 
     fn start() -> Option<Engine> {
-        let orders = crate::control::orders_of_environment();
+        let orders = environment::orders_of_environment();
         let devices = orders.iter().rev().find_map(|order| match order {
             Order::Devices(count) => Some(*count as usize),
             _ => None,
@@ -102,7 +82,7 @@ impl Engine {
         let memory = match Memory::new(devices, Budget::default()) {
             Ok(memory) => memory,
             Err(problem) => {
-                crate::control::tell(&format!(
+                process::tell(&format!(
                     "cannot reserve addresses for device memory: {problem}"
                 ));
                 return None;
@@ -117,7 +97,6 @@ impl Engine {
             calling: None,
         };
         orders.into_iter().for_each(|order| state.obey(order));
-        crate::control::report_at_exit();
         (devices > 0).then_some(Engine {
             state: Mutex::new(state),
         })
@@ -157,18 +136,6 @@ impl Engine {
             calls::spend(Duration::from_nanos(rest).min(Duration::from_millis(50)));
         }
     }
-}
-
-extern "C" fn after_fork() {
-    if USED.load(Ordering::Relaxed) {
-        FORKED.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Whether this process is the child of one that had used the device. No lock may be waited
-/// for in it.
-pub(crate) fn forked() -> bool {
-    FORKED.load(Ordering::Relaxed)
 }
 
 /// Whether this thread is in a function that was put on a stream: it may not call the runtime.

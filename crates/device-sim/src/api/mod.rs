@@ -21,7 +21,9 @@ mod streams;
 use std::ffi::{CStr, c_char};
 
 use crate::calls::{self, CallSite};
-use crate::engine::Engine;
+use crate::control;
+use crate::engine::{Engine, in_host_function};
+use crate::process::forked;
 use crate::status::Status;
 
 /// Where the program wants a result. Only C code makes one: it is an argument.
@@ -127,12 +129,33 @@ impl Text {
     }
 }
 
+/// Runs the body of a function that needs the engine, and returns its status.
+pub(crate) fn call(
+    site: &'static CallSite,
+    body: impl FnOnce(&'static Engine) -> Result<(), Status>,
+) -> Status {
+    if forked() {
+        site.count_in_child();
+        return Status::NOT_INITIALIZED;
+    }
+    if in_host_function() {
+        return Status::NOT_PERMITTED;
+    }
+    control::report_at_exit();
+    let result = calls::guarded(|| {
+        // The engine first: it reads the environment, whose orders are about the first call too.
+        let engine = Engine::get();
+        site.enter().and(engine).and_then(body)
+    });
+    result.err().unwrap_or(Status::SUCCESS)
+}
+
 /// A function of a runtime API: failures are remembered for `cudaGetLastError`.
 pub(crate) fn runtime(
     site: &'static CallSite,
     body: impl FnOnce(&'static Engine) -> Result<(), Status>,
 ) -> Status {
-    calls::remembered(calls::call(site, body))
+    calls::remembered(call(site, body))
 }
 
 /// A function of the driver API: failures are only returned.
@@ -140,7 +163,7 @@ pub(crate) fn driver(
     site: &'static CallSite,
     body: impl FnOnce(&'static Engine) -> Result<(), Status>,
 ) -> Status {
-    calls::call(site, body)
+    call(site, body)
 }
 
 /// Writes a function once and exports it under several names, each with the
@@ -165,7 +188,7 @@ macro_rules! export {
         #[allow(non_snake_case, clippy::too_many_arguments, reason = "the C API decides")]
         extern "C" fn $name($($argument: $type),*) -> $crate::status::Status {
             static SITE: $crate::calls::CallSite = $crate::calls::CallSite::new(stringify!($name));
-            $crate::face::$manner(&SITE, |engine| self::$body(engine $(, $argument)*))
+            $crate::api::$manner(&SITE, |engine| self::$body(engine $(, $argument)*))
         }
     };
 }
@@ -179,9 +202,24 @@ macro_rules! export_nothing {
         #[allow(non_snake_case, reason = "the C API decides")]
         extern "C" fn $name() -> $crate::status::Status {
             static SITE: $crate::calls::CallSite = $crate::calls::CallSite::new(stringify!($name));
-            $crate::calls::call(&SITE, |_| Ok(()))
+            $crate::api::call(&SITE, |_| Ok(()))
         }
     )*};
 }
 
 pub(crate) use {export, export_nothing};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_becomes_an_error_that_stays() {
+        static SITE: CallSite = CallSite::new("cudaMistake");
+        let panics = call(&SITE, |_| panic!("as this test wants it"));
+        let later = call(&SITE, |_| Ok(()));
+        calls::reset_faults();
+        assert_eq!((panics, later), (Status::UNKNOWN, Status::UNKNOWN));
+        assert_eq!(call(&SITE, |_| Ok(())), Status::SUCCESS);
+    }
+}

@@ -52,8 +52,8 @@ macro_rules! export_kernels {
         #[allow(non_snake_case, reason = "the C API decides")]
         extern "C" fn $name(handle: u64) -> $crate::status::Status {
             static SITE: $crate::calls::CallSite = $crate::calls::CallSite::new(stringify!($name));
-            $crate::calls::call(&SITE, |engine| {
-                $crate::face::handles::launch(engine, $crate::face::handles::stream_of(handle))
+            $crate::api::call(&SITE, |engine| {
+                $crate::api::handles::launch(engine, $crate::api::handles::stream_of(handle))
             })
         }
     )*};

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::memory::{plain, start};
 use super::properties::{MAX_THREADS_PER_BLOCK, MAX_THREADS_PER_PROCESSOR};
 use super::{In, Out, export, export_nothing};
-use crate::engine::{self, Effect, Engine, Kind, current_device};
+use crate::engine::{Effect, Engine, Kind, current_device};
 use crate::status::Status;
 
 /// `dim3`
@@ -236,7 +236,7 @@ extern "C" fn __cudaRegisterVar(
         address: None,
     };
     // In a child of this process another thread may have had the lock, and no copy works there.
-    if !engine::forked() {
+    if !crate::process::forked() {
         VARIABLES
             .lock()
             .get_or_insert_default()

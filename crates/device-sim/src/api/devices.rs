@@ -6,7 +6,7 @@ use super::properties::{self, Cuda12Properties, CudaProperties, HipProperties};
 use super::{Out, Text, export, export_nothing};
 use crate::calls;
 use crate::engine::{self, Engine, current_device, set_current_device};
-use crate::status::{Status, Vocabulary};
+use crate::status::{Api, Status};
 
 export! {
     fn device_count(engine, count: Out<i32>)
@@ -180,7 +180,7 @@ export_nothing! {
 }
 
 macro_rules! error_functions {
-    ($($last:ident $peek:ident $name:ident $message:ident $vocabulary:ident;)*) => {$(
+    ($($last:ident $peek:ident $name:ident $message:ident $api:ident;)*) => {$(
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "the C API decides")]
         extern "C" fn $last() -> Status {
@@ -196,7 +196,7 @@ macro_rules! error_functions {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "the C API decides")]
         extern "C" fn $name(status: Status) -> *const c_char {
-            status.name(Vocabulary::$vocabulary).as_ptr()
+            status.name(Api::$api).as_ptr()
         }
 
         #[unsafe(no_mangle)]
@@ -215,7 +215,7 @@ error_functions! {
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "the C API decides")]
 extern "C" fn cuGetErrorName(status: Status, text: Out<*const c_char>) -> Status {
-    text_of(status.name(Vocabulary::CudaDriver), &text)
+    text_of(status.name(Api::CudaDriver), &text)
 }
 
 #[unsafe(no_mangle)]
