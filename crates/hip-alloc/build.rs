@@ -1,7 +1,7 @@
-//! Compiles the one C++ file: it throws, which Rust cannot.
+//! Compiles what speaks C++ to PyTorch: exceptions, which Rust cannot throw, and its profiler.
 
 fn main() {
-    println!("cargo:rerun-if-changed=cpp/exceptions.cpp");
+    println!("cargo:rerun-if-changed=cpp");
     // Set by `cargo xtask test --heavy`: see `src/lock.rs` and `tests/stress.rs`.
     println!("cargo:rustc-check-cfg=cfg(surefoot_tsan, surefoot_sanitizer)");
     // Memory that it gave out, and handlers that it left for exit and fork, outlive any dlclose.
@@ -11,5 +11,6 @@ fn main() {
         .std("c++17")
         .warnings(true)
         .file("cpp/exceptions.cpp")
-        .compile("hip_alloc_throw");
+        .file("cpp/profiler.cpp")
+        .compile("hip_alloc_cpp");
 }

@@ -7,10 +7,11 @@
 // headers: the classes are looked up in whatever libc10 the process has. Where they are
 // missing, a std::bad_alloc or a std::runtime_error carries the message.
 
+#include "libc10.h"
+
 #include <cstdint>
 #include <cstring>
 #include <cxxabi.h>
-#include <dlfcn.h>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -33,31 +34,6 @@ using Destructor = void (*)(void *self);
 constexpr std::size_t object_bytes = 1024;
 
 #define STRING_ABI "NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
-
-// Where the classes are. Up to 2.12, OutOfMemoryError was all in its header, and each library
-// that throws or catches it has a copy of its type (which compare equal: by their names).
-constexpr const char *libraries[] = {"libc10.so", "libc10_hip.so", "libc10_cuda.so", "libtorch_python.so"};
-
-void *find(const char *name) {
-  if (void *symbol = dlsym(RTLD_DEFAULT, name)) {
-    return symbol;
-  }
-  // Python loads extension modules without adding them to the global scope. Looked for each
-  // time: they may be loaded later than we are first refused memory.
-  for (const char *library : libraries) {
-    void *loaded = dlopen(library, RTLD_NOLOAD | RTLD_LAZY);
-    if (!loaded) {
-      continue;
-    }
-    void *symbol = dlsym(loaded, name);
-    // Only our own count of it: others have it loaded.
-    dlclose(loaded);
-    if (symbol) {
-      return symbol;
-    }
-  }
-  return nullptr;
-}
 
 // One of c10's exception classes, by its mangled names.
 struct Class {
@@ -97,11 +73,11 @@ private:
 
 // Throws an object of a class of libc10; returns where that cannot be done.
 void throw_as(const Class &wanted, const char *message) {
-  auto *type = static_cast<std::type_info *>(find(wanted.type));
-  auto *table = static_cast<char *>(find(wanted.table));
-  void *constructor = find(wanted.constructors[0]);
+  auto *type = static_cast<std::type_info *>(find_in_libc10(wanted.type));
+  auto *table = static_cast<char *>(find_in_libc10(wanted.table));
+  void *constructor = find_in_libc10(wanted.constructors[0]);
   if (!constructor) {
-    constructor = find(wanted.constructors[1]);
+    constructor = find_in_libc10(wanted.constructors[1]);
   }
   if (!type || !table || !constructor) {
     return;

@@ -4,7 +4,8 @@
  * hip_alloc_free have the signatures it calls), and for any other program.
  * Every function may be called from any thread. A stream must live as long as memory
  * that was used on it, freed or not, as PyTorch's own streams do. Settings come from the
- * environment: HIP_ALLOC_CONF, HIP_ALLOC_TRACE; they are read at the first call.
+ * environment: HIP_ALLOC_CONF, HIP_ALLOC_TRACE; they are read at the first call that can
+ * read them.
  *
  * Functions that return int return 0 when they worked, and otherwise one of the
  * codes below, after writing a message to standard error (the first 20 times).
@@ -70,6 +71,11 @@ struct hip_alloc_stats {
   uint64_t live_allocations_peak; /* highest since the start or the last reset */
   uint64_t driver_blocks_peak;    /* the same, of driver_allocs - driver_frees */
   uint64_t active_peak_bytes;     /* the same, of live_bytes + pending_bytes */
+  uint64_t alloc_retries;         /* times the driver refused and was asked again, with less held */
+  uint64_t stream_syncs;          /* times all streams were waited for, to give memory back */
+  uint64_t driver_free_bytes;     /* ever given back to the driver */
+  uint64_t driver_nanoseconds;    /* in calls that take memory from the driver and give it back */
+  uint64_t give_backs;            /* times kept memory went back since it was needed, or unused */
 };
 
 /* Fills the first min(out_size, sizeof(struct hip_alloc_stats)) bytes of *out, so
@@ -93,11 +99,38 @@ int hip_alloc_set_memory_fraction(int device, double fraction);
  * takes 56 bytes. Off at the start. */
 int hip_alloc_record_history(size_t entries);
 
-/* Has `name_stack` called before every request and free, in the thread that makes it, and
+/* Has `name_stack` called before every request, free and trim, in the thread that makes it, and
  * keeps its answer with the history's entry: a snapshot has it as `stack`, where 0 means
  * that nothing is known. The function may take locks, and may free memory; it must outlive
  * its use, and end without unwinding. NULL ends this. Off at the start. */
 int hip_alloc_record_stacks(uint64_t (*name_stack)(void));
+
+/* Functions of Python's C interface by which a stack is read; objects and thread states are
+ * `void *` here. All of them are there in Python 3.9 and newer, but the one of `place`. */
+struct hip_alloc_python {
+    void *(*this_thread_state)(void); /* PyGILState_GetThisThreadState */
+    int (*ensure)(void);              /* PyGILState_Ensure */
+    void (*release)(int);             /* PyGILState_Release */
+    void *(*frame_of)(void *);        /* PyThreadState_GetFrame */
+    void *(*back)(void *);            /* PyFrame_GetBack */
+    void *(*code)(void *);            /* PyFrame_GetCode */
+    int (*place)(void *);             /* PyFrame_GetLasti; before 3.11 PyFrame_GetLineNumber */
+    void (*increment)(void *);        /* Py_IncRef */
+    void (*decrement)(void *);        /* Py_DecRef */
+};
+
+/* As hip_alloc_record_stacks, with a function of the library that names the stacks of Python's
+ * threads, several times as fast as one in Python does. With `walks` 0 only `tag` is named:
+ * it goes with every stack from now on, and 0 is none. The functions are those of the first
+ * call. NULL ends this, and forgets the stacks. */
+int hip_alloc_record_python_stacks(const struct hip_alloc_python *python, size_t python_size,
+                                   int walks, uint64_t tag);
+
+/* The stack behind a number: its tag, and its innermost `most` frames, each a code object (not
+ * a new reference; it lives until the stacks are forgotten) and what `place` said. Returns how many frames
+ * there are, and 0 with tag 0 for a number that is none. */
+size_t hip_alloc_python_stack(uint64_t number, uint64_t *tag, const void **codes, int *places,
+                              size_t most);
 
 /* Writes a pickle that PyTorch's memory_viz opens: the blocks of every accelerator, or
  * of the host (as device 0) where nothing else was used. An existing file is replaced. */
@@ -105,6 +138,16 @@ int hip_alloc_snapshot(const char *path);
 
 /* HIP_ALLOC_ABI_VERSION of the library. */
 unsigned hip_alloc_abi_version(void);
+
+/* Since the first release of version 1: */
+
+/* Whether HIP_ALLOC_CONF can be read: HIP_ALLOC_OK, or HIP_ALLOC_ERROR_ARGUMENT with the reason
+ * in the first `size` bytes of *message (at most; it ends with a zero). With settings that
+ * cannot be read, hip_alloc_malloc throws and the other functions fail, for that reason. */
+int hip_alloc_check_settings(char *message, size_t size);
+
+/* The release of the library, as "0.1.0". */
+const char *hip_alloc_release(void);
 
 #ifdef __cplusplus
 }

@@ -1,15 +1,22 @@
 //! One device's pool, its driver, and the lock around them.
 
+mod look;
+
+pub(crate) use look::Look;
+
+use crate::deferred_errors::DeferredErrors;
 use crate::driver::{Driver, DriverError, MemoryInfo};
-use crate::history::{Entry, History, StackId};
-use crate::limit::Limit;
+use crate::history::{History, StackId};
+use crate::limit::within;
 use crate::lock::{Guard, Lock};
-use crate::pool::{AllocateError, BlockLayout, FreeError, Pool, PoolConfig, PoolStats};
+use crate::neighbours::{self, Neighbours};
+use crate::pool::{AllocateError, FreeError, Keep, Pool, PoolConfig, PoolStats};
+use crate::recorder::Recorder;
 use crate::refusal::{Refusal, Situation};
-use crate::report::{self, Repeated, Troubles};
-use crate::trace::record::Recorder;
+use crate::report::{self, Repeated};
+use crate::snapshot::{self, DeviceState};
 use crate::units::{DeviceIndex, StreamId};
-use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 /// The allocator of one device, for any number of threads.
 pub struct Allocator {
@@ -23,76 +30,127 @@ struct Inner {
     recorder: Option<Recorder>,
     history: History,
     wrong_frees: Repeated,
-    troubles: Troubles,
-    /// What the driver obeys.
-    limit: Limit,
+    deferred: DeferredErrors,
+    neighbours: Option<Neighbours>,
+    /// Has somebody look after what is kept, from the first time that it is more than the floor.
+    look_after: Option<Box<dyn Fn() + Send>>,
+    looked_after: bool,
     /// This process was forked from the one that uses the device.
     orphaned: bool,
-}
-
-/// What a device's allocator holds, and how that came about.
-pub(crate) struct Looks {
-    pub(crate) blocks: Vec<BlockLayout>,
-    /// Oldest first.
-    pub(crate) history: Vec<Entry>,
-    /// Where the program was when it asked for what is live, by address, as far as known.
-    pub(crate) stacks: HashMap<u64, StackId>,
 }
 
 /// Why a forked child has no accelerator.
 const ORPHANED: &str = "this process was forked from one that uses the GPU, and no GPU runtime \
      works in both: start it with the multiprocessing method `spawn`, or leave the GPU to the parent";
 
-impl Allocator {
-    /// Takes the warm-up floor from the driver at once.
-    pub fn new(
-        device: DeviceIndex,
-        config: PoolConfig,
-        mut driver: Box<dyn Driver>,
-        recorder: Option<Recorder>,
-    ) -> Self {
-        let mut pool = Pool::new(config);
-        pool.warm_up(driver.as_mut());
+/// Makes an [`Allocator`].
+pub struct AllocatorBuilder {
+    device: DeviceIndex,
+    driver: Box<dyn Driver>,
+    config: PoolConfig,
+    recorder: Option<Recorder>,
+    history: History,
+    neighbours: Option<Neighbours>,
+    look_after: Option<Box<dyn Fn() + Send>>,
+}
+
+impl AllocatorBuilder {
+    /// Sizes and limits of its pool, if not the usual ones.
+    pub fn config(self, config: PoolConfig) -> Self {
+        Self { config, ..self }
+    }
+
+    /// Writes what the program asks for to a file.
+    pub fn recorder(self, recorder: Recorder) -> Self {
+        let recorder = Some(recorder);
+        Self { recorder, ..self }
+    }
+
+    /// Keeps the last `most` requests and frees for snapshots; none for 0.
+    pub fn history(mut self, most: usize) -> Self {
+        self.history.keep(most);
+        self
+    }
+
+    /// Waits for what other processes may give back, and gives back for them.
+    pub(crate) fn neighbours(self, neighbours: Option<Neighbours>) -> Self {
+        Self { neighbours, ..self }
+    }
+
+    /// Calls `look_after`, under the allocator's lock, where memory begins to be kept that
+    /// a [`GiverBack`](crate::giver_back::GiverBack) must look after. Without this the caller
+    /// lets one look by itself.
+    pub(crate) fn looked_after(self, look_after: impl Fn() + Send + 'static) -> Self {
+        Self {
+            look_after: Some(Box::new(look_after)),
+            ..self
+        }
+    }
+
+    /// The allocator. Takes the warm-up floor from the driver at once.
+    pub fn build(mut self) -> Allocator {
+        let mut pool = Pool::new(self.config);
+        if pool.config().keep == Keep::Auto {
+            let remembered = self.neighbours.as_ref().and_then(Neighbours::remembered);
+            let cost = remembered.or_else(|| self.driver.measure());
+            pool.set_driver_cost(cost.unwrap_or_default());
+            if let (Some(neighbours), Some(cost)) = (&self.neighbours, cost) {
+                neighbours.remember(cost);
+            }
+        }
+        match self.history.is_on() {
+            // The first request is what it was taken for.
+            true => pool.warm_up(&mut self.history.watch(self.driver.as_mut())),
+            false => pool.warm_up(self.driver.as_mut()),
+        }
         Allocator {
-            device,
+            device: self.device,
             inner: Lock::new(Inner {
                 pool,
-                driver,
-                recorder,
-                history: History::default(),
+                driver: self.driver,
+                recorder: self.recorder,
+                history: self.history,
                 wrong_frees: Repeated::new(),
-                troubles: Troubles::default(),
-                limit: Limit::default(),
+                deferred: DeferredErrors::default(),
+                neighbours: self.neighbours,
+                look_after: self.look_after,
+                looked_after: false,
                 orphaned: false,
             }),
         }
     }
+}
 
-    /// With the limit that the driver obeys.
-    pub(crate) fn with_limit(self, limit: Limit) -> Self {
-        self.inner.lock().limit = limit;
-        self
+impl Allocator {
+    /// An allocator for `device`, whose memory `driver` gives.
+    pub fn builder(device: DeviceIndex, driver: impl Driver + 'static) -> AllocatorBuilder {
+        AllocatorBuilder {
+            device,
+            driver: Box::new(driver),
+            config: PoolConfig::default(),
+            recorder: None,
+            history: History::default(),
+            neighbours: None,
+            look_after: None,
+        }
     }
 
     /// Holds at most this part, from 0 to 1, of what the device could give without a limit.
     /// What is live stays, also above it; what is held beyond that is given back.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), DriverError> {
         let mut inner = self.inner.lock();
-        let before = inner.limit.get();
-        inner.limit.set(u64::MAX);
-        let info = inner.memory_info();
-        // The limit from before holds until it is known what the new one is.
-        inner.limit.set(before);
-        let limit = (info?.total as f64 * fraction) as u64;
         let Inner { pool, driver, .. } = &mut *inner;
         let stats = pool.stats();
+        let total = driver.memory_info(stats.held_bytes)?.total;
+        let limit = match fraction < 1.0 {
+            true => (total as f64 * fraction) as u64,
+            false => u64::MAX,
+        };
+        pool.set_limit(limit);
         if stats.held_bytes > limit {
             pool.trim(driver.as_mut(), limit.saturating_sub(stats.live_bytes));
         }
-        inner
-            .limit
-            .set(if fraction < 1.0 { limit } else { u64::MAX });
-        inner.report_troubles(self.device);
+        inner.report_deferred(self.device);
         Ok(())
     }
 
@@ -112,7 +170,11 @@ impl Allocator {
         if inner.orphaned {
             return Err(Refusal::Failed(format!("{}: {ORPHANED}", self.device)));
         }
-        match inner.with_driver(|pool, driver| pool.allocate(driver, bytes, stream)) {
+        let mut served = inner.with_driver(|pool, driver| pool.allocate(driver, bytes, stream));
+        if served == Err(AllocateError::OutOfMemory) {
+            (inner, served) = self.wait_for_others(inner, bytes, stream);
+        }
+        match served {
             Ok(address) => {
                 if let Some(recorder) = &mut inner.recorder {
                     recorder.allocated(address, bytes, stream);
@@ -133,6 +195,37 @@ impl Allocator {
                 Err(inner.refusal(self.device, bytes, &error))
             }
         }
+    }
+
+    /// There is no memory, unless another process gives some back: it is told, and asked for
+    /// again for a moment.
+    #[cold]
+    fn wait_for_others<'a>(
+        &'a self,
+        mut inner: Guard<'a, Inner>,
+        bytes: u64,
+        stream: StreamId,
+    ) -> (Guard<'a, Inner>, Result<u64, AllocateError>) {
+        let mut served = Err(AllocateError::OutOfMemory);
+        let possible = bytes <= inner.memory_info().map_or(0, |info| info.total);
+        let began = Instant::now();
+        while let Some(neighbours) = &mut inner.neighbours
+            && possible
+            && served == Err(AllocateError::OutOfMemory)
+            && neighbours.any()
+            && began.elapsed() < neighbours::PATIENCE
+        {
+            neighbours.announce();
+            drop(inner);
+            std::thread::sleep(neighbours::INTERVAL);
+            inner = self.inner.lock();
+            if inner.orphaned {
+                break;
+            }
+            inner.pool.ask_again();
+            served = inner.with_driver(|pool, driver| pool.allocate(driver, bytes, stream));
+        }
+        (inner, served)
     }
 
     /// Takes memory back. A wrong address is reported, and changes nothing.
@@ -163,7 +256,10 @@ impl Allocator {
                 inner.wrong_frees.warn(&message);
             }
         }
-        inner.report_troubles(self.device);
+        inner.report_deferred(self.device);
+        if inner.pool.is_keeping() && !inner.looked_after {
+            inner.have_looked_after();
+        }
     }
 
     /// Notes that another stream uses an allocation; the error is for an address that is none.
@@ -201,15 +297,36 @@ impl Allocator {
 
     /// Gives empty blocks back until at most `keep` bytes are held beyond what is live.
     pub fn trim(&self, keep: u64) {
+        self.trim_from(keep, StackId::UNKNOWN);
+    }
+
+    /// As [`trim`](Self::trim), for a program that is at `stack`.
+    pub(crate) fn trim_from(&self, keep: u64, stack: StackId) {
         let mut inner = self.inner.lock();
         if inner.orphaned {
             return;
         }
         inner.with_driver(|pool, driver| pool.trim(driver, keep));
         if inner.history.is_on() {
-            inner.complete_history(StreamId(0), StackId::UNKNOWN);
+            inner.complete_history(StreamId(0), stack);
         }
-        inner.report_troubles(self.device);
+        inner.report_deferred(self.device);
+    }
+
+    /// Keeps no memory beyond the floor and what the step will use.
+    pub(crate) fn keep_nothing(&self) {
+        self.inner.lock().pool.set_keeping(false);
+    }
+
+    /// Waits for a moment until nobody is inside, so that no driver is called while the
+    /// process ends.
+    pub(crate) fn wait_until_left(&self) {
+        for _ in 0..200 {
+            if self.inner.try_lock().is_some() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The device that it serves.
@@ -217,18 +334,24 @@ impl Allocator {
         self.device
     }
 
-    /// Keeps this many entries of history from now on, and none for 0.
-    pub(crate) fn keep_history(&self, most: usize) {
+    /// Keeps the last `most` requests and frees for snapshots from now on; none for 0.
+    pub fn record_history(&self, most: usize) {
         self.inner.lock().history.keep(most);
     }
 
+    /// What is held and the recorded history, as a pickle that PyTorch's memory_viz opens.
+    pub fn snapshot(&self) -> Vec<u8> {
+        snapshot::pickle(&[self.state()])
+    }
+
     /// What is held, and what happened until now.
-    pub(crate) fn look(&self) -> Looks {
+    pub(crate) fn state(&self) -> DeviceState {
         let inner = self.inner.lock();
         let blocks = inner.pool.layout();
         let live = blocks.iter().flat_map(|block| &block.spans);
         let stacks = live.map(|span| (span.address, inner.history.stack_of(span.address)));
-        Looks {
+        DeviceState {
+            device: self.device,
             stacks: stacks
                 .filter(|(_, stack)| *stack != StackId::UNKNOWN)
                 .collect(),
@@ -257,17 +380,29 @@ impl Held<'_> {
         // The file is the parent's: closing the recording would write its end there.
         std::mem::forget(self.0.recorder.take());
         self.0.orphaned |= !self.0.driver.survives_fork();
+        // The thread that did is not in the child.
+        self.0.looked_after = false;
     }
 }
 
 impl Inner {
+    /// Has somebody look after what is kept.
+    #[cold]
+    fn have_looked_after(&mut self) {
+        self.looked_after = true;
+        if let Some(start) = &self.look_after {
+            start();
+        }
+    }
+
     /// The driver's answer; what is held but not live can be allocated too.
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
         if self.orphaned {
             return Err(DriverError::Orphaned(ORPHANED));
         }
         let stats = self.pool.stats();
-        let info = self.driver.memory_info(stats.held_bytes)?;
+        let held = stats.held_bytes;
+        let info = within(self.pool.limit(), held, self.driver.memory_info(held)?);
         let slack = stats.held_bytes.saturating_sub(stats.live_bytes);
         Ok(MemoryInfo {
             free: info.free.saturating_add(slack).min(info.total),
@@ -308,7 +443,7 @@ impl Inner {
     fn complete_history(&mut self, stream: StreamId, stack: StackId) {
         let Inner { pool, history, .. } = self;
         history.complete(stream, stack, |address| {
-            pool.awaiting().any(|waiting| waiting == address)
+            pool.pending().any(|waiting| waiting == address)
         });
     }
 
@@ -321,16 +456,16 @@ impl Inner {
     }
 
     #[inline]
-    fn report_troubles(&mut self, device: DeviceIndex) {
-        if self.pool.has_troubles() {
-            self.tell_troubles(device);
+    fn report_deferred(&mut self, device: DeviceIndex) {
+        if self.pool.has_deferred_errors() {
+            self.tell_deferred(device);
         }
     }
 
     #[cold]
-    fn tell_troubles(&mut self, device: DeviceIndex) {
-        for error in self.pool.take_troubles() {
-            self.troubles.tell(device, &error);
+    fn tell_deferred(&mut self, device: DeviceIndex) {
+        for error in self.pool.take_deferred_errors() {
+            self.deferred.report(device, &error);
         }
     }
 }
@@ -338,8 +473,10 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::driver::host::{HostDriver, HostMemory};
     use crate::driver::sim::{SimDriver, SimOrders};
-    use crate::units::GIB;
+    use crate::driver::{LimitedBy, Mapping};
+    use crate::units::{GIB, MIB};
 
     #[test]
     fn a_fraction_that_cannot_be_set_leaves_the_limit_before() {
@@ -354,16 +491,77 @@ mod tests {
             fail_call: Some((3, refused.clone())),
             ..SimOrders::default()
         });
+        let allocator = without_floor(driver);
+        assert_eq!(allocator.set_memory_fraction(0.5), Ok(()));
+        assert_eq!(allocator.set_memory_fraction(0.75), Err(refused));
+        assert_eq!(allocator.inspect(Pool::limit), 4 * GIB);
+        assert_eq!(allocator.memory_info().map(|info| info.total), Ok(4 * GIB));
+    }
+
+    fn without_floor(driver: impl Driver + 'static) -> Allocator {
         let config = PoolConfig {
             warmup_bytes: 0,
             ..PoolConfig::default()
         };
-        let limit = Limit::default();
-        let allocator = Allocator::new(DeviceIndex(0), config, Box::new(driver), None)
-            .with_limit(limit.clone());
-        assert_eq!(allocator.set_memory_fraction(0.5), Ok(()));
-        assert_eq!(limit.get(), 4 * GIB);
-        assert_eq!(allocator.set_memory_fraction(0.75), Err(refused));
-        assert_eq!(limit.get(), 4 * GIB);
+        Allocator::builder(DeviceIndex(0), driver)
+            .config(config)
+            .build()
+    }
+
+    /// As many bytes as the allocator gives, in requests of 64 MiB.
+    fn fill(allocator: &Allocator, most: u64) -> u64 {
+        let request = 64 * MIB;
+        let given = (0..most / request)
+            .take_while(|_| allocator.allocate(request, StreamId::DEFAULT).is_ok());
+        given.count() as u64 * request
+    }
+
+    #[test]
+    fn half_of_a_simulated_device_is_half() {
+        for handle in [None, Some(32 * MIB)] {
+            let driver = SimDriver::new(SimOrders {
+                capacity: 4 * GIB,
+                mapping: handle.map(|handle| Mapping {
+                    handle,
+                    granule: 2 * MIB,
+                }),
+                ..SimOrders::default()
+            });
+            let allocator = without_floor(driver);
+            assert_eq!(allocator.set_memory_fraction(0.5), Ok(()));
+            assert_eq!(fill(&allocator, 4 * GIB), 2 * GIB);
+            assert!(allocator.stats().held_bytes <= 2 * GIB);
+            let Err(Refusal::OutOfMemory(message)) = allocator.allocate(MIB, StreamId::DEFAULT)
+            else {
+                panic!("beyond the limit");
+            };
+            assert!(
+                message.contains("set_per_process_memory_fraction"),
+                "{message}"
+            );
+            assert_eq!(allocator.set_memory_fraction(1.0), Ok(()));
+            assert_eq!(fill(&allocator, GIB), GIB);
+        }
+    }
+
+    #[test]
+    fn a_part_of_the_host_is_that_part() {
+        struct Memory;
+        impl HostMemory for Memory {
+            fn read(&mut self, untouched: u64) -> MemoryInfo {
+                MemoryInfo {
+                    free: 2 * GIB - untouched,
+                    total: 2 * GIB,
+                    ..MemoryInfo::default()
+                }
+            }
+        }
+        let allocator = without_floor(HostDriver::new(Box::new(Memory)));
+        assert_eq!(allocator.set_memory_fraction(0.25), Ok(()));
+        assert_eq!(fill(&allocator, 2 * GIB), GIB / 2);
+        assert_eq!(
+            allocator.memory_info().map(|info| info.limited_by),
+            Ok(LimitedBy::Fraction)
+        );
     }
 }

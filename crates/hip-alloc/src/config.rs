@@ -1,11 +1,12 @@
 //! `HIP_ALLOC_CONF`: settings in the grammar of `PYTORCH_ALLOC_CONF`.
 //!
 //! `key:value,key:value`; spaces around either are ignored, and so is a comma at
-//! the end. A key or value that is not known stops the program: a setting that is
+//! the end. A key or value that is not known is an error at every request: a setting that is
 //! silently ignored costs its user days.
 
-use crate::pool::PoolConfig;
+use crate::pool::{Keep, PoolConfig};
 use crate::units::{KIB, MIB};
+use std::ffi::OsStr;
 use std::fmt;
 
 /// Which runtime gives accelerator memory.
@@ -34,6 +35,16 @@ pub enum Reserve {
     Bytes(u64),
 }
 
+/// How much is held beyond what is live, for the next who asks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Warmup {
+    /// An eighth of what is live at most, and no more than 1 GiB; nothing on the host.
+    #[default]
+    Auto,
+    /// This many bytes, from the start.
+    Bytes(u64),
+}
+
 /// Whether memory is mapped in handles, so that holes inside blocks can go back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mapped {
@@ -43,15 +54,17 @@ pub enum Mapped {
     Auto,
     /// Where the runtime has it and a trial works.
     On,
-    /// Never.
+    /// Memory is never taken in mapped handles.
     Off,
 }
 
-/// All settings.
+/// All settings of `HIP_ALLOC_CONF`, with their defaults.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Config {
-    /// `warmup_mb`: held from the start, and the most that is held beyond what is live. Bytes.
-    pub warmup: u64,
+    /// `warmup_mb`: what may always be held beyond what is live.
+    pub warmup: Warmup,
+    /// `keep`: how much memory stays in empty blocks.
+    pub keep: Keep,
     /// `block_mb`: size of the warm-up blocks. Bytes.
     pub block: u64,
     /// `large_block_mb`: the largest block for several requests that growth asks for. Bytes.
@@ -72,7 +85,8 @@ impl Default for Config {
     fn default() -> Self {
         let pool = PoolConfig::default();
         Config {
-            warmup: pool.warmup_bytes,
+            warmup: Warmup::Auto,
+            keep: Keep::Auto,
             block: pool.block_bytes,
             large_block: pool.large_block_bytes,
             max_split: pool.max_split_bytes,
@@ -90,23 +104,29 @@ pub enum ConfigError {
     /// The key is not known.
     #[error("HIP_ALLOC_CONF: unknown key `{key}`; the keys are {}", Keys)]
     UnknownKey {
-        /// As written.
+        /// The text as the user wrote it.
         key: String,
     },
     /// The value is not allowed.
     #[error("HIP_ALLOC_CONF: `{key}` cannot be `{value}`; allowed: {allowed}")]
     Value {
-        /// As written.
+        /// The text as the user wrote it.
         key: String,
-        /// As written.
+        /// The text as the user wrote it.
         value: String,
         /// What the key takes.
         allowed: String,
     },
+    /// The variable is not valid UTF-8.
+    #[error("HIP_ALLOC_CONF: `{text}` is not UTF-8 text")]
+    NotText {
+        /// With what is not UTF-8 replaced.
+        text: String,
+    },
     /// A part without a colon.
     #[error("HIP_ALLOC_CONF: `{part}` has no value; write `key:value,key:value`")]
     NoValue {
-        /// As written.
+        /// The text as the user wrote it.
         part: String,
     },
 }
@@ -116,6 +136,8 @@ enum Kind {
     /// A whole number of units (bytes each), from and to.
     Size(fn(&mut Config) -> &mut u64, u64, u64, u64),
     Reserve,
+    Warmup,
+    Keep,
     Mapped,
     Backend,
 }
@@ -123,11 +145,9 @@ enum Kind {
 /// 1 TiB in MiB: more than any device has.
 const MOST_MIB: u64 = 1 << 20;
 
-const KEYS: [(&str, Kind); 8] = [
-    (
-        "warmup_mb",
-        Kind::Size(|config| &mut config.warmup, MIB, 0, MOST_MIB),
-    ),
+const KEYS: [(&str, Kind); 9] = [
+    ("keep", Kind::Keep),
+    ("warmup_mb", Kind::Warmup),
     (
         "block_mb",
         Kind::Size(|config| &mut config.block, MIB, 2, 4096),
@@ -149,6 +169,12 @@ const KEYS: [(&str, Kind); 8] = [
     ("backend", Kind::Backend),
 ];
 
+const KEEPS: [(&str, Keep); 3] = [
+    ("auto", Keep::Auto),
+    ("step", Keep::Step),
+    ("none", Keep::None),
+];
+
 const MAPPED: [(&str, Mapped); 3] = [
     ("auto", Mapped::Auto),
     ("on", Mapped::On),
@@ -164,6 +190,17 @@ const BACKENDS: [(&str, Backend); 5] = [
 ];
 
 impl Config {
+    /// Reads the value of `HIP_ALLOC_CONF`.
+    pub fn from_variable(value: Option<&OsStr>) -> Result<Config, ConfigError> {
+        let Some(value) = value else {
+            return Ok(Config::default());
+        };
+        let text = value.to_str().ok_or_else(|| ConfigError::NotText {
+            text: value.to_string_lossy().into_owned(),
+        })?;
+        Config::parse(text)
+    }
+
     /// Reads settings; what is not named keeps its default.
     pub fn parse(text: &str) -> Result<Config, ConfigError> {
         let mut config = Config::default();
@@ -182,9 +219,16 @@ impl Config {
 
     /// The part that the pool needs. `granule`: alignment and unit of spans.
     pub fn pool(&self, granule: u64) -> PoolConfig {
+        let default = PoolConfig::default();
+        let (warmup_bytes, floor_part) = match self.warmup {
+            Warmup::Auto => (default.warmup_bytes, default.floor_part),
+            Warmup::Bytes(bytes) => (bytes, 0),
+        };
         PoolConfig {
             granule,
-            warmup_bytes: self.warmup,
+            warmup_bytes,
+            floor_part,
+            keep: self.keep,
             block_bytes: self.block,
             large_block_bytes: self.large_block,
             max_split_bytes: self.max_split,
@@ -209,20 +253,27 @@ impl Config {
                 _ => return Err(wrong(format!("whole numbers from {least} to {most}"))),
             },
             Kind::Reserve => {
-                self.reserve = match value.parse::<u64>() {
-                    Ok(number) if number <= MOST_MIB => Reserve::Bytes(number * MIB),
-                    _ if value == "auto" => Reserve::Auto,
-                    _ => {
-                        return Err(wrong(format!(
-                            "`auto`, or whole numbers from 0 to {MOST_MIB}"
-                        )));
-                    }
-                };
+                let bytes = mib_or(&[("auto", None)], value, Some).map_err(wrong)?;
+                self.reserve = bytes.map_or(Reserve::Auto, Reserve::Bytes);
             }
+            Kind::Warmup => {
+                self.warmup =
+                    mib_or(&[("auto", Warmup::Auto)], value, Warmup::Bytes).map_err(wrong)?;
+            }
+            Kind::Keep => self.keep = mib_or(&KEEPS, value, Keep::Bytes).map_err(wrong)?,
             Kind::Mapped => self.mapped = named(&MAPPED, value).map_err(wrong)?,
             Kind::Backend => self.backend = named(&BACKENDS, value).map_err(wrong)?,
         }
         Ok(())
+    }
+}
+
+/// The value of this name, or of a number of MiB; the error lists what is allowed.
+fn mib_or<T: Copy>(names: &[(&str, T)], value: &str, bytes: fn(u64) -> T) -> Result<T, String> {
+    match value.parse::<u64>() {
+        Ok(number) if number <= MOST_MIB => Ok(bytes(number * MIB)),
+        _ => named(names, value)
+            .map_err(|names| format!("{names}, or whole numbers from 0 to {MOST_MIB}")),
     }
 }
 
@@ -259,13 +310,14 @@ mod tests {
     #[test]
     fn every_key_is_read() {
         let config = Config::parse(
-            "warmup_mb:512, block_mb:128,large_block_mb:2048,max_split_size_mb:64,\
+            "keep:300,warmup_mb:512, block_mb:128,large_block_mb:2048,max_split_size_mb:64,\
              tail_padding_kb:4,reserve_mb:3000,mapped:on,backend:host",
         );
         assert_eq!(
             config,
             Ok(Config {
-                warmup: 512 * MIB,
+                warmup: Warmup::Bytes(512 * MIB),
+                keep: Keep::Bytes(300 * MIB),
                 block: 128 * MIB,
                 large_block: 2048 * MIB,
                 max_split: 64 * MIB,
@@ -294,6 +346,17 @@ mod tests {
     }
 
     #[test]
+    fn what_is_kept_has_names_and_numbers() {
+        for (value, keep) in KEEPS.into_iter().chain([("0", Keep::Bytes(0))]) {
+            let config = Config::parse(&format!("keep:{value}")).unwrap();
+            assert_eq!(config.pool(512).keep, keep);
+        }
+        let message = Config::parse("keep:all").unwrap_err().to_string();
+        let allowed = "allowed: `auto`, `step`, `none`, or whole numbers from 0 to 1048576";
+        assert!(message.contains(allowed), "{message}");
+    }
+
+    #[test]
     fn a_backend_that_does_not_exist_is_refused() {
         let message = Config::parse("backend:vulkan").unwrap_err().to_string();
         assert!(
@@ -302,13 +365,22 @@ mod tests {
         );
     }
 
+    #[test]
+    fn what_is_not_utf8_is_refused() {
+        use std::os::unix::ffi::OsStrExt;
+        let value = OsStr::from_bytes(b"warmup_mb:\xff");
+        let message = Config::from_variable(Some(value)).unwrap_err().to_string();
+        assert!(message.contains("is not UTF-8"), "{message}");
+        assert_eq!(Config::from_variable(None), Ok(Config::default()));
+    }
+
     proptest! {
         /// No text makes the parser panic, and what it accepts is within its ranges.
         #[test]
         fn takes_any_text(text in "([a-z_]{0,12}|warmup_mb|block_mb|backend|reserve_mb)(:[-0-9a-z]{0,24})?(,[ -~]{0,30}){0,3}") {
             if let Ok(config) = Config::parse(&text) {
                 prop_assert!(config.block >= 2 * MIB && config.block <= 4096 * MIB);
-                prop_assert!(config.warmup <= MOST_MIB * MIB);
+                prop_assert!(config.pool(512).warmup_bytes <= MOST_MIB * MIB);
             }
         }
     }

@@ -4,10 +4,11 @@
 //! and everything else happens in safe code.
 
 use crate::allocator::Allocator;
-use crate::fork;
+use crate::giver_back;
 use crate::history::StackId;
+use crate::python_stacks::{self, Python};
 use crate::refusal::Refusal;
-use crate::registry::{existing, registry};
+use crate::registry::{self, Registry, existing, fork_handlers, settings};
 use crate::report::{self, Repeated};
 use crate::units::{DeviceIndex, StreamId};
 use std::cell::Cell;
@@ -58,6 +59,11 @@ pub struct HipAllocStats {
     pub live_allocations_peak: u64,
     pub driver_blocks_peak: u64,
     pub active_peak_bytes: u64,
+    pub alloc_retries: u64,
+    pub stream_syncs: u64,
+    pub driver_free_bytes: u64,
+    pub driver_nanoseconds: u64,
+    pub give_backs: u64,
 }
 
 unsafe extern "C-unwind" {
@@ -65,6 +71,19 @@ unsafe extern "C-unwind" {
     fn hip_alloc_throw_out_of_memory(message: *const c_char) -> !;
     /// As that, for what is not a lack of memory.
     fn hip_alloc_throw_failure(message: *const c_char) -> !;
+}
+
+unsafe extern "C" {
+    /// `cpp/profiler.cpp`: whether somebody profiles the memory of this thread.
+    safe fn hip_alloc_profiler_listens() -> bool;
+    /// Tells that profiler of a request, or (below zero) of a free. Never throws.
+    safe fn hip_alloc_tell_profiler(
+        address: *mut c_void,
+        change: i64,
+        allocated: usize,
+        reserved: usize,
+        device: c_int,
+    );
 }
 
 /// Memory of at least `size` bytes for work on `stream`. Throws a C++ exception when
@@ -78,13 +97,15 @@ pub extern "C-unwind" fn hip_alloc_malloc(
     let stack = stack();
     let refusal = {
         let served = guarded("hip_alloc_malloc", || {
-            let allocator = registry()
-                .get(DeviceIndex(device))
-                .map_err(Refusal::Failed)?;
+            let allocator = allocator_of(device).map_err(Refusal::Failed)?;
             allocator.allocate_from(size as u64, StreamId(stream as u64), stack)
         });
         match served {
-            Some(Ok(address)) => return address as *mut c_void,
+            Some(Ok(address)) => {
+                let address = address as *mut c_void;
+                tell_profiler(address, size as i64, device);
+                return address;
+            }
             Some(Err(refusal)) => refusal,
             None => Refusal::Failed("hip-alloc failed internally; see standard error".to_owned()),
         }
@@ -96,7 +117,7 @@ pub extern "C-unwind" fn hip_alloc_malloc(
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_free(
     ptr: *mut c_void,
-    _size: usize,
+    size: usize,
     device: c_int,
     _stream: *mut c_void,
 ) {
@@ -104,10 +125,25 @@ pub extern "C-unwind" fn hip_alloc_free(
         return;
     }
     let stack = stack();
-    guarded("hip_alloc_free", || {
-        match registry().get(DeviceIndex(device)) {
-            Ok(allocator) => allocator.free_from(ptr as u64, stack),
-            Err(problem) => NO_DEVICE.warn(&format!("free of {ptr:?}: {problem}")),
+    guarded("hip_alloc_free", || match allocator_of(device) {
+        Ok(allocator) => allocator.free_from(ptr as u64, stack),
+        Err(problem) => NO_DEVICE.warn(&format!("free of {ptr:?}: {problem}")),
+    });
+    tell_profiler(ptr, (size as i64).wrapping_neg(), device);
+}
+
+/// `torch.profiler.profile(profile_memory=True)` hears of what PyTorch's own allocator would
+/// tell it. The host's memory is told by PyTorch's CPU allocator itself.
+#[inline]
+fn tell_profiler(address: *mut c_void, change: i64, device: c_int) {
+    if device < 0 || !hip_alloc_profiler_listens() {
+        return;
+    }
+    guarded("the profiler", || {
+        if let Ok(allocator) = allocator_of(device) {
+            let stats = allocator.stats();
+            let (live, held) = (stats.live_bytes as usize, stats.held_bytes as usize);
+            hip_alloc_tell_profiler(address, change, live, held, device);
         }
     });
 }
@@ -196,6 +232,11 @@ pub unsafe extern "C-unwind" fn hip_alloc_stats(
             live_allocations_peak: stats.live_allocations_peak,
             driver_blocks_peak: stats.driver_blocks_peak,
             active_peak_bytes: stats.active_peak_bytes,
+            alloc_retries: stats.alloc_retries,
+            stream_syncs: stats.stream_syncs,
+            driver_free_bytes: stats.driver_free_bytes,
+            driver_nanoseconds: stats.driver_nanoseconds,
+            give_backs: stats.give_backs,
         };
         let length = out_size.min(size_of::<HipAllocStats>());
         // SAFETY: `ours` is plain numbers of at least `length` bytes; the caller
@@ -220,8 +261,9 @@ pub extern "C-unwind" fn hip_alloc_reset_peaks(device: c_int) -> c_int {
 /// Gives empty blocks back until at most `keep_bytes` are held beyond what is live.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_trim(device: c_int, keep_bytes: usize) -> c_int {
+    let stack = stack();
     with_device("hip_alloc_trim", device, |allocator| {
-        allocator.trim(keep_bytes as u64);
+        allocator.trim_from(keep_bytes as u64, stack);
         OK
     })
 }
@@ -251,10 +293,13 @@ pub extern "C-unwind" fn hip_alloc_set_memory_fraction(device: c_int, fraction: 
 /// Keeps the last `entries` requests and frees of every device for snapshots; 0 keeps none.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn hip_alloc_record_history(entries: usize) -> c_int {
-    match guarded("hip_alloc_record_history", || {
-        registry().keep_history(entries)
-    }) {
-        Some(()) => OK,
+    const FUNCTION: &str = "hip_alloc_record_history";
+    let recorded = guarded(FUNCTION, || {
+        registry().map(|registry| registry.record_history(entries))
+    });
+    match recorded {
+        Some(Ok(())) => OK,
+        Some(Err(problem)) => failed(ERROR_ARGUMENT, &format!("{FUNCTION}: {problem}")),
         None => ERROR_DRIVER,
     }
 }
@@ -265,6 +310,63 @@ pub extern "C-unwind" fn hip_alloc_record_stacks(name_stack: Option<NameStack>) 
     let function = name_stack.map_or(ptr::null_mut(), |function| function as *mut c_void);
     NAME_STACK.store(function, Ordering::Release);
     OK
+}
+
+/// Names Python's stacks, with frames if `walks`; without functions that ends, and all is forgotten.
+///
+/// # Safety
+/// `python` is null, or points to `python_size` bytes: functions of Python's C interface, whose
+/// interpreter runs until this is ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn hip_alloc_record_python_stacks(
+    python: *const c_void,
+    python_size: usize,
+    walks: c_int,
+    tag: u64,
+) -> c_int {
+    const FUNCTION: &str = "hip_alloc_record_python_stacks";
+    if python.is_null() {
+        hip_alloc_record_stacks(None);
+        guarded(FUNCTION, python_stacks::forget);
+        return OK;
+    }
+    if python_size < size_of::<Python>() {
+        return failed(
+            ERROR_ARGUMENT,
+            "hip_alloc_record_python_stacks: too few functions",
+        );
+    }
+    // SAFETY: the pointer is to enough bytes, and the caller promises that they are functions of
+    // these types, of which none is null. They need not be aligned for us.
+    let python = unsafe { python.cast::<Python>().read_unaligned() };
+    guarded(FUNCTION, || python_stacks::start(python, walks != 0, tag));
+    hip_alloc_record_stacks(Some(python_stacks::name))
+}
+
+/// The tag of a stack and its innermost frames, and of how many frames it is; 0 also where it is
+/// unknown.
+///
+/// # Safety
+/// `tag` may be written, and `most` elements at both `codes` and `places`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn hip_alloc_python_stack(
+    number: u64,
+    tag: *mut u64,
+    codes: *mut *const c_void,
+    places: *mut c_int,
+    most: usize,
+) -> usize {
+    let behind = guarded("hip_alloc_python_stack", || python_stacks::behind(number));
+    let (tag_of, frames) = behind.flatten().unwrap_or_default();
+    // SAFETY: the caller promises that all of it may be written; `at` is below `most`.
+    unsafe {
+        tag.write(tag_of);
+        for (at, (code, place)) in frames.iter().take(most).enumerate() {
+            codes.add(at).write(*code as *const c_void);
+            places.add(at).write(*place);
+        }
+    }
+    frames.len()
 }
 
 /// Where the program is, as the function says that it gave us. None of our locks is held
@@ -303,7 +405,7 @@ pub unsafe extern "C-unwind" fn hip_alloc_snapshot(path: *const c_char) -> c_int
         unsafe { CStr::from_ptr(path) }.to_bytes(),
     ));
     let written = guarded("hip_alloc_snapshot", || {
-        std::fs::write(path, crate::snapshot::pickle(&held_by_device()))
+        std::fs::write(path, crate::snapshot::pickle(&state_by_device()))
     });
     match written {
         Some(Ok(())) => OK,
@@ -317,22 +419,50 @@ pub unsafe extern "C-unwind" fn hip_alloc_snapshot(path: *const c_char) -> c_int
 }
 
 /// What each accelerator's allocator holds; the host's, as device 0, where there is no other.
-fn held_by_device() -> Vec<crate::snapshot::Device> {
+fn state_by_device() -> Vec<crate::snapshot::DeviceState> {
     let allocators = existing().into_iter().flat_map(|registry| registry.all());
-    let (host, mut devices): (Vec<_>, Vec<_>) = allocators
-        // The lock is held for the look alone: writing the file allocates and waits.
-        .map(|allocator| (allocator.device(), allocator.look()))
-        .partition(|(device, _)| *device == DeviceIndex::HOST);
-    if devices.is_empty() {
-        devices = host;
+    // Each lock is held for the copy alone: writing the file allocates and waits.
+    let (host, devices): (Vec<_>, Vec<_>) = allocators
+        .map(Allocator::state)
+        .partition(|state| state.device == DeviceIndex::HOST);
+    if devices.is_empty() { host } else { devices }
+}
+
+/// Whether the settings in the environment can be read; else why not, in `message`.
+///
+/// # Safety
+/// `message` is null, or `size` bytes there may be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn hip_alloc_check_settings(
+    message: *mut c_char,
+    size: usize,
+) -> c_int {
+    let problem = match guarded("hip_alloc_check_settings", settings) {
+        Some(Ok(_)) => return OK,
+        Some(Err(problem)) => problem.to_string(),
+        None => "HIP_ALLOC_CONF: an internal error".to_owned(),
+    };
+    if !message.is_null() && size > 0 {
+        let length = problem.len().min(size - 1);
+        // SAFETY: not null, and the caller promises `size > length` bytes that may be written;
+        // `problem` is a string of our own, which cannot overlap them.
+        unsafe {
+            ptr::copy_nonoverlapping(problem.as_ptr().cast(), message, length);
+            message.add(length).write(0);
+        }
     }
-    let numbered = devices
-        .into_iter()
-        .map(|(device, looks)| crate::snapshot::Device {
-            index: device.0.max(0).into(),
-            looks,
-        });
-    numbered.collect()
+    ERROR_ARGUMENT
+}
+
+/// The release that this library is of.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_release() -> *const c_char {
+    const RELEASE: &CStr =
+        match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+            Ok(release) => release,
+            Err(_) => c"unknown",
+        };
+    RELEASE.as_ptr()
 }
 
 /// The version of this interface.
@@ -341,10 +471,32 @@ pub extern "C-unwind" fn hip_alloc_abi_version() -> c_uint {
     ABI_VERSION
 }
 
-/// Ends recordings when the process does.
-pub(crate) fn watch_exit() {
+/// The registry; made at the first call with settings that can be read.
+#[inline]
+fn registry() -> Result<&'static Registry, String> {
+    existing().map_or_else(make_registry, Ok)
+}
+
+#[cold]
+fn make_registry() -> Result<&'static Registry, String> {
+    watch_forks();
+    let registry = registry::get_or_make().map_err(|error| error.to_string())?;
+    static EXIT_WATCHED: Once = Once::new();
+    EXIT_WATCHED.call_once(watch_exit);
+    Ok(registry)
+}
+
+/// The allocator of a device; the error says why there is none.
+fn allocator_of(device: c_int) -> Result<&'static Allocator, String> {
+    registry()?.get(DeviceIndex(device))
+}
+
+/// Ends recordings when the process does, and calls no driver from threads of ours after that.
+fn watch_exit() {
     extern "C" fn at_exit() {
+        giver_back::end();
         for allocator in existing().into_iter().flat_map(|registry| registry.all()) {
+            allocator.wait_until_left();
             allocator.finish_recording();
         }
     }
@@ -357,15 +509,15 @@ pub(crate) fn watch_exit() {
 }
 
 /// Has `fork` called around every fork of this process, once.
-pub(crate) fn watch_forks() {
+fn watch_forks() {
     extern "C" fn before() {
-        fork::before();
+        fork_handlers::before();
     }
     extern "C" fn in_parent() {
-        fork::after_in_parent();
+        fork_handlers::after_in_parent();
     }
     extern "C" fn in_child() {
-        fork::after_in_child();
+        fork_handlers::after_in_child();
     }
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
@@ -390,22 +542,8 @@ static AT_LOAD: extern "C" fn() = {
     at_load
 };
 
-/// Writes to standard error past the standard library's lock on it, which a forked child
-/// may have inherited closed.
-pub(crate) fn write_to_standard_error(mut bytes: &[u8]) {
-    while !bytes.is_empty() {
-        // SAFETY: reads `bytes.len()` bytes of a live slice.
-        let written =
-            unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
-        match usize::try_from(written) {
-            Ok(written) if written > 0 => bytes = &bytes[written.min(bytes.len())..],
-            _ => return,
-        }
-    }
-}
-
 fn with_device(function: &str, device: c_int, act: impl FnOnce(&Allocator) -> c_int) -> c_int {
-    guarded(function, || match registry().get(DeviceIndex(device)) {
+    guarded(function, || match allocator_of(device) {
         Ok(allocator) => act(allocator),
         Err(problem) => failed(ERROR_DEVICE, &format!("{function}: {problem}")),
     })

@@ -22,7 +22,7 @@ pub(crate) use watched::Watched;
 pub(crate) struct StackId(pub(crate) u64);
 
 impl StackId {
-    /// Nobody said.
+    /// No stack was recorded for the request.
     pub(crate) const UNKNOWN: StackId = StackId(0);
 }
 
@@ -229,8 +229,8 @@ mod tests {
 
     fn happened(history: &History) -> Vec<(&'static str, u64)> {
         let entries = history.entries();
-        let told = entries.iter();
-        told.map(|entry| (entry.action.name(), entry.address))
+        let seen = entries.iter();
+        seen.map(|entry| (entry.action.name(), entry.address))
             .collect()
     }
 
@@ -293,7 +293,7 @@ mod tests {
         history.complete(StreamId(0), StackId(8), |_| false);
         assert_eq!(history.stack_of(first), StackId::UNKNOWN);
         let entries = history.entries();
-        let told: Vec<_> = entries
+        let seen: Vec<_> = entries
             .iter()
             .map(|entry| {
                 (
@@ -311,6 +311,6 @@ mod tests {
             ("free_completed", 1000, 3, 8),
             ("segment_free", 1 << 20, 3, 8),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(seen, expected);
     }
 }

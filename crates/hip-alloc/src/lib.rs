@@ -1,28 +1,37 @@
-//! A device-memory allocator for PyTorch on HIP that holds what is live, and nothing else.
+#![doc = include_str!("../README.md")]
+//!
+//! # How it is made
 //!
 //! ```text
 //! ffi ──▶ registry ──▶ allocator ──▶ pool (pure) ──▶ driver: host, sim, …
 //!            │            (lock)
 //!            └─▶ config, capacity (what this machine has)
-//! trace: recording, reading and replaying what a program asked for
+//! recorder: writes what a program asked for; snapshot: writes what is held
+//! giver_back: a thread that gives kept memory back when it is needed or unused
+//! neighbours: other processes with this library that use the same memory
 //! ```
 //!
-//! As a cdylib this is `libhip_alloc.so` (`include/hip_alloc.h`); as an rlib it
-//! gives the trace tools to the command line.
+//! As a cdylib this is `libhip_alloc.so` (`include/hip_alloc.h`). Traces are read and
+//! replayed by the crate `alloc-lab`.
 
 pub mod allocator;
 pub mod capacity;
 pub mod config;
+mod deferred_errors;
 pub mod driver;
 pub mod ffi;
 mod fork;
+pub mod giver_back;
 mod history;
 mod limit;
 mod lock;
+mod neighbours;
+pub mod pickle;
 pub mod pool;
+mod python_stacks;
+pub mod recorder;
 pub mod refusal;
 mod registry;
 mod report;
 mod snapshot;
-pub mod trace;
 pub mod units;

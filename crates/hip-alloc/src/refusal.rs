@@ -5,7 +5,8 @@
 
 use crate::driver::{LimitedBy, MemoryInfo};
 use crate::pool::{AllocateError, PoolStats};
-use crate::units::{DeviceIndex, human};
+use crate::units::DeviceIndex;
+use platform::Bytes;
 use platform::memory::Limit;
 
 /// A request that was not served; the text is the whole message.
@@ -135,6 +136,15 @@ impl Situation<'_> {
              gives such pieces back."
                 .to_owned()
         })
+    }
+}
+
+/// Two decimals, as PyTorch's messages have.
+fn human(bytes: u64) -> String {
+    // PyTorch's own messages know no unit beyond GiB.
+    match bytes >= 1 << 40 {
+        true => format!("{:.2} GiB", Bytes(bytes).as_gib()),
+        false => format!("{:.2}", Bytes(bytes)),
     }
 }
 

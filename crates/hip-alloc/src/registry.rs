@@ -2,20 +2,24 @@
 //!
 //! Each is made at its first use, from the settings in the environment.
 
+pub(crate) mod fork_handlers;
+
 use crate::allocator::Allocator;
-use crate::capacity::SystemMemory;
-use crate::config::{Backend, Config, Mapped, Reserve};
+use crate::capacity;
+use crate::config::{Backend, Config, ConfigError, Mapped, Reserve, Warmup};
 use crate::driver::Driver;
 use crate::driver::gpu::{Bound, GpuDriver};
 use crate::driver::host::HostDriver;
 use crate::driver::runtime::{self, Family, Runtime, Search};
 use crate::driver::sim::{SimDriver, SimOrders};
 use crate::fork::making;
-use crate::limit::Limit;
+use crate::giver_back;
 use crate::lock::Slot;
+use crate::neighbours::Neighbours;
+use crate::pool::{Keep, PoolConfig};
+use crate::recorder::Recorder;
 use crate::report;
-use crate::trace::record::Recorder;
-use crate::units::DeviceIndex;
+use crate::units::{DeviceIndex, MIB};
 use platform::memory;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,6 +29,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 const MOST_DEVICES: usize = 64;
 /// Every address is a multiple of this: PyTorch's CPU kernels want 64.
 const HOST_GRANULE: u64 = 64;
+/// What may always be held of the host's memory: two blocks for small requests.
+const HOST_FLOOR: u64 = 4 * MIB;
+/// The name of the machine's own memory among processes.
+const HOST_MEMORY: &str = "host";
 /// What PyTorch's own allocator aligns device memory to.
 const DEVICE_GRANULE: u64 = 512;
 
@@ -45,34 +53,21 @@ pub(crate) struct Registry {
 
 static REGISTRY: Slot<Registry> = Slot::new();
 
-/// The registry; made at the first call. Settings that are wrong stop the program:
-/// see the module of [`Config`].
-pub(crate) fn registry() -> &'static Registry {
-    if let Some(registry) = REGISTRY.get() {
-        return registry;
-    }
-    crate::ffi::watch_forks();
-    making(|| REGISTRY.get_or_make(make_registry))
+/// The registry, made if there is none; the error is for settings that are wrong. It is told
+/// to every caller until they are right: a program must not run with others than it was given.
+pub(crate) fn get_or_make() -> Result<&'static Registry, ConfigError> {
+    making(|| {
+        if let Some(registry) = REGISTRY.get() {
+            return Ok(registry);
+        }
+        let config = settings()?;
+        Ok(REGISTRY.get_or_make(|| Registry::new(config)))
+    })
 }
 
-fn make_registry() -> Registry {
-    let text = std::env::var("HIP_ALLOC_CONF").unwrap_or_default();
-    let config = Config::parse(&text).unwrap_or_else(|error| {
-        report::warn(&error.to_string());
-        std::process::exit(2);
-    });
-    crate::ffi::watch_exit();
-    Registry {
-        config,
-        trace: std::env::var_os("HIP_ALLOC_TRACE")
-            .filter(|name| !name.is_empty())
-            .map(PathBuf::from),
-        process: std::process::id(),
-        recording: AtomicBool::new(false),
-        history: AtomicUsize::new(0),
-        host: Slot::new(),
-        devices: [const { Slot::new() }; MOST_DEVICES],
-    }
+/// What `HIP_ALLOC_CONF` says now.
+pub(crate) fn settings() -> Result<Config, ConfigError> {
+    Config::from_variable(std::env::var_os("HIP_ALLOC_CONF").as_deref())
 }
 
 /// The registry, if anything was allocated yet.
@@ -81,6 +76,20 @@ pub(crate) fn existing() -> Option<&'static Registry> {
 }
 
 impl Registry {
+    fn new(config: Config) -> Self {
+        Registry {
+            config,
+            trace: std::env::var_os("HIP_ALLOC_TRACE")
+                .filter(|name| !name.is_empty())
+                .map(PathBuf::from),
+            process: std::process::id(),
+            recording: AtomicBool::new(false),
+            history: AtomicUsize::new(0),
+            host: Slot::new(),
+            devices: [const { Slot::new() }; MOST_DEVICES],
+        }
+    }
+
     /// The allocator of a device; the error says why there is none.
     pub(crate) fn get(&self, device: DeviceIndex) -> Result<&Allocator, String> {
         if device == DeviceIndex::HOST {
@@ -111,18 +120,19 @@ impl Registry {
     }
 
     /// Keeps this many entries of history of each device, also of those that come later.
-    pub(crate) fn keep_history(&self, entries: usize) {
+    pub(crate) fn record_history(&self, entries: usize) {
         self.history.store(entries, Ordering::Relaxed);
         self.all()
-            .for_each(|allocator| allocator.keep_history(entries));
+            .for_each(|allocator| allocator.record_history(entries));
     }
 
     fn open(&self, device: DeviceIndex) -> Result<Allocator, String> {
         let found = match self.config.backend {
             Backend::Host => return Ok(self.on_host(device, DEVICE_GRANULE)),
             Backend::Sim => {
-                let driver = Box::new(SimDriver::new(SimOrders::default()));
-                return Ok(self.make(device, DEVICE_GRANULE, driver, Limit::default()));
+                let driver = SimDriver::new(SimOrders::default());
+                let pool = self.config.pool(DEVICE_GRANULE);
+                return Ok(self.make(device, pool, &format!("sim-{}", self.process), driver));
             }
             Backend::Auto => match self.loaded_runtime() {
                 Some(found) => found,
@@ -138,17 +148,22 @@ impl Registry {
                 runtime.family
             ));
         }
-        let mut memory = SystemMemory::device(runtime.place(device), self.reserve());
-        let limit = Limit::default();
-        let ours = limit.clone();
-        let bound: Bound = Box::new(move |driver, held| ours.narrow(memory.bound(driver), held));
+        let place = runtime.place(device);
+        let memory = match place {
+            Some(place) if place.integrated => HOST_MEMORY.to_owned(),
+            Some(place) => format!("{:04x}:{:02x}:{:02x}", place.domain, place.bus, place.slot),
+            None => format!("gpu-{}", device.0),
+        };
+        let mut budget = capacity::budget_of_gpu(place, self.reserve());
+        let bound: Bound = Box::new(move |driver, _held| capacity::bound(&mut budget, driver));
         let mut driver = GpuDriver::new(Arc::new(runtime), device, bound);
         if self.config.mapped == Mapped::On
             && let Err(problem) = driver.map_memory()
         {
             report::warn(&format!("{device}: memory is not mapped: {problem}"));
         }
-        Ok(self.make(device, DEVICE_GRANULE, Box::new(driver), limit))
+        let pool = self.config.pool(DEVICE_GRANULE);
+        Ok(self.make(device, pool, &memory, driver))
     }
 
     /// The runtime that the process uses, if it has a device: PyTorch's, where there is one.
@@ -168,30 +183,41 @@ impl Registry {
     }
 
     fn on_host(&self, device: DeviceIndex, granule: u64) -> Allocator {
-        let limit = Limit::default();
-        let memory = limit.clone().over(SystemMemory::host(self.reserve()));
-        let mut driver = HostDriver::new(Box::new(memory));
+        let budget = memory::MemoryBudget::host(self.reserve());
+        let mut driver = HostDriver::new(Box::new(budget));
         if self.config.mapped == Mapped::On {
             driver.map_memory();
         }
-        self.make(device, granule, Box::new(driver), limit)
+        let mut pool = self.config.pool(granule);
+        if self.config.warmup == Warmup::Auto {
+            // Pages of the host need no driver.
+            pool.warmup_bytes = HOST_FLOOR;
+        }
+        self.make(device, pool, HOST_MEMORY, driver)
     }
 
     fn make(
         &self,
         device: DeviceIndex,
-        granule: u64,
-        driver: Box<dyn Driver>,
-        limit: Limit,
+        pool: PoolConfig,
+        memory: &str,
+        driver: impl Driver + 'static,
     ) -> Allocator {
-        let allocator = Allocator::new(
-            device,
-            self.config.pool(granule),
-            driver,
-            self.recorder(device),
-        );
-        allocator.keep_history(self.history.load(Ordering::Relaxed));
-        allocator.with_limit(limit)
+        let neighbours = (pool.keep != Keep::None).then(|| Neighbours::of(memory));
+        let neighbours = neighbours.flatten();
+        let builder = Allocator::builder(device, driver)
+            .config(pool)
+            .neighbours(neighbours)
+            .looked_after(move || {
+                if let Some(Ok(allocator)) = existing().map(|registry| registry.get(device)) {
+                    giver_back::start(allocator);
+                }
+            })
+            .history(self.history.load(Ordering::Relaxed));
+        match self.recorder(device) {
+            Some(recorder) => builder.recorder(recorder).build(),
+            None => builder.build(),
+        }
     }
 
     fn recorder(&self, device: DeviceIndex) -> Option<Recorder> {
@@ -200,9 +226,20 @@ impl Registry {
             return None;
         }
         let first = !self.recording.swap(true, Ordering::Relaxed);
-        let path = Recorder::path_for(named, device, first);
-        match Recorder::create(&path) {
-            Ok(recorder) => Some(recorder),
+        let named = Recorder::path_in_process(named, self.process);
+        let path = Recorder::path_for(&named, device, first);
+        match Recorder::create_or_beside(&path, self.process) {
+            Ok((recorder, used)) => {
+                if used != path {
+                    report::warn(&format!(
+                        "HIP_ALLOC_TRACE: another process records to {}, this one to {} (`%p` in \
+                         the name is the process id)",
+                        path.display(),
+                        used.display()
+                    ));
+                }
+                Some(recorder)
+            }
             Err(error) => {
                 report::warn(&format!(
                     "HIP_ALLOC_TRACE: cannot write {}: {error}",

@@ -1,27 +1,38 @@
 //! What the allocators hold, written as PyTorch's memory snapshots are: a pickle that
 //! `torch/cuda/_memory_viz.py` and the memory_viz page open.
 
-use crate::allocator::Looks;
 use crate::history::{Action, Entry, StackId};
+use crate::pickle::Writer;
 use crate::pool::{BlockLayout, SpanUse};
-use crate::trace::pickle::Writer;
+use crate::units::DeviceIndex;
+use std::collections::HashMap;
 
-/// A device and its blocks.
-pub(crate) struct Device {
-    /// As PyTorch numbers it.
-    pub index: i64,
-    /// Its blocks in address order.
-    pub looks: Looks,
+/// What the allocator of a device holds, and how that came about.
+pub(crate) struct DeviceState {
+    pub(crate) device: DeviceIndex,
+    /// In address order.
+    pub(crate) blocks: Vec<BlockLayout>,
+    /// Oldest first.
+    pub(crate) history: Vec<Entry>,
+    /// Where the program was when it asked for what is live, by address, as far as known.
+    pub(crate) stacks: HashMap<u64, StackId>,
+}
+
+impl DeviceState {
+    /// As PyTorch numbers it; the host has the place of the first accelerator.
+    fn index(&self) -> i64 {
+        self.device.0.max(0).into()
+    }
 }
 
 /// The snapshot of these devices.
-pub(crate) fn pickle(devices: &[Device]) -> Vec<u8> {
+pub(crate) fn pickle(devices: &[DeviceState]) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.dict(|writer| {
         writer.text("segments");
         writer.list(|writer| {
             for device in devices {
-                for block in &device.looks.blocks {
+                for block in &device.blocks {
                     segment(writer, device, block);
                 }
             }
@@ -29,10 +40,10 @@ pub(crate) fn pickle(devices: &[Device]) -> Vec<u8> {
         // Viewers want a list for each device.
         writer.text("device_traces");
         writer.list(|writer| {
-            let count = devices.iter().map(|device| device.index + 1).max();
+            let count = devices.iter().map(|device| device.index() + 1).max();
             for index in 0..count.unwrap_or(0) {
-                let device = devices.iter().find(|device| device.index == index);
-                let history = device.map_or(&[][..], |device| &device.looks.history);
+                let device = devices.iter().find(|device| device.index() == index);
+                let history = device.map_or(&[][..], |device| &device.history);
                 writer.list(|writer| history.iter().for_each(|each| entry(writer, each)));
             }
         });
@@ -72,7 +83,7 @@ fn frames(writer: &mut Writer, stack: StackId) {
     }
 }
 
-fn segment(writer: &mut Writer, device: &Device, block: &BlockLayout) {
+fn segment(writer: &mut Writer, device: &DeviceState, block: &BlockLayout) {
     let sum = |count: fn(SpanUse) -> bool, requested: bool| -> i64 {
         let spans = block.spans.iter().filter(|span| count(span.state));
         let bytes = spans.map(|span| {
@@ -87,7 +98,7 @@ fn segment(writer: &mut Writer, device: &Device, block: &BlockLayout) {
     let live = |state| state == SpanUse::Live;
     let stream = block.spans.first().map_or(0, |span| span.stream.0);
     writer.dict(|writer| {
-        writer.entry("device", device.index);
+        writer.entry("device", device.index());
         writer.entry("address", block.address as i64);
         writer.entry("total_size", block.bytes as i64);
         writer.entry("allocated_size", sum(live, false));
@@ -116,45 +127,10 @@ fn segment(writer: &mut Writer, device: &Device, block: &BlockLayout) {
                     writer.entry("requested_size", requested as i64);
                     writer.text("state");
                     writer.text(state);
-                    let stack = device.looks.stacks.get(&span.address);
+                    let stack = device.stacks.get(&span.address);
                     frames(writer, stack.copied().unwrap_or_default());
                 });
             }
         });
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::allocator::Allocator;
-    use crate::driver::sim::{SimDriver, SimOrders};
-    use crate::pool::PoolConfig;
-    use crate::trace::snapshot::{SnapshotError, read};
-    use crate::units::{DeviceIndex, MIB, StreamId};
-
-    fn snapshot(allocator: &Allocator) -> Vec<u8> {
-        let looks = allocator.look();
-        let device = Device { index: 2, looks };
-        pickle(&[device])
-    }
-
-    #[test]
-    fn a_history_is_a_trace_that_can_be_replayed() {
-        let driver = Box::new(SimDriver::new(SimOrders::default()));
-        let allocator = Allocator::new(DeviceIndex(2), PoolConfig::default(), driver, None);
-        let before = allocator.allocate(5 * MIB, StreamId(0)).unwrap();
-        assert_eq!(
-            read(&snapshot(&allocator)).unwrap_err(),
-            SnapshotError::NoHistory
-        );
-        allocator.keep_history(100);
-        let passing = allocator.allocate(300 * MIB, StreamId(0)).unwrap();
-        allocator.allocate(7 * MIB, StreamId(4)).unwrap();
-        allocator.free(passing);
-        allocator.free(before);
-        let (five, seven, large) = (5 * MIB, 7 * MIB, 300 * MIB);
-        let expected = format!("a 0 {five}\na 1 {large}\na 2 {seven} 4\nf 1\nf 0\n");
-        assert_eq!(read(&snapshot(&allocator)).unwrap().to_text(), expected);
-    }
 }

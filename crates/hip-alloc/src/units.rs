@@ -37,20 +37,6 @@ impl StreamId {
     pub const DEFAULT: StreamId = StreamId(0);
 }
 
-/// Bytes for people: `1.50 GiB`, the way PyTorch's own messages write them.
-pub fn human(bytes: u64) -> String {
-    let value = bytes as f64;
-    if bytes >= GIB {
-        format!("{:.2} GiB", value / GIB as f64)
-    } else if bytes >= MIB {
-        format!("{:.2} MiB", value / MIB as f64)
-    } else if bytes >= KIB {
-        format!("{:.2} KiB", value / KIB as f64)
-    } else {
-        format!("{bytes} bytes")
-    }
-}
-
 /// `value` rounded up to a multiple of `step`, a power of two; `None` beyond 64 bits.
 pub(crate) fn round_up(value: u64, step: u64) -> Option<u64> {
     debug_assert!(step.is_power_of_two());

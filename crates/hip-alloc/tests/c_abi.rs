@@ -52,14 +52,15 @@ fn out_of_memory_is_the_exception_of_pytorch_with_libc10() {
 }
 
 #[test]
-fn a_wrong_setting_stops_the_program_and_says_what_is_allowed() {
+fn a_wrong_setting_is_an_exception_that_says_what_is_allowed_until_it_is_right() {
     let output = run("warmup_mb:lots", &[&library()]);
-    assert_eq!(output.status.code(), Some(2));
     assert_eq!(
-        String::from_utf8(output.stderr).unwrap(),
-        "hip-alloc: HIP_ALLOC_CONF: `warmup_mb` cannot be `lots`; \
-         allowed: whole numbers from 0 to 1048576\n"
+        String::from_utf8(output.stdout).unwrap(),
+        "no memory: HIP_ALLOC_CONF: `warmup_mb` cannot be `lots`; \
+         allowed: `auto`, or whole numbers from 0 to 1048576\n\
+         caught std::bad_alloc\ncode 0 live 0 refused 1 frees 0\n"
     );
+    assert!(output.status.success());
 }
 
 #[test]
@@ -77,5 +78,26 @@ fn the_library_needs_neither_hip_nor_libtorch_and_stays_loaded() {
     );
     for forbidden in ["libamdhip64", "libcudart", "libtorch", "libc10"] {
         assert!(!text.contains(forbidden), "{forbidden} is linked: {text}");
+    }
+}
+
+#[test]
+fn a_fraction_of_the_memory_is_all_that_a_program_gets() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile("fraction.cpp", folder.path());
+    for backend in ["sim", "host"] {
+        let output = Command::new(&program)
+            .arg(library())
+            .env("HIP_ALLOC_CONF", format!("warmup_mb:0,backend:{backend}"))
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        // What the machine has free may be less than a quarter of it, but never more.
+        let (before, pieces) = text.trim_end().rsplit_once(' ').unwrap();
+        let expected = "codes 0 2, a quarter: 1, within it: 1, pieces:";
+        assert_eq!(before, expected, "{backend}");
+        let pieces: u32 = pieces.parse().unwrap();
+        assert!((1..=16).contains(&pieces), "{backend}: {pieces}");
+        assert!(backend == "host" || pieces == 16, "{pieces}");
     }
 }

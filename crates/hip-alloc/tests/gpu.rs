@@ -152,7 +152,7 @@ fn allocator(mapped: bool) -> Allocator {
     if mapped {
         driver.map_memory().unwrap();
     }
-    Allocator::new(DEVICE, config, Box::new(driver), None)
+    Allocator::builder(DEVICE, driver).config(config).build()
 }
 
 /// A program that needs every call of the runtime, in which requests may fail.

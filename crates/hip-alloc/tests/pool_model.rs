@@ -5,10 +5,11 @@
 
 use hip_alloc::driver::sim::{SimDriver, SimOrders};
 use hip_alloc::driver::{DriverError, Mapping};
-use hip_alloc::pool::{FreeError, Pool, PoolConfig, SpanUse};
+use hip_alloc::pool::{FreeError, Keep, Pool, PoolConfig, SpanUse};
 use hip_alloc::units::{KIB, MIB, StreamId};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// One thing that a program does.
 #[derive(Clone, Copy, Debug)]
@@ -34,11 +35,22 @@ struct Checked {
 
 impl Checked {
     fn new(orders: SimOrders) -> Self {
-        let config = PoolConfig {
+        Self::keeping(Keep::None, orders)
+    }
+
+    fn keeping(keep: Keep, orders: SimOrders) -> Self {
+        let small = PoolConfig {
             warmup_bytes: 64 * MIB,
             block_bytes: 16 * MIB,
             max_split_bytes: 32 * MIB,
             ..PoolConfig::default()
+        };
+        let config = match keep {
+            Keep::None => small,
+            keep => PoolConfig {
+                keep,
+                ..PoolConfig::default()
+            },
         };
         let mut driver = SimDriver::new(orders);
         let granule = config.granule;
@@ -55,32 +67,12 @@ impl Checked {
     fn act(&mut self, act: Act) {
         match act {
             Act::Allocate { bytes, stream } => {
-                let Ok(address) = self
-                    .pool
-                    .allocate(&mut self.driver, bytes, StreamId(stream))
-                else {
-                    return;
-                };
-                assert_eq!(address % self.granule, 0);
-                let end = address + bytes.max(1);
-                if let Some((before, size)) = self.live.range(..end).next_back() {
-                    assert!(
-                        before + size.max(&1) <= address,
-                        "{address:#x} overlaps {before:#x}"
-                    );
-                }
-                self.live.insert(address, bytes);
+                self.allocate(bytes, stream);
             }
             Act::Free(place) => {
-                let Some(address) = self.pick(place) else {
-                    return;
-                };
-                let bytes = self.live.remove(&address).unwrap();
-                assert_eq!(self.pool.free(&mut self.driver, address), Ok(bytes));
-                assert!(
-                    self.pool.free(&mut self.driver, address).is_err(),
-                    "freed twice"
-                );
+                if let Some(address) = self.pick(place) {
+                    self.free(address);
+                }
             }
             Act::RecordStream(place, stream) => {
                 if let Some(address) = self.pick(place) {
@@ -89,6 +81,32 @@ impl Checked {
             }
             Act::Trim => self.pool.trim(&mut self.driver, 0),
         }
+    }
+
+    fn allocate(&mut self, bytes: u64, stream: u64) -> Option<u64> {
+        let address = self
+            .pool
+            .allocate(&mut self.driver, bytes, StreamId(stream))
+            .ok()?;
+        assert_eq!(address % self.granule, 0);
+        let end = address + bytes.max(1);
+        if let Some((before, size)) = self.live.range(..end).next_back() {
+            assert!(
+                before + size.max(&1) <= address,
+                "{address:#x} overlaps {before:#x}"
+            );
+        }
+        self.live.insert(address, bytes);
+        Some(address)
+    }
+
+    fn free(&mut self, address: u64) {
+        let bytes = self.live.remove(&address).unwrap();
+        assert_eq!(self.pool.free(&mut self.driver, address), Ok(bytes));
+        assert!(
+            self.pool.free(&mut self.driver, address).is_err(),
+            "freed twice"
+        );
     }
 
     fn pick(&self, place: usize) -> Option<u64> {
@@ -165,6 +183,77 @@ fn acts(most: usize) -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act(), 1..most)
 }
 
+/// Steps of a training: each asks for the sizes of one of a few shapes, with what is freed at
+/// once and what is freed on the way back, and now and then for something else.
+#[derive(Clone, Debug)]
+struct Steps {
+    /// What lasts for a part of the step, and what passes at once, in granules of 512 bytes.
+    shapes: Vec<Vec<(u64, u64)>>,
+    /// The shape of each step.
+    order: Vec<usize>,
+    /// Done between two layers of some steps: step, layer, act.
+    between: Vec<(usize, usize, Act)>,
+}
+
+fn steps() -> impl Strategy<Value = Steps> {
+    let layer = (150_000u64..350_000, 4_000u64..100_000);
+    let shape = prop::collection::vec(layer, 30..40);
+    let shapes = prop::collection::vec(shape, 1..4);
+    (shapes, prop::collection::vec(any::<usize>(), 20..40))
+        .prop_flat_map(|(shapes, order)| {
+            let place = (0..order.len(), 0..40usize, act());
+            let between = prop::collection::vec(place, 0..30);
+            (Just(shapes), Just(order), between)
+        })
+        .prop_map(|(shapes, order, between)| Steps {
+            order: order.iter().map(|step| step % shapes.len()).collect(),
+            shapes,
+            between,
+        })
+}
+
+impl Checked {
+    fn take(&mut self, granules: u64) -> Option<u64> {
+        self.allocate(granules * 512, 0)
+    }
+
+    /// Frees what is still live of these: another act may have freed it.
+    fn give(&mut self, address: Option<u64>) {
+        if let Some(address) = address.filter(|address| self.live.contains_key(address)) {
+            self.free(address);
+        }
+    }
+
+    fn run(&mut self, steps: &Steps) {
+        for (number, shape) in steps.order.iter().enumerate() {
+            let mut kept = Vec::new();
+            for (layer, (lasting, brief)) in steps.shapes[*shape].iter().enumerate() {
+                let brief = self.take(*brief);
+                kept.push(self.take(*lasting));
+                self.give(brief);
+                self.driver.advance(Duration::from_micros(200));
+                for (_, _, act) in steps
+                    .between
+                    .iter()
+                    .filter(|(step, at, _)| (*step, *at) == (number, layer))
+                {
+                    self.act(*act);
+                    kept.retain(|address| {
+                        address.is_some_and(|address| self.live.contains_key(&address))
+                    });
+                }
+                self.check();
+            }
+            for address in kept.into_iter().rev() {
+                let brief = self.take(700);
+                self.give(address);
+                self.give(brief);
+                self.check();
+            }
+        }
+    }
+}
+
 /// Enough for every run; `PROPTEST_CASES` for a wide search.
 fn cases() -> u32 {
     let named = std::env::var("PROPTEST_CASES").ok();
@@ -211,6 +300,27 @@ proptest! {
             checked.act(act);
             checked.check();
         }
+        checked.finish();
+    }
+
+    /// Steps in several shapes, while their memory is kept, also in one block for the steps.
+    #[test]
+    fn agrees_with_the_model_while_steps_are_kept(
+        steps in steps(),
+        polls in 0u32..3,
+        capacity in prop_oneof![3 => Just(100_000u64), 1 => 6_000..12_000u64],
+        fails in prop_oneof![2 => Just(None), 1 => (1u64..2_000).prop_map(Some)],
+        clearing_rate in prop::sample::select(vec![1_000_000_000u64, 100_000_000_000]),
+    ) {
+        let mut checked = Checked::keeping(Keep::Auto, SimOrders {
+            polls_per_event: polls,
+            capacity: capacity * MIB,
+            fail_call: fails.map(|call| (call, DriverError::OutOfMemory)),
+            call_latency: Duration::from_micros(50),
+            clearing_rate,
+            ..SimOrders::default()
+        });
+        checked.run(&steps);
         checked.finish();
     }
 
@@ -423,9 +533,49 @@ fn wrong_frees_are_told_apart() {
 }
 
 #[test]
+fn the_floor_is_in_proportion_to_what_was_live() {
+    let mut driver = SimDriver::new(SimOrders::default());
+    let mut pool = Pool::new(PoolConfig::default());
+    pool.warm_up(&mut driver);
+    assert_eq!(driver.held(), 0, "nothing is live yet");
+    let addresses: Vec<u64> = (0..12)
+        .map(|_| pool.allocate(&mut driver, 30 * MIB, StreamId(0)).unwrap())
+        .collect();
+    for address in addresses {
+        pool.free(&mut driver, address).unwrap();
+    }
+    assert!(driver.held() <= 90 * MIB, "{} MiB", driver.held() / MIB);
+}
+
+/// A small tensor that stays does not stand in the way of one that takes nearly the whole device.
+#[test]
+fn one_small_tensor_leaves_nearly_all_of_the_device_to_a_large_one() {
+    for (capacity, warmup) in [(8, 0), (8, 1), (64, 0), (64, 1)] {
+        let capacity = capacity * 1024 * MIB;
+        let mut driver = SimDriver::new(SimOrders {
+            capacity,
+            ..SimOrders::default()
+        });
+        let mut pool = Pool::new(PoolConfig {
+            // Taken at the start, or not.
+            floor_part: 1 - warmup,
+            ..PoolConfig::default()
+        });
+        pool.warm_up(&mut driver);
+        pool.allocate(&mut driver, MIB, StreamId(0)).unwrap();
+        let large = capacity / 100 * 97;
+        let served = pool.allocate(&mut driver, large, StreamId(0));
+        assert!(served.is_ok(), "{} MiB held", driver.held() / MIB);
+    }
+}
+
+#[test]
 fn the_floor_is_kept_and_no_more() {
     let mut driver = SimDriver::new(SimOrders::default());
-    let config = PoolConfig::default();
+    let config = PoolConfig {
+        floor_part: 0,
+        ..PoolConfig::default()
+    };
     let floor = config.warmup_bytes;
     let mut pool = Pool::new(config);
     pool.warm_up(&mut driver);

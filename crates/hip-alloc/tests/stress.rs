@@ -8,7 +8,6 @@
 use hip_alloc::allocator::Allocator;
 use hip_alloc::driver::sim::{SimDriver, SimOrders};
 use hip_alloc::ffi;
-use hip_alloc::pool::PoolConfig;
 use hip_alloc::units::{DeviceIndex, MIB, StreamId};
 use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -46,8 +45,7 @@ impl Random {
 }
 
 fn allocator(orders: SimOrders) -> Allocator {
-    let driver = Box::new(SimDriver::new(orders));
-    Allocator::new(DeviceIndex(0), PoolConfig::default(), driver, None)
+    Allocator::builder(DeviceIndex(0), SimDriver::new(orders)).build()
 }
 
 /// Where threads leave what others are to free: a number that is not 0 in each place.

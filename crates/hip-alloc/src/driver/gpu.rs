@@ -1,14 +1,17 @@
 //! Device memory of a HIP or CUDA runtime.
 
 use super::mapped::{Failure, MappedMemory};
-use super::runtime::{Family, NOT_READY, OUT_OF_MEMORY, Runtime, SUCCESS};
-use super::{Driver, DriverError, EventId, LimitedBy, Mapping, MemoryInfo};
+use super::numbers::{EVENT_DISABLE_TIMING, NOT_READY, OUT_OF_MEMORY, SUCCESS};
+use super::runtime::{Family, Runtime};
+use super::{
+    Driver, DriverCost, DriverError, EventId, LimitedBy, Mapping, MemoryInfo, measured, monotonic,
+};
 use crate::fork::forking_on_its_own;
 use crate::report::Repeated;
 use crate::units::{DeviceIndex, StreamId};
-use hip_runtime_sys::hipEventDisableTiming;
 use std::ffi::c_void;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What bounds a device's memory beyond what its runtime says, given the
 /// runtime's own numbers and what we hold.
@@ -239,7 +242,7 @@ impl Driver for GpuDriver {
                 let mut event = std::ptr::null_mut();
                 self.on_device("EventCreateWithFlags", |runtime| {
                     // SAFETY: writes one handle to a live local; the flag is a documented one.
-                    unsafe { (runtime.functions.event_create)(&mut event, hipEventDisableTiming) }
+                    unsafe { (runtime.functions.event_create)(&mut event, EVENT_DISABLE_TIMING) }
                 })?;
                 event
             }
@@ -292,6 +295,17 @@ impl Driver for GpuDriver {
 
     fn survives_fork(&self) -> bool {
         false // as both runtimes document
+    }
+
+    fn measure(&mut self) -> Option<DriverCost> {
+        measured(|bytes| {
+            let address = self.allocate(bytes).ok()?;
+            self.release(address, bytes).ok()
+        })
+    }
+
+    fn now(&self) -> Duration {
+        monotonic()
     }
 
     fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {

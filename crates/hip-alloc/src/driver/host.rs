@@ -4,9 +4,10 @@
 //! and no more than the control group allows: a request beyond that fails here,
 //! where it can be handled, rather than in the kernel's out-of-memory killer.
 
-use super::{Driver, DriverError, EventId, Mapping, MemoryInfo};
+use super::{Driver, DriverCost, DriverError, EventId, Mapping, MemoryInfo, measured, monotonic};
 use crate::units::{MIB, StreamId};
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Reads how much memory the machine can still give, in bytes.
 pub trait HostMemory: Send {
@@ -201,6 +202,23 @@ impl Driver for HostDriver {
         Ok(())
     }
 
+    fn glance(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
+        Ok(self.memory.read(0))
+    }
+
+    fn measure(&mut self) -> Option<DriverCost> {
+        measured(|bytes| {
+            let address = self.allocate(bytes).ok()?;
+            // SAFETY: a mapping of this size that was just made, and that nothing else knows of.
+            unsafe { std::ptr::write_bytes(address as *mut u8, 1, bytes as usize) };
+            self.release(address, bytes).ok()
+        })
+    }
+
+    fn now(&self) -> Duration {
+        monotonic()
+    }
+
     fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
         let untouched = self.held - self.touched();
         Ok(self.memory.read(untouched))
@@ -210,7 +228,7 @@ impl Driver for HostDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capacity::SystemMemory;
+    use platform::memory::{MemoryBudget, Reserve};
 
     struct Plenty;
 
@@ -256,13 +274,17 @@ mod tests {
     fn a_control_group_is_never_promised_more_than_its_limit() {
         const BLOCK: u64 = 16 * MIB;
         let root = tempfile::tempdir().unwrap();
-        let usage = root.path().join("memory.current");
+        let group = root.path().join("sys/fs/cgroup");
+        let usage = group.join("memory.current");
         let others = 40 * MIB;
-        std::fs::write(root.path().join("memory.max"), (200 * MIB).to_string()).unwrap();
-        std::fs::write(root.path().join("memory.stat"), "").unwrap();
+        std::fs::create_dir_all(&group).unwrap();
+        std::fs::create_dir_all(root.path().join("proc/self")).unwrap();
+        std::fs::write(root.path().join("proc/self/cgroup"), "0::/").unwrap();
+        std::fs::write(group.join("memory.max"), (200 * MIB).to_string()).unwrap();
+        std::fs::write(group.join("memory.stat"), "").unwrap();
         std::fs::write(&usage, others.to_string()).unwrap();
-        let reserve = platform::memory::Reserve::Fixed(platform::Bytes(0));
-        let memory = SystemMemory::host_in(reserve, "0::/", root.path());
+        let reserve = Reserve::Fixed(platform::Bytes(0));
+        let memory = MemoryBudget::host_below(root.path(), reserve);
         let mut driver = HostDriver::new(Box::new(memory));
         let mut blocks = Vec::new();
         while let Ok(block) = driver.allocate(BLOCK) {

@@ -5,6 +5,10 @@
 //! and others refuse what they offer, so the functions are first tried on real memory,
 //! which is written and read back, and handles are large.
 
+use super::numbers::{
+    ACCESS_READ_WRITE, ALLOCATION_PINNED, COPY_DEVICE_TO_HOST, COPY_HOST_TO_DEVICE,
+    GRANULARITY_RECOMMENDED, LOCATION_DEVICE,
+};
 use super::runtime::{Family, RuntimeError, Search, Status, function_table, open_library};
 use crate::units::{DeviceIndex, MIB};
 use libloading::os::unix::Library;
@@ -15,18 +19,6 @@ use std::ffi::{c_int, c_ulonglong, c_void};
 const SMALLEST_HANDLE: u64 = 32 * MIB;
 /// All memory is about this many handles.
 const HANDLES: u64 = 256;
-
-/// `hipMemAllocationTypePinned`, `CU_MEM_ALLOCATION_TYPE_PINNED`.
-const PINNED: c_int = 1;
-/// `hipMemLocationTypeDevice`, `CU_MEM_LOCATION_TYPE_DEVICE`.
-const ON_DEVICE: c_int = 1;
-/// `hipMemAccessFlagsProtReadWrite`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
-const READ_WRITE: c_int = 3;
-/// `hipMemAllocationGranularityRecommended`, and CUDA's.
-const RECOMMENDED: c_int = 1;
-/// `hipMemcpyHostToDevice`, `hipMemcpyDeviceToHost`, and CUDA's.
-const TO_DEVICE: c_int = 1;
-const TO_HOST: c_int = 2;
 
 /// `hipMemLocation`, `CUmemLocation`.
 #[repr(C)]
@@ -124,8 +116,9 @@ impl MappedMemory {
         std::mem::forget(library);
         let mut granule = 0;
         // SAFETY: writes one size to a live local, reads properties of the documented layout.
-        let status =
-            unsafe { (functions.granularity)(&mut granule, &properties(device), RECOMMENDED) };
+        let status = unsafe {
+            (functions.granularity)(&mut granule, &properties(device), GRANULARITY_RECOMMENDED)
+        };
         if status != 0 || !granule.is_power_of_two() {
             return Err(RuntimeError::Refused {
                 call: format!("{prefix}MemGetAllocationGranularity"),
@@ -152,15 +145,18 @@ impl MappedMemory {
         let functions = CopyFunctions::load(&library, family, prefix);
         std::mem::forget(library);
         let functions = functions.map_err(|error| error.to_string())?;
-        let told = |(call, code): Failure| format!("{prefix}{call}: error {code}");
+        let described = |(call, code): Failure| format!("{prefix}{call}: error {code}");
         let handle = self.granule;
         let usual = std::mem::replace(&mut self.handle, handle);
-        let result = self.allocate(2 * handle).map_err(told).and_then(|start| {
-            let written = self.write_and_read(&functions, start + handle - 32);
-            let part = self.release_part(start, handle).map_err(told);
-            let rest = self.release(start).map_err(told);
-            written.and(part).and(rest.map(|_| ()))
-        });
+        let result = self
+            .allocate(2 * handle)
+            .map_err(described)
+            .and_then(|start| {
+                let written = self.write_and_read(&functions, start + handle - 32);
+                let part = self.release_part(start, handle).map_err(described);
+                let rest = self.release(start).map_err(described);
+                written.and(part).and(rest.map(|_| ()))
+            });
         self.handle = usual;
         result
     }
@@ -175,7 +171,7 @@ impl MappedMemory {
                 address as *mut c_void,
                 written.as_ptr().cast(),
                 written.len(),
-                TO_DEVICE,
+                COPY_HOST_TO_DEVICE,
             )
         };
         // SAFETY: and back, into a live buffer of that size.
@@ -184,7 +180,7 @@ impl MappedMemory {
                 read.as_mut_ptr().cast(),
                 address as *const c_void,
                 read.len(),
-                TO_HOST,
+                COPY_DEVICE_TO_HOST,
             )
         };
         match (there, back) {
@@ -207,7 +203,7 @@ impl MappedMemory {
         let mapped = self.map_all(start, &mut reservation).and_then(|()| {
             let access = Access {
                 location: location(self.device),
-                flags: READ_WRITE,
+                flags: ACCESS_READ_WRITE,
             };
             // SAFETY: the range was mapped above; one description of the documented layout.
             check("MemSetAccess", unsafe {
@@ -313,7 +309,7 @@ impl MappedMemory {
         let mapped = unsafe { (self.functions.map)(part.address, length, 0, part.handle, 0) };
         let access = Access {
             location: location(self.device),
-            flags: READ_WRITE,
+            flags: ACCESS_READ_WRITE,
         };
         // SAFETY: the range is mapped if the first call worked, else it is not looked at;
         // one description of the documented layout.
@@ -349,14 +345,14 @@ impl Reservation {
 
 fn location(device: DeviceIndex) -> Location {
     Location {
-        kind: ON_DEVICE,
+        kind: LOCATION_DEVICE,
         id: device.0,
     }
 }
 
 fn properties(device: DeviceIndex) -> Properties {
     Properties {
-        kind: PINNED,
+        kind: ALLOCATION_PINNED,
         handle_types: 0,
         location: location(device),
         win32_metadata: std::ptr::null_mut(),

@@ -5,14 +5,20 @@
 //! memory, and `sim` is a device that exists only in
 //! arithmetic (for tests and replays).
 
+mod cost;
 pub mod gpu;
 pub mod host;
 mod mapped;
+mod numbers;
 pub mod runtime;
 pub mod sim;
 
 use crate::units::StreamId;
+pub use cost::DriverCost;
+use cost::{measured, monotonic};
+use platform::device_error::ErrorClass;
 use platform::memory::Limit;
+use std::time::Duration;
 
 /// An event recorded on a stream: done when the work before it is done.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -64,14 +70,10 @@ pub enum DriverError {
 
 impl DriverError {
     /// Whether the device cannot be used again in this process: an asynchronous error that
-    /// every later call repeats. The codes are the same in `hipError_t` and `cudaError_t`.
+    /// every later call repeats.
     pub fn loses_device(&self) -> bool {
-        let DriverError::Failed { code, .. } = self else {
-            return false;
-        };
-        // Uncorrectable ECC and NVLink errors; illegal address, launch timeout, context
-        // destroyed, assert, faults of the hardware's stack, instructions and addresses.
-        matches!(code, 214 | 220 | 700 | 702 | 709 | 710 | 714..=719)
+        matches!(self, DriverError::Failed { code, .. }
+            if ErrorClass::of_code(*code) == ErrorClass::ContextLost)
     }
 }
 
@@ -135,6 +137,22 @@ pub trait Driver: Send {
     /// Whether the copy of this driver in a forked child can be used there.
     fn survives_fork(&self) -> bool {
         true
+    }
+
+    /// As [`memory_info`](Driver::memory_info), at little cost: what was given and not touched yet
+    /// may count as free.
+    fn glance(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
+        self.memory_info(held)
+    }
+
+    /// What this driver costs, tried out in a few milliseconds; `None` where that is not worth it.
+    fn measure(&mut self) -> Option<DriverCost> {
+        None
+    }
+
+    /// The time since some moment, for the cost of calls. Where there is no clock, always zero.
+    fn now(&self) -> Duration {
+        Duration::ZERO
     }
 
     /// What the device has, of which `held` bytes are ours.

@@ -12,21 +12,12 @@
 //! symbol (`hipGetDevicePropertiesR0600`), so what we want to know about a device is asked
 //! as single attributes, whose numbers stayed.
 
+use super::numbers::{self, NO_DEVICE, SUCCESS};
 use crate::units::DeviceIndex;
-use hip_runtime_sys::{hipDeviceAttribute_t, hipError_t};
 use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-/// Success, in both runtimes.
-pub(super) const SUCCESS: u32 = hipError_t::hipSuccess as u32;
-/// `hipErrorOutOfMemory`, `cudaErrorMemoryAllocation`.
-pub(super) const OUT_OF_MEMORY: u32 = hipError_t::hipErrorOutOfMemory as u32;
-/// `hipErrorNotReady`, `cudaErrorNotReady`.
-pub(super) const NOT_READY: u32 = hipError_t::hipErrorNotReady as u32;
-/// `hipErrorNoDevice`, `cudaErrorNoDevice`.
-pub(super) const NO_DEVICE: u32 = hipError_t::hipErrorNoDevice as u32;
-
-/// Which runtime.
+/// The runtime: HIP or CUDA.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Family {
     /// AMD's, `libamdhip64`.
@@ -47,14 +38,8 @@ impl Family {
     /// shares the memory of the host.
     fn place_attributes(self) -> [c_int; 4] {
         match self {
-            Family::Hip => [
-                hipDeviceAttribute_t::hipDeviceAttributePciDomainID as c_int,
-                hipDeviceAttribute_t::hipDeviceAttributePciBusId as c_int,
-                hipDeviceAttribute_t::hipDeviceAttributePciDeviceId as c_int,
-                hipDeviceAttribute_t::hipDeviceAttributeIntegrated as c_int,
-            ],
-            // cudaDevAttrPciDomainId, PciBusId, PciDeviceId and Integrated of driver_types.h.
-            Family::Cuda => [50, 33, 34, 18],
+            Family::Hip => numbers::HIP_PLACE_ATTRIBUTES,
+            Family::Cuda => numbers::CUDA_PLACE_ATTRIBUTES,
         }
     }
 
@@ -96,9 +81,9 @@ impl Family {
 /// A device's place on the PCI bus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// PCI domain.
+    /// PCI domain number.
     pub domain: u32,
-    /// PCI bus.
+    /// PCI bus number.
     pub bus: u32,
     /// PCI device; GPUs are function 0.
     pub slot: u32,
@@ -139,9 +124,9 @@ pub enum RuntimeError {
     /// The runtime works, and sees no GPU that it can use.
     #[error("{call}: {name} (error {code}): {}", family.why_no_device())]
     NoDevice {
-        /// Which runtime.
+        /// The runtime: HIP or CUDA.
         family: Family,
-        /// The function.
+        /// Name of the function that was called.
         call: String,
         /// The runtime's code.
         code: u32,
@@ -151,7 +136,7 @@ pub enum RuntimeError {
     /// The runtime answered with an error.
     #[error("{call}: {name} (error {code})")]
     Refused {
-        /// The function.
+        /// Name of the function that was called.
         call: String,
         /// The runtime's code.
         code: u32,

@@ -7,6 +7,7 @@
 use super::{Driver, DriverError, EventId, Mapping, MemoryInfo};
 use crate::units::{GIB, MIB, StreamId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
 /// Orders for a [`SimDriver`].
 #[derive(Clone, Debug)]
@@ -21,6 +22,10 @@ pub struct SimOrders {
     pub fail_call: Option<(u64, DriverError)>,
     /// So do all calls after it, as on a device that was lost.
     pub fail_later_calls: bool,
+    /// Simulated time of a call that gives memory or takes it back.
+    pub call_latency: Duration,
+    /// How many bytes of given memory are cleared in a simulated second; 0: it takes no time.
+    pub clearing_rate: u64,
 }
 
 impl Default for SimOrders {
@@ -31,6 +36,8 @@ impl Default for SimOrders {
             mapping: None,
             fail_call: None,
             fail_later_calls: false,
+            call_latency: Duration::ZERO,
+            clearing_rate: 0,
         }
     }
 }
@@ -38,18 +45,19 @@ impl Default for SimOrders {
 /// The simulated device.
 pub struct SimDriver {
     orders: SimOrders,
-    /// Given out, by address.
-    allocations: BTreeMap<u64, Given>,
+    /// Allocation out, by address.
+    allocations: BTreeMap<u64, Allocation>,
     held: u64,
     next_address: u64,
     events: HashMap<u64, u32>,
     next_event: u64,
     calls: u64,
     failed: BTreeSet<&'static str>,
+    now: Duration,
 }
 
-/// What was given out at an address.
-struct Given {
+/// Memory at an address.
+struct Allocation {
     bytes: u64,
     /// For mapped memory, the bytes of each handle, 0 once it went back.
     handles: Vec<u64>,
@@ -70,7 +78,13 @@ impl SimDriver {
             next_event: 1,
             calls: 0,
             failed: BTreeSet::new(),
+            now: Duration::ZERO,
         }
+    }
+
+    /// Lets simulated time pass in the program.
+    pub fn advance(&mut self, time: Duration) {
+        self.now += time;
     }
 
     /// Bytes given out now.
@@ -116,8 +130,13 @@ impl SimDriver {
         self.next_address += bytes.next_multiple_of(ADDRESS_STEP) + ADDRESS_STEP;
         let starts = (0..bytes).step_by(handle as usize);
         let handles = starts.map(|start| handle.min(bytes - start)).collect();
-        self.allocations.insert(address, Given { bytes, handles });
+        self.allocations
+            .insert(address, Allocation { bytes, handles });
         self.held += bytes;
+        self.now += self.orders.call_latency;
+        if let Some(time) = (bytes * 1000).checked_div(self.orders.clearing_rate / 1_000_000) {
+            self.now += Duration::from_nanos(time);
+        }
         Ok(address)
     }
 
@@ -158,30 +177,32 @@ impl Driver for SimDriver {
         };
         let handle = self.orders.mapping.ok_or_else(misuse)?.handle;
         let found = self.allocations.range_mut(..=address).next_back();
-        let (start, given) = found.ok_or_else(misuse)?;
+        let (start, allocation) = found.ok_or_else(misuse)?;
         let from = address - start;
         let handles = (from / handle) as usize..(from + bytes).div_ceil(handle) as usize;
-        let covered = given.handles.get_mut(handles).ok_or_else(misuse)?;
+        let covered = allocation.handles.get_mut(handles).ok_or_else(misuse)?;
         let sum: u64 = covered.iter().sum();
         if !from.is_multiple_of(handle) || sum != bytes || covered.contains(&0) {
             return Err(misuse());
         }
         covered.fill(0);
         self.held -= bytes;
+        self.now += self.orders.call_latency;
         Ok(())
     }
 
     fn release(&mut self, address: u64, bytes: u64) -> Result<(), DriverError> {
         self.count_call("release")?;
         match self.allocations.get(&address) {
-            Some(given) if given.bytes == bytes => {
-                self.held -= given.handles.iter().sum::<u64>();
+            Some(allocation) if allocation.bytes == bytes => {
+                self.held -= allocation.handles.iter().sum::<u64>();
                 self.allocations.remove(&address);
+                self.now += self.orders.call_latency;
                 Ok(())
             }
-            Some(given) => Err(Self::misuse(
+            Some(allocation) => Err(Self::misuse(
                 "release",
-                format!("{address:#x} has {} bytes, not {bytes}", given.bytes),
+                format!("{address:#x} has {} bytes, not {bytes}", allocation.bytes),
             )),
             None => Err(Self::misuse(
                 "release",
@@ -230,6 +251,10 @@ impl Driver for SimDriver {
             *polls = 1;
         }
         Ok(())
+    }
+
+    fn now(&self) -> Duration {
+        self.now
     }
 
     fn memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {

@@ -4,6 +4,7 @@
 use super::Action;
 use crate::driver::{Driver, DriverError, EventId, Mapping, MemoryInfo};
 use crate::units::StreamId;
+use std::time::Duration;
 
 /// Memory that came from the driver or went back.
 #[derive(Clone, Copy, Debug)]
@@ -56,6 +57,14 @@ impl Driver for Watched<'_> {
         self.driver.release_part(address, bytes)?;
         self.note(Action::SegmentUnmap, address, bytes);
         Ok(())
+    }
+
+    fn glance(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
+        self.driver.glance(held)
+    }
+
+    fn now(&self) -> Duration {
+        self.driver.now()
     }
 
     fn record(&mut self, stream: StreamId) -> Result<Option<EventId>, DriverError> {

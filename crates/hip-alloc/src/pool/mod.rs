@@ -4,46 +4,59 @@
 //! replay of the same requests gives the same placement.
 //!
 //! ```text
-//!  block (from the driver)      | used | free |   used   |   free        |
-//!                                 spans, in address order; free neighbours are one span
-//!  region                       lasting: weights, optimizer state, everything small
-//!                               passing: what a step allocates and frees
+//!  Pool ──▶ policy         where a request goes, how large a block is, what may stay empty
+//!    └────▶ memory         moves memory between the driver, the heap and the streams
+//!             ├─▶ heap            blocks and their spans: split, merge, find
+//!             ├─▶ stream_fences   when another stream, or the driver, may have it
+//!             ├─▶ reclaimer       which empty blocks go back
+//!             └─▶ device_memory   what the driver gave, counted
 //! ```
 //!
 //! A request takes the best-fitting free span of its region, then an empty
 //! block, then a new block. A block that becomes empty goes back to the driver at
-//! once, unless what the pool holds beyond the live memory is within the warm-up
-//! floor, or within what the rest of this step will need again (`rehearsal`), as the step
-//! before has shown. Nothing else is kept.
+//! once, unless what the pool holds beyond the memory in use is within the warm-up
+//! floor, or within what the policy expects the rest of this step to use again.
 
-mod addresses;
-mod block;
-mod cutting;
-mod free_index;
-mod growth;
-mod handover;
-mod holes;
+mod device_memory;
+mod driver_time;
+mod heap;
 mod layout;
-mod lifetime;
-mod rehearsal;
-mod sizes;
-mod span;
-mod tide;
+mod memory;
+pub mod policy;
+mod reclaimer;
+mod stats;
+mod stream_fences;
 
-use crate::driver::{Driver, DriverError, Mapping};
-use crate::units::{KIB, MIB, StreamId, round_up};
+use crate::driver::{Driver, DriverCost, DriverError};
+use crate::units::{MIB, StreamId, round_up};
+use heap::{Block, Owner, SpanIndex};
 pub use layout::{BlockLayout, SpanLayout, SpanUse};
+use memory::Memory;
+use policy::{DIRECT_STEP, Placement, Policy, Region, SMALL_BLOCK, StepPolicy};
+pub use reclaimer::Keep;
+pub use stats::PoolStats;
+use stream_fences::Patience;
 
-use addresses::AddressMap;
-use block::{Block, BlockIndex, BlockTable, Region};
-use free_index::FreeIndex;
-use handover::Streams;
-use lifetime::{Expectation, Guess, Lifetimes};
-use sizes::LargeBlocks;
-use span::{Owner, Span, SpanIndex, SpanState, SpanTable};
+/// The floor is at most one part in this many of the most that was used.
+const FLOOR_PART_OF_USED: u64 = 4;
+/// What is taken at the start is at most one part in this many of the capacity.
+const FLOOR_PART: u64 = 4;
+/// A block of the floor is at most one part in this many of the capacity.
+const BLOCK_PART: u64 = 32;
+/// An empty block does not serve a request that is smaller by more than this factor,
+/// since one that stays would pin all of it.
+const MOST_DISPARITY: u64 = 24;
+/// Requests below this count as this large for that.
+const LEAST_FOR_DISPARITY: u64 = 4 * MIB;
+/// What is persistent opens no empty block larger than this, unless it fills half of it: at
+/// the end of the step all the rest would be held for it.
+const LARGEST_FOR_PERSISTENT: u64 = 128 * MIB;
+/// A block that was taken for one large request serves requests down to two thirds of it:
+/// those to which this part of themselves may be added.
+const DIRECT_DISPARITY_PART: u64 = 2;
 
-/// Smaller requests have a region of their own.
-const SMALLEST_GUESSED: u64 = 256 * KIB;
+/// Where blocks are kept, multiples of a request leave at most one part in this many of a block.
+const REMAINDER_PART: u64 = 8;
 
 /// Sizes and limits of a pool, in bytes.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,6 +73,11 @@ pub struct PoolConfig {
     pub max_split_bytes: u64,
     /// Added to every request: some kernels read past the end of their operand.
     pub tail_padding: u64,
+    /// How much memory stays in empty blocks.
+    pub keep: Keep,
+    /// Where this is not 0, no more than one part in this many of the most that was used is held
+    /// beyond the live memory for `warmup_bytes`, and nothing is taken at the start.
+    pub floor_part: u64,
 }
 
 impl Default for PoolConfig {
@@ -71,45 +89,10 @@ impl Default for PoolConfig {
             large_block_bytes: 256 * MIB,
             max_split_bytes: 256 * MIB,
             tail_padding: 0,
+            keep: Keep::None,
+            floor_part: FLOOR_PART_OF_USED,
         }
     }
-}
-
-/// What a pool did and holds. Bytes and counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PoolStats {
-    /// Asked for and not freed.
-    pub live_bytes: u64,
-    /// Highest `live_bytes` since the last reset.
-    pub live_peak_bytes: u64,
-    /// Taken from the driver and not given back.
-    pub held_bytes: u64,
-    /// Highest `held_bytes` since the last reset.
-    pub held_peak_bytes: u64,
-    /// Requests that are live.
-    pub live_allocations: u64,
-    /// Requests served.
-    pub allocations: u64,
-    /// Requests freed.
-    pub frees: u64,
-    /// Times the driver was asked for memory and gave it.
-    pub driver_allocs: u64,
-    /// Times memory was given back.
-    pub driver_frees: u64,
-    /// Requests that could not be served.
-    pub out_of_memory: u64,
-    /// Freed by the program, but another stream may still be working on it.
-    pub pending_bytes: u64,
-    /// All that was ever served.
-    pub allocated_bytes: u64,
-    /// All that was ever taken from the driver.
-    pub driver_alloc_bytes: u64,
-    /// Highest `live_allocations` since the last reset.
-    pub live_allocations_peak: u64,
-    /// Highest `driver_allocs - driver_frees` since the last reset.
-    pub driver_blocks_peak: u64,
-    /// Highest `live_bytes + pending_bytes` since the last reset.
-    pub active_peak_bytes: u64,
 }
 
 /// Why a request was not served.
@@ -123,6 +106,15 @@ pub enum AllocateError {
     Driver(DriverError),
 }
 
+impl From<DriverError> for AllocateError {
+    fn from(error: DriverError) -> Self {
+        match error {
+            DriverError::OutOfMemory => AllocateError::OutOfMemory,
+            error => AllocateError::Driver(error),
+        }
+    }
+}
+
 /// Why a free was refused. Nothing changes then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FreeError {
@@ -134,69 +126,70 @@ pub enum FreeError {
     Unknown,
 }
 
-/// The allocator of one device.
-pub struct Pool {
+/// The allocator of one device, with the policy that decides for it.
+pub struct Pool<P: Policy = StepPolicy> {
     config: PoolConfig,
-    blocks: BlockTable,
-    spans: SpanTable,
-    addresses: AddressMap,
-    /// One for each region of each owner; see [`Pool::arena`].
-    free: Vec<FreeIndex>,
-    /// Blocks without a live request. Their spans are in no free index.
-    empty: Vec<BlockIndex>,
-    streams: Streams,
-    lifetimes: Lifetimes,
-    /// How much was to be used again when blocks were last kept for it, in bytes.
-    kept_for: u64,
-    large_blocks: LargeBlocks,
+    policy: P,
+    memory: Memory,
+    /// All but what the driver did, which is counted where it is done.
     stats: PoolStats,
-    /// Bytes of spans that are not free: the rounded live bytes.
-    used: u64,
-    /// The highest `used` ever: holding no more than that costs nothing at the peak.
-    used_peak: u64,
-    next_rank: u32,
-    /// What the driver could give when the pool began.
-    capacity: u64,
-    /// How the driver maps blocks in handles, if it does.
-    mapping: Option<Mapping>,
-    /// Mapping has failed for another reason than lack of memory: no more of it.
-    mapping_failed: bool,
-    /// Driver errors that no caller could be told about.
-    troubles: Vec<DriverError>,
 }
 
 impl Pool {
     /// An empty pool. [`warm_up`](Pool::warm_up) takes the floor.
     pub fn new(config: PoolConfig) -> Self {
+        let policy = StepPolicy::new(&config);
+        Pool::with_policy(config, policy)
+    }
+}
+
+impl<P: Policy> Pool<P> {
+    /// As [`new`](Pool::new), with another policy.
+    pub fn with_policy(config: PoolConfig, policy: P) -> Self {
         debug_assert!(config.granule.is_power_of_two());
-        let mut pool = Pool {
+        Pool {
+            memory: Memory::new(&config),
             config,
-            blocks: BlockTable::default(),
-            spans: SpanTable::default(),
-            addresses: AddressMap::new(),
-            free: Vec::new(),
-            empty: Vec::new(),
-            streams: Streams::default(),
-            lifetimes: Lifetimes::default(),
-            kept_for: 0,
-            large_blocks: LargeBlocks::default(),
+            policy,
             stats: PoolStats::default(),
-            used: 0,
-            used_peak: 0,
-            next_rank: 0,
-            capacity: u64::MAX,
-            mapping: None,
-            mapping_failed: false,
-            troubles: Vec::new(),
-        };
-        pool.ensure_arenas();
-        pool
+        }
+    }
+
+    /// Takes the warm-up floor from the driver. Stops quietly when there is less.
+    pub fn warm_up(&mut self, driver: &mut dyn Driver) {
+        let memory = &mut self.memory;
+        memory.device.look(driver);
+        if self.config.floor_part > 0 {
+            return;
+        }
+        // On a small device the floor must not be what the program lacks later.
+        let capacity = memory.device.capacity;
+        let floor = self.config.warmup_bytes.min(capacity / FLOOR_PART);
+        let block = self.config.block_bytes.min(capacity / BLOCK_PART);
+        let block = (block & !(DIRECT_STEP - 1)).max(DIRECT_STEP);
+        while memory.device.held() + block <= floor {
+            match memory.take_block(driver, block, Region::Persistent, Owner::ANYONE) {
+                Ok(block) => memory.heap.list_empty(block),
+                Err(_) => break,
+            }
+        }
     }
 
     /// What the pool did and holds.
     pub fn stats(&self) -> PoolStats {
+        let device = self.memory.device.stats();
         PoolStats {
-            pending_bytes: self.streams.pending_bytes(),
+            held_bytes: device.held_bytes,
+            held_peak_bytes: device.held_peak_bytes,
+            driver_allocs: device.driver_allocs,
+            driver_frees: device.driver_frees,
+            driver_alloc_bytes: device.driver_alloc_bytes,
+            driver_free_bytes: device.driver_free_bytes,
+            driver_nanoseconds: device.driver_nanoseconds,
+            driver_blocks_peak: device.driver_blocks_peak,
+            alloc_retries: device.alloc_retries,
+            stream_syncs: device.stream_syncs,
+            pending_bytes: self.memory.fences.pending_bytes(),
             ..self.stats
         }
     }
@@ -206,147 +199,67 @@ impl Pool {
         &self.config
     }
 
+    /// The most bytes that are taken from the driver.
+    pub fn limit(&self) -> u64 {
+        self.memory.device.limit
+    }
+
+    /// Holds at most so many bytes from now on; `u64::MAX` lifts the limit. What is live
+    /// stays, also above it, and empty blocks stay until they are
+    /// [trimmed](Pool::trim).
+    pub fn set_limit(&mut self, bytes: u64) {
+        self.memory.device.limit = bytes;
+    }
+
     /// Starts the peaks again from what is live and held now.
     pub fn reset_peaks(&mut self) {
-        self.stats.live_peak_bytes = self.stats.live_bytes;
-        self.stats.held_peak_bytes = self.stats.held_bytes;
-        self.stats.live_allocations_peak = self.stats.live_allocations;
-        self.stats.driver_blocks_peak = self.stats.driver_allocs - self.stats.driver_frees;
-        self.stats.active_peak_bytes = self.stats.live_bytes + self.streams.pending_bytes();
+        let pending = self.memory.fences.pending_bytes();
+        let stats = &mut self.stats;
+        stats.live_peak_bytes = stats.live_bytes;
+        stats.live_allocations_peak = stats.live_allocations;
+        stats.active_peak_bytes = stats.live_bytes + pending;
+        self.memory.device.reset_peaks();
     }
 
     /// Serves a request: the address of at least `requested` bytes, which may be
     /// used on `stream` at once. A request of zero bytes gets an address of its own.
+    ///
+    /// # Errors
+    /// There is not enough memory after all that can go back went back, or the driver failed.
     pub fn allocate(
         &mut self,
         driver: &mut dyn Driver,
         requested: u64,
         stream: StreamId,
     ) -> Result<u64, AllocateError> {
-        if self.streams.waiting() {
-            self.poll(driver);
+        if self.memory.fences.waiting() {
+            self.memory.poll(driver, &self.policy);
         }
         let Ok(bytes) = self.rounded(requested) else {
             self.stats.out_of_memory += 1;
             return Err(AllocateError::OutOfMemory);
         };
-        let owner = self.owner_of(stream);
-        let (guess, birth) = self.lifetimes.requested(bytes);
-        match self.serve(driver, guess, owner, bytes) {
-            Ok(index) => {
-                self.spans.set_birth(index, birth);
-                let span = &mut self.spans[index];
-                span.requested = requested;
-                let (address, bytes) = (span.address, span.bytes);
-                self.addresses.insert(address, index);
-                self.used += bytes;
-                self.used_peak = self.used_peak.max(self.used);
-                self.lifetimes
-                    .served(bytes, self.used, self.large_blocks.holes());
+        let owner = self.memory.fences.owner(stream);
+        self.memory.heap.ensure_owner(owner);
+        let placement = self.policy.place(bytes);
+        match self.serve(driver, placement, owner, bytes) {
+            Ok(span) => {
+                let heap = &mut self.memory.heap;
+                let address = heap.hand_out(span, requested);
+                let (used, holes) = (heap.used(), heap.large_holes());
+                self.policy.served(span.slot(), bytes, used, holes);
                 self.count(requested);
-                // Each request leaves less ahead; nothing at all is ahead where the program
-                // is not known to repeat itself any more.
-                if self.kept_for > 0 && self.lifetimes.ahead() == 0 {
-                    self.shed(driver);
+                if self.memory.reclaimer.is_due_after_request(&self.policy) {
+                    self.memory.trim_to_slack(driver, &self.policy);
                 }
                 Ok(address)
             }
             Err(error) => {
-                self.lifetimes.refused();
+                self.policy.refused();
                 self.stats.out_of_memory += u64::from(error == AllocateError::OutOfMemory);
                 Err(error)
             }
         }
-    }
-
-    /// A span of `bytes` where it belongs by what is expected of it.
-    fn serve(
-        &mut self,
-        driver: &mut dyn Driver,
-        guess: Guess,
-        owner: Owner,
-        bytes: u64,
-    ) -> Result<SpanIndex, AllocateError> {
-        if bytes > self.config.max_split_bytes {
-            return self.direct(driver, bytes, owner);
-        }
-        let region = if bytes < SMALLEST_GUESSED {
-            Region::Small
-        } else if guess.expectation == Expectation::Lasting {
-            Region::Lasting
-        } else {
-            Region::Passing
-        };
-        let found = if guess.expectation == Expectation::Brief {
-            self.find_anywhere(owner, bytes)
-        } else {
-            self.find(region, owner, bytes)
-        };
-        match found {
-            Some(index) => Ok(self.take(index, owner, bytes)),
-            None => self.refill(driver, region, guess, owner, bytes),
-        }
-    }
-
-    fn count(&mut self, requested: u64) {
-        let pending = self.streams.pending_bytes();
-        let stats = &mut self.stats;
-        stats.allocations += 1;
-        stats.allocated_bytes += requested;
-        stats.live_allocations += 1;
-        stats.live_allocations_peak = stats.live_allocations_peak.max(stats.live_allocations);
-        stats.live_bytes += requested;
-        stats.live_peak_bytes = stats.live_peak_bytes.max(stats.live_bytes);
-        stats.active_peak_bytes = stats.active_peak_bytes.max(stats.live_bytes + pending);
-    }
-
-    /// Takes back what [`allocate`](Pool::allocate) gave. Returns the bytes that were asked for.
-    pub fn free(&mut self, driver: &mut dyn Driver, address: u64) -> Result<u64, FreeError> {
-        let Some(index) = self.addresses.remove(&self.spans, address) else {
-            let ours = self
-                .blocks
-                .iter()
-                .any(|(_, block)| (block.address..block.address + block.bytes).contains(&address));
-            return Err(if ours {
-                FreeError::NotLive
-            } else {
-                FreeError::Unknown
-            });
-        };
-        let birth = self.spans.birth(index);
-        let Span {
-            bytes,
-            requested,
-            shared_use,
-            ..
-        } = self.spans[index];
-        self.stats.frees += 1;
-        self.stats.live_allocations -= 1;
-        self.stats.live_bytes -= requested;
-        self.lifetimes
-            .freed(birth, bytes, self.used - bytes, self.large_blocks.holes());
-        if shared_use {
-            self.defer(driver, index);
-        } else {
-            self.reclaim(driver, index);
-        }
-        if self.streams.waiting() {
-            self.poll(driver);
-        }
-        if self.lifetimes.ahead() < self.kept_for {
-            self.shed(driver);
-        }
-        Ok(requested)
-    }
-
-    /// Whether there were driver errors on paths that cannot fail (a free).
-    pub fn has_troubles(&self) -> bool {
-        !self.troubles.is_empty()
-    }
-
-    /// These errors, since the last call.
-    pub fn take_troubles(&mut self) -> Vec<DriverError> {
-        std::mem::take(&mut self.troubles)
     }
 
     fn rounded(&self, requested: u64) -> Result<u64, AllocateError> {
@@ -357,57 +270,306 @@ impl Pool {
             .ok_or(AllocateError::OutOfMemory)
     }
 
-    /// The best-fitting free span of the region that this owner may take.
+    fn count(&mut self, requested: u64) {
+        let pending = self.memory.fences.pending_bytes();
+        let stats = &mut self.stats;
+        stats.allocations += 1;
+        stats.allocated_bytes += requested;
+        stats.live_allocations += 1;
+        stats.live_allocations_peak = stats.live_allocations_peak.max(stats.live_allocations);
+        stats.live_bytes += requested;
+        stats.live_peak_bytes = stats.live_peak_bytes.max(stats.live_bytes);
+        stats.active_peak_bytes = stats.active_peak_bytes.max(stats.live_bytes + pending);
+    }
+
+    /// A span of `bytes` where the policy wants it.
+    fn serve(
+        &mut self,
+        driver: &mut dyn Driver,
+        placement: Placement,
+        owner: Owner,
+        bytes: u64,
+    ) -> Result<SpanIndex, AllocateError> {
+        if placement.region == Region::Transient && self.memory.heap.has_step_block(owner) {
+            let heap = &mut self.memory.heap;
+            if let Some(index) = heap.find_anywhere(owner, bytes) {
+                return Ok(heap.take(index, owner, bytes));
+            }
+            if let Some(span) = heap.take_of_step(owner, bytes, placement.anywhere) {
+                return Ok(span);
+            }
+        }
+        if bytes > self.config.max_split_bytes {
+            return self.serve_direct(driver, owner, bytes);
+        }
+        let heap = &mut self.memory.heap;
+        let found = match placement.anywhere {
+            true => heap.find_anywhere(owner, bytes),
+            false => heap.find(placement.region, owner, bytes),
+        };
+        match found {
+            Some(index) => Ok(heap.take(index, owner, bytes)),
+            None => self.serve_elsewhere(driver, placement, owner, bytes),
+        }
+    }
+
+    /// A request that is larger than any block serves: a block of its own.
+    fn serve_direct(
+        &mut self,
+        driver: &mut dyn Driver,
+        owner: Owner,
+        bytes: u64,
+    ) -> Result<SpanIndex, AllocateError> {
+        const REGION: Region = Region::Transient;
+        if let Some(span) = self.take_anywhere(owner, bytes) {
+            return Ok(span);
+        }
+        let size = round_up(bytes, DIRECT_STEP).ok_or(AllocateError::OutOfMemory)?;
+        if let Some(span) = self.open_empty(REGION, owner, bytes) {
+            return Ok(span);
+        }
+        let Pool { memory, policy, .. } = self;
+        memory.make_room(driver, policy, size);
+        let block = memory.take_block_or_reclaim(driver, policy, size, REGION, owner)?;
+        memory.heap.set_direct(block, true);
+        Ok(memory.heap.open(block, owner, REGION, bytes))
+    }
+
+    /// No free span of the region fits: a hole elsewhere, an empty block, memory of
+    /// other streams, or a new block.
+    fn serve_elsewhere(
+        &mut self,
+        driver: &mut dyn Driver,
+        placement: Placement,
+        owner: Owner,
+        bytes: u64,
+    ) -> Result<SpanIndex, AllocateError> {
+        let region = placement.region;
+        // What is transient does no harm in the holes between what is persistent.
+        if region == Region::Transient
+            && let Some(span) = self.take_anywhere(owner, bytes)
+        {
+            return Ok(span);
+        }
+        if let Some(span) = self.open_empty(region, owner, bytes) {
+            return Ok(span);
+        }
+        let Pool { memory, policy, .. } = self;
+        if memory.hand_over(driver, policy, owner, Patience::Query) {
+            if let Some(index) = memory.heap.find(region, owner, bytes) {
+                return Ok(memory.heap.take(index, owner, bytes));
+            }
+            if let Some(span) = self.open_empty(region, owner, bytes) {
+                return Ok(span);
+            }
+        }
+        let Pool { memory, policy, .. } = self;
+        let size = policy.block_bytes(bytes, placement, &memory.state());
+        if memory.device.held() + size > memory.usage().ceiling(bytes)
+            && region != Region::Small
+            && let Some(span) = self.take_anywhere(owner, bytes)
+        {
+            return Ok(span);
+        }
+        let Pool { memory, policy, .. } = self;
+        memory.make_room(driver, policy, size);
+        match memory.take_block_or_reclaim(driver, policy, size, region, owner) {
+            Err(DriverError::OutOfMemory) => self.serve_last(driver, region, owner, bytes),
+            block => Ok(memory.heap.open(block?, owner, region, bytes)),
+        }
+    }
+
+    /// The driver has no block of the size we wanted: any hole, then a block of just this size.
+    fn serve_last(
+        &mut self,
+        driver: &mut dyn Driver,
+        region: Region,
+        owner: Owner,
+        bytes: u64,
+    ) -> Result<SpanIndex, AllocateError> {
+        if let Some(span) = self.take_anywhere(owner, bytes) {
+            return Ok(span);
+        }
+        let size = round_up(bytes, DIRECT_STEP).ok_or(AllocateError::OutOfMemory)?;
+        let block = self.memory.take_block(driver, size, region, owner)?;
+        Ok(self.memory.heap.open(block, owner, region, bytes))
+    }
+
+    fn take_anywhere(&mut self, owner: Owner, bytes: u64) -> Option<SpanIndex> {
+        let heap = &mut self.memory.heap;
+        match heap.find_anywhere(owner, bytes) {
+            Some(found) => Some(heap.take(found, owner, bytes)),
+            None => heap.take_of_step(owner, bytes, false),
+        }
+    }
+
+    /// The front of the smallest empty block that fits. Small requests only get blocks as small
+    /// as they would ask for.
+    fn open_empty(&mut self, region: Region, owner: Owner, bytes: u64) -> Option<SpanIndex> {
+        // At the start the blocks are for whatever comes first.
+        let fresh =
+            self.memory.device.held() <= self.config.warmup_bytes && bytes >= LEAST_FOR_DISPARITY;
+        let spread = bytes
+            .max(LEAST_FOR_DISPARITY)
+            .saturating_mul(MOST_DISPARITY);
+        // Blocks that are kept from step to step would fill up with remainders.
+        let whole = self.memory.reclaimer.keeps() && region == Region::Transient;
+        let suits = |block: &Block| {
+            let remainder = block.bytes % bytes;
+            if whole && !block.direct && remainder > block.bytes / REMAINDER_PART {
+                return false;
+            }
+            let largest = match region {
+                Region::Small => SMALL_BLOCK.1,
+                _ if block.direct => bytes + bytes / DIRECT_DISPARITY_PART,
+                Region::Persistent => spread.min(LARGEST_FOR_PERSISTENT.max(2 * bytes)),
+                Region::Transient => spread,
+            };
+            fresh && !block.direct || block.bytes <= largest
+        };
+        let heap = &mut self.memory.heap;
+        let block = heap.take_empty(owner, bytes, suits)?;
+        Some(heap.open(block, owner, region, bytes))
+    }
+
+    /// Takes back what [`allocate`](Pool::allocate) gave. Returns the bytes that were asked for.
+    ///
+    /// # Errors
+    /// No live request begins at the address; then nothing changes.
+    pub fn free(&mut self, driver: &mut dyn Driver, address: u64) -> Result<u64, FreeError> {
+        let Pool {
+            memory,
+            policy,
+            stats,
+            ..
+        } = self;
+        let Some(span) = memory.heap.take_address(address) else {
+            return Err(match memory.heap.contains(address) {
+                true => FreeError::NotLive,
+                false => FreeError::Unknown,
+            });
+        };
+        let bytes = memory.heap.bytes(span);
+        let request @ (requested, _) = memory.heap.request(span);
+        stats.frees += 1;
+        stats.live_allocations -= 1;
+        stats.live_bytes -= requested;
+        let (used, holes) = (memory.heap.used() - bytes, memory.heap.large_holes());
+        policy.freed(span.slot(), bytes, used, holes);
+        memory.free(driver, policy, span, request);
+        if memory.fences.waiting() {
+            memory.poll(driver, policy);
+        }
+        if memory.reclaimer.is_due_after_free(policy) {
+            memory.trim_to_slack(driver, policy);
+        }
+        Ok(requested)
+    }
+
+    /// Notes that work on `stream` uses the allocation at `address`, beyond the
+    /// stream it was allocated on. It is not reused before that work is done.
+    ///
+    /// # Errors
+    /// No live request begins at the address.
+    pub fn record_stream(&mut self, address: u64, stream: StreamId) -> Result<(), FreeError> {
+        let Memory { heap, fences, .. } = &mut self.memory;
+        let span = heap.span_at(address).ok_or(FreeError::Unknown)?;
+        if fences.id(heap.owner(span)) != stream {
+            heap.set_shared(span);
+            fences.record_use(span, stream);
+        }
+        Ok(())
+    }
+
+    /// Gives empty blocks back until at most `keep` bytes are held beyond what is live.
+    /// Waits for the work that still uses them, so that they are gone when this returns.
+    pub fn trim(&mut self, driver: &mut dyn Driver, keep: u64) {
+        self.memory.trim(driver, &self.policy, keep);
+    }
+
+    /// Whether more is kept in empty blocks than the floor, so that somebody must look
+    /// whether it is needed elsewhere.
     #[inline]
-    fn find(&self, region: Region, owner: Owner, bytes: u64) -> Option<SpanIndex> {
-        let own = self.free[Self::arena(region, owner)].best_fit(&self.spans, bytes);
-        let anyones = &self.free[Self::arena(region, Owner::ANYONE)];
-        if anyones.bytes() < bytes {
-            return own;
-        }
-        self.better(own, anyones.best_fit(&self.spans, bytes))
+    pub fn is_keeping(&self) -> bool {
+        self.memory.reclaimer.is_keeping()
     }
 
-    /// The one that fits better; of equals, the first in position order.
-    #[cold]
-    fn better(&self, own: Option<SpanIndex>, other: Option<SpanIndex>) -> Option<SpanIndex> {
-        let order = |index: &SpanIndex| (self.spans[*index].bytes, self.spans[*index].position);
-        own.into_iter().chain(other).min_by_key(order)
+    /// How many bytes are held beyond the floor and those in use.
+    pub fn kept(&self) -> u64 {
+        let memory = &self.memory;
+        let floor = memory.reclaimer.floor(memory.usage());
+        memory.staying().saturating_sub(memory.heap.used() + floor)
     }
 
-    fn trouble(&mut self, error: DriverError) {
-        self.troubles.push(error);
+    /// How many bytes more would be held at the most that was ever used.
+    pub fn growth(&self) -> u64 {
+        let memory = &self.memory;
+        memory
+            .usage()
+            .used_peak
+            .saturating_sub(memory.device.held())
     }
 
-    fn arena(region: Region, owner: Owner) -> usize {
-        usize::from(owner.0) * Region::COUNT + region as usize
+    /// Whether empty blocks are kept at all, as [`PoolConfig::keep`] says; not while somebody
+    /// lacks memory.
+    pub fn set_keeping(&mut self, keeping: bool) {
+        self.memory.reclaimer.set_pressed(!keeping);
     }
 
-    fn owner_of(&mut self, stream: StreamId) -> Owner {
-        let owner = self.streams.owner(stream);
-        if usize::from(owner.0) * Region::COUNT >= self.free.len() {
-            self.ensure_arenas();
-        }
-        owner
+    /// Gives back what is kept beyond the floor and no work in flight uses, without waiting.
+    pub fn give_back(&mut self, driver: &mut dyn Driver) {
+        let before = self.memory.device.held();
+        let Memory { reclaimer, .. } = &self.memory;
+        let floor = reclaimer.floor(self.memory.usage());
+        self.memory.trim_ready(driver, &self.policy, floor);
+        self.stats.give_backs += u64::from(self.memory.device.held() < before);
     }
 
-    fn ensure_arenas(&mut self) {
-        while self.free.len() < self.streams.owners() * Region::COUNT {
-            self.free.push(FreeIndex::new(self.config.granule));
-        }
+    /// Whether work in flight uses what was freed.
+    pub fn works(&mut self, driver: &mut dyn Driver) -> bool {
+        self.memory.works(driver)
     }
 
-    fn block_of(&self, address: u64, bytes: u64, region: Region, direct: bool) -> Block {
-        Block {
-            address,
-            bytes,
-            region,
-            direct,
-            mapped: false,
-            used: 0,
-            absent: 0,
-            first: SpanIndex::NONE,
-            rank: self.next_rank,
-        }
+    /// The last request was refused, and is asked for again.
+    pub fn ask_again(&mut self) {
+        self.stats.out_of_memory = self.stats.out_of_memory.saturating_sub(1);
+    }
+
+    /// What the driver costs, as it was measured.
+    pub fn set_driver_cost(&mut self, cost: DriverCost) {
+        self.memory.device.time.begin(cost);
+    }
+
+    /// What the driver costs, as far as its calls have shown.
+    pub fn driver_cost(&self) -> DriverCost {
+        self.memory.device.time.cost()
+    }
+
+    /// Whether there were driver errors on paths that cannot fail (a free).
+    pub fn has_deferred_errors(&self) -> bool {
+        !self.memory.errors.is_empty()
+    }
+
+    /// These errors, since the last call.
+    pub fn take_deferred_errors(&mut self) -> Vec<DriverError> {
+        std::mem::take(&mut self.memory.errors)
+    }
+
+    /// The live allocations, as address and requested bytes, in no order.
+    pub fn live(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.memory.heap.live()
+    }
+
+    /// Addresses that the program gave back while another stream may still use them.
+    pub fn pending(&self) -> impl Iterator<Item = u64> {
+        let Memory { heap, fences, .. } = &self.memory;
+        fences.pending().map(|span| heap.address(span))
+    }
+
+    /// What the pool holds, in address order. A block that has given back handles is shown
+    /// as several, one for each part that is still there.
+    pub fn layout(&self) -> Vec<BlockLayout> {
+        let Memory { heap, fences, .. } = &self.memory;
+        heap.layout(|owner| fences.id(owner))
     }
 }

@@ -4,6 +4,7 @@
 #include "library.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <cxxabi.h>
 #include <dlfcn.h>
@@ -18,9 +19,14 @@ int main(int count, char **arguments) {
   }
   const Library library = open_library(arguments[1]);
 
-  void *memory = library.malloc(1 << 20, HIP_ALLOC_HOST, nullptr);
-  std::memset(memory, 7, 1 << 20);
-  library.free(memory, 1 << 20, HIP_ALLOC_HOST, nullptr);
+  try {
+    void *memory = library.malloc(1 << 20, HIP_ALLOC_HOST, nullptr);
+    std::memset(memory, 7, 1 << 20);
+    library.free(memory, 1 << 20, HIP_ALLOC_HOST, nullptr);
+  } catch (const std::exception &error) {
+    std::printf("no memory: %s\n", error.what());
+    setenv("HIP_ALLOC_CONF", "", 1);
+  }
 
   try {
     library.malloc(size_t{1} << 60, HIP_ALLOC_HOST, nullptr);

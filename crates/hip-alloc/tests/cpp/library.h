@@ -18,6 +18,7 @@ struct Library {
   decltype(&hip_alloc_mem_info) mem_info;
   decltype(&hip_alloc_stats) stats;
   decltype(&hip_alloc_trim) trim;
+  decltype(&hip_alloc_set_memory_fraction) set_memory_fraction;
   decltype(&hip_alloc_snapshot) snapshot;
 };
 
@@ -42,6 +43,7 @@ inline Library open_library(const char *path) {
   find(library.mem_info, "hip_alloc_mem_info");
   find(library.stats, "hip_alloc_stats");
   find(library.trim, "hip_alloc_trim");
+  find(library.set_memory_fraction, "hip_alloc_set_memory_fraction");
   find(library.snapshot, "hip_alloc_snapshot");
   return library;
 }

@@ -1,0 +1,84 @@
+//! What somebody sees and does who looks after the memory that is kept.
+
+use super::{Allocator, Inner};
+use crate::driver::{DriverError, MemoryInfo};
+use crate::history::StackId;
+use crate::limit::within;
+use crate::neighbours::Neighbours;
+use crate::units::StreamId;
+
+impl Allocator {
+    /// Runs `judge`, which tells whether it is to look again, unless there is nothing to look at.
+    pub(crate) fn look(&self, judge: impl FnOnce(&mut Look<'_>) -> bool) -> bool {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let usable = !inner.orphaned && !inner.deferred.device_lost();
+        let again = usable && judge(&mut Look { inner });
+        inner.report_deferred(self.device);
+        if inner.history.is_on() {
+            inner.complete_history(StreamId(0), StackId::UNKNOWN);
+        }
+        let lost = inner.deferred.device_lost();
+        let again = again && !lost;
+        if !again {
+            // The next memory that is kept is looked after anew.
+            inner.pool.set_keeping(!lost);
+            inner.looked_after = false;
+        }
+        again
+    }
+}
+
+/// What a [`GiverBack`](crate::giver_back::GiverBack) sees and does.
+pub(crate) struct Look<'a> {
+    inner: &'a mut Inner,
+}
+
+impl Look<'_> {
+    /// Requests and frees so far.
+    pub(crate) fn operations(&self) -> u64 {
+        let stats = self.inner.pool.stats();
+        stats.allocations + stats.frees
+    }
+
+    /// What can be had from the machine, beside what is held.
+    pub(crate) fn free_memory(&mut self) -> Result<MemoryInfo, DriverError> {
+        let held = self.inner.pool.stats().held_bytes;
+        let memory = self.inner.driver.glance(held)?;
+        Ok(within(self.inner.pool.limit(), held, memory))
+    }
+
+    /// How many bytes more would be held at the most that was ever used.
+    pub(crate) fn growth(&self) -> u64 {
+        self.inner.pool.growth()
+    }
+
+    /// How many bytes are held beyond the floor and those in use.
+    pub(crate) fn kept(&self) -> u64 {
+        self.inner.pool.kept()
+    }
+
+    /// The other processes that share the memory.
+    pub(crate) fn neighbours(&mut self) -> Option<&mut Neighbours> {
+        self.inner.neighbours.as_mut()
+    }
+
+    /// Whether the device works with what was freed.
+    pub(crate) fn works(&mut self) -> bool {
+        self.inner.with_driver(|pool, driver| pool.works(driver))
+    }
+
+    /// Whether memory is kept from now on.
+    pub(crate) fn keep(&mut self, keep: bool) {
+        self.inner.pool.set_keeping(keep);
+    }
+
+    /// Gives back what is kept and nothing works with; whether that was something.
+    pub(crate) fn give_back(&mut self) -> bool {
+        let held = |inner: &Inner| inner.pool.stats().held_bytes;
+        let before = held(self.inner);
+        self.inner
+            .with_driver(|pool, driver| pool.give_back(driver));
+        held(self.inner) < before
+    }
+}

@@ -1,0 +1,73 @@
+//! The numbers of the GPU runtimes that we pass and compare.
+//!
+//! They are written here so that this crate builds where HIP is not installed. The tests, and
+//! the feature `hip-headers`, compare them with HIP's own declarations while compiling.
+
+use std::ffi::{c_int, c_uint};
+
+/// `hipSuccess`, `cudaSuccess`.
+pub(super) const SUCCESS: u32 = 0;
+/// `hipErrorOutOfMemory`, `cudaErrorMemoryAllocation`.
+pub(super) const OUT_OF_MEMORY: u32 = 2;
+/// `hipErrorNoDevice`, `cudaErrorNoDevice`.
+pub(super) const NO_DEVICE: u32 = 100;
+/// `hipErrorNotReady`, `cudaErrorNotReady`.
+pub(super) const NOT_READY: u32 = 600;
+
+/// `hipEventDisableTiming`, `cudaEventDisableTiming`.
+pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
+
+/// `hipDeviceAttributePciDomainID`, `…PciBusId`, `…PciDeviceId` and `…Integrated`.
+pub(super) const HIP_PLACE_ATTRIBUTES: [c_int; 4] = [69, 67, 68, 16];
+/// `cudaDevAttrPciDomainId`, `…PciBusId`, `…PciDeviceId` and `…Integrated`.
+pub(super) const CUDA_PLACE_ATTRIBUTES: [c_int; 4] = [50, 33, 34, 18];
+
+/// `hipMemAllocationTypePinned`, `CU_MEM_ALLOCATION_TYPE_PINNED`.
+pub(super) const ALLOCATION_PINNED: c_int = 1;
+/// `hipMemLocationTypeDevice`, `CU_MEM_LOCATION_TYPE_DEVICE`.
+pub(super) const LOCATION_DEVICE: c_int = 1;
+/// `hipMemAccessFlagsProtReadWrite`, `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+pub(super) const ACCESS_READ_WRITE: c_int = 3;
+/// `hipMemAllocationGranularityRecommended`, `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
+pub(super) const GRANULARITY_RECOMMENDED: c_int = 1;
+/// `hipMemcpyHostToDevice`, `cudaMemcpyHostToDevice`.
+pub(super) const COPY_HOST_TO_DEVICE: c_int = 1;
+/// `hipMemcpyDeviceToHost`, `cudaMemcpyDeviceToHost`.
+pub(super) const COPY_DEVICE_TO_HOST: c_int = 2;
+
+#[cfg(any(test, feature = "hip-headers"))]
+mod check {
+    use super::*;
+    use crate::driver::mapped::{Access, Location, Properties};
+    use hip_runtime_sys::*;
+
+    // The structures of `mapped.rs`.
+    const _: () = assert!(size_of::<Location>() == size_of::<hipMemLocation>());
+    const _: () = assert!(size_of::<Properties>() == size_of::<hipMemAllocationProp>());
+    const _: () = assert!(size_of::<Access>() == size_of::<hipMemAccessDesc>());
+
+    macro_rules! same {
+        ($($ours:expr => $hip:expr),* $(,)?) => {
+            $(const _: () = assert!($ours as u32 == $hip as u32, stringify!($hip));)*
+        };
+    }
+
+    same! {
+        SUCCESS => hipError_t::hipSuccess,
+        OUT_OF_MEMORY => hipError_t::hipErrorOutOfMemory,
+        NO_DEVICE => hipError_t::hipErrorNoDevice,
+        NOT_READY => hipError_t::hipErrorNotReady,
+        EVENT_DISABLE_TIMING => hipEventDisableTiming,
+        HIP_PLACE_ATTRIBUTES[0] => hipDeviceAttribute_t::hipDeviceAttributePciDomainID,
+        HIP_PLACE_ATTRIBUTES[1] => hipDeviceAttribute_t::hipDeviceAttributePciBusId,
+        HIP_PLACE_ATTRIBUTES[2] => hipDeviceAttribute_t::hipDeviceAttributePciDeviceId,
+        HIP_PLACE_ATTRIBUTES[3] => hipDeviceAttribute_t::hipDeviceAttributeIntegrated,
+        ALLOCATION_PINNED => hipMemAllocationType::hipMemAllocationTypePinned,
+        LOCATION_DEVICE => hipMemLocationType::hipMemLocationTypeDevice,
+        ACCESS_READ_WRITE => hipMemAccessFlags::hipMemAccessFlagsProtReadWrite,
+        GRANULARITY_RECOMMENDED =>
+            hipMemAllocationGranularity_flags::hipMemAllocationGranularityRecommended,
+        COPY_HOST_TO_DEVICE => hipMemcpyKind::hipMemcpyHostToDevice,
+        COPY_DEVICE_TO_HOST => hipMemcpyKind::hipMemcpyDeviceToHost,
+    }
+}

@@ -1,0 +1,171 @@
+//! Gives kept memory back when somebody needs it, or nobody uses it.
+//!
+//! A pool that keeps memory for the next step cannot see that another program runs short of it,
+//! nor that its own has stopped to ask: nobody calls it then. So a thread looks every 50 ms,
+//! from when something is kept until a second after the last request, and sleeps not at all
+//! beyond that: a paused program wakes nothing.
+//!
+//! ```text
+//!   nothing kept ──free──▶ looking every 50 ms ──quiet for a second──▶ at the floor, thread ends
+//!                              │      ▲
+//!                    memory is short  │ there is enough for the most that was held
+//!                              ▼      │
+//!                           at the floor, nothing is kept
+//! ```
+//!
+//! All that it does to a driver happens under the allocator's lock, so that a fork never finds it
+//! inside, and never once the process has begun to end or the device is lost.
+
+use crate::allocator::{Allocator, Look};
+use crate::driver::MemoryInfo;
+use crate::neighbours::Neighbours;
+use crate::report;
+use crate::units::MIB;
+use platform::memory::MemoryPressure;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often it looks.
+const INTERVAL: Duration = Duration::from_millis(50);
+/// A program that asked for nothing for so long has paused.
+const QUIET: Duration = Duration::from_secs(1);
+/// Memory is short below one part in this many of the whole,
+const NEAR_PART: u64 = 16;
+/// at least and at most this (somebody who takes 256 MiB between two looks must find more),
+const NEAR: (u64, u64) = (768 * MIB, 2048 * MIB);
+/// but no more than one part in this many.
+const NEAR_MOST_PART: u64 = 4;
+/// Memory is short where somebody waited for it one part in this many of the time.
+const WAITED_PART: u32 = 5;
+
+/// The process ends: no driver is called any more.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+/// Has every thread of this kind end at its next look.
+pub(crate) fn end() {
+    ENDING.store(true, Ordering::SeqCst);
+}
+
+/// Starts a thread that looks after an allocator until that has nothing to give back.
+pub(crate) fn start(allocator: &'static Allocator) {
+    let builder = std::thread::Builder::new().name("hip-alloc".to_owned());
+    let started = without_signals(|| {
+        builder.spawn(move || {
+            let mut giver_back = GiverBack::new();
+            let began = std::time::Instant::now();
+            while giver_back.look(allocator, began.elapsed()) {
+                std::thread::sleep(INTERVAL);
+            }
+        })
+    });
+    if let Err(error) = started {
+        report::warn(&format!(
+            "no memory is kept between steps: there is no thread to give it back ({error})"
+        ));
+        allocator.keep_nothing();
+    }
+}
+
+/// Runs `act` with all signals blocked, as they then are for a thread that it starts: the
+/// program's handlers are for the program's threads.
+fn without_signals<T>(act: impl FnOnce() -> T) -> T {
+    // SAFETY: all bytes zero are a valid `sigset_t`; both sets live through the calls, which
+    // write and read them and change only the mask of this thread.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut before: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        let result = act();
+        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
+        result
+    }
+}
+
+/// Looks after one allocator.
+pub struct GiverBack {
+    pressure: MemoryPressure,
+    waited: Option<Duration>,
+    /// Requests and frees so far, and since when there were no more.
+    operations: u64,
+    quiet_since: Duration,
+    looked_at: Duration,
+}
+
+impl GiverBack {
+    /// One that has seen nothing yet.
+    pub fn new() -> Self {
+        Self::watching(MemoryPressure::new())
+    }
+
+    /// As [`new`](Self::new), where `pressure` tells whether programs wait for memory.
+    pub fn watching(pressure: MemoryPressure) -> Self {
+        GiverBack {
+            pressure,
+            waited: None,
+            operations: 0,
+            quiet_since: Duration::ZERO,
+            looked_at: Duration::ZERO,
+        }
+    }
+
+    /// Looks whether memory is short or unused, at the time `now`, and gives back what is kept
+    /// if it is. `false` once there is nothing more to look after.
+    pub fn look(&mut self, allocator: &Allocator, now: Duration) -> bool {
+        let waits = self.somebody_waits(now);
+        allocator.look(|look| self.judge(look, waits, now))
+    }
+
+    /// Whether programs spend a part of their time waiting for memory.
+    fn somebody_waits(&mut self, now: Duration) -> bool {
+        let passed = now.saturating_sub(std::mem::replace(&mut self.looked_at, now));
+        let waited = self.pressure.waited();
+        let before = std::mem::replace(&mut self.waited, waited);
+        let (Some(waited), Some(before)) = (waited, before) else {
+            return false;
+        };
+        !passed.is_zero() && waited.saturating_sub(before) > passed / WAITED_PART
+    }
+
+    fn judge(&mut self, look: &mut Look<'_>, waits: bool, now: Duration) -> bool {
+        if ENDING.load(Ordering::SeqCst) {
+            return false;
+        }
+        if look.operations() != self.operations {
+            self.operations = look.operations();
+            self.quiet_since = now;
+        }
+        let quiet = now.saturating_sub(self.quiet_since) >= QUIET;
+        let Ok(free) = look.free_memory() else {
+            // A device that does not answer is not asked for more, and nothing is kept on it.
+            look.keep(false);
+            return !quiet;
+        };
+        let near = near(free);
+        let needed = look.neighbours().is_some_and(Neighbours::need);
+        if needed || waits || free.free < near {
+            look.keep(false);
+            look.give_back();
+        } else if free.free - near >= look.growth() {
+            look.keep(true);
+        }
+        if !quiet || look.works() {
+            return true;
+        }
+        // As long as there is more to give, it looks again.
+        look.give_back() && look.kept() > 0
+    }
+}
+
+impl Default for GiverBack {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Below how many free bytes memory is short.
+fn near(memory: MemoryInfo) -> u64 {
+    let (least, most) = NEAR;
+    let part = (memory.total / NEAR_PART).clamp(least, most);
+    part.min(memory.total / NEAR_MOST_PART)
+}

@@ -1,0 +1,188 @@
+//! Other processes with this library that use the same memory: each sees the other's need.
+//!
+//! They share a small file of the user's, one for each device (one for all that is the
+//! machine's own memory), which lasts until the machine is restarted:
+//!
+//! ```text
+//!  0   process that needs memory    16  seconds of a driver call, as measured
+//!  8   when, on the machine's clock 24  seconds for a byte to be cleared and mapped
+//! ```
+//!
+//! The file is read and written, never mapped: whoever cuts it off does no harm. A lock that each
+//! process holds on it tells whether there are others.
+
+use crate::driver::DriverCost;
+use rustix::time::{ClockId, clock_gettime};
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where the file is: in memory, and gone with the machine.
+const FOLDER: &str = "/dev/shm";
+/// Where the cost of the driver begins in the file.
+const COST_AT: u64 = 16;
+
+/// The processes of this user that share a memory with this one.
+pub(crate) struct Neighbours {
+    file: File,
+    /// The last need that was seen.
+    seen: Option<[u8; 16]>,
+}
+
+impl Neighbours {
+    /// Those that share `memory`: the address of a card, or `host`. `None` where there can be no
+    /// such file, or it belongs to somebody else.
+    pub(crate) fn of(memory: &str) -> Option<Self> {
+        let user = rustix::process::geteuid().as_raw();
+        Self::at(&Path::new(FOLDER).join(format!("hip-alloc.{user}.{memory}")))
+    }
+
+    fn at(path: &PathBuf) -> Option<Self> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).mode(0o600);
+        // Neither somebody else's link nor something that blocks.
+        options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = options.open(path).ok()?;
+        let about = file.metadata().ok()?;
+        let ours = about.uid() == rustix::process::geteuid().as_raw() && about.is_file();
+        if !ours || lock(&file, libc::F_OFD_SETLK, libc::F_RDLCK).is_none() {
+            return None;
+        }
+        let mut neighbours = Neighbours { file, seen: None };
+        // What somebody needed before is not needed now.
+        neighbours.need();
+        Some(neighbours)
+    }
+
+    /// Whether there are other processes.
+    pub(crate) fn any(&self) -> bool {
+        let blocking = lock(&self.file, libc::F_OFD_GETLK, libc::F_WRLCK);
+        blocking.is_some_and(|kind| kind != libc::F_UNLCK)
+    }
+
+    /// Tells the others that this process lacks memory.
+    pub(crate) fn announce(&mut self) {
+        let now = clock_gettime(ClockId::Monotonic);
+        let now = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
+        let process = u64::from(std::process::id());
+        let mut record = [0; 16];
+        record[..8].copy_from_slice(&process.to_le_bytes());
+        record[8..].copy_from_slice(&now.to_le_bytes());
+        // Where that fails, the others see how little memory is free.
+        let _ = self.file.write_all_at(&record, 0);
+        self.seen = Some(record);
+    }
+
+    /// Whether another process has needed memory since the last call.
+    pub(crate) fn need(&mut self) -> bool {
+        let mut record = [0; 16];
+        if self.file.read_exact_at(&mut record, 0).is_err() {
+            return false;
+        }
+        let ours = u64::from(std::process::id()).to_le_bytes();
+        let is_new = self.seen.replace(record) != Some(record);
+        is_new && record[..8] != ours
+    }
+
+    /// What the driver costs, as a process before this one measured it.
+    pub(crate) fn remembered(&self) -> Option<DriverCost> {
+        let mut record = [0; 16];
+        self.file.read_exact_at(&mut record, COST_AT).ok()?;
+        let number = |at: usize| {
+            let bytes = record[at..at + 8].try_into().ok()?;
+            let number = f64::from_le_bytes(bytes);
+            // No call takes an hour, and no machine clears a byte a second.
+            (number > 0.0 && number < 3600.0).then_some(number)
+        };
+        let (latency, per_byte) = (number(0)?, number(8)?);
+        (per_byte < 1.0).then_some(DriverCost { latency, per_byte })
+    }
+
+    /// Leaves what the driver costs to the processes after this one.
+    pub(crate) fn remember(&self, cost: DriverCost) {
+        let mut record = [0; 16];
+        record[..8].copy_from_slice(&cost.latency.to_le_bytes());
+        record[8..].copy_from_slice(&cost.per_byte.to_le_bytes());
+        // Where that fails, the next measures again.
+        let _ = self.file.write_all_at(&record, COST_AT);
+    }
+}
+
+/// Sets or asks for a lock on all of an open file; the kind of lock that is there, or stands in the way.
+fn lock(file: &File, command: i32, kind: i32) -> Option<i32> {
+    // SAFETY: all bytes zero are a valid `flock`, which is plain numbers.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as _;
+    lock.l_whence = libc::SEEK_SET as _;
+    // SAFETY: the descriptor is open, and these commands take a `flock` to read and write,
+    // which lives through the call.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), command, &mut lock) };
+    (result == 0).then_some(i32::from(lock.l_type))
+}
+
+/// How long a request waits for what others may give back.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
+/// How often it asks meanwhile.
+pub(crate) const INTERVAL: Duration = Duration::from_millis(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_see_each_other_until_one_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shared");
+        let first = Neighbours::at(&path).unwrap();
+        assert!(!first.any());
+        let second = Neighbours::at(&path).unwrap();
+        assert!(first.any() && second.any());
+        drop(second);
+        assert!(!first.any());
+    }
+
+    #[test]
+    fn a_need_is_seen_once_by_others_and_not_by_who_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shared");
+        let mut first = Neighbours::at(&path).unwrap();
+        assert!(!first.need());
+        let mut record = [0; 16];
+        record[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+        record[8..].copy_from_slice(&7u64.to_le_bytes());
+        first.file.write_all_at(&record, 0).unwrap();
+        // One that comes later has not to do with it.
+        assert!(!Neighbours::at(&path).unwrap().need());
+        assert!(first.need() && !first.need());
+        let mut second = Neighbours::at(&path).unwrap();
+        first.announce();
+        assert!(!first.need() && !second.need(), "the same process");
+    }
+
+    #[test]
+    fn what_was_measured_is_remembered_and_nonsense_is_not_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let neighbours = Neighbours::at(&folder.path().join("shared")).unwrap();
+        assert_eq!(neighbours.remembered(), None);
+        let cost = DriverCost {
+            latency: 5e-5,
+            per_byte: 2e-10,
+        };
+        neighbours.remember(cost);
+        assert_eq!(neighbours.remembered(), Some(cost));
+        for (latency, per_byte) in [(f64::NAN, 1e-9), (-1.0, 1e-9), (1e-5, 2.0), (0.0, 0.0)] {
+            neighbours.remember(DriverCost { latency, per_byte });
+            assert_eq!(neighbours.remembered(), None, "{latency} {per_byte}");
+        }
+    }
+
+    #[test]
+    fn a_link_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("shared");
+        std::os::unix::fs::symlink(folder.path().join("elsewhere"), &path).unwrap();
+        assert!(Neighbours::at(&path).is_none());
+    }
+}

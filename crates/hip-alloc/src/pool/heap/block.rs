@@ -1,0 +1,100 @@
+//! Blocks: what the driver gave, each split into spans.
+
+use super::Region;
+use super::span::SpanIndex;
+use crate::units::MIB;
+
+/// Place of a block in the [`BlockTable`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub(crate) struct BlockIndex(pub(super) u32);
+
+/// One allocation of the driver.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) region: Region,
+    /// Was taken for one request larger than any block serves, and serves only such.
+    pub(crate) direct: bool,
+    /// Is the step block: its spans are placed by how long they last.
+    pub(crate) serves_step: bool,
+    /// Came in handles, each of which can go back by itself.
+    pub(crate) mapped: bool,
+    /// Bytes of spans that are in use.
+    pub(crate) used: u64,
+    /// Bytes of handles that went back.
+    pub(crate) absent: u64,
+    pub(super) first: SpanIndex,
+    /// Serial number: older blocks are filled first.
+    pub(crate) rank: u32,
+}
+
+/// A larger block counts as large.
+const LARGE: u64 = 64 * MIB;
+
+impl Block {
+    /// Bytes that the driver could have back.
+    pub(crate) fn held(&self) -> u64 {
+        self.bytes - self.absent
+    }
+
+    /// A block for transient requests that pins much if one of them stays.
+    pub(super) fn is_large_and_transient(&self) -> bool {
+        (self.region == Region::Transient) & (self.bytes > LARGE)
+    }
+}
+
+/// All blocks of a pool, by index.
+#[derive(Default)]
+pub(super) struct BlockTable {
+    blocks: Vec<Option<Block>>,
+    retired: Vec<BlockIndex>,
+}
+
+impl BlockTable {
+    pub(super) fn add(&mut self, block: Block) -> BlockIndex {
+        if let Some(index) = self.retired.pop() {
+            self.blocks[index.0 as usize] = Some(block);
+            return index;
+        }
+        self.blocks.push(Some(block));
+        BlockIndex(self.blocks.len() as u32 - 1)
+    }
+
+    pub(super) fn remove(&mut self, index: BlockIndex) {
+        self.blocks[index.0 as usize] = None;
+        self.retired.push(index);
+    }
+
+    /// The block, if it was not removed.
+    pub(super) fn get(&self, index: BlockIndex) -> Option<&Block> {
+        self.blocks[index.0 as usize].as_ref()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (BlockIndex, &Block)> {
+        self.blocks
+            .iter()
+            .enumerate()
+            .filter_map(|(number, block)| Some((BlockIndex(number as u32), block.as_ref()?)))
+    }
+}
+
+impl std::ops::Index<BlockIndex> for BlockTable {
+    type Output = Block;
+
+    fn index(&self, index: BlockIndex) -> &Block {
+        match &self.blocks[index.0 as usize] {
+            Some(block) => block,
+            None => unreachable!("a span refers to a block that was removed"),
+        }
+    }
+}
+
+impl std::ops::IndexMut<BlockIndex> for BlockTable {
+    fn index_mut(&mut self, index: BlockIndex) -> &mut Block {
+        match &mut self.blocks[index.0 as usize] {
+            Some(block) => block,
+            None => unreachable!("a span refers to a block that was removed"),
+        }
+    }
+}

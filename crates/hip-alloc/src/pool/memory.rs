@@ -1,0 +1,511 @@
+//! Memory on its way between the driver, the heap and the streams.
+//!
+//! ```text
+//!  driver ──▶ block ──▶ span in use ──▶ waits for streams ──▶ free ──▶ empty block ──▶ driver
+//!             take_block                release                        give_back
+//! ```
+//!
+//! Two rules keep the peak close to the live memory without knowing it: below the
+//! highest live memory so far, blocks are as large as pays, since holding that much
+//! costs nothing at the peak; and empty blocks go back before the pool grows past
+//! that mark ([`Memory::make_room`]).
+
+use super::PoolConfig;
+use super::device_memory::DeviceMemory;
+use super::heap::{BlockIndex, Freed, Heap, Owner, SpanIndex};
+use super::policy::{Held, Policy, Region, Usage};
+use super::reclaimer::{Reclaimer, Spare};
+use super::stream_fences::{Departing, Errors, Patience, StreamFences};
+use crate::driver::{Driver, DriverError};
+use crate::units::MIB;
+
+/// The step block, with what else is in use between steps, is one part in this many more than
+/// the highest use: spans never fill it without gaps.
+const GAPS_PART: u64 = 64;
+/// So many quarters of what is left are the step block: the rest is for what does not fit in.
+const SHARE_QUARTERS: u64 = 3;
+/// A request that does not fit in holds so much more than is used: where the largest is more than
+/// one part in this many of the highest use, there is no step block.
+const MISFIT_PART: u64 = 13;
+/// A smaller step block is not worth its while.
+const LEAST_STEP_BLOCK: u64 = 256 * MIB;
+/// Nor is another one that is larger by no more than one part in this many.
+const LARGER_PART: u64 = 64;
+/// One of which something is in use stays, unless it is a smaller part than this of the next.
+const PINNED_PART: u64 = 2;
+/// The highest use has grown if it is higher by one part in this many.
+const GROWTH_PART: u64 = 64;
+/// Its size is a multiple of this.
+const STEP_BLOCK_UNIT: u64 = 2 * MIB;
+/// It goes back to make room for a request of this part of it, not for smaller ones.
+const WORTH_STEP_PART: u64 = 4;
+
+/// Near the peak, holes of up to one part in this many of it stay.
+const HOLE_PART: u64 = 64;
+
+/// The heap, what it waits for, and where it has its blocks from.
+pub(crate) struct Memory {
+    pub(crate) heap: Heap,
+    pub(crate) fences: StreamFences,
+    pub(crate) device: DeviceMemory,
+    pub(crate) reclaimer: Reclaimer,
+    /// No larger block is mapped.
+    most_mapped: u64,
+    /// Bytes that went back only to make room for others, since the step block was last made.
+    displaced: u64,
+    /// The largest block that something transient asked for.
+    largest_transient: u64,
+    /// The highest use when these began to be counted.
+    displaced_at: u64,
+    /// Driver errors that no caller could be told about.
+    pub(crate) errors: Errors,
+}
+
+impl Memory {
+    pub(crate) fn new(config: &PoolConfig) -> Self {
+        let mut heap = Heap::new(config.granule);
+        heap.ensure_owner(Owner::ANYONE);
+        Memory {
+            heap,
+            fences: StreamFences::default(),
+            device: DeviceMemory::new(),
+            reclaimer: Reclaimer::new(config.keep, config.warmup_bytes, config.floor_part),
+            most_mapped: config.max_split_bytes.max(config.block_bytes),
+            displaced: 0,
+            displaced_at: 0,
+            largest_transient: 0,
+            errors: Errors::new(),
+        }
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        Usage {
+            used: self.heap.used(),
+            used_peak: self.heap.used_peak(),
+            capacity: self.device.capacity,
+        }
+    }
+
+    pub(crate) fn state(&self) -> Held {
+        Held {
+            usage: self.usage(),
+            in_use: self.device.held().saturating_sub(self.heap.empty_bytes()),
+            small: self.heap.small_bytes(),
+        }
+    }
+
+    /// What is held and not on its way back.
+    pub(crate) fn staying(&self) -> u64 {
+        self.device.held() - self.fences.departing_bytes()
+    }
+
+    /// Whether more than `slack` is held beyond what is in use.
+    fn exceeds(&self, slack: u64) -> bool {
+        self.staying() > self.heap.used().saturating_add(slack)
+    }
+
+    /// A new block: one free span in no list.
+    pub(crate) fn take_block(
+        &mut self,
+        driver: &mut dyn Driver,
+        bytes: u64,
+        region: Region,
+        owner: Owner,
+    ) -> Result<BlockIndex, DriverError> {
+        // Where every byte counts there are no handles: they are rounded up.
+        let may_map = bytes <= self.most_mapped && !self.usage().is_tight(0);
+        let taken = self.device.take(driver, bytes, may_map, &mut self.errors)?;
+        Ok(self
+            .heap
+            .add_block(taken.address, taken.bytes, region, owner, taken.mapped))
+    }
+
+    /// As [`take_block`](Memory::take_block); before giving up, everything that can go back
+    /// goes back.
+    pub(crate) fn take_block_or_reclaim(
+        &mut self,
+        driver: &mut dyn Driver,
+        policy: &impl Policy,
+        bytes: u64,
+        region: Region,
+        owner: Owner,
+    ) -> Result<BlockIndex, DriverError> {
+        if region == Region::Transient {
+            self.largest_transient = self.largest_transient.max(bytes);
+            if self.has_misfits() {
+                self.heap.retire_step_block();
+            }
+        }
+        match self.take_block(driver, bytes, region, owner) {
+            Err(DriverError::OutOfMemory) => {}
+            result => return result,
+        }
+        self.device.count_retry();
+        self.device.count_sync();
+        self.settle(driver, policy);
+        self.hand_over(driver, policy, Owner::ANYONE, Patience::Wait);
+        while self.give_back_one(driver, Spare::Any) {}
+        while self.give_back_hole(driver, policy) {}
+        self.settle(driver, policy);
+        self.take_block(driver, bytes, region, owner)
+    }
+
+    /// A span that the program gave back: it is free, or waits for the streams that use it.
+    #[inline]
+    pub(crate) fn free(
+        &mut self,
+        driver: &mut dyn Driver,
+        policy: &impl Policy,
+        span: SpanIndex,
+        (requested, shared): (u64, bool),
+    ) {
+        if shared && (self.fences).defer(driver, span, requested, &mut self.errors) {
+            self.heap.set_pending(span);
+        } else {
+            self.release(driver, policy, span);
+        }
+        if self.displaced >= LEAST_STEP_BLOCK
+            && let Some(bytes) = self.wanted_step_block(policy)
+        {
+            self.make_step_block(driver, policy, bytes);
+        }
+    }
+
+    /// A span that nothing uses any more becomes free.
+    #[inline]
+    fn release(&mut self, driver: &mut dyn Driver, policy: &impl Policy, span: SpanIndex) {
+        let freed_at = self.fences.next_free(self.heap.owner(span));
+        match self.heap.free(span, freed_at) {
+            Freed::Part { mapped: false, .. } => {}
+            Freed::Part { bytes, .. } => {
+                if self.device.handle().is_some_and(|handle| bytes >= handle) {
+                    self.trim_to_slack(driver, policy);
+                }
+            }
+            Freed::Pieces(block) => self.unite(driver, policy, block),
+            Freed::Block(block) => self.emptied(driver, policy, block),
+        }
+    }
+
+    /// A block became empty.
+    fn emptied(&mut self, driver: &mut dyn Driver, policy: &impl Policy, block: BlockIndex) {
+        self.heap.list_empty(block);
+        if self.heap.block(block).absent > 0 {
+            self.give_back_at(driver, self.heap.empty().len() - 1);
+        }
+        self.trim_to_slack(driver, policy);
+    }
+
+    /// The size of the step block that should take the place of all empty blocks, if one should.
+    /// It costs what a step swings once, both ways: worth it once that went through the driver
+    /// for nothing.
+    fn wanted_step_block(&self, policy: &impl Policy) -> Option<u64> {
+        if self.displaced < LEAST_STEP_BLOCK
+            || !self.reclaimer.keeps_between_steps()
+            || !policy.is_between_steps()
+        {
+            return None;
+        }
+        let usage = self.usage();
+        if self.has_misfits() {
+            return None;
+        }
+        let most = usage.used_peak + usage.used_peak / GAPS_PART;
+        let room = most.saturating_sub(self.state().in_use) / 4 * SHARE_QUARTERS;
+        let bytes = room - room % STEP_BLOCK_UNIT;
+        let now = self.heap.step_block().map_or(0, |block| match block.used {
+            0 => block.bytes,
+            _ => block.bytes.saturating_mul(PINNED_PART),
+        });
+        let is_larger = bytes > now.saturating_add(now / LARGER_PART);
+        let pays = self.displaced >= bytes && bytes >= LEAST_STEP_BLOCK;
+        (is_larger && pays && !usage.is_tight(0)).then_some(bytes)
+    }
+
+    /// Whether one request that does not fit into the step block would hold too much.
+    fn has_misfits(&self) -> bool {
+        self.largest_transient > self.heap.used_peak() / MISFIT_PART
+    }
+
+    /// Exchanges all empty blocks for the step block, which serves the stream that most of them
+    /// served. Where there is no memory for it in one piece, the next steps do without.
+    fn make_step_block(&mut self, driver: &mut dyn Driver, policy: &impl Policy, bytes: u64) {
+        self.displaced = 0;
+        let Some(owner) = self.heap.owner_of_most_empty() else {
+            return;
+        };
+        self.heap.retire_step_block();
+        while self.give_back_one(driver, Spare::Any) {}
+        if self.fences.departing_bytes() > 0 {
+            self.device.count_sync();
+            self.settle(driver, policy);
+        }
+        let taken = self
+            .device
+            .take(driver, bytes, false, &mut self.errors)
+            .map(|taken| {
+                let (address, bytes) = (taken.address, taken.bytes);
+                let region = Region::Persistent;
+                (self.heap).add_block(address, bytes, region, owner, false)
+            });
+        // Whatever is wrong with the driver shows at the next request that needs it.
+        if let Ok(block) = taken {
+            self.heap.begin_step_block(block, owner);
+            self.heap.list_empty(block);
+        }
+    }
+
+    /// A block of which nothing is used, but whose pieces belong to several streams,
+    /// becomes one empty block if their work is done. If it is not, that happens at the
+    /// next hand-over.
+    fn unite(&mut self, driver: &mut dyn Driver, policy: &impl Policy, block: BlockIndex) {
+        let Some(owners) = self.heap.owners_of_pieces(block) else {
+            return;
+        };
+        for owner in owners {
+            match self.fences.is_idle(driver, owner) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => return self.errors.push(error),
+            }
+        }
+        self.heap.unite(block);
+        self.emptied(driver, policy, block);
+    }
+
+    /// Asks, without waiting, which freed spans and empty blocks are safe by now.
+    pub(crate) fn poll(&mut self, driver: &mut dyn Driver, policy: &impl Policy) {
+        self.finish(driver, policy, Patience::Query);
+    }
+
+    /// Waits until every freed span and departing block is safe. What cannot be waited
+    /// for by an event is waited for with the whole device.
+    fn settle(&mut self, driver: &mut dyn Driver, policy: &impl Policy) {
+        self.finish(driver, policy, Patience::Wait);
+        if self.fences.synchronize(driver, &mut self.errors) {
+            self.finish(driver, policy, Patience::Wait);
+        }
+    }
+
+    fn finish(&mut self, driver: &mut dyn Driver, policy: &impl Policy, patience: Patience) {
+        let errors = &mut self.errors;
+        for span in self.fences.take_completed(driver, patience, errors) {
+            self.release(driver, policy, span);
+        }
+        let errors = &mut self.errors;
+        for (what, bytes) in self.fences.take_departed(driver, patience, errors) {
+            self.fences.left(bytes);
+            match what {
+                Departing::Block(block) => {
+                    self.heap.give_block_to_anyone(block);
+                    if let Err(error) = self.give_back(driver, block) {
+                        self.keep_empty(block, error);
+                    }
+                }
+                Departing::Part(part) => {
+                    self.give_back_part(driver, policy, part);
+                }
+            }
+        }
+    }
+
+    /// Makes what other streams freed available to everyone, where their work on it
+    /// is done. Whether anything became available.
+    pub(crate) fn hand_over(
+        &mut self,
+        driver: &mut dyn Driver,
+        policy: &impl Policy,
+        to: Owner,
+        patience: Patience,
+    ) -> bool {
+        let mut any = false;
+        for owner in self.fences.owners() {
+            if owner == to || !self.heap.has_free(owner) {
+                continue;
+            }
+            let until = match self.fences.safe_until(driver, owner, patience) {
+                Ok(0) => continue,
+                Ok(until) => until,
+                Err(error) => {
+                    self.errors.push(error);
+                    continue;
+                }
+            };
+            let released = self.heap.release_to_anyone(owner, until);
+            any |= released.any;
+            for block in released.whole {
+                self.emptied(driver, policy, block);
+            }
+            for block in released.pieces {
+                if self.heap.is_in_pieces(block) {
+                    self.unite(driver, policy, block);
+                }
+            }
+        }
+        any
+    }
+
+    /// Gives empty blocks back until at most `slack` bytes are held beyond what is in use.
+    /// Waits for the work that still uses them, so that they are gone when this returns.
+    pub(crate) fn trim(&mut self, driver: &mut dyn Driver, policy: &impl Policy, slack: u64) {
+        self.device.count_sync();
+        self.settle(driver, policy);
+        self.hand_over(driver, policy, Owner::ANYONE, Patience::Wait);
+        self.trim_to(driver, policy, slack, Spare::Any);
+        if self.fences.waiting() {
+            // A block that belongs to a stream leaves behind an event.
+            self.settle(driver, policy);
+        }
+    }
+
+    /// Gives empty blocks back until no more is held beyond what is in use than
+    /// [`Reclaimer::slack`] allows.
+    pub(crate) fn trim_to_slack(&mut self, driver: &mut dyn Driver, policy: &impl Policy) {
+        let usage = self.usage();
+        let time = &mut self.device.time;
+        let affordable = || time.affordable(driver.now());
+        let slack = self.reclaimer.slack(policy, usage, affordable);
+        // As a whole it goes only where all of it is too much.
+        let spare = match self.heap.step_block() {
+            Some(step)
+                if self.reclaimer.keeps()
+                    && !usage.is_tight(0)
+                    && !self.exceeds(slack.saturating_add(step.bytes)) =>
+            {
+                Spare::NotStep
+            }
+            _ => Spare::Any,
+        };
+        self.trim_to(driver, policy, slack, spare);
+        let (staying, usage) = (self.staying(), self.usage());
+        self.reclaimer.trimmed(policy, staying, usage);
+    }
+
+    /// As [`trim`](Memory::trim), but what work in flight still uses stays for now.
+    pub(crate) fn trim_ready(&mut self, driver: &mut dyn Driver, policy: &impl Policy, slack: u64) {
+        self.poll(driver, policy);
+        self.hand_over(driver, policy, Owner::ANYONE, Patience::Query);
+        self.trim_to(driver, policy, slack, Spare::Any);
+    }
+
+    /// Whether work in flight uses what was freed.
+    pub(crate) fn works(&mut self, driver: &mut dyn Driver) -> bool {
+        let mut owners = self.fences.owners();
+        owners.any(|owner| !matches!(self.fences.is_idle(driver, owner), Ok(true)))
+    }
+
+    fn trim_to(&mut self, driver: &mut dyn Driver, policy: &impl Policy, slack: u64, spare: Spare) {
+        while self.exceeds(slack) && self.give_back_one(driver, spare) {}
+        while self.exceeds(slack) && self.give_back_hole(driver, policy) {}
+    }
+
+    /// Gives empty blocks back so that `bytes` more stay under the ceiling.
+    pub(crate) fn make_room(&mut self, driver: &mut dyn Driver, policy: &impl Policy, bytes: u64) {
+        let ceiling = self.usage().ceiling(bytes);
+        // It does not go for what is little beside it.
+        let spare = match self.heap.step_block() {
+            Some(step) if bytes < step.bytes / WORTH_STEP_PART => Spare::NotStep,
+            _ => Spare::Any,
+        };
+        let empty = self.heap.empty_bytes();
+        while self.device.held() + bytes > ceiling && self.give_back_one(driver, spare) {}
+        // What a program displaces while it grows says nothing of the steps to come.
+        let peak = self.heap.used_peak();
+        if peak > self.displaced_at + self.displaced_at / GROWTH_PART {
+            self.displaced_at = peak;
+            self.displaced = 0;
+        }
+        self.displaced += empty - self.heap.empty_bytes();
+        // Handles are only given back for what is more than a remainder.
+        let ceiling = ceiling.saturating_add(ceiling / HOLE_PART);
+        while self.staying() + bytes > ceiling && self.give_back_hole(driver, policy) {}
+    }
+
+    /// `false` if there is nothing to give back, or the driver refused.
+    fn give_back_one(&mut self, driver: &mut dyn Driver, spare: Spare) -> bool {
+        Reclaimer::first_to_go(&self.heap, spare).is_some_and(|at| self.give_back_at(driver, at))
+    }
+
+    fn give_back_at(&mut self, driver: &mut dyn Driver, at: usize) -> bool {
+        let block = self.heap.unlist_empty(at);
+        let sent = self.send_back(driver, block);
+        sent.map_err(|error| self.keep_empty(block, error)).is_ok()
+    }
+
+    /// Gives an empty block back, as soon as its stream is done with it.
+    fn send_back(&mut self, driver: &mut dyn Driver, block: BlockIndex) -> Result<(), DriverError> {
+        let owner = self.heap.owner_of_block(block);
+        if owner != Owner::ANYONE
+            && let Some(event) = driver.record(self.fences.id(owner))?
+        {
+            let bytes = self.heap.block(block).held();
+            self.fences.depart(Departing::Block(block), bytes, event);
+            return Ok(());
+        }
+        self.heap.give_block_to_anyone(block);
+        self.give_back(driver, block)
+    }
+
+    fn give_back(&mut self, driver: &mut dyn Driver, block: BlockIndex) -> Result<(), DriverError> {
+        self.device.release(driver, self.heap.block(block))?;
+        self.heap.remove_block(block);
+        Ok(())
+    }
+
+    /// The driver did not take a block back: it serves as an ordinary one.
+    fn keep_empty(&mut self, block: BlockIndex, error: DriverError) {
+        self.errors.push(error);
+        self.heap.set_direct(block, false);
+        self.heap.list_empty(block);
+    }
+
+    /// Gives back whole handles of the largest free span that has any; `false` if there is
+    /// none, or the driver refused.
+    fn give_back_hole(&mut self, driver: &mut dyn Driver, policy: &impl Policy) -> bool {
+        let hole = self.device.handle();
+        let Some(hole) = hole.and_then(|handle| self.heap.largest_hole(handle)) else {
+            return false;
+        };
+        let owner = self.heap.owner(hole.span);
+        let event = match owner {
+            Owner::ANYONE => Ok(None),
+            _ => driver.record(self.fences.id(owner)),
+        };
+        match event {
+            Ok(None) => {
+                let part = self.heap.isolate(hole);
+                self.give_back_part(driver, policy, part)
+            }
+            Ok(Some(event)) => {
+                let part = Departing::Part(self.heap.isolate(hole));
+                self.fences.depart(part, hole.end - hole.start, event);
+                true
+            }
+            Err(error) => {
+                self.errors.push(error);
+                false
+            }
+        }
+    }
+
+    /// Nothing in flight touches the part any more: it goes, unless the driver refuses.
+    fn give_back_part(
+        &mut self,
+        driver: &mut dyn Driver,
+        policy: &impl Policy,
+        part: SpanIndex,
+    ) -> bool {
+        let (address, bytes) = (self.heap.address(part), self.heap.bytes(part));
+        if let Err(error) = self.device.release_part(driver, address, bytes) {
+            self.errors.push(error);
+            if let Freed::Block(block) = self.heap.part_stays(part) {
+                self.emptied(driver, policy, block);
+            }
+            return false;
+        }
+        if let Some(block) = self.heap.part_left(part) {
+            self.unite(driver, policy, block);
+        }
+        true
+    }
+}

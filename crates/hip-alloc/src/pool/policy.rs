@@ -1,0 +1,126 @@
+//! Policies: where a request goes, how large a new block is, and how much may stay in empty
+//! blocks.
+//!
+//! A pool asks its policy and tells it what happened; how that is done is the pool's business.
+//! A policy is deterministic, since replays of traces are to be compared. [`StepPolicy`] is
+//! the one that the library uses.
+
+mod block_size;
+mod lifetime;
+mod step_detector;
+mod step_policy;
+mod step_predictor;
+
+pub use block_size::best_multiple;
+pub(super) use block_size::{DIRECT_STEP, SMALL_BLOCK};
+pub use step_policy::StepPolicy;
+
+/// Which requests a block serves. Requests of different lifetimes are kept in
+/// different blocks, so that those that stay do not pin those that go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Region {
+    /// Expected to outlive the step: weights, gradients, optimizer state.
+    Persistent = 0,
+    /// Expected to be freed within the step: activations, workspaces.
+    Transient = 1,
+    /// Small requests of any lifetime.
+    Small = 2,
+}
+
+impl Region {
+    /// All of them.
+    pub const ALL: [Region; 3] = [Region::Persistent, Region::Transient, Region::Small];
+}
+
+/// Where a request goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placement {
+    /// The region in whose blocks free memory is looked for, and that a new block will serve.
+    pub region: Region,
+    /// Whether free memory of the persistent and of the transient region is as good: for
+    /// what is freed so soon that it pins nothing.
+    pub anywhere: bool,
+    /// Whether this is more than a guess.
+    pub known: bool,
+}
+
+/// How much memory is used. Bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Usage {
+    /// In spans that are not free.
+    pub used: u64,
+    /// The highest `used` ever: holding no more than that costs nothing at the peak.
+    pub used_peak: u64,
+    /// What the device could give when the pool began.
+    pub capacity: u64,
+}
+
+/// Memory is tight when less than one part in this many was left at the peak.
+const TIGHT: u64 = 4;
+
+impl Usage {
+    /// How much may be held while one more request of `bytes` is served.
+    pub fn ceiling(&self, bytes: u64) -> u64 {
+        self.used_peak.max(self.used + bytes)
+    }
+
+    /// With one more request of `bytes` the program has come so close to what there is that
+    /// no byte may be wasted: no floor, and as many driver calls as that takes.
+    pub fn is_tight(&self, bytes: u64) -> bool {
+        self.ceiling(bytes) > self.capacity - self.capacity / TIGHT
+    }
+}
+
+/// What a pool holds when it asks for the size of a block. Bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// How much of it is used.
+    pub usage: Usage,
+    /// In blocks that are not empty.
+    pub in_use: u64,
+    /// In blocks for small requests.
+    pub small: u64,
+}
+
+/// Decides for a [`Pool`](super::Pool).
+///
+/// Each request is [`place`](Policy::place)d, and then [`served`](Policy::served) or
+/// [`refused`](Policy::refused); what was served is [`freed`](Policy::freed) once.
+pub trait Policy: Send {
+    /// Where a request of `bytes` goes, rounded up as it will be served.
+    fn place(&mut self, bytes: u64) -> Placement;
+
+    /// The size in bytes of a new block for a request of `bytes`; at least that.
+    fn block_bytes(&mut self, bytes: u64, placement: Placement, held: &Held) -> u64;
+
+    /// The last request was served. `slot` is a small number that no other live request has;
+    /// `used` is in use after it, and `holes` are free in large transient blocks (bytes).
+    fn served(&mut self, _slot: usize, _bytes: u64, _used: u64, _holes: u64) {}
+
+    /// The last request was not served.
+    fn refused(&mut self) {}
+
+    /// A request was freed; the arguments are as for [`served`](Policy::served).
+    fn freed(&mut self, _slot: usize, _bytes: u64, _used: u64, _holes: u64) {}
+
+    /// How many bytes more than now the program will use again soon; 0 where that is not
+    /// known. Blocks that are kept for it go back when it falls.
+    fn expected_growth(&self) -> u64 {
+        0
+    }
+
+    /// Whether the rest of the step is known to use no more than now.
+    fn is_falling(&self) -> bool {
+        false
+    }
+
+    /// Whether memory is known to be about as low as between two steps.
+    fn is_between_steps(&self) -> bool {
+        false
+    }
+
+    /// How many bytes may be held beyond those in use, where `floor` always may.
+    fn slack(&self, floor: u64) -> u64 {
+        floor
+    }
+}

@@ -1,0 +1,106 @@
+//! The policy that the library uses: training steps repeat, and what the last one did tells
+//! what this one will do.
+
+use super::block_size::LargeBlocks;
+use super::lifetime::{AllocationSite, Expectation, Guess, Lifetimes, SMALL};
+use super::{Held, Placement, Policy, Region};
+use crate::pool::PoolConfig;
+use crate::units::KIB;
+
+/// Smaller requests have a region of their own.
+const SMALLEST_GUESSED: u64 = 256 * KIB;
+/// So many times what the step will use again may be held: requests of many sizes need
+/// more than one set of blocks between them.
+const GROWTH_HELD: u64 = 2;
+
+/// Guesses lifetimes from what happened before, and keeps what the rest of a step will need.
+pub struct StepPolicy {
+    lifetimes: Lifetimes,
+    large_blocks: LargeBlocks,
+    /// Of the request that was placed last.
+    placed: AllocationSite,
+    /// Of live requests, by slot; small ones have none.
+    sites: Vec<AllocationSite>,
+}
+
+impl StepPolicy {
+    /// With the limits of a pool.
+    pub fn new(config: &PoolConfig) -> Self {
+        StepPolicy {
+            lifetimes: Lifetimes::default(),
+            large_blocks: LargeBlocks::new(config.large_block_bytes),
+            placed: AllocationSite::default(),
+            sites: Vec::new(),
+        }
+    }
+}
+
+impl Policy for StepPolicy {
+    #[inline]
+    fn place(&mut self, bytes: u64) -> Placement {
+        let (Guess { expectation, known }, site) = self.lifetimes.requested(bytes);
+        self.placed = site;
+        let region = if bytes < SMALLEST_GUESSED {
+            Region::Small
+        } else if expectation == Expectation::Persistent {
+            Region::Persistent
+        } else {
+            Region::Transient
+        };
+        Placement {
+            region,
+            anywhere: expectation == Expectation::Brief,
+            known,
+        }
+    }
+
+    fn block_bytes(&mut self, bytes: u64, placement: Placement, held: &Held) -> u64 {
+        let boundary = self.lifetimes.last_boundary();
+        self.large_blocks
+            .block_bytes(bytes, placement, held, boundary)
+    }
+
+    #[inline]
+    fn served(&mut self, slot: usize, bytes: u64, used: u64, holes: u64) {
+        if bytes >= SMALL {
+            if slot >= self.sites.len() {
+                self.sites.resize(slot + 1, AllocationSite::default());
+            }
+            self.sites[slot] = self.placed;
+        }
+        self.lifetimes.served(bytes, used, holes);
+    }
+
+    fn refused(&mut self) {
+        self.lifetimes.refused();
+    }
+
+    #[inline]
+    fn freed(&mut self, slot: usize, bytes: u64, used: u64, holes: u64) {
+        let site = match bytes < SMALL {
+            true => None,
+            false => self.sites.get(slot).copied(),
+        };
+        self.lifetimes.freed(site, bytes, used, holes);
+    }
+
+    #[inline]
+    fn expected_growth(&self) -> u64 {
+        self.lifetimes.expected_growth()
+    }
+
+    #[inline]
+    fn is_falling(&self) -> bool {
+        self.lifetimes.is_falling()
+    }
+
+    fn is_between_steps(&self) -> bool {
+        self.lifetimes.is_between_steps()
+    }
+
+    /// Twice what the rest of the step will use: which block serves which request is never
+    /// quite the same.
+    fn slack(&self, floor: u64) -> u64 {
+        floor.max(self.expected_growth().saturating_mul(GROWTH_HELD))
+    }
+}

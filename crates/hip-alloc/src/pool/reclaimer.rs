@@ -1,0 +1,326 @@
+//! Which empty blocks go back to the driver, and when; `Memory::trim_to_slack` follows it.
+//!
+//! Memory up to the most that was ever used costs nobody anything while a step may still reach it
+//! again: empty blocks stay within that. Where the rest of a step is known to use no more than
+//! now, as much of them goes back as [`Keep`] says.
+//!
+//! A pool that keeps nothing ([`Keep::None`], and any while somebody lacks memory) gives a block
+//! back as soon as it is empty, unless what is held beyond the memory in use is within the slack:
+//! the floor, or more where the policy says so. While a policy keeps blocks for what the
+//! program will use again, that is looked at again whenever it expects less.
+
+use super::heap::{Block, Heap};
+use super::policy::{Policy, Usage};
+use crate::units::MIB;
+
+/// A floor in proportion is at least this: two blocks for small requests.
+const LEAST_FLOOR: u64 = 4 * MIB;
+/// Where anything is kept, a block for requests of the usual sizes is.
+const LEAST_KEPT: u64 = 32 * MIB;
+
+/// How much memory stays in empty blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Keep {
+    /// All of a step's, so far as giving it back would cost more than a fiftieth of the time.
+    Auto,
+    /// Within a step all that it used before; the floor alone between steps.
+    Step,
+    /// What the rest of the step will use again, as far as that is known, and the floor.
+    #[default]
+    None,
+    /// As `Step`, and this many bytes between steps.
+    Bytes(u64),
+}
+
+/// Which of the empty blocks may go back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Spare {
+    Any,
+    /// All but the step block.
+    NotStep,
+}
+
+/// Decides how much may stay in empty blocks, when that is looked at again, and which goes first.
+pub(crate) struct Reclaimer {
+    keep: Keep,
+    /// Somebody lacks memory: nothing is kept.
+    pressed: bool,
+    /// Bytes that may be held beyond those in use, unless memory is tight.
+    warmup: u64,
+    /// The floor is no more than one part in this many of the most that was used; 0: of nothing.
+    floor_part: u64,
+    /// The growth that the policy expected when blocks were last kept for it, in bytes.
+    kept_for: u64,
+    /// More than the floor is kept.
+    keeping: bool,
+}
+
+impl Reclaimer {
+    pub(crate) fn new(keep: Keep, warmup: u64, floor_part: u64) -> Self {
+        Reclaimer {
+            keep,
+            pressed: false,
+            warmup,
+            floor_part,
+            kept_for: 0,
+            keeping: false,
+        }
+    }
+
+    /// Whether anything is kept beyond the floor and what the policy expects.
+    pub(crate) fn keeps(&self) -> bool {
+        self.keep != Keep::None && !self.pressed
+    }
+
+    /// Whether what a step used is there for the next one.
+    pub(crate) fn keeps_between_steps(&self) -> bool {
+        self.keep == Keep::Auto && !self.pressed
+    }
+
+    /// Whether more than the floor was kept when blocks were last looked at.
+    #[inline]
+    pub(crate) fn is_keeping(&self) -> bool {
+        self.keeping
+    }
+
+    /// Keeps nothing from now on, as long as somebody lacks memory.
+    pub(crate) fn set_pressed(&mut self, pressed: bool) {
+        self.pressed = pressed;
+    }
+
+    /// How many bytes may always be held beyond those in use.
+    pub(crate) fn floor(&self, usage: Usage) -> u64 {
+        match usage.used_peak.checked_div(self.floor_part) {
+            _ if usage.is_tight(0) => 0,
+            Some(part) => part.max(LEAST_FLOOR).min(self.warmup),
+            None => self.warmup,
+        }
+    }
+
+    /// How many bytes may be held beyond those in use, if `affordable` asks how many the
+    /// program can afford to ask for again.
+    pub(crate) fn slack(
+        &self,
+        policy: &impl Policy,
+        usage: Usage,
+        affordable: impl FnOnce() -> u64,
+    ) -> u64 {
+        if usage.is_tight(0) {
+            return 0;
+        }
+        let floor = self.floor(usage);
+        if !self.keeps() {
+            return policy.slack(floor);
+        }
+        let below_peak = usage.used_peak.saturating_sub(usage.used).max(LEAST_KEPT);
+        let kept = match self.keep {
+            _ if !policy.is_falling() => below_peak,
+            Keep::Auto => below_peak.saturating_sub(affordable()),
+            Keep::Bytes(bytes) => below_peak.min(bytes),
+            Keep::Step | Keep::None => 0,
+        };
+        kept.max(floor)
+    }
+
+    /// Blocks went back until no more than the slack was held beyond what is used, or until
+    /// there was none that could; `held` is what is left.
+    pub(crate) fn trimmed(&mut self, policy: &impl Policy, held: u64, usage: Usage) {
+        let beyond = held > usage.used.saturating_add(self.floor(usage));
+        self.keeping = beyond && self.keeps();
+        self.kept_for = match self.keeps() {
+            true => u64::from(beyond && !policy.is_falling()),
+            false if beyond => policy.expected_growth(),
+            false => 0,
+        };
+    }
+
+    /// Whether blocks should be looked at after a request. Each request leaves less to expect;
+    /// nothing at all is expected where the program is not known to repeat itself any more.
+    #[inline]
+    pub(crate) fn is_due_after_request(&self, policy: &impl Policy) -> bool {
+        self.kept_for > 0 && policy.expected_growth() == 0 && self.is_due(policy)
+    }
+
+    /// Whether blocks should be looked at after a free.
+    #[inline]
+    pub(crate) fn is_due_after_free(&self, policy: &impl Policy) -> bool {
+        policy.expected_growth() < self.kept_for && self.is_due(policy)
+    }
+
+    /// What is kept for the whole step is looked at where its last part begins.
+    #[inline]
+    fn is_due(&self, policy: &impl Policy) -> bool {
+        !self.keeps() || policy.is_falling()
+    }
+
+    /// Of the empty blocks, the place of the one that goes first: those that serve little
+    /// else, then the one that was emptied first, and the step block last.
+    pub(crate) fn first_to_go(heap: &Heap, spare: Spare) -> Option<usize> {
+        let position = |suits: fn(&Block) -> bool| {
+            let mut blocks = heap.empty().iter();
+            blocks.position(|block| suits(heap.block(*block)))
+        };
+        position(|block| block.absent > 0 || block.direct)
+            .or_else(|| position(|block| !block.serves_step))
+            .or_else(|| position(|_| true).filter(|_| spare == Spare::Any))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::heap::Owner;
+    use super::super::policy::{Held, Placement, Region};
+    use super::*;
+
+    fn using(used: u64) -> Usage {
+        Usage {
+            used,
+            used_peak: used,
+            capacity: u64::MAX,
+        }
+    }
+
+    /// Expects so much growth.
+    struct Expects(u64);
+
+    impl Policy for Expects {
+        fn place(&mut self, _bytes: u64) -> Placement {
+            Placement {
+                region: Region::Small,
+                anywhere: false,
+                known: true,
+            }
+        }
+
+        fn block_bytes(&mut self, bytes: u64, _placement: Placement, _held: &Held) -> u64 {
+            bytes
+        }
+
+        fn expected_growth(&self) -> u64 {
+            self.0
+        }
+
+        fn is_falling(&self) -> bool {
+            self.0 == 0
+        }
+    }
+
+    #[test]
+    fn what_is_kept_beyond_the_floor_is_looked_at_when_less_is_expected() {
+        let mut reclaimer = Reclaimer::new(Keep::None, 100, 0);
+        reclaimer.trimmed(&Expects(50), 1150, using(1000));
+        assert!(reclaimer.is_due_after_free(&Expects(49)));
+        assert!(!reclaimer.is_due_after_free(&Expects(50)));
+        assert!(reclaimer.is_due_after_request(&Expects(0)));
+        assert!(!reclaimer.is_due_after_request(&Expects(1)));
+        // Within the floor nothing is kept for anything.
+        reclaimer.trimmed(&Expects(50), 1100, using(1000));
+        assert!(!reclaimer.is_due_after_free(&Expects(0)));
+    }
+
+    #[test]
+    fn near_the_capacity_nothing_stays() {
+        for keep in [Keep::None, Keep::Auto] {
+            let reclaimer = Reclaimer::new(keep, 100, 0);
+            let slack = |used_peak| {
+                let usage = Usage {
+                    used: used_peak,
+                    used_peak,
+                    capacity: 1000,
+                };
+                reclaimer.slack(&Expects(0), usage, || u64::MAX)
+            };
+            assert_eq!((slack(750), slack(751)), (100, 0), "{keep:?}");
+        }
+    }
+
+    #[test]
+    fn the_floor_is_in_proportion_to_what_was_used() {
+        let reclaimer = Reclaimer::new(Keep::None, 100 * MIB, 8);
+        let floor = |used| reclaimer.floor(using(used * MIB)) / MIB;
+        assert_eq!((floor(80), floor(8000), floor(1)), (10, 100, 4));
+    }
+
+    /// Used once before, 100 now.
+    fn below_peak() -> Usage {
+        Usage {
+            used_peak: 1000 * MIB,
+            ..using(100 * MIB)
+        }
+    }
+
+    #[test]
+    fn within_a_step_all_that_was_used_before_stays() {
+        for keep in [Keep::Auto, Keep::Step, Keep::Bytes(50)] {
+            let reclaimer = Reclaimer::new(keep, 0, 0);
+            let slack = reclaimer.slack(&Expects(1), below_peak(), || 900 * MIB);
+            assert_eq!(slack, 900 * MIB);
+        }
+    }
+
+    #[test]
+    fn where_a_step_ends_what_the_program_can_afford_goes_back() {
+        let slack = |keep, affordable| {
+            Reclaimer::new(keep, 10 * MIB, 0).slack(&Expects(0), below_peak(), || affordable * MIB)
+                / MIB
+        };
+        assert_eq!(slack(Keep::Auto, 0), 900);
+        assert_eq!(slack(Keep::Auto, 300), 600);
+        assert_eq!(slack(Keep::Auto, 9000), 10, "the floor");
+        assert_eq!(slack(Keep::Step, 0), 10);
+        assert_eq!(slack(Keep::Bytes(200 * MIB), 0), 200);
+        assert_eq!(slack(Keep::Bytes(2000 * MIB), 0), 900);
+    }
+
+    #[test]
+    fn while_somebody_lacks_memory_nothing_is_kept() {
+        let mut reclaimer = Reclaimer::new(Keep::Auto, 10, 0);
+        reclaimer.set_pressed(true);
+        assert_eq!(reclaimer.slack(&Expects(30), below_peak(), || 0), 10);
+        reclaimer.set_pressed(false);
+        assert_eq!(reclaimer.slack(&Expects(30), below_peak(), || 0), 900 * MIB);
+    }
+
+    #[test]
+    fn what_is_kept_for_a_step_is_looked_at_once_where_its_last_part_begins() {
+        let mut reclaimer = Reclaimer::new(Keep::Auto, 100, 0);
+        reclaimer.trimmed(&Expects(50), 1150, using(1000));
+        assert!(!reclaimer.is_due_after_free(&Expects(49)));
+        assert!(reclaimer.is_due_after_free(&Expects(0)));
+        assert!(reclaimer.is_due_after_request(&Expects(0)));
+        reclaimer.trimmed(&Expects(0), 1150, using(1000));
+        assert!(!reclaimer.is_due_after_free(&Expects(0)));
+    }
+
+    #[test]
+    fn blocks_of_one_large_request_go_before_the_one_that_was_emptied_first() {
+        let mut heap = Heap::new(512);
+        assert_eq!(Reclaimer::first_to_go(&heap, Spare::Any), None);
+        for number in 0..3 {
+            let address = 0x10_0000 * (number + 1);
+            let block = heap.add_block(address, 4096, Region::Small, Owner::ANYONE, false);
+            heap.list_empty(block);
+        }
+        assert_eq!(Reclaimer::first_to_go(&heap, Spare::Any), Some(0));
+        let last = heap.empty()[2];
+        heap.set_direct(last, true);
+        assert_eq!(Reclaimer::first_to_go(&heap, Spare::Any), Some(2));
+    }
+
+    #[test]
+    fn the_step_block_goes_last_and_only_where_it_may() {
+        let mut heap = Heap::new(512);
+        for number in 0..2 {
+            let address = 0x10_0000 * (number + 1);
+            let block = heap.add_block(address, 4096, Region::Persistent, Owner(1), false);
+            if number == 0 {
+                heap.begin_step_block(block, Owner(1));
+            }
+            heap.list_empty(block);
+        }
+        assert_eq!(Reclaimer::first_to_go(&heap, Spare::Any), Some(1));
+        heap.unlist_empty(1);
+        assert_eq!(Reclaimer::first_to_go(&heap, Spare::NotStep), None);
+        assert_eq!(Reclaimer::first_to_go(&heap, Spare::Any), Some(0));
+    }
+}

@@ -1,0 +1,327 @@
+//! Names Python's stacks: a number for each, and the frames behind a number.
+//!
+//! The library neither links nor looks for Python: who records a history gives it the functions
+//! of Python's C interface by which a stack is read (`surefoot_activate`, which finds them with
+//! `ctypes.pythonapi`). Asking a function in Python instead takes several times as long, at
+//! every request and every free.
+//!
+//! A stack is kept as its code objects and the place in each. What these are called and which
+//! line that is, Python looks up when somebody wants to see it.
+
+use crate::lock::{Lock, Slot};
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Programs that make code as they run could have stacks without end.
+const MOST_STACKS: usize = 1_000_000;
+
+/// A `PyObject *` or a `PyThreadState *`.
+type Object = *mut c_void;
+
+/// `struct hip_alloc_python`: functions of Python's C interface, by their names there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Python {
+    /// `PyGILState_GetThisThreadState`
+    this_thread_state: unsafe extern "C" fn() -> Object,
+    /// `PyGILState_Ensure`
+    ensure: unsafe extern "C" fn() -> c_int,
+    /// `PyGILState_Release`
+    release: unsafe extern "C" fn(c_int),
+    /// `PyThreadState_GetFrame`: a new reference.
+    frame_of: unsafe extern "C" fn(Object) -> Object,
+    /// `PyFrame_GetBack`: a new reference.
+    back: unsafe extern "C" fn(Object) -> Object,
+    /// `PyFrame_GetCode`: a new reference.
+    code: unsafe extern "C" fn(Object) -> Object,
+    /// `PyFrame_GetLasti`, or `PyFrame_GetLineNumber` where there is none (before Python 3.11).
+    place: unsafe extern "C" fn(Object) -> c_int,
+    /// `Py_IncRef`
+    increment: unsafe extern "C" fn(Object),
+    /// `Py_DecRef`
+    decrement: unsafe extern "C" fn(Object),
+}
+
+/// A code object by its address, and the place in it.
+type Frame = (usize, c_int);
+
+/// What a stack's tag is told from its frames by, where it is kept in front of them.
+const TAG: c_int = c_int::MIN;
+
+static PYTHON: Slot<Python> = Slot::new();
+/// Whether the frames are wanted, and not the tag alone.
+static WALKS: AtomicBool = AtomicBool::new(false);
+/// Goes with every stack that is named from now on.
+static TAG_NOW: AtomicU64 = AtomicU64::new(0);
+/// Is taken by who has Python's own lock, which `os.fork` has too: so no child inherits it taken.
+static STACKS: Lock<Stacks> = Lock::new(Stacks {
+    numbers: None,
+    named: Vec::new(),
+    forgotten: 0,
+});
+
+/// The stacks that were seen. Code objects in them are kept alive, so that no other takes their
+/// addresses.
+struct Stacks {
+    numbers: Option<HashMap<Arc<[Frame]>, u64, BuildHasherDefault<Folding>>>,
+    /// By number, from the one after `forgotten` on.
+    named: Vec<Arc<[Frame]>>,
+    /// How many were named that are not kept any more.
+    forgotten: u64,
+}
+
+/// Names the stacks of Python's threads from now on, as [`name`] does it: with their frames if
+/// `walks`, and each with the tag of its time.
+pub(crate) fn start(python: Python, walks: bool, tag: u64) {
+    PYTHON.get_or_make(|| python);
+    WALKS.store(walks, Ordering::Relaxed);
+    TAG_NOW.store(tag, Ordering::Relaxed);
+}
+
+/// Forgets all stacks. Their numbers are not used again.
+pub(crate) fn forget() {
+    let Some(python) = PYTHON.get() else { return };
+    let _lock = PythonLock::take(python);
+    let mut stacks = STACKS.lock();
+    stacks.forgotten += stacks.named.len() as u64;
+    stacks.numbers = None;
+    let named = std::mem::take(&mut stacks.named);
+    drop(stacks);
+    for (code, _) in named.iter().flat_map(|stack| frames(stack)) {
+        // SAFETY: this thread has Python's lock, and the reference is the one that `keep` took.
+        unsafe { (python.decrement)(*code as Object) };
+    }
+}
+
+/// The number of this thread's stack and tag; 0 where there is neither, as on autograd's own
+/// threads. Stacks that are alike have one number, so a training loop adds none after its first
+/// rounds.
+pub(crate) extern "C" fn name() -> u64 {
+    let Some(python) = PYTHON.get() else { return 0 };
+    let tag = TAG_NOW.load(Ordering::Relaxed);
+    // SAFETY: the caller of `hip_alloc_record_python_stacks` promised that it is Python's
+    // function, which any thread may call at any time.
+    let knows_python = !unsafe { (python.this_thread_state)() }.is_null();
+    let walks = WALKS.load(Ordering::Relaxed) && knows_python;
+    if !walks && tag == 0 {
+        return 0;
+    }
+    let _lock = PythonLock::take(python);
+    let mut stack = Vec::with_capacity(64);
+    stack.push((tag as usize, TAG));
+    if walks {
+        // SAFETY: `PythonLock` says that this thread has a state, and that it has the lock.
+        unsafe { walk(python, &mut stack) };
+    }
+    if tag == 0 && stack.len() == 1 {
+        return 0;
+    }
+    keep(python, &stack)
+}
+
+/// Adds the frames of this thread, the innermost first.
+///
+/// # Safety
+/// This thread has Python's lock.
+unsafe fn walk(python: &Python, stack: &mut Vec<Frame>) {
+    // SAFETY: this thread has the lock, so also a state, which outlives the call. Each frame is
+    // a reference of our own until it is given back below; the code of one that runs is kept
+    // alive by it, and it runs for as long as this thread is here.
+    unsafe {
+        let mut frame = (python.frame_of)((python.this_thread_state)());
+        while !frame.is_null() {
+            let code = (python.code)(frame);
+            stack.push((code as usize, (python.place)(frame)));
+            (python.decrement)(code);
+            let back = (python.back)(frame);
+            (python.decrement)(frame);
+            frame = back;
+        }
+    }
+}
+
+/// The number of a stack, a new one the first time. This thread has Python's lock.
+fn keep(python: &Python, stack: &[Frame]) -> u64 {
+    let mut stacks = STACKS.lock();
+    let Stacks {
+        numbers,
+        named,
+        forgotten,
+    } = &mut *stacks;
+    let numbers = numbers.get_or_insert_default();
+    if let Some(number) = numbers.get(stack) {
+        return *number;
+    }
+    if named.len() == MOST_STACKS {
+        return 0;
+    }
+    for (code, _) in frames(stack) {
+        // SAFETY: this thread has Python's lock, and is inside the frames that keep the code.
+        unsafe { (python.increment)(*code as Object) };
+    }
+    let stack: Arc<[Frame]> = stack.into();
+    named.push(Arc::clone(&stack));
+    let number = *forgotten + named.len() as u64;
+    numbers.insert(stack, number);
+    number
+}
+
+/// The tag and the frames behind a number, if it is one.
+pub(crate) fn behind(number: u64) -> Option<(u64, Arc<[Frame]>)> {
+    let _lock = PythonLock::take(PYTHON.get()?);
+    let stacks = STACKS.lock();
+    let at = number.checked_sub(stacks.forgotten + 1)?;
+    let stack = stacks.named.get(usize::try_from(at).ok()?)?;
+    let (tag, _) = stack.first()?;
+    Some((*tag as u64, frames(stack).into()))
+}
+
+fn frames(stack: &[Frame]) -> &[Frame] {
+    stack.get(1..).unwrap_or_default()
+}
+
+/// Python's lock (the GIL, where there is one), and a state of this thread there.
+struct PythonLock<'a>(&'a Python, c_int);
+
+impl<'a> PythonLock<'a> {
+    fn take(python: &'a Python) -> Self {
+        // SAFETY: the caller of `hip_alloc_record_python_stacks` promised that it is Python's
+        // function and that the interpreter runs. None of our locks is held here.
+        PythonLock(python, unsafe { (python.ensure)() })
+    }
+}
+
+impl Drop for PythonLock<'_> {
+    fn drop(&mut self) {
+        // SAFETY: as above, on the same thread, with what the other function returned.
+        unsafe { (self.0.release)(self.1) };
+    }
+}
+
+/// Addresses and places are spread by one multiplication each: nobody chooses them to collide.
+#[derive(Default)]
+struct Folding(u64);
+
+impl Hasher for Folding {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = (self.0.rotate_left(26) ^ value).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.write_u64(value as u64);
+    }
+
+    fn write_i32(&mut self, value: i32) {
+        self.write_u64(value as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ (self.0 >> 32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr;
+    use std::sync::atomic::AtomicI64;
+
+    /// References that somebody holds beyond those of the interpreter itself.
+    static HELD: AtomicI64 = AtomicI64::new(0);
+    static LOCKED: AtomicI64 = AtomicI64::new(0);
+    static LINE: AtomicU64 = AtomicU64::new(7);
+
+    /// A thread in two frames: objects 11 and 12, whose codes are 111 and 112.
+    fn interpreter() -> Python {
+        extern "C" fn state() -> Object {
+            ptr::without_provenance_mut(1)
+        }
+        extern "C" fn ensure() -> c_int {
+            LOCKED.fetch_add(1, Ordering::Relaxed);
+            5
+        }
+        extern "C" fn release(state: c_int) {
+            assert_eq!(state, 5);
+            LOCKED.fetch_sub(1, Ordering::Relaxed);
+        }
+        fn new_reference(address: usize) -> Object {
+            HELD.fetch_add(1, Ordering::Relaxed);
+            ptr::without_provenance_mut(address)
+        }
+        extern "C" fn frame_of(_state: Object) -> Object {
+            new_reference(11)
+        }
+        extern "C" fn back(frame: Object) -> Object {
+            match frame.addr() {
+                11 => new_reference(12),
+                _ => ptr::null_mut(),
+            }
+        }
+        extern "C" fn code(frame: Object) -> Object {
+            new_reference(frame.addr() + 100)
+        }
+        extern "C" fn place(frame: Object) -> c_int {
+            LINE.load(Ordering::Relaxed) as c_int + frame.addr() as c_int
+        }
+        extern "C" fn increment(object: Object) {
+            new_reference(object.addr());
+        }
+        extern "C" fn decrement(_object: Object) {
+            assert!(LOCKED.load(Ordering::Relaxed) > 0);
+            HELD.fetch_sub(1, Ordering::Relaxed);
+        }
+        Python {
+            this_thread_state: state,
+            ensure,
+            release,
+            frame_of,
+            back,
+            code,
+            place,
+            increment,
+            decrement,
+        }
+    }
+
+    #[test]
+    fn stacks_have_numbers_and_references_are_given_back() {
+        start(interpreter(), true, 0);
+        let first = name();
+        assert_eq!(name(), first);
+        assert_eq!(HELD.load(Ordering::Relaxed), 2, "the codes of one stack");
+        LINE.store(8, Ordering::Relaxed);
+        let second = name();
+        assert_ne!(second, first);
+        let frames: Arc<[Frame]> = [(111, 19), (112, 20)].into();
+        assert_eq!(behind(second), Some((0, frames)));
+        start(interpreter(), true, 3);
+        let tagged = name();
+        assert_eq!(
+            behind(tagged).map(|(tag, frames)| (tag, frames.len())),
+            Some((3, 2))
+        );
+        start(interpreter(), false, 3);
+        assert_eq!(
+            behind(name()).map(|(tag, frames)| (tag, frames.len())),
+            Some((3, 0))
+        );
+        start(interpreter(), false, 0);
+        assert_eq!(name(), 0);
+        forget();
+        assert_eq!(behind(first), None);
+        assert_eq!(HELD.load(Ordering::Relaxed), 0);
+        start(interpreter(), true, 0);
+        assert!(name() > tagged + 1, "no number is used again");
+        forget();
+        assert_eq!(LOCKED.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,63 @@
+//! What is called around every fork of the process.
+//!
+//! ```text
+//!   before:  keep others from making allocators, then take the lock of every allocator
+//!   parent:  drop them
+//!   child:   make each allocator fit for a process of its own, drop them
+//! ```
+
+use super::existing;
+use crate::allocator::Held;
+use crate::fork::nothing_is_made;
+use crate::lock::Guard;
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+
+thread_local! {
+    /// What `before` took, on the thread that forks. Nothing that must be dropped: a thread
+    /// may fork when its own variables are gone already, at exit.
+    static HELD: Cell<ManuallyDrop<Option<Everything>>> =
+        const { Cell::new(ManuallyDrop::new(None)) };
+}
+
+const _: () = assert!(!std::mem::needs_drop::<
+    Cell<ManuallyDrop<Option<Everything>>>,
+>());
+
+/// All locks of the library. Fields are dropped in this order.
+struct Everything {
+    allocators: Vec<Held<'static>>,
+    _making: Guard<'static, ()>,
+}
+
+/// Runs on the thread that forks.
+pub(crate) fn before() {
+    let Some(_making) = nothing_is_made() else {
+        return;
+    };
+    let registry = existing().into_iter();
+    let allocators = registry.flat_map(|registry| registry.all());
+    let everything = Everything {
+        allocators: allocators.map(|allocator| allocator.hold()).collect(),
+        _making,
+    };
+    HELD.set(ManuallyDrop::new(Some(everything)));
+}
+
+/// Runs on the same thread, in the parent.
+pub(crate) fn after_in_parent() {
+    drop(taken());
+}
+
+/// Runs on the same thread, now the only one, in the child.
+pub(crate) fn after_in_child() {
+    if let Some(mut everything) = taken() {
+        for allocator in &mut everything.allocators {
+            allocator.adopt();
+        }
+    }
+}
+
+fn taken() -> Option<Everything> {
+    ManuallyDrop::into_inner(HELD.replace(ManuallyDrop::new(None)))
+}
