@@ -1,0 +1,48 @@
+//! Policies to compare with the one that `hip-alloc` uses: a name, and how a trace is replayed
+//! with it. CONTRIBUTING.md says how to add one.
+
+use crate::replay::{Outcome, replay_with};
+use crate::trace::Trace;
+use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::pool::PoolConfig;
+use hip_alloc::pool::policy::{Held, Placement, Policy, Region, StepPolicy, best_multiple};
+use hip_alloc::units::MIB;
+
+/// Replays a trace with a policy of its own.
+pub type Run = fn(&Trace, PoolConfig, SimOrders) -> Outcome;
+
+/// All policies by name, the one that is used first.
+pub const POLICIES: [(&str, Run); 2] = [
+    ("step", |trace, config, orders| {
+        let policy = StepPolicy::new(&config);
+        replay_with(policy, trace, config, orders, &mut |_| {})
+    }),
+    ("uniform", |trace, config, orders| {
+        replay_with(Uniform, trace, config, orders, &mut |_| {})
+    }),
+];
+
+/// One region for everything that is not small, and blocks that are a multiple of the request:
+/// what a policy does that knows nothing but the size.
+struct Uniform;
+
+impl Policy for Uniform {
+    fn place(&mut self, bytes: u64) -> Placement {
+        Placement {
+            region: match bytes < MIB {
+                true => Region::Small,
+                false => Region::Transient,
+            },
+            anywhere: false,
+            known: true,
+        }
+    }
+
+    fn block_bytes(&mut self, bytes: u64, placement: Placement, held: &Held) -> u64 {
+        match placement.region {
+            Region::Small => 2 * MIB,
+            _ if held.usage.is_tight(bytes) => bytes.next_multiple_of(4096),
+            _ => best_multiple(bytes, 1, (64 * MIB).div_ceil(bytes)),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The recorded traces, held to the numbers that the project promises.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use alloc_lab::replay::{Bounds, Outcome, replay};
+use alloc_lab::synthetic::Shape;
+use alloc_lab::trace::Trace;
+use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::pool::{Keep, PoolConfig};
+use hip_alloc::units::MIB;
+use std::path::Path;
+use std::time::Duration;
+
+/// The recorded traces, those that the policy had not seen among them.
+fn recorded() -> Vec<(String, Trace)> {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let files = ["traces", "held_out"].map(|folder| std::fs::read_dir(tests.join(folder)).unwrap());
+    let files = files.into_iter().flatten();
+    let mut traces: Vec<_> = files
+        .map(|entry| entry.unwrap().path())
+        .map(|path| {
+            let name = path.file_name().unwrap().display().to_string();
+            let name = name.trim_end_matches(".trace.zst").to_owned();
+            (name, Trace::read(&path).unwrap())
+        })
+        .collect();
+    traces.sort_by(|a, b| a.0.cmp(&b.0));
+    assert!(traces.len() >= 16);
+    traces
+}
+
+fn run(trace: &Trace) -> (Outcome, Bounds) {
+    run_keeping(Keep::None, trace)
+}
+
+fn run_keeping(keep: Keep, trace: &Trace) -> (Outcome, Bounds) {
+    let config = PoolConfig {
+        keep,
+        ..PoolConfig::default()
+    };
+    let orders = SimOrders {
+        call_latency: Duration::from_micros(50),
+        clearing_rate: 5_000_000_000,
+        ..SimOrders::default()
+    };
+    let outcome = replay(trace, config.clone(), orders);
+    let promises = Bounds::of(&outcome, &config);
+    (outcome, promises)
+}
+
+#[test]
+fn the_peak_is_within_five_percent_of_the_live_peak() {
+    for (name, trace) in recorded() {
+        let (outcome, promises) = run(&trace);
+        let ratio = outcome.peak_ratio();
+        assert!(promises.peak(&outcome), "{name}: {ratio:.4}");
+    }
+}
+
+#[test]
+fn between_steps_no_more_than_the_floor_and_a_block_is_held() {
+    for (name, trace) in recorded() {
+        let (outcome, promises) = run(&trace);
+        let excess = outcome.idle_excess() / MIB;
+        assert!(promises.idle(&outcome), "{name}: {excess} MiB");
+    }
+}
+
+/// Where there are more driver calls per step than promised: why is in `POLICIES.md`. It must
+/// not become worse; the bound for all others stays.
+const MISSES_CALLS: [(&str, f64); 1] = [("wan_swapped", 1723.0)];
+
+#[test]
+fn driver_calls_are_few() {
+    for (name, trace) in recorded() {
+        let (outcome, promises) = run(&trace);
+        let calls = outcome.calls_per_step();
+        let known = MISSES_CALLS.iter().find(|(missed, _)| *missed == name);
+        let bound = known.map_or(promises.calls_allowed_per_step, |(_, bound)| *bound);
+        assert!(calls <= bound, "{name}: {calls:.1} of {bound:.1}");
+    }
+}
+
+/// With 3 % more than the live peak, and so less than the floor to spare.
+#[test]
+fn under_pressure_nothing_that_fits_is_refused() {
+    for (name, trace) in recorded() {
+        let capacity = run(&trace).0.peak_live / 100 * 103;
+        let orders = SimOrders {
+            capacity,
+            ..SimOrders::default()
+        };
+        let outcome = replay(&trace, PoolConfig::default(), orders);
+        assert_eq!(outcome.out_of_memory, 0, "{name}");
+        assert!(outcome.peak_held <= capacity, "{name}");
+    }
+}
+
+/// Other shapes than those the policy was tuned on, with looser bounds: what it must never do.
+#[test]
+fn made_up_training_stays_near_its_live_memory() {
+    for (name, shape) in Shape::examples() {
+        let (outcome, _) = run(&shape.trace());
+        assert_eq!(outcome.out_of_memory, 0, "{name}");
+        let bound = (outcome.peak_live as f64 * 1.08) as u64;
+        assert!(
+            outcome.peak_held <= bound.max(1024 * MIB),
+            "{name}: {:.4}",
+            outcome.peak_ratio()
+        );
+    }
+}
+
+/// The evaluation asks for blocks of 1.5 and 6 GiB again and again, for every layer, and
+/// the step ends there. What is kept for the next layer must not still be there then.
+#[test]
+fn what_a_step_will_use_again_is_given_back_when_it_ends() {
+    let (_, base) = Shape::examples().swap_remove(0);
+    let shape = Shape {
+        hidden: 3072,
+        vocabulary: 0,
+        element: 2,
+        batch: 16,
+        sequence: (1024, 4096),
+        steps: 6,
+        adapter_rank: 64,
+        checkpointing: true,
+        evaluate_every: 2,
+        seed: 57_618_071,
+        ..base
+    };
+    let (outcome, promises) = run(&shape.trace());
+    let excess = outcome.idle_excess() / MIB;
+    assert!(promises.idle(&outcome), "{excess} MiB");
+}
+
+/// `record` of `python/tests/test_snapshot.py` under PyTorch 2.13 wrote the pickle.
+#[test]
+fn pytorchs_own_recording_is_a_trace() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pytorch_snapshot.pickle");
+    let trace = Trace::read(&path).unwrap();
+    // The first was live before the recording began, and shows when it is freed.
+    let sizes = [5 * MIB, 4000, MIB, 20 * MIB, 300 * MIB];
+    let requests = sizes.iter().enumerate();
+    let mut expected: String = requests
+        .map(|(id, bytes)| format!("a {id} {bytes}\n"))
+        .collect();
+    expected += "f 4\nf 3\nf 2\nf 0\n";
+    expected += &format!("a 5 {}\n", 7 * MIB);
+    assert_eq!(trace.to_text(), expected);
+    assert_eq!(run(&trace).0.out_of_memory, 0);
+}
+
+#[test]
+fn a_replay_is_the_same_every_time() {
+    let trace = Shape::examples()[2].1.trace();
+    assert_eq!(
+        format!("{:?}", run(&trace).0.marks),
+        format!("{:?}", run(&trace).0.marks)
+    );
+}
+
+#[test]
+fn a_synthetic_trace_survives_being_written_and_read() {
+    let trace = Shape::examples()[0].1.trace();
+    assert_eq!(Trace::parse(&trace.to_text()).unwrap(), trace);
+}
+
+/// What is kept between steps is what was needed at the peak: it saves most of what would go to the
+/// driver and back, and costs at most this at the peak.
+#[test]
+fn keeping_memory_saves_most_of_what_goes_through_the_driver() {
+    let mut bytes = [0.0; 2];
+    for (name, trace) in recorded() {
+        let (none, _) = run(&trace);
+        let (auto, promises) = run_keeping(Keep::Auto, &trace);
+        assert!(promises.peak(&auto), "{name}: {:.4}", auto.peak_ratio());
+        assert!(
+            auto.bytes_per_step() <= none.bytes_per_step(),
+            "{name}: {:.0} of {:.0}",
+            auto.bytes_per_step(),
+            none.bytes_per_step()
+        );
+        bytes[0] += auto.bytes_per_step();
+        bytes[1] += none.bytes_per_step();
+    }
+    assert!(bytes[0] < bytes[1] / 2.0, "{bytes:?}");
+}
+
+/// Four resolutions whose layers ask for a quarter of a terabyte: what one step left serves the
+/// next only where sizes do not matter, in one large block.
+#[test]
+fn steps_of_several_resolutions_share_what_is_kept() {
+    let (_, trace) = recorded()
+        .into_iter()
+        .find(|(name, _)| name == "wan_swapped")
+        .unwrap();
+    let (none, _) = run(&trace);
+    let (auto, _) = run_keeping(Keep::Auto, &trace);
+    let part = auto.bytes_per_step() / none.bytes_per_step();
+    assert!(part < 0.25, "{part:.3}");
+}
