@@ -43,6 +43,24 @@ impl TryFrom<Device> for DeviceIndex {
     }
 }
 
+/// Loads the part of libtorch that knows a kind of device (`libtorch_hip.so`) into a process whose
+/// libtorch was linked without it, for good. libtorch looks for devices once: before that.
+///
+/// # Errors
+/// [`Error::NoAccelerator`] with the dynamic linker's words when it cannot be loaded.
+pub fn load_device_library(path: &std::path::Path) -> Result<()> {
+    use libloading::os::unix::{RTLD_GLOBAL, RTLD_NOW};
+    // SAFETY: a library of PyTorch's own, whose initialisers register its operators; that is
+    // what loading it is for, and they run in any Python that imports torch.
+    let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
+    let library = library.map_err(|error| {
+        Error::NoAccelerator(format!("cannot load {}: {error}", path.display()))
+    })?;
+    // libtorch keeps what was registered: it must never be closed.
+    std::mem::forget(library);
+    Ok(())
+}
+
 /// Whether this libtorch was built for ROCm, whatever devices there are.
 pub fn has_hip() -> bool {
     let mut answer = false;

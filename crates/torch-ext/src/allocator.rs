@@ -11,91 +11,21 @@
 //! be unmapped.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint};
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::{Result, raw};
 
-/// The ABI version that this crate speaks.
-pub const ABI_VERSION: u32 = 1;
+pub use crate::library_error::{ABI_VERSION, LIBRARY_VARIABLE, LibraryError};
 
 /// Device number of host memory, `HIP_ALLOC_HOST`.
 pub const HOST: i32 = -1;
 
-/// Environment variable that names the library's file.
-pub const LIBRARY_VARIABLE: &str = "HIP_ALLOC_LIB";
-
 const FILE_NAME: &str = "libhip_alloc.so";
 
-/// Why an allocator library cannot be used, or did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LibraryError {
-    /// There is no file of that name.
-    #[error("the allocator library {} does not exist{}", path.display(), named_by(*from_variable))]
-    Missing {
-        /// Where it was looked for.
-        path: PathBuf,
-        /// Whether `HIP_ALLOC_LIB` named it.
-        from_variable: bool,
-    },
-    /// No library was named, and none lies beside the executable.
-    #[error("no allocator library: {LIBRARY_VARIABLE} is not set, and {} does not exist", looked_at.display())]
-    NotFound {
-        /// The place beside the executable.
-        looked_at: PathBuf,
-    },
-    /// The file is no library that can be loaded here.
-    #[error("the allocator library {} cannot be loaded: {reason}", path.display())]
-    Unloadable {
-        /// Its file.
-        path: PathBuf,
-        /// The dynamic linker's words.
-        reason: String,
-    },
-    /// The library lacks a function of the ABI.
-    #[error("{} is no allocator library: it has no `{symbol}`", path.display())]
-    MissingSymbol {
-        /// Its file.
-        path: PathBuf,
-        /// The function.
-        symbol: &'static str,
-    },
-    /// The library speaks another version of the ABI.
-    #[error(
-        "the allocator library {} has ABI version {found}, and this program needs version {ABI_VERSION}; \
-         build both from the same source", path.display()
-    )]
-    WrongAbi {
-        /// Its file.
-        path: PathBuf,
-        /// Its version.
-        found: u32,
-    },
-    /// A call returned an error code.
-    #[error("the allocator library {} failed in `{function}` with code {code}", path.display())]
-    Failed {
-        /// Its file.
-        path: PathBuf,
-        /// The function.
-        function: &'static str,
-        /// What it returned; its meaning is in the library's log.
-        code: i32,
-    },
-    /// A path with a NUL byte, which C cannot take.
-    #[error("the path {} contains a NUL byte", .0.display())]
-    BadPath(PathBuf),
-}
-
-fn named_by(from_variable: bool) -> String {
-    if from_variable {
-        format!(" (named by {LIBRARY_VARIABLE})")
-    } else {
-        String::new()
-    }
-}
-
-/// Counters of one device, `struct hip_alloc_stats`.
+/// Counters of one device, `struct hip_alloc_stats`; `xtask/tests/abi.rs` holds it to the header.
 ///
 /// An older library fills only the fields that it knows; the rest stay zero.
 #[repr(C)]
@@ -125,6 +55,26 @@ pub struct Stats {
     pub pending_bytes: u64,
     /// Bytes the library may hold at most on this device.
     pub capacity_bytes: u64,
+    /// Bytes ever asked for; less [`live_bytes`](Self::live_bytes), ever freed.
+    pub allocated_bytes: u64,
+    /// Bytes ever taken from the driver; less [`held_bytes`](Self::held_bytes), ever given back.
+    pub driver_alloc_bytes: u64,
+    /// Most live allocations since the last reset.
+    pub live_allocations_peak: u64,
+    /// Most blocks held from the driver since the last reset.
+    pub driver_blocks_peak: u64,
+    /// Most bytes live or pending since the last reset.
+    pub active_peak_bytes: u64,
+    /// Times the driver refused and was asked again, with less held.
+    pub alloc_retries: u64,
+    /// Times all streams were waited for, to give memory back.
+    pub stream_syncs: u64,
+    /// Bytes ever given back to the driver.
+    pub driver_free_bytes: u64,
+    /// Nanoseconds in calls that take memory from the driver and give it back.
+    pub driver_nanoseconds: u64,
+    /// Times kept memory went back because somebody needed it, or nobody used it.
+    pub give_backs: u64,
 }
 
 /// Free and total bytes, the library's honest number.
@@ -202,6 +152,8 @@ impl Library {
     }
 
     fn load(path: PathBuf, from_variable: bool) -> Result<Self, LibraryError> {
+        // As it was meant here, whatever folder the program goes to.
+        let path = std::path::absolute(&path).unwrap_or(path);
         // Said here, because the dynamic linker's "cannot open shared object file"
         // also stands for a missing dependency.
         if !path.exists() {
@@ -210,10 +162,11 @@ impl Library {
                 from_variable,
             });
         }
-        let absolute = path.canonicalize().unwrap_or_else(|_| path.clone());
+        check_whole(&path)?;
+        let file = path.canonicalize().unwrap_or_else(|_| path.clone());
         // SAFETY: loading runs the initialisers of a library that the user chose to
         // run inside this process; that is what the option is for.
-        let library = unsafe { libloading::Library::new(&absolute) }.map_err(|error| {
+        let library = unsafe { libloading::Library::new(&file) }.map_err(|error| {
             let reason = match std::error::Error::source(&error) {
                 Some(source) => source.to_string(),
                 None => error.to_string(),
@@ -383,5 +336,35 @@ impl Library {
                 code,
             })
         }
+    }
+}
+
+/// An error for a file that was cut off, as by a full disk: the dynamic linker would map what is
+/// not there, and the process die of SIGBUS. Other trouble with it the linker tells.
+fn check_whole(path: &Path) -> Result<(), LibraryError> {
+    let (mut header, mut size) = ([0; 64], 0);
+    let read = File::open(path).and_then(|mut file| {
+        size = file.metadata()?.len();
+        file.read_exact(&mut header)
+    });
+    // ELF64, little endian: every machine that libtorch has GPU builds for.
+    if read.is_err() || !header.starts_with(b"\x7fELF\x02\x01") {
+        return Ok(());
+    }
+    let number = |at: usize, bytes: usize| {
+        let number = header[at..at + bytes].iter().rev();
+        number.fold(0, |number, byte| number << 8 | u64::from(*byte))
+    };
+    // The table of sections is the last thing that a linker writes.
+    let (sections, entry, count) = (number(0x28, 8), number(0x3A, 2), number(0x3C, 2));
+    let needed = sections.saturating_add(entry * count);
+    match size < needed {
+        true => Err(LibraryError::Unloadable {
+            path: path.to_owned(),
+            reason: format!(
+                "it is cut off: it has {size} of at least {needed} bytes; copy or install it again"
+            ),
+        }),
+        false => Ok(()),
     }
 }

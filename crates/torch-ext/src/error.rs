@@ -6,9 +6,10 @@
 //!   nonsense. Nothing is retried; the process must end.
 //! * everything else leaves the context as it was.
 
+use platform::device_error::ErrorClass;
 use tch::TchError;
 
-use crate::{allocator, raw};
+use crate::library_error::LibraryError;
 
 /// The result of everything in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -46,7 +47,7 @@ pub enum Error {
     Torch(String),
     /// The allocator library.
     #[error(transparent)]
-    Allocator(#[from] allocator::LibraryError),
+    Allocator(#[from] LibraryError),
 }
 
 impl Error {
@@ -62,19 +63,21 @@ impl Error {
 
     /// Puts together what the shim reported: the class of the exception, the
     /// accelerator's own error number (0 if none) and the message.
-    pub(crate) fn from_shim(code: raw::Code, number: i32, message: String) -> Self {
+    pub(crate) fn from_shim(code: Code, number: i32, message: String) -> Self {
         match code {
-            raw::Code::OutOfMemory => Error::OutOfMemory { message },
-            raw::Code::Accelerator => match classify_number(number) {
-                Class::OutOfMemory => Error::OutOfMemory { message },
-                Class::DeviceLost => Error::DeviceLost { message },
-                Class::Other => Error::from_message(message),
-            },
-            raw::Code::NoAccelerator => Error::NoAccelerator(message),
-            raw::Code::InvalidArgument => Error::InvalidArgument(message),
-            raw::Code::NotImplemented => Error::NotImplemented(message),
-            raw::Code::Callback => Error::Callback(message),
-            raw::Code::Torch => Error::from_message(message),
+            Code::OutOfMemory => Error::OutOfMemory { message },
+            Code::Accelerator => {
+                match u32::try_from(number).map_or(ErrorClass::Other, ErrorClass::of_code) {
+                    ErrorClass::OutOfMemory => Error::OutOfMemory { message },
+                    ErrorClass::ContextLost => Error::DeviceLost { message },
+                    ErrorClass::Other => Error::from_message(message),
+                }
+            }
+            Code::NoAccelerator => Error::NoAccelerator(message),
+            Code::InvalidArgument => Error::InvalidArgument(message),
+            Code::NotImplemented => Error::NotImplemented(message),
+            Code::Callback => Error::Callback(message),
+            Code::Torch => Error::from_message(message),
         }
     }
 
@@ -82,10 +85,10 @@ impl Error {
     /// tch, and what libtorch throws for errors that its own code wrapped.
     pub fn from_message(message: String) -> Self {
         let message = without_backtrace(message);
-        match classify_message(&message) {
-            Class::OutOfMemory => Error::OutOfMemory { message },
-            Class::DeviceLost => Error::DeviceLost { message },
-            Class::Other => Error::Torch(message),
+        match ErrorClass::of_message(&message) {
+            ErrorClass::OutOfMemory => Error::OutOfMemory { message },
+            ErrorClass::ContextLost => Error::DeviceLost { message },
+            ErrorClass::Other => Error::Torch(message),
         }
     }
 }
@@ -99,66 +102,29 @@ impl From<TchError> for Error {
     }
 }
 
-#[derive(Debug, PartialEq)]
-enum Class {
+/// Class of a failure; mirrors `surefoot::Code` in `cpp/boundary.h`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Code {
+    Torch,
     OutOfMemory,
-    DeviceLost,
-    Other,
+    Accelerator,
+    NoAccelerator,
+    InvalidArgument,
+    NotImplemented,
+    Callback,
 }
 
-/// Error numbers that CUDA and HIP share (`cudaError_t` and `hipError_t` keep the
-/// same values for these).
-fn classify_number(number: i32) -> Class {
-    match number {
-        2 => Class::OutOfMemory,
-        // ECC uncorrectable, NVLink uncorrectable, illegal state.
-        214 | 220 | 401 => Class::DeviceLost,
-        // Illegal address, launch timeout, context destroyed, assert, hardware stack
-        // error, illegal instruction, misaligned address, invalid address space,
-        // invalid program counter, launch failure.
-        700 | 702 | 709 | 710 | 714..=719 => Class::DeviceLost,
-        999 => Class::DeviceLost, // "unknown error": hangs and resets arrive as this
-        _ => Class::Other,
-    }
-}
-
-/// Wordings of the CUDA and HIP runtimes and of c10. Lower case.
-fn classify_message(message: &str) -> Class {
-    const OUT_OF_MEMORY: [&str; 5] = [
-        "out of memory", // "CUDA out of memory.", "HIP out of memory.", hipErrorOutOfMemory
-        "defaultcpuallocator: can't allocate memory",
-        "defaultcpuallocator: not enough memory",
-        "std::bad_alloc",
-        "hiperroroutofmemory",
-    ];
-    const DEVICE_LOST: [&str; 17] = [
-        "illegal memory access",
-        "unspecified launch failure",
-        "launch timed out",
-        "device-side assert",
-        "misaligned address",
-        "illegal instruction",
-        "invalid program counter",
-        "hardware stack error",
-        "uncorrectable ecc error",
-        "context is destroyed",
-        "hiperrorillegaladdress",
-        "hiperrorlaunchfailure",
-        "hiperrorlaunchtimeout",
-        "hiperrorassert",
-        "hiperrorillegalstate",
-        "memory access fault by gpu",
-        "hip error: unknown error",
-    ];
-    let message = message.to_lowercase();
-    let has = |wordings: &[&str]| wordings.iter().any(|wording| message.contains(wording));
-    // A lost device first: its message may quote an earlier "out of memory".
-    if has(&DEVICE_LOST) {
-        Class::DeviceLost
-    } else if has(&OUT_OF_MEMORY) {
-        Class::OutOfMemory
-    } else {
-        Class::Other
+impl Code {
+    pub(crate) fn from_raw(code: i32) -> Self {
+        match code {
+            2 => Code::OutOfMemory,
+            3 => Code::Accelerator,
+            4 => Code::NoAccelerator,
+            5 => Code::InvalidArgument,
+            6 => Code::NotImplemented,
+            7 => Code::Callback,
+            _ => Code::Torch,
+        }
     }
 }
 
@@ -216,7 +182,7 @@ mod tests {
 
     #[test]
     fn numbers_decide_where_there_is_one() {
-        let error = |number| Error::from_shim(raw::Code::Accelerator, number, "HIP error".into());
+        let error = |number| Error::from_shim(Code::Accelerator, number, "HIP error".into());
         assert!(matches!(error(2), Error::OutOfMemory { .. }));
         assert!(matches!(error(719), Error::DeviceLost { .. }));
         assert!(matches!(error(801), Error::Torch(_))); // not supported: the context is fine

@@ -1,4 +1,6 @@
-//! A small device-agnostic shim over libtorch, with a safe Rust face.
+#![doc = include_str!("../README.md")]
+//!
+//! # Modules
 //!
 //! tch covers tensors, layers and backward. This crate adds what tch leaves out
 //! and a trainer on a real device cannot do without:
@@ -10,6 +12,7 @@
 //! | [`optimizer`] | fused AdamW, norms over many tensors, clipping |
 //! | [`checkpoint()`] | gradient checkpointing through a Rust closure |
 //! | [`linear_with`] | linear layers over frozen weights that are made when they are needed |
+//! | [`operators`] | which operators a piece of work runs |
 //! | [`products`] | fp32 matrix products on the CPU by the faster of two libraries |
 //! | [`random`], [`autocast`], [`threads`] | generator state, mixed precision, worker threads |
 //!
@@ -24,7 +27,9 @@ pub mod allocator;
 pub mod autocast;
 mod checkpoint;
 mod error;
+mod library_error;
 mod linear;
+pub mod operators;
 pub mod optimizer;
 pub mod products;
 pub mod random;

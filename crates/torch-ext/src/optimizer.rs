@@ -12,7 +12,7 @@ use crate::{Error, Result, raw};
 /// update is PyTorch's: decay first, then the bias-corrected moment).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
-    /// Step size.
+    /// Learning rate.
     pub learning_rate: f64,
     /// Decay of the average of gradients.
     pub beta1: f64,

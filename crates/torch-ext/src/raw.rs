@@ -1,42 +1,16 @@
 //! The functions of `cpp/`, as they are. Everything that returns an `i32` returns
-//! a [`Code`]; [`check`] turns it into a `Result`.
+//! a [`Code`](crate::error::Code); [`check`] turns it into a `Result`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
 use tch::Tensor;
 use torch_sys::C_tensor;
 
-use crate::{Error, Result};
-
-/// Class of a failure; mirrors `surefoot::Code` in `cpp/boundary.h`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Code {
-    Torch,
-    OutOfMemory,
-    Accelerator,
-    NoAccelerator,
-    InvalidArgument,
-    NotImplemented,
-    Callback,
-}
+use crate::error::{Code, Error, Result};
 
 pub(crate) const OK: i32 = 0;
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 pub(crate) const CALLBACK: i32 = 7;
-
-impl Code {
-    fn from_raw(code: i32) -> Self {
-        match code {
-            2 => Code::OutOfMemory,
-            3 => Code::Accelerator,
-            4 => Code::NoAccelerator,
-            5 => Code::InvalidArgument,
-            6 => Code::NotImplemented,
-            7 => Code::Callback,
-            _ => Code::Torch,
-        }
-    }
-}
 
 /// Turns a return code into a `Result`, fetching this thread's message.
 pub(crate) fn check(code: i32) -> Result<()> {
@@ -219,6 +193,13 @@ unsafe extern "C" {
     pub(crate) safe fn surefoot_onednn_is_faster() -> bool;
     pub(crate) fn surefoot_use_onednn(installed: *mut bool) -> i32;
     pub(crate) safe fn surefoot_onednn_products() -> u64;
+
+    pub(crate) fn surefoot_operators_start() -> i32;
+    pub(crate) fn surefoot_operators_stop() -> i32;
+    pub(crate) fn surefoot_operators_counted(
+        visit: unsafe extern "C" fn(*const c_char, u64, *mut c_void),
+        context: *mut c_void,
+    ) -> i32;
 
     pub(crate) fn surefoot_manual_seed(seed: u64) -> i32;
     pub(crate) fn surefoot_generator_state(device: i32, out: *mut *mut C_tensor) -> i32;

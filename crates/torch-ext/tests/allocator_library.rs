@@ -35,6 +35,28 @@ fn a_file_that_is_no_library_is_refused_with_the_linkers_reason() {
 }
 
 #[test]
+fn a_file_that_was_cut_off_is_refused_before_it_is_mapped() {
+    let path = shared_library("allocator.c", &[]);
+    let whole = std::fs::read(&path).unwrap();
+    for size in [whole.len() - 1, whole.len() / 2, 64] {
+        std::fs::write(&path, &whole[..size]).unwrap();
+        let error = Library::open(&path).unwrap_err().to_string();
+        let cut = format!(
+            "it is cut off: it has {size} of at least {} bytes",
+            whole.len()
+        );
+        assert!(error.contains(&cut), "{error}");
+    }
+}
+
+#[test]
+fn a_relative_path_is_meant_from_where_the_program_is_now() {
+    let error = Library::open("no/such.so").unwrap_err().to_string();
+    let path = std::env::current_dir().unwrap().join("no/such.so");
+    assert!(error.contains(&path.display().to_string()), "{error}");
+}
+
+#[test]
 fn another_abi_version_is_refused_with_both_versions() {
     let path = shared_library("allocator.c", &["-DABI=2"]);
     let error = Library::open(&path).unwrap_err().to_string();

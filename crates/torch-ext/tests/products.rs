@@ -6,17 +6,30 @@
 use tch::{Device, Kind, Tensor};
 use torch_ext::{backward, products};
 
-/// Whether oneDNN made the products of `work`: exactly `count` of them.
+/// Whether oneDNN made the products of `work`: exactly `count` of them. On a CPU without AVX-512 libtorch may
+/// refuse to have them made so; `work` is done there too, and is right by libtorch's own products.
 fn made(count: u64, work: impl FnOnce()) -> bool {
     // The counter is the process's; tests that share it would count each other's.
     static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _guard = ONE_AT_A_TIME
         .lock()
         .unwrap_or_else(|broken| broken.into_inner());
-    assert!(products::use_onednn().unwrap(), "this libtorch has oneDNN");
+    if !products::use_onednn().unwrap() {
+        assert!(!has_avx512(), "this libtorch has oneDNN");
+        eprintln!("not tested: products by oneDNN, on a CPU without AVX-512");
+        work();
+        return products::made_by_onednn() == 0;
+    }
     let before = products::made_by_onednn();
     work();
     products::made_by_onednn() - before == count
+}
+
+fn has_avx512() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("avx512f");
+    #[cfg(not(target_arch = "x86_64"))]
+    false
 }
 
 fn random(size: &[i64]) -> Tensor {
