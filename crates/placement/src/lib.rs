@@ -1,50 +1,37 @@
-//! Tensors and modules onto the device step by step, verified, with fallback.
+#![doc = include_str!("../README.md")]
+//!
+//! # Where to look
 //!
 //! | question | answer |
 //! |---|---|
-//! | how does one tensor get there? | [`Ladder`]: the rungs of [`Rung`], over a [`transport`] |
-//! | did it arrive? | [`Verify`] decides when to look, [`checksum`] what is compared |
-//! | what lives where? | [`plan`], made before anything moves; [`stage`] carries out its phases |
-//! | what if a model is larger than the device? | [`stream`] brings its blocks when they are used |
-//! | what if memory runs out all the same? | [`shortage`] says what to try next |
-//! | how do batches come? | [`loader`]; and [`prepare()`] makes all of it ready in one call |
+//! | how do tensors, modules and batches get to the device? | a [`Placer`] |
+//! | how does one tensor get there, and did it arrive? | [`transfer`]: the [`TransferEngine`] tries each [`TransferStrategy`] and compares checksums as [`Verify`] asks |
+//! | what lives where? | [`plan`], made before anything moves; [`phases`] carries it out |
+//! | what if a model is larger than the device? | [`swap`] brings its blocks when they are used |
+//! | what if memory runs out all the same? | [`oom`] says what to try next |
+//! | how do batches come? | [`loader`] |
 //!
-//! The decisions are pure and know no libtorch; `torch_transport` carries them out. That faults are noticed is
-//! shown three times: by [`matrix`] on [`fake`] and on the routes of whatever device is here, and by
-//! `examples/on-device` through real libtorch on `device-sim`.
+//! The decisions are pure and know no libtorch; [`torch_transport`] carries them out. `docs/transfer.md` specifies a
+//! verified copy to the byte, for this crate and for the Python package alike.
+//!
+//! The feature `test-support` adds `testing`: a device made of vectors with faults to order, and the fault matrix.
 
-mod batch;
-mod bytes;
-pub mod checksum;
-pub mod fake;
 pub mod loader;
-mod mapped;
-pub mod matrix;
+pub mod offload;
 mod placer;
-pub mod plan;
-mod policy;
-pub mod prepare;
-mod profile;
-mod report;
-mod ring;
-mod route;
-mod rung;
-pub mod shortage;
-pub mod stage;
-pub mod stream;
-pub mod torch_transport;
-pub mod transport;
-mod verify;
-mod watch;
+mod tensor_tree;
+#[cfg(any(test, feature = "test-support"))]
+pub mod testing;
+pub mod transfer;
 
-pub use batch::{Batch, FieldPath};
-pub use bytes::{Bytes, NotASize};
-pub use matrix::{FaultMatrix, fault_matrix, fault_matrix_here};
+pub use offload::profile::{ParseProfileError, Profile};
+pub use offload::{oom, phases, plan, swap};
 pub use placer::{ModuleSummary, PlaceError, Placer};
-pub use policy::{MoveError, Placed, Policy, Request};
-pub use prepare::prepare;
-pub use profile::{NotAProfile, Profile};
-pub use report::{Attempt, Failure, Outcome, PlacementReport, RouteTotal, Story};
-pub use route::{Ladder, PlacedBy};
-pub use rung::Rung;
-pub use verify::{NotAMode, Role, Verify};
+pub use platform::Bytes;
+pub use tensor_tree::{FieldPath, TensorTree};
+pub use transfer::engine::{PlacedBy, TransferEngine};
+pub use transfer::policy::{MoveError, Placed, Policy, Request};
+pub use transfer::report::{Attempt, Failure, Outcome, PlacementReport, RouteTotal, TransferTrace};
+pub use transfer::strategy::TransferStrategy;
+pub use transfer::verify::{ParseVerifyError, Role, Verify};
+pub use transfer::{checksum, torch_transport, transport};

@@ -27,7 +27,7 @@ use tch::Device;
 use self::maker::{Doing, Maker};
 use self::order::Order;
 use self::queue::{Queue, Taken};
-use crate::batch::Batch;
+use crate::tensor_tree::TensorTree;
 
 /// How long a batch may be waited for before the log says what it waits for.
 const SILENCE: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ pub trait Source: Send + Sync + 'static {
     /// One sample, on the host.
     type Sample;
     /// Several samples in one, on the host.
-    type Batch: Batch + Send + 'static;
+    type Batch: TensorTree + Send + 'static;
 
     /// How many samples there are.
     fn len(&self) -> usize;
@@ -200,14 +200,14 @@ pub enum LoadError {
     /// A state of another loader.
     #[error("the saved state is of another loader: its {what} is {saved}, and now it is {now}")]
     OtherLoader {
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
         /// In the state.
         saved: String,
         /// In this loader.
         now: String,
     },
-    /// No threads.
+    /// The operating system gave no worker threads.
     #[error("the loader's workers cannot be started: {0}")]
     Workers(#[from] std::io::Error),
 }

@@ -1,7 +1,7 @@
-//! The door that training code uses: tensors, modules and batches to the device.
+//! What training code uses: tensors, modules and batches to the device, and tensors back.
 //!
 //! A [`Placer`] holds one device, one policy and one report. On an accelerator it
-//! sends each tensor up the [`Ladder`]; on the CPU there is nothing to copy and
+//! has the [`TransferEngine`] move each tensor; on the CPU there is nothing to copy and
 //! nothing to verify, so it only closes gaps and converts.
 
 mod module;
@@ -13,17 +13,16 @@ use tch::{Device, Kind, Tensor};
 pub use self::module::ModuleSummary;
 use self::module::{ModuleMove, group_length};
 pub(crate) use self::plain::check_plain;
-use crate::batch::{Batch, FieldPath, fields, refilled};
-use crate::bytes::Bytes;
-use crate::plan::Memory;
-use crate::policy::{MoveError, Placed, Policy, Request};
-use crate::report::PlacementReport;
-use crate::route::Ladder;
-use crate::torch_transport::{
+use crate::tensor_tree::{FieldPath, TensorTree, fields, refilled};
+use crate::transfer::engine::TransferEngine;
+use crate::transfer::policy::{MoveError, Placed, Policy, Request};
+use crate::transfer::report::PlacementReport;
+use crate::transfer::torch_transport::{
     HostTensor, TorchTransport, TransportOptions, device_name, element_of,
 };
-use crate::transport::{Element, Transport};
-use crate::verify::Role;
+use crate::transfer::transport::{DeviceFacts, Element, Transport};
+use crate::transfer::verify::Role;
+use platform::Bytes;
 
 /// Why a tensor, a module or a batch is not on the device.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +89,7 @@ impl PlaceError {
 /// Moves tensors to one device, and remembers how each came there.
 pub struct Placer {
     transport: TorchTransport,
-    ladder: Ladder,
+    engine: TransferEngine,
     /// Whether it was said already that the CPU needs no moves.
     explained: bool,
 }
@@ -120,7 +119,7 @@ impl Placer {
         let transport = TorchTransport::new(device, options)?;
         Ok(Self {
             transport,
-            ladder: Ladder::new(policy),
+            engine: TransferEngine::new(policy),
             explained: false,
         })
     }
@@ -132,36 +131,61 @@ impl Placer {
 
     /// How moves are made.
     pub fn policy(&self) -> &Policy {
-        self.ladder.policy()
+        self.engine.policy()
     }
 
     /// What was said about the device, for those that move on their own, such as a
-    /// [`BlockStream`](crate::stream::BlockStream).
+    /// [`BlockSwapper`](crate::offload::swap::BlockSwapper).
     pub fn options(&self) -> &TransportOptions {
         self.transport.options()
     }
 
-    /// The memory that a plan may use, of which so much is free on the device and the host.
-    /// The CPU is a device that has one memory with the host.
-    pub fn memory(&self, device: Bytes, host: Bytes) -> Memory {
-        let facts = self.transport.facts();
-        match facts.unified_memory || self.device() == Device::Cpu {
-            true => Memory::Unified {
-                device,
-                pool: host,
-                zero_copy: facts.zero_copy && self.device() != Device::Cpu,
-            },
-            false => Memory::Discrete { device, host },
-        }
+    /// What the device is and can do.
+    pub(crate) fn facts(&self) -> DeviceFacts {
+        self.transport.facts()
     }
 
-    pub(crate) fn transport(&mut self) -> &mut TorchTransport {
-        &mut self.transport
+    /// Hands memory that caches hold back to the driver; how much it was.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn trim(&mut self) -> Result<Bytes, PlaceError> {
+        let trimmed = self.transport.trim();
+        trimmed.map_err(|error| PlaceError::Device(error.into()))
+    }
+
+    /// A tensor of a device in host memory, contiguous, compared with what the device holds unless the policy is
+    /// [`Verify::Off`](crate::Verify::Off).
+    ///
+    /// # Errors
+    /// [`PlaceError`]; the tensor on the device is as it was.
+    pub fn to_host(&mut self, name: &str, tensor: &Tensor) -> Result<Tensor, PlaceError> {
+        let remote = tensor.f_detach().and_then(|tensor| tensor.f_contiguous());
+        let remote = remote.map_err(|error| torch(name, error))?;
+        let request = Request {
+            name,
+            role: Role::Weight,
+            cast: None,
+        };
+        let host = match remote.device() == self.device() {
+            true => self
+                .engine
+                .to_host(&mut self.transport, &remote, &request)?,
+            false => {
+                let options = TransportOptions {
+                    deadline: self.options().deadline,
+                    ..TransportOptions::default()
+                };
+                let mut other = TorchTransport::new(remote.device(), options)?;
+                self.engine.to_host(&mut other, &remote, &request)?
+            }
+        };
+        Ok(host.into_tensor())
     }
 
     /// Every move so far. Empty on the CPU, where nothing moves.
     pub fn report(&self) -> &PlacementReport {
-        self.ladder.report()
+        self.engine.report()
     }
 
     /// A weight on the device, contiguous, in `kind` (`None` keeps its own). It
@@ -186,7 +210,7 @@ impl Placer {
     ///
     /// # Errors
     /// [`PlaceError`]; the batch is gone.
-    pub fn batch<B: Batch>(&mut self, batch: B) -> Result<B, PlaceError> {
+    pub fn batch<B: TensorTree>(&mut self, batch: B) -> Result<B, PlaceError> {
         let root = FieldPath::root("batch");
         let (batch, fields) = fields(batch, &root);
         for (path, tensor) in &fields {
@@ -281,7 +305,10 @@ impl Placer {
         let mut cargo = Vec::new();
         for (name, source, kind) in tensors {
             if source.device() != self.device() {
-                cargo.push((*name, pack(name, source, kind.unwrap_or(source.kind()))?));
+                cargo.push((
+                    *name,
+                    self.pack(name, source, kind.unwrap_or(source.kind()))?,
+                ));
             }
         }
         let loads: Vec<_> = cargo
@@ -291,7 +318,9 @@ impl Placer {
                 (host, Request { name, role, cast })
             })
             .collect();
-        let moved = self.ladder.place_together(&mut self.transport, &loads)?;
+        let moved = self
+            .engine
+            .to_device_together(&mut self.transport, &loads)?;
         let mut moved = moved.into_iter();
         let mut placed = Vec::with_capacity(tensors.len());
         for (name, source, kind) in tensors {
@@ -372,7 +401,7 @@ impl Placer {
         adjusted.map_err(|error| torch(name, error))
     }
 
-    /// From the host (or, through the host, from another device) up the ladder.
+    /// From the host (or, through the host, from another device) to the device.
     fn carry(
         &mut self,
         name: &str,
@@ -380,46 +409,55 @@ impl Placer {
         source: &Tensor,
         kind: Kind,
     ) -> Result<Tensor, PlaceError> {
-        let (host, cast) = pack(name, source, kind)?;
+        let (host, cast) = self.pack(name, source, kind)?;
         let request = Request {
             name,
             role,
             cast: Some(cast),
         };
-        match self.ladder.place(&mut self.transport, &host, &request)? {
+        match self
+            .engine
+            .to_device(&mut self.transport, &host, &request)?
+        {
             Placed::OnDevice(tensor) => Ok(tensor),
             Placed::OnHost(host) => Ok(host.into_tensor()),
         }
     }
+
+    /// A source for the engine, and the element type it shall arrive with.
+    fn pack(
+        &mut self,
+        name: &str,
+        source: &Tensor,
+        kind: Kind,
+    ) -> Result<(HostTensor, Element), PlaceError> {
+        let refuse = |kind| PlaceError::Kind {
+            tensor: name.to_owned(),
+            kind,
+        };
+        element_of(source.kind()).ok_or_else(|| refuse(source.kind()))?;
+        let cast = element_of(kind).ok_or_else(|| refuse(kind))?;
+        // Copies between two devices arrive as zeros on some machines, where a copy
+        // through the host does not (pytorch issues 84803, 87363).
+        let on_host = match source.device() {
+            Device::Cpu => source.shallow_clone(),
+            _ => self.to_host(name, source)?,
+        };
+        let host = HostTensor::new(&on_host).map_err(|source| PlaceError::Torch {
+            tensor: name.to_owned(),
+            source,
+        })?;
+        Ok((host, cast))
+    }
 }
 
-/// Lets go of what has arrived when the rest does not come: never, where freeing it would call into
+/// Drops what has arrived when the rest does not: never, where freeing it would call into
 /// a runtime that must not be called any more.
 fn given_up<T>(error: PlaceError, arrived: T) -> PlaceError {
     if !error.context_is_usable() {
         std::mem::forget(arrived);
     }
     error
-}
-
-/// A source for the ladder, and the element type it shall arrive with.
-fn pack(name: &str, source: &Tensor, kind: Kind) -> Result<(HostTensor, Element), PlaceError> {
-    let refuse = |kind| PlaceError::Kind {
-        tensor: name.to_owned(),
-        kind,
-    };
-    element_of(source.kind()).ok_or_else(|| refuse(source.kind()))?;
-    let cast = element_of(kind).ok_or_else(|| refuse(kind))?;
-    // Copies between two devices arrive as zeros on some machines, where a copy
-    // through the host does not (pytorch issues 84803, 87363).
-    let on_host = source
-        .f_to_device(Device::Cpu)
-        .map_err(|error| torch(name, error))?;
-    let host = HostTensor::new(&on_host).map_err(|source| PlaceError::Torch {
-        tensor: name.to_owned(),
-        source,
-    })?;
-    Ok((host, cast))
 }
 
 /// What arrived, looked at, as a leaf that requires a gradient if a weight did.

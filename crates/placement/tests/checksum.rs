@@ -1,7 +1,7 @@
 //! Each listed kind of damage changes the checksum, on bytes of every sort and length.
 
-use placement::checksum::{Checksum, ROW_BYTES};
 use proptest::prelude::*;
+use surefoot_placement::checksum::{Checksum, ROW_BYTES};
 
 /// Tensors as they come: noise, constants, few values, floats in order; up to some rows, of odd lengths.
 fn tensors() -> impl Strategy<Value = Vec<u8>> {

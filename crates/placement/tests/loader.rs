@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use placement::loader::{BoxError, LoadError, Loader, LoaderOptions, Source};
-use placement::{Batch, FieldPath};
 use proptest::prelude::*;
+use surefoot_placement::loader::{BoxError, LoadError, Loader, LoaderOptions, Source};
+use surefoot_placement::{FieldPath, TensorTree};
 use tch::Tensor;
 
 /// Samples are their own numbers; some of them are bad.
@@ -381,7 +381,7 @@ impl Drop for Held {
     }
 }
 
-impl Batch for Held {
+impl TensorTree for Held {
     fn try_map<E, F>(self, _: &FieldPath, _: &mut F) -> Result<Self, E>
     where
         F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>,

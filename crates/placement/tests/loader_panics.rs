@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use placement::loader::{BoxError, LoadError, Loader, LoaderOptions, Source};
-use placement::{Batch, FieldPath};
+use surefoot_placement::loader::{BoxError, LoadError, Loader, LoaderOptions, Source};
+use surefoot_placement::{FieldPath, TensorTree};
 use tch::Tensor;
 
 fn options(workers: usize) -> LoaderOptions {
@@ -44,7 +44,7 @@ impl Source for Panics {
 #[derive(Debug)]
 struct PanicsWhenMapped;
 
-impl Batch for PanicsWhenMapped {
+impl TensorTree for PanicsWhenMapped {
     fn try_map<E, F>(self, _: &FieldPath, _: &mut F) -> Result<Self, E>
     where
         F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>,

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use placement::FaultMatrix;
-use placement::Rung;
-use placement::fake::Fault;
-use placement::matrix::{Cell, CellOutcome, fault_matrix};
+use surefoot_placement::TransferStrategy;
+use surefoot_placement::testing::fake::Fault;
+use surefoot_placement::testing::matrix::FaultMatrix;
+use surefoot_placement::testing::matrix::{Cell, CellOutcome, fault_matrix};
 
 static MATRIX: LazyLock<FaultMatrix> = LazyLock::new(fault_matrix);
 
@@ -109,7 +109,9 @@ fn what_strikes_every_time_is_recovered_where_a_route_avoids_it() {
 
 #[test]
 fn every_copy_fault_strikes_on_every_route_under_every_mode() {
-    let alone = Rung::TO_DEVICE.iter().map(|rung| rung.name());
+    let alone = TransferStrategy::TO_DEVICE
+        .iter()
+        .map(|strategy| strategy.name());
     let all: BTreeSet<_> = alone.chain([FaultMatrix::TOGETHER]).collect();
     for fault in Fault::ALL {
         if matches!(fault, Fault::OutOfMemory(_) | Fault::CastZeros) {

@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use placement::Bytes;
-use placement::plan::{
-    Component, DeviceMap, Handling, Home, MaxMemory, Memory, Module, Phase, Place, Plan, PlanError,
-    Wishes, plan,
-};
 use proptest::prelude::*;
+use surefoot_placement::Bytes;
+use surefoot_placement::plan::{
+    Component, DeviceMap, Handling, MaxMemory, Memory, Module, OffloadOptions, Phase, Place, Plan,
+    PlanError, Residency, plan,
+};
 
-fn homes(plan: &Plan, phase: usize) -> HashMap<&str, Home> {
+fn residencies(plan: &Plan, phase: usize) -> HashMap<&str, Residency> {
     plan.phases[phase]
         .placements
         .iter()
-        .map(|placed| (placed.module.as_str(), placed.home))
+        .map(|placed| (placed.module.as_str(), placed.residency))
         .collect()
 }
 
@@ -28,7 +28,7 @@ proptest! {
         // More goes into the second slot first, without which copies wait; then into blocks that stay.
         let worth = |device| {
             let memory = Memory::Discrete { device: Bytes(device), host: Bytes::gib(1) };
-            plan(&components, &phases, memory, &Wishes::default()).ok().map(|plan| {
+            plan(&components, &phases, memory, &OffloadOptions::default()).ok().map(|plan| {
                 let phase = &plan.phases[0];
                 let slots = if phase.ring_slots == 0 { u32::MAX } else { phase.ring_slots };
                 (slots, phase.resident)
@@ -121,38 +121,38 @@ fn a_card_of_16_gib_streams_what_does_not_fit() {
         device: Bytes::gib(15),
         host: Bytes::gib(48),
     };
-    let plan = plan(&components, &phases, memory, &Wishes::default()).unwrap();
+    let plan = plan(&components, &phases, memory, &OffloadOptions::default()).unwrap();
     assert_eq!(
         plan.to_string(),
         "\
-memory: device 15.00 GiB, host 48.00 GiB
+memory: device 15 GiB, host 48 GiB
 
-encode text: 10.33 GiB on the device (10.08 GiB resident, 0 B ring, 256.00 MiB working), 150.00 MiB on the host
-  1. prepare 1 module of adapter (150.00 MiB): idle in host memory
+encode text: 10.33 GiB on the device (10.08 GiB resident, 0 bytes ring, 256 MiB working), 150 MiB on the host
+  1. prepare 1 module of adapter (150 MiB): idle in host memory
   2. load 24 modules of text_encoder (10.08 GiB): on the device
   text_encoder            24 modules     10.08 GiB  on the device
-  vae                      1 module     500.00 MiB  idle in its file
+  vae                      1 module        500 MiB  idle in its file
   transformer             41 modules     26.76 GiB  idle in its file
-  adapter                  1 module     150.00 MiB  idle in host memory
+  adapter                  1 module        150 MiB  idle in host memory
 
-encode video: 3.42 GiB on the device (500.00 MiB resident, 0 B ring, 2.93 GiB working), 150.00 MiB on the host
+encode video: 3.42 GiB on the device (500 MiB resident, 0 bytes ring, 2.93 GiB working), 150 MiB on the host
   1. offload 24 modules of text_encoder (10.08 GiB): idle in its file
-  2. load 1 module of vae (500.00 MiB): on the device
+  2. load 1 module of vae (500 MiB): on the device
   text_encoder            24 modules     10.08 GiB  idle in its file
-  vae                      1 module     500.00 MiB  on the device
+  vae                      1 module        500 MiB  on the device
   transformer             41 modules     26.76 GiB  idle in its file
-  adapter                  1 module     150.00 MiB  idle in host memory
+  adapter                  1 module        150 MiB  idle in host memory
 
 train: 14.38 GiB on the device (9.64 GiB resident, 1.33 GiB ring, 3.42 GiB working), 17.27 GiB on the host
-  1. offload 1 module of vae (500.00 MiB): idle in its file
+  1. offload 1 module of vae (500 MiB): idle in its file
   2. prepare 26 modules of transformer (17.27 GiB): streamed from host memory
   3. load 15 modules of transformer (9.49 GiB): on the device
-  4. load 1 module of adapter (150.00 MiB): on the device
+  4. load 1 module of adapter (150 MiB): on the device
   text_encoder            24 modules     10.08 GiB  idle in its file
-  vae                      1 module     500.00 MiB  idle in its file
+  vae                      1 module        500 MiB  idle in its file
   transformer             15 modules      9.49 GiB  on the device
   transformer             26 modules     17.27 GiB  streamed from host memory
-  adapter                  1 module     150.00 MiB  on the device
+  adapter                  1 module        150 MiB  on the device
 "
     );
 }
@@ -165,21 +165,21 @@ fn an_apu_offloads_nothing_to_its_own_memory() {
         pool: Bytes::gib(56),
         zero_copy: true,
     };
-    let plan = plan(&components, &phases, memory, &Wishes::default()).unwrap();
+    let plan = plan(&components, &phases, memory, &OffloadOptions::default()).unwrap();
     let printed = plan.to_string();
     let train = &printed[printed.find("train:").unwrap()..];
     assert_eq!(
         train,
         "\
-train: 23.68 GiB on the device (20.26 GiB resident, 0 B ring, 3.42 GiB working), 6.64 GiB on the host
-  1. offload 1 module of vae (500.00 MiB): idle in its file
+train: 23.68 GiB on the device (20.26 GiB resident, 0 bytes ring, 3.42 GiB working), 6.64 GiB on the host
+  1. offload 1 module of vae (500 MiB): idle in its file
   2. prepare 10 modules of transformer (6.64 GiB): zero-copy from host memory
   3. load 31 modules of transformer (20.12 GiB): on the device
   text_encoder            24 modules     10.08 GiB  idle in its file
-  vae                      1 module     500.00 MiB  idle in its file
+  vae                      1 module        500 MiB  idle in its file
   transformer             31 modules     20.12 GiB  on the device
   transformer             10 modules      6.64 GiB  zero-copy from host memory
-  adapter                  1 module     150.00 MiB  on the device
+  adapter                  1 module        150 MiB  on the device
 
 note: CPU and device share one memory: offloading to RAM would free nothing and copy everything, so that nothing is offloaded there
 "
@@ -194,10 +194,14 @@ fn an_apu_without_zero_copy_streams_from_the_file() {
         pool: Bytes::gib(28),
         zero_copy: false,
     };
-    let plan = plan(&components, &phases, memory, &Wishes::default()).unwrap();
-    let homes = homes(&plan, 2);
-    assert_eq!(homes["transformer.embed"], Home::Device);
-    assert!(homes.values().any(|home| *home == Home::StreamedFromDisk));
+    let plan = plan(&components, &phases, memory, &OffloadOptions::default()).unwrap();
+    let residencies = residencies(&plan, 2);
+    assert_eq!(residencies["transformer.embed"], Residency::Device);
+    assert!(
+        residencies
+            .values()
+            .any(|residency| *residency == Residency::StreamedFromDisk)
+    );
     assert_eq!(plan.phases[2].host, Bytes::ZERO);
     assert!(plan.to_string().contains("read from their file each time"));
 }
@@ -221,49 +225,54 @@ fn an_idle_component_that_comes_back_waits_on_the_host_or_stays() {
             device: Bytes::gib(device),
             host: Bytes::gib(48),
         };
-        let plan = plan(&components, &phases, memory, &Wishes::default()).unwrap();
-        homes(&plan, 2)["vae"]
+        let plan = plan(&components, &phases, memory, &OffloadOptions::default()).unwrap();
+        residencies(&plan, 2)["vae"]
     };
     assert_eq!(
         at(15),
-        Home::IdleOnHost,
+        Residency::IdleOnHost,
         "beside a streamed transformer there is no room"
     );
-    assert_eq!(at(40), Home::Device, "beside a resident one there is");
+    assert_eq!(at(40), Residency::Device, "beside a resident one there is");
 }
 
 /// Ten blocks of 100 MiB.
-fn ten_blocks(device: u64, wishes: &Wishes) -> Result<Plan, PlanError> {
+fn ten_blocks(device: u64, options: &OffloadOptions) -> Result<Plan, PlanError> {
     let (components, phases) = row_of_blocks(&[100 << 20; 10]);
     let memory = Memory::Discrete {
         device: Bytes::mib(device),
         host: Bytes::gib(8),
     };
-    plan(&components, &phases, memory, wishes)
+    plan(&components, &phases, memory, options)
 }
 
 fn streamed(plan: &Plan) -> usize {
-    let homes = plan.phases[0].placements.iter().map(|placed| placed.home);
-    homes.filter(|home| *home == Home::StreamedFromHost).count()
+    let residencies = plan.phases[0]
+        .placements
+        .iter()
+        .map(|placed| placed.residency);
+    residencies
+        .filter(|residency| *residency == Residency::StreamedFromHost)
+        .count()
 }
 
 #[test]
 fn blocks_to_swap_is_taken_at_its_word() {
-    let wishes = Wishes {
+    let options = OffloadOptions {
         blocks_to_swap: Some(4),
-        ..Wishes::default()
+        ..OffloadOptions::default()
     };
-    assert_eq!(streamed(&ten_blocks(2_000, &wishes).unwrap()), 4);
+    assert_eq!(streamed(&ten_blocks(2_000, &options).unwrap()), 4);
     // Six that stay, and a ring of at least one slot.
-    let error = ten_blocks(650, &wishes).unwrap_err();
+    let error = ten_blocks(650, &options).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "`blocks_to_swap: 4` needs 700.00 MiB on the device, and there are 650.00 MiB; \
+        "`blocks_to_swap: 4` needs 700 MiB on the device, and there are 650 MiB; \
          5 would be enough"
     );
-    let too_many = Wishes {
+    let too_many = OffloadOptions {
         blocks_to_swap: Some(11),
-        ..Wishes::default()
+        ..OffloadOptions::default()
     };
     assert_eq!(
         ten_blocks(2_000, &too_many).unwrap_err().to_string(),
@@ -273,11 +282,11 @@ fn blocks_to_swap_is_taken_at_its_word() {
 
 #[test]
 fn low_vram_streams_every_block() {
-    let wishes = Wishes {
+    let options = OffloadOptions {
         low_vram: true,
-        ..Wishes::default()
+        ..OffloadOptions::default()
     };
-    let plan = ten_blocks(2_000, &wishes).unwrap();
+    let plan = ten_blocks(2_000, &options).unwrap();
     assert_eq!(streamed(&plan), 10);
     assert_eq!(plan.device_peak(), Bytes::mib(200));
 }
@@ -285,11 +294,11 @@ fn low_vram_streams_every_block() {
 #[test]
 fn offload_fraction_is_a_least_share() {
     let streamed_at = |fraction, device| {
-        let wishes = Wishes {
+        let options = OffloadOptions {
             offload_fraction: fraction,
-            ..Wishes::default()
+            ..OffloadOptions::default()
         };
-        streamed(&ten_blocks(device, &wishes).unwrap())
+        streamed(&ten_blocks(device, &options).unwrap())
     };
     assert_eq!(streamed_at(0.0, 2_000), 0);
     assert_eq!(streamed_at(0.35, 2_000), 4, "at least 35 % are four of ten");
@@ -309,9 +318,9 @@ fn max_memory_bounds_what_the_machine_has() {
     };
     let plan = ten_blocks(
         2_000,
-        &Wishes {
+        &OffloadOptions {
             max_memory,
-            ..Wishes::default()
+            ..OffloadOptions::default()
         },
     )
     .unwrap();
@@ -326,9 +335,9 @@ fn a_full_host_sends_the_rest_to_the_disk() {
     };
     let plan = ten_blocks(
         2_000,
-        &Wishes {
+        &OffloadOptions {
             max_memory,
-            ..Wishes::default()
+            ..OffloadOptions::default()
         },
     )
     .unwrap();
@@ -339,15 +348,17 @@ fn a_full_host_sends_the_rest_to_the_disk() {
 #[test]
 fn what_does_not_fit_says_by_how_much() {
     assert_eq!(
-        ten_blocks(50, &Wishes::default()).unwrap_err().to_string(),
-        "`train` does not fit the device: even with every block streamed, it needs 100.00 MiB \
-         (0 B of it to work in), and there are 50.00 MiB: 50.00 MiB too little"
+        ten_blocks(50, &OffloadOptions::default())
+            .unwrap_err()
+            .to_string(),
+        "`train` does not fit the device: even with every block streamed, it needs 100 MiB \
+         (0 bytes of it to work in), and there are 50 MiB: 50 MiB too little"
     );
 }
 
 #[test]
 fn a_ring_of_two_slots_is_made_one_where_only_one_fits() {
-    let plan = ten_blocks(150, &Wishes::default()).unwrap();
+    let plan = ten_blocks(150, &OffloadOptions::default()).unwrap();
     let phase = &plan.phases[0];
     assert_eq!((phase.ring, phase.ring_slots), (Bytes::mib(100), 1));
     assert_eq!(
@@ -357,12 +368,12 @@ fn a_ring_of_two_slots_is_made_one_where_only_one_fits() {
              the block before it is done"
         ]
     );
-    let swapped = Wishes {
+    let swapped = OffloadOptions {
         blocks_to_swap: Some(10),
-        ..Wishes::default()
+        ..OffloadOptions::default()
     };
     assert_eq!(ten_blocks(150, &swapped).unwrap().phases[0].ring_slots, 1);
-    let roomy = ten_blocks(250, &Wishes::default()).unwrap();
+    let roomy = ten_blocks(250, &OffloadOptions::default()).unwrap();
     assert_eq!((roomy.phases[0].ring_slots, roomy.notes.len()), (2, 0));
 }
 
@@ -372,15 +383,15 @@ fn mapped(places: &[(&str, Place)]) -> Result<Plan, PlanError> {
         .iter()
         .map(|(name, place)| ((*name).to_owned(), *place))
         .collect();
-    let wishes = Wishes {
+    let options = OffloadOptions {
         device_map: DeviceMap::Explicit(places),
-        ..Wishes::default()
+        ..OffloadOptions::default()
     };
     let memory = Memory::Discrete {
         device: Bytes::gib(24),
         host: Bytes::gib(48),
     };
-    plan(&components, &phases, memory, &wishes)
+    plan(&components, &phases, memory, &options)
 }
 
 #[test]
@@ -392,10 +403,16 @@ fn a_device_map_is_followed() {
         ("transformer.blocks.4", Place::Device),
     ])
     .unwrap();
-    let homes = homes(&plan, 2);
-    assert_eq!(homes["transformer.blocks.0"], Home::StreamedFromHost);
-    assert_eq!(homes["transformer.blocks.3"], Home::StreamedFromDisk);
-    assert_eq!(homes["transformer.blocks.4"], Home::Device);
+    let residencies = residencies(&plan, 2);
+    assert_eq!(
+        residencies["transformer.blocks.0"],
+        Residency::StreamedFromHost
+    );
+    assert_eq!(
+        residencies["transformer.blocks.3"],
+        Residency::StreamedFromDisk
+    );
+    assert_eq!(residencies["transformer.blocks.4"], Residency::Device);
     assert_eq!(plan.phases[2].ring, Bytes::mib(2 * 680));
 }
 
@@ -436,16 +453,16 @@ fn tied_modules_cannot_be_mapped_apart() {
         ("".to_owned(), Place::Device),
         ("lm.head".to_owned(), Place::Cpu),
     ]);
-    let wishes = Wishes {
+    let options = OffloadOptions {
         device_map: DeviceMap::Explicit(places),
-        ..Wishes::default()
+        ..OffloadOptions::default()
     };
     let memory = Memory::Discrete {
         device: Bytes(100),
         host: Bytes(100),
     };
     assert_eq!(
-        plan(&[component], &[phase], memory, &wishes)
+        plan(&[component], &[phase], memory, &options)
             .unwrap_err()
             .to_string(),
         "`device_map`: `lm.embed` and `lm.head` share weights, and so one place"
@@ -461,7 +478,7 @@ fn a_phase_that_uses_what_is_not_there_is_refused() {
         host: Bytes::gib(48),
     };
     assert_eq!(
-        plan(&components, &phases, memory, &Wishes::default())
+        plan(&components, &phases, memory, &OffloadOptions::default())
             .unwrap_err()
             .to_string(),
         "`encode text` uses `text_encoders`, and there is no such component; did you mean \

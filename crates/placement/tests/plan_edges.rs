@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 
-use placement::plan::{
-    Component, DeviceMap, Handling, Home, Memory, Module, Phase, Place, Plan, PlanError,
-    TensorSize, Wishes, plan,
-};
-use placement::{Bytes, Profile};
 use serde::Deserialize;
+use surefoot_placement::plan::{
+    Component, DeviceMap, Handling, Memory, Module, OffloadOptions, Phase, Place, Plan, PlanError,
+    Residency, TensorSize, plan,
+};
+use surefoot_placement::{Bytes, Profile};
 
 /// A model that accelerate planned.
 #[derive(Deserialize)]
@@ -38,7 +38,11 @@ fn rows(bytes: &[u64], storages: &[u64]) -> Vec<Component> {
     }]
 }
 
-fn use_of(components: &[Component], device: u64, wishes: &Wishes) -> Result<Plan, PlanError> {
+fn use_of(
+    components: &[Component],
+    device: u64,
+    options: &OffloadOptions,
+) -> Result<Plan, PlanError> {
     let phase = Phase {
         name: "use".to_owned(),
         active: components
@@ -51,7 +55,7 @@ fn use_of(components: &[Component], device: u64, wishes: &Wishes) -> Result<Plan
         device: Bytes(device),
         host: Bytes::gib(1),
     };
-    plan(components, &[phase], memory, wishes)
+    plan(components, &[phase], memory, options)
 }
 
 fn blocks(bytes: &[u64]) -> Vec<Component> {
@@ -63,9 +67,9 @@ fn blocks(bytes: &[u64]) -> Vec<Component> {
 fn no_odd_model_has_less_on_the_device_than_with_accelerate() {
     let text = include_str!("fixtures/accelerate_plans.json");
     let models: Vec<Odd> = serde_json::from_str(text).unwrap();
-    let one_slot = Wishes {
+    let one_slot = OffloadOptions {
         ring_slots: 1,
-        ..Wishes::default()
+        ..OffloadOptions::default()
     };
     let (mut more, mut same, mut refused) = (0, 0, 0);
     for odd in models {
@@ -106,13 +110,13 @@ fn no_odd_model_has_less_on_the_device_than_with_accelerate() {
 #[test]
 fn all_stays_to_the_byte_and_one_less_streams() {
     let model = blocks(&[100, 300, 200]);
-    let exact = use_of(&model, 600, &Wishes::default()).unwrap();
+    let exact = use_of(&model, 600, &OffloadOptions::default()).unwrap();
     assert_eq!(
         (exact.phases[0].resident, exact.phases[0].ring),
         (Bytes(600), Bytes(0))
     );
     // Two slots of 200 do not fit beside the 300, one does.
-    let less = use_of(&model, 599, &Wishes::default()).unwrap();
+    let less = use_of(&model, 599, &OffloadOptions::default()).unwrap();
     let phase = &less.phases[0];
     assert_eq!(
         (phase.resident, phase.ring, phase.ring_slots),
@@ -122,20 +126,20 @@ fn all_stays_to_the_byte_and_one_less_streams() {
 
 #[test]
 fn a_budget_of_nothing_is_refused_with_what_the_least_would_be() {
-    let error = use_of(&blocks(&[100, 300]), 0, &Wishes::default()).unwrap_err();
+    let error = use_of(&blocks(&[100, 300]), 0, &OffloadOptions::default()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "`use` does not fit the device: even with every block streamed, it needs 300 B (0 B of it to work in), \
-         and there are 0 B: 300 B too little"
+        "`use` does not fit the device: even with every block streamed, it needs 300 bytes (0 bytes of it to work in), \
+         and there are 0 bytes: 300 bytes too little"
     );
-    assert!(use_of(&blocks(&[100, 300]), 299, &Wishes::default()).is_err());
-    assert!(use_of(&blocks(&[100, 300]), 300, &Wishes::default()).is_ok());
+    assert!(use_of(&blocks(&[100, 300]), 299, &OffloadOptions::default()).is_err());
+    assert!(use_of(&blocks(&[100, 300]), 300, &OffloadOptions::default()).is_ok());
 }
 
 #[test]
 fn a_model_of_nothing_fits_everywhere() {
     for model in [blocks(&[]), blocks(&[0]), blocks(&[0, 0, 0])] {
-        let plan = use_of(&model, 0, &Wishes::default()).unwrap();
+        let plan = use_of(&model, 0, &OffloadOptions::default()).unwrap();
         assert_eq!(plan.device_peak(), Bytes::ZERO);
     }
 }
@@ -160,24 +164,24 @@ fn buffers_and_views_of_one_memory_count_once() {
             module("c", vec![tensor(4, 100)]),
         ],
     }];
-    let whole = use_of(&model, 1250, &Wishes::default()).unwrap();
+    let whole = use_of(&model, 1250, &OffloadOptions::default()).unwrap();
     assert_eq!(whole.phases[0].resident, Bytes(1250));
-    let less = use_of(&model, 1249, &Wishes::default()).unwrap();
-    let homes: HashMap<&str, Home> = less.phases[0]
+    let less = use_of(&model, 1249, &OffloadOptions::default()).unwrap();
+    let residencies: HashMap<&str, Residency> = less.phases[0]
         .placements
         .iter()
-        .map(|placed| (placed.module.as_str(), placed.home))
+        .map(|placed| (placed.module.as_str(), placed.residency))
         .collect();
-    assert_eq!(homes["a"], homes["b"], "tied through a buffer");
+    assert_eq!(residencies["a"], residencies["b"], "tied through a buffer");
 }
 
 #[test]
-fn wishes_of_which_only_one_could_be_followed_are_refused_by_name() {
+fn options_of_which_only_one_could_be_followed_are_refused_by_name() {
     let explicit = DeviceMap::Explicit([(String::new(), Place::Device)].into());
-    let base = Wishes::default;
+    let base = OffloadOptions::default;
     let cases = [
         (
-            Wishes {
+            OffloadOptions {
                 low_vram: true,
                 blocks_to_swap: Some(1),
                 ..base()
@@ -185,7 +189,7 @@ fn wishes_of_which_only_one_could_be_followed_are_refused_by_name() {
             ["blocks_to_swap", "low_vram"],
         ),
         (
-            Wishes {
+            OffloadOptions {
                 offload_fraction: 0.5,
                 blocks_to_swap: Some(1),
                 ..base()
@@ -193,7 +197,7 @@ fn wishes_of_which_only_one_could_be_followed_are_refused_by_name() {
             ["blocks_to_swap", "offload_fraction"],
         ),
         (
-            Wishes {
+            OffloadOptions {
                 device_map: explicit.clone(),
                 blocks_to_swap: Some(0),
                 ..base()
@@ -201,7 +205,7 @@ fn wishes_of_which_only_one_could_be_followed_are_refused_by_name() {
             ["device_map", "blocks_to_swap"],
         ),
         (
-            Wishes {
+            OffloadOptions {
                 device_map: explicit.clone(),
                 low_vram: true,
                 ..base()
@@ -209,7 +213,7 @@ fn wishes_of_which_only_one_could_be_followed_are_refused_by_name() {
             ["device_map", "low_vram"],
         ),
         (
-            Wishes {
+            OffloadOptions {
                 device_map: explicit,
                 offload_fraction: 0.1,
                 ..base()
@@ -217,18 +221,18 @@ fn wishes_of_which_only_one_could_be_followed_are_refused_by_name() {
             ["device_map", "offload_fraction"],
         ),
     ];
-    for (wishes, [one, other]) in cases {
-        let error = use_of(&blocks(&[10; 4]), 100, &wishes).unwrap_err();
+    for (options, [one, other]) in cases {
+        let error = use_of(&blocks(&[10; 4]), 100, &options).unwrap_err();
         let expected = format!("`{one}` and `{other}` both say what is streamed: keep one of them");
         assert_eq!(error.to_string(), expected);
     }
     for profile in Profile::ALL {
         assert!(
-            use_of(&blocks(&[10; 4]), 100, &profile.wishes()).is_ok(),
+            use_of(&blocks(&[10; 4]), 100, &profile.options()).is_ok(),
             "{profile}"
         );
     }
-    let all_and_half = Wishes {
+    let all_and_half = OffloadOptions {
         low_vram: true,
         offload_fraction: 0.5,
         ..base()

@@ -1,14 +1,14 @@
-//! What holds for every plan, whatever the model, the memory and the wishes.
+//! What holds for every plan, whatever the model, the memory and the options.
 
 use std::collections::{BTreeMap, HashMap};
 
-use placement::Bytes;
-use placement::plan::{
-    Action, Component, DeviceMap, Handling, Home, MaxMemory, Memory, Module, Phase, Plan,
-    TensorSize, Wishes, plan,
-};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
+use surefoot_placement::Bytes;
+use surefoot_placement::plan::{
+    Action, Component, DeviceMap, Handling, MaxMemory, Memory, Module, OffloadOptions, Phase, Plan,
+    Residency, TensorSize, plan,
+};
 
 /// Some components with tied weights among them, and phases that use some of them.
 fn models() -> impl Strategy<Value = (Vec<Component>, Vec<Phase>)> {
@@ -72,7 +72,7 @@ fn memories() -> impl Strategy<Value = Memory> {
     ]
 }
 
-fn wishes() -> impl Strategy<Value = Wishes> {
+fn options() -> impl Strategy<Value = OffloadOptions> {
     let bound = || prop::option::weighted(0.3, (0..120_000_u64).prop_map(Bytes));
     (
         any::<bool>(),
@@ -85,7 +85,7 @@ fn wishes() -> impl Strategy<Value = Wishes> {
             |(low_vram, blocks_to_swap, offload_fraction, ring_slots, (device, cpu))| {
                 // A number of blocks leaves nothing for the other two to say.
                 let counted = blocks_to_swap.is_some();
-                Wishes {
+                OffloadOptions {
                     device_map: DeviceMap::Auto,
                     max_memory: MaxMemory { device, cpu },
                     low_vram: low_vram && !counted,
@@ -97,15 +97,15 @@ fn wishes() -> impl Strategy<Value = Wishes> {
         )
 }
 
-/// The storages of the modules at these homes, each counted once.
+/// The storages of the modules at these residencies, each counted once.
 fn unique(
     components: &[Component],
-    homes: &HashMap<&str, Home>,
-    at: impl Fn(Home) -> bool,
+    residencies: &HashMap<&str, Residency>,
+    at: impl Fn(Residency) -> bool,
 ) -> Bytes {
     let modules = components.iter().flat_map(|component| &component.modules);
     let storages: BTreeMap<u64, Bytes> = modules
-        .filter(|module| at(homes[module.name.as_str()]))
+        .filter(|module| at(residencies[module.name.as_str()]))
         .flat_map(|module| {
             module
                 .tensors
@@ -116,18 +116,18 @@ fn unique(
     storages.into_values().sum()
 }
 
-fn homes(plan: &Plan, phase: usize) -> HashMap<&str, Home> {
+fn residencies(plan: &Plan, phase: usize) -> HashMap<&str, Residency> {
     plan.phases[phase]
         .placements
         .iter()
-        .map(|placed| (placed.module.as_str(), placed.home))
+        .map(|placed| (placed.module.as_str(), placed.residency))
         .collect()
 }
 
-fn in_host_memory(home: Home) -> bool {
+fn in_host_memory(residency: Residency) -> bool {
     matches!(
-        home,
-        Home::ZeroCopy | Home::StreamedFromHost | Home::IdleOnHost
+        residency,
+        Residency::ZeroCopy | Residency::StreamedFromHost | Residency::IdleOnHost
     )
 }
 
@@ -138,26 +138,26 @@ proptest! {
     fn never_over_budget(
         (components, phases) in models(),
         memory in memories(),
-        wishes in wishes(),
+        options in options(),
     ) {
-        let Ok(plan) = plan(&components, &phases, memory, &wishes) else { return Ok(()) };
+        let Ok(plan) = plan(&components, &phases, memory, &options) else { return Ok(()) };
         for (at, phase) in plan.phases.iter().enumerate() {
-            let homes = homes(&plan, at);
-            // Summed here from the storages, not taken from the plan.
-            let resident = unique(&components, &homes, |home| home == Home::Device);
-            let host = unique(&components, &homes, in_host_memory);
+            let residencies = residencies(&plan, at);
+            // ChecksummedCopy here from the storages, not taken from the plan.
+            let resident = unique(&components, &residencies, |residency| residency == Residency::Device);
+            let host = unique(&components, &residencies, in_host_memory);
             prop_assert_eq!(phase.resident, resident);
             prop_assert_eq!(phase.host, host);
             let on_device = resident + phase.ring + phases[at].working;
             let max = |size: Bytes, max: Option<Bytes>| max.unwrap_or(size).min(size);
             match memory {
                 Memory::Discrete { device, host: limit } => {
-                    prop_assert!(on_device <= max(device, wishes.max_memory.device));
-                    prop_assert!(host <= max(limit, wishes.max_memory.cpu));
+                    prop_assert!(on_device <= max(device, options.max_memory.device));
+                    prop_assert!(host <= max(limit, options.max_memory.cpu));
                 }
                 Memory::Unified { device, pool, .. } => {
-                    prop_assert!(on_device <= max(device, wishes.max_memory.device));
-                    prop_assert!(on_device + host <= max(pool, wishes.max_memory.cpu));
+                    prop_assert!(on_device <= max(device, options.max_memory.device));
+                    prop_assert!(on_device + host <= max(pool, options.max_memory.cpu));
                 }
             }
         }
@@ -167,24 +167,24 @@ proptest! {
     fn every_module_is_placed_exactly_once_and_usable_where_it_is_used(
         (components, phases) in models(),
         memory in memories(),
-        wishes in wishes(),
+        options in options(),
     ) {
-        let Ok(plan) = plan(&components, &phases, memory, &wishes) else { return Ok(()) };
+        let Ok(plan) = plan(&components, &phases, memory, &options) else { return Ok(()) };
         prop_assert_eq!(plan.phases.len(), phases.len());
         for (phase, planned) in phases.iter().zip(&plan.phases) {
             let modules = components.iter().flat_map(|c| c.modules.iter().map(move |m| (c, m)));
             prop_assert_eq!(modules.clone().count(), planned.placements.len());
             for ((component, module), placed) in modules.zip(&planned.placements) {
                 prop_assert_eq!(&module.name, &placed.module);
-                let idle = matches!(placed.home, Home::IdleOnHost | Home::IdleOnDisk);
+                let idle = matches!(placed.residency, Residency::IdleOnHost | Residency::IdleOnDisk);
                 if phase.active.contains(&component.name) {
                     prop_assert!(!idle, "{placed:?}");
                     if module.handling != Handling::Streamable {
-                        prop_assert_eq!(placed.home, Home::Device);
+                        prop_assert_eq!(placed.residency, Residency::Device);
                     }
                 }
                 if module.handling == Handling::Trained {
-                    prop_assert_ne!(placed.home, Home::IdleOnDisk, "trained weights would be lost");
+                    prop_assert_ne!(placed.residency, Residency::IdleOnDisk, "trained weights would be lost");
                 }
             }
         }
@@ -194,16 +194,16 @@ proptest! {
     fn tied_modules_share_a_home(
         (components, phases) in models(),
         memory in memories(),
-        wishes in wishes(),
+        options in options(),
     ) {
-        let Ok(plan) = plan(&components, &phases, memory, &wishes) else { return Ok(()) };
+        let Ok(plan) = plan(&components, &phases, memory, &options) else { return Ok(()) };
         for at in 0..phases.len() {
-            let homes = homes(&plan, at);
-            let mut home_of: HashMap<u64, Home> = HashMap::new();
+            let residencies = residencies(&plan, at);
+            let mut residency_of: HashMap<u64, Residency> = HashMap::new();
             for module in components.iter().flat_map(|component| &component.modules) {
                 for tensor in &module.tensors {
-                    let home = homes[module.name.as_str()];
-                    prop_assert_eq!(*home_of.entry(tensor.storage).or_insert(home), home);
+                    let residency = residencies[module.name.as_str()];
+                    prop_assert_eq!(*residency_of.entry(tensor.storage).or_insert(residency), residency);
                 }
             }
         }
@@ -213,13 +213,13 @@ proptest! {
     fn unified_memory_never_holds_a_second_copy(
         (components, phases) in models(),
         memory in memories(),
-        wishes in wishes(),
+        options in options(),
     ) {
-        let Ok(plan) = plan(&components, &phases, memory, &wishes) else { return Ok(()) };
+        let Ok(plan) = plan(&components, &phases, memory, &options) else { return Ok(()) };
         let Memory::Unified { zero_copy, .. } = memory else { return Ok(()) };
         for placed in plan.phases.iter().flat_map(|phase| &phase.placements) {
-            prop_assert!(!matches!(placed.home, Home::StreamedFromHost | Home::IdleOnHost));
-            prop_assert!(zero_copy || placed.home != Home::ZeroCopy);
+            prop_assert!(!matches!(placed.residency, Residency::StreamedFromHost | Residency::IdleOnHost));
+            prop_assert!(zero_copy || placed.residency != Residency::ZeroCopy);
         }
     }
 
@@ -228,9 +228,9 @@ proptest! {
     fn what_is_idle_leaves_before_anything_comes(
         (components, phases) in models(),
         memory in memories(),
-        wishes in wishes(),
+        options in options(),
     ) {
-        let Ok(plan) = plan(&components, &phases, memory, &wishes) else { return Ok(()) };
+        let Ok(plan) = plan(&components, &phases, memory, &options) else { return Ok(()) };
         for phase in &plan.phases {
             let actions: Vec<Action> = phase.steps.iter().map(|step| step.action).collect();
             let last_leaves = actions.iter().rposition(|action| *action == Action::Offload);
@@ -248,11 +248,11 @@ fn the_random_models_are_planned_often_enough() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();
     let mut planned = 0;
     for _ in 0..200 {
-        let ((components, phases), memory, wishes) = (models(), memories(), wishes())
+        let ((components, phases), memory, options) = (models(), memories(), options())
             .new_tree(&mut runner)
             .map(|tree| tree.current())
             .unwrap();
-        planned += usize::from(plan(&components, &phases, memory, &wishes).is_ok());
+        planned += usize::from(plan(&components, &phases, memory, &options).is_ok());
     }
     assert!(planned > 80, "{planned} of 200");
 }

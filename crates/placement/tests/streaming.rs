@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use placement::stream::{Block, BlockStream, Masters, StreamOptions, Streamed, Weights};
-use placement::{Bytes, Verify};
+use surefoot_placement::swap::{BackingStore, Block, BlockSwapper, SwapOptions, Swapped, Weights};
+use surefoot_placement::{Bytes, Verify};
 use tch::{Device, Kind, Tensor};
 use torch_ext::{Error, backward};
 
@@ -93,16 +93,16 @@ fn resident() -> (Vec<f64>, Vec<Tensor>) {
     })
 }
 
-fn stream(options: StreamOptions) -> BlockStream {
+fn stream(options: SwapOptions) -> BlockSwapper {
     let blocks = weights().into_iter().enumerate();
     let blocks = blocks.map(|(index, weights)| Block {
         name: format!("blocks.{index}"),
         weights,
     });
-    BlockStream::new(Device::Cpu, blocks, options).unwrap()
+    BlockSwapper::new(Device::Cpu, blocks, options).unwrap()
 }
 
-fn train_streamed(stream: &BlockStream) -> (Vec<f64>, Vec<Tensor>) {
+fn train_streamed(stream: &BlockSwapper) -> (Vec<f64>, Vec<Tensor>) {
     train(|index, x, adapter| {
         let adapter = adapter.shallow_clone();
         let run = move |inputs: &[Tensor], weights: &Weights<'_>| {
@@ -117,9 +117,9 @@ fn losses_and_gradients_are_bit_equal_to_the_resident_run() {
     let (losses, gradients) = resident();
     assert!(losses[2] < losses[0], "it trains: {losses:?}");
     for slots in [1, 2, 3, BLOCKS] {
-        let stream = stream(StreamOptions {
+        let stream = stream(SwapOptions {
             slots,
-            ..StreamOptions::default()
+            ..SwapOptions::default()
         });
         let (streamed_losses, streamed_gradients) = train_streamed(&stream);
         assert_eq!(streamed_losses, losses, "{slots} slots");
@@ -138,7 +138,7 @@ const BLOCK: u64 = 2 * 3 * 16 * 16 * 4 + 256;
 
 #[test]
 fn the_device_holds_the_ring_and_nothing_else() {
-    let report = stream(StreamOptions::default()).report();
+    let report = stream(SwapOptions::default()).report();
     assert_eq!(report.device_bytes(), Bytes(2 * BLOCK));
     assert_eq!(report.host_bytes, Bytes(BLOCKS as u64 * BLOCK));
 }
@@ -147,20 +147,20 @@ fn the_device_holds_the_ring_and_nothing_else() {
 fn blocks_that_do_not_travel_stay_on_the_device_and_change_no_bit() {
     let (losses, gradients) = resident();
     for streamed in [
-        Streamed::Count(0),
-        Streamed::Count(1),
-        Streamed::Count(13),
-        Streamed::Count(BLOCKS),
-        Streamed::Only(vec![39, 0, 7]),
+        Swapped::Count(0),
+        Swapped::Count(1),
+        Swapped::Count(13),
+        Swapped::Count(BLOCKS),
+        Swapped::Only(vec![39, 0, 7]),
     ] {
         let count = match &streamed {
-            Streamed::Count(count) => *count as u64,
+            Swapped::Count(count) => *count as u64,
             _ => 3,
         };
-        let stream = stream(StreamOptions {
+        let stream = stream(SwapOptions {
             streamed: streamed.clone(),
             verify: Verify::Always,
-            ..StreamOptions::default()
+            ..SwapOptions::default()
         });
         let (streamed_losses, streamed_gradients) = train_streamed(&stream);
         assert_eq!(streamed_losses, losses, "{streamed:?}");
@@ -187,14 +187,14 @@ fn blocks_in_a_file_change_no_bit() {
     let (losses, gradients) = resident();
     let folder = tempfile::tempdir().unwrap();
     for slots in [1, 2, 3] {
-        let stream = stream(StreamOptions {
+        let stream = stream(SwapOptions {
             slots,
-            masters: Masters::Disk {
+            backing: BackingStore::Disk {
                 folder: folder.path().to_owned(),
             },
-            streamed: Streamed::Count(30),
+            streamed: Swapped::Count(30),
             verify: Verify::Always,
-            ..StreamOptions::default()
+            ..SwapOptions::default()
         });
         let (streamed_losses, streamed_gradients) = train_streamed(&stream);
         assert_eq!(streamed_losses, losses, "{slots} slots");
@@ -211,14 +211,14 @@ fn blocks_in_a_file_change_no_bit() {
 
 #[test]
 fn a_folder_that_cannot_be_written_to_is_named() {
-    let masters = Masters::Disk {
+    let backing = BackingStore::Disk {
         folder: "/nonexistent/folder".into(),
     };
-    let options = StreamOptions {
-        masters,
-        ..StreamOptions::default()
+    let options = SwapOptions {
+        backing,
+        ..SwapOptions::default()
     };
-    let error = BlockStream::new(Device::Cpu, [], options).err().unwrap();
+    let error = BlockSwapper::new(Device::Cpu, [], options).err().unwrap();
     assert!(
         error
             .to_string()
@@ -235,26 +235,26 @@ fn blocks_that_are_not_there_cannot_be_streamed() {
             name: format!("blocks.{index}"),
             weights,
         });
-        let options = StreamOptions {
+        let options = SwapOptions {
             streamed,
-            ..StreamOptions::default()
+            ..SwapOptions::default()
         };
-        let made = BlockStream::new(Device::Cpu, blocks, options);
+        let made = BlockSwapper::new(Device::Cpu, blocks, options);
         made.err().unwrap().to_string()
     };
     assert_eq!(
-        refused(Streamed::Count(5)),
+        refused(Swapped::Count(5)),
         "`blocks_to_swap: 5`: only 4 blocks can be streamed"
     );
     assert_eq!(
-        refused(Streamed::Only(vec![0, 9])),
+        refused(Swapped::Only(vec![0, 9])),
         "block 9 cannot be streamed: there are 4"
     );
 }
 
 #[test]
 fn each_block_travels_once_per_pass_and_only_the_first_is_waited_for() {
-    let stream = stream(StreamOptions::default());
+    let stream = stream(SwapOptions::default());
     train_streamed(&stream);
     let report = stream.report();
     assert_eq!(report.used, 3 * 2 * BLOCKS as u64);
@@ -269,9 +269,9 @@ fn each_block_travels_once_per_pass_and_only_the_first_is_waited_for() {
 
 #[test]
 fn always_verifies_every_copy() {
-    let stream = stream(StreamOptions {
+    let stream = stream(SwapOptions {
         verify: Verify::Always,
-        ..StreamOptions::default()
+        ..SwapOptions::default()
     });
     train_streamed(&stream);
     let report = stream.report();
@@ -280,7 +280,7 @@ fn always_verifies_every_copy() {
 
 #[test]
 fn evaluation_needs_no_gradients() {
-    let stream = stream(StreamOptions::default());
+    let stream = stream(SwapOptions::default());
     let weights = weights();
     let adapters = adapters();
     tch::no_grad(|| {
@@ -300,7 +300,7 @@ fn evaluation_needs_no_gradients() {
 
 #[test]
 fn a_block_that_would_be_overwritten_before_backward_is_refused() {
-    let stream = stream(StreamOptions::default());
+    let stream = stream(SwapOptions::default());
     let x = input().set_requires_grad(true);
     let error = stream
         .evaluate(0, &[&x], |_| Ok(()))
@@ -321,7 +321,7 @@ fn a_base_that_is_not_frozen_is_refused() {
         name: "b".into(),
         weights,
     };
-    let error = BlockStream::new(Device::Cpu, [block], StreamOptions::default())
+    let error = BlockSwapper::new(Device::Cpu, [block], SwapOptions::default())
         .err()
         .unwrap();
     assert!(
@@ -332,7 +332,7 @@ fn a_base_that_is_not_frozen_is_refused() {
 
 #[test]
 fn unknown_blocks_and_weights_are_named() {
-    let stream = stream(StreamOptions::default());
+    let stream = stream(SwapOptions::default());
     tch::no_grad(|| {
         let error = stream
             .evaluate(99, &[], |_| Ok(()))

@@ -1,11 +1,11 @@
-//! Block streaming where models are not regular, and where walks over their blocks are not.
+//! Block streaming where models are not regular, and where traversals of their blocks are not.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::Path;
 
-use placement::stream::{Block, BlockStream, Masters, StreamOptions, Streamed, Weights};
-use placement::{Bytes, Verify};
+use surefoot_placement::swap::{BackingStore, Block, BlockSwapper, SwapOptions, Swapped, Weights};
+use surefoot_placement::{Bytes, Verify};
 use tch::{Device, Kind, Tensor};
 use torch_ext::{Error, backward};
 
@@ -60,12 +60,12 @@ fn input() -> Tensor {
     Tensor::arange(3 * WIDTH, (Kind::Float, Device::Cpu)).view([3, WIDTH]) * 0.02
 }
 
-fn stream(options: StreamOptions) -> BlockStream {
+fn stream(options: SwapOptions) -> BlockSwapper {
     let blocks = (0..HIDDEN.len()).map(|index| Block {
         name: format!("blocks.{index}"),
         weights: weights(index),
     });
-    BlockStream::new(Device::Cpu, blocks, options).unwrap()
+    BlockSwapper::new(Device::Cpu, blocks, options).unwrap()
 }
 
 /// What two passes over the blocks in this order make of the adapters.
@@ -104,7 +104,7 @@ fn resident(order: &[usize]) -> Vec<Tensor> {
     })
 }
 
-fn streamed(stream: &BlockStream, order: &[usize]) -> Vec<Tensor> {
+fn streamed(stream: &BlockSwapper, order: &[usize]) -> Vec<Tensor> {
     train(order, |block, x, adapter| {
         let adapter = adapter.shallow_clone();
         let run = move |inputs: &[Tensor], weights: &Weights<'_>| {
@@ -122,8 +122,8 @@ fn same(ours: &[Tensor], theirs: &[Tensor]) -> bool {
     ours.iter().zip(theirs).all(|(a, b)| a.equal(b))
 }
 
-fn divided(folder: &Path, from_file: &[usize]) -> Masters {
-    Masters::Divided {
+fn divided(folder: &Path, from_file: &[usize]) -> BackingStore {
+    BackingStore::Divided {
         folder: folder.to_owned(),
         from_file: from_file.iter().copied().collect(),
     }
@@ -135,10 +135,10 @@ const IN_ORDER: [usize; 7] = [0, 1, 2, 3, 4, 5, 6];
 fn blocks_of_any_size_and_kind_change_no_bit() {
     let expected = resident(&IN_ORDER);
     for slots in [1, 2, 4] {
-        let stream = stream(StreamOptions {
+        let stream = stream(SwapOptions {
             slots,
             verify: Verify::Always,
-            ..StreamOptions::default()
+            ..SwapOptions::default()
         });
         assert!(
             same(&streamed(&stream, &IN_ORDER), &expected),
@@ -160,9 +160,9 @@ fn a_block_may_be_used_twice_and_blocks_left_out() {
     ] {
         let expected = resident(&order);
         for slots in [1, 2, 3] {
-            let stream = stream(StreamOptions {
+            let stream = stream(SwapOptions {
                 slots,
-                ..StreamOptions::default()
+                ..SwapOptions::default()
             });
             assert!(
                 same(&streamed(&stream, &order), &expected),
@@ -184,11 +184,11 @@ fn each_block_comes_from_where_it_was_put() {
         let expected = resident(&order);
         for from_file in [vec![4], vec![0, 2, 4, 6], vec![1, 3, 5]] {
             for slots in [1, 2, 3] {
-                let stream = stream(StreamOptions {
-                    masters: divided(folder.path(), &from_file),
+                let stream = stream(SwapOptions {
+                    backing: divided(folder.path(), &from_file),
                     slots,
                     verify: Verify::Always,
-                    ..StreamOptions::default()
+                    ..SwapOptions::default()
                 });
                 let case = format!("{order:?}, {from_file:?} from the file, {slots} slots");
                 assert!(same(&streamed(&stream, &order), &expected), "{case}");
@@ -217,10 +217,10 @@ fn stream_sizes() -> Vec<u64> {
 #[test]
 fn what_stays_is_in_no_file_whatever_the_division_says() {
     let folder = tempfile::tempdir().unwrap();
-    let stream = stream(StreamOptions {
-        streamed: Streamed::Only(vec![1, 4]),
-        masters: divided(folder.path(), &[0, 4]),
-        ..StreamOptions::default()
+    let stream = stream(SwapOptions {
+        streamed: Swapped::Only(vec![1, 4]),
+        backing: divided(folder.path(), &[0, 4]),
+        ..SwapOptions::default()
     });
     let sizes = stream_sizes();
     let report = stream.report();
@@ -237,11 +237,11 @@ fn a_block_that_is_not_there_cannot_be_in_the_file() {
         name: "only".into(),
         weights: weights(0),
     }];
-    let options = StreamOptions {
-        masters: divided(&std::env::temp_dir(), &[0, 3]),
-        ..StreamOptions::default()
+    let options = SwapOptions {
+        backing: divided(&std::env::temp_dir(), &[0, 3]),
+        ..SwapOptions::default()
     };
-    let error = BlockStream::new(Device::Cpu, blocks, options)
+    let error = BlockSwapper::new(Device::Cpu, blocks, options)
         .err()
         .unwrap();
     assert_eq!(
@@ -252,7 +252,7 @@ fn a_block_that_is_not_there_cannot_be_in_the_file() {
 
 #[test]
 fn evaluation_between_steps_changes_nothing() {
-    let stream = stream(StreamOptions::default());
+    let stream = stream(SwapOptions::default());
     let evaluate = || {
         tch::no_grad(|| {
             let mut x = input();
@@ -274,7 +274,7 @@ fn evaluation_between_steps_changes_nothing() {
 
 #[test]
 fn an_error_in_the_middle_of_a_forward_pass_ends_that_pass_only() {
-    let stream = stream(StreamOptions::default());
+    let stream = stream(SwapOptions::default());
     let x = input().set_requires_grad(true);
     for block in 0..3 {
         let result = stream.train(block, &[&x], move |inputs, _| match block {
@@ -290,7 +290,7 @@ fn an_error_in_the_middle_of_a_forward_pass_ends_that_pass_only() {
 /// read the weights of another block there.
 #[test]
 fn an_evaluation_records_nothing_of_what_it_captured() {
-    let stream = stream(StreamOptions::default());
+    let stream = stream(SwapOptions::default());
     let adapters = adapters();
     let forward = |block: usize| {
         let run =
@@ -320,32 +320,32 @@ fn tied(of: &[usize]) -> Vec<Block> {
 fn tied_blocks_are_kept_once_and_change_no_bit() {
     let of = [1, 1, 4, 1, 4, 4, 2];
     let all: Vec<usize> = (0..of.len()).collect();
-    let apart = |options: StreamOptions| {
+    let apart = |options: SwapOptions| {
         let blocks = tied(&of).into_iter().map(|mut block| {
             for (_, tensor) in &mut block.weights {
                 *tensor = tensor.copy();
             }
             block
         });
-        BlockStream::new(Device::Cpu, blocks.collect::<Vec<_>>(), options).unwrap()
+        BlockSwapper::new(Device::Cpu, blocks.collect::<Vec<_>>(), options).unwrap()
     };
     let folder = tempfile::tempdir().unwrap();
     let sizes = stream_sizes();
     let once = Bytes([1, 4, 2].iter().map(|&block: &usize| sizes[block]).sum());
-    for masters in [
-        Masters::Host,
-        Masters::Disk {
+    for backing in [
+        BackingStore::Host,
+        BackingStore::Disk {
             folder: folder.path().to_owned(),
         },
     ] {
         for slots in [1, 2, 3] {
-            let options = StreamOptions {
-                masters: masters.clone(),
+            let options = SwapOptions {
+                backing: backing.clone(),
                 slots,
                 verify: Verify::Always,
-                ..StreamOptions::default()
+                ..SwapOptions::default()
             };
-            let ours = BlockStream::new(Device::Cpu, tied(&of), options.clone()).unwrap();
+            let ours = BlockSwapper::new(Device::Cpu, tied(&of), options.clone()).unwrap();
             let theirs = apart(options);
             assert!(same(&streamed(&ours, &all), &streamed(&theirs, &all)));
             let (ours, theirs) = (ours.report(), theirs.report());
@@ -361,7 +361,7 @@ fn blocks_that_share_only_some_weights_are_kept_apart_and_counted_so() {
     let mut blocks = tied(&[1, 1]);
     blocks[1].weights[1].1 = blocks[1].weights[1].1.copy();
     let sizes = stream_sizes();
-    let stream = BlockStream::new(Device::Cpu, blocks, StreamOptions::default()).unwrap();
+    let stream = BlockSwapper::new(Device::Cpu, blocks, SwapOptions::default()).unwrap();
     assert_eq!(stream.report().host_bytes, Bytes(2 * sizes[1]));
 }
 
@@ -376,7 +376,7 @@ fn another_block_at_an_address_that_was_used_before_is_another_block() {
             weights: vec![("w".into(), tensor.shallow_clone())],
         }
     });
-    let stream = BlockStream::new(Device::Cpu, blocks, StreamOptions::default()).unwrap();
+    let stream = BlockSwapper::new(Device::Cpu, blocks, SwapOptions::default()).unwrap();
     for number in 0..3 {
         let first = stream.evaluate(number, &[], |weights| {
             Ok(weights.get("w")?.double_value(&[0]))
@@ -394,7 +394,7 @@ fn two_weights_of_one_name_are_refused() {
         name: "b".into(),
         weights,
     };
-    let error = BlockStream::new(Device::Cpu, [block], StreamOptions::default());
+    let error = BlockSwapper::new(Device::Cpu, [block], SwapOptions::default());
     let error = error.err().unwrap().to_string();
     assert_eq!(error, "block `b` has two weights named `down`");
 }
@@ -410,7 +410,7 @@ fn a_block_without_weights_is_a_block() {
         vec![block("empty", vec![]), block("full", weights(1))],
     ] {
         let count = blocks.len();
-        let stream = BlockStream::new(Device::Cpu, blocks, StreamOptions::default()).unwrap();
+        let stream = BlockSwapper::new(Device::Cpu, blocks, SwapOptions::default()).unwrap();
         for number in (0..count).chain(0..count) {
             let found = stream.evaluate(number, &[], |weights| Ok(weights.get("up").is_ok()));
             assert_eq!(found.unwrap(), number == 1);

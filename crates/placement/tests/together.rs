@@ -1,10 +1,12 @@
-//! What the ladder does with several tensors at once, beyond what came of it.
+//! What the engine does with several tensors at once, beyond what came of it.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use placement::fake::{FakeDevice, FakeHost, Fault, Order};
-use placement::transport::{Element, Operation, Origin, Transport};
-use placement::{Ladder, MoveError, Outcome, Placed, Policy, Request, Role, Rung, Verify};
+use surefoot_placement::testing::fake::{FakeDevice, FakeHost, Fault, Order};
+use surefoot_placement::transport::{Element, Operation, Origin, Transport};
+use surefoot_placement::{
+    MoveError, Outcome, Placed, Policy, Request, Role, TransferEngine, TransferStrategy, Verify,
+};
 
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
@@ -16,8 +18,8 @@ fn hosts(origin: Origin) -> Vec<FakeHost> {
     (0..4).map(tensor).collect()
 }
 
-fn ladder(may_stay_on_host: bool) -> Ladder {
-    Ladder::new(Policy {
+fn engine(may_stay_on_host: bool) -> TransferEngine {
+    TransferEngine::new(Policy {
         verify: Verify::Always,
         may_stay_on_host,
         ..Policy::default()
@@ -27,7 +29,7 @@ fn ladder(may_stay_on_host: bool) -> Ladder {
 type Arrived = Vec<Vec<u8>>;
 
 fn place(
-    ladder: &mut Ladder,
+    engine: &mut TransferEngine,
     device: &mut FakeDevice,
     hosts: &[FakeHost],
 ) -> Result<Arrived, MoveError> {
@@ -37,7 +39,7 @@ fn place(
         cast: None,
     };
     let loads: Vec<_> = hosts.iter().zip(NAMES.map(request)).collect();
-    let placed = ladder.place_together(device, &loads)?;
+    let placed = engine.to_device_together(device, &loads)?;
     let bytes = |one: Placed<<FakeDevice as Transport>::Remote, FakeHost>| match one {
         Placed::OnDevice(remote) => remote.bytes(),
         Placed::OnHost(host) => host.bytes(),
@@ -52,63 +54,71 @@ fn sent(hosts: &[FakeHost]) -> Arrived {
 fn order(fault: Fault, every_time: bool) -> Order {
     Order {
         fault,
-        route: Rung::Direct,
+        route: TransferStrategy::Direct,
         every_time,
     }
 }
 
 #[test]
-fn all_arrive_verified_by_the_first_rung_in_their_order() {
-    let (mut ladder, hosts) = (ladder(true), hosts(Origin::Memory));
+fn all_arrive_verified_by_the_first_strategy_in_their_order() {
+    let (mut engine, hosts) = (engine(true), hosts(Origin::Memory));
     for sums in [true, false] {
-        let arrived = place(&mut ladder, &mut FakeDevice::apu(sums), &hosts).unwrap();
+        let arrived = place(&mut engine, &mut FakeDevice::apu(sums), &hosts).unwrap();
         assert_eq!(arrived, sent(&hosts));
     }
-    let total = ladder.report().routes[0];
-    let expected = (Rung::Direct, 8, 8);
-    assert_eq!((total.rung, total.tensors, total.verified), expected);
-    assert!(ladder.report().stories.is_empty());
+    let total = engine.report().routes[0];
+    let expected = (TransferStrategy::Direct, 8, 8);
+    assert_eq!((total.strategy, total.tensors, total.verified), expected);
+    assert!(engine.report().traces.is_empty());
 }
 
 #[test]
 fn nothing_is_as_good_as_a_group_of_none() {
-    let placed = place(&mut ladder(true), &mut FakeDevice::apu(true), &[]);
+    let placed = place(&mut engine(true), &mut FakeDevice::apu(true), &[]);
     assert_eq!(placed.unwrap(), Arrived::new());
 }
 
 #[test]
 fn only_the_tensor_that_arrived_wrong_is_copied_again() {
     for victim in 0..4 {
-        let (mut ladder, hosts) = (ladder(true), hosts(Origin::Memory));
+        let (mut engine, hosts) = (engine(true), hosts(Origin::Memory));
         let mut device = FakeDevice::apu(true);
         device.order_later(order(Fault::BitFlip, false), victim);
-        let arrived = place(&mut ladder, &mut device, &hosts).unwrap();
+        let arrived = place(&mut engine, &mut device, &hosts).unwrap();
         assert_eq!(arrived, sent(&hosts));
-        let report = ladder.report();
-        let [story] = report.stories.as_slice() else {
+        let report = engine.report();
+        let [trace] = report.traces.as_slice() else {
             panic!("{report}")
         };
-        assert_eq!(story.tensor, NAMES[victim as usize]);
-        assert_eq!(story.attempts.last().unwrap().rung, Rung::Retry);
-        let by_rung = report
+        assert_eq!(trace.tensor, NAMES[victim as usize]);
+        assert_eq!(
+            trace.attempts.last().unwrap().strategy,
+            TransferStrategy::Retry
+        );
+        let by_strategy = report
             .routes
             .iter()
-            .map(|total| (total.rung, total.tensors));
-        let expected = [(Rung::Direct, 3), (Rung::Retry, 1)];
-        assert_eq!(by_rung.collect::<Vec<_>>(), expected);
+            .map(|total| (total.strategy, total.tensors));
+        let expected = [(TransferStrategy::Direct, 3), (TransferStrategy::Retry, 1)];
+        assert_eq!(by_strategy.collect::<Vec<_>>(), expected);
     }
 }
 
 #[test]
-fn what_may_not_be_copied_directly_climbs_alone_among_the_others() {
+fn what_may_not_be_copied_directly_moves_alone_among_the_others() {
     let mut mixed = hosts(Origin::Memory);
     mixed[1] = hosts(Origin::MappedFile).remove(1);
-    let mut ladder = ladder(true);
-    let arrived = place(&mut ladder, &mut FakeDevice::apu(true), &mixed).unwrap();
+    let mut engine = engine(true);
+    let arrived = place(&mut engine, &mut FakeDevice::apu(true), &mixed).unwrap();
     assert_eq!(arrived, sent(&mixed));
-    let routes = ladder.report().routes.iter();
-    let by_rung: Vec<_> = routes.map(|total| (total.rung, total.tensors)).collect();
-    assert_eq!(by_rung, [(Rung::Direct, 3), (Rung::Staged, 1)]);
+    let routes = engine.report().routes.iter();
+    let by_strategy: Vec<_> = routes
+        .map(|total| (total.strategy, total.tensors))
+        .collect();
+    assert_eq!(
+        by_strategy,
+        [(TransferStrategy::Direct, 3), (TransferStrategy::Staged, 1)]
+    );
 }
 
 #[test]
@@ -117,12 +127,12 @@ fn a_lost_context_ends_all_of_them_at_once_and_frees_nothing() {
         let hosts = hosts(Origin::Memory);
         let mut device = FakeDevice::apu(true);
         device.order_later(order(Fault::ContextLost, false), victim);
-        let mut ladder = ladder(true);
-        let error = place(&mut ladder, &mut device, &hosts).unwrap_err();
+        let mut engine = engine(true);
+        let error = place(&mut engine, &mut device, &hosts).unwrap_err();
         assert!(matches!(error, MoveError::ContextLost { .. }), "{error}");
         // The one that found out is given up with its copy, and three that nobody asked about with theirs.
         assert!(device.abandoned() >= 8, "{}", device.abandoned());
-        let tries = ladder.report().stories.iter().map(|s| s.attempts.len());
+        let tries = engine.report().traces.iter().map(|s| s.attempts.len());
         assert_eq!(tries.collect::<Vec<_>>(), [1]);
     }
 }
@@ -131,7 +141,7 @@ fn a_lost_context_ends_all_of_them_at_once_and_frees_nothing() {
 fn a_hang_gives_up_what_may_still_be_written_to() {
     let mut device = FakeDevice::apu(true);
     device.order_later(order(Fault::Hang, false), 2);
-    let error = place(&mut ladder(true), &mut device, &hosts(Origin::Memory)).unwrap_err();
+    let error = place(&mut engine(true), &mut device, &hosts(Origin::Memory)).unwrap_err();
     assert!(matches!(error, MoveError::Hung { .. }), "{error}");
     assert!(device.abandoned() >= 8, "{}", device.abandoned());
 }
@@ -140,11 +150,11 @@ fn a_hang_gives_up_what_may_still_be_written_to() {
 fn a_tensor_that_cannot_be_placed_hands_over_none_and_gives_nothing_up() {
     let mut device = FakeDevice::apu(true);
     device.order_later(order(Fault::Zeros, true), 1);
-    let error = place(&mut ladder(false), &mut device, &hosts(Origin::Memory)).unwrap_err();
-    let MoveError::NotPlaced { story } = &error else {
+    let error = place(&mut engine(false), &mut device, &hosts(Origin::Memory)).unwrap_err();
+    let MoveError::NotPlaced { trace } = &error else {
         panic!("{error}")
     };
-    assert_eq!(story.tensor, "b");
+    assert_eq!(trace.tensor, "b");
     assert_eq!(device.abandoned(), 0, "the device was waited for instead");
 }
 
@@ -152,7 +162,7 @@ fn a_tensor_that_cannot_be_placed_hands_over_none_and_gives_nothing_up() {
 fn a_source_that_is_written_to_is_named() {
     let mut device = FakeDevice::apu(true);
     device.order_later(order(Fault::MutatedSource, false), 3);
-    let error = place(&mut ladder(true), &mut device, &hosts(Origin::Memory)).unwrap_err();
+    let error = place(&mut engine(true), &mut device, &hosts(Origin::Memory)).unwrap_err();
     assert!(
         matches!(&error, MoveError::SourceChanged { tensor } if tensor == "d"),
         "{error}"
@@ -161,15 +171,15 @@ fn a_source_that_is_written_to_is_named() {
 
 #[test]
 fn a_full_device_is_trimmed_and_the_others_are_not_copied_again() {
-    let (mut ladder, hosts) = (ladder(true), hosts(Origin::Memory));
+    let (mut engine, hosts) = (engine(true), hosts(Origin::Memory));
     let mut device = FakeDevice::apu(true);
     device.order_later(order(Fault::OutOfMemory(Operation::Copy), false), 2);
     assert_eq!(
-        place(&mut ladder, &mut device, &hosts).unwrap(),
+        place(&mut engine, &mut device, &hosts).unwrap(),
         sent(&hosts)
     );
-    let story = &ladder.report().stories[0];
-    assert_eq!(story.tensor, "c");
-    assert!(matches!(story.attempts[0].outcome, Outcome::Failed { .. }));
-    assert_eq!(ladder.report().stories.len(), 1);
+    let trace = &engine.report().traces[0];
+    assert_eq!(trace.tensor, "c");
+    assert!(matches!(trace.attempts[0].outcome, Outcome::Failed { .. }));
+    assert_eq!(engine.report().traces.len(), 1);
 }

@@ -14,7 +14,7 @@ use tch::Device;
 
 use super::order::Order;
 use super::{BoxError, LoadError, Source};
-use crate::batch::{Batch, FieldPath};
+use crate::tensor_tree::{FieldPath, TensorTree};
 
 /// Makes a batch from its number. Shared by the workers.
 pub(super) struct Maker<S> {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use tch::{Device, Kind, Tensor};
 
 use super::{PlaceError, Placer, size_of_tensor, torch};
-use crate::bytes::Bytes;
+use platform::Bytes;
 
 /// Tensors of a group at most, however small: each holds some kilobytes while it is under way.
 const GROUP_TENSORS: usize = 256;
@@ -35,9 +35,9 @@ pub struct ModuleSummary {
 }
 
 impl Placer {
-    /// As [`Ladder::expect_new_bytes`](crate::route::Ladder::expect_new_bytes).
+    /// As [`TransferEngine::expect_new_bytes`](crate::transfer::engine::TransferEngine::expect_new_bytes).
     pub(crate) fn expect_new_bytes(&mut self, name: &str) {
-        self.ladder.expect_new_bytes(name);
+        self.engine.expect_new_bytes(name);
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn check_plain(name: &str, tensor: &Tensor) -> Result<(), PlaceError>
 mod tests {
     use tch::{Device, Kind};
 
-    use crate::policy::Policy;
+    use crate::transfer::policy::Policy;
     use crate::{PlaceError, Placer};
 
     use super::*;

@@ -1,4 +1,4 @@
-//! What the door does on the CPU, where nothing is copied.
+//! What the placer does on the CPU, where nothing is copied.
 
 use super::*;
 

@@ -1,0 +1,197 @@
+//! What the user asks of a plan: the words that people know from accelerate, kohya and OneTrainer.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use platform::Bytes;
+
+/// The memory of the machine, as the honest number has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Memory {
+    /// A card with memory of its own.
+    Discrete {
+        /// Usable on the device.
+        device: Bytes,
+        /// Usable on the host.
+        host: Bytes,
+    },
+    /// One memory for both (an APU): what the device holds, the host lacks.
+    Unified {
+        /// What the device may allocate of it.
+        device: Bytes,
+        /// All that both may use together.
+        pool: Bytes,
+        /// Host memory can be registered with the device.
+        zero_copy: bool,
+    },
+}
+
+/// What the user asks for. Nothing asked plans by the memory alone.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OffloadOptions {
+    /// Where each module goes: `auto`, or a map of names to `device`, `cpu`, `disk`.
+    pub device_map: DeviceMap,
+    /// At most this much, whatever the machine has.
+    pub max_memory: MaxMemory,
+    /// Stream every block that can be streamed, and keep nothing idle on the device.
+    pub low_vram: bool,
+    /// Stream this many blocks of what is in use, no fewer and no more.
+    pub blocks_to_swap: Option<usize>,
+    /// Stream at least this share of the bytes that can be streamed (0 to 1).
+    pub offload_fraction: f64,
+    /// Blocks that the device holds at a time while they are streamed: one is used, the others arrive. With one,
+    /// each copy waits for the block before it; a plan takes that only where no more fit, or by itself if asked.
+    pub ring_slots: u32,
+}
+
+/// Upper bounds set by the user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MaxMemory {
+    /// On the device, everything included.
+    pub device: Option<Bytes>,
+    /// On the host.
+    pub cpu: Option<Bytes>,
+}
+
+/// Where modules go.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceMap {
+    /// Wherever is best under the budget.
+    #[default]
+    Auto,
+    /// By name: the longest name that is the module's, or a parent of it, decides.
+    #[serde(untagged)]
+    Explicit(BTreeMap<String, Place>),
+}
+
+/// A place in an explicit device map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Place {
+    /// On the device for as long as its component is used.
+    Device,
+    /// In host memory, streamed in when it is used.
+    Cpu,
+    /// On disk, streamed in when it is used.
+    Disk,
+}
+
+impl Default for OffloadOptions {
+    fn default() -> OffloadOptions {
+        OffloadOptions {
+            device_map: DeviceMap::Auto,
+            max_memory: MaxMemory::default(),
+            low_vram: false,
+            blocks_to_swap: None,
+            offload_fraction: 0.0,
+            ring_slots: 2,
+        }
+    }
+}
+
+impl Memory {
+    /// The memory that is left under the user's bounds.
+    pub(crate) fn bounded(self, max: MaxMemory) -> Memory {
+        let bound = |size: Bytes, max: Option<Bytes>| max.map_or(size, |max| size.min(max));
+        match self {
+            Memory::Discrete { device, host } => Memory::Discrete {
+                device: bound(device, max.device),
+                host: bound(host, max.cpu),
+            },
+            Memory::Unified {
+                device,
+                pool,
+                zero_copy,
+            } => Memory::Unified {
+                device: bound(device.min(pool), max.device),
+                pool: bound(pool, max.cpu),
+                zero_copy,
+            },
+        }
+    }
+}
+
+impl DeviceMap {
+    /// The place that an explicit map gives a module.
+    pub(crate) fn place_of(&self, module: &str) -> Option<Place> {
+        let DeviceMap::Explicit(places) = self else {
+            return None;
+        };
+        let covers = |name: &str| {
+            name.is_empty()
+                || module
+                    .strip_prefix(name)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        places
+            .iter()
+            .filter(|(name, _)| covers(name))
+            .max_by_key(|(name, _)| name.len())
+            .map(|(_, place)| *place)
+    }
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Memory::Discrete { device, host } => write!(formatter, "device {device}, host {host}"),
+            Memory::Unified {
+                device,
+                pool,
+                zero_copy,
+            } => write!(
+                formatter,
+                "one memory of {pool}, {device} of it for the device, {} zero-copy",
+                if *zero_copy { "with" } else { "without" }
+            ),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Place::Device => "device",
+            Place::Cpu => "cpu",
+            Place::Disk => "disk",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_name_decides() {
+        let map = DeviceMap::Explicit(BTreeMap::from([
+            ("".to_owned(), Place::Disk),
+            ("transformer".to_owned(), Place::Cpu),
+            ("transformer.blocks.1".to_owned(), Place::Device),
+        ]));
+        assert_eq!(map.place_of("vae"), Some(Place::Disk));
+        assert_eq!(map.place_of("transformer.blocks.1"), Some(Place::Device));
+        assert_eq!(
+            map.place_of("transformer.blocks.1.attn"),
+            Some(Place::Device)
+        );
+        // A name covers whole parts: block 11 is no part of block 1.
+        assert_eq!(map.place_of("transformer.blocks.11"), Some(Place::Cpu));
+    }
+
+    #[test]
+    fn a_device_map_is_a_word_or_a_map() {
+        let read = |text| serde_json::from_str::<DeviceMap>(text).unwrap();
+        assert_eq!(read("\"auto\""), DeviceMap::Auto);
+        let DeviceMap::Explicit(places) = read(r#"{"transformer": "cpu"}"#) else {
+            panic!()
+        };
+        assert_eq!(places["transformer"], Place::Cpu);
+    }
+}

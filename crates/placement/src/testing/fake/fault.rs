@@ -1,0 +1,142 @@
+//! What can go wrong on the fake device, and what it does to bytes.
+
+use std::fmt;
+
+use crate::transfer::transport::{Operation, Pool};
+
+/// One fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Fault {
+    /// The tensor arrives as zeros (reported for gfx1201 and gfx1151).
+    Zeros,
+    /// Half of it arrives as NaN (reported for gfx1030).
+    Nan,
+    /// One bit arrives the other way round.
+    BitFlip,
+    /// The copy ends early: the tail is what the memory held before.
+    Truncated,
+    /// Nothing arrives: all of it is what the memory held before.
+    Stale,
+    /// Two pieces arrive in each other's place.
+    SwappedChunks,
+    /// The copy is complete only some time after the stream said so.
+    LateCopy,
+    /// Somebody writes to the buffer that is copied from, before the copy has read it.
+    MutatedSource,
+    /// The copy is refused.
+    Refused,
+    /// This operation finds its memory full.
+    OutOfMemory(Operation),
+    /// The copy takes longer than anybody waits, then completes.
+    Stall,
+    /// The copy never completes, and nothing on the device does from then on.
+    Hang,
+    /// The copy ends the context.
+    ContextLost,
+    /// The tensor arrives, but the device's kernels write zeros.
+    CastZeros,
+}
+
+impl Fault {
+    /// Every fault.
+    pub const ALL: [Fault; 20] = [
+        Fault::Zeros,
+        Fault::Nan,
+        Fault::BitFlip,
+        Fault::Truncated,
+        Fault::Stale,
+        Fault::SwappedChunks,
+        Fault::LateCopy,
+        Fault::MutatedSource,
+        Fault::Refused,
+        Fault::OutOfMemory(Operation::Contiguous),
+        Fault::OutOfMemory(Operation::CastOnHost),
+        Fault::OutOfMemory(Operation::Stage),
+        Fault::OutOfMemory(Operation::Copy),
+        Fault::OutOfMemory(Operation::SumDevice),
+        Fault::OutOfMemory(Operation::ReadBack),
+        Fault::OutOfMemory(Operation::CastOnDevice),
+        Fault::Stall,
+        Fault::Hang,
+        Fault::ContextLost,
+        Fault::CastZeros,
+    ];
+
+    /// As tables and JSON name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::Zeros => "zeros",
+            Fault::Nan => "nan",
+            Fault::BitFlip => "bit_flip",
+            Fault::Truncated => "truncated",
+            Fault::Stale => "stale",
+            Fault::SwappedChunks => "swapped_chunks",
+            Fault::LateCopy => "late_copy",
+            Fault::MutatedSource => "mutated_source",
+            Fault::Refused => "refused",
+            Fault::OutOfMemory(operation) => match operation {
+                Operation::Contiguous => "out_of_memory_contiguous",
+                Operation::SumHost => "out_of_memory_sum_host",
+                Operation::Stage => "out_of_memory_stage",
+                Operation::CastOnHost => "out_of_memory_cast_on_host",
+                Operation::Copy => "out_of_memory_copy",
+                Operation::Synchronize => "out_of_memory_synchronize",
+                Operation::SumDevice => "out_of_memory_sum_device",
+                Operation::ReadBack => "out_of_memory_read_back",
+                Operation::CastOnDevice => "out_of_memory_cast_on_device",
+                Operation::Trim => "out_of_memory_trim",
+            },
+            Fault::Stall => "stall",
+            Fault::Hang => "hang",
+            Fault::ContextLost => "context_lost",
+            Fault::CastZeros => "cast_zeros",
+        }
+    }
+
+    /// What memory held by the device looks like after a copy of `sent` with this fault.
+    pub(crate) fn apply(self, sent: &[u8], memory: &mut [u8]) {
+        let length = sent.len();
+        match self {
+            Fault::Stale => {}
+            Fault::Zeros => memory.fill(0),
+            Fault::Truncated => {
+                let arrived = length / 4 * 3;
+                memory[..arrived].copy_from_slice(&sent[..arrived]);
+            }
+            Fault::Nan => {
+                memory.copy_from_slice(sent);
+                let (nans, _) = memory[length / 2..].as_chunks_mut::<4>();
+                nans.fill(f32::NAN.to_le_bytes());
+            }
+            Fault::BitFlip => {
+                memory.copy_from_slice(sent);
+                // The sign of an element in the middle.
+                if let Some(byte) = memory.get_mut(length / 2 / 4 * 4 + 3) {
+                    *byte ^= 0x80;
+                }
+            }
+            Fault::SwappedChunks => {
+                memory.copy_from_slice(sent);
+                let chunk = length / 4;
+                let (front, back) = memory.split_at_mut(length / 2);
+                front[..chunk].swap_with_slice(&mut back[..chunk]);
+            }
+            _ => memory.copy_from_slice(sent),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(self.name())
+    }
+}
+
+/// The memory an operation of the fake wants.
+pub(crate) fn pool_of(operation: Operation) -> Pool {
+    match operation {
+        Operation::Copy | Operation::SumDevice | Operation::CastOnDevice => Pool::Device,
+        Operation::Stage => Pool::Pinned,
+        _ => Pool::Host,
+    }
+}
