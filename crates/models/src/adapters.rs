@@ -1,0 +1,24 @@
+//! Low-rank adapters: small trained changes to a frozen model, in the format of
+//! Hugging Face's PEFT.
+//!
+//! ```text
+//! LoraConfig ──(which layers, what rank)──▶ Attachment ──attach──▶ LoraLayer on each Linear
+//!     ▲                                        │
+//!     └── adapter_config.json      adapter_model.safetensors ──(or fresh)
+//! ```
+//!
+//! The names of the parameters are those of PEFT's files, so saving is writing them
+//! down. [`merge`](crate::pretrained::merge) adds an adapter into its base for programs that know none.
+
+mod attachment;
+mod config;
+mod layer;
+mod peft;
+#[cfg(test)]
+mod tests;
+
+pub use attachment::{Attached, Attachment};
+pub use config::{Biases, Layers, LoraConfig, Modules};
+pub(crate) use config::{EMBEDDING, HEAD};
+pub use layer::LoraLayer;
+pub use peft::{PeftAdapter, adapter_config, write_peft};

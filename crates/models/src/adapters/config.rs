@@ -1,0 +1,481 @@
+//! Which layers get an adapter, and of what rank. The rules are PEFT's, so that a
+//! config means here what it means there.
+
+use indexmap::IndexMap;
+use regex::Regex;
+
+/// The table of the tokens, by the name of its module.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens";
+/// What makes logits, likewise.
+pub(crate) const HEAD: &str = "lm_head";
+
+/// What a LoRA is made of: PEFT's `LoraConfig` by name.
+#[derive(Debug, Clone)]
+pub struct LoraConfig {
+    /// Rank of the change.
+    pub rank: i64,
+    /// Strength: the change is scaled by `alpha / rank`.
+    pub alpha: f64,
+    /// Probability with which an input number is left out in training.
+    pub dropout: f64,
+    /// Scale by `alpha / √rank` instead, which keeps high ranks from learning slower
+    /// (Kalajdzievski, 2023).
+    pub rslora: bool,
+    /// Learn each row's magnitude apart from its direction (Liu et al., 2024).
+    pub dora: bool,
+    /// Layers that get an adapter.
+    pub target_modules: Modules,
+    /// Layers that get none, whatever `target_modules` says.
+    pub exclude_modules: Option<Modules>,
+    /// Of the layers in `target_modules`, only those in these blocks; `None` for all blocks.
+    pub layers: Option<Layers>,
+    /// Modules that learn whole beside the adapters, by the end of their names; a module is a layer,
+    /// a norm, the embedding, or anything that holds such.
+    pub modules_to_save: Vec<String>,
+    /// Biases that learn beside the adapters.
+    pub bias: Biases,
+    /// Other ranks for some layers, by regular expression at the end of the name. The first
+    /// entry that matches counts.
+    pub rank_pattern: IndexMap<String, i64>,
+    /// Other alphas for some layers, likewise.
+    pub alpha_pattern: IndexMap<String, f64>,
+}
+
+impl Default for LoraConfig {
+    /// PEFT's defaults.
+    fn default() -> Self {
+        Self {
+            rank: 8,
+            alpha: 8.0,
+            dropout: 0.0,
+            rslora: false,
+            dora: false,
+            target_modules: Modules::Suffixes(vec!["q_proj".into(), "v_proj".into()]),
+            exclude_modules: None,
+            layers: None,
+            modules_to_save: Vec::new(),
+            bias: Biases::None,
+            rank_pattern: IndexMap::new(),
+            alpha_pattern: IndexMap::new(),
+        }
+    }
+}
+
+/// Which of a model's own biases learn: PEFT's `bias`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Biases {
+    /// None of them.
+    None,
+    /// Every bias of the model.
+    All,
+    /// Those of layers that have an adapter.
+    LoraOnly,
+}
+
+impl Biases {
+    /// Each with PEFT's name.
+    pub(crate) const NAMED: [(Self, &'static str); 3] = [
+        (Self::None, "none"),
+        (Self::All, "all"),
+        (Self::LoraOnly, "lora_only"),
+    ];
+}
+
+/// A choice of layers.
+#[derive(Debug, Clone)]
+pub enum Modules {
+    /// Every linear layer but the head.
+    AllLinear,
+    /// Layers of these names, whole or after a dot.
+    Suffixes(Vec<String>),
+    /// Layers whose whole name matches.
+    Regex(WholeRegex),
+}
+
+impl Modules {
+    /// What PEFT understands by one string: `all-linear`, or a regular expression.
+    ///
+    /// # Errors
+    /// When it is not a regular expression that can be used here.
+    pub fn from_text(text: &str) -> Result<Self, String> {
+        if text.eq_ignore_ascii_case("all-linear") {
+            return Ok(Self::AllLinear);
+        }
+        WholeRegex::new(text).map(Self::Regex)
+    }
+
+    /// Whether the layer called `name` is among them.
+    pub fn contain(&self, name: &str) -> bool {
+        match self {
+            Self::AllLinear => ![HEAD, EMBEDDING].contains(&name),
+            Self::Suffixes(suffixes) => suffixes.iter().any(|suffix| {
+                name.strip_suffix(suffix.as_str())
+                    .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            }),
+            Self::Regex(regex) => regex.compiled.is_match(name),
+        }
+    }
+}
+
+/// A choice of blocks by number: PEFT's `layers_to_transform` and `layers_pattern`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Layers {
+    /// Numbers of the blocks.
+    pub indices: Vec<u64>,
+    /// Names of the lists that are numbered, such as `layers`; empty for any list.
+    pub lists: Vec<String>,
+}
+
+/// A regular expression that has to match all of a name, and the text it was made of.
+#[derive(Debug, Clone)]
+pub struct WholeRegex {
+    text: String,
+    compiled: Regex,
+}
+
+impl WholeRegex {
+    fn new(text: &str) -> Result<Self, String> {
+        let compiled = compile(&format!(r"\A(?:{text})\z"), text)?;
+        Ok(Self {
+            text: text.to_owned(),
+            compiled,
+        })
+    }
+
+    /// The expression as it was written.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+fn compile(regex: &str, shown: &str) -> Result<Regex, String> {
+    Regex::new(regex).map_err(|error| {
+        let reason = error.to_string();
+        let reason = reason.lines().last().unwrap_or_default().trim();
+        format!("{shown:?} is not a regular expression that is known here: {reason}")
+    })
+}
+
+/// Rank and scale of one layer's adapter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Shape {
+    pub(crate) rank: i64,
+    pub(crate) scaling: f64,
+}
+
+/// What a config came to on a model: names of modules.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Effects<'a> {
+    /// Layers that could have an adapter.
+    pub(crate) seen: &'a [String],
+    /// Those that have one.
+    pub(crate) attached: &'a [String],
+    /// Modules that learn whole.
+    pub(crate) saved: &'a [String],
+}
+
+/// Entries of a config without effect on a model, by key.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unused {
+    /// Entries of `target_modules` that no layer is called.
+    pub(crate) unknown: Vec<String>,
+    /// Entries of `target_modules` without an adapter: the above, and those that another key takes
+    /// back.
+    pub(crate) targets: Vec<String>,
+    /// Entries of `exclude_modules`.
+    pub(crate) excluded: Vec<String>,
+    /// Entries of `modules_to_save`.
+    pub(crate) saved: Vec<String>,
+    /// Numbers in `layers_to_transform`.
+    pub(crate) layers: Vec<u64>,
+    /// Keys of `rank_pattern`.
+    pub(crate) ranks: Vec<String>,
+    /// Keys of `alpha_pattern`.
+    pub(crate) alphas: Vec<String>,
+}
+
+impl Unused {
+    /// Each as `key: entry`.
+    pub(crate) fn list(&self) -> Vec<String> {
+        let keys = [
+            ("target_modules", &self.targets),
+            ("exclude_modules", &self.excluded),
+            ("modules_to_save", &self.saved),
+            ("rank_pattern", &self.ranks),
+            ("alpha_pattern", &self.alphas),
+        ];
+        let entries = keys.into_iter().flat_map(|(key, entries)| {
+            let line = move |entry: &String| format!("{key}: {entry}");
+            entries.iter().map(line)
+        });
+        let layers = self.layers.iter();
+        let layers = layers.map(|number| format!("layers_to_transform: {number}"));
+        entries.chain(layers).collect()
+    }
+
+    /// `config` without them.
+    pub(crate) fn removed_from(&self, mut config: LoraConfig) -> LoraConfig {
+        let keep = |modules: &mut Modules, unused: &[String]| {
+            if let Modules::Suffixes(names) = modules {
+                names.retain(|name| !unused.contains(name));
+            }
+        };
+        keep(&mut config.target_modules, &self.targets);
+        if let Some(excluded) = &mut config.exclude_modules {
+            keep(excluded, &self.excluded);
+        }
+        config
+            .modules_to_save
+            .retain(|name| !self.saved.contains(name));
+        if let Some(layers) = &mut config.layers {
+            layers
+                .indices
+                .retain(|number| !self.layers.contains(number));
+            if layers.indices.is_empty() {
+                config.layers = None;
+            }
+        }
+        config
+            .rank_pattern
+            .retain(|name, _| !self.ranks.contains(name));
+        config
+            .alpha_pattern
+            .retain(|name, _| !self.alphas.contains(name));
+        config
+    }
+}
+
+/// A config whose patterns are ready to be matched.
+#[derive(Debug, Clone)]
+pub(crate) struct Matcher {
+    config: LoraConfig,
+    ranks: Vec<(Regex, i64)>,
+    alphas: Vec<(Regex, f64)>,
+    /// What finds the number of a layer's block in its name; the first that matches counts.
+    numbers: Vec<Regex>,
+    /// Layers in these get no adapter, because they learn whole.
+    saved: Vec<Regex>,
+}
+
+impl Matcher {
+    /// # Errors
+    /// What is wrong with the config: which key, and what would be right.
+    pub(crate) fn new(config: &LoraConfig) -> Result<Self, String> {
+        let ranks = config.rank_pattern.values().chain([&config.rank]);
+        if let Some(rank) = ranks
+            .into_iter()
+            .find(|rank| !(1..=1 << 16).contains(*rank))
+        {
+            return Err(format!("a rank must be from 1 to 65536, not {rank}"));
+        }
+        let mut alphas = config.alpha_pattern.values().chain([&config.alpha]);
+        if let Some(alpha) = alphas.find(|alpha| !alpha.is_finite()) {
+            return Err(format!("an alpha must be finite, not {alpha}"));
+        }
+        if !(0.0..1.0).contains(&config.dropout) {
+            return Err(format!(
+                "the dropout must be at least 0 and less than 1, not {}",
+                config.dropout
+            ));
+        }
+        if let Some(layers) = &config.layers {
+            // PEFT refuses both, too.
+            if layers.indices.is_empty() {
+                return Err("`layers_pattern` has no effect without `layers_to_transform`".into());
+            }
+            if matches!(config.target_modules, Modules::Regex(_)) {
+                return Err(
+                    "`layers_to_transform` needs a list of `target_modules`: a regular \
+                            expression names its blocks itself"
+                        .into(),
+                );
+            }
+        }
+        Ok(Self {
+            numbers: config
+                .layers
+                .as_ref()
+                .map_or(Ok(Vec::new()), block_numbers)?,
+            ranks: patterns(&config.rank_pattern)?,
+            alphas: patterns(&config.alpha_pattern)?,
+            saved: config
+                .modules_to_save
+                .iter()
+                .map(|name| compile(&format!(r"\A(?:.*\.)?{name}(?:\z|\.)"), name))
+                .collect::<Result<_, _>>()?,
+            config: config.clone(),
+        })
+    }
+
+    pub(crate) fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// Whether the layer is in a block that `layers` names.
+    fn is_in_chosen_block(&self, name: &str) -> bool {
+        let Some(layers) = &self.config.layers else {
+            return true;
+        };
+        // To PEFT, a whole name needs no number.
+        if matches!(&self.config.target_modules, Modules::Suffixes(names) if names.iter().any(|n| n == name))
+        {
+            return true;
+        }
+        self.block(name)
+            .is_some_and(|number| layers.indices.contains(&number))
+    }
+
+    /// The number of the block that the layer called `name` is in, as `layers` counts them.
+    fn block(&self, name: &str) -> Option<u64> {
+        // PEFT matches from the root of the model it wraps, as this crate names layers.
+        let found = self.numbers.iter().find_map(|regex| regex.captures(name));
+        found.and_then(|found| found[1].parse().ok())
+    }
+
+    /// The module in `modules_to_save` that the tensor called `tensor` is part of.
+    ///
+    /// # Errors
+    /// When there are several, one in the other, or it is a list of blocks; PEFT refuses both.
+    pub(crate) fn saved_module<'t>(&self, tensor: &'t str) -> Result<Option<&'t str>, String> {
+        let ends = tensor.match_indices('.').map(|(end, _)| &tensor[..end]);
+        let mut modules = ends.filter(|module| self.is_saved(module));
+        let Some(outer) = modules.next() else {
+            return Ok(None);
+        };
+        if outer.ends_with(".layers") {
+            return Err(format!(
+                "`modules_to_save`: `{outer}` is a list of blocks; name one, as in `layers.0`"
+            ));
+        }
+        match modules.next() {
+            None => Ok(Some(outer)),
+            Some(inner) => Err(format!(
+                "`modules_to_save`: `{inner}` is a part of `{outer}`, which learns whole already"
+            )),
+        }
+    }
+
+    /// Whether an entry of `modules_to_save` is the end of this name.
+    fn is_saved(&self, module: &str) -> bool {
+        let mut entries = self.config.modules_to_save.iter();
+        entries.any(|entry| module.ends_with(entry.as_str()))
+    }
+
+    /// Fails when the layer called `name`, which has an adapter, is also to learn whole.
+    pub(crate) fn expect_not_saved(&self, name: &str) -> Result<(), String> {
+        let parts = name.match_indices('.').map(|(end, _)| &name[..end]);
+        match parts.chain([name]).find(|module| self.is_saved(module)) {
+            None => Ok(()),
+            Some(module) => Err(format!(
+                "`modules_to_save` has the end of `{module}`, and `target_modules` puts an adapter on \
+                 `{name}`: write the name in `modules_to_save` from its start, or from behind a dot"
+            )),
+        }
+    }
+
+    /// Entries of the config without effect on a model.
+    pub(crate) fn unused(&self, model: &Effects) -> Unused {
+        let Effects {
+            seen,
+            attached,
+            saved,
+        } = *model;
+        let config = &self.config;
+        let unused = |modules: &Modules, among: &[String]| -> Vec<String> {
+            let Modules::Suffixes(suffixes) = modules else {
+                return Vec::new();
+            };
+            let is_unused = |suffix: &&String| {
+                let one = Modules::Suffixes(vec![(*suffix).clone()]);
+                !among.iter().any(|name| one.contain(name))
+            };
+            suffixes.iter().filter(is_unused).cloned().collect()
+        };
+        let keys = |patterns: Vec<&Regex>, keys: Vec<&String>| -> Vec<String> {
+            let pairs = patterns.into_iter().zip(keys);
+            let unused =
+                pairs.filter(|(regex, _)| !attached.iter().any(|name| regex.is_match(name)));
+            unused.map(|(_, name)| name.clone()).collect()
+        };
+        let excluded = config.exclude_modules.as_ref();
+        let is_unsaved = |entry: &&String| !saved.iter().any(|name| name.ends_with(entry.as_str()));
+        Unused {
+            unknown: unused(&config.target_modules, seen),
+            targets: unused(&config.target_modules, attached),
+            excluded: excluded.map_or(Vec::new(), |excluded| unused(excluded, seen)),
+            saved: config
+                .modules_to_save
+                .iter()
+                .filter(is_unsaved)
+                .cloned()
+                .collect(),
+            layers: match &config.layers {
+                None => Vec::new(),
+                Some(layers) => {
+                    let is_empty = |number: &&u64| {
+                        !attached
+                            .iter()
+                            .any(|name| self.block(name) == Some(**number))
+                    };
+                    layers.indices.iter().filter(is_empty).copied().collect()
+                }
+            },
+            ranks: keys(
+                self.ranks.iter().map(|(regex, _)| regex).collect(),
+                config.rank_pattern.keys().collect(),
+            ),
+            alphas: keys(
+                self.alphas.iter().map(|(regex, _)| regex).collect(),
+                config.alpha_pattern.keys().collect(),
+            ),
+        }
+    }
+
+    /// The adapter that the layer called `name` gets.
+    pub(crate) fn shape(&self, name: &str) -> Option<Shape> {
+        let excluded = self.config.exclude_modules.as_ref();
+        if excluded.is_some_and(|modules| modules.contain(name))
+            || !self.config.target_modules.contain(name)
+            || !self.is_in_chosen_block(name)
+            || self.saved.iter().any(|saved| saved.is_match(name))
+        {
+            return None;
+        }
+        let rank = first(&self.ranks, name).unwrap_or(self.config.rank);
+        let alpha = first(&self.alphas, name).unwrap_or(self.config.alpha);
+        let divisor = match self.config.rslora {
+            true => (rank as f64).sqrt(),
+            false => rank as f64,
+        };
+        Some(Shape {
+            rank,
+            scaling: alpha / divisor,
+        })
+    }
+}
+
+/// Finds the number of a block in a name, in PEFT's way (`check_target_module_exists`): the
+/// first number behind one of the lists, or behind any part of the name but the first.
+fn block_numbers(layers: &Layers) -> Result<Vec<Regex>, String> {
+    if layers.lists.is_empty() {
+        return Ok(vec![compile(r"\A.*?\.[^.]*\.(\d+)\.", "layers")?]);
+    }
+    let lists = layers.lists.iter();
+    lists
+        .map(|list| compile(&format!(r"\A(?:.*?\.)?(?:{list})\.(\d+)\."), list))
+        .collect()
+}
+
+/// `key` matches at the end of a name, from its start or from behind a dot.
+fn patterns<T: Copy>(map: &IndexMap<String, T>) -> Result<Vec<(Regex, T)>, String> {
+    map.iter()
+        .map(|(key, value)| Ok((compile(&format!(r"\A(?:.*\.)?(?:{key})\z"), key)?, *value)))
+        .collect()
+}
+
+fn first<T: Copy>(patterns: &[(Regex, T)], name: &str) -> Option<T> {
+    patterns
+        .iter()
+        .find(|(regex, _)| regex.is_match(name))
+        .map(|(_, value)| *value)
+}

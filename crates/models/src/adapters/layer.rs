@@ -1,0 +1,213 @@
+//! One layer's adapter: what it adds to the layer's product.
+
+use tch::{Kind, Tensor};
+
+use crate::Error;
+use crate::tensor::{BaseMap, to_kind};
+use crate::weight::Weight;
+
+/// `B·A` beside a frozen weight `W`, scaled; for DoRA also the magnitude of each row.
+#[derive(Debug)]
+pub struct LoraLayer {
+    /// `[rank, inputs]`
+    pub a: Tensor,
+    /// `[outputs, rank]`
+    pub b: Tensor,
+    /// `alpha / rank`, or `alpha / √rank`.
+    pub scaling: f64,
+    /// Probability with which an input number is left out in training.
+    pub dropout: f64,
+    /// What makes it a DoRA.
+    pub dora: Option<Dora>,
+}
+
+/// The part of a DoRA that a LoRA lacks.
+#[derive(Debug)]
+pub struct Dora {
+    /// `[outputs]`: the trained length of each row of the whole weight.
+    pub magnitude: Tensor,
+    /// `[outputs]`: the squared length of each row of `W`, which never changes.
+    pub base_squares: Tensor,
+}
+
+impl LoraLayer {
+    /// `[…, inputs]` to `[…, outputs]` in the type of `base`'s product, which is `bias`'s too:
+    /// the product with `W + scaling · B·A`, and `bias`.
+    ///
+    /// # Errors
+    /// When shapes do not fit or memory runs out.
+    pub fn forward(
+        &self,
+        input: &Tensor,
+        base: (&Weight, Kind),
+        bias: Option<&Tensor>,
+        dropout: bool,
+    ) -> Result<Tensor, Error> {
+        let size = input.size();
+        let (inputs, outputs) = (self.a.size()[1], self.b.size()[0]);
+        let rows = input.f_reshape([-1, inputs])?;
+        let dropped = match dropout && self.dropout > 0.0 {
+            true => Some(to_kind(&rows, Kind::Float)?.f_dropout(self.dropout, true)?),
+            false => None,
+        };
+        let result = match &self.dora {
+            None => self.plain(&rows, dropped.as_ref(), base, bias)?,
+            Some(dora) => self.dora(dora, &rows, dropped.as_ref(), base, bias)?,
+        };
+        let mut size = size;
+        if let Some(last) = size.last_mut() {
+            *last = outputs;
+        }
+        Ok(to_kind(&result, base.1)?.f_view(size.as_slice())?)
+    }
+
+    /// What embedding `tokens` becomes: `rows` is fp32, from the table `base`, of which this is the
+    /// change, transposed. As in PEFT, nothing is dropped out.
+    ///
+    /// # Errors
+    /// When shapes do not fit or memory runs out.
+    pub(crate) fn embed(
+        &self,
+        rows: &Tensor,
+        tokens: &Tensor,
+        (table, compute): (&Tensor, Kind),
+    ) -> Result<Tensor, Error> {
+        let low = Tensor::f_embedding(&self.a.f_tr()?, tokens, -1, false, false)?;
+        let change = low.f_matmul(&self.b.f_tr()?)?.f_mul_scalar(self.scaling)?;
+        let whole = rows.f_add(&change)?;
+        match &self.dora {
+            None => Ok(whole),
+            Some(dora) => {
+                let norm = self.row_norms(dora, &Weight::Dense(table.f_tr()?), compute)?;
+                Ok(whole.f_mul(&dora.magnitude.f_div(&norm)?)?)
+            }
+        }
+    }
+
+    fn plain(
+        &self,
+        rows: &Tensor,
+        dropped: Option<&Tensor>,
+        (weight, compute): (&Weight, Kind),
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor, Error> {
+        let base = weight.product(rows, bias, compute)?;
+        let low = self.low(dropped.unwrap_or(rows))?;
+        // The product belongs to nobody else and its backward does not need it, so the
+        // change is added in place.
+        let mut base = to_kind(&base, Kind::Float)?;
+        Ok(base.f_addmm_(&low, &self.b.f_tr()?)?)
+    }
+
+    /// The change before `B`, scaled: `[rows, rank]` in fp32.
+    fn low(&self, rows: &Tensor) -> Result<Tensor, Error> {
+        let low = to_kind(rows, Kind::Float)?.f_linear(&self.a, None::<&Tensor>)?;
+        match self.scaling == 1.0 {
+            true => Ok(low),
+            false => Ok(low.f_mul_scalar(self.scaling)?),
+        }
+    }
+
+    /// As PEFT computes it: `m/‖W + s·B·A‖` scales the rows, its divisor being a constant to
+    /// the gradient, and the untouched product is kept apart when dropout is on.
+    fn dora(
+        &self,
+        dora: &Dora,
+        rows: &Tensor,
+        dropped: Option<&Tensor>,
+        (weight, compute): (&Weight, Kind),
+        bias: Option<&Tensor>,
+    ) -> Result<Tensor, Error> {
+        let norm = self.row_norms(dora, weight, compute)?;
+        let scale = dora.magnitude.f_div(&norm)?;
+        let product = |rows: &Tensor| -> Result<Tensor, Error> {
+            to_kind(&weight.product(rows, None, compute)?, Kind::Float)
+        };
+        let change = |rows: &Tensor| -> Result<Tensor, Error> {
+            Ok(self.low(rows)?.f_linear(&self.b, None::<&Tensor>)?)
+        };
+        let result = match dropped {
+            None => product(rows)?.f_add(&change(rows)?)?.f_mul(&scale)?,
+            Some(dropped) => {
+                let turned = product(dropped)?.f_mul(&scale.f_sub_scalar(1.0)?)?;
+                let changed = change(dropped)?.f_mul(&scale)?;
+                product(rows)?.f_add(&turned)?.f_add(&changed)?
+            }
+        };
+        match bias {
+            Some(bias) => Ok(result.f_add(&to_kind(bias, Kind::Float)?)?),
+            None => Ok(result),
+        }
+    }
+
+    /// `[outputs]`: the length of each row of `W + s·B·A`, without a gradient.
+    ///
+    /// Expanded, so that no matrix of the size of `W` is made:
+    /// `‖w‖² + 2s·(W·Aᵀ)·b + s²·b·(A·Aᵀ)·b` for each row `w` of `W` and `b` of `B`.
+    fn row_norms(&self, dora: &Dora, weight: &Weight, compute: Kind) -> Result<Tensor, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let (a, b, s) = (self.a.detach(), self.b.detach(), self.scaling);
+        let weight = to_kind(&weight.dense(compute)?, Kind::Float)?;
+        let crossed = weight.f_linear(&a, None::<&Tensor>)?;
+        let crossed = crossed.f_mul(&b)?.f_mul_scalar(2.0 * s)?;
+        let square = b
+            .f_matmul(&a.f_matmul(&a.f_tr()?)?)?
+            .f_mul(&b)?
+            .f_mul_scalar(s * s)?;
+        let both = crossed
+            .f_add(&square)?
+            .f_sum_dim_intlist(1, false, Kind::Float)?;
+        Ok(both.f_add(&dora.base_squares)?.f_clamp_min(0.0)?.f_sqrt()?)
+    }
+
+    /// The weight that does in one product what this layer does: `[outputs, inputs]` in fp32.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn merged(&self, weight: &Tensor) -> Result<Tensor, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let change = self.b.f_matmul(&self.a)?.f_mul_scalar(self.scaling)?;
+        let whole = to_kind(weight, Kind::Float)?.f_add(&change)?;
+        match &self.dora {
+            None => Ok(whole),
+            Some(dora) => {
+                let norm = whole.f_norm_scalaropt_dim(2.0, 1, true)?;
+                Ok(whole.f_mul(&dora.magnitude.f_view([-1, 1])?.f_div(&norm)?)?)
+            }
+        }
+    }
+
+    /// The same adapter on another base (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// Those of `map`.
+    pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        let dora = |dora: &Dora| -> Result<Dora, Error> {
+            Ok(Dora {
+                magnitude: dora.magnitude.shallow_clone(),
+                base_squares: map(&dora.base_squares)?,
+            })
+        };
+        Ok(Self {
+            a: self.a.shallow_clone(),
+            b: self.b.shallow_clone(),
+            dora: self.dora.as_ref().map(dora).transpose()?,
+            ..*self
+        })
+    }
+}
+
+impl Dora {
+    /// A DoRA on `weight` (`[outputs, inputs]`): with this magnitude, or, when it starts
+    /// fresh, with that of the weight itself.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub(crate) fn squares(weight: &Weight) -> Result<Tensor, Error> {
+        let _no_grad = tch::no_grad_guard();
+        Ok(weight
+            .dense(Kind::Float)?
+            .f_square()?
+            .f_sum_dim_intlist(1, false, Kind::Float)?)
+    }
+}

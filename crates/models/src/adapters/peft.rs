@@ -1,0 +1,367 @@
+//! PEFT's folder: `adapter_config.json` and `adapter_model.safetensors`.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use indexmap::IndexMap;
+use serde_json::{Value, json};
+
+use super::attachment::Attached;
+use super::config::{Biases, Layers, LoraConfig, Modules};
+use crate::Error;
+use crate::formats::{SafetensorsFile, write_tensors};
+use crate::json::{self, Object};
+use crate::parameters::Parameters;
+
+const CONFIG: &str = "adapter_config.json";
+const TENSORS: &str = "adapter_model.safetensors";
+
+/// A saved adapter.
+#[derive(Debug, Clone)]
+pub struct PeftAdapter {
+    folder: PathBuf,
+    config: LoraConfig,
+    base_model: Option<String>,
+    tensors: Arc<SafetensorsFile>,
+}
+
+impl PeftAdapter {
+    /// Opens an adapter's folder.
+    ///
+    /// # Errors
+    /// When a file is missing or damaged, or the adapter has features that are not known
+    /// here: leaving them out would silently change its effect.
+    pub fn open(folder: &Path) -> Result<Self, Error> {
+        let object = Object::read(&folder.join(CONFIG))?;
+        let config = config(&object)?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            config,
+            base_model: object.text("base_model_name_or_path")?.map(str::to_owned),
+            tensors: Arc::new(SafetensorsFile::open(&folder.join(TENSORS))?),
+        })
+    }
+
+    /// What it is made of.
+    pub fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// The model it was made for, as its maker called it.
+    pub fn base_model(&self) -> Option<&str> {
+        self.base_model.as_deref()
+    }
+
+    pub(crate) fn tensors(&self) -> &SafetensorsFile {
+        &self.tensors
+    }
+
+    pub(crate) fn error(&self, reason: impl Into<String>) -> Error {
+        Error::file(&self.folder.join(TENSORS), reason)
+    }
+}
+
+/// Keys of PEFT's `LoraConfig` (0.21.2) that are obeyed.
+pub(super) const OBEYED: [&str; 15] = [
+    "alpha_pattern",
+    "bias",
+    "exclude_modules",
+    "init_lora_weights",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_alpha",
+    "lora_dropout",
+    "modules_to_save",
+    "peft_type",
+    "r",
+    "rank_pattern",
+    "target_modules",
+    "use_dora",
+    "use_rslora",
+];
+
+/// Keys that change nothing about what a saved adapter computes: who made it and with what,
+/// how its weights were initialised, and how PEFT runs it.
+pub(super) const WITHOUT_EFFECT: [&str; 15] = [
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "eva_config",
+    "inference_mode",
+    "loftq_config",
+    "lora_ga_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "task_type",
+    "tp_config",
+];
+
+/// Keys that change what an adapter computes and are not supported, with the values under
+/// which they do nothing.
+pub(super) const UNSUPPORTED: [(&str, &[&str]); 13] = [
+    ("fan_in_fan_out", &["false"]),
+    ("layer_replication", &["[]"]),
+    ("trainable_token_indices", &["[]", "{}"]),
+    ("target_parameters", &["[]"]),
+    ("lora_bias", &["false"]),
+    ("use_qalora", &["false"]),
+    ("use_bdlora", &["false"]),
+    ("alora_invocation_tokens", &["[]"]),
+    ("arrow_config", &["{}"]),
+    ("monteclora_config", &["{}"]),
+    ("velora_config", &["{}"]),
+    ("kasa_config", &["{}"]),
+    ("ensure_weight_tying", &["false"]),
+];
+
+/// Values of `init_lora_weights` that leave the base model's weights as they are.
+const INITIALISATIONS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
+
+/// Reads `adapter_config.json`.
+///
+/// # Errors
+/// Names the file, the key, what it must be and what it is.
+pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
+    match object.text("peft_type")? {
+        Some("LORA") => {}
+        other => {
+            let other = other.unwrap_or("missing");
+            return Err(object.error("peft_type", format!("is {other}; only LORA is known here")));
+        }
+    }
+    check_keys(object)?;
+    check_initialisation(object)?;
+    // To PEFT, a key that is left out is its default, and null no number.
+    for key in ["r", "lora_alpha", "lora_dropout"] {
+        if object.has(key) && object.get(key).is_none() {
+            return Err(object.error(key, "must be a number, not null"));
+        }
+    }
+    let default = LoraConfig::default();
+    let config = LoraConfig {
+        rank: object.whole("r", Some(default.rank), 1..=1 << 16)?,
+        alpha: number(object, "lora_alpha", object.get("lora_alpha"))?.unwrap_or(default.alpha),
+        dropout: number(object, "lora_dropout", object.get("lora_dropout"))?.unwrap_or(0.0),
+        rslora: object.flag("use_rslora", false)?,
+        dora: object.flag("use_dora", false)?,
+        target_modules: modules(object, "target_modules")?
+            .ok_or_else(|| object.error("target_modules", "is missing"))?,
+        exclude_modules: modules(object, "exclude_modules")?,
+        layers: layers(object)?,
+        modules_to_save: names(object, "modules_to_save")?,
+        bias: biases(object)?,
+        rank_pattern: pattern(object, "rank_pattern", |object, key, value| {
+            match value.as_i64().filter(|rank| (1..=1 << 16).contains(rank)) {
+                Some(rank) => Ok(rank),
+                None => Err(object.error(key, format!("must be from 1 to 65536, not {value}"))),
+            }
+        })?,
+        alpha_pattern: pattern(object, "alpha_pattern", |object, key, value| {
+            number(object, key, Some(value))?.ok_or_else(|| object.error(key, "is missing"))
+        })?,
+    };
+    super::config::Matcher::new(&config).map_err(|reason| object.error("r", reason))?;
+    Ok(config)
+}
+
+/// Refuses keys that would change what the adapter computes, and are not supported or not known.
+fn check_keys(object: &Object) -> Result<(), Error> {
+    for (key, value) in object.keys().filter(|(_, value)| !value.is_null()) {
+        let name = key.as_str();
+        if OBEYED.contains(&name) || WITHOUT_EFFECT.contains(&name) {
+            continue;
+        }
+        let text = value.to_string();
+        match UNSUPPORTED.iter().find(|(key, _)| *key == name) {
+            Some((_, harmless)) if harmless.contains(&text.as_str()) => {}
+            Some(_) => {
+                return Err(object.error(key, format!("is {text}, which is not known here")));
+            }
+            // A newer PEFT writes its new options too; one that is off or empty does nothing.
+            None if ["false", "[]", "{}", "\"\""].contains(&text.as_str()) => {}
+            None => {
+                let reason = format!(
+                    "is {text}: this key is not known here, and may change what the adapter computes"
+                );
+                return Err(object.error(key, reason));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Refuses adapters that were trained beside changed base weights (PiSSA, OLoRA, CorDA, LoftQ,
+/// LoRA-GA, …): PEFT changes the base again when it loads them.
+fn check_initialisation(object: &Object) -> Result<(), Error> {
+    const KEY: &str = "init_lora_weights";
+    match object.get(KEY) {
+        None | Some(Value::Bool(_)) => Ok(()),
+        Some(Value::String(name)) if INITIALISATIONS.contains(&name.to_lowercase().as_str()) => {
+            Ok(())
+        }
+        Some(value) => Err(object.error(
+            KEY,
+            format!(
+                "is {value}: such an adapter belongs to a base model whose weights were changed with it. \
+                 Save it in PEFT with `save_pretrained(…, path_initial_model_for_weight_conversion=…)`, \
+                 which makes it an adapter for the published weights"
+            ),
+        )),
+    }
+}
+
+/// `layers_to_transform` (a number or a list) and `layers_pattern` (a name or a list).
+fn layers(object: &Object) -> Result<Option<Layers>, Error> {
+    const INDICES: &str = "layers_to_transform";
+    const LISTS: &str = "layers_pattern";
+    let indices = match object.get(INDICES) {
+        None => Vec::new(),
+        Some(Value::Array(values)) => values.clone(),
+        Some(value) => vec![value.clone()],
+    };
+    let indices: Option<Vec<u64>> = indices.iter().map(Value::as_u64).collect();
+    let indices = indices
+        .ok_or_else(|| object.error(INDICES, "must be a block's number or a list of them"))?;
+    let lists = match object.get(LISTS) {
+        Some(Value::String(name)) => vec![name.clone()],
+        _ => names(object, LISTS)?,
+    };
+    let lists = lists.into_iter().filter(|name| !name.is_empty()).collect();
+    let layers = Layers { indices, lists };
+    Ok((layers != Layers::default()).then_some(layers))
+}
+
+fn number(object: &Object, key: &str, value: Option<&Value>) -> Result<Option<f64>, Error> {
+    match value {
+        None => Ok(None),
+        Some(value) => match value.as_f64() {
+            Some(number) => Ok(Some(number)),
+            None => Err(object.error(key, format!("must be a number, not {value}"))),
+        },
+    }
+}
+
+/// A list of names; none where there is no such key.
+fn names(object: &Object, key: &str) -> Result<Vec<String>, Error> {
+    let names = match object.get(key) {
+        None => Some(Vec::new()),
+        Some(Value::Array(names)) => {
+            let names = names.iter().map(|name| name.as_str().map(str::to_owned));
+            names.collect()
+        }
+        Some(_) => None,
+    };
+    names.ok_or_else(|| object.error(key, "must be a list of names"))
+}
+
+fn biases(object: &Object) -> Result<Biases, Error> {
+    const KEY: &str = "bias";
+    let name = object.text(KEY)?.unwrap_or("none");
+    let found = Biases::NAMED.into_iter().find(|(_, known)| *known == name);
+    match found {
+        Some((biases, _)) => Ok(biases),
+        None => Err(object.error(
+            KEY,
+            format!("is {name:?}; `none`, `all` and `lora_only` are known"),
+        )),
+    }
+}
+
+fn modules(object: &Object, key: &str) -> Result<Option<Modules>, Error> {
+    match object.get(key) {
+        None => Ok(None),
+        Some(Value::String(text)) => Modules::from_text(text)
+            .map(Some)
+            .map_err(|reason| object.error(key, reason)),
+        Some(Value::Array(_)) => Ok(Some(Modules::Suffixes(names(object, key)?))),
+        Some(_) => Err(object.error(key, "must be a name pattern or a list of names")),
+    }
+}
+
+fn pattern<T>(
+    object: &Object,
+    key: &str,
+    read: impl Fn(&Object, &str, &Value) -> Result<T, Error>,
+) -> Result<IndexMap<String, T>, Error> {
+    let Some(map) = object.object(key)? else {
+        return Ok(IndexMap::new());
+    };
+    map.keys()
+        .map(|(name, value)| Ok((name.clone(), read(&map, name, value)?)))
+        .collect()
+}
+
+/// Writes an adapter that PEFT loads with `PeftModel.from_pretrained(base, folder)`.
+/// `base_model` is what PEFT takes for the base when it is not told another.
+///
+/// # Errors
+/// When a file cannot be written.
+pub fn write_peft(
+    folder: &Path,
+    attached: &Attached,
+    parameters: &Parameters,
+    base_model: &str,
+) -> Result<(), Error> {
+    std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+    let mut tensors = parameters.named();
+    let tables = attached.tables.iter();
+    tensors.extend(tables.map(|(name, table)| (name.clone(), table)));
+    write_tensors(&folder.join(TENSORS), &tensors)?;
+    let path = folder.join(CONFIG);
+    let text = format!("{:#}\n", adapter_config(attached, base_model));
+    std::fs::write(&path, text).map_err(|error| Error::io("write", &path, error))
+}
+
+/// The `adapter_config.json` of [`write_peft`].
+pub fn adapter_config(attached: &Attached, base_model: &str) -> Value {
+    let config = &attached.config;
+    let modules = |modules: &Modules| match modules {
+        // Spelled out, because PEFT too writes what `all-linear` came to.
+        Modules::AllLinear => {
+            let mut names: Vec<&str> = attached
+                .modules
+                .iter()
+                .map(|name| name.rsplit('.').next().unwrap_or(name))
+                .collect();
+            names.sort_unstable();
+            names.dedup();
+            json!(names)
+        }
+        Modules::Suffixes(names) => json!(names),
+        Modules::Regex(regex) => json!(regex.text()),
+    };
+    json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base_model,
+        "inference_mode": true,
+        "r": config.rank,
+        // PEFT declares alphas as whole numbers; fractions work too.
+        "lora_alpha": json::number(config.alpha),
+        "lora_dropout": config.dropout,
+        "use_rslora": config.rslora,
+        "use_dora": config.dora,
+        "target_modules": modules(&config.target_modules),
+        "exclude_modules": config.exclude_modules.as_ref().map(modules),
+        "layers_to_transform": config.layers.as_ref().map(|layers| &layers.indices),
+        "layers_pattern": config
+            .layers
+            .as_ref()
+            .map(|layers| &layers.lists)
+            .filter(|lists| !lists.is_empty()),
+        "rank_pattern": config.rank_pattern,
+        "alpha_pattern": config
+            .alpha_pattern
+            .iter()
+            .map(|(name, alpha)| (name.clone(), json::number(*alpha)))
+            .collect::<serde_json::Map<_, _>>(),
+        "bias": Biases::NAMED.iter().find(|(bias, _)| *bias == config.bias).map(|(_, name)| name),
+        "fan_in_fan_out": false,
+        "init_lora_weights": true,
+        "modules_to_save": Some(&config.modules_to_save).filter(|names| !names.is_empty()),
+    })
+}

@@ -1,0 +1,65 @@
+//! File formats of named tensors, as they are: safetensors and GGUF.
+
+pub mod gguf;
+mod safetensors;
+mod shards;
+
+use std::path::{Path, PathBuf};
+
+use tch::{Kind, Tensor};
+
+pub use self::gguf::Gguf;
+pub use self::safetensors::{LazyTensor, SafetensorsFile, write_safetensors, write_tensors};
+pub use self::shards::Shards;
+use crate::Error;
+
+/// Named tensors that are read one at a time.
+pub trait TensorSource {
+    /// The file or folder, for messages.
+    fn path(&self) -> &Path;
+
+    /// The files that the tensors are in.
+    fn weight_files(&self) -> Vec<PathBuf> {
+        vec![self.path().to_owned()]
+    }
+
+    /// Every name, sorted.
+    fn names(&self) -> Vec<String>;
+
+    /// Shape of a tensor; `None` when there is none of this name.
+    fn shape(&self, name: &str) -> Option<Vec<i64>>;
+
+    /// Reads one tensor into host memory as `kind`.
+    ///
+    /// # Errors
+    /// When there is none of this name, its format is not known, or the file fails.
+    fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error>;
+}
+
+/// Fails when `tensor` has NaN or infinite values, with which every result would be NaN.
+pub(crate) fn require_finite(
+    tensors: &dyn TensorSource,
+    name: &str,
+    tensor: &Tensor,
+) -> Result<(), Error> {
+    // One pass without a tensor of flags; finite values could only overflow an fp32 sum when
+    // they are far beyond any weight, and then the slow way below decides.
+    let sum = tensor.f_sum(Kind::Float)?.f_double_value(&[])?;
+    if sum.is_finite() {
+        return Ok(());
+    }
+    let finite = tensor
+        .f_isfinite()?
+        .f_sum(Kind::Int64)?
+        .f_int64_value(&[])?;
+    let bad = tensor.numel() as i64 - finite;
+    if bad == 0 {
+        return Ok(());
+    }
+    Err(Error::NotFinite {
+        path: tensors.path().to_owned(),
+        tensor: name.to_owned(),
+        bad,
+        of: tensor.numel() as i64,
+    })
+}

@@ -1,0 +1,114 @@
+//! GGUF files, the format of llama.cpp: one file with metadata, tokenizer and
+//! (usually quantised) weights.
+//!
+//! [`Gguf`] reads the file as it is; [`GgufModel`](crate::pretrained::GgufModel) presents it as
+//! the Hugging Face model it was made from. Our own reader, because the crates gguf, gguf-rs and
+//! gguf-rs-lib read headers but dequantise nothing, and candle-core brings a second tensor library.
+
+mod format;
+mod header;
+#[cfg(test)]
+mod tests;
+
+use std::fs::File;
+use std::io::BufReader;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use tch::{Kind, Tensor};
+
+pub use format::Format;
+pub use header::{Array, Header, TensorEntry, Value};
+
+use crate::Error;
+use crate::tensor::tensor_from;
+
+/// Numbers that are dequantised at a time: enough to read the disk in long strides,
+/// few enough to stay in the cache. A multiple of every block size.
+const STRIDE: usize = 1 << 16;
+
+/// An open GGUF file.
+#[derive(Debug)]
+pub struct Gguf {
+    path: PathBuf,
+    file: File,
+    header: Header,
+}
+
+impl Gguf {
+    /// Opens a file and reads its header.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or is not a sound GGUF of version 2 or 3.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let io = |error| Error::io("read", path, error);
+        let file = File::open(path).map_err(io)?;
+        let size = file.metadata().map_err(io)?.len();
+        let header = Header::read(BufReader::with_capacity(1 << 18, &file), size)
+            .map_err(|reason| Error::file(path, reason))?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            header,
+        })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the file says about itself.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Reads a tensor by its name in the file and turns it back into fp32.
+    ///
+    /// # Errors
+    /// When there is none, its format is not known, or the file fails.
+    pub fn read(&self, name: &str) -> Result<Tensor, Error> {
+        let entry = self
+            .header
+            .tensors
+            .get(name)
+            .ok_or_else(|| Error::file(&self.path, format!("there is no tensor `{name}`")))?;
+        let format = entry.format().ok_or_else(|| {
+            let known: Vec<_> = Format::ALL.iter().map(|format| format.name()).collect();
+            Error::file(
+                &self.path,
+                format!(
+                    "tensor `{name}` is in format number {}; known here are {}",
+                    entry.format_code,
+                    known.join(", ")
+                ),
+            )
+        })?;
+        let shape: Vec<i64> = entry.shape.iter().map(|size| *size as i64).collect();
+        tensor_from(&shape, Kind::Float, |bytes| {
+            let numbers: &mut [f32] = bytemuck::try_cast_slice_mut(bytes)
+                .map_err(|error| Error::file(&self.path, format!("tensor `{name}`: {error}")))?;
+            self.dequantize(entry.offset, format, numbers)
+        })
+    }
+
+    fn dequantize(&self, start: u64, format: Format, numbers: &mut [f32]) -> Result<(), Error> {
+        let stride_bytes = STRIDE / format.block_numbers() * format.block_bytes();
+        let mut buffer =
+            vec![
+                0;
+                stride_bytes.min(numbers.len() / format.block_numbers() * format.block_bytes())
+            ];
+        let mut at = start;
+        for numbers in numbers.chunks_mut(STRIDE) {
+            let stored =
+                &mut buffer[..numbers.len() / format.block_numbers() * format.block_bytes()];
+            self.file
+                .read_exact_at(stored, at)
+                .map_err(|error| Error::io("read", &self.path, error))?;
+            format.dequantize(stored, numbers);
+            at += stored.len() as u64;
+        }
+        Ok(())
+    }
+}

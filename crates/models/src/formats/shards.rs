@@ -1,0 +1,114 @@
+//! Safetensors files of one model, as Hugging Face divides them: one, or several and an index.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tch::{Kind, Tensor};
+
+use super::{SafetensorsFile, TensorSource};
+use crate::Error;
+use crate::json::Object;
+
+/// The open files of a folder.
+#[derive(Debug)]
+pub struct Shards {
+    folder: PathBuf,
+    files: Vec<SafetensorsFile>,
+    /// Tensor → index into `files`.
+    tensors: BTreeMap<String, usize>,
+}
+
+impl Shards {
+    /// Opens `{stem}.safetensors` in `folder`, or the files that `{stem}.safetensors.index.json` names.
+    ///
+    /// # Errors
+    /// When a file is missing or damaged, or two have a tensor of the same name.
+    pub fn open(folder: &Path, stem: &str) -> Result<Self, Error> {
+        let index = folder.join(format!("{stem}.safetensors.index.json"));
+        let names = match index.is_file() {
+            true => listed(&Object::read(&index)?)?,
+            false => vec![format!("{stem}.safetensors")],
+        };
+        let files = names
+            .iter()
+            .map(|name| SafetensorsFile::open(&folder.join(name)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut tensors = BTreeMap::new();
+        for (number, file) in files.iter().enumerate() {
+            for name in file.names() {
+                if let Some(other) = tensors.insert(name.clone(), number) {
+                    let other = files[other].path().display();
+                    return Err(Error::file(
+                        file.path(),
+                        format!("`{name}` is in `{other}` too"),
+                    ));
+                }
+            }
+        }
+        Ok(Self {
+            folder: folder.to_owned(),
+            files,
+            tensors,
+        })
+    }
+
+    /// Number of files.
+    pub fn files(&self) -> usize {
+        self.files.len()
+    }
+}
+
+impl TensorSource for Shards {
+    fn path(&self) -> &Path {
+        &self.folder
+    }
+
+    fn weight_files(&self) -> Vec<PathBuf> {
+        let paths = self.files.iter().map(SafetensorsFile::path);
+        paths.map(Path::to_owned).collect()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.tensors.keys().cloned().collect()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<i64>> {
+        self.files[*self.tensors.get(name)?].shape(name)
+    }
+
+    fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
+        match self.tensors.get(name) {
+            Some(file) => self.files[*file].read(name, kind),
+            None => Err(Error::file(
+                &self.folder,
+                format!("there is no tensor `{name}`"),
+            )),
+        }
+    }
+}
+
+/// The files that an index names, which must lie beside it.
+fn listed(index: &Object) -> Result<Vec<String>, Error> {
+    let map = index
+        .object("weight_map")?
+        .ok_or_else(|| index.error("weight_map", "is missing"))?;
+    let mut files = Vec::new();
+    for (tensor, file) in map.keys() {
+        let Value::String(file) = file else {
+            return Err(map.error(tensor, "must name a file"));
+        };
+        // A downloaded index must not reach outside of its folder.
+        let plain = Path::new(file).file_name() == Some(file.as_ref());
+        if !plain || !file.ends_with(".safetensors") {
+            return Err(map.error(
+                tensor,
+                format!("names {file:?}, which is not a safetensors file of this folder"),
+            ));
+        }
+        files.push(file.clone());
+    }
+    files.sort();
+    files.dedup();
+    Ok(files)
+}

@@ -1,0 +1,34 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # How a model is made
+//!
+//! ```text
+//! formats: safetensors, GGUF ──▶ pretrained: Hugging Face folders, GGUF models
+//!                                     │ config, tensors
+//!                                     ▼
+//! quant, adapters ──▶ model: Builder ──▶ Decoder ──▶ logits
+//!                                    └─▶ wan: Transformer, Autoencoder, TextEncoder
+//! ```
+//!
+//! A model is built tensor by tensor from a [`WeightSource`](model::WeightSource): a file, or
+//! random numbers. What may be trained is registered in [`Parameters`]. This crate knows no data,
+//! no loop and no optimizer.
+
+pub mod adapters;
+mod error;
+pub mod formats;
+#[cfg(test)]
+mod golden;
+mod json;
+pub mod loss;
+pub mod model;
+mod parameters;
+pub mod pretrained;
+pub mod quant;
+pub mod tensor;
+pub mod wan;
+mod weight;
+
+pub use error::Error;
+pub use parameters::{Parameter, Parameters};
+pub use weight::Weight;

@@ -1,0 +1,268 @@
+//! The cross-entropy of a large vocabulary without its logits.
+//!
+//! A batch of 4 × 256 tokens of a vocabulary of 49,152 has 200 MB of logits, and the
+//! textbook loss keeps them, their softmax and their gradient. When the head is frozen,
+//! its gradient with respect to the input is all that is needed, and that can be had
+//! on the way forward, some rows at a time:
+//!
+//! ```text
+//! rows of hidden ─▶ logits ─▶ loss
+//!                     └────▶ (softmax − one-hot) · head = the rows' gradient
+//! ```
+//!
+//! Only the gradient, of the size of `hidden`, is kept. The idea is that of "Cut Your
+//! Losses" (Wijmans et al., 2024) and Liger Kernel.
+
+use tch::{Kind, Reduction, Tensor};
+use torch_ext::checkpoint;
+
+use crate::Error;
+use crate::model::{Decoder, Pass};
+use crate::tensor::to_kind;
+
+/// Targets that count for nothing.
+const IGNORED: i64 = -100;
+/// Numbers of logits at a time: 32 MB of fp32.
+const LOGITS: i64 = 1 << 23;
+
+/// Mean nats per learned token: a scalar with a gradient. `hidden` is `[…, width]` fp32, and
+/// `targets` has a whole number for each row, −100 where there is nothing to learn.
+///
+/// # Errors
+/// When memory runs out.
+pub fn mean_cross_entropy(
+    decoder: &Decoder,
+    hidden: &Tensor,
+    targets: &Tensor,
+    pass: Pass,
+) -> Result<Tensor, Error> {
+    let learned = f64::try_from(&targets.f_ne(IGNORED)?.f_sum(Kind::Double)?)?.max(1.0);
+    Ok(summed_cross_entropy(decoder, hidden, targets, pass)?.f_div_scalar(learned)?)
+}
+
+/// As [`mean_cross_entropy`], but the sum.
+///
+/// # Errors
+/// When memory runs out.
+pub fn summed_cross_entropy(
+    decoder: &Decoder,
+    hidden: &Tensor,
+    targets: &Tensor,
+    pass: Pass,
+) -> Result<Tensor, Error> {
+    let width = hidden.size().last().copied().unwrap_or(1);
+    let (rows, targets) = (hidden.f_reshape([-1, width])?, targets.f_reshape([-1])?);
+    // Rows without a target need no logits at all.
+    let kept = targets.f_ne(IGNORED)?.f_nonzero()?.f_squeeze_dim(1)?;
+    let (rows, targets) = match kept.numel() == targets.numel() {
+        true => (rows, targets),
+        false => (
+            rows.f_index_select(0, &kept)?,
+            targets.f_index_select(0, &kept)?,
+        ),
+    };
+    match decoder.frozen_head() {
+        Some(head) if hidden.requires_grad() => fused(&rows, &targets, &head, decoder.compute()),
+        _ => chunked(decoder, &rows, &targets, pass),
+    }
+}
+
+/// Through autograd, or without a gradient. The logits of an adapted head are made again in the
+/// backward pass, so that only one chunk of them is in memory at a time.
+fn chunked(
+    decoder: &Decoder,
+    rows: &Tensor,
+    targets: &Tensor,
+    pass: Pass,
+) -> Result<Tensor, Error> {
+    let again = rows.requires_grad() && decoder.has_adapted_head();
+    let mut sum = match rows.size()[0] {
+        // Zero, and still a result of `rows`: backward goes through a batch of which nothing is learned, too.
+        0 => rows.f_sum(Kind::Float)?,
+        _ => Tensor::f_zeros(1, (Kind::Float, rows.device()))?.f_squeeze()?,
+    };
+    for (start, length) in chunks(rows, decoder.vocabulary()) {
+        let piece = rows.f_narrow(0, start, length)?;
+        let (head, targets) = (decoder.linear_head()?, targets.f_narrow(0, start, length)?);
+        let nats = move |piece: &Tensor| -> Result<Tensor, Error> {
+            let logits = head.forward(piece, pass != Pass::Evaluate)?;
+            cross_entropy(&to_kind(&logits, Kind::Float)?, &targets)
+        };
+        let nats = match again {
+            false => nats(&piece)?,
+            true => checkpoint(&[&piece], move |inputs| {
+                let nats = nats(&inputs[0]).map_err(Error::into_torch)?;
+                Ok(vec![nats])
+            })?
+            .pop()
+            .ok_or_else(|| Error::Internal("a checkpoint without output".into()))?,
+        };
+        sum = sum.f_add(&nats)?;
+    }
+    Ok(sum)
+}
+
+/// The gradient is computed with the loss, and handed to autograd as a constant.
+fn fused(rows: &Tensor, targets: &Tensor, head: &Tensor, compute: Kind) -> Result<Tensor, Error> {
+    let (sum, gradient) = {
+        let _no_grad = tch::no_grad_guard();
+        let head = to_kind(head, compute)?;
+        let transposed = head.f_tr()?;
+        let detached = to_kind(&rows.detach(), compute)?;
+        let gradient = rows.detach().f_empty_like()?;
+        let mut sum = Tensor::f_zeros(1, (Kind::Float, rows.device()))?.f_squeeze()?;
+        for (start, length) in chunks(rows, head.size()[0]) {
+            let logits = detached.f_narrow(0, start, length)?.f_matmul(&transposed)?;
+            let logits = to_kind(&logits, Kind::Float)?;
+            let targets = targets.f_narrow(0, start, length)?.f_unsqueeze(1)?;
+            let mut log_probabilities = logits.f_log_softmax(1, Kind::Float)?;
+            let picked = log_probabilities.f_gather(1, &targets, false)?;
+            sum = sum.f_sub(&picked.f_sum(Kind::Float)?)?;
+            let mut difference = log_probabilities.f_exp_()?;
+            let minus_one = picked.f_full_like(-1.0)?;
+            let difference = difference.f_scatter_add_(1, &targets, &minus_one)?;
+            let product = to_kind(&difference, compute)?.f_matmul(&head)?;
+            gradient.f_narrow(0, start, length)?.f_copy_(&product)?;
+        }
+        (sum, gradient)
+    };
+    // A scalar whose value is `sum` and whose gradient with respect to `rows` is `gradient`.
+    let carrier = rows.f_mul(&gradient)?.f_sum(Kind::Float)?;
+    Ok(sum.f_add(&carrier)?.f_sub(&carrier.detach())?)
+}
+
+fn chunks(rows: &Tensor, vocabulary: i64) -> impl Iterator<Item = (i64, i64)> {
+    let count = rows.size()[0];
+    let length = (LOGITS / vocabulary.max(1)).max(1);
+    (0..count)
+        .step_by(length as usize)
+        .map(move |start| (start, length.min(count - start)))
+}
+
+fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor, Error> {
+    Ok(logits.f_cross_entropy_loss(targets, None::<&Tensor>, Reduction::Sum, IGNORED, 0.0)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use placement::{Placer, Policy};
+    use tch::Device;
+
+    use super::*;
+    use crate::Parameters;
+    use crate::golden::golden;
+    use crate::model::{Base, Builder, DecoderOptions, FileWeights};
+    use crate::pretrained::HfFolder;
+
+    const TRAIN: Pass = Pass::Train { checkpoint: false };
+
+    fn decoder(base: Base) -> Decoder {
+        let folder = HfFolder::open(&golden("models/llama-grouped")).unwrap();
+        let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+        let mut source = FileWeights::new(&folder, Kind::Float, &mut placer);
+        let mut parameters = Parameters::default();
+        let mut builder = Builder::new(&mut source, &mut parameters, Kind::Float, base);
+        let options = DecoderOptions {
+            positions: 8,
+            initializer_range: 0.0,
+            device: Device::Cpu,
+        };
+        Decoder::new(folder.config(), options, &mut builder).unwrap()
+    }
+
+    /// Loss and its gradient in the textbook's way, and in that of this module.
+    fn both(base: Base, targets: &Tensor) -> [(f64, Tensor); 2] {
+        let decoder = decoder(base);
+        let values = Tensor::randn([2, 4, 16], (Kind::Float, Device::Cpu));
+        [true, false].map(|textbook| {
+            let hidden = values.copy().set_requires_grad(true);
+            let loss = match textbook {
+                true => decoder
+                    .head(&hidden, TRAIN)
+                    .unwrap()
+                    .view([-1, 48])
+                    .cross_entropy_loss::<Tensor>(
+                        &targets.view(-1),
+                        None,
+                        Reduction::Mean,
+                        -100,
+                        0.0,
+                    ),
+                false => mean_cross_entropy(&decoder, &hidden, targets, TRAIN).unwrap(),
+            };
+            torch_ext::backward(&loss).unwrap();
+            (f64::try_from(&loss).unwrap(), hidden.grad())
+        })
+    }
+
+    #[test]
+    fn loss_and_gradient_are_the_textbooks() {
+        let targets = Tensor::from_slice(&[5i64, -100, 0, 47, -100, -100, 7, 7]).view([2, 4]);
+        for base in [Base::Frozen(Kind::Float), Base::Trained] {
+            let [(loss, gradient), (ours, our_gradient)] = both(base, &targets);
+            assert!((loss - ours).abs() < 1e-5, "{loss} and {ours}");
+            assert!(gradient.allclose(&our_gradient, 1e-4, 1e-6, false));
+        }
+    }
+
+    /// As a step that ran out of memory is repeated: unevenly cut, with pieces of which more, less and nothing
+    /// is learned.
+    #[test]
+    fn pieces_that_count_by_what_is_learned_in_them_are_the_whole() {
+        let some = [5i64, -100, 0, 47, -100, -100, 7, -100];
+        let (nothing, all) = ([-100i64; 8], [1i64, 2, 3, 4]);
+        let targets = Tensor::from_slice(&[&some[..], &nothing, &all].concat()).view([5, 4]);
+        let values = Tensor::randn([5, 4, 16], (Kind::Float, Device::Cpu));
+        for base in [Base::Frozen(Kind::Float), Base::Trained] {
+            let decoder = decoder(base);
+            let learn = |cuts: &[(i64, i64)]| {
+                let hidden = values.copy().set_requires_grad(true);
+                let learned =
+                    |targets: &Tensor| targets.ne(-100).sum(Kind::Double).double_value(&[]);
+                let mut loss = 0.0;
+                for &(start, length) in cuts {
+                    let targets_here = targets.narrow(0, start, length);
+                    let piece = hidden.narrow(0, start, length);
+                    let share = learned(&targets_here) / learned(&targets);
+                    let piece =
+                        mean_cross_entropy(&decoder, &piece, &targets_here, TRAIN).unwrap() * share;
+                    piece.backward();
+                    loss += piece.double_value(&[]);
+                }
+                (loss, hidden.grad())
+            };
+            let (whole, gradient) = learn(&[(0, 5)]);
+            for cuts in [
+                vec![(0, 2), (2, 2), (4, 1)],
+                vec![(0, 3), (3, 2)],
+                vec![(0, 1), (1, 1), (2, 1), (3, 1), (4, 1)],
+            ] {
+                let (loss, gradient_in_pieces) = learn(&cuts);
+                assert!(
+                    (loss - whole).abs() < 1e-5 * whole,
+                    "{cuts:?}: {loss} and {whole}"
+                );
+                assert!(
+                    gradient_in_pieces.allclose(&gradient, 1e-4, 1e-7, false),
+                    "{cuts:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_cover_every_row_once() {
+        let rows = Tensor::zeros([10, 1], (Kind::Float, Device::Cpu));
+        let spans: Vec<_> = chunks(&rows, LOGITS / 4).collect();
+        assert_eq!(spans, [(0, 4), (4, 4), (8, 2)]);
+        assert_eq!(chunks(&rows, i64::MAX).count(), 10);
+    }
+
+    #[test]
+    fn nothing_to_learn_is_a_loss_of_zero() {
+        let targets = Tensor::full([2, 4], -100, (Kind::Int64, Device::Cpu));
+        let [_, (loss, gradient)] = both(Base::Frozen(Kind::Float), &targets);
+        assert_eq!(loss, 0.0);
+        assert_eq!(f64::try_from(gradient.abs().max()).unwrap(), 0.0);
+    }
+}

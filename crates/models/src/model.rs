@@ -1,0 +1,29 @@
+//! Models: weights with names, and what is computed with them.
+//!
+//! A model is built by asking a [`WeightSource`] for each tensor by its Hugging Face
+//! name. Random initial weights and files are two sources; the model cannot tell them
+//! apart. What the optimizer may change is registered in [`Parameters`](crate::Parameters), which is all
+//! that the loop, the optimizer and the checkpoints know of a model.
+
+mod attention;
+mod attention_kernel;
+mod blocks;
+mod builder;
+mod decoder;
+mod decoder_config;
+pub mod layers;
+mod quantized;
+mod rope;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+pub use attention_kernel::attention_writes_scores;
+pub use blocks::Streaming;
+pub(crate) use blocks::{Blocks, Layer};
+pub use builder::{Base, Builder};
+pub use decoder::{Cache, Decoder, DecoderOptions, Pass};
+pub(crate) use decoder_config::end_tokens;
+pub use decoder_config::{Architecture, DecoderConfig};
+pub use rope::{RopeScaling, RopeSettings, Yarn};
+pub use weights::{FileWeights, Initial, MetaWeights, RandomWeights, WeightSource};

@@ -1,0 +1,239 @@
+//! The pieces decoder models are built from.
+//!
+//! With bf16 compute, matrix products and attention run in bfloat16 while norms, the
+//! residual stream, the adapters and the loss stay in fp32: what PyTorch's autocast
+//! does, written out so that it is the same on every device.
+
+use tch::{Kind, Tensor};
+
+use crate::Error;
+use crate::adapters::LoraLayer;
+use crate::tensor::{BaseMap, bytes, map_frozen, to_kind};
+use crate::weight::Weight;
+
+/// `x @ weightᵀ + bias`, and what an adapter adds to it.
+#[derive(Debug)]
+pub struct Linear {
+    /// `[outputs, inputs]`
+    pub weight: Weight,
+    /// `[outputs]`
+    pub bias: Option<Tensor>,
+    /// The type of the product.
+    pub compute: Kind,
+    /// The low-rank change that is trained in the weight's place.
+    pub adapter: Option<LoraLayer>,
+}
+
+impl Linear {
+    /// `[…, inputs]` to `[…, outputs]`, in the layer's compute type. `dropout` switches
+    /// the adapter's on.
+    ///
+    /// # Errors
+    /// When shapes do not fit or memory runs out.
+    pub fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
+        let bias = match &self.bias {
+            Some(bias) => Some(to_kind(bias, self.compute)?),
+            None => None,
+        };
+        match &self.adapter {
+            None => self.weight.product(input, bias.as_ref(), self.compute),
+            Some(adapter) => {
+                let base = (&self.weight, self.compute);
+                adapter.forward(input, base, bias.as_ref(), dropout)
+            }
+        }
+    }
+
+    /// The same layer on another base (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// Those of `map`.
+    pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            weight: self.weight.map(map)?,
+            bias: match &self.bias {
+                Some(bias) => Some(map_frozen(bias, map)?),
+                None => None,
+            },
+            compute: self.compute,
+            adapter: match &self.adapter {
+                Some(adapter) => Some(adapter.with_base(map)?),
+                None => None,
+            },
+        })
+    }
+}
+
+/// The rows of a table, and what an adapter adds to them.
+#[derive(Debug)]
+pub struct Embedding {
+    /// `[vocabulary, hidden]`
+    pub weight: Tensor,
+    /// The type of matrix products.
+    pub compute: Kind,
+    /// The low-rank change of the table, transposed: its `A` is `[rank, vocabulary]`.
+    pub adapter: Option<LoraLayer>,
+}
+
+impl Embedding {
+    /// `[batch, length]` tokens to `[batch, length, hidden]` fp32.
+    ///
+    /// # Errors
+    /// When a token is not in the table, or memory runs out.
+    pub fn forward(&self, tokens: &Tensor) -> Result<Tensor, Error> {
+        let rows = Tensor::f_embedding(&self.weight, tokens, -1, false, false)?;
+        let rows = to_kind(&rows, Kind::Float)?;
+        match &self.adapter {
+            None => Ok(rows),
+            Some(adapter) => adapter.embed(&rows, tokens, (&self.weight, self.compute)),
+        }
+    }
+}
+
+/// Root-mean-square normalisation over the last dimension, in fp32.
+#[derive(Debug)]
+pub struct RmsNorm {
+    /// `[width]`
+    pub weight: Tensor,
+    /// Added to the mean square.
+    pub epsilon: f64,
+}
+
+impl RmsNorm {
+    /// The same shape, in fp32.
+    ///
+    /// # Errors
+    /// When shapes do not fit or memory runs out.
+    pub fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let input = to_kind(input, Kind::Float)?;
+        let width = self.weight.numel() as i64;
+        Ok(input.f_rms_norm([width], Some(&self.weight), self.epsilon)?)
+    }
+
+    /// The same norm on another base (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// Those of `map`.
+    pub fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            weight: map_frozen(&self.weight, map)?,
+            epsilon: self.epsilon,
+        })
+    }
+}
+
+/// Where the tokens of a pass stand, and which of those before them they see.
+#[derive(Debug)]
+pub struct Positions {
+    /// The rotations.
+    pub rope: Rope,
+    /// What is added to the scores, `[batch, 1, length, length]`; unset where every token sees all
+    /// before it.
+    pub mask: Option<Tensor>,
+}
+
+impl Positions {
+    /// Positions of rows that hold several texts, of which none sees another: `positions`
+    /// (`[batch, length]`) begin at 0 with each text. `kind` is that of the scores.
+    ///
+    /// # Errors
+    /// When a position is beyond the tables, or memory runs out.
+    pub fn packed(rope: &Rope, positions: &Tensor, kind: Kind) -> Result<Self, Error> {
+        let length = positions.size2()?.1;
+        let text = positions.f_eq(0)?.f_cumsum(1, Kind::Int64)?;
+        let same = text.f_unsqueeze(2)?.f_eq_tensor(&text.f_unsqueeze(1)?)?;
+        let earlier = Tensor::f_ones([length, length], (Kind::Bool, positions.device()))?;
+        let seen = same.f_logical_and(&earlier.f_tril(0)?)?;
+        let mask = Tensor::f_zeros(seen.size(), (kind, positions.device()))?
+            .f_masked_fill(&seen.f_logical_not()?, f64::NEG_INFINITY)?
+            .f_unsqueeze(1)?;
+        Ok(Self {
+            rope: rope.at(positions)?,
+            mask: Some(mask),
+        })
+    }
+
+    /// Another handle to the same.
+    pub fn shallow_clone(&self) -> Self {
+        Self {
+            rope: self.rope.shallow_clone(),
+            mask: self.mask.as_ref().map(Tensor::shallow_clone),
+        }
+    }
+}
+
+/// Rotary position embedding in the half-rotation layout of Hugging Face's Llama:
+/// dimension `i` is paired with `i + width/2`.
+#[derive(Debug)]
+pub struct Rope {
+    /// `[…, positions, width]`: the angles' cosines, both halves alike.
+    cos: Tensor,
+    /// `[…, positions, width]`: the angles' sines, negated in the first half.
+    sin: Tensor,
+}
+
+impl Rope {
+    /// Tables for `positions` positions, from the angle per position of each pair, all
+    /// multiplied by `factor`.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn new(
+        frequencies: &[f64],
+        factor: f64,
+        positions: i64,
+        device: tch::Device,
+    ) -> Result<Self, Error> {
+        let frequencies = Tensor::f_from_slice(frequencies)?.f_to_device(device)?;
+        let options = (Kind::Double, device);
+        let angles = Tensor::f_arange(positions, options)?.f_outer(&frequencies)?;
+        let cos = angles.f_cos()?.f_mul_scalar(factor)?;
+        let sin = angles.f_sin()?.f_mul_scalar(factor)?;
+        let negated = sin.f_neg()?;
+        Ok(Self {
+            cos: Tensor::f_cat(&[&cos, &cos], -1)?.f_to_kind(Kind::Float)?,
+            sin: Tensor::f_cat(&[&negated, &sin], -1)?.f_to_kind(Kind::Float)?,
+        })
+    }
+
+    /// Rotates `[batch, heads, length, width]`, whose first position is `start`.
+    ///
+    /// # Errors
+    /// When `start + length` is beyond the tables.
+    pub fn forward(&self, input: &Tensor, start: i64) -> Result<Tensor, Error> {
+        let size = input.size();
+        let (length, width) = (size[size.len() - 2], size[size.len() - 1]);
+        let table = |table: &Tensor| -> Result<Tensor, Error> {
+            to_kind(&table.f_narrow(-2, start, length)?, input.kind())
+        };
+        let swapped = input.f_roll([width / 2], [-1])?;
+        Ok((input.f_mul(&table(&self.cos)?)?).f_add(&swapped.f_mul(&table(&self.sin)?)?)?)
+    }
+
+    /// The tables for tokens at these positions, `[batch, length]` whole numbers.
+    ///
+    /// # Errors
+    /// When a position is beyond the tables, or memory runs out.
+    pub fn at(&self, positions: &Tensor) -> Result<Self, Error> {
+        let rows = |table: &Tensor| -> Result<Tensor, Error> {
+            Ok(Tensor::f_embedding(table, positions, -1, false, false)?.f_unsqueeze(1)?)
+        };
+        Ok(Self {
+            cos: rows(&self.cos)?,
+            sin: rows(&self.sin)?,
+        })
+    }
+
+    /// Bytes of the tables.
+    pub fn bytes(&self) -> u64 {
+        bytes(&self.cos) + bytes(&self.sin)
+    }
+
+    /// Another handle to the same tables.
+    pub fn shallow_clone(&self) -> Self {
+        Self {
+            cos: self.cos.shallow_clone(),
+            sin: self.sin.shallow_clone(),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! How positions become rotations: the base of the rotary embedding, what stretches it, and
+//! where Hugging Face's configs say so. The arithmetic is that of transformers'
+//! `modeling_rope_utils.py`.
+
+use std::f64::consts::TAU;
+
+use serde_json::{Value, json};
+
+use crate::Error;
+use crate::json::{self, Object};
+
+/// How positions become rotations.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeSettings {
+    /// Base of the geometric series of wavelengths.
+    pub theta: f64,
+    /// What stretches it for longer contexts.
+    pub scaling: RopeScaling,
+}
+
+/// What stretches the rotary embedding beyond the context it was trained with.
+#[derive(Debug, Clone, PartialEq)]
+pub enum RopeScaling {
+    /// Frequencies are not scaled.
+    None,
+    /// Every position is divided by `factor`.
+    Linear {
+        /// What frequencies are divided by.
+        factor: f64,
+    },
+    /// Nothing up to `max_position_embeddings`, and more the longer a text is beyond: only
+    /// texts that are not are read here.
+    Dynamic {
+        /// How far texts beyond would be stretched.
+        factor: f64,
+    },
+    /// Llama 3: long wavelengths are stretched, short ones kept, a ramp between.
+    Llama3 {
+        /// How far long wavelengths are stretched.
+        factor: f64,
+        /// Wavelengths longer than the original context divided by this are stretched.
+        low_freq_factor: f64,
+        /// Wavelengths shorter than the original context divided by this are kept.
+        high_freq_factor: f64,
+        /// The original context, in tokens.
+        original_max_position_embeddings: f64,
+    },
+    /// YaRN (Peng et al., 2023).
+    Yarn(Yarn),
+}
+
+/// YaRN: a ramp between pairs that turn often within the original context, which are kept, and
+/// pairs that hardly turn, which are stretched; and attention that is sharper by a factor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Yarn {
+    /// How far slow pairs are stretched.
+    pub factor: f64,
+    /// What sines and cosines are multiplied by.
+    pub attention_factor: f64,
+    /// Turns within the original context above which a pair is kept.
+    pub beta_fast: f64,
+    /// Turns below which it is stretched whole.
+    pub beta_slow: f64,
+    /// Whether the ramp begins and ends at whole pairs.
+    pub truncate: bool,
+    /// The original context, in tokens.
+    pub original_max_position_embeddings: f64,
+}
+
+impl RopeSettings {
+    /// Angle per position of each of the `head_dim / 2` pairs (transformers' `inv_freq`).
+    pub fn frequencies(&self, head_dim: i64) -> Vec<f64> {
+        let pairs = (0..head_dim / 2).map(|pair| pair as f64);
+        pairs
+            .map(|pair| {
+                let frequency = self.theta.powf(-2.0 * pair / head_dim as f64);
+                match &self.scaling {
+                    RopeScaling::None | RopeScaling::Dynamic { .. } => frequency,
+                    RopeScaling::Linear { factor } => frequency / factor,
+                    RopeScaling::Llama3 {
+                        factor,
+                        low_freq_factor,
+                        high_freq_factor,
+                        original_max_position_embeddings,
+                    } => {
+                        let turns = original_max_position_embeddings * frequency / TAU;
+                        let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                        stretch(frequency, *factor, kept)
+                    }
+                    RopeScaling::Yarn(yarn) => {
+                        let (first, last) = yarn.ramp(self.theta, head_dim as f64);
+                        let stretched = (pair - first) / (last - first);
+                        stretch(frequency, yarn.factor, 1.0 - stretched)
+                    }
+                }
+            })
+            .collect()
+    }
+
+    /// What sines and cosines are multiplied by (transformers' `attention_scaling`).
+    pub fn attention_factor(&self) -> f64 {
+        match &self.scaling {
+            RopeScaling::Yarn(yarn) => yarn.attention_factor,
+            _ => 1.0,
+        }
+    }
+
+    /// The keys of a `config.json`: `rope_scaling`, null where nothing is scaled, and the newer
+    /// `rope_parameters`.
+    pub(super) fn to_json(&self) -> (Value, Value) {
+        let scaling = match &self.scaling {
+            RopeScaling::None => json!({"rope_type": "default"}),
+            RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+            RopeScaling::Dynamic { factor } => json!({"rope_type": "dynamic", "factor": factor}),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => json!({
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": json::number(*original_max_position_embeddings),
+            }),
+            RopeScaling::Yarn(yarn) => json!({
+                "rope_type": "yarn",
+                "factor": yarn.factor,
+                "attention_factor": yarn.attention_factor,
+                "beta_fast": yarn.beta_fast,
+                "beta_slow": yarn.beta_slow,
+                "truncate": yarn.truncate,
+                "original_max_position_embeddings": json::number(yarn.original_max_position_embeddings),
+            }),
+        };
+        let mut parameters = scaling.clone();
+        parameters["rope_theta"] = json!(self.theta);
+        match self.scaling {
+            RopeScaling::None => (Value::Null, parameters),
+            _ => (scaling, parameters),
+        }
+    }
+}
+
+/// `frequency`, of which the share `kept` (cut to 0 … 1) stays and the rest is divided.
+fn stretch(frequency: f64, factor: f64, kept: f64) -> f64 {
+    let kept = kept.clamp(0.0, 1.0);
+    (1.0 - kept) * frequency / factor + kept * frequency
+}
+
+impl Yarn {
+    /// The pairs between which frequencies go over from kept to stretched.
+    fn ramp(&self, theta: f64, width: f64) -> (f64, f64) {
+        // The pair that turns this often within the original context.
+        let pair = |turns: f64| {
+            let wavelength = self.original_max_position_embeddings / (turns * TAU);
+            width * wavelength.ln() / (2.0 * theta.ln())
+        };
+        let (mut first, mut last) = (pair(self.beta_fast), pair(self.beta_slow));
+        if self.truncate {
+            (first, last) = (first.floor(), last.ceil());
+        }
+        let (first, last) = (first.max(0.0), last.min(width - 1.0));
+        match first == last {
+            true => (first, last + 0.001),
+            false => (first, last),
+        }
+    }
+}
+
+/// Both places of the rotary embedding: `rope_theta` and `rope_scaling` beside each other
+/// (transformers 4, and most files on the hub), or both in `rope_parameters` (transformers 5).
+/// Where both places are filled the older one counts, as it does there. `context` is
+/// `max_position_embeddings`.
+pub(super) fn read(object: &Object, context: i64) -> Result<RopeSettings, Error> {
+    let old = object.object("rope_scaling")?;
+    let parameters = match old.filter(|old| old.keys().next().is_some()) {
+        Some(old) => Some(old),
+        None => object.object("rope_parameters")?,
+    };
+    let theta = match &parameters {
+        Some(parameters) if parameters.get("rope_theta").is_some() => {
+            parameters.positive("rope_theta", None)?
+        }
+        _ => object.positive("rope_theta", Some(10_000.0))?,
+    };
+    for place in [Some(object), parameters.as_ref()].into_iter().flatten() {
+        let fraction = place.positive("partial_rotary_factor", Some(1.0))?;
+        if fraction != 1.0 {
+            let reason = format!("is {fraction}; only 1 is known here");
+            return Err(place.error("partial_rotary_factor", reason));
+        }
+    }
+    let scaling = match &parameters {
+        None => RopeScaling::None,
+        Some(parameters) => {
+            let original = match object.get("original_max_position_embeddings") {
+                Some(_) => object.positive("original_max_position_embeddings", None)?,
+                None => {
+                    parameters.positive("original_max_position_embeddings", Some(context as f64))?
+                }
+            };
+            scaling(parameters, original, context as f64)?
+        }
+    };
+    Ok(RopeSettings { theta, scaling })
+}
+
+fn scaling(object: &Object, original: f64, context: f64) -> Result<RopeScaling, Error> {
+    // Models that rotate their layers in several ways have an object for each.
+    if let Some((key, _)) = object.keys().find(|(_, value)| value.is_object()) {
+        return Err(object.error(key, "is an object: layers that differ are not known here"));
+    }
+    if object.get("mrope_section").is_some() {
+        return Err(object.error("mrope_section", "is set: it is of models that see pictures"));
+    }
+    // `type` is how the key was called before transformers 4.45.
+    let key = match object.get("rope_type") {
+        Some(_) => "rope_type",
+        None => "type",
+    };
+    match object.text(key)?.unwrap_or("default") {
+        "default" => Ok(RopeScaling::None),
+        "linear" => Ok(RopeScaling::Linear {
+            factor: object.positive("factor", None)?,
+        }),
+        "dynamic" => Ok(RopeScaling::Dynamic {
+            factor: object.positive("factor", None)?,
+        }),
+        "llama3" => {
+            let low_freq_factor = object.positive("low_freq_factor", None)?;
+            let high_freq_factor = object.positive("high_freq_factor", None)?;
+            if high_freq_factor <= low_freq_factor {
+                let reason = "must be greater than `low_freq_factor`";
+                return Err(object.error("high_freq_factor", reason));
+            }
+            Ok(RopeScaling::Llama3 {
+                factor: object.positive("factor", None)?,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings: original,
+            })
+        }
+        "yarn" => yarn(object, original, context).map(RopeScaling::Yarn),
+        other => Err(object.error(
+            key,
+            format!("is {other:?}; known here are default, linear, dynamic, llama3, yarn"),
+        )),
+    }
+}
+
+fn yarn(object: &Object, original: f64, context: f64) -> Result<Yarn, Error> {
+    let factor = object.positive("factor", Some(context / original))?;
+    let given = |key| match object.get(key) {
+        None => Ok(None),
+        Some(_) => object.positive(key, None).map(Some),
+    };
+    // The paper's advice for how much sharper attention has to be.
+    let sharper = |weight: f64| match factor <= 1.0 {
+        true => 1.0,
+        false => 0.1 * weight * factor.ln() + 1.0,
+    };
+    let attention_factor = match given("attention_factor")? {
+        Some(factor) => factor,
+        None => match (given("mscale")?, given("mscale_all_dim")?) {
+            (Some(scale), Some(all)) => sharper(scale) / sharper(all),
+            _ => sharper(1.0),
+        },
+    };
+    let yarn = Yarn {
+        factor,
+        attention_factor,
+        beta_fast: object.positive("beta_fast", Some(32.0))?,
+        beta_slow: object.positive("beta_slow", Some(1.0))?,
+        truncate: object.flag("truncate", true)?,
+        original_max_position_embeddings: original,
+    };
+    match yarn.beta_fast > yarn.beta_slow {
+        true => Ok(yarn),
+        false => Err(object.error("beta_fast", "must be greater than `beta_slow`")),
+    }
+}

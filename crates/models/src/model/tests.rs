@@ -1,0 +1,277 @@
+//! Held against `transformers`: the logits of tiny random models.
+
+use std::path::PathBuf;
+
+use tch::{Device, Kind, Tensor};
+
+use super::*;
+use crate::Parameters;
+use crate::formats::{SafetensorsFile, TensorSource};
+use crate::pretrained::HfFolder;
+use placement::Placer;
+use placement::swap::{BackingStore, SwapOptions};
+
+const MODELS: [&str; 8] = [
+    "llama-grouped",
+    "llama-tied-biases",
+    "llama-scaled",
+    "qwen2",
+    "qwen3",
+    "qwen3-untied",
+    "llama-yarn",
+    "qwen2-dynamic",
+];
+
+fn golden(name: &str) -> PathBuf {
+    crate::golden::golden(&format!("models/{name}"))
+}
+
+fn open(name: &str, compute: Kind) -> Decoder {
+    open_streamed(name, compute, None)
+}
+
+fn open_streamed(name: &str, compute: Kind, streaming: Option<Streaming>) -> Decoder {
+    let folder = HfFolder::open(&golden(name)).unwrap();
+    let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
+    let mut source = FileWeights::new(&folder, compute, &mut placer);
+    let mut parameters = Parameters::default();
+    let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Frozen(compute))
+        .streamed(streaming);
+    let options = DecoderOptions {
+        positions: 64,
+        initializer_range: 0.0,
+        device: Device::Cpu,
+    };
+    Decoder::new(folder.config(), options, &mut builder).unwrap()
+}
+
+fn expected(name: &str) -> (Tensor, Tensor) {
+    let file = SafetensorsFile::open(&golden(name).join("expected.safetensors")).unwrap();
+    (
+        file.read("tokens", Kind::Int64).unwrap(),
+        file.read("logits", Kind::Float).unwrap(),
+    )
+}
+
+fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
+    f64::try_from((a - b).abs().max()).unwrap()
+}
+
+#[test]
+fn logits_are_those_of_transformers() {
+    for name in MODELS {
+        let (tokens, theirs) = expected(name);
+        let ours = open(name, Kind::Float)
+            .logits(&tokens, Pass::Evaluate)
+            .unwrap();
+        let difference = largest_difference(&ours, &theirs);
+        assert!(difference <= 1e-5, "{name}: {difference}");
+    }
+}
+
+#[test]
+fn a_cache_changes_no_logits() {
+    for name in MODELS {
+        let (tokens, theirs) = expected(name);
+        let model = open(name, Kind::Float);
+        let mut cache = model.cache(40);
+        // A prompt, several tokens at once, then one at a time.
+        let mut start = 0;
+        for length in [7, 5, 1, 1, 1, 25] {
+            let logits = model
+                .next_logits(&tokens.narrow(1, start, length), &mut cache)
+                .unwrap();
+            start += length;
+            assert_eq!(cache.length(), start);
+            let difference = largest_difference(&logits, &theirs.select(1, start - 1));
+            assert!(difference <= 2e-5, "{name}, token {start}: {difference}");
+        }
+        let full = model.next_logits(&tokens.narrow(1, 0, 1), &mut cache);
+        assert_eq!(
+            full.unwrap_err().to_string(),
+            "internal error, please report it: 41 tokens in a cache for 40"
+        );
+    }
+}
+
+#[test]
+fn streamed_blocks_change_no_logits() {
+    let folder = std::env::temp_dir();
+    for name in MODELS {
+        for (blocks, from_file) in [
+            (vec![0], vec![0]),
+            (vec![1], vec![0]),
+            (vec![0, 1], vec![0, 1]),
+            (vec![0, 1], vec![1]),
+            (vec![0, 1], vec![0]),
+        ] {
+            let (tokens, _) = expected(name);
+            let all = from_file.len() == blocks.len();
+            let options = SwapOptions {
+                backing: BackingStore::Divided {
+                    folder: folder.clone(),
+                    from_file: from_file.into_iter().collect(),
+                },
+                ..SwapOptions::default()
+            };
+            let streaming = Streaming { blocks, options };
+            let model = open_streamed(name, Kind::BFloat16, Some(streaming.clone()));
+            let resident = open(name, Kind::BFloat16);
+            let pass = Pass::Evaluate;
+            let logits = |model: &Decoder| model.logits(&tokens, pass).unwrap();
+            assert!(logits(&model) == logits(&resident), "{name} {streaming:?}");
+            let (mut ours, mut theirs) = (model.cache(9), resident.cache(9));
+            for (start, length) in [(0, 5), (5, 1), (6, 1)] {
+                let tokens = tokens.narrow(1, start, length);
+                let ours = model.next_logits(&tokens, &mut ours).unwrap();
+                let theirs = resident.next_logits(&tokens, &mut theirs).unwrap();
+                assert!(ours == theirs, "{name}, token {start}, {streaming:?}");
+            }
+            let report = model.streamed().unwrap();
+            assert!(report.disk_bytes.0 > 0 && (report.host_bytes.0 == 0) == all);
+        }
+    }
+}
+
+/// Texts of several lengths that share rows are what they are alone, with their gradients; also
+/// where a row is longer than the blocks of the attention kernel.
+#[test]
+fn texts_that_share_a_row_see_nothing_of_each_other() {
+    let pass = Pass::Train { checkpoint: false };
+    for name in MODELS {
+        for (kind, bound) in [(Kind::Float, 5e-6), (Kind::BFloat16, 2e-2)] {
+            let (tokens, _) = expected(name);
+            let model = open(name, kind);
+            // Two rows of 40 tokens: texts of 7, 30, 2 and a padding of 1; of 1, 38 and 1.
+            let rows = [[7, 30, 2, 1].as_slice(), &[1, 38, 1]];
+            let row = tokens.get(0);
+            let positions: Vec<i64> = rows
+                .iter()
+                .flat_map(|row| row.iter().flat_map(|length| 0..*length))
+                .collect();
+            let positions = Tensor::from_slice(&positions).view([2, 40]);
+            let both = Tensor::stack(&[&row, &row.flip([0])], 0);
+            let packed = model.hidden_packed(&both, &positions, pass).unwrap();
+            for checkpoint in [false, true] {
+                let pass = Pass::Train { checkpoint };
+                let again = model.hidden_packed(&both, &positions, pass).unwrap();
+                assert_eq!(largest_difference(&again, &packed), 0.0, "{name}");
+            }
+            for (number, lengths) in rows.iter().enumerate() {
+                let mut start = 0;
+                for &length in *lengths {
+                    let text = both.get(number as i64).narrow(0, start, length);
+                    let alone = model.hidden(&text.unsqueeze(0), pass).unwrap();
+                    let shared = packed.get(number as i64).narrow(0, start, length);
+                    let difference = largest_difference(&alone.squeeze_dim(0), &shared);
+                    let size = f64::try_from(alone.abs().max()).unwrap();
+                    assert!(
+                        difference <= bound * size,
+                        "{name}, {kind:?}, {length} tokens at {start}: {difference} of {size}"
+                    );
+                    start += length;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_row_of_many_texts_is_the_texts() {
+    let options = (Kind::Float, Device::Cpu);
+    let [query, key, value] = [4, 2, 2].map(|heads| Tensor::randn([1, heads, 1500, 8], options));
+    let positions = Tensor::cat(
+        &[700, 5, 795].map(|length| Tensor::arange(length, (Kind::Int64, Device::Cpu))),
+        0,
+    );
+    let rope = layers::Rope::new(&[1.0; 4], 1.0, 1500, Device::Cpu).unwrap();
+    let places = layers::Positions::packed(&rope, &positions.unsqueeze(0), Kind::Float).unwrap();
+    let attend = attention_kernel::causal_attention;
+    let whole = attend(&query, &key, &value, places.mask.as_ref()).unwrap();
+    for (start, length) in [(0, 700), (700, 5), (705, 795)] {
+        let part = |tensor: &Tensor| tensor.narrow(2, start, length);
+        let alone = attend(&part(&query), &part(&key), &part(&value), None).unwrap();
+        let difference = largest_difference(&alone, &part(&whole));
+        assert!(
+            difference <= 1e-6,
+            "{length} tokens at {start}: {difference}"
+        );
+    }
+}
+
+#[test]
+fn bf16_compute_is_near() {
+    for name in MODELS {
+        let (tokens, theirs) = expected(name);
+        let ours = open(name, Kind::BFloat16)
+            .logits(&tokens, Pass::Evaluate)
+            .unwrap();
+        let size = f64::try_from(theirs.std(true)).unwrap();
+        let error = f64::try_from((ours - theirs).square().mean(Kind::Float).sqrt()).unwrap();
+        assert!(error < 0.05 * size, "{name}: {error} of {size}");
+    }
+}
+
+#[test]
+fn a_weight_of_another_shape_is_told() {
+    let folder = HfFolder::open(&golden("qwen3")).unwrap();
+    let mut config = folder.config().clone();
+    config.intermediate_size = 25;
+    let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
+    let mut source = FileWeights::new(&folder, Kind::Float, &mut placer);
+    let mut parameters = Parameters::default();
+    let mut builder = Builder::new(
+        &mut source,
+        &mut parameters,
+        Kind::Float,
+        Base::Frozen(Kind::Float),
+    );
+    let options = DecoderOptions {
+        positions: 8,
+        initializer_range: 0.0,
+        device: Device::Cpu,
+    };
+    let error = Decoder::new(&config, options, &mut builder)
+        .unwrap_err()
+        .to_string();
+    let reason =
+        "`model.layers.0.mlp.gate_proj.weight` is [24, 16], and its config makes it [25, 16]";
+    assert!(error.ends_with(reason), "{error}");
+}
+
+#[test]
+fn weights_that_are_not_finite_are_found_when_they_are_loaded() {
+    let name = "model.layers.1.mlp.up_proj.weight";
+    for bad in [f64::NAN, f64::INFINITY] {
+        let folder = tempfile::tempdir().unwrap();
+        let config = golden("qwen3").join("config.json");
+        std::fs::copy(config, folder.path().join("config.json")).unwrap();
+        let source = SafetensorsFile::open(&golden("qwen3").join("model.safetensors")).unwrap();
+        let read = |name: String| {
+            let tensor = source.read(&name, Kind::Float).unwrap();
+            (name, tensor)
+        };
+        let tensors: Vec<(String, Tensor)> = source.names().into_iter().map(read).collect();
+        let damaged = tensors.iter().find(|(found, _)| found == name).unwrap();
+        let _ = damaged.1.get(1).get(2).fill_(bad);
+        let tensors: Vec<(String, &Tensor)> = tensors
+            .iter()
+            .map(|(name, tensor)| (name.clone(), tensor))
+            .collect();
+        let file = folder.path().join("model.safetensors");
+        crate::formats::write_tensors(&file, &tensors).unwrap();
+
+        let folder = HfFolder::open(folder.path()).unwrap();
+        let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
+        let mut source = FileWeights::new(&folder, Kind::Float, &mut placer);
+        let shape = folder.shape(name).unwrap();
+        let error = source.tensor(name, &shape, Initial::Zeros).unwrap_err();
+        // The job failed, and was not asked for wrongly.
+        assert!(!error.is_bad_usage());
+        let error = error.to_string();
+        assert!(
+            error.contains(&format!("`{name}` has 1 NaN or infinite values of")),
+            "{error}"
+        );
+    }
+}

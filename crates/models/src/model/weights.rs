@@ -1,0 +1,170 @@
+//! Where a model's tensors come from.
+
+use placement::Placer;
+use tch::{Device, Kind, Tensor};
+
+use crate::Error;
+use crate::formats::{TensorSource, require_finite};
+
+/// How a tensor starts when there is nothing to load.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Initial {
+    /// Normally distributed around zero, with this standard deviation.
+    Normal(f64),
+    /// All ones, as norms start.
+    Ones,
+    /// All zeros, as biases start.
+    Zeros,
+}
+
+/// Gives a model its tensors, on their device.
+pub trait WeightSource {
+    /// The tensor called `name`, of exactly `shape`.
+    ///
+    /// # Errors
+    /// When there is no such tensor or its shape differs.
+    fn tensor(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error>;
+
+    /// The same in fp32, whatever type the others are read in: what stays in fp32 for good must not
+    /// have been rounded on the way.
+    ///
+    /// # Errors
+    /// As [`WeightSource::tensor`].
+    fn exact_tensor(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+    ) -> Result<Tensor, Error> {
+        self.tensor(name, shape, initial)
+    }
+
+    /// The same in host memory: what a streamed block is made of.
+    ///
+    /// # Errors
+    /// As [`WeightSource::tensor`].
+    fn host_tensor(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+    ) -> Result<Tensor, Error> {
+        Ok(self
+            .tensor(name, shape, initial)?
+            .f_to_device(Device::Cpu)?)
+    }
+}
+
+/// The weights of a published model.
+pub struct FileWeights<'a> {
+    tensors: &'a dyn TensorSource,
+    placer: &'a mut Placer,
+    kind: Kind,
+}
+
+impl<'a> FileWeights<'a> {
+    /// The weights of `tensors`, read as `kind` and moved to their device by `placer`.
+    pub fn new(tensors: &'a dyn TensorSource, kind: Kind, placer: &'a mut Placer) -> Self {
+        Self {
+            tensors,
+            placer,
+            kind,
+        }
+    }
+}
+
+impl FileWeights<'_> {
+    /// The tensor in host memory, as `kind`.
+    fn read(&self, name: &str, shape: &[i64], kind: Kind) -> Result<Tensor, Error> {
+        require(self.tensors, name, shape)?;
+        let tensor = self.tensors.read(name, kind)?;
+        require_finite(self.tensors, name, &tensor)?;
+        Ok(tensor)
+    }
+}
+
+impl WeightSource for FileWeights<'_> {
+    fn tensor(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error> {
+        let tensor = self.host_tensor(name, shape, initial)?;
+        Ok(self.placer.weight(name, &tensor, None)?)
+    }
+
+    fn exact_tensor(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        _initial: Initial,
+    ) -> Result<Tensor, Error> {
+        let tensor = self.read(name, shape, Kind::Float)?;
+        Ok(self.placer.weight(name, &tensor, None)?)
+    }
+
+    fn host_tensor(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        _initial: Initial,
+    ) -> Result<Tensor, Error> {
+        self.read(name, shape, self.kind)
+    }
+}
+
+/// The shapes of a published model without its numbers: for a look at a model before it is
+/// loaded. Every tensor is zeros that share one number.
+pub struct MetaWeights<'a> {
+    tensors: &'a dyn TensorSource,
+    kind: Kind,
+}
+
+impl<'a> MetaWeights<'a> {
+    /// The shapes of `tensors`, as they would be read as `kind`.
+    pub fn new(tensors: &'a dyn TensorSource, kind: Kind) -> Self {
+        Self { tensors, kind }
+    }
+}
+
+impl WeightSource for MetaWeights<'_> {
+    fn tensor(&mut self, name: &str, shape: &[i64], _initial: Initial) -> Result<Tensor, Error> {
+        require(self.tensors, name, shape)?;
+        let zero = Tensor::f_zeros(vec![1; shape.len()], (self.kind, Device::Cpu))?;
+        Ok(zero.f_expand(shape, false)?)
+    }
+}
+
+/// Fails unless `tensors` have one called `name`, of `shape`.
+fn require(tensors: &dyn TensorSource, name: &str, shape: &[i64]) -> Result<(), Error> {
+    let reason = match tensors.shape(name) {
+        Some(found) if found == shape => return Ok(()),
+        Some(found) => format!("`{name}` is {found:?}, and its config makes it {shape:?}"),
+        None => format!("there is no `{name}`, which its config asks for"),
+    };
+    Err(Error::file(tensors.path(), reason))
+}
+
+/// Fresh weights. The same seed gives the same weights on every device, because
+/// they are drawn on the CPU.
+pub struct RandomWeights<'a> {
+    placer: &'a mut Placer,
+}
+
+impl<'a> RandomWeights<'a> {
+    /// Weights drawn from `seed`, moved to their device by `placer`.
+    pub fn new(seed: u64, placer: &'a mut Placer) -> Self {
+        tch::manual_seed(seed as i64);
+        Self { placer }
+    }
+}
+
+impl WeightSource for RandomWeights<'_> {
+    fn tensor(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error> {
+        let options = (Kind::Float, Device::Cpu);
+        let tensor = match initial {
+            Initial::Normal(deviation) => {
+                Tensor::f_randn(shape, options)?.f_mul_scalar(deviation)?
+            }
+            Initial::Ones => Tensor::f_ones(shape, options)?,
+            Initial::Zeros => Tensor::f_zeros(shape, options)?,
+        };
+        Ok(self.placer.weight(name, &tensor, None)?)
+    }
+}

@@ -1,0 +1,60 @@
+//! The trainable tensors of a model, by name.
+
+use tch::Tensor;
+
+use crate::Error;
+
+/// A tensor that training changes.
+#[derive(Debug)]
+pub struct Parameter {
+    /// Its name in Hugging Face's files.
+    pub name: String,
+    /// The leaf tensor; the model holds a handle to the same memory.
+    pub tensor: Tensor,
+    /// Whether weight decay applies: to matrices, but not to norms, biases and embeddings.
+    pub decay: bool,
+}
+
+/// All trainable tensors, in the order in which the model was built.
+#[derive(Debug, Default)]
+pub struct Parameters {
+    list: Vec<Parameter>,
+}
+
+impl Parameters {
+    /// Makes a tensor trainable and keeps it.
+    ///
+    /// # Errors
+    /// When the tensor's type has no gradient, as with whole numbers.
+    pub fn register(&mut self, name: &str, tensor: &Tensor, decay: bool) -> Result<Tensor, Error> {
+        let tensor = tensor.f_set_requires_grad(true)?;
+        let kept = tensor.shallow_clone();
+        self.list.push(Parameter {
+            name: name.to_owned(),
+            tensor: kept,
+            decay,
+        });
+        Ok(tensor)
+    }
+
+    /// The parameters in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Parameter> {
+        self.list.iter()
+    }
+
+    /// The tensors in order, each with its name.
+    pub fn named(&self) -> Vec<(String, &Tensor)> {
+        let named = |parameter: &Parameter| parameter.name.clone();
+        self.iter().map(|p| (named(p), &p.tensor)).collect()
+    }
+
+    /// The tensors in order.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &Tensor> {
+        self.list.iter().map(|parameter| &parameter.tensor)
+    }
+
+    /// How many numbers are trained.
+    pub fn count(&self) -> u64 {
+        self.tensors().map(|tensor| tensor.numel() as u64).sum()
+    }
+}

@@ -1,0 +1,115 @@
+//! From one GGUF file to a Hugging Face folder that `transformers` loads.
+
+use std::path::Path;
+
+use serde_json::json;
+use tch::Kind;
+
+use super::Pretrained;
+use crate::Error;
+use crate::formats::{LazyTensor, write_safetensors};
+use crate::model::DecoderConfig;
+
+/// What a converted folder says about where it came from.
+pub const CONVERSION_NOTE: &str =
+    "converted from a GGUF file; quantised weights are those of that file";
+
+/// Converts a GGUF file into the folder `target`: `config.json`, `model.safetensors`,
+/// `tokenizer.json` and the chat template. `on_tensor(done, all)` is told of progress.
+///
+/// The folder appears only when it is complete; one that is there already is left as
+/// it is. Weights are written as `kind`; fp32 keeps exactly what the file holds.
+///
+/// # Errors
+/// When the file cannot be read or the folder cannot be written.
+pub fn convert_gguf(
+    source: &Path,
+    target: &Path,
+    kind: Kind,
+    on_tensor: &dyn Fn(usize, usize),
+) -> Result<(), Error> {
+    if target.join("config.json").is_file() {
+        return Ok(());
+    }
+    let model = Pretrained::open(source)?;
+    let mut draft = target.as_os_str().to_owned();
+    draft.push(".part");
+    let draft = Path::new(&draft);
+    let io = |error| Error::io("write", draft, error);
+    if draft.exists() {
+        std::fs::remove_dir_all(draft).map_err(io)?;
+    }
+    std::fs::create_dir_all(draft).map_err(io)?;
+
+    let names = model.tensors.names();
+    let all = names.len();
+    let done = std::cell::Cell::new(0);
+    let tensors = names
+        .into_iter()
+        .map(|name| {
+            let tensor = LazyTensor::of(model.tensors.as_ref(), &name, kind)?.on_made(|| {
+                done.set(done.get() + 1);
+                on_tensor(done.get(), all);
+            });
+            Ok((name, tensor))
+        })
+        .collect::<Result<Vec<_>, Error>>()?;
+    let file = draft.join("model.safetensors");
+    write_safetensors(&file, tensors, Some(CONVERSION_NOTE))?;
+
+    model.write_companions(&model.config, draft, kind)?;
+
+    if let Some(parent) = target.parent() {
+        std::fs::create_dir_all(parent).map_err(io)?;
+    }
+    std::fs::rename(draft, target).map_err(|error| Error::io("write", target, error))
+}
+
+impl Pretrained {
+    /// Writes what belongs beside weights of type `kind`: `config`, tokenizer, chat template.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    pub fn write_companions(
+        &self,
+        config: &DecoderConfig,
+        folder: &Path,
+        kind: Kind,
+    ) -> Result<(), Error> {
+        let mut config = config.to_json();
+        config["dtype"] = json!(match kind {
+            Kind::BFloat16 => "bfloat16",
+            Kind::Half => "float16",
+            _ => "float32",
+        });
+        write_json(&folder.join("config.json"), &config)?;
+        let path = folder.join("tokenizer.json");
+        self.tokenizer
+            .save(&path, true)
+            .map_err(|error| Error::file(&path, format!("cannot be written: {error}")))?;
+        write_json(
+            &folder.join("tokenizer_config.json"),
+            &tokenizer_config(self),
+        )
+    }
+}
+
+fn tokenizer_config(model: &Pretrained) -> serde_json::Value {
+    let special = &model.special_tokens;
+    let token = |id: Option<i64>| {
+        id.and_then(|id| u32::try_from(id).ok())
+            .and_then(|id| model.tokenizer.id_to_token(id))
+    };
+    json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": special.bos.clone().or_else(|| token(model.config.bos_token_id)),
+        "eos_token": special.eos.clone().or_else(|| token(model.config.eos_token_ids.first().copied())),
+        "model_max_length": model.config.max_position_embeddings,
+        "clean_up_tokenization_spaces": false,
+        "chat_template": model.chat_template,
+    })
+}
+
+fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), Error> {
+    std::fs::write(path, format!("{value:#}\n")).map_err(|error| Error::io("write", path, error))
+}

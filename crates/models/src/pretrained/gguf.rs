@@ -1,0 +1,429 @@
+//! A GGUF file presented as the Hugging Face model it was made from: names, shapes,
+//! config and tokenizer as they were before the conversion.
+
+mod rope;
+#[cfg(test)]
+mod tests;
+mod tokenizer;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use tch::{Kind, Tensor};
+
+use super::{Pretrained, SpecialTokens};
+use crate::Error;
+use crate::formats::TensorSource;
+use crate::formats::gguf::{Array, Gguf, Header, Value};
+use crate::model::{Architecture, DecoderConfig, RopeScaling, RopeSettings};
+
+/// One divisor for each pair of a head, in files of Llama 3.1 and later.
+const ROPE_FREQUENCIES: &str = "rope_freqs.weight";
+
+/// A GGUF file under Hugging Face's names.
+#[derive(Debug)]
+pub struct GgufModel {
+    gguf: Gguf,
+    config: DecoderConfig,
+    /// Hugging Face's name → where the tensor is.
+    tensors: BTreeMap<String, Source>,
+}
+
+/// Where a tensor is, and what was done to it.
+#[derive(Debug)]
+struct Source {
+    name: String,
+    /// Heads whose rows were interleaved.
+    permuted_heads: Option<i64>,
+}
+
+impl GgufModel {
+    /// Opens a GGUF file of a model that is known here.
+    ///
+    /// # Errors
+    /// When the file is damaged or the model is not known.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let gguf = Gguf::open(path)?;
+        let config = config(gguf.header()).map_err(|reason| Error::file(path, reason))?;
+        let mut tensors = BTreeMap::new();
+        for name in gguf.header().tensors.keys() {
+            // Made from the config's rope scaling, which is found again below.
+            if name == ROPE_FREQUENCIES {
+                continue;
+            }
+            let ours = hugging_face_name(name).ok_or_else(|| {
+                Error::file(
+                    path,
+                    format!(
+                        "tensor `{name}` has no place in a {}",
+                        config.architecture.class()
+                    ),
+                )
+            })?;
+            let permuted_heads = permuted_heads(&config, name);
+            let source = Source {
+                name: name.clone(),
+                permuted_heads,
+            };
+            tensors.insert(ours, source);
+        }
+        let mut config = config;
+        if gguf.header().tensors.contains_key(ROPE_FREQUENCIES) {
+            let pairs = (config.head_dim / 2) as usize;
+            let found = rope_divisors(&gguf, pairs)?;
+            config.rope.scaling = rope::scaling(config.rope.theta, &found)
+                .map_err(|reason| Error::file(path, reason))?;
+        }
+        let mut model = Self {
+            gguf,
+            config,
+            tensors,
+        };
+        model.config.tie_word_embeddings = !model.tensors.contains_key("lm_head.weight");
+        let has = |suffix: &str| {
+            model
+                .tensors
+                .contains_key(&format!("model.layers.0.{suffix}.bias"))
+        };
+        model.config.qkv_bias = has("self_attn.q_proj");
+        model.config.output_bias = has("self_attn.o_proj");
+        model.config.mlp_bias = has("mlp.gate_proj");
+        Ok(model)
+    }
+
+    /// The model's shape.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// The file behind.
+    pub fn gguf(&self) -> &Gguf {
+        &self.gguf
+    }
+
+    pub(crate) fn into_pretrained(self) -> Result<Pretrained, Error> {
+        let error = |reason| Error::file(self.gguf.path(), reason);
+        let tokenizer = tokenizer::from_metadata(self.gguf.header()).map_err(error)?;
+        let chat_template = chat_template(self.gguf.header()).map_err(error)?;
+        Ok(Pretrained {
+            config: self.config.clone(),
+            tokenizer,
+            chat_template,
+            special_tokens: SpecialTokens::default(),
+            tensors: Box::new(self),
+        })
+    }
+}
+
+impl TensorSource for GgufModel {
+    fn path(&self) -> &Path {
+        self.gguf.path()
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.tensors.keys().cloned().collect()
+    }
+
+    fn shape(&self, name: &str) -> Option<Vec<i64>> {
+        let entry = self
+            .gguf
+            .header()
+            .tensors
+            .get(&self.tensors.get(name)?.name)?;
+        Some(entry.shape.iter().map(|size| *size as i64).collect())
+    }
+
+    fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error> {
+        let source = self
+            .tensors
+            .get(name)
+            .ok_or_else(|| Error::file(self.path(), format!("there is no tensor for `{name}`")))?;
+        let tensor = self.gguf.read(&source.name)?;
+        let tensor = match source.permuted_heads {
+            None => tensor,
+            Some(heads) => undo_permutation(&tensor, heads).map_err(|error| {
+                Error::file(
+                    self.path(),
+                    format!("tensor `{}` of {:?}: {error}", source.name, tensor.size()),
+                )
+            })?,
+        };
+        Ok(tensor.f_to_kind(kind)?)
+    }
+}
+
+/// llama.cpp rotates neighbouring pairs, Hugging Face the two halves of a head; so the
+/// converter interleaves the rows of q and k. This puts the halves back together.
+fn undo_permutation(tensor: &Tensor, heads: i64) -> Result<Tensor, tch::TchError> {
+    let shape = tensor.size();
+    let rest: i64 = shape.iter().skip(1).product();
+    tensor
+        .f_reshape([heads, -1, 2, rest])?
+        .f_transpose(1, 2)?
+        .f_reshape(&shape)
+}
+
+/// Only the llama architecture is permuted; Qwen keeps halves in llama.cpp too.
+fn permuted_heads(config: &DecoderConfig, name: &str) -> Option<i64> {
+    if config.architecture != Architecture::Llama {
+        return None;
+    }
+    let part = name.rsplit('.').nth(1)?;
+    match part {
+        "attn_q" => Some(config.num_attention_heads),
+        "attn_k" => Some(config.num_key_value_heads),
+        _ => None,
+    }
+}
+
+/// `blk.3.attn_q.weight` → `model.layers.3.self_attn.q_proj.weight`.
+fn hugging_face_name(name: &str) -> Option<String> {
+    match name {
+        "token_embd.weight" => return Some("model.embed_tokens.weight".into()),
+        "output_norm.weight" => return Some("model.norm.weight".into()),
+        "output.weight" => return Some("lm_head.weight".into()),
+        _ => {}
+    }
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let layer: u32 = layer.parse().ok()?;
+    let (part, role) = rest.split_once('.')?;
+    let part = match part {
+        "attn_norm" => "input_layernorm",
+        "ffn_norm" => "post_attention_layernorm",
+        "attn_q" => "self_attn.q_proj",
+        "attn_k" => "self_attn.k_proj",
+        "attn_v" => "self_attn.v_proj",
+        "attn_output" => "self_attn.o_proj",
+        "attn_q_norm" => "self_attn.q_norm",
+        "attn_k_norm" => "self_attn.k_norm",
+        "ffn_gate" => "mlp.gate_proj",
+        "ffn_up" => "mlp.up_proj",
+        "ffn_down" => "mlp.down_proj",
+        _ => return None,
+    };
+    matches!(role, "weight" | "bias").then(|| format!("model.layers.{layer}.{part}.{role}"))
+}
+
+fn config(header: &Header) -> Result<DecoderConfig, String> {
+    let name = match header.metadata.get("general.architecture") {
+        Some(Value::String(name)) => name,
+        Some(other) => {
+            return Err(format!(
+                "`general.architecture` must be a name, not {other:?}"
+            ));
+        }
+        None => return Err("`general.architecture` is missing".into()),
+    };
+    refuse_parts(header)?;
+    let architecture = Architecture::from_model_type(name).ok_or_else(|| {
+        let known: Vec<_> = Architecture::ALL
+            .iter()
+            .map(|known| known.model_type())
+            .collect();
+        format!(
+            "`general.architecture` is {name:?}; known here are {}",
+            known.join(", ")
+        )
+    })?;
+    let keys = Keys {
+        header,
+        prefix: name,
+    };
+    // Such a model sees what follows a token, too.
+    match keys.get("attention.causal") {
+        None | Some(Value::Bool(true)) => {}
+        Some(other) => {
+            return Err(format!(
+                "`{name}.attention.causal` is {other:?}; only models that read from left to right \
+                 are known here"
+            ));
+        }
+    }
+    let hidden_size = keys.whole("embedding_length", None, 1 << 20)?;
+    let heads = keys.whole("attention.head_count", None, 4096)?;
+    let head_dim = keys.whole("attention.key_length", Some(hidden_size / heads), 4096)?;
+    let rotated = keys.whole("rope.dimension_count", Some(head_dim), 4096)?;
+    if rotated != head_dim {
+        return Err(format!(
+            "`{name}.rope.dimension_count` is {rotated}; only whole heads of {head_dim} are known here"
+        ));
+    }
+    let vocabulary = match header.metadata.get("tokenizer.ggml.tokens") {
+        Some(Value::Array(Array::String(tokens))) => Some(tokens.len() as i64),
+        _ => None,
+    };
+    let embedding = header
+        .tensors
+        .get("token_embd.weight")
+        .and_then(|entry| entry.shape.first());
+    let context = keys.whole("context_length", Some(2048), 1 << 30)?;
+    let config = DecoderConfig {
+        architecture,
+        // The tensor knows best: vocabularies are padded.
+        vocab_size: embedding
+            .and_then(|rows| i64::try_from(*rows).ok())
+            .or(vocabulary)
+            .filter(|size| (1..=1 << 24).contains(size))
+            .ok_or("neither a usable `token_embd.weight` nor `tokenizer.ggml.tokens`")?,
+        hidden_size,
+        intermediate_size: keys.whole("feed_forward_length", None, 1 << 20)?,
+        num_hidden_layers: keys.whole("block_count", None, 4096)?,
+        num_attention_heads: heads,
+        num_key_value_heads: keys.whole("attention.head_count_kv", Some(heads), 4096)?,
+        head_dim,
+        max_position_embeddings: context,
+        // Stored as fp32: 1e-5 reads 9.999999747378752e-6, and people expect their 1e-5 back.
+        rms_norm_eps: shortest(keys.positive("attention.layer_norm_rms_epsilon", 1e-6)?),
+        rope: RopeSettings {
+            theta: shortest(keys.positive("rope.freq_base", 10_000.0)?),
+            scaling: rope_scaling(&keys)?,
+        },
+        // Known from the tensors, see `GgufModel::open`.
+        tie_word_embeddings: true,
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        bos_token_id: token(header, "tokenizer.ggml.bos_token_id")?,
+        eos_token_ids: token(header, "tokenizer.ggml.eos_token_id")?
+            .into_iter()
+            .collect(),
+    };
+    config
+        .check()
+        .map_err(|(key, reason)| format!("{key} {reason}"))?;
+    Ok(config)
+}
+
+/// Refuses files that are not a whole model.
+fn refuse_parts(header: &Header) -> Result<(), String> {
+    match header.metadata.get("general.type") {
+        None => {}
+        Some(Value::String(kind)) if kind == "model" => {}
+        Some(other) => {
+            return Err(format!(
+                "`general.type` is {other:?}; only a `model` can be opened here"
+            ));
+        }
+    }
+    match header.metadata.get("split.count") {
+        None | Some(Value::Unsigned(0 | 1)) => Ok(()),
+        Some(Value::Unsigned(count)) => Err(format!(
+            "`split.count` is {count}: this is one of {count} files that are one model; put them \
+             together with llama.cpp's `llama-gguf-split --merge`"
+        )),
+        Some(other) => Err(format!("`split.count` must be a number, not {other:?}")),
+    }
+}
+
+/// The number of a token; llama.cpp writes −1, as it is without a sign, where there is none.
+fn token(header: &Header, key: &str) -> Result<Option<i64>, String> {
+    match header.metadata.get(key) {
+        None | Some(Value::Unsigned(0xffff_ffff) | Value::Signed(-1)) => Ok(None),
+        Some(Value::Unsigned(id)) if *id < 1 << 24 => Ok(i64::try_from(*id).ok()),
+        Some(Value::Signed(id)) if (0..1 << 24).contains(id) => Ok(Some(*id)),
+        Some(other) => Err(format!("`{key}` must be a token's number, not {other:?}")),
+    }
+}
+
+fn chat_template(header: &Header) -> Result<Option<String>, String> {
+    const KEY: &str = "tokenizer.chat_template";
+    match header.metadata.get(KEY) {
+        None => Ok(None),
+        Some(Value::String(template)) => Ok(Some(template.clone())),
+        Some(other) => Err(format!("`{KEY}` must be a text, not {other:?}")),
+    }
+}
+
+/// What Llama 3.1 and later divide the frequencies of the `pairs` of a head by.
+fn rope_divisors(gguf: &Gguf, pairs: usize) -> Result<Vec<f64>, Error> {
+    let tensor = gguf.read(ROPE_FREQUENCIES)?;
+    if tensor.size() != [pairs as i64] {
+        let reason = format!(
+            "`{ROPE_FREQUENCIES}` has the shape {:?}, and a head has {pairs} pairs",
+            tensor.size()
+        );
+        return Err(Error::file(gguf.path(), reason));
+    }
+    let numbers = tensor
+        .f_to_kind(Kind::Double)
+        .and_then(|t| Vec::try_from(&t));
+    numbers.map_err(|error| Error::file(gguf.path(), error.to_string()))
+}
+
+fn rope_scaling(keys: &Keys) -> Result<RopeScaling, String> {
+    let key = format!("{}.rope.scaling.type", keys.prefix);
+    match keys.header.metadata.get(&key) {
+        // Without a kind it is linear, by a key that was called otherwise before there were several.
+        None => {
+            let mut given = ["rope.scaling.factor", "rope.scale_linear"].into_iter();
+            let Some(key) = given.find(|key| keys.get(key).is_some()) else {
+                return Ok(RopeScaling::None);
+            };
+            let is_off = keys.get(key) == Some(&Value::Float(0.0));
+            let factor = match is_off {
+                true => 1.0,
+                false => shortest(keys.positive(key, 1.0)?),
+            };
+            Ok(match factor == 1.0 {
+                true => RopeScaling::None,
+                false => RopeScaling::Linear { factor },
+            })
+        }
+        Some(Value::String(kind)) if kind == "none" => Ok(RopeScaling::None),
+        Some(Value::String(kind)) if kind == "linear" => Ok(RopeScaling::Linear {
+            factor: shortest(keys.positive("rope.scaling.factor", 1.0)?),
+        }),
+        Some(other) => Err(format!(
+            "`{key}` is {other:?}; known here are none and linear"
+        )),
+    }
+}
+
+/// The decimal number that people wrote before it was stored as fp32.
+fn shortest(number: f64) -> f64 {
+    (number as f32).to_string().parse().unwrap_or(number)
+}
+
+/// Metadata under the architecture's prefix.
+struct Keys<'a> {
+    header: &'a Header,
+    prefix: &'a str,
+}
+
+impl Keys<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.header.metadata.get(&format!("{}.{key}", self.prefix))
+    }
+
+    fn whole(&self, key: &str, default: Option<i64>, most: i64) -> Result<i64, String> {
+        let number = match self.get(key) {
+            None => default.ok_or_else(|| format!("`{}.{key}` is missing", self.prefix))?,
+            Some(Value::Unsigned(number)) => i64::try_from(*number).unwrap_or(i64::MAX),
+            Some(Value::Signed(number)) => *number,
+            Some(other) => {
+                return Err(format!(
+                    "`{}.{key}` must be a whole number, not {other:?}",
+                    self.prefix
+                ));
+            }
+        };
+        if (1..=most).contains(&number) {
+            return Ok(number);
+        }
+        Err(format!(
+            "`{}.{key}` must be from 1 to {most}, not {number}",
+            self.prefix
+        ))
+    }
+
+    fn positive(&self, key: &str, default: f64) -> Result<f64, String> {
+        match self.get(key) {
+            None => Ok(default),
+            Some(Value::Float(number)) if number.is_finite() && *number > 0.0 => Ok(*number),
+            Some(other) => Err(format!(
+                "`{}.{key}` must be a number above zero, not {other:?}",
+                self.prefix
+            )),
+        }
+    }
+}

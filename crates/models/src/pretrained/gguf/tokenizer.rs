@@ -1,0 +1,209 @@
+//! The byte-level BPE tokenizer inside a GGUF file, as Hugging Face's `tokenizers`
+//! would have read it from `tokenizer.json`.
+//!
+//! The file carries tokens, their types and the merges; how text is cut before the
+//! merges is only named (`tokenizer.ggml.pre`), so every name known here is spelled
+//! out below.
+
+use tokenizers::decoders::byte_level::ByteLevel as ByteLevelDecoder;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::normalizers::unicode::NFC;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::processors::template::TemplateProcessing;
+use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
+
+use crate::formats::gguf::{Array, Header, Value};
+
+/// Token types (`enum llama_token_type`) that text must never be split across.
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+
+/// From Qwen2's published `tokenizer.json`.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// From Llama 3's published `tokenizer.json`.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Builds the tokenizer.
+///
+/// # Errors
+/// What is missing or not known, as text to follow the file's name.
+pub(super) fn from_metadata(header: &Header) -> Result<Tokenizer, String> {
+    let text = |key: &str| match header.metadata.get(key) {
+        Some(Value::String(text)) => Ok(text.as_str()),
+        Some(_) => Err(format!("`{key}` must be a text")),
+        None => Err(format!("`{key}` is missing")),
+    };
+    let texts = |key: &str| match header.metadata.get(key) {
+        Some(Value::Array(Array::String(texts))) => Ok(texts.as_slice()),
+        Some(_) => Err(format!("`{key}` must be a list of texts")),
+        None => Err(format!("`{key}` is missing")),
+    };
+    let model = text("tokenizer.ggml.model")?;
+    if model != "gpt2" {
+        return Err(format!(
+            "`tokenizer.ggml.model` is {model:?}; only \"gpt2\" (byte-level BPE) is known here"
+        ));
+    }
+    let tokens = texts("tokenizer.ggml.tokens")?;
+    let merges = texts("tokenizer.ggml.merges")?
+        .iter()
+        .map(|merge| {
+            // Neither part of a merge has a space: bytes are mapped to printable characters.
+            merge
+                .split_once(' ')
+                .map(|(left, right)| (left.to_owned(), right.to_owned()))
+                .ok_or_else(|| format!("merge {merge:?} is not two tokens"))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut vocabulary = Vocab::default();
+    for (id, token) in tokens.iter().enumerate() {
+        let id = u32::try_from(id).map_err(|error| error.to_string())?;
+        if vocabulary.insert(token.clone(), id).is_some() {
+            return Err(format!("token {token:?} occurs twice"));
+        }
+    }
+
+    let pre = text("tokenizer.ggml.pre")?;
+    let rules = Rules::named(pre)?;
+    let model = BPE::builder()
+        .vocab_and_merges(vocabulary, merges)
+        .ignore_merges(rules.ignore_merges)
+        .build()
+        .map_err(|error| format!("its tokenizer: {error}"))?;
+    let mut tokenizer = Tokenizer::new(model);
+    tokenizer.with_pre_tokenizer(Some(rules.pre_tokenizer));
+    if rules.nfc {
+        tokenizer
+            .with_normalizer(Some(NFC))
+            .map_err(|error| error.to_string())?;
+    }
+    tokenizer.with_decoder(Some(ByteLevelDecoder::new(true, true, true)));
+    add_tokens(&mut tokenizer, header, tokens)?;
+    begin_with_bos(&mut tokenizer, header, tokens)?;
+    Ok(tokenizer)
+}
+
+/// How text is cut before the merges apply.
+struct Rules {
+    pre_tokenizer: PreTokenizerWrapper,
+    nfc: bool,
+    /// Whether a word that is a token stays whole, whatever the merges say.
+    ignore_merges: bool,
+}
+
+impl Rules {
+    fn named(name: &str) -> Result<Self, String> {
+        // GPT-2's own regex is built into `ByteLevel`.
+        let gpt2 = || PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, true));
+        let sequence = |parts| PreTokenizerWrapper::Sequence(Sequence::new(parts));
+        let split = |regex: &str| -> Result<PreTokenizerWrapper, String> {
+            let split = Split::new(
+                SplitPattern::Regex(regex.into()),
+                SplitDelimiterBehavior::Isolated,
+                false,
+            )
+            .map_err(|error| error.to_string())?;
+            let bytes = PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, false));
+            Ok(sequence(vec![PreTokenizerWrapper::Split(split), bytes]))
+        };
+        let (pre_tokenizer, nfc, ignore_merges) = match name {
+            "gpt-2" => (gpt2(), false, false),
+            "smollm" => {
+                let digits = PreTokenizerWrapper::Digits(Digits::new(true));
+                (sequence(vec![digits, gpt2()]), false, false)
+            }
+            "qwen2" => (split(QWEN2)?, true, false),
+            "llama3" | "llama-v3" | "llama-bpe" => (split(LLAMA3)?, false, true),
+            _ => {
+                return Err(format!(
+                    "`tokenizer.ggml.pre` is {name:?}; known here are gpt-2, smollm, qwen2, llama-bpe"
+                ));
+            }
+        };
+        Ok(Self {
+            pre_tokenizer,
+            nfc,
+            ignore_merges,
+        })
+    }
+}
+
+/// Control tokens and those the model's authors added are matched as a whole.
+fn add_tokens(tokenizer: &mut Tokenizer, header: &Header, tokens: &[String]) -> Result<(), String> {
+    const KEY: &str = "tokenizer.ggml.token_type";
+    let types = match header.metadata.get(KEY) {
+        None => return Ok(()),
+        Some(Value::Array(Array::Signed(types))) => types.clone(),
+        Some(Value::Array(Array::Unsigned(types))) => {
+            let types = types.iter().map(|kind| i64::try_from(*kind));
+            types
+                .collect::<Result<_, _>>()
+                .map_err(|error| format!("`{KEY}`: {error}"))?
+        }
+        Some(_) => return Err(format!("`{KEY}` must be a list of whole numbers")),
+    };
+    if types.len() != tokens.len() {
+        return Err(format!(
+            "`{KEY}` has {} entries, and there are {} tokens",
+            types.len(),
+            tokens.len()
+        ));
+    }
+    let added: Vec<_> = tokens
+        .iter()
+        .zip(types)
+        .filter(|(_, kind)| matches!(*kind, CONTROL | USER_DEFINED))
+        .map(|(token, kind)| AddedToken::from(token.clone(), kind == CONTROL).normalized(false))
+        .collect();
+    tokenizer
+        .add_tokens(added)
+        .map_err(|error| error.to_string())?;
+    Ok(())
+}
+
+/// Some models begin every text with a token.
+fn begin_with_bos(
+    tokenizer: &mut Tokenizer,
+    header: &Header,
+    tokens: &[String],
+) -> Result<(), String> {
+    match header.metadata.get("tokenizer.ggml.add_bos_token") {
+        None | Some(Value::Bool(false)) => return Ok(()),
+        Some(Value::Bool(true)) => {}
+        Some(other) => {
+            return Err(format!(
+                "`tokenizer.ggml.add_bos_token` must be true or false, not {other:?}"
+            ));
+        }
+    }
+    let Some(Value::Unsigned(id)) = header.metadata.get("tokenizer.ggml.bos_token_id") else {
+        return Err(
+            "`tokenizer.ggml.add_bos_token` is set, but `tokenizer.ggml.bos_token_id` is missing"
+                .into(),
+        );
+    };
+    let token = usize::try_from(*id)
+        .ok()
+        .and_then(|id| tokens.get(id))
+        .ok_or_else(|| format!("`tokenizer.ggml.bos_token_id` {id} is not a token"))?;
+    let template = TemplateProcessing::builder()
+        .try_single(vec![token.clone(), "$A".into()])
+        .and_then(|builder| {
+            builder.try_pair(vec![
+                token.clone(),
+                "$A".into(),
+                token.clone(),
+                "$B:1".into(),
+            ])
+        })
+        .map_err(|error| format!("begin-of-text token {token:?}: {error}"))?
+        .special_tokens(vec![(token.clone(), *id as u32)])
+        .build()
+        .map_err(|error| error.to_string())?;
+    tokenizer.with_post_processor(Some(template));
+    Ok(())
+}

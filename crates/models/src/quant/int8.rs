@@ -1,0 +1,71 @@
+//! Eight bits for weights: whole numbers, and a scale for each row.
+
+use tch::{Device, Kind, Tensor};
+
+use super::{largest, normalised};
+use crate::Error;
+use crate::tensor::BaseMap;
+
+/// A matrix in eight bits a number, and a scale for every row.
+#[derive(Debug)]
+pub struct Int8Rows {
+    /// `[rows, columns]`, from −127 to 127.
+    pub values: Tensor,
+    /// `[rows, 1]`: the largest magnitude of each row.
+    pub scales: Tensor,
+}
+
+impl Int8Rows {
+    /// Quantises a matrix, on its device.
+    ///
+    /// # Errors
+    /// When it is not a matrix, or memory runs out.
+    pub fn quantize(matrix: &Tensor) -> Result<Self, Error> {
+        let (rows, columns) = matrix.size2()?;
+        let matrix = matrix
+            .f_detach()?
+            .f_to_kind(Kind::Float)?
+            .f_view([rows, columns])?;
+        let scales = largest(&matrix)?;
+        let values = normalised(&matrix, &scales)?
+            .f_mul_scalar(127.0)?
+            .f_round()?
+            .f_to_kind(Kind::Int8)?;
+        Ok(Self { values, scales })
+    }
+
+    /// The numbers, as `kind`.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
+        let scales = self.scales.f_div_scalar(127.0)?;
+        Ok(self
+            .values
+            .f_to_kind(Kind::Float)?
+            .f_mul(&scales)?
+            .f_to_kind(kind)?)
+    }
+
+    /// The same on another device.
+    ///
+    /// # Errors
+    /// When memory runs out there.
+    pub fn to_device(&self, device: Device) -> Result<Self, Error> {
+        Ok(Self {
+            values: self.values.f_to_device(device)?,
+            scales: self.scales.f_to_device(device)?,
+        })
+    }
+
+    /// The same numbers in other memory (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// Those of `map`.
+    pub fn map(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            values: map(&self.values)?,
+            scales: map(&self.scales)?,
+        })
+    }
+}

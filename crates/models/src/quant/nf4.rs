@@ -1,0 +1,120 @@
+//! NF4: four bits for weights that are normally distributed (Dettmers et al., "QLoRA",
+//! 2023).
+
+use tch::{Device, Kind, Tensor};
+
+use super::{blocks, largest, nearest, normalised};
+use crate::Error;
+use crate::tensor::BaseMap;
+
+/// Numbers that share a scale.
+const BLOCK: i64 = 64;
+
+/// Quantiles of the normal distribution between −1 and 1, zero among them: the constants
+/// of the paper.
+const LEVELS: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// A tensor in four bits a number, and a scale for every 64.
+#[derive(Debug)]
+pub struct Nf4 {
+    /// `[blocks, 32]` bytes, each with two level numbers, the earlier in the upper half.
+    pub packed: Tensor,
+    /// `[blocks, 1]`: the largest magnitude of each block.
+    pub scales: Tensor,
+    /// For each byte its two levels: `[256, 2]`, on the tensor's device.
+    pairs: Tensor,
+    shape: Vec<i64>,
+}
+
+impl Nf4 {
+    /// Quantises a tensor, on its device.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn quantize(tensor: &Tensor) -> Result<Self, Error> {
+        let rows = blocks(tensor, BLOCK)?;
+        let scales = largest(&rows)?;
+        let levels = Tensor::f_from_slice(&LEVELS)?.f_to_device(tensor.device())?;
+        let codes = nearest(&normalised(&rows, &scales)?, &levels)?;
+        let codes = codes.f_view([-1, BLOCK / 2, 2])?;
+        let packed = codes
+            .f_select(2, 0)?
+            .f_mul_scalar(16)?
+            .f_add(&codes.f_select(2, 1)?)?
+            .f_to_kind(Kind::Uint8)?;
+        let pairs: Vec<f32> = (0..256)
+            .flat_map(|byte| [LEVELS[byte >> 4], LEVELS[byte & 15]])
+            .collect();
+        Ok(Self {
+            packed,
+            scales,
+            pairs: Tensor::f_from_slice(&pairs)?
+                .f_view([256, 2])?
+                .f_to_device(tensor.device())?,
+            shape: tensor.size(),
+        })
+    }
+
+    /// The numbers, as `kind`.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
+        let count = self.shape.iter().product::<i64>();
+        let codes = self.packed.f_reshape([-1])?.f_to_kind(Kind::Int)?;
+        let rows = self.pairs.f_index_select(0, &codes)?.f_view([-1, BLOCK])?;
+        let numbers = rows
+            .f_mul(&self.scales)?
+            .f_reshape([-1])?
+            .f_narrow(0, 0, count)?;
+        Ok(numbers.f_view(self.shape.as_slice())?.f_to_kind(kind)?)
+    }
+
+    /// The size of the tensor that it stands for.
+    pub fn size(&self) -> &[i64] {
+        &self.shape
+    }
+
+    /// The same on another device.
+    ///
+    /// # Errors
+    /// When memory runs out there.
+    pub fn to_device(&self, device: Device) -> Result<Self, Error> {
+        Ok(Self {
+            packed: self.packed.f_to_device(device)?,
+            scales: self.scales.f_to_device(device)?,
+            pairs: self.pairs.f_to_device(device)?,
+            shape: self.shape.clone(),
+        })
+    }
+
+    /// The same numbers in other memory (see [`BaseMap`]).
+    ///
+    /// # Errors
+    /// Those of `map`.
+    pub fn map(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            packed: map(&self.packed)?,
+            scales: map(&self.scales)?,
+            pairs: map(&self.pairs)?,
+            shape: self.shape.clone(),
+        })
+    }
+}

@@ -1,0 +1,15 @@
+//! Wan 2.1 and 2.2: text and images to video.
+//!
+//! ```text
+//! video ──autoencoder──▶ latents ─┐
+//!                                 ├─▶ transformer ─▶ velocity ──schedule──▶ latents ──autoencoder──▶ video
+//! text ──────────────▶ embedding ─┘
+//! ```
+//!
+//! The weights are asked for by the names of diffusers' folders.
+
+pub mod autoencoder;
+pub mod files;
+pub mod schedule;
+pub mod text_encoder;
+pub mod transformer;

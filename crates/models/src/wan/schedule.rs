@@ -1,0 +1,297 @@
+//! From noise to latents: the steps of the solvers, for models that predict a velocity.
+//!
+//! At level σ a sample is (1 − σ) · clean + σ · noise, and the model's velocity is noise − clean.
+//! [`Scheduler::UniPc`] is UniPC of order 2 (Zhao et al., 2023) in its variant B₂(h) on clean
+//! samples, [`Scheduler::Euler`] the straight line.
+
+use tch::{Kind, Tensor};
+
+use crate::Error;
+use crate::tensor::to_kind;
+
+/// Levels of noise that the models were trained with.
+const TRAIN_STEPS: f64 = 1000.0;
+
+/// A solver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheduler {
+    /// A predictor and a corrector of order 2.
+    UniPc,
+    /// One straight line for each step.
+    Euler,
+}
+
+/// The levels of noise of one run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Schedule {
+    /// σ before each step, and 0 after the last.
+    pub sigmas: Vec<f32>,
+    /// The time that the model is told before each step, from 1000 down.
+    pub timesteps: Vec<f32>,
+}
+
+impl Schedule {
+    /// The levels of `steps` steps, shifted towards noise by `shift` (1: not at all).
+    ///
+    /// # Errors
+    /// When there is no step, or the shift is not above zero.
+    pub fn new(scheduler: Scheduler, steps: usize, shift: f64) -> Result<Self, Error> {
+        if steps == 0 || !shift.is_finite() || shift <= 0.0 {
+            return Err(Error::Invalid(format!(
+                "{steps} steps with a shift of {shift}: there must be a step, and the shift must be \
+                 greater than zero"
+            )));
+        }
+        let shifted = |sigma: f64| shift * sigma / (1.0 + (shift - 1.0) * sigma);
+        Ok(match scheduler {
+            Scheduler::UniPc => {
+                let step = (1.0 / TRAIN_STEPS - 1.0) / steps as f64;
+                let levels = (0..steps).map(|index| shifted(1.0 + index as f64 * step));
+                let mut levels: Vec<f64> = levels.collect();
+                // At σ = 1 the signal is zero, and its logarithm has no value.
+                if let Some(first) = levels
+                    .first_mut()
+                    .filter(|first| (**first - 1.0).abs() < 1e-6)
+                {
+                    *first -= 1e-6;
+                }
+                Self {
+                    // Whole numbers, cut off.
+                    timesteps: levels
+                        .iter()
+                        .map(|s| (s * TRAIN_STEPS).trunc() as f32)
+                        .collect(),
+                    sigmas: levels.into_iter().map(|s| s as f32).chain([0.0]).collect(),
+                }
+            }
+            Scheduler::Euler => {
+                // The lowest level is shifted twice: when the solver is made, in single precision,
+                // and with the others.
+                let (single, lowest) = (shift as f32, (1.0f64 / TRAIN_STEPS) as f32);
+                let lowest = single * lowest / (1.0 + (shift - 1.0) as f32 * lowest);
+                let (highest, lowest) = (TRAIN_STEPS, f64::from(lowest) * TRAIN_STEPS);
+                let step = (lowest - highest) / (steps.max(2) - 1) as f64;
+                let level = |index: usize| match index > 0 && index + 1 == steps {
+                    true => lowest,
+                    false => highest + index as f64 * step,
+                };
+                let levels = (0..steps).map(|index| shifted(level(index) / TRAIN_STEPS) as f32);
+                let levels: Vec<f32> = levels.collect();
+                Self {
+                    timesteps: levels.iter().map(|s| s * TRAIN_STEPS as f32).collect(),
+                    sigmas: levels.into_iter().chain([0.0]).collect(),
+                }
+            }
+        })
+    }
+
+    /// How many steps there are.
+    pub fn steps(&self) -> usize {
+        self.timesteps.len()
+    }
+
+    /// Half the logarithm of the ratio of signal to noise before step `index`.
+    fn lambda(&self, index: usize) -> f64 {
+        let sigma = f64::from(self.sigmas[index]);
+        (1.0 - sigma).ln() - sigma.ln()
+    }
+}
+
+/// A solver on its way.
+#[derive(Debug)]
+pub struct Sampler {
+    scheduler: Scheduler,
+    schedule: Schedule,
+    /// The next step.
+    index: usize,
+    /// Clean samples as they were predicted at the last steps, the latest last.
+    clean: Vec<Tensor>,
+    /// The sample before the last step, and the order of that step.
+    last: Option<(Tensor, usize)>,
+}
+
+impl Sampler {
+    /// A solver before its first step.
+    pub fn new(scheduler: Scheduler, schedule: Schedule) -> Self {
+        Self {
+            scheduler,
+            schedule,
+            index: 0,
+            clean: Vec::new(),
+            last: None,
+        }
+    }
+
+    /// The time that the model is to be told now; `None` after the last step.
+    pub fn timestep(&self) -> Option<f32> {
+        self.schedule.timesteps.get(self.index).copied()
+    }
+
+    /// The sample after this step, from the one before it and the velocity there.
+    ///
+    /// # Errors
+    /// When there is no step left, shapes differ, or memory runs out.
+    pub fn step(&mut self, velocity: &Tensor, sample: &Tensor) -> Result<Tensor, Error> {
+        if self.index >= self.schedule.steps() {
+            return Err(Error::Internal("a step after the last one".into()));
+        }
+        let velocity = to_kind(velocity, Kind::Float)?;
+        let sample = to_kind(sample, Kind::Float)?;
+        let [here, next] = [0, 1].map(|after| f64::from(self.schedule.sigmas[self.index + after]));
+        let result = match self.scheduler {
+            Scheduler::Euler => sample.f_add(&velocity.f_mul_scalar(next - here)?)?,
+            Scheduler::UniPc => {
+                let clean = sample.f_sub(&velocity.f_mul_scalar(here)?)?;
+                let sample = match self.last.take() {
+                    Some((before, order)) => self.corrected(&before, order, &clean)?,
+                    None => sample,
+                };
+                self.clean.push(clean);
+                if self.clean.len() > 2 {
+                    drop(self.clean.remove(0));
+                }
+                let left = self.schedule.steps() - self.index;
+                let order = self.clean.len().min(left);
+                let result = self.predicted(&sample, order)?;
+                self.last = Some((sample, order));
+                result
+            }
+        };
+        self.index += 1;
+        Ok(result)
+    }
+
+    /// The sample after the step that begins at `sample`, from the clean samples so far.
+    fn predicted(&self, sample: &Tensor, order: usize) -> Result<Tensor, Error> {
+        let index = self.index;
+        let line = self.line(sample, index)?;
+        match (order, self.clean.as_slice()) {
+            (2, [before, now]) => {
+                let ratio = self.ratio(index);
+                let bend = before.f_sub(now)?.f_div_scalar(ratio)?;
+                let weight = self.signal(index + 1) * self.growth(index) * 0.5;
+                Ok(line.f_sub(&bend.f_mul_scalar(weight)?)?)
+            }
+            _ => Ok(line),
+        }
+    }
+
+    /// The sample here, computed once more from the one `before` it, now that it is known what the
+    /// model says `here`.
+    fn corrected(&self, before: &Tensor, order: usize, here: &Tensor) -> Result<Tensor, Error> {
+        let index = self.index - 1;
+        let line = self.line(before, index)?;
+        let latest = self.clean.last();
+        let latest =
+            latest.ok_or_else(|| Error::Internal("a correction before any step".into()))?;
+        let change = here.f_sub(latest)?;
+        let weight = self.signal(index + 1) * self.growth(index);
+        let bends = match (order, self.clean.as_slice()) {
+            (2, [earlier, latest]) => {
+                let h = self.schedule.lambda(index + 1) - self.schedule.lambda(index);
+                let ratio = self.ratio(index);
+                let growth = self.growth(index);
+                let first = growth / -h - 1.0;
+                let second = first / -h - 0.5;
+                // Two weights with ρ₁ + ρ₂ = b₁ and r ρ₁ + ρ₂ = b₂.
+                let (b1, b2) = (first / growth, 2.0 * second / growth);
+                let rho1 = (b2 - b1) / (ratio - 1.0);
+                let rho2 = b1 - rho1;
+                let bend = earlier.f_sub(latest)?.f_mul_scalar(rho1 / ratio)?;
+                bend.f_add(&change.f_mul_scalar(rho2)?)?
+            }
+            _ => change.f_mul_scalar(0.5)?,
+        };
+        Ok(line.f_sub(&bends.f_mul_scalar(weight)?)?)
+    }
+
+    /// The step `index` from `sample`, as if the clean sample stayed what it was at its beginning.
+    fn line(&self, sample: &Tensor, index: usize) -> Result<Tensor, Error> {
+        let [here, next] = [0, 1].map(|after| f64::from(self.schedule.sigmas[index + after]));
+        let latest = self.clean.last();
+        let clean = latest.ok_or_else(|| Error::Internal("a step without a sample".into()))?;
+        let clean = clean.f_mul_scalar(self.signal(index + 1) * self.growth(index))?;
+        Ok(sample.f_mul_scalar(next / here)?.f_sub(&clean)?)
+    }
+
+    /// What of the clean sample is in the sample before step `index`.
+    fn signal(&self, index: usize) -> f64 {
+        1.0 - f64::from(self.schedule.sigmas[index])
+    }
+
+    /// exp(−h) − 1 of step `index`; −1 for the last one, of which h is infinite.
+    fn growth(&self, index: usize) -> f64 {
+        (self.schedule.lambda(index) - self.schedule.lambda(index + 1)).exp_m1()
+    }
+
+    /// The length of the step before `index` to that of `index`, negative.
+    fn ratio(&self, index: usize) -> f64 {
+        let [before, here, next] = [0, 1, 2].map(|after| self.schedule.lambda(index + after - 1));
+        (before - here) / (next - here)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use crate::formats::{SafetensorsFile, TensorSource};
+    use crate::golden::golden;
+
+    fn tables() -> Vec<(Scheduler, usize, f64, Value)> {
+        let text = std::fs::read_to_string(golden("wan/schedulers/tables.json")).unwrap();
+        let tables: Vec<Value> = serde_json::from_str(&text).unwrap();
+        let read = |table: Value| {
+            let scheduler = match table["scheduler"].as_str() {
+                Some("unipc") => Scheduler::UniPc,
+                _ => Scheduler::Euler,
+            };
+            let steps = table["steps"].as_u64().unwrap() as usize;
+            (scheduler, steps, table["shift"].as_f64().unwrap(), table)
+        };
+        tables.into_iter().map(read).collect()
+    }
+
+    #[test]
+    fn tables_are_those_of_diffusers() {
+        for (scheduler, steps, shift, table) in tables() {
+            let schedule = Schedule::new(scheduler, steps, shift).unwrap();
+            let theirs = |key: &str| -> Vec<f32> {
+                let numbers = table[key].as_array().unwrap().iter();
+                numbers.map(|n| n.as_f64().unwrap() as f32).collect()
+            };
+            let label = format!("{scheduler:?}, {steps} steps, shift {shift}");
+            assert_eq!(schedule.sigmas, theirs("sigmas"), "{label}");
+            assert_eq!(schedule.timesteps, theirs("timesteps"), "{label}");
+        }
+    }
+
+    #[test]
+    fn samples_are_those_of_diffusers() {
+        let file = SafetensorsFile::open(&golden("wan/schedulers/expected.safetensors")).unwrap();
+        for (scheduler, steps, shift, table) in tables() {
+            let schedule = Schedule::new(scheduler, steps, shift).unwrap();
+            let mut sampler = Sampler::new(scheduler, schedule);
+            let mut sample = file.read("start", Kind::Float).unwrap();
+            while let Some(time) = sampler.timestep() {
+                let wave = (&sample * 3.0 + f64::from(time) / 200.0).cos() * 0.3;
+                let velocity = (&sample * 1.7).tanh() + wave;
+                sample = sampler.step(&velocity, &sample).unwrap();
+            }
+            let name = table["scheduler"].as_str().unwrap();
+            let label = format!("{name}-{steps}-{shift}");
+            let theirs = file.read(&label, Kind::Float).unwrap();
+            let apart = f64::try_from((&sample - &theirs).abs().max()).unwrap();
+            assert!(apart <= 1e-4, "{label}: {apart}");
+            assert!(sampler.step(&sample, &sample).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_no_schedule_is_refused() {
+        for (steps, shift) in [(0, 1.0), (4, 0.0), (4, -1.0), (4, f64::NAN)] {
+            assert!(Schedule::new(Scheduler::UniPc, steps, shift).is_err());
+        }
+    }
+}

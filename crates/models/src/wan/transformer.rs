@@ -1,0 +1,256 @@
+//! The transformer of Wan: noisy latents, a time and a text to a velocity.
+//!
+//! ```text
+//! latents ─▶ patches ─▶ linear ─▶ ┌ attention ─▶ attention to the text ─▶ feed-forward ┐ ─▶ norm ─▶ linear ─▶ velocity
+//! time ─▶ sines ─▶ linear ───────▶ │ shifts, scales and gates of each step             │
+//! text ─▶ linear ────────────────▶ └──────────────────── × layers ─────────────────────┘
+//! ```
+//!
+//! Known are those of text to video (16 channels), of image to video of Wan 2.2 (36 channels: latents,
+//! mask, condition) and of the 5B model (48 channels), in which the tokens of a given first frame have
+//! a time of their own. That is two rows of modulation, not one for each token.
+
+mod config;
+mod layers;
+mod rotary;
+#[cfg(test)]
+mod tests;
+
+use placement::swap::SwapReport;
+use tch::{Device, Kind, Tensor};
+
+pub use config::TransformerConfig;
+
+use self::layers::{Block, Rows, Shared, layer_norm};
+use self::rotary::Rotary;
+use crate::Error;
+use crate::model::layers::Linear;
+use crate::model::{Blocks, Builder, Initial, Pass};
+use crate::tensor::to_kind;
+use crate::weight::Weight;
+
+/// The model. Its trainable tensors are in the [`Parameters`](crate::Parameters) it was built with.
+#[derive(Debug)]
+pub struct Transformer {
+    config: TransformerConfig,
+    patches: Linear,
+    time: [Linear; 2],
+    time_to_modulation: Linear,
+    text: [Linear; 2],
+    blocks: Blocks<Block>,
+    /// `[1, 2, width]`: added to the last modulation by time.
+    table: Tensor,
+    output: Linear,
+    compute: Kind,
+    device: Device,
+}
+
+/// The times of a batch, from 0 (clean) to 1000 (noise).
+#[derive(Debug)]
+pub enum Times {
+    /// `[batch]`: one for all tokens of a video.
+    Whole(Tensor),
+    /// One for the tokens of the first latent frame, which is given, and one for the others.
+    FirstFrame {
+        /// `[batch]`: of the first latent frame.
+        first: Tensor,
+        /// `[batch]`: of the others.
+        others: Tensor,
+    },
+}
+
+impl Transformer {
+    /// Builds the model on `device`.
+    ///
+    /// # Errors
+    /// When the source lacks a weight, or memory runs out.
+    pub fn new(
+        config: &TransformerConfig,
+        device: Device,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let width = config.width();
+        let embedder = |part: &str| format!("condition_embedder.{part}");
+        let initial = Initial::Normal(0.02);
+        let time = |part: &str, inputs: i64, builder: &mut Builder| -> Result<Linear, Error> {
+            let name = embedder(&format!("time_embedder.{part}"));
+            let weight = builder.kept(&format!("{name}.weight"), &[width, inputs], initial)?;
+            Ok(Linear {
+                weight: Weight::Dense(weight),
+                bias: Some(builder.kept(&format!("{name}.bias"), &[width], Initial::Zeros)?),
+                compute: Kind::Float,
+                adapter: None,
+            })
+        };
+        let text = |part: &str, inputs: i64, builder: &mut Builder| {
+            let name = embedder(&format!("text_embedder.{part}"));
+            builder.linear(&name, (inputs, width), true, initial)
+        };
+        let [frames, rows, columns] = config.patch_size;
+        let shape = [width, config.in_channels, frames, rows, columns];
+        let patches = builder.matrix("patch_embedding.weight", &shape, initial, true)?;
+        let count = usize::try_from(config.num_layers).unwrap_or(0);
+        let outputs = config.patch(config.out_channels);
+        Ok(Self {
+            patches: Linear {
+                weight: Weight::Dense(patches.f_reshape([width, -1])?),
+                bias: Some(builder.vector("patch_embedding.bias", width, Initial::Zeros)?),
+                compute: builder.compute(),
+                adapter: None,
+            },
+            time: [
+                time("linear_1", config.freq_dim, builder)?,
+                time("linear_2", width, builder)?,
+            ],
+            time_to_modulation: builder.linear(
+                &embedder("time_proj"),
+                (width, 6 * width),
+                true,
+                initial,
+            )?,
+            text: [
+                text("linear_1", config.text_dim, builder)?,
+                text("linear_2", width, builder)?,
+            ],
+            blocks: Blocks::new(("blocks", count), device, builder, |index, builder| {
+                Block::new(config, index, builder)
+            })?,
+            table: builder.kept("scale_shift_table", &[1, 2, width], initial)?,
+            output: builder.linear("proj_out", (width, outputs), true, Initial::Zeros)?,
+            compute: builder.compute(),
+            config: config.clone(),
+            device,
+        })
+    }
+
+    /// Its sizes.
+    pub fn config(&self) -> &TransformerConfig {
+        &self.config
+    }
+
+    /// Lets what checkpointing keeps of each block wait in host memory.
+    pub fn offload_activations(&mut self, offload: bool) {
+        self.blocks.offload_activations(offload);
+    }
+
+    /// What streaming did so far, if blocks are streamed.
+    pub fn streamed(&self) -> Option<SwapReport> {
+        self.blocks.report()
+    }
+
+    /// The velocity at noisy `latents` `[batch, in channels, frames, height, width]`, under `text`
+    /// `[batch, rows, text width]` (512 rows, zeros after the text's): `[batch, out channels, frames,
+    /// height, width]` fp32.
+    ///
+    /// # Errors
+    /// When shapes do not fit, or memory runs out.
+    pub fn velocity(
+        &self,
+        latents: &Tensor,
+        times: &Times,
+        text: &Tensor,
+        pass: Pass,
+    ) -> Result<Tensor, Error> {
+        let dropout = pass != Pass::Evaluate;
+        let grid = self.grid(latents)?;
+        let stream = self
+            .patches
+            .forward(&self.patched(latents, grid)?, dropout)?;
+        let embedded = self.embedded(times)?;
+        let modulation = self
+            .time_to_modulation
+            .forward(&embedded.f_silu()?, dropout)?;
+        let (batch, rows, _) = modulation.size3()?;
+        let modulation = modulation.f_view([batch, rows, 6, self.config.width()])?;
+        let text = self.text[0].forward(&to_kind(text, self.compute)?, dropout)?;
+        let text = self.text[1].forward(&text.f_gelu("tanh")?, dropout)?;
+        let shared = Shared {
+            rotary: Rotary::new(grid, self.config.attention_head_dim, self.device)?,
+            first: match times {
+                Times::Whole(_) => None,
+                Times::FirstFrame { .. } => Some(grid[1] * grid[2]),
+            },
+        };
+        let stream = self
+            .blocks
+            .forward(stream, &[text, modulation], &shared, pass)?;
+        let last = to_kind(&embedded, Kind::Float)?.f_unsqueeze(2)?;
+        let rows = last.f_add(&self.table.f_unsqueeze(1)?)?;
+        let rows = Rows {
+            rows: &rows,
+            first: shared.first,
+        };
+        let normed = rows.shifted(&layer_norm(&stream, None, self.config.eps)?, 0)?;
+        let patches = self.output.forward(&normed, dropout)?;
+        self.unpatched(&to_kind(&patches, Kind::Float)?, grid)
+    }
+
+    /// Tokens along frames, rows and columns.
+    fn grid(&self, latents: &Tensor) -> Result<[i64; 3], Error> {
+        let (_, channels, frames, height, width) = latents.size5()?;
+        let patch = self.config.patch_size;
+        let sizes = [frames, height, width];
+        let divides = sizes
+            .iter()
+            .zip(patch)
+            .all(|(size, patch)| size % patch == 0);
+        let grid = [0, 1, 2].map(|axis: usize| sizes[axis] / patch[axis]);
+        let fits = grid
+            .iter()
+            .all(|n| (1..=self.config.rope_max_seq_len).contains(n));
+        if channels != self.config.in_channels || !divides || !fits {
+            return Err(Error::Invalid(format!(
+                "latents of {channels} channels and {frames} × {height} × {width}: this model takes {} \
+                 channels, and multiples of {patch:?} up to {} times that",
+                self.config.in_channels, self.config.rope_max_seq_len
+            )));
+        }
+        Ok(grid)
+    }
+
+    /// `[batch, tokens, numbers of a patch]`
+    fn patched(&self, latents: &Tensor, grid: [i64; 3]) -> Result<Tensor, Error> {
+        let batch = latents.size()[0];
+        let [t, h, w] = grid;
+        let [frames, rows, columns] = self.config.patch_size;
+        let channels = self.config.in_channels;
+        Ok(latents
+            .f_reshape([batch, channels, t, frames, h, rows, w, columns])?
+            .f_permute([0, 2, 4, 6, 1, 3, 5, 7])?
+            .f_reshape([batch, t * h * w, self.config.patch(channels)])?)
+    }
+
+    /// Patches of the result, whose channels come last, as `[batch, channels, frames, height, width]`.
+    fn unpatched(&self, patches: &Tensor, grid: [i64; 3]) -> Result<Tensor, Error> {
+        let batch = patches.size()[0];
+        let [t, h, w] = grid;
+        let [frames, rows, columns] = self.config.patch_size;
+        let channels = self.config.out_channels;
+        Ok(patches
+            .f_reshape([batch, t, h, w, frames, rows, columns, channels])?
+            .f_permute([0, 7, 1, 4, 2, 5, 3, 6])?
+            .f_reshape([batch, channels, t * frames, h * rows, w * columns])?)
+    }
+
+    /// The embedding of the times, `[batch, 1 or 2, width]`, of the compute type.
+    fn embedded(&self, times: &Times) -> Result<Tensor, Error> {
+        let rows = match times {
+            Times::Whole(times) => times.f_unsqueeze(1)?,
+            Times::FirstFrame { first, others } => Tensor::f_stack(&[first, others], 1)?,
+        };
+        let rows = rows.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
+        let sines = sinusoids(&rows, self.config.freq_dim)?;
+        let inner = self.time[0].forward(&sines, false)?.f_silu()?;
+        to_kind(&self.time[1].forward(&inner, false)?, self.compute)
+    }
+}
+
+/// Cosines, then sines, of each time at `count / 2` frequencies: `[…, count]` fp32.
+fn sinusoids(times: &Tensor, count: i64) -> Result<Tensor, Error> {
+    let half = count / 2;
+    let exponents = Tensor::f_arange(half, (Kind::Float, times.device()))?
+        .f_mul_scalar(-10_000f64.ln())?
+        .f_div_scalar(half as f64)?;
+    let angles = times.f_unsqueeze(-1)?.f_mul(&exponents.f_exp()?)?;
+    Ok(Tensor::f_cat(&[angles.f_cos()?, angles.f_sin()?], -1)?)
+}

@@ -1,0 +1,191 @@
+//! What a transformer is: `transformer/config.json` of a diffusers folder, or the shapes in a
+//! single file.
+
+use std::path::Path;
+
+use crate::Error;
+use crate::formats::TensorSource;
+use crate::json::Object;
+
+/// Sizes of a transformer, under diffusers' names.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TransformerConfig {
+    /// Latent frames, rows and columns of a token.
+    pub patch_size: [i64; 3],
+    /// Heads of each attention.
+    pub num_attention_heads: i64,
+    /// Width of a head.
+    pub attention_head_dim: i64,
+    /// Channels of the input: latents, and the condition of an image where there is one.
+    pub in_channels: i64,
+    /// Channels of latents.
+    pub out_channels: i64,
+    /// Width of the text's embeddings.
+    pub text_dim: i64,
+    /// Sines and cosines of the time.
+    pub freq_dim: i64,
+    /// Width within the feed-forward layers.
+    pub ffn_dim: i64,
+    /// Blocks.
+    pub num_layers: i64,
+    /// Whether what asks the text is normalised with weights.
+    pub cross_attn_norm: bool,
+    /// Added to mean squares and variances.
+    pub eps: f64,
+    /// Most tokens along frames, rows or columns.
+    pub rope_max_seq_len: i64,
+}
+
+const KNOWN: [&str; 16] = [
+    "patch_size",
+    "num_attention_heads",
+    "attention_head_dim",
+    "in_channels",
+    "out_channels",
+    "text_dim",
+    "freq_dim",
+    "ffn_dim",
+    "num_layers",
+    "cross_attn_norm",
+    "qk_norm",
+    "eps",
+    "image_dim",
+    "added_kv_proj_dim",
+    "rope_max_seq_len",
+    "pos_embed_seq_len",
+];
+
+/// Of every published model.
+const HEAD_WIDTH: i64 = 128;
+
+impl TransformerConfig {
+    /// Width of the stream.
+    pub fn width(&self) -> i64 {
+        self.num_attention_heads * self.attention_head_dim
+    }
+
+    /// Numbers in a token of `channels`.
+    pub(super) fn patch(&self, channels: i64) -> i64 {
+        channels * self.patch_size.iter().product::<i64>()
+    }
+
+    /// Reads a `config.json`. Keys that are not known are told in a warning.
+    ///
+    /// # Errors
+    /// When the file cannot be read, or describes a transformer that is not known here.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let object = Object::read(path)?;
+        let class = object.text("_class_name")?;
+        if let Some(class) = class.filter(|class| *class != "WanTransformer3DModel") {
+            let reason = format!("is {class:?}: only \"WanTransformer3DModel\" is known here");
+            return Err(object.error("_class_name", reason));
+        }
+        object.warn_of_others(&KNOWN);
+        for key in ["image_dim", "added_kv_proj_dim", "pos_embed_seq_len"] {
+            if object.get(key).is_some() {
+                return Err(object.error(key, IMAGE_EMBEDDER));
+            }
+        }
+        let norm = object.text("qk_norm")?.unwrap_or("rms_norm_across_heads");
+        if norm != "rms_norm_across_heads" {
+            let reason = format!("is {norm:?}: only \"rms_norm_across_heads\" is known here");
+            return Err(object.error("qk_norm", reason));
+        }
+        let patch = object.wholes("patch_size", 1..=64)?;
+        let patch = patch.unwrap_or_else(|| vec![1, 2, 2]);
+        let whole = |key, default, largest| object.whole(key, Some(default), 1..=largest);
+        let in_channels = whole("in_channels", 16, 4096)?;
+        let config = Self {
+            patch_size: patch.try_into().map_err(|_| {
+                object.error(
+                    "patch_size",
+                    "must have three numbers: frames, rows, columns",
+                )
+            })?,
+            num_attention_heads: whole("num_attention_heads", 40, 1024)?,
+            attention_head_dim: whole("attention_head_dim", 128, 4096)?,
+            in_channels,
+            out_channels: whole("out_channels", 16, 4096)?,
+            text_dim: whole("text_dim", 4096, 1 << 16)?,
+            freq_dim: whole("freq_dim", 256, 1 << 16)?,
+            ffn_dim: whole("ffn_dim", 13824, 1 << 20)?,
+            num_layers: whole("num_layers", 40, 1024)?,
+            cross_attn_norm: object.flag("cross_attn_norm", true)?,
+            eps: object.positive("eps", Some(1e-6))?,
+            rope_max_seq_len: whole("rope_max_seq_len", 1024, 1 << 20)?,
+        };
+        let even = config.attention_head_dim % 2 == 0 && config.attention_head_dim >= 6;
+        match (even, config.freq_dim % 2 == 0) {
+            (true, true) => Ok(config),
+            (false, _) => Err(object.error("attention_head_dim", "must be even, and at least 6")),
+            (_, false) => Err(object.error("freq_dim", "must be even")),
+        }
+    }
+
+    /// What the shapes of a file say, whose tensors have diffusers' names.
+    ///
+    /// # Errors
+    /// When a tensor is missing, or the model is not known here.
+    pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
+        Self::of_shapes_with(tensors, HEAD_WIDTH)
+    }
+
+    pub(super) fn of_shapes_with(
+        tensors: &dyn TensorSource,
+        head_width: i64,
+    ) -> Result<Self, Error> {
+        let wrong = |reason: String| Error::file(tensors.path(), reason);
+        let names = tensors.names();
+        let embedder = |name: &String| {
+            name.starts_with("condition_embedder.image_embedder") || name.contains("add_k_proj")
+        };
+        if let Some(name) = names.iter().find(|name| embedder(name)) {
+            return Err(wrong(format!("`{name}` {IMAGE_EMBEDDER}")));
+        }
+        let shape = |name: &str, dimensions: usize| {
+            let shape = tensors
+                .shape(name)
+                .filter(|shape| shape.len() == dimensions);
+            shape.ok_or_else(|| {
+                wrong(format!(
+                    "not a transformer of Wan: there is no `{name}` of {dimensions} dimensions"
+                ))
+            })
+        };
+        let patch = shape("patch_embedding.weight", 5)?;
+        let (width, patch_size) = (patch[0], [patch[2], patch[3], patch[4]]);
+        if width % head_width != 0 {
+            return Err(wrong(format!(
+                "a stream of {width} numbers is no multiple of {head_width}, the width of a head"
+            )));
+        }
+        let layer = |name: &String| -> Option<i64> {
+            name.strip_prefix("blocks.")?
+                .split('.')
+                .next()?
+                .parse()
+                .ok()
+        };
+        Ok(Self {
+            patch_size,
+            num_attention_heads: width / head_width,
+            attention_head_dim: head_width,
+            in_channels: patch[1],
+            out_channels: shape("proj_out.weight", 2)?[0] / patch_size.iter().product::<i64>(),
+            text_dim: shape("condition_embedder.text_embedder.linear_1.weight", 2)?[1],
+            freq_dim: shape("condition_embedder.time_embedder.linear_1.weight", 2)?[1],
+            ffn_dim: shape("blocks.0.ffn.net.0.proj.weight", 2)?[0],
+            num_layers: names
+                .iter()
+                .filter_map(layer)
+                .max()
+                .map_or(0, |last| last + 1),
+            cross_attn_norm: tensors.shape("blocks.0.norm2.weight").is_some(),
+            eps: 1e-6,
+            rope_max_seq_len: 1024,
+        })
+    }
+}
+
+const IMAGE_EMBEDDER: &str = "belongs to the image-to-video model of Wan 2.1, whose image embedder \
+                              (CLIP) is not known here; that of Wan 2.2 has none";

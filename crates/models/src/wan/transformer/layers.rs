@@ -1,0 +1,271 @@
+//! The blocks of the transformer.
+//!
+//! With bf16 compute, products and attention run in bf16; norms, modulation and the sums of the
+//! stream are computed in fp32, and the stream is rounded after each, as in diffusers.
+
+use tch::{Kind, Tensor};
+
+use super::TransformerConfig;
+use super::rotary::Rotary;
+use crate::Error;
+use crate::model::layers::{Linear, RmsNorm};
+use crate::model::{Builder, Initial, Layer};
+use crate::tensor::{BaseMap, map_frozen, to_kind};
+
+/// What every block sees.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) rotary: Rotary,
+    /// Tokens that have the first of two rows of modulation; unset where there is one row.
+    pub(super) first: Option<i64>,
+}
+
+/// Self-attention, attention to the text, and a feed-forward layer.
+#[derive(Debug)]
+pub(super) struct Block {
+    to_itself: Attention,
+    /// Weight and bias of the norm before the text is asked, if it has any.
+    norm: Option<(Tensor, Tensor)>,
+    to_text: Attention,
+    up: Linear,
+    down: Linear,
+    /// `[1, 6, width]`: added to the modulation by time.
+    table: Tensor,
+    epsilon: f64,
+}
+
+impl Block {
+    pub(super) fn new(
+        config: &TransformerConfig,
+        index: usize,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
+        let width = config.width();
+        let name = |part: &str| format!("blocks.{index}.{part}");
+        let initial = Initial::Normal((width as f64).powf(-0.5));
+        let inner = config.ffn_dim;
+        Ok(Self {
+            to_itself: Attention::new(config, &name("attn1"), builder)?,
+            norm: match config.cross_attn_norm {
+                true => Some((
+                    builder.kept(&name("norm2.weight"), &[width], Initial::Ones)?,
+                    builder.kept(&name("norm2.bias"), &[width], Initial::Zeros)?,
+                )),
+                false => None,
+            },
+            to_text: Attention::new(config, &name("attn2"), builder)?,
+            up: builder.linear(&name("ffn.net.0.proj"), (width, inner), true, initial)?,
+            down: builder.linear(
+                &name("ffn.net.2"),
+                (inner, width),
+                true,
+                Initial::Normal((inner as f64).powf(-0.5)),
+            )?,
+            table: builder.kept(&name("scale_shift_table"), &[1, 6, width], initial)?,
+            epsilon: config.eps,
+        })
+    }
+}
+
+impl Layer for Block {
+    type Shared = Shared;
+
+    fn share(shared: &Shared) -> Shared {
+        Shared {
+            rotary: shared.rotary.shallow_clone(),
+            first: shared.first,
+        }
+    }
+
+    /// Inputs: the stream `[batch, length, width]`, the text `[batch, rows, width]`, and the
+    /// modulation by time `[batch, 1 or 2, 6, width]`.
+    fn forward(&self, inputs: &[Tensor], shared: &Shared, dropout: bool) -> Result<Tensor, Error> {
+        let [stream, text, times] = inputs else {
+            return Err(Error::Internal(
+                "a block takes stream, text and time".into(),
+            ));
+        };
+        let kind = stream.kind();
+        let rows = to_kind(times, Kind::Float)?.f_add(&self.table.f_unsqueeze(1)?)?;
+        let rows = Rows {
+            rows: &rows,
+            first: shared.first,
+        };
+        let normed = rows.shifted(&layer_norm(stream, None, self.epsilon)?, 0)?;
+        let normed = to_kind(&normed, kind)?;
+        let attended = self
+            .to_itself
+            .forward(&normed, &normed, Some(&shared.rotary), dropout)?;
+        let stream = rows.added(stream, &attended, 2)?;
+
+        let normed = match &self.norm {
+            Some((weight, bias)) => {
+                let affine = Some((weight, bias));
+                to_kind(&layer_norm(&stream, affine, self.epsilon)?, kind)?
+            }
+            None => stream.shallow_clone(),
+        };
+        let attended = self.to_text.forward(&normed, text, None, dropout)?;
+        let stream = stream.f_add(&attended)?;
+
+        let normed = rows.shifted(&layer_norm(&stream, None, self.epsilon)?, 3)?;
+        let inner = self.up.forward(&to_kind(&normed, kind)?, dropout)?;
+        let made = self.down.forward(&inner.f_gelu("tanh")?, dropout)?;
+        rows.added(&stream, &made, 5)
+    }
+
+    fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            to_itself: self.to_itself.with_base(map)?,
+            norm: match &self.norm {
+                Some((weight, bias)) => Some((map_frozen(weight, map)?, map_frozen(bias, map)?)),
+                None => None,
+            },
+            to_text: self.to_text.with_base(map)?,
+            up: self.up.with_base(map)?,
+            down: self.down.with_base(map)?,
+            table: map_frozen(&self.table, map)?,
+            epsilon: self.epsilon,
+        })
+    }
+}
+
+/// Normalised over the last dimension, in fp32.
+pub(super) fn layer_norm(
+    stream: &Tensor,
+    affine: Option<(&Tensor, &Tensor)>,
+    epsilon: f64,
+) -> Result<Tensor, Error> {
+    let width = stream.size().last().copied().unwrap_or(1);
+    let (weight, bias) = affine.unzip();
+    Ok(to_kind(stream, Kind::Float)?.f_layer_norm([width], weight, bias, epsilon, true)?)
+}
+
+/// Rows of modulation, of which each token has one: all the only one, or the first tokens the first
+/// and the others the second.
+pub(super) struct Rows<'a> {
+    /// `[batch, 1 or 2, n, width]` fp32.
+    pub(super) rows: &'a Tensor,
+    pub(super) first: Option<i64>,
+}
+
+impl Rows<'_> {
+    /// `input · (1 + row[part + 1]) + row[part]` in fp32, of `[batch, length, width]`.
+    pub(super) fn shifted(&self, input: &Tensor, part: i64) -> Result<Tensor, Error> {
+        self.each(&[input], |pieces, rows| {
+            let scale = rows.f_narrow(1, part + 1, 1)?.f_add_scalar(1.0)?;
+            let shift = rows.f_narrow(1, part, 1)?;
+            Ok(pieces[0].f_mul(&scale)?.f_add(&shift)?)
+        })
+    }
+
+    /// `stream + change · row[part]`, computed in fp32, of the type of `stream`.
+    fn added(&self, stream: &Tensor, change: &Tensor, part: i64) -> Result<Tensor, Error> {
+        let kind = stream.kind();
+        self.each(&[stream, change], |pieces, rows| {
+            let gate = rows.f_narrow(1, part, 1)?;
+            let change = to_kind(&pieces[1], Kind::Float)?.f_mul(&gate)?;
+            to_kind(&to_kind(&pieces[0], Kind::Float)?.f_add(&change)?, kind)
+        })
+    }
+
+    /// What `work` makes of the tokens of each row, put together again.
+    fn each(
+        &self,
+        inputs: &[&Tensor],
+        work: impl Fn(&[Tensor], &Tensor) -> Result<Tensor, Error>,
+    ) -> Result<Tensor, Error> {
+        let Some(first) = self.first else {
+            let inputs: Vec<Tensor> = inputs.iter().map(|input| input.shallow_clone()).collect();
+            return work(&inputs, &self.rows.f_select(1, 0)?);
+        };
+        let length = inputs.first().map_or(0, |input| input.size()[1]);
+        let mut made = Vec::new();
+        for (row, start, count) in [(0, 0, first), (1, first, length - first)] {
+            let pieces = inputs.iter().map(|input| input.f_narrow(1, start, count));
+            let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
+            made.push(work(&pieces, &self.rows.f_select(1, row)?)?);
+        }
+        Ok(Tensor::f_cat(&made, 1)?)
+    }
+}
+
+#[derive(Debug)]
+struct Attention {
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    query_norm: RmsNorm,
+    key_norm: RmsNorm,
+    heads: i64,
+}
+
+impl Attention {
+    fn new(config: &TransformerConfig, name: &str, builder: &mut Builder) -> Result<Self, Error> {
+        let width = config.width();
+        let initial = Initial::Normal((width as f64).powf(-0.5));
+        let part = |part: &str| format!("{name}.{part}");
+        let mut linear = |suffix| builder.linear(&part(suffix), (width, width), true, initial);
+        Ok(Self {
+            query: linear("to_q")?,
+            key: linear("to_k")?,
+            value: linear("to_v")?,
+            output: linear("to_out.0")?,
+            query_norm: builder.norm(&part("norm_q"), width, config.eps)?,
+            key_norm: builder.norm(&part("norm_k"), width, config.eps)?,
+            heads: config.num_attention_heads,
+        })
+    }
+
+    /// `[batch, length, width]` to the same shape, from `[batch, rows, width]`.
+    fn forward(
+        &self,
+        input: &Tensor,
+        seen: &Tensor,
+        rotary: Option<&Rotary>,
+        dropout: bool,
+    ) -> Result<Tensor, Error> {
+        let (batch, length, width) = input.size3()?;
+        let apart = |rows: &Tensor| -> Result<Tensor, Error> {
+            Ok(rows.f_reshape([batch, -1, self.heads, width / self.heads])?)
+        };
+        // Normalised over all heads together.
+        let normed = |linear: &Linear, norm: &RmsNorm, input: &Tensor| -> Result<Tensor, Error> {
+            let rows = linear.forward(input, dropout)?;
+            let rows = apart(&to_kind(&norm.forward(&rows)?, rows.kind())?)?;
+            let rows = match rotary {
+                Some(rotary) => rotary.rotated(&rows)?,
+                None => rows,
+            };
+            Ok(rows.f_transpose(1, 2)?)
+        };
+        let query = normed(&self.query, &self.query_norm, input)?;
+        let key = normed(&self.key, &self.key_norm, seen)?;
+        let value = apart(&self.value.forward(seen, dropout)?)?.f_transpose(1, 2)?;
+        let mixed = Tensor::f_scaled_dot_product_attention(
+            &query,
+            &key,
+            &value,
+            None::<&Tensor>,
+            0.0,
+            false,
+            None,
+            false,
+        )?;
+        let joined = mixed.f_transpose(1, 2)?.f_reshape([batch, length, width])?;
+        self.output.forward(&joined, dropout)
+    }
+
+    fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
+        Ok(Self {
+            query: self.query.with_base(map)?,
+            key: self.key.with_base(map)?,
+            value: self.value.with_base(map)?,
+            output: self.output.with_base(map)?,
+            query_norm: self.query_norm.with_base(map)?,
+            key_norm: self.key_norm.with_base(map)?,
+            heads: self.heads,
+        })
+    }
+}
