@@ -1,9 +1,12 @@
 //! Checkpoints: everything a run needs to continue as if it had never stopped.
 //!
-//! A checkpoint is a folder `step-000100` of weights, optimizer state and a
-//! `state.json` that holds the checksums of the other two and is written last.
-//! The folder is filled under a temporary name, forced to the disk, and renamed; so
-//! a folder that has its name is whole, whatever killed the process in between.
+//! A checkpoint is a folder `step-000100` of weights, optimizer state, what the task adds for
+//! other programs (an adapter in PEFT's format), and a `state.json`. That holds the config in
+//! force, the checksums of all of them and one of itself, and is written last. The folder is
+//! filled under a temporary name, forced to the disk, and renamed; so a folder that has its name
+//! is whole, whatever killed the process in between.
+
+mod integrity;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,14 +17,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Error;
-use crate::model::Parameters;
+use crate::config::Config;
+use crate::events::Best;
 use crate::optim::{AdamW, Ema};
-use crate::tensor_file::{self, TensorFile};
+use models::Parameters;
+use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const STATE: &str = "state.json";
+/// Ends the name of a checkpoint of steps that a run went back behind.
+const ASIDE: &str = ".aside";
 
 /// What `state.json` holds.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -45,7 +52,13 @@ pub struct State {
     pub micro_batch: Option<u32>,
     /// Where the task stands in its data.
     pub data: Value,
-    /// CRC-32C of each file.
+    /// What the task stands on, and must not change: [`Task::identity`](crate::task::Task::identity).
+    pub identity: Value,
+    /// The config in force, as YAML.
+    pub config: String,
+    /// Records of this step that `metrics.jsonl` had; later ones are made again.
+    pub records: u64,
+    /// CRC-32C of each other file, by its name.
     pub checksums: BTreeMap<String, u32>,
 }
 
@@ -64,21 +77,16 @@ pub struct Progress {
     pub micro_batch: Option<u32>,
     /// Where the task stands in its data.
     pub data: Value,
-}
-
-/// The best evaluation of a run, and so the checkpoint worth keeping.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Best {
-    /// Optimizer steps done.
-    pub step: u64,
-    /// Value of `train.metric_for_best_model`.
-    pub value: f64,
+    /// What the task stands on.
+    pub identity: Value,
+    /// Records of this step so far.
+    pub records: u64,
 }
 
 /// What a checkpoint has the tensors of.
 #[derive(Debug)]
 pub struct Trained<'a> {
-    /// The weights.
+    /// The trained weights.
     pub parameters: &'a Parameters,
     /// The optimizer's moments.
     pub optimizer: &'a mut AdamW,
@@ -95,150 +103,206 @@ impl Trained<'_> {
     }
 }
 
-/// Writes a checkpoint into `folder` (the run's `checkpoints`) and removes those beyond the
-/// newest `keep` and the best. Returns its folder.
-///
-/// # Errors
-/// When a file cannot be written; then nothing is removed and the older checkpoints stand.
-pub fn save(
-    folder: &Path,
-    progress: Progress,
-    trained: &Trained<'_>,
-    keep: Option<u32>,
-) -> Result<PathBuf, Error> {
-    fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-    let name = format!("step-{:06}", progress.step);
-    let best = progress.best;
-    let (temporary, target) = (folder.join(format!(".{name}.tmp")), folder.join(&name));
-    remove_if_there(&temporary)?;
-    let result = fill(&temporary, progress, trained).and_then(|()| {
-        // A run that was resumed from before this step writes it again.
-        remove_if_there(&target)?;
-        fs::rename(&temporary, &target).map_err(|error| Error::io("write", &target, error))?;
-        sync_folder(folder)
-    });
-    if let Err(error) = result {
-        let _ = fs::remove_dir_all(&temporary);
-        return Err(error);
+/// A checkpoint that is being written. One that is dropped unfinished leaves nothing.
+#[derive(Debug)]
+pub struct Draft {
+    step: u64,
+    path: PathBuf,
+    target: PathBuf,
+}
+
+impl Draft {
+    /// Begins the checkpoint of `step` in `folder` (the run's `checkpoints`).
+    ///
+    /// # Errors
+    /// When its folder cannot be made.
+    pub fn begin(folder: &Path, step: u64) -> Result<Self, Error> {
+        let name = name(step);
+        let (path, target) = (folder.join(format!(".{name}.tmp")), folder.join(&name));
+        remove_if_there(&path)?;
+        fs::create_dir_all(&path).map_err(|error| Error::io("create", &path, error))?;
+        Ok(Self { step, path, target })
     }
-    if let Some(keep) = keep {
-        let whole = list(folder)?;
-        for (step, old) in whole.iter().rev().skip(keep as usize) {
-            if best.is_none_or(|best| best.step != *step) {
-                remove_if_there(old)?;
+
+    /// The folder to write further files into.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the state, gives the checkpoint its name and removes those beyond the newest `keep`
+    /// and the best. Returns its folder.
+    ///
+    /// # Errors
+    /// When a file cannot be written; then nothing is removed and the older checkpoints stand.
+    pub fn finish(
+        self,
+        config: &Config,
+        progress: Progress,
+        trained: &Trained<'_>,
+        keep: Option<u32>,
+    ) -> Result<PathBuf, Error> {
+        let folder = self.target.parent().unwrap_or(Path::new("."));
+        let best = progress.best;
+        self.fill(config, progress, trained)?;
+        // A run that was resumed from before this step writes it again.
+        remove_if_there(&self.target)?;
+        fs::rename(&self.path, &self.target)
+            .map_err(|error| Error::io("write", &self.target, error))?;
+        sync_folder(folder)?;
+        remove_if_there(&aside(&self.target))?;
+        if let Some(keep) = keep {
+            let whole = list(folder)?;
+            for (step, old) in whole.iter().rev().skip(keep as usize) {
+                if best.is_none_or(|best| best.step != *step) {
+                    remove_if_there(old)?;
+                }
             }
         }
+        Ok(self.target.clone())
     }
-    Ok(target)
+
+    fn fill(
+        &self,
+        config: &Config,
+        progress: Progress,
+        trained: &Trained<'_>,
+    ) -> Result<(), Error> {
+        // With what others wrote here, as an adapter.
+        let mut checksums = integrity::checksums(&self.path)?;
+        for name in checksums.keys() {
+            let file = self.path.join(name);
+            let synced = File::open(&file).and_then(|file| file.sync_all());
+            synced.map_err(|error| Error::io("write", &file, error))?;
+        }
+        let weights = trained.parameters.named();
+        for (name, tensors) in [(MODEL, weights), (OPTIMIZER, trained.state())] {
+            let checksum = write_tensors(&self.path.join(name), &tensors)?;
+            checksums.insert(name.to_owned(), checksum);
+        }
+        let Progress {
+            step,
+            units,
+            train_seconds,
+            best,
+            micro_batch,
+            data,
+            identity,
+            records,
+        } = progress;
+        debug_assert_eq!(step, self.step);
+        let state = State {
+            format: FORMAT,
+            step,
+            units,
+            train_seconds,
+            optimizer_steps: Some(trained.optimizer.steps()),
+            best,
+            micro_batch,
+            data,
+            identity,
+            // It says where the run went on from, which is over.
+            config: config.without_resume().to_yaml()?,
+            records,
+            checksums,
+        };
+        let path = self.path.join(STATE);
+        let text = integrity::seal(&state)?;
+        File::create(&path)
+            .and_then(|mut file| {
+                file.write_all(text.as_bytes())
+                    .and_then(|()| file.sync_all())
+            })
+            .map_err(|error| Error::io("write", &path, error))?;
+        sync_folder(&self.path)
+    }
 }
 
-fn fill(folder: &Path, progress: Progress, trained: &Trained<'_>) -> Result<(), Error> {
-    fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-    let weights: Vec<_> = trained
-        .parameters
-        .iter()
-        .map(|p| (p.name.clone(), &p.tensor))
-        .collect();
-    let mut checksums = BTreeMap::new();
-    for (name, tensors) in [(MODEL, weights), (OPTIMIZER, trained.state())] {
-        checksums.insert(
-            name.to_owned(),
-            tensor_file::write(&folder.join(name), &tensors)?,
-        );
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // After a rename there is nothing of this name.
+        let _ = fs::remove_dir_all(&self.path);
     }
-    let Progress {
-        step,
-        units,
-        train_seconds,
-        best,
-        micro_batch,
-        data,
-    } = progress;
-    let state = State {
-        format: FORMAT,
-        step,
-        units,
-        train_seconds,
-        optimizer_steps: Some(trained.optimizer.steps()),
-        best,
-        micro_batch,
-        data,
-        checksums,
-    };
-    let text = serde_json::to_string_pretty(&state)
-        .map_err(|error| Error::Internal(format!("checkpoint state: {error}")))?;
-    let path = folder.join(STATE);
-    File::create(&path)
-        .and_then(|mut file| {
-            file.write_all(text.as_bytes())
-                .and_then(|()| file.sync_all())
+}
+
+/// A checkpoint that is whole: every file is there, none is beside them, and each is as it
+/// was written.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    state: State,
+    config: Config,
+}
+
+impl Checkpoint {
+    /// Reads all of the checkpoint in the folder `path`, and compares it with its checksums.
+    ///
+    /// # Errors
+    /// When it is not whole, or of another version.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let state = integrity::read(path)?;
+        let config = Config::parse(STATE, &state.config, &[]).map_err(|error| {
+            let reason = format!("its config is of another version of Surefoot: {error}");
+            Error::checkpoint(path, reason)
+        })?;
+        Ok(Self {
+            path: path.to_owned(),
+            state,
+            config,
         })
-        .map_err(|error| Error::io("write", &path, error))?;
-    sync_folder(folder)
+    }
+
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the run stood.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The config that was in force.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Fills parameters, optimizer and averages, and returns the rest.
+    ///
+    /// # Errors
+    /// When it belongs to a model of another shape; nothing has been changed then.
+    pub fn restore(self, trained: Trained<'_>) -> Result<State, Error> {
+        let Self { path, state, .. } = self;
+        let weights = open(&path.join(MODEL))?;
+        let moments = open(&path.join(OPTIMIZER))?;
+        let targets = trained.parameters.named();
+        let optimizer_targets = trained.state();
+        check_shapes(&path.join(MODEL), &weights, &targets)?;
+        check_shapes(&path.join(OPTIMIZER), &moments, &optimizer_targets)?;
+        let _no_grad = tch::no_grad_guard();
+        for (file, targets) in [(&weights, &targets), (&moments, &optimizer_targets)] {
+            for (name, target) in targets {
+                // Through a detached handle: the memory changes, the graph does not.
+                target.f_detach()?.f_copy_(&file.read_stored(name)?)?;
+            }
+        }
+        drop(optimizer_targets);
+        let steps = state.optimizer_steps.unwrap_or(state.step);
+        trained.optimizer.set_steps(steps)?;
+        Ok(state)
+    }
 }
 
-/// Fills parameters, optimizer and averages from the checkpoint at `path`, and returns the rest.
-///
-/// # Errors
-/// When a file is missing or damaged, or belongs to a model of another shape; nothing has
-/// been changed then.
-pub fn load(path: &Path, trained: Trained<'_>) -> Result<State, Error> {
-    let state = read_state(path)?;
-    for (name, checksum) in &state.checksums {
-        let file = path.join(name);
-        if tensor_file::checksum(&file)? != *checksum {
-            return Err(Error::checkpoint(
-                &file,
-                "it is damaged: its checksum differs",
-            ));
-        }
-    }
-    let mut weights = TensorFile::open(&path.join(MODEL))?;
-    let mut moments = TensorFile::open(&path.join(OPTIMIZER))?;
-    let targets: Vec<_> = trained
-        .parameters
-        .iter()
-        .map(|p| (p.name.clone(), &p.tensor))
-        .collect();
-    let optimizer_targets = trained.state();
-    check_shapes(&path.join(MODEL), &weights, &targets)?;
-    check_shapes(&path.join(OPTIMIZER), &moments, &optimizer_targets)?;
-    let _no_grad = tch::no_grad_guard();
-    for (file, targets) in [(&mut weights, &targets), (&mut moments, &optimizer_targets)] {
-        for (name, target) in targets {
-            // Through a detached handle: the memory changes, the graph does not.
-            target.f_detach()?.f_copy_(&file.read(name)?)?;
-        }
-    }
-    drop(optimizer_targets);
-    let steps = state.optimizer_steps.unwrap_or(state.step);
-    trained.optimizer.set_steps(steps)?;
-    Ok(state)
-}
-
-fn read_state(path: &Path) -> Result<State, Error> {
-    let file = path.join(STATE);
-    let text = fs::read_to_string(&file).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => Error::checkpoint(path, "it has no `state.json`"),
-        _ => Error::io("read", &file, error),
-    })?;
-    let state: State = serde_json::from_str(&text)
-        .map_err(|error| Error::checkpoint(&file, format!("it is damaged: {error}")))?;
-    if state.format != FORMAT {
-        return Err(Error::checkpoint(
-            path,
-            format!(
-                "its format is {}, and this program reads {FORMAT}",
-                state.format
-            ),
-        ));
-    }
-    Ok(state)
+/// Opens a file of tensors; what is wrong with it is told as the checkpoint's.
+fn open(path: &Path) -> Result<SafetensorsFile, Error> {
+    SafetensorsFile::open(path).map_err(|error| match error {
+        models::Error::File { path, reason } => Error::checkpoint(&path, reason),
+        other => other.into(),
+    })
 }
 
 fn check_shapes(
     path: &Path,
-    file: &TensorFile,
+    file: &SafetensorsFile,
     targets: &[(String, &tch::Tensor)],
 ) -> Result<(), Error> {
     for (name, target) in targets {
@@ -286,7 +350,29 @@ fn differs(path: &Path) -> &'static str {
     }
 }
 
-/// The whole checkpoints in `folder`, by step. Absent folders have none.
+fn name(step: u64) -> String {
+    format!("step-{step:06}")
+}
+
+/// The step of a checkpoint, by the name of its folder.
+pub(crate) fn step_of(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_str()?;
+    let name = name.strip_suffix(ASIDE).unwrap_or(name);
+    name.strip_prefix("step-")?.parse().ok()
+}
+
+/// The folder of the run that the checkpoint `path` is of; `None` where that is no checkpoint.
+pub(crate) fn run_of(path: &Path) -> Option<&Path> {
+    step_of(path)?;
+    let parents = path.parent().and_then(Path::parent);
+    Some(
+        parents
+            .filter(|path| !path.as_os_str().is_empty())
+            .unwrap_or(Path::new(".")),
+    )
+}
+
+/// The checkpoints in `folder`, by step. Absent folders have none.
 ///
 /// # Errors
 /// When the folder cannot be read.
@@ -296,30 +382,64 @@ pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(Error::io("read", folder, error)),
     };
-    let mut whole = Vec::new();
+    let mut found = Vec::new();
     for entry in entries {
         let path = entry
             .map_err(|error| Error::io("read", folder, error))?
             .path();
-        let name = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .unwrap_or_default();
-        let step = name
-            .strip_prefix("step-")
-            .and_then(|step| step.parse().ok());
-        if let Some(step) = step
-            && path.join(STATE).is_file()
+        if let Some(step) = step_of(&path)
+            && path.is_dir()
+            && path.extension().is_none()
         {
-            whole.push((step, path));
+            found.push((step, path));
         }
     }
-    whole.sort();
-    Ok(whole)
+    found.sort();
+    Ok(found)
+}
+
+/// Takes the checkpoints after `step` out of the way of a run that goes back behind them: as
+/// `step-000200.aside` they are still there, but never the newest. Returns their steps.
+///
+/// # Errors
+/// When one cannot be renamed.
+pub(crate) fn set_aside_after(folder: &Path, step: u64) -> Result<Vec<u64>, Error> {
+    let mut steps = Vec::new();
+    for (later, path) in list(folder)? {
+        if later > step {
+            let target = aside(&path);
+            remove_if_there(&target)?;
+            fs::rename(&path, &target).map_err(|error| Error::io("write", &target, error))?;
+            steps.push(later);
+        }
+    }
+    Ok(steps)
+}
+
+fn aside(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(ASIDE);
+    name.into()
+}
+
+/// Removes what a process that was killed left half-written or half-removed in `folder`.
+///
+/// # Errors
+/// When it cannot be removed.
+pub(crate) fn sweep(folder: &Path) -> Result<(), Error> {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with(".step-") && (name.ends_with(".tmp") || name.ends_with(".old")) {
+            let path = entry.path();
+            fs::remove_dir_all(&path).map_err(|error| Error::io("remove", &path, error))?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes a folder under another name, so that no half of it keeps the name of a whole one.
-fn remove_if_there(folder: &Path) -> Result<(), Error> {
+pub(crate) fn remove_if_there(folder: &Path) -> Result<(), Error> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let doomed = folder.with_file_name(format!(".{}.old", name.trim_start_matches('.')));
     let absent = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
@@ -340,4 +460,30 @@ fn sync_folder(folder: &Path) -> Result<(), Error> {
     File::open(folder)
         .and_then(|folder| folder.sync_all())
         .map_err(|error| Error::io("write", folder, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_of_another_model_are_told_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(MODEL);
+        let tensor = |width| tch::Tensor::zeros([2, width], tch::kind::FLOAT_CPU);
+        let (three, four) = (tensor(3), tensor(4));
+        let named = |name: &str| name.to_owned();
+        write_tensors(&path, &[(named("a"), &three), (named("b"), &three)]).unwrap();
+        let file = open(&path).unwrap();
+        for (targets, told) in [
+            (vec![(named("a"), &four)], "`a` is [2, 3] there and [2, 4]"),
+            (vec![(named("c"), &three)], "no `c`, which this run needs"),
+            (vec![(named("a"), &three)], "`b`, which this run lacks"),
+        ] {
+            let error = check_shapes(&path, &file, &targets)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(told), "{error}");
+        }
+    }
 }

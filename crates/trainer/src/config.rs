@@ -18,7 +18,9 @@ mod adapter;
 mod bf16;
 mod check;
 mod consistency;
+mod data;
 mod memory;
+mod paths;
 mod problem;
 mod schema;
 #[cfg(test)]
@@ -30,8 +32,9 @@ use std::path::{Path, PathBuf};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-pub use adapter::{AdapterConfig, ModuleNames};
+pub use adapter::{AdapterConfig, BiasConfig, ModuleNames};
 pub use bf16::Bf16;
+pub use data::{DataConfig, DataFormat, Dataset, TokenizerKind};
 pub use memory::{DeviceMapConfig, MemoryLimits, MemoryProfile, PlaceConfig, Size};
 pub use problem::{ConfigError, Problem};
 pub use schema::schema_json;
@@ -44,6 +47,7 @@ pub struct Config {
     #[schemars(length(min = 1))]
     pub name: String,
     /// Folder that holds the run folders.
+    #[schemars(extend("format" = "path"))]
     pub output_dir: PathBuf,
     /// Seed of the initial weights, the data order and the samples.
     pub seed: u64,
@@ -72,7 +76,7 @@ pub struct Config {
 pub struct ModelConfig {
     /// A published model to start from: a Hugging Face folder, a GGUF file, or the name of
     /// one in the cache. All other keys here then come from it.
-    #[schemars(length(min = 1))]
+    #[schemars(length(min = 1), extend("format" = "path"))]
     pub name_or_path: Option<String>,
     /// Keep the frozen matrices of a published model in fewer bits under an adapter; the
     /// embedding and the head stay as they are. Unset keeps every number.
@@ -100,6 +104,7 @@ pub struct ModelConfig {
     /// Folder on a disk for streamed blocks that wait in a file, and on one memory with the CPU
     /// for what is idle when memory is short. The file is gone after the run; unset takes a folder
     /// in the cache.
+    #[schemars(extend("format" = "path"))]
     pub offload_folder: Option<PathBuf>,
     /// Width of the residual stream.
     #[schemars(range(min = 1, max = 65_536))]
@@ -142,43 +147,13 @@ pub enum Quantization {
     Nf4,
 }
 
-/// The text to learn from and how it is cut.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct DataConfig {
-    /// A data set that `cargo xtask setup` fetches. Leave unset when `path` is given.
-    pub dataset: Option<Dataset>,
-    /// A text file, or a folder whose text files are read in the order of their names.
-    pub path: Option<PathBuf>,
-    /// Tokens in one training sequence.
-    #[schemars(range(min = 2, max = 1_048_576))]
-    pub block_size: u32,
-    /// Share of the text held out for validation: its end, which is never trained on.
-    #[schemars(extend("exclusiveMinimum" = 0), range(max = 0.5))]
-    pub validation_fraction: f64,
-    /// How text becomes tokens.
-    pub tokenizer: TokenizerKind,
-    /// Size of the vocabulary that the `bpe` tokenizer learns from the training text.
-    #[schemars(range(min = 258, max = 65_535))]
-    pub vocab_size: u32,
-}
-
-/// Data sets known by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Dataset {
-    /// The works of William Shakespeare, 5 MB of public-domain text.
-    Shakespeare,
-}
-
-/// How text becomes tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum TokenizerKind {
-    /// One token for each byte.
-    Bytes,
-    /// A byte-level BPE learned from the training text.
-    Bpe,
+impl From<Quantization> for models::quant::Quantization {
+    fn from(quantization: Quantization) -> Self {
+        match quantization {
+            Quantization::Int8 => Self::Int8,
+            Quantization::Nf4 => Self::Nf4,
+        }
+    }
 }
 
 /// The optimization: Hugging Face's `TrainingArguments` by name.
@@ -260,7 +235,14 @@ pub struct TrainConfig {
     pub load_best_model_at_end: bool,
     /// By what they are best; the least is.
     pub metric_for_best_model: BestMetric,
+    /// Which tensors are compared, by a checksum, with what was sent once they are on the device.
+    pub verify: VerifyMode,
+    /// Seconds that one copy to or from the device may take before it counts as hung, beside the
+    /// time that its bytes take on the slowest link (64 MiB a second).
+    #[schemars(range(min = 1, max = 86_400))]
+    pub transfer_deadline: u32,
     /// Continue from this checkpoint or run folder; `latest` takes the newest run of this name.
+    #[schemars(extend("format" = "path"))]
     pub resume_from_checkpoint: Option<String>,
 }
 
@@ -279,6 +261,31 @@ pub struct ParameterGroup {
     #[serde(default)]
     #[schemars(range(min = 0, max = 10))]
     pub weight_decay: Option<f64>,
+}
+
+/// Which arrivals on the device are verified, as `docs/transfer.md` specifies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VerifyMode {
+    /// None: wrong bytes pass unseen.
+    Off,
+    /// Each weight once, and each field of a batch the first time.
+    First,
+    /// Each weight once, and of the batches one in 64.
+    Sample,
+    /// Every copy.
+    Always,
+}
+
+impl From<VerifyMode> for placement::Verify {
+    fn from(mode: VerifyMode) -> Self {
+        match mode {
+            VerifyMode::Off => Self::Off,
+            VerifyMode::First => Self::First,
+            VerifyMode::Sample => Self::SAMPLE,
+            VerifyMode::Always => Self::Always,
+        }
+    }
 }
 
 /// What an evaluation is judged by.
@@ -390,19 +397,6 @@ impl Default for ModelConfig {
     }
 }
 
-impl Default for DataConfig {
-    fn default() -> Self {
-        Self {
-            dataset: None,
-            path: None,
-            block_size: 256,
-            validation_fraction: 0.05,
-            tokenizer: TokenizerKind::Bytes,
-            vocab_size: 2048,
-        }
-    }
-}
-
 impl Default for TrainConfig {
     fn default() -> Self {
         Self {
@@ -432,6 +426,8 @@ impl Default for TrainConfig {
             save_total_limit: None,
             load_best_model_at_end: false,
             metric_for_best_model: BestMetric::EvalLoss,
+            verify: VerifyMode::First,
+            transfer_deadline: 120,
             resume_from_checkpoint: None,
         }
     }
@@ -470,8 +466,10 @@ impl Config {
     /// Every problem found in the file and the overrides at once, each with its
     /// line and column and what would be allowed.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|error| ConfigError::unreadable(path, &error))?;
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            let reason = format!("the config cannot be read: {error}");
+            ConfigError::of(&path.display().to_string(), reason)
+        })?;
         Self::parse(&path.display().to_string(), &text, overrides)
     }
 
@@ -485,22 +483,68 @@ impl Config {
             tree::apply_override(&mut tree, argument, &schema::section_of)?;
         }
         let mut problems = check::against_schema(&tree, schema::schema());
+        problems.extend(paths::expand(&mut tree, schema::schema(), &|name| {
+            std::env::var_os(name)
+        }));
         if problems.is_empty() {
             let config: Self = serde_json::from_value(tree.to_json())
                 .map_err(|error| ConfigError::from(Problem::at(&tree.place, error.to_string())))?;
             problems = consistency::check(&config, &tree);
             if problems.is_empty() {
-                return Ok(config);
+                let unused = consistency::unused(&config, &tree);
+                for warning in &unused {
+                    tracing::warn!("{warning}");
+                }
+                return Ok(config.without_unused());
             }
         }
         Err(ConfigError { problems })
     }
 
-    /// The config as YAML, every key written out.
+    /// The value of every key by its full name, as `train.learning_rate`; of a section that is unset,
+    /// the section itself.
+    pub(crate) fn leaves(&self) -> Result<serde_json::Map<String, serde_json::Value>, ConfigError> {
+        let config = serde_json::to_value(self)
+            .map_err(|error| ConfigError::of(&self.name, error.to_string()))?;
+        let mut leaves = serde_json::Map::new();
+        for (key, value) in config.as_object().into_iter().flatten() {
+            match value.as_object() {
+                None => drop(leaves.insert(key.clone(), value.clone())),
+                Some(section) => leaves.extend(
+                    section
+                        .iter()
+                        .map(|(name, value)| (format!("{key}.{name}"), value.clone())),
+                ),
+            }
+        }
+        Ok(leaves)
+    }
+
+    /// The same with what other keys take the place of at what has no effect, so that the config that
+    /// is written says what is in force.
+    fn without_unused(mut self) -> Self {
+        if self.data.eval_dataset.is_some() {
+            self.data.validation_fraction = 0.0;
+        }
+        self
+    }
+
+    /// The same without `train.resume_from_checkpoint`.
+    pub(crate) fn without_resume(&self) -> Self {
+        let mut config = self.clone();
+        config.train.resume_from_checkpoint = None;
+        config
+    }
+
+    /// The config as YAML, every key written out. [`Config::parse`] reads the same from it, also
+    /// where a path has a `$` in it.
     ///
     /// # Errors
     /// When a value has no YAML form, which the schema rules out.
-    pub fn to_yaml(&self) -> Result<String, crate::Error> {
-        serde_saphyr::to_string(self).map_err(|error| crate::Error::Internal(error.to_string()))
+    pub fn to_yaml(&self) -> Result<String, ConfigError> {
+        let wrong = |reason: String| ConfigError::of(&self.name, reason);
+        let mut value = serde_json::to_value(self).map_err(|error| wrong(error.to_string()))?;
+        paths::escape(&mut value, schema::schema());
+        serde_saphyr::to_string(&value).map_err(|error| wrong(error.to_string()))
     }
 }

@@ -8,6 +8,7 @@
 
 mod blocks;
 mod cache;
+mod format;
 mod random;
 mod source;
 mod tokenizer;
@@ -18,8 +19,10 @@ use crate::Error;
 use crate::config::{DataConfig, Dataset};
 
 pub use blocks::{BlockOrder, OrderState};
+pub(crate) use cache::sweep;
+pub(crate) use format::{ending, of as file_format};
 pub(crate) use random::SplitMix64;
-pub(crate) use source::{TEXT_EXTENSIONS, files_below};
+pub(crate) use source::{RecordTexts, files_in, held_out_records};
 pub use tokenizer::Tokenizer;
 
 /// A tokenised text, ready to be cut into batches.
@@ -37,26 +40,51 @@ pub struct TextData {
 }
 
 impl TextData {
-    /// Finds, splits and tokenises the text that `config` names.
+    /// Finds, splits and tokenises the text that `config` names; `records` reads files of records.
     ///
     /// # Errors
     /// When the text is missing, empty, not UTF-8, or shorter than a block in either part.
-    pub fn load(config: &DataConfig, block_size: usize) -> Result<Self, Error> {
+    pub(crate) fn load(
+        config: &DataConfig,
+        seed: u64,
+        records: RecordTexts<'_>,
+    ) -> Result<Self, Error> {
+        let block_size = config.block_size as usize;
         let path = text_path(config)?;
-        let documents = source::read_documents(&path)?;
-        let files = documents.len();
+        let read = |path: &Path| source::read_documents(path, config.format, records);
+        let (documents, whole_files) = read(&path)?;
+        let count = documents.len();
         let bytes: usize = documents.iter().map(String::len).sum();
-        let parts = source::split(documents, config.validation_fraction);
+        let fraction = config.validation_fraction;
+        let parts = match eval_path(config)? {
+            Some(other) => source::Parts {
+                training: documents,
+                held_out: read(&other)?.0,
+            },
+            None if config.validation_shuffle && count < 2 => {
+                return Err(Error::Data(format!(
+                    "`{}` is one text, of which no part can be held out by \
+                     `data.validation_shuffle`: drop it to hold out the end",
+                    path.display()
+                )));
+            }
+            None if config.validation_shuffle => source::split_documents(documents, fraction, seed),
+            None => source::split(documents, fraction),
+        };
         let cached = cache::tokens(config, &parts)?;
+        let nothing_held_out = config.eval_dataset.is_none() && fraction == 0.0;
         for (part, tokens) in [
             ("training", &cached.training),
             ("held-out", &cached.held_out),
         ] {
+            if part == "held-out" && nothing_held_out {
+                continue;
+            }
             if tokens.len() <= block_size {
                 return Err(Error::Data(format!(
                     "the {part} part of `{}` has {} tokens, and one block needs {} \
                      (`data.block_size` plus one): give more text, a smaller `data.block_size`\
-                     , or another `data.validation_fraction`",
+                     , or another `data.validation_fraction` (0 holds nothing out)",
                     path.display(),
                     tokens.len(),
                     block_size + 1,
@@ -64,14 +92,22 @@ impl TextData {
             }
         }
         let description = format!(
-            "{} ({} in {files} {}), {} training and {} held-out tokens of {}",
+            "{} ({} in {count} {}), {} training and {} held-out tokens of {}",
             config
                 .dataset
                 .map_or_else(|| path.display().to_string(), |_| "shakespeare".into()),
-            crate::text::bytes(bytes as u64),
-            if files == 1 { "file" } else { "files" },
+            platform::Bytes(bytes as u64),
+            match (whole_files, count) {
+                (true, 1) => "file",
+                (true, _) => "files",
+                (false, 1) => "text",
+                (false, _) => "texts",
+            },
             crate::text::thousands(cached.training.len() as u64),
-            crate::text::thousands(cached.held_out.len() as u64),
+            match nothing_held_out {
+                true => "no".into(),
+                false => crate::text::thousands(cached.held_out.len() as u64),
+            },
             cached.tokenizer.description(),
         );
         Ok(Self {
@@ -94,6 +130,22 @@ pub fn cache_folder() -> PathBuf {
         (Some(folder), _) => Path::new(&folder).join("surefoot"),
         (None, Some(home)) => Path::new(&home).join(".cache/surefoot"),
         (None, None) => std::env::temp_dir().join("surefoot"),
+    }
+}
+
+/// The folder of models that a config may name without a path.
+pub(crate) fn models_folder() -> PathBuf {
+    cache_folder().join("models")
+}
+
+/// The other data that a run is measured on, if it is.
+pub(crate) fn eval_path(config: &DataConfig) -> Result<Option<PathBuf>, Error> {
+    match &config.eval_dataset {
+        Some(path) if !path.exists() => Err(Error::Data(format!(
+            "`data.eval_dataset` names `{}`, which does not exist",
+            path.display()
+        ))),
+        path => Ok(path.clone()),
     }
 }
 

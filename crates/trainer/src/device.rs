@@ -1,6 +1,6 @@
 //! Which device a run uses, and how to say so.
 
-use placement::Policy;
+use placement::{Policy, Verify};
 use tch::{Cuda, Device};
 
 use crate::Error;
@@ -10,8 +10,9 @@ const LIBTORCH_VERSION: &str = "2.13.0";
 
 /// How tensors are moved. A kernel takes tensors of one device: what does not get there is an
 /// error, which the loop has an answer to when it is for lack of memory.
-pub(crate) fn policy() -> Policy {
+pub(crate) fn policy(verify: Verify) -> Policy {
     Policy {
+        verify,
         may_stay_on_host: false,
         ..Policy::default()
     }

@@ -12,12 +12,13 @@ use serde::Serialize;
 
 use crate::Error;
 use crate::allocator::Allocator;
-use crate::checkpoint::{self, Trained};
+use crate::checkpoint::Trained;
 use crate::config::Config;
 use crate::estimate::Estimate;
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
-use crate::optim::{AdamW, Ema, Gradients, treatments};
+use crate::optim::{AdamW, Ema, Gradients};
+use crate::resume::{Change, Resumed};
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::summary::{Environment, MemorySummary};
@@ -33,14 +34,16 @@ pub struct DryRun {
     pub trained_parameters: u64,
     /// The step after which the run would continue.
     pub resumed_at: Option<u64>,
+    /// Config keys that would have other values from there on.
+    pub changes: Vec<Change>,
     /// Optimizer steps of the whole run.
     pub max_steps: u64,
     /// Loss of the first batch.
     pub loss: f64,
     /// Norm of its gradient.
     pub gradient_norm: f64,
-    /// Held-out loss of one sample.
-    pub held_out_loss: f64,
+    /// Held-out loss of one sample, if anything is held out.
+    pub held_out_loss: Option<f64>,
     /// Units (tokens) in one pass.
     pub units: u64,
     /// Seconds of one forward and backward pass, the second of two.
@@ -69,29 +72,32 @@ pub fn dry_run(
 ) -> Result<DryRun, Error> {
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
+    let resumed = Resumed::open(config)?;
     let mut task = setup::task(config, allocator, &mut placer, observer)?;
     let parameters = task.parameters();
-    let treatments = treatments(config, parameters)?;
-    let settings = (&config.train).into();
-    let mut optimizer = AdamW::with_treatments(settings, &treatments, parameters)?;
-    let ema = config.train.ema_decay;
-    let ema = ema.map(|decay| Ema::new(decay, parameters)).transpose()?;
-    let (folder, resumed_at) = match &config.train.resume_from_checkpoint {
+    let mut optimizer = AdamW::from_config(config, parameters)?;
+    let ema = Ema::from_config(config, parameters)?;
+    let (folder, resumed_at, changes) = match resumed {
         None => {
             let folder = RunFolder::planned(config);
             require_writable(&folder)?;
-            (folder, None)
+            (folder, None, Vec::new())
         }
-        Some(from) => {
-            let (folder, path) = RunFolder::resume(config, from)?;
-            let trained = Trained {
+        Some(resumed) => {
+            resumed.expect_identity(&task.identity()?)?;
+            let Resumed {
+                folder,
+                checkpoint,
+                changes,
+            } = resumed;
+            require_writable(&folder.checkpoints().join("new"))?;
+            let state = checkpoint.restore(Trained {
                 parameters,
                 optimizer: &mut optimizer,
                 ema: ema.as_ref(),
-            };
-            let state = checkpoint::load(&path, trained)?;
+            })?;
             task.restore_data(&state.data)?;
-            (folder.path().to_owned(), Some(state.step))
+            (folder.path().to_owned(), Some(state.step), changes)
         }
     };
 
@@ -116,7 +122,10 @@ pub fn dry_run(
             )));
         }
     }
-    let held_out_loss = task.evaluate(Some(1), &mut placer)?.loss;
+    let held_out_loss = match task.evaluates() {
+        true => Some(task.evaluate(Some(1), &mut placer)?.loss),
+        false => None,
+    };
     let passes = u64::from(config.train.gradient_accumulation_steps);
     let remaining = config
         .train
@@ -127,6 +136,7 @@ pub fn dry_run(
         environment: machine.environment(task.as_ref()),
         trained_parameters: task.parameters().count(),
         resumed_at,
+        changes,
         max_steps: config.train.max_steps,
         loss,
         gradient_norm,
@@ -163,7 +173,12 @@ fn require_writable(folder: &Path) -> Result<(), Error> {
         if metadata.permissions().readonly() {
             return refuse(std::io::ErrorKind::PermissionDenied.into());
         }
-        return Ok(());
+        // Permissions do not tell of other owners, read-only file systems and full ones.
+        let probe = parent.join(format!(".surefoot-{}.tmp", std::process::id()));
+        return match std::fs::create_dir(&probe).and_then(|()| std::fs::remove_dir(&probe)) {
+            Ok(()) => Ok(()),
+            Err(error) => refuse(error),
+        };
     }
     Ok(())
 }

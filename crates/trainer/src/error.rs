@@ -1,4 +1,4 @@
-//! Everything that can end a run, told so that the reader knows what to do next.
+//! Everything that can end a run; each message says what to do about it.
 
 use std::path::{Path, PathBuf};
 
@@ -33,17 +33,21 @@ pub enum Error {
         reason: String,
     },
 
+    /// A config asks a run to go on as something that it was not.
+    #[error("{0}")]
+    Resume(String),
+
     /// Losses or gradients stopped being numbers, and going back did not help.
     #[error("{0}")]
     Diverged(String),
 
     /// Memory ran out, and everything that can be done about it was.
     #[error(transparent)]
-    OutOfMemory(Box<placement::shortage::Exhausted>),
+    OutOfMemory(Box<placement::oom::Exhausted>),
 
-    /// A pretrained model cannot be used.
+    /// A model, a tensor of it, or libtorch.
     #[error(transparent)]
-    Weights(#[from] crate::weights::WeightsError),
+    Model(#[from] models::Error),
 
     /// A file could not be read or written.
     #[error("cannot {action} `{}`", path.display())]
@@ -56,18 +60,6 @@ pub enum Error {
         source: std::io::Error,
     },
 
-    /// A tensor could not be brought to the device.
-    #[error("placing {0}")]
-    Placement(placement::PlaceError),
-
-    /// libtorch refused an operation.
-    #[error("libtorch: {}", first_line(.0))]
-    Torch(tch::TchError),
-
-    /// libtorch refused an operation of the shim.
-    #[error("libtorch: {0}")]
-    TorchExt(torch_ext::Error),
-
     /// A bug here: a state that should not exist.
     #[error("internal error, please report it: {0}")]
     Internal(String),
@@ -76,38 +68,20 @@ pub enum Error {
 impl Error {
     /// Whether the cause is what the user asked for rather than what happened on the way.
     pub fn is_bad_usage(&self) -> bool {
-        matches!(
-            self,
-            Self::Config(_)
-                | Self::Data(_)
-                | Self::Device(_)
-                | Self::Allocator(_)
-                | Self::Weights(_)
-        )
-    }
-
-    /// Whether memory was exhausted, and the device can still be used.
-    pub fn is_out_of_memory(&self) -> bool {
-        use torch_ext::Error as TorchError;
         match self {
-            Self::Torch(error) => TorchError::from_message(error.to_string()).is_out_of_memory(),
-            // A function that libtorch called back has only its text left.
-            Self::TorchExt(TorchError::Callback(text)) => {
-                TorchError::from_message(text.clone()).is_out_of_memory()
-            }
-            Self::TorchExt(error) => error.is_out_of_memory(),
-            Self::Placement(error) => error.is_out_of_memory(),
+            Self::Config(_)
+            | Self::Data(_)
+            | Self::Device(_)
+            | Self::Allocator(_)
+            | Self::Resume(_) => true,
+            Self::Model(error) => error.is_bad_usage(),
             _ => false,
         }
     }
 
-    /// The error as one of `torch-ext`, for functions that libtorch calls back.
-    pub(crate) fn into_torch(self) -> torch_ext::Error {
-        match self {
-            Self::Torch(error) => error.into(),
-            Self::TorchExt(error) => error,
-            other => torch_ext::Error::Callback(other.to_string()),
-        }
+    /// Whether memory was exhausted, and the device can still be used.
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Model(error) if error.is_out_of_memory())
     }
 
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
@@ -126,32 +100,20 @@ impl Error {
     }
 }
 
-// Written out, since what `#[from]` derives would also be a source: then whoever prints an
-// error with its causes would print these, which are told in full already, twice.
-
 impl From<placement::PlaceError> for Error {
     fn from(error: placement::PlaceError) -> Self {
-        Self::Placement(error)
+        Self::Model(error.into())
     }
 }
 
 impl From<tch::TchError> for Error {
     fn from(error: tch::TchError) -> Self {
-        Self::Torch(error)
+        Self::Model(error.into())
     }
 }
 
 impl From<torch_ext::Error> for Error {
     fn from(error: torch_ext::Error) -> Self {
-        Self::TorchExt(error)
+        Self::Model(error.into())
     }
-}
-
-/// libtorch's messages carry a C++ stack after the first lines.
-fn first_line(error: &tch::TchError) -> String {
-    let text = match error {
-        tch::TchError::Torch(text) => text.clone(),
-        other => other.to_string(),
-    };
-    text.lines().next().unwrap_or_default().to_owned()
 }

@@ -10,12 +10,13 @@
 //! weights │ optimizer │ averages │ all gradients                               end of backward
 //! ```
 
+use platform::Bytes;
 use serde::Serialize;
 use tch::Kind;
 
 use crate::config::Config;
-use crate::model::{DecoderConfig, Parameters};
-use crate::text::bytes;
+use models::Parameters;
+use models::model::DecoderConfig;
 
 /// Bytes of a number in fp32.
 const FULL: u64 = 4;
@@ -36,7 +37,7 @@ pub struct Footprint {
 /// Bytes that a run is expected to have in tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Estimate {
-    /// The model.
+    /// Bytes of the weights of the model.
     pub weights: u64,
     /// The optimizer's moments.
     pub optimizer: u64,
@@ -114,7 +115,7 @@ impl Estimate {
         }
     }
 
-    /// One line: `1.2 GB expected: weights 538 MB, …`.
+    /// One line: `1.12 GiB expected (weights 513 MiB, …)`.
     pub fn describe(&self) -> String {
         let parts = [
             ("weights", self.weights),
@@ -127,12 +128,12 @@ impl Estimate {
         let parts: Vec<String> = parts
             .iter()
             .filter(|(_, size)| *size > 0)
-            .map(|(name, size)| format!("{name} {}", bytes(*size)))
+            .map(|(name, size)| format!("{name} {}", Bytes(*size)))
             .collect();
         let free = self
             .free
-            .map_or(String::new(), |free| format!("; {} are free", bytes(free)));
-        format!("{} expected ({}){free}", bytes(self.peak), parts.join(", "))
+            .map_or(String::new(), |free| format!("; {} are free", Bytes(free)));
+        format!("{} expected ({}){free}", Bytes(self.peak), parts.join(", "))
     }
 
     /// What to change when it does not fit: the largest part first.
@@ -163,7 +164,7 @@ impl Estimate {
                 "`model.quantization: nf4` keeps the frozen weights in four bits",
             ));
         }
-        if config.adapter.is_some() && config.model.wishes().is_none() {
+        if config.adapter.is_some() && config.model.offload_options().is_none() {
             advice.push((
                 self.weights / 4 * 3,
                 "`model.low_vram: true` streams the frozen blocks through a small ring",
@@ -193,6 +194,8 @@ pub(crate) struct DecoderUse {
     pub rows: u64,
     /// Tokens in each.
     pub length: u64,
+    /// Whether a mask says which tokens of a row see each other.
+    pub packed: bool,
     /// The type of matrix products.
     pub compute: Kind,
     /// The type of frozen matrices; unset when all are trained.
@@ -213,22 +216,17 @@ pub(crate) struct DecoderUse {
     pub scores: bool,
 }
 
-/// What training this decoder takes, of which `weights` bytes are in memory, adapters left out.
+/// What training this decoder takes, of which `frozen` bytes beside the trained ones are in memory.
 pub(crate) fn decoder(
     config: &DecoderConfig,
     parameters: &Parameters,
-    weights: u64,
+    frozen: u64,
     how: &DecoderUse,
 ) -> Footprint {
     let shape = Shape::new(config);
     let layers = config.num_hidden_layers.max(1) as u64;
     let tokens = how.rows * how.length;
     let stream = tokens * shape.hidden * FULL;
-    let adapters: u64 = parameters
-        .iter()
-        .filter(|parameter| parameter.name.contains("lora_"))
-        .map(|parameter| parameter.tensor.numel() as u64 * FULL)
-        .sum();
     // Of some blocks the inputs are kept; and of one of those the inside, when the logits are gone.
     let (mut activations, mut inputs, mut inside) = (0, 0, 0);
     for layer in 0..layers {
@@ -242,21 +240,47 @@ pub(crate) fn decoder(
     }
     // One is there while it is used, another while it leaves or comes back.
     let inputs = if how.offload { inputs.min(2) } else { inputs };
-    let activations = activations + inputs * stream + inside;
+    // One mask for all layers.
+    let mask = match how.packed {
+        true => tokens * how.length * size_of_kind(how.compute),
+        false => 0,
+    };
+    let activations = activations + inputs * stream + inside + mask;
     // Where scores are written out, their gradients come when the logits are gone, too.
     let scores = match how.scores {
         true => 2 * tokens * shape.heads * how.length * size_of_kind(how.compute),
         false => 0,
     };
-    let logits = shape.logits(tokens, how);
+    let logits = shape.logits(tokens, how, Head::of(parameters));
     // The norm before the head, and the gradient of the stream on its way back.
     Footprint {
-        weights: weights + adapters,
+        weights: frozen + parameters.count() * FULL,
         activations: activations + 3 * stream,
         logits: logits
             .saturating_sub(inside)
             .max(scores)
             .max(shape.expanded(how)),
+    }
+}
+
+/// What an adapter makes of the head.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Head {
+    Frozen,
+    Adapted,
+    Whole,
+}
+
+impl Head {
+    fn of(parameters: &Parameters) -> Self {
+        let names = || parameters.iter().map(|parameter| &parameter.name);
+        if names().any(|name| name.ends_with("lm_head.weight")) {
+            Self::Whole
+        } else if names().any(|name| name.contains("lm_head.lora_")) {
+            Self::Adapted
+        } else {
+            Self::Frozen
+        }
     }
 }
 
@@ -298,7 +322,11 @@ impl Adapters {
         let of_layer = format!(".layers.{layer}.");
         for parameter in parameters.iter().filter(|p| p.name.contains(&of_layer)) {
             let size = parameter.tensor.size();
-            if parameter.name.contains("lora_A") {
+            let whole = |name: &str| parameter.name.ends_with(&format!("{name}.weight"));
+            if let Some((_, input)) = INPUTS.iter().find(|(name, _)| whole(name)) {
+                // A layer that learns whole keeps its input as an adapter does.
+                found.inputs[*input] = true;
+            } else if parameter.name.contains("lora_A") {
                 found.ranks += size[0] as u64;
                 found.widths += size.get(1).map_or(0, |width| *width as u64);
                 for (_, input) in INPUTS.iter().filter(|(n, _)| parameter.name.contains(n)) {
@@ -388,7 +416,7 @@ impl Shape {
     }
 
     /// At most: the logits, their logarithms, and the gradient of either.
-    fn logits(&self, tokens: u64, how: &DecoderUse) -> u64 {
+    fn logits(&self, tokens: u64, how: &DecoderUse, learns: Head) -> u64 {
         let all = tokens * self.vocabulary;
         let head = self.vocabulary * self.hidden;
         let converted = match size_of_kind(how.compute) < FULL && how.frozen.is_none() {
@@ -401,7 +429,16 @@ impl Shape {
         let part = all.min(LOGITS_AT_A_TIME);
         match how.frozen {
             // Two of a part at a time, and the gradient of the stream.
-            Some(_) => 2 * part * FULL + tokens * self.hidden * FULL,
+            Some(_) if learns == Head::Frozen => 2 * part * FULL + tokens * self.hidden * FULL,
+            // Parts are made again in the backward pass: their logits, logarithms and gradients,
+            // and of a head that learns whole the weight in the type of the products.
+            Some(_) => {
+                let whole = match learns == Head::Whole {
+                    true => head * (FULL + size_of_kind(how.compute)),
+                    false => 0,
+                };
+                4 * part * FULL + tokens * self.hidden * FULL + whole
+            }
             // Autograd keeps the logarithms of every part.
             None => (all + 2 * part) * FULL + head * FULL + converted,
         }

@@ -2,19 +2,27 @@
 //! some are to be learned.
 //!
 //! ```text
-//! file or folder ──reader──▶ Record ──Encoder──▶ Example { tokens, learned } ──pack──▶ TokenFile ──▶ blocks
+//! file or folder ──reader──▶ Record ──Encoder──▶ Example { tokens, learned } ──▶ TokenFile ──▶ rows
 //! ```
 //!
 //! Records stream: neither the text nor its tokens are ever in memory as a whole.
 
 mod chat;
 mod encoder;
+mod jinja;
 mod reader;
+#[cfg(test)]
+mod record_keys;
+mod template_source;
+#[cfg(test)]
+mod templates;
 #[cfg(test)]
 mod tests;
 mod token_file;
+mod tokenizer_keys;
 
-pub use chat::{ChatTemplate, Message};
+pub use chat::{ChatTemplate, Conversation, Message};
 pub use encoder::{Encoder, Example};
-pub use reader::{Record, records};
-pub use token_file::TokenFile;
+pub(crate) use reader::texts;
+pub use reader::{Located, Record, records};
+pub use token_file::{Span, TokenFile};

@@ -1,10 +1,1 @@
-//! Where the reference numbers of the tests are: `tests/reference/golden`, or the folder
-//! that `SUREFOOT_GOLDEN` names, which the heavy tier fills with fresh ones first.
-
-use std::path::{Path, PathBuf};
-
-pub(crate) fn golden(name: &str) -> PathBuf {
-    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/golden");
-    let folder = std::env::var_os("SUREFOOT_GOLDEN").map_or(kept, PathBuf::from);
-    folder.join(name)
-}
+../../models/src/golden.rs

@@ -5,7 +5,7 @@ mod generate;
 
 use std::path::Path;
 
-use placement::Placer;
+use placement::{Placer, Verify};
 use tch::{Device, Kind};
 
 pub use evaluate::{Score, score};
@@ -13,18 +13,18 @@ pub(crate) use generate::continue_tokens;
 pub use generate::{Generated, SamplingSettings, generate};
 
 use crate::Error;
-use crate::adapters::{Attachment, PeftAdapter};
+use crate::data::models_folder;
 use crate::device::{self, choose_products};
 use crate::examples::Encoder;
-use crate::model::{
-    Base, Builder, Decoder, DecoderConfig, DecoderOptions, FileWeights, Parameters,
-};
-use crate::weights::Pretrained;
+use models::Parameters;
+use models::adapters::{Attachment, PeftAdapter};
+use models::model::{Base, Builder, Decoder, DecoderConfig, DecoderOptions, FileWeights};
+use models::pretrained::{Pretrained, locate};
 
 /// A model that is ready to be used.
 #[derive(Debug)]
 pub struct LanguageModel {
-    /// Its shape.
+    /// Sizes and variants of the architecture.
     pub config: DecoderConfig,
     /// Its vocabulary and chat template.
     pub encoder: Encoder,
@@ -61,16 +61,17 @@ impl LanguageModel {
     /// # Errors
     /// When a file is damaged or not known here, the adapter does not fit the model, or
     /// memory runs out.
-    pub fn open(path: &Path, adapter: Option<&Path>, options: LoadOptions) -> Result<Self, Error> {
+    pub fn open(name: &Path, adapter: Option<&Path>, options: LoadOptions) -> Result<Self, Error> {
         choose_products(options.device)?;
-        let pretrained = Pretrained::open(path)?;
+        let path = locate(name, &models_folder(), &|_, _| {})?;
+        let pretrained = Pretrained::open(&path)?;
         let encoder = Encoder::new(&pretrained)?;
         let config = pretrained.config;
         let mut attachment = match adapter {
             Some(folder) => Some(Attachment::saved(PeftAdapter::open(folder)?)?),
             None => None,
         };
-        let mut placer = Placer::new(options.device, device::policy())?;
+        let mut placer = Placer::new(options.device, device::policy(Verify::First))?;
         let mut source =
             FileWeights::new(pretrained.tensors.as_ref(), options.compute, &mut placer);
         let mut parameters = Parameters::default();

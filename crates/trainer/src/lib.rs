@@ -1,4 +1,6 @@
-//! Configs, models, optimizers, data, checkpoints and the training loop.
+#![doc = include_str!("../README.md")]
+//!
+//! # How a run goes
 //!
 //! ```text
 //! Config ──▶ run ──▶ Task (model + data) ──batch──▶ Placer ──▶ loss ──▶ Gradients ──▶ AdamW
@@ -7,18 +9,17 @@
 //! ```
 //!
 //! [`run()`] is the whole program; `cli` only reads arguments and draws what the
-//! [`Observer`] is told.
+//! [`Observer`] reports.
 
-pub mod adapters;
 mod allocator;
 pub mod checkpoint;
-pub mod checks;
 pub mod config;
 pub mod data;
 pub mod device;
 mod dry_run;
 mod error;
 mod estimate;
+mod events;
 pub mod examples;
 #[cfg(test)]
 mod golden;
@@ -26,11 +27,10 @@ pub mod inference;
 mod memory;
 mod memory_plan;
 mod metrics;
-pub mod model;
 mod observer;
 pub mod optim;
-pub mod quant;
 mod report;
+pub mod resume;
 mod run;
 mod run_folder;
 mod sampling;
@@ -38,26 +38,21 @@ mod setup;
 mod stop;
 mod summary;
 pub mod task;
-pub mod tensor_file;
 pub mod text;
-pub mod weights;
 
 pub use allocator::Allocator;
 pub use config::Config;
 pub use dry_run::{DryRun, dry_run};
 pub use error::Error;
 pub use estimate::{Estimate, EstimateError, Footprint};
+pub use events::{
+    Best, Evaluation, Metrics, NonFiniteTensor, OomRetry, Rollback, Sample, SkippedStep,
+};
 pub use memory::MemorySample;
 pub use memory_plan::MemoryPlan;
 pub use metrics::Record;
-/// The fault matrix of the placement ladder, in process and on this machine, for `surefoot probe --placement`.
-pub use placement::{
-    FaultMatrix as PlacementMatrix, fault_matrix as placement_matrix,
-    fault_matrix_here as placement_matrix_here,
-};
-
-pub use observer::{Metrics, Observer, Silent, Start};
-pub use run::{DamagedTensor, Rollback, ShortOfMemory, SkippedStep, run, run_task};
+pub use observer::{NoObserver, Observer, Start};
+pub use run::{run, run_task};
 pub use run_folder::RunFolder;
 pub use stop::Stop;
 pub use summary::{Ending, Environment, MemorySummary, Summary};

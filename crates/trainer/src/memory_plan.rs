@@ -8,17 +8,17 @@
 //! ```text
 //! shapes ──▶ components ──┐
 //! estimate ─▶ working ────┼──▶ plan ──▶ Streaming { blocks, from host or disk, slots } ──▶ Builder
-//! config ───▶ wishes ─────┘
+//! config ───▶ options ────┘
 //! ```
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use placement::plan::{
-    Component, DeviceMap, Handling, Home, Memory, Module, Phase, PhasePlan, Plan, PlanError,
-    TensorSize, Wishes, plan,
+    Component, DeviceMap, Handling, Memory, Module, OffloadOptions, Phase, PhasePlan, Plan,
+    PlanError, Residency, TensorSize, plan,
 };
-use placement::stream::{Masters, StreamOptions};
+use placement::swap::{BackingStore, SwapOptions};
 use placement::{Bytes, Placer};
 use serde::Serialize;
 use tch::Kind;
@@ -27,9 +27,9 @@ use crate::Error;
 use crate::config::{Config, Quantization};
 use crate::data::cache_folder;
 use crate::estimate::{self, DecoderUse, Estimate};
-use crate::model::{Decoder, DecoderConfig, Parameters, Streaming};
-use crate::optim::{AdamW, treatments};
-use crate::text::bytes;
+use crate::optim::AdamW;
+use models::Parameters;
+use models::model::{Decoder, DecoderConfig, Streaming};
 
 /// Where the bytes of a streamed block begin and end at multiples of this.
 const ALIGNMENT: u64 = 256;
@@ -54,10 +54,10 @@ pub struct MemoryPlan {
 }
 
 /// The model that is planned, as far as it is known before it is loaded.
-pub(crate) struct Outlined<'a> {
+pub(crate) struct PlannedModel<'a> {
     pub(crate) config: &'a Config,
     pub(crate) shape: &'a DecoderConfig,
-    /// Made of an [`Outline`](crate::model::Outline).
+    /// Made of [`MetaWeights`](models::model::MetaWeights).
     pub(crate) decoder: &'a Decoder,
     pub(crate) parameters: &'a Parameters,
     pub(crate) usage: &'a DecoderUse,
@@ -67,30 +67,34 @@ impl MemoryPlan {
     /// Decides for `model` under `memory`.
     ///
     /// # Errors
-    /// When it does not fit however it is divided, or a wish makes no sense for this model.
-    pub(crate) fn new(model: &Outlined, memory: Memory, wishes: &Wishes) -> Result<Self, Error> {
+    /// When it does not fit however it is divided, or an option makes no sense for this model.
+    pub(crate) fn new(
+        model: &PlannedModel,
+        memory: Memory,
+        options: &OffloadOptions,
+    ) -> Result<Self, Error> {
         let components = [model.component()?];
-        let attempt = |memory, wishes: &Wishes, streamed: &[usize]| {
+        let attempt = |memory, options: &OffloadOptions, streamed: &[usize]| {
             let phase = Phase {
                 name: "train".into(),
                 active: vec![components[0].name.clone()],
                 working: model.working(streamed)?,
             };
-            Ok::<_, Error>(plan(&components, &[phase], memory, wishes))
+            Ok::<_, Error>(plan(&components, &[phase], memory, options))
         };
         let explain = |error: PlanError| model.explain(&error);
         // What is streamed whatever the memory needs less to work in.
-        let unbounded = Wishes {
+        let unbounded = OffloadOptions {
             max_memory: Default::default(),
-            ..wishes.clone()
+            ..options.clone()
         };
         let asked = attempt(boundless(memory), &unbounded, &[])?.map_err(explain)?;
-        let plan = match attempt(memory, wishes, &streamed(&asked))? {
+        let plan = match attempt(memory, options, &streamed(&asked))? {
             Ok(plan) => plan,
-            Err(PlanError::DeviceTooSmall { .. }) if is_free(wishes) => {
-                let all = Wishes {
+            Err(PlanError::DeviceTooSmall { .. }) if is_free(options) => {
+                let all = OffloadOptions {
                     low_vram: true,
-                    ..wishes.clone()
+                    ..options.clone()
                 };
                 let blocks: Vec<usize> = (0..model.blocks()).collect();
                 attempt(memory, &all, &blocks)?.map_err(explain)?
@@ -98,7 +102,7 @@ impl MemoryPlan {
             Err(error) => return Err(explain(error)),
         };
         let streamed = streamed(&plan);
-        let from_file = blocks_at(&plan, |home| home == Home::StreamedFromDisk);
+        let from_file = blocks_at(&plan, |residency| residency == Residency::StreamedFromDisk);
         let profile = model.config.model.profile;
         Ok(Self {
             profile: profile.map(|profile| profile.profile().to_string()),
@@ -123,12 +127,12 @@ impl MemoryPlan {
             return Ok(None);
         }
         let slots = self.phase().map_or(0, |phase| phase.ring_slots).max(1);
-        let options = StreamOptions {
-            masters: match &self.folder {
-                None => Masters::Host,
+        let options = SwapOptions {
+            backing: match &self.folder {
+                None => BackingStore::Host,
                 Some(folder) => {
                     create(folder)?;
-                    Masters::Divided {
+                    BackingStore::Divided {
                         folder: folder.clone(),
                         from_file: self.numbers_in_stream(),
                     }
@@ -139,7 +143,7 @@ impl MemoryPlan {
             transport: placer.options().clone(),
             preserve_generators: usage.dropout > 0.0,
             offload_inputs: usage.offload,
-            ..StreamOptions::default()
+            ..SwapOptions::default()
         };
         let blocks = self.streamed.clone();
         Ok(Some(Streaming { blocks, options }))
@@ -159,8 +163,8 @@ impl MemoryPlan {
         let Some(phase) = self.phase().filter(|_| !self.streamed.is_empty()) else {
             return format!("all {} blocks stay in memory", self.blocks);
         };
-        let on_device = bytes((phase.resident + phase.ring).0);
-        let mapped = homes(&self.plan).any(|(_, home)| home == Home::ZeroCopy);
+        let on_device = phase.resident + phase.ring;
+        let mapped = residencies(&self.plan).any(|(_, residency)| residency == Residency::ZeroCopy);
         let host = match mapped {
             true => "from host memory, which the device reads where it is",
             false => "from host memory",
@@ -179,7 +183,7 @@ impl MemoryPlan {
         // Fewer blocks than slots need no more of them.
         let ring = match (phase.ring_slots as usize).min(self.streamed.len()) {
             0 => String::new(),
-            slots => format!(" through a ring of {slots} ({})", bytes(phase.ring.0)),
+            slots => format!(" through a ring of {slots} ({})", phase.ring),
         };
         let (streamed, blocks) = (self.streamed.len(), self.blocks);
         format!(
@@ -198,7 +202,7 @@ impl MemoryPlan {
     }
 }
 
-impl Outlined<'_> {
+impl PlannedModel<'_> {
     fn blocks(&self) -> usize {
         usize::try_from(self.shape.num_hidden_layers).unwrap_or(0)
     }
@@ -212,28 +216,42 @@ impl Outlined<'_> {
             number(self.shape.hidden_size),
         );
         let table = Bytes(vocabulary * hidden * stored.elt_size_in_bytes() as u64);
+        // What learns in a module's place is counted with what is trained.
+        let frozen = |module: &str, bytes| {
+            let whole = format!(".{module}.weight");
+            let mut names = self.parameters.iter().map(|parameter| &parameter.name);
+            match names.any(|name| name.ends_with(&whole)) {
+                true => Bytes::ZERO,
+                false => bytes,
+            }
+        };
         let module = |name: String, storage, bytes, handling| Module {
             name,
             tensors: vec![TensorSize { storage, bytes }],
             handling,
         };
         let embedding = "model.embed_tokens".to_owned();
-        let mut modules = vec![module(embedding, 0, table, Handling::Resident)];
+        let tied = self.shape.tie_word_embeddings;
+        // A head that is tied to the embedding may need the table that the embedding no longer does.
+        let bytes = match tied && frozen("lm_head", table) > Bytes::ZERO {
+            true => table,
+            false => frozen("embed_tokens", table),
+        };
+        let mut modules = vec![module(embedding, 0, bytes, Handling::Resident)];
         for index in 0..self.blocks() {
             let bytes = self.block_bytes(index, stored)?;
             let name = format!("model.layers.{index}");
             modules.push(module(name, index as u64 + 1, bytes, Handling::Streamable));
         }
         let (norm, head) = (self.blocks() as u64 + 1, self.blocks() as u64 + 2);
-        let scale = Bytes(hidden * 4);
+        let scale = frozen("model.norm", Bytes(hidden * 4));
         modules.push(module("model.norm".into(), norm, scale, Handling::Resident));
         // A head that is the embedding is the same memory.
-        let head = if self.shape.tie_word_embeddings {
-            0
-        } else {
-            head
+        let (head, bytes) = match tied {
+            true => (0, bytes),
+            false => (head, frozen("lm_head", table)),
         };
-        modules.push(module("lm_head".into(), head, table, Handling::Resident));
+        modules.push(module("lm_head".into(), head, bytes, Handling::Resident));
         Ok(Component {
             name: "model".into(),
             modules,
@@ -271,9 +289,7 @@ impl Outlined<'_> {
         };
         let rest = self.decoder.rope_bytes();
         let footprint = estimate::decoder(self.shape, self.parameters, rest, &usage);
-        let treatments = treatments(self.config, self.parameters)?;
-        let settings = (&self.config.train).into();
-        let optimizer = AdamW::with_treatments(settings, &treatments, self.parameters)?;
+        let optimizer = AdamW::from_config(self.config, self.parameters)?;
         let moments = optimizer.state_bytes(self.parameters);
         Ok(Bytes(
             Estimate::new(self.config, footprint, self.parameters, moments, None).peak,
@@ -297,8 +313,8 @@ impl Outlined<'_> {
 }
 
 /// Whether the plan may choose which blocks are streamed.
-fn is_free(wishes: &Wishes) -> bool {
-    wishes.blocks_to_swap.is_none() && wishes.device_map == DeviceMap::Auto
+fn is_free(options: &OffloadOptions) -> bool {
+    options.blocks_to_swap.is_none() && options.device_map == DeviceMap::Auto
 }
 
 fn boundless(memory: Memory) -> Memory {
@@ -316,20 +332,20 @@ fn boundless(memory: Memory) -> Memory {
 }
 
 /// Where each module is, by name.
-fn homes(plan: &Plan) -> impl Iterator<Item = (&str, Home)> {
+fn residencies(plan: &Plan) -> impl Iterator<Item = (&str, Residency)> {
     let placements = plan.phases.iter().flat_map(|phase| &phase.placements);
-    placements.map(|placed| (placed.module.as_str(), placed.home))
+    placements.map(|placed| (placed.module.as_str(), placed.residency))
 }
 
 /// The numbers of the blocks that are away.
 fn streamed(plan: &Plan) -> Vec<usize> {
-    blocks_at(plan, |home| home != Home::Device)
+    blocks_at(plan, |residency| residency != Residency::Device)
 }
 
-/// The numbers of the blocks at home in a place like that, ascending.
-fn blocks_at(plan: &Plan, there: impl Fn(Home) -> bool) -> Vec<usize> {
-    homes(plan)
-        .filter(|(_, home)| there(*home))
+/// The numbers of the blocks whose residency `is_there` accepts, ascending.
+fn blocks_at(plan: &Plan, is_there: impl Fn(Residency) -> bool) -> Vec<usize> {
+    residencies(plan)
+        .filter(|(_, residency)| is_there(*residency))
         .filter_map(|(module, _)| module.strip_prefix("model.layers.")?.parse().ok())
         .collect()
 }
@@ -367,12 +383,12 @@ mod tests {
             active: vec!["model".into()],
             working: Bytes::ZERO,
         };
-        let plan = plan(&[component], &[phase], memory, &Wishes::default()).unwrap();
+        let plan = plan(&[component], &[phase], memory, &OffloadOptions::default()).unwrap();
         MemoryPlan {
             profile: None,
             blocks: 6,
             streamed: streamed(&plan),
-            from_file: blocks_at(&plan, |home| home == Home::StreamedFromDisk),
+            from_file: blocks_at(&plan, |residency| residency == Residency::StreamedFromDisk),
             folder: Some("/models".into()),
             plan,
         }
@@ -395,7 +411,7 @@ mod tests {
         assert_eq!(
             plan.describe(),
             "4 of 6 blocks streamed (2 from host memory, 2 from a file in `/models`) through a ring of 2 \
-             (21.0 MB); 41.9 MB of weights stay on the device"
+             (20 MiB); 40 MiB of weights stay on the device"
         );
     }
 
@@ -406,7 +422,7 @@ mod tests {
             pool: Bytes::mib(55),
             zero_copy: true,
         });
-        let mapped = blocks_at(&plan.plan, |home| home == Home::ZeroCopy);
+        let mapped = blocks_at(&plan.plan, |residency| residency == Residency::ZeroCopy);
         assert_eq!(mapped.len() + plan.from_file.len(), plan.streamed.len());
         assert!(!mapped.is_empty() && !plan.from_file.is_empty(), "{plan:?}");
         let text = plan.describe();

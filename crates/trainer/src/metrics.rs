@@ -4,14 +4,16 @@ mod jsonl;
 mod plots;
 mod tensorboard;
 
+use std::fs::File;
+use std::io::Write;
+
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::Error;
+use crate::events::{Evaluation, Metrics, Rollback, Sample, SkippedStep};
 use crate::memory::MemorySample;
-use crate::observer::Metrics;
-use crate::run::{Rollback, SkippedStep};
-use crate::run_folder::RunFolder;
-use crate::task::{Evaluation, Sample};
+use crate::resume::Change;
+use crate::run_folder::{RunFolder, replace};
 
 /// One line of `metrics.jsonl`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,16 +25,16 @@ pub enum Record {
         step: u64,
         /// Mean training loss since the last record.
         loss: f64,
-        /// Learning rate.
+        /// Learning rate of this step.
         learning_rate: f64,
         /// Norm of the gradient before clipping.
         grad_norm: f64,
-        /// Throughput.
+        /// Tokens trained on per second.
         tokens_per_second: f64,
-        /// Memory.
+        /// Memory in use at this step.
         memory: MemorySample,
     },
-    /// An evaluation.
+    /// An evaluation on held-out data.
     Eval {
         /// Optimizer steps done.
         step: u64,
@@ -44,7 +46,7 @@ pub enum Record {
         /// Whether all held-out data was measured.
         complete: bool,
     },
-    /// Generated text.
+    /// Text that the model generated from the prompts.
     Samples {
         /// Optimizer steps done.
         step: u64,
@@ -55,15 +57,23 @@ pub enum Record {
     Skipped(SkippedStep),
     /// A return to a checkpoint; it belongs to the step returned to.
     RolledBack(Rollback),
+    /// The run was resumed with another config.
+    Resumed {
+        /// Optimizer steps done.
+        step: u64,
+        /// What is in force from the next step on, and was not before.
+        changes: Vec<Change>,
+    },
 }
 
 impl Record {
     /// The step a record belongs to.
     pub fn step(&self) -> u64 {
         match self {
-            Self::Train { step, .. } | Self::Eval { step, .. } | Self::Samples { step, .. } => {
-                *step
-            }
+            Self::Train { step, .. }
+            | Self::Eval { step, .. }
+            | Self::Samples { step, .. }
+            | Self::Resumed { step, .. } => *step,
             Self::Skipped(skipped) => skipped.step,
             Self::RolledBack(rollback) => rollback.to_step,
         }
@@ -75,6 +85,15 @@ fn number_or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::E
     Ok(Option::<f64>::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
+/// The name of the file of samples.
+const SAMPLES: &str = "samples.txt";
+
+fn samples_text(step: u64, samples: &[Sample]) -> String {
+    let shown = samples.iter();
+    let shown = shown.map(|sample| format!("--- {:?} ---\n{}\n", sample.prompt, sample.text));
+    format!("=== step {step} ===\n{}", shown.collect::<String>())
+}
+
 /// Writes what a run measures.
 pub(crate) struct Recorder {
     folder: RunFolder,
@@ -84,10 +103,19 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Starts the files of a new run, or continues those of a run resumed at `step`:
-    /// what was recorded after it happens again, so it is removed.
-    pub(crate) fn open(folder: &RunFolder, step: u64) -> Result<Self, Error> {
-        let (jsonl, records) = jsonl::Writer::open(&folder.metrics(), step)?;
+    /// Starts the files of a new run, or continues those of a run resumed at `step` with
+    /// `at_step` records of that step: what was recorded after them happens again, so it is removed.
+    pub(crate) fn open(folder: &RunFolder, step: u64, at_step: u64) -> Result<Self, Error> {
+        let (jsonl, records) = jsonl::Writer::open(&folder.metrics(), step, at_step)?;
+        let samples = records.iter().filter_map(|record| match record {
+            Record::Samples { step, samples } => Some(samples_text(*step, samples)),
+            _ => None,
+        });
+        let samples: String = samples.collect();
+        let path = folder.join(SAMPLES);
+        if !samples.is_empty() || path.exists() {
+            replace(&path, &samples)?;
+        }
         let tensorboard = tensorboard::Writer::create(folder.path(), step)?;
         let folder = folder.clone();
         Ok(Self {
@@ -153,6 +181,13 @@ impl Recorder {
     }
 
     pub(crate) fn samples(&mut self, step: u64, samples: &[Sample]) -> Result<(), Error> {
+        let path = self.folder.join(SAMPLES);
+        File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .and_then(|mut file| file.write_all(samples_text(step, samples).as_bytes()))
+            .map_err(|error| Error::io("write", &path, error))?;
         self.record(Record::Samples {
             step,
             samples: samples.to_vec(),
@@ -163,6 +198,10 @@ impl Recorder {
         self.tensorboard
             .scalars(step.step, &[("train/skipped", 1.0)])?;
         self.record(Record::Skipped(step.clone()))
+    }
+
+    pub(crate) fn resumed(&mut self, step: u64, changes: Vec<Change>) -> Result<(), Error> {
+        self.record(Record::Resumed { step, changes })
     }
 
     pub(crate) fn rolled_back(&mut self, rollback: &Rollback) -> Result<(), Error> {

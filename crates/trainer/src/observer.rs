@@ -1,4 +1,4 @@
-//! What a run tells whoever watches it.
+//! The callbacks of a run.
 //!
 //! The trainer draws nothing. It reports facts in the order they happen; the
 //! command line turns them into a progress bar and lines of text, and tests into
@@ -7,11 +7,10 @@
 use std::path::Path;
 
 use crate::estimate::Estimate;
-use crate::memory::MemorySample;
+use crate::events::{Evaluation, Metrics, OomRetry, Rollback, Sample, SkippedStep};
 use crate::memory_plan::MemoryPlan;
-use crate::run::{Rollback, ShortOfMemory, SkippedStep};
+use crate::resume::Change;
 use crate::summary::{Environment, Summary};
-use crate::task::{Evaluation, Sample};
 
 /// What is known when training is about to start.
 #[derive(Debug, Clone)]
@@ -28,36 +27,18 @@ pub struct Start<'a> {
     pub advice: &'a [&'static str],
     /// Steps already done, when the run is resumed.
     pub resumed_at: Option<u64>,
+    /// Config keys that have other values from here on.
+    pub changes: &'a [Change],
     /// Steps of the whole run.
     pub max_steps: u64,
 }
 
-/// The numbers of a logged step.
-#[derive(Debug, Clone, Copy)]
-pub struct Metrics {
-    /// Optimizer steps done.
-    pub step: u64,
-    /// Mean training loss since the last record.
-    pub loss: f64,
-    /// Learning rate of this step.
-    pub learning_rate: f64,
-    /// Norm of the gradient before clipping.
-    pub gradient_norm: f64,
-    /// Units (tokens) a second since the last record, evaluations and saves left out.
-    pub units_per_second: f64,
-    /// Memory now.
-    pub memory: MemorySample,
-}
-
 /// Watches a run. Every method does nothing unless it is overridden.
-#[expect(
-    unused_variables,
-    reason = "the names document what an observer is told"
-)]
+#[expect(unused_variables, reason = "the names document the arguments")]
 pub trait Observer {
     /// Something that may take a while begins, as in "tokenising".
     fn preparing(&mut self, what: &str) {}
-    /// Training begins.
+    /// Called once, before the first step.
     fn started(&mut self, start: &Start<'_>) {}
     /// An optimizer step is done.
     fn stepped(&mut self, step: u64) {}
@@ -68,7 +49,7 @@ pub trait Observer {
     /// Text was generated.
     fn sampled(&mut self, step: u64, samples: &[Sample]) {}
     /// A step ran out of memory and is repeated, perhaps in smaller pieces.
-    fn short_of_memory(&mut self, step: &ShortOfMemory) {}
+    fn oom_retry(&mut self, step: &OomRetry) {}
     /// A step was skipped, its loss or gradient being no number.
     fn skipped(&mut self, step: &SkippedStep) {}
     /// The run went back to a checkpoint after several such steps.
@@ -81,7 +62,7 @@ pub trait Observer {
     fn finished(&mut self, summary: &Summary) {}
 }
 
-/// Watches nothing.
-pub struct Silent;
+/// An observer that ignores every event.
+pub struct NoObserver;
 
-impl Observer for Silent {}
+impl Observer for NoObserver {}

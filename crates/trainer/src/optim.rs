@@ -10,7 +10,7 @@ mod schedule;
 pub use adamw::{AdamW, AdamWSettings};
 pub use ema::Ema;
 pub use gradients::Gradients;
-pub use groups::{Treatment, treatments};
+pub use groups::{ParameterGroup, parameter_groups};
 pub use schedule::Schedule;
 
 #[cfg(test)]

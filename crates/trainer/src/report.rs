@@ -1,7 +1,10 @@
 //! `report.html`: a run on one page that needs nothing else, to look at or to send.
 //!
 //! The page is a fixed frame with its style and script inside, and the run's numbers as
-//! JSON, which the script draws. It loads nothing and works from a file.
+//! JSON, which the script draws. It loads nothing and works from a file. It is there before the
+//! first step, so that a run that breaks has one too.
+
+mod commands;
 
 use std::path::Path;
 
@@ -10,7 +13,10 @@ use serde::Serialize;
 
 use crate::Error;
 use crate::metrics::Record;
+use crate::run_folder::replace;
 use crate::summary::Summary;
+
+pub(crate) use commands::{Command, commands};
 
 const FRAME: &str = include_str!("report/page.html");
 const STYLE: &str = include_str!("report/page.css");
@@ -22,6 +28,14 @@ pub(crate) struct Page<'a> {
     pub(crate) summary: &'a Summary,
     pub(crate) records: &'a [Record],
     pub(crate) placement: &'a PlacementReport,
+    /// What the run ended with, if that was an error.
+    pub(crate) error: Option<String>,
+    /// When the page was written, in seconds since 1970.
+    pub(crate) written: u64,
+    /// Steps of the warm-up of the learning rate.
+    pub(crate) warmup_steps: u64,
+    /// What to type to use the result.
+    pub(crate) commands: Vec<Command>,
     /// The config as YAML.
     pub(crate) config: String,
 }
@@ -29,11 +43,7 @@ pub(crate) struct Page<'a> {
 impl Page<'_> {
     /// Writes the page; an older one stays whole until the new one is.
     pub(crate) fn write(&self, path: &Path) -> Result<(), Error> {
-        let html = self.html()?;
-        let temporary = path.with_extension("html.tmp");
-        std::fs::write(&temporary, html)
-            .and_then(|()| std::fs::rename(&temporary, path))
-            .map_err(|error| Error::io("write", path, error))
+        replace(path, &self.html()?)
     }
 
     fn html(&self) -> Result<String, Error> {

@@ -9,35 +9,33 @@
 mod best;
 mod guard;
 mod idle;
-mod shortage;
+mod oom;
+mod results;
 
-use std::io::Write;
-use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use placement::Placer;
 use tch::Tensor;
 
 use crate::Error;
 use crate::allocator::Allocator;
-use crate::checkpoint::{self, Best, Progress, Trained};
+use crate::checkpoint::{self, Checkpoint, Trained};
 use crate::config::Config;
 use crate::estimate::Estimate;
-use crate::metrics::Recorder;
-use crate::observer::{Metrics, Observer, Start};
-use crate::optim::{AdamW, Ema, Gradients, Schedule, treatments};
-use crate::report::Page;
+use crate::events::{Best, Evaluation, Metrics, SkippedStep};
+use crate::metrics::{Record, Recorder};
+use crate::observer::{Observer, Start};
+use crate::optim::{AdamW, Ema, Gradients, Schedule};
+use crate::resume::{self, Change, Resumed};
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::stop::Stop;
 use crate::summary::{Ending, Environment, Summary};
-use crate::task::{Evaluation, Task};
+use crate::task::{Batch, Task};
 
 use guard::Guard;
-pub use guard::{DamagedTensor, Rollback, SkippedStep};
-use idle::{Away, Moment};
-use shortage::Relief;
-pub use shortage::ShortOfMemory;
+use idle::{OffloadedState, StepPhase};
+use oom::OomRecovery;
 
 /// Trains as `config` says, to the end or until `stop`.
 ///
@@ -70,8 +68,9 @@ pub fn run_task(
     let began = Instant::now();
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
+    let resumed = Resumed::open(config)?;
     let task = make(&mut placer, observer)?;
-    let mut run = Run::open(config, task, placer, machine, began)?;
+    let mut run = Run::open(config, resumed, task, placer, machine, began)?;
     observer.started(&Start {
         folder: run.folder.path(),
         environment: &run.environment,
@@ -79,16 +78,29 @@ pub fn run_task(
         plan: run.task.memory_plan(),
         advice: &run.advice(),
         resumed_at: run.resumed_at,
+        changes: run.changes(),
         max_steps: config.train.max_steps,
     });
-    let ending = run.train(observer, stop)?;
-    run.finish(ending, observer)
+    run.write_page(Ending::Running, None)?;
+    let ended = run.train(observer, stop);
+    let ended = ended.and_then(|ending| run.finish(ending, observer));
+    if let Err(error) = &ended
+        && let Err(other) = run.write_page(Ending::Failed, Some(error))
+    {
+        tracing::warn!("the report is an older one: {other}");
+    }
+    ended
 }
+
+/// How often the report page of a run that goes on is written anew.
+const PAGE_EVERY: Duration = Duration::from_secs(20);
 
 /// A run in progress.
 struct Run<'a> {
     config: &'a Config,
     folder: RunFolder,
+    /// What the task stands on, for checkpoints.
+    identity: serde_json::Value,
     task: Box<dyn Task>,
     placer: Placer,
     machine: Machine,
@@ -97,9 +109,9 @@ struct Run<'a> {
     optimizer: AdamW,
     ema: Option<Ema>,
     guard: Guard,
-    relief: Relief,
-    /// What is not in use, once memory was short.
-    away: Option<Away>,
+    oom: OomRecovery,
+    /// What is not in use, once memory was retry.
+    offloaded: Option<OffloadedState>,
     best: Option<Best>,
     recorder: Recorder,
     step: u64,
@@ -111,6 +123,7 @@ struct Run<'a> {
     last_evaluation: Option<(u64, Evaluation)>,
     window: Window,
     began: Instant,
+    page_written: Instant,
 }
 
 /// What the passes of a step gave.
@@ -137,38 +150,53 @@ impl<'a> Run<'a> {
     /// Makes the run folder, or continues in one.
     fn open(
         config: &'a Config,
+        resumed: Option<Resumed>,
         mut task: Box<dyn Task>,
         placer: Placer,
         machine: Machine,
         began: Instant,
     ) -> Result<Self, Error> {
         let parameters = task.parameters();
-        let treatments = treatments(config, parameters)?;
-        let settings = (&config.train).into();
-        let mut optimizer = AdamW::with_treatments(settings, &treatments, parameters)?;
-        let ema = config.train.ema_decay;
-        let ema = ema.map(|decay| Ema::new(decay, parameters)).transpose()?;
-        let (folder, state) = match &config.train.resume_from_checkpoint {
-            None => (RunFolder::create(config)?, None),
-            Some(from) => {
-                let (folder, path) = RunFolder::resume(config, from)?;
-                let trained = Trained {
+        let mut optimizer = AdamW::from_config(config, parameters)?;
+        let ema = Ema::from_config(config, parameters)?;
+        let identity = task.identity()?;
+        let (folder, state, changes) = match resumed {
+            None => (RunFolder::create(config)?, None, Vec::new()),
+            Some(resumed) => {
+                resumed.expect_identity(&identity)?;
+                let Resumed {
+                    folder,
+                    checkpoint,
+                    changes,
+                } = resumed;
+                let state = checkpoint.restore(Trained {
                     parameters,
                     optimizer: &mut optimizer,
                     ema: ema.as_ref(),
-                };
-                let state = checkpoint::load(&path, trained)?;
+                })?;
                 task.restore_data(&state.data)?;
-                (folder, Some(state))
+                folder.sweep()?;
+                checkpoint::set_aside_after(&folder.checkpoints(), state.step)?;
+                (folder, Some(state), changes)
             }
         };
         let estimate = machine.estimate(config, task.as_ref(), &optimizer);
         let step = state.as_ref().map_or(0, |state| state.step);
+        let at_step = state.as_ref().map_or(0, |state| state.records);
+        let mut recorder = Recorder::open(&folder, step, at_step)?;
+        if state.is_some() {
+            if !changes.is_empty() {
+                recorder.resumed(step, changes)?;
+            }
+            let resumes: Vec<_> = resumes(recorder.records()).collect();
+            folder.write_config(&resume::config_text(config, &resumes)?)?;
+        }
         let mut run = Self {
             config,
+            identity,
             environment: machine.environment(task.as_ref()),
             estimate,
-            recorder: Recorder::open(&folder, step)?,
+            recorder,
             folder,
             task,
             placer,
@@ -176,11 +204,11 @@ impl<'a> Run<'a> {
             optimizer,
             ema,
             guard: Guard::default(),
-            relief: Relief::new(
+            oom: OomRecovery::new(
                 &config.train,
                 state.as_ref().and_then(|state| state.micro_batch),
             ),
-            away: None,
+            offloaded: None,
             best: state.as_ref().and_then(|state| state.best),
             step,
             resumed_at: state.as_ref().map(|state| state.step),
@@ -190,9 +218,17 @@ impl<'a> Run<'a> {
             last_evaluation: None,
             window: Window::default(),
             began,
+            page_written: began,
         };
-        run.relief.may_offload(run.has_idle_parts());
+        run.oom.may_offload(run.has_idle_parts());
         Ok(run)
+    }
+
+    /// What is in force since this process took the run up.
+    fn changes(&self) -> &[Change] {
+        let last = resumes(self.recorder.records()).last();
+        let last = last.filter(|(step, _)| Some(*step) == self.resumed_at);
+        last.map_or(&[], |(_, changes)| changes)
     }
 
     /// What to change when the memory will not do.
@@ -226,12 +262,15 @@ impl<'a> Run<'a> {
             }
             if due(self.step, config.eval_steps) && self.step < config.max_steps {
                 self.evaluate(config.max_eval_samples, observer)?;
-                self.keep_if_best(observer)?;
             }
             if due(self.step, self.config.sample.sample_steps) && self.step < config.max_steps {
                 self.sample(observer)?;
             }
-            if due(self.step, config.save_steps) && self.last_saved != Some(self.step) {
+            // Saved after all that happens in a step, so that a run that goes on from here has
+            // all of it, once.
+            let is_best = self.note_if_best();
+            if (is_best || due(self.step, config.save_steps)) && self.last_saved != Some(self.step)
+            {
                 self.save(observer)?;
             }
         }
@@ -247,7 +286,7 @@ impl<'a> Run<'a> {
         let began = Instant::now();
         self.machine.step_begins();
         let position = self.task.data_state()?;
-        self.enter(Moment::Passes)?;
+        self.enter(StepPhase::ForwardBackward)?;
         let Passes {
             mut gradients,
             loss,
@@ -256,7 +295,7 @@ impl<'a> Run<'a> {
         } = loop {
             match self.passes() {
                 Ok(passes) => break passes,
-                Err(error) => self.relieve(error, &position, observer)?,
+                Err(error) => self.recover_from_oom(error, &position, observer)?,
             }
         };
 
@@ -267,14 +306,14 @@ impl<'a> Run<'a> {
             let seen = guard::describe(self.step, loss, norm, batch, &gradients, parameters)?;
             return Ok(Some(seen));
         }
-        self.enter(Moment::Update)?;
+        self.enter(StepPhase::Update)?;
         gradients.clip(norm, self.config.train.max_grad_norm)?;
         self.optimizer.step(&gradients, learning_rate)?;
         if let Some(ema) = &mut self.ema {
             ema.update(self.task.parameters(), self.optimizer.steps())?;
         }
         self.guard.stepped();
-        self.relief.stepped();
+        self.oom.stepped();
         self.machine.step_ends();
         self.window.add(loss, norm, units);
         self.window.seconds += began.elapsed().as_secs_f64();
@@ -289,14 +328,13 @@ impl<'a> Run<'a> {
         let mut gradients = Gradients::default();
         let mut losses = Vec::new();
         let mut units = 0;
-        let passes = self.config.train.gradient_accumulation_steps;
-        for _ in 0..passes {
-            let batch = self.task.next_batch()?;
+        for (batch, batch_share) in self.batches()? {
             units += batch.units;
-            for (piece, share) in self.task.pieces(batch, self.relief.rows())? {
+            for (piece, share) in self.task.micro_batches(batch, self.oom.rows())? {
                 let piece = self.placer.batch(piece)?;
-                let mut loss = self.task.loss(&piece)?.f_div_scalar(i64::from(passes))?;
-                if share < 1.0 {
+                let mut loss = self.task.loss(&piece)?;
+                let share = share * batch_share;
+                if share != 1.0 {
                     loss = loss.f_mul_scalar(share)?;
                 }
                 gradients.accumulate(&loss, self.task.parameters())?;
@@ -315,23 +353,41 @@ impl<'a> Run<'a> {
         })
     }
 
+    /// The batches of a step on the host, each with its share of the step's loss: the loss is
+    /// the mean over all there is to learn in the step, however it is cut into batches.
+    fn batches(&mut self) -> Result<Vec<(Batch, f64)>, Error> {
+        let passes = self.config.train.gradient_accumulation_steps;
+        let batches = (0..passes).map(|_| self.task.next_batch());
+        let batches = batches.collect::<Result<Vec<_>, _>>()?;
+        let weights = batches.iter().map(|batch| self.task.loss_weight(batch));
+        let weights = weights.collect::<Result<Vec<_>, _>>()?;
+        let total: f64 = weights.iter().sum();
+        let share = |weight: f64| match total > 0.0 {
+            true => weight / total,
+            // Nothing to learn: every loss is zero.
+            false => 1.0 / f64::from(passes),
+        };
+        let shares = weights.into_iter().map(share);
+        Ok(batches.into_iter().zip(shares).collect())
+    }
+
     /// After passes that ran out of memory: everything as it was before the step, and the next
     /// remedy in force. Any other error is handed back.
-    fn relieve(
+    fn recover_from_oom(
         &mut self,
         error: Error,
         position: &serde_json::Value,
         observer: &mut dyn Observer,
     ) -> Result<(), Error> {
         let memory = self.machine.free_and_total();
-        let mut short = self.relief.next(self.step + 1, error, memory)?;
+        let mut retry = self.oom.next(self.step + 1, error, memory)?;
         Gradients::discard(self.task.parameters())?;
         self.task.restore_data(position)?;
-        if short.offloaded.is_some() {
-            short.offloaded = Some(self.offload_idle()?.0);
+        if retry.offloaded.is_some() {
+            retry.offloaded = Some(self.offload_idle()?.0);
         }
         self.machine.trim()?;
-        observer.short_of_memory(&short);
+        observer.oom_retry(&retry);
         Ok(())
     }
 
@@ -345,15 +401,15 @@ impl<'a> Run<'a> {
         let last = checkpoint::list(&self.folder.checkpoints())?.pop();
         let rollback = self.guard.roll_back(last.as_ref().map(|(step, _)| *step))?;
         if let Some((_, path)) = last {
-            self.enter(Moment::Update)?;
-            let state = checkpoint::load(&path, self.trained())?;
+            self.enter(StepPhase::Update)?;
+            let state = Checkpoint::open(&path)?.restore(self.trained())?;
             // The data go on: the same batches would lead to the same place.
             self.step = state.step;
             self.last_saved = Some(state.step);
             self.units = state.units;
             self.window = Window::default();
             self.last_evaluation = None;
-            self.recorder = Recorder::open(&self.folder, state.step)?;
+            self.recorder = Recorder::open(&self.folder, state.step, u64::MAX)?;
         }
         self.recorder.rolled_back(&rollback)?;
         observer.rolled_back(&rollback);
@@ -383,10 +439,18 @@ impl<'a> Run<'a> {
         };
         self.recorder.train(&metrics)?;
         observer.logged(&metrics);
+        let first = self.recorder.training_losses().len() == 1;
+        if first || self.page_written.elapsed() > PAGE_EVERY {
+            self.write_page(Ending::Running, None)?;
+        }
         Ok(())
     }
 
+    /// Measures the held-out loss, if anything is held out.
     fn evaluate(&mut self, limit: Option<u64>, observer: &mut dyn Observer) -> Result<(), Error> {
+        if !self.task.evaluates() {
+            return Ok(());
+        }
         let evaluation = self.with_averages(|run| run.task.evaluate(limit, &mut run.placer))?;
         self.last_evaluation = Some((self.step, evaluation));
         self.recorder.evaluation(self.step, &evaluation)?;
@@ -399,7 +463,7 @@ impl<'a> Run<'a> {
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, Error>,
     ) -> Result<T, Error> {
-        self.enter(Moment::Look)?;
+        self.enter(StepPhase::Evaluation)?;
         let Some(mut ema) = self.ema.take() else {
             return work(self);
         };
@@ -415,105 +479,9 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         let samples = self.with_averages(|run| run.task.sample(run.step, &mut run.placer))?;
-        let path = self.folder.join("samples.txt");
-        let mut text = format!("=== step {} ===\n", self.step);
-        for sample in &samples {
-            text += &format!("--- {:?} ---\n{}\n", sample.prompt, sample.text);
-        }
-        std::fs::File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .and_then(|mut file| file.write_all(text.as_bytes()))
-            .map_err(|error| Error::io("write", &path, error))?;
         self.recorder.samples(self.step, &samples)?;
         observer.sampled(self.step, &samples);
         Ok(())
-    }
-
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf, Error> {
-        self.enter(Moment::Update)?;
-        let progress = Progress {
-            step: self.step,
-            units: self.units + self.window.units,
-            train_seconds: self.train_seconds + self.window.seconds,
-            best: self.best,
-            micro_batch: self.relief.micro_batch(),
-            data: self.task.data_state()?,
-        };
-        let keep = self.config.train.save_total_limit;
-        let folder = self.folder.checkpoints();
-        let path = checkpoint::save(&folder, progress, &self.trained(), keep)?;
-        self.last_saved = Some(self.step);
-        observer.saved(self.step, &path);
-        Ok(path)
-    }
-
-    /// The last checkpoint, evaluation and sample, the exported model and the summary.
-    fn finish(mut self, ending: Ending, observer: &mut dyn Observer) -> Result<Summary, Error> {
-        if self.last_saved != Some(self.step) && self.step > 0 {
-            self.save(observer)?;
-        }
-        if ending == Ending::Completed {
-            self.load_best(observer)?;
-            self.evaluate(None, observer)?;
-            self.sample(observer)?;
-            let folder = self.folder.join(self.task.export_name());
-            self.with_averages(|run| run.task.export(&folder))?;
-        }
-        self.recorder.draw()?;
-        let summary = self.summary(ending);
-        let path = self.folder.join("summary.json");
-        let text = serde_json::to_string_pretty(&summary)
-            .map_err(|error| Error::Internal(format!("the summary: {error}")))?;
-        std::fs::write(&path, text + "\n").map_err(|error| Error::io("write", &path, error))?;
-        let page = Page {
-            summary: &summary,
-            records: self.recorder.records(),
-            placement: self.placer.report(),
-            config: self.config.to_yaml()?,
-        };
-        page.write(&self.folder.join("report.html"))?;
-        observer.finished(&summary);
-        Ok(summary)
-    }
-
-    fn summary(&self, ending: Ending) -> Summary {
-        let units = self.units + self.window.units;
-        let train_seconds = self.train_seconds + self.window.seconds;
-        let losses = self.recorder.training_losses();
-        let name = self.folder.path().file_name().unwrap_or_default();
-        Summary {
-            name: name.to_string_lossy().into_owned(),
-            ending,
-            steps: self.step,
-            max_steps: self.config.train.max_steps,
-            first_loss: losses.first().copied(),
-            last_loss: losses.last().copied(),
-            skipped_steps: self.guard.skipped,
-            rollbacks: self.guard.rollbacks,
-            repeated_steps: self.relief.times,
-            micro_batch: self.relief.micro_batch(),
-            best: self.best,
-            held_out: self.last_evaluation.map(|(_, evaluation)| evaluation),
-            tokens: units,
-            tokens_per_second: if train_seconds > 0.0 {
-                units as f64 / train_seconds
-            } else {
-                0.0
-            },
-            train_seconds,
-            wall_seconds: self.began.elapsed().as_secs_f64(),
-            memory: self.machine.memory_summary(),
-            memory_estimate: self.estimate,
-            memory_estimate_error: self
-                .machine
-                .step_peak()
-                .map(|measured| self.estimate.error(measured)),
-            memory_plan: self.task.memory_plan().cloned(),
-            streamed: self.task.streamed(),
-            environment: self.environment.clone(),
-        }
     }
 }
 
@@ -524,6 +492,14 @@ impl Window {
         self.steps += 1;
         self.units += units;
     }
+}
+
+/// The steps at which a run was resumed with another config, and what changed.
+fn resumes(records: &[Record]) -> impl Iterator<Item = (u64, &[Change])> {
+    records.iter().filter_map(|record| match record {
+        Record::Resumed { step, changes } => Some((*step, changes.as_slice())),
+        _ => None,
+    })
 }
 
 /// Whether something that happens every `every` steps (0: never) happens after `step`.

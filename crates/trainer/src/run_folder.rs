@@ -21,6 +21,19 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::{Error, checkpoint};
 
+/// What is written through a temporary name, or removed through one.
+const FILES: [&str; 9] = [
+    "config.yaml",
+    "metrics.jsonl",
+    "samples.txt",
+    "summary.json",
+    "report.html",
+    "loss.svg",
+    "memory.svg",
+    "adapter",
+    "model",
+];
+
 /// The folder of one run, which nobody else runs in while this is there.
 #[derive(Debug, Clone)]
 pub struct RunFolder {
@@ -44,9 +57,7 @@ impl RunFolder {
             match fs::create_dir(&path) {
                 Ok(()) => {
                     let folder = Self::locked(path)?;
-                    let text = config.to_yaml()?;
-                    let file = folder.config();
-                    fs::write(&file, text).map_err(|error| Error::io("write", &file, error))?;
+                    folder.write_config(&config.to_yaml()?)?;
                     return Ok(folder);
                 }
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -67,21 +78,13 @@ impl RunFolder {
     /// or a checkpoint folder.
     ///
     /// # Errors
-    /// When there is no whole checkpoint.
+    /// When there is no checkpoint.
     pub fn resume(config: &Config, resume_from: &str) -> Result<(Self, PathBuf), Error> {
         let path = match resume_from {
             "latest" => newest_run(config)?,
             path => PathBuf::from(path),
         };
-        let is_checkpoint = path
-            .file_name()
-            .and_then(|name| name.to_str())
-            .is_some_and(|name| name.starts_with("step-"));
-        if is_checkpoint {
-            let run = path
-                .parent()
-                .and_then(Path::parent)
-                .unwrap_or(Path::new("."));
+        if let Some(run) = checkpoint::run_of(&path) {
             return Ok((Self::locked(run.to_owned())?, path));
         }
         let folder = Self::locked(path)?;
@@ -90,7 +93,7 @@ impl RunFolder {
             Some((_, checkpoint)) => Ok((folder, checkpoint)),
             None => Err(Error::checkpoint(
                 &folder.checkpoints(),
-                "there is no whole checkpoint to resume from",
+                "there is no checkpoint to resume from",
             )),
         }
     }
@@ -121,17 +124,43 @@ impl RunFolder {
         &self.path
     }
 
-    /// `config.yaml`
+    /// Writes `config.yaml`; an older one stays whole until the new one is.
+    pub(crate) fn write_config(&self, text: &str) -> Result<(), Error> {
+        replace(&self.config(), text)
+    }
+
+    /// Removes what a process that was killed left half-written or half-removed.
+    pub(crate) fn sweep(&self) -> Result<(), Error> {
+        for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let left = FILES.iter().any(|file| {
+                let left = [".tmp", ".old", ".tmp.old"].map(|ending| format!("{file}{ending}"));
+                let name = name.to_string_lossy();
+                left.contains(&name.trim_start_matches('.').to_owned())
+            });
+            if left {
+                let path = entry.path();
+                let removed = match path.is_dir() {
+                    true => fs::remove_dir_all(&path),
+                    false => fs::remove_file(&path),
+                };
+                removed.map_err(|error| Error::io("remove", &path, error))?;
+            }
+        }
+        checkpoint::sweep(&self.checkpoints())
+    }
+
+    /// Path of `config.yaml`.
     pub fn config(&self) -> PathBuf {
         self.path.join("config.yaml")
     }
 
-    /// `metrics.jsonl`
+    /// Path of `metrics.jsonl`.
     pub fn metrics(&self) -> PathBuf {
         self.path.join("metrics.jsonl")
     }
 
-    /// `checkpoints`
+    /// Path of the folder `checkpoints`.
     pub fn checkpoints(&self) -> PathBuf {
         self.path.join("checkpoints")
     }
@@ -140,6 +169,15 @@ impl RunFolder {
     pub fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
+}
+
+/// Writes a file through a new one, so that whoever reads it sees all of the old or all of the new.
+pub(crate) fn replace(path: &Path, text: &str) -> Result<(), Error> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".tmp");
+    fs::write(&temporary, text)
+        .and_then(|()| fs::rename(&temporary, path))
+        .map_err(|error| Error::io("write", path, error))
 }
 
 fn numbered(name: &str, number: u32) -> String {
@@ -151,7 +189,7 @@ fn numbered(name: &str, number: u32) -> String {
 }
 
 /// The last of `<name>`, `<name>-2`, … that exists and has a checkpoint.
-fn newest_run(config: &Config) -> Result<PathBuf, Error> {
+pub(crate) fn newest_run(config: &Config) -> Result<PathBuf, Error> {
     let mut newest = None;
     for number in 1.. {
         let path = config.output_dir.join(numbered(&config.name, number));

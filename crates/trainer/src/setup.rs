@@ -1,8 +1,10 @@
 //! What happens before the first step: device, threads, data, model.
 
+use std::time::Duration;
+
 use placement::plan::Memory;
 use placement::torch_transport::TransportOptions;
-use placement::{Bytes, Placer};
+use placement::{Bytes, Placer, Verify};
 use tch::Device;
 use torch_ext::allocator::Stats;
 
@@ -10,6 +12,7 @@ use crate::allocator::Allocator;
 use crate::config::Config;
 use crate::data::TextData;
 use crate::estimate::Estimate;
+use crate::examples::texts;
 use crate::memory::{self, MemorySample};
 use crate::observer::Observer;
 use crate::optim::AdamW;
@@ -23,6 +26,8 @@ use crate::{Error, device};
 pub(crate) struct Machine {
     device: Device,
     allocator: Allocator,
+    verify: Verify,
+    transfer_deadline: Duration,
     /// Most bytes live and held at any look so far.
     peaks: (u64, u64),
     /// As `peaks`, since the last record.
@@ -42,6 +47,8 @@ impl Machine {
         Ok(Self {
             device,
             allocator: allocator.clone(),
+            verify: config.train.verify.into(),
+            transfer_deadline: Duration::from_secs(config.train.transfer_deadline.into()),
             peaks: (0, 0),
             window: (0, 0),
             step_peak: 0,
@@ -52,11 +59,12 @@ impl Machine {
     pub(crate) fn placer(&self) -> Result<Placer, Error> {
         let options = TransportOptions {
             allocator: self.allocator.library(),
+            deadline: self.transfer_deadline,
             ..TransportOptions::default()
         };
         Ok(Placer::with_options(
             self.device,
-            device::policy(),
+            device::policy(self.verify),
             options,
         )?)
     }
@@ -169,7 +177,7 @@ pub(crate) fn task(
         return Ok(Box::new(task));
     }
     observer.preparing("reading and tokenising the text");
-    let data = TextData::load(&config.data, config.data.block_size as usize)?;
+    let data = TextData::load(&config.data, config.seed, &texts)?;
     observer.preparing("building the model");
     Ok(Box::new(CausalLm::from_scratch(config, data, placer)?))
 }
@@ -206,11 +214,12 @@ fn memory_for_plans(allocator: &Allocator, placer: &Placer) -> Memory {
 
 #[cfg(test)]
 mod tests {
-    use placement::fake::{FakeDevice, FakeHost, Fault, Order};
+    use placement::testing::fake::{FakeDevice, FakeHost, Fault, Order};
     use placement::transport::{Element, Operation, Origin};
-    use placement::{Ladder, PlaceError, Request, Role, Rung};
+    use placement::{PlaceError, Placed, Request, Role, TransferEngine, TransferStrategy};
 
     use super::*;
+    use crate::config::VerifyMode;
 
     /// The loop makes room and tries again after an error, and after nothing else: a tensor that was left on the
     /// host would end the run in the next kernel.
@@ -221,7 +230,7 @@ mod tests {
         let mut device = FakeDevice::apu(true);
         device.order(Order {
             fault: Fault::OutOfMemory(Operation::Copy),
-            route: Rung::Direct,
+            route: TransferStrategy::Direct,
             every_time: true,
         });
         let moment = FakeHost::new(vec![1; 4096], Element::F32, Origin::Memory);
@@ -231,9 +240,55 @@ mod tests {
                 role,
                 cast: None,
             };
-            let placed = Ladder::new(*placer.policy()).place(&mut device, &moment, &request);
+            let placed =
+                TransferEngine::new(*placer.policy()).to_device(&mut device, &moment, &request);
             let error = Error::from(PlaceError::from(placed.unwrap_err()));
             assert!(error.is_out_of_memory(), "{error}");
+        }
+    }
+
+    /// The device damages a batch that it has received well twice.
+    #[test]
+    fn the_mode_of_the_config_decides_whether_a_fault_is_found() {
+        for (mode, found) in [
+            (VerifyMode::Off, false),
+            (VerifyMode::First, false),
+            (VerifyMode::Sample, false),
+            (VerifyMode::Always, true),
+        ] {
+            let mut config = Config::default();
+            config.train.verify = mode;
+            config.train.transfer_deadline = 7;
+            let machine = Machine::prepare(&config, &Allocator::torch()).unwrap();
+            let placer = machine.placer().unwrap();
+            assert_eq!(placer.options().deadline, Duration::from_secs(7));
+            assert_eq!(
+                placer.report().verify,
+                Verify::from(mode),
+                "what reports say"
+            );
+
+            let mut device = FakeDevice::apu(true);
+            let mut engine = TransferEngine::new(*placer.policy());
+            let tokens = FakeHost::new(vec![1; 4096], Element::U8, Origin::Memory);
+            let request = Request {
+                name: "batch.tokens",
+                role: Role::Batch,
+                cast: None,
+            };
+            for _ in 0..2 {
+                engine.to_device(&mut device, &tokens, &request).unwrap();
+            }
+            device.order(Order {
+                fault: Fault::Zeros,
+                route: TransferStrategy::Direct,
+                every_time: false,
+            });
+            let placed = engine.to_device(&mut device, &tokens, &request).unwrap();
+            let Placed::OnDevice(arrived) = placed else {
+                panic!("{placed:?}")
+            };
+            assert_eq!(arrived.bytes() == tokens.bytes(), found, "{mode:?}");
         }
     }
 }

@@ -1,12 +1,11 @@
 //! A run in numbers: `summary.json` and the last lines on the screen.
 
-use placement::stream::StreamReport;
+use placement::swap::SwapReport;
 use serde::Serialize;
 
-use crate::checkpoint::Best;
 use crate::estimate::{Estimate, EstimateError};
+use crate::events::{Best, Evaluation};
 use crate::memory_plan::MemoryPlan;
-use crate::task::Evaluation;
 
 /// How a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -16,6 +15,10 @@ pub enum Ending {
     Completed,
     /// Somebody asked it to stop; it can be resumed.
     Stopped,
+    /// An error ended it.
+    Failed,
+    /// It goes on, or something ended it that left it no time to say so.
+    Running,
 }
 
 /// A run in numbers.
@@ -53,7 +56,7 @@ pub struct Summary {
     pub train_seconds: f64,
     /// Seconds since this process began the run, everything included.
     pub wall_seconds: f64,
-    /// Memory.
+    /// Peak memory, expected and measured.
     pub memory: MemorySummary,
     /// What was expected of it before the first step.
     pub memory_estimate: Estimate,
@@ -62,7 +65,7 @@ pub struct Summary {
     /// What lived where, if the config asked for a plan.
     pub memory_plan: Option<MemoryPlan>,
     /// What streaming did in this process, if a part of the model was streamed.
-    pub streamed: Option<StreamReport>,
+    pub streamed: Option<SwapReport>,
     /// Where it ran.
     pub environment: Environment,
 }
@@ -89,9 +92,9 @@ pub struct Environment {
     pub surefoot: &'static str,
     /// libtorch's version and build.
     pub libtorch: String,
-    /// The device.
+    /// Device that was trained on.
     pub device: String,
-    /// The allocator.
+    /// Allocator that served the device.
     pub allocator: String,
     /// What was trained on.
     pub data: String,

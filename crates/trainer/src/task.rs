@@ -7,23 +7,25 @@
 //! task beside it.
 
 mod base_model;
+mod blocks;
 pub mod causal_lm;
 pub mod fine_tune;
+mod fine_tune_data;
 mod held_out;
-pub mod loss;
+mod sequences;
 
 use std::path::Path;
 
-use placement::stream::StreamReport;
+use placement::swap::SwapReport;
 use placement::{FieldPath, Placer};
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tch::Tensor;
 
 use crate::Error;
 use crate::estimate::Footprint;
+use crate::events::{Evaluation, Sample};
 use crate::memory_plan::MemoryPlan;
-use crate::model::Parameters;
+use models::Parameters;
 
 /// Something that can be trained.
 pub trait Task {
@@ -45,14 +47,14 @@ pub trait Task {
     }
 
     /// What streaming did so far, if a part of the model is streamed.
-    fn streamed(&self) -> Option<StreamReport> {
+    fn streamed(&self) -> Option<SwapReport> {
         None
     }
 
     /// Handles ([`Tensor::shallow_clone`]) on what the task has on the device and a step does not
     /// use, by name: a teacher, an encoder or a decoder that only [`Task::evaluate`],
     /// [`Task::sample`] and [`Task::export`] need. Where memory is short, it is away (empty, or on
-    /// the CPU) in [`Task::next_batch`], [`Task::pieces`] and [`Task::loss`], and back in those
+    /// the CPU) in [`Task::next_batch`], [`Task::micro_batches`] and [`Task::loss`], and back in those
     /// three. The tasks here have nothing of the kind; the optimizer's moments and averaged
     /// weights are the loop's own.
     fn idle_in_steps(&self) -> Vec<(String, Tensor)> {
@@ -76,7 +78,7 @@ pub trait Task {
     ///
     /// # Errors
     /// When the batch is of another task.
-    fn weight(&self, batch: &Batch) -> Result<f64, Error> {
+    fn loss_weight(&self, batch: &Batch) -> Result<f64, Error> {
         Ok(batch.units as f64)
     }
 
@@ -85,16 +87,16 @@ pub trait Task {
     ///
     /// # Errors
     /// When the batch is of another task, or its tensors are of different lengths.
-    fn pieces(&self, batch: Batch, rows: i64) -> Result<Vec<(Batch, f64)>, Error> {
+    fn micro_batches(&self, batch: Batch, rows: i64) -> Result<Vec<(Batch, f64)>, Error> {
         if batch.rows()? <= rows {
             return Ok(vec![(batch, 1.0)]);
         }
-        let whole = self.weight(&batch)?;
+        let whole = self.loss_weight(&batch)?;
         let pieces = batch.split(rows)?.into_iter();
         pieces
             .map(|piece| {
                 // Where there is nothing to learn, the loss is zero, however it is divided.
-                let share = self.weight(&piece)? / whole.max(1.0);
+                let share = self.loss_weight(&piece)? / whole.max(1.0);
                 Ok((piece, share))
             })
             .collect()
@@ -105,6 +107,12 @@ pub trait Task {
     /// # Errors
     /// When memory runs out.
     fn loss(&self, batch: &Batch) -> Result<Tensor, Error>;
+
+    /// Whether anything is held out to be measured on; without, the loop never asks for an
+    /// evaluation.
+    fn evaluates(&self) -> bool {
+        true
+    }
 
     /// The loss on held-out data: on at most `limit` samples, or on all of them.
     ///
@@ -131,11 +139,34 @@ pub trait Task {
     /// When the state is of other data.
     fn restore_data(&mut self, state: &Value) -> Result<(), Error>;
 
+    /// What the training stands on and must be the same when a run is resumed: the architecture, a
+    /// fingerprint of frozen weights, the shape of an adapter. What differs is told by the keys.
+    ///
+    /// # Errors
+    /// When weights cannot be read.
+    fn identity(&self) -> Result<Value, Error> {
+        Ok(Value::Null)
+    }
+
+    /// Writes the adapter alone into `folder`, of tasks that train one: every checkpoint has it, and
+    /// a run that was stopped. Returns whether there is one.
+    ///
+    /// # Errors
+    /// When a file cannot be written.
+    fn export_adapter(&self, _folder: &Path) -> Result<bool, Error> {
+        Ok(false)
+    }
+
     /// Writes what others load into `folder`: weights, config, tokenizer.
     ///
     /// # Errors
     /// When a file cannot be written.
     fn export(&self, folder: &Path) -> Result<(), Error>;
+
+    /// Whether `surefoot generate` and `surefoot eval` load what [`Task::export`] writes.
+    fn is_language_model(&self) -> bool {
+        false
+    }
 
     /// Name of the folder for [`Task::export`] in the run folder.
     fn export_name(&self) -> &'static str {
@@ -147,7 +178,7 @@ pub trait Task {
 #[derive(Debug)]
 pub struct Batch {
     tensors: Vec<(&'static str, Tensor)>,
-    /// What throughput counts: tokens, for text.
+    /// What throughput counts: tokens, for text, padding left out.
     pub units: u64,
 }
 
@@ -194,19 +225,23 @@ impl Batch {
             .collect()
     }
 
+    /// The tensor of this name, if the batch has one.
+    pub fn find(&self, name: &str) -> Option<&Tensor> {
+        let found = self.tensors.iter().find(|(key, _)| *key == name);
+        found.map(|(_, tensor)| tensor)
+    }
+
     /// The tensor of this name.
     ///
     /// # Errors
     /// When the batch was made for another task.
     pub fn get(&self, name: &str) -> Result<&Tensor, Error> {
-        let found = self.tensors.iter().find(|(key, _)| *key == name);
-        found
-            .map(|(_, tensor)| tensor)
+        self.find(name)
             .ok_or_else(|| Error::Internal(format!("a batch without `{name}`")))
     }
 }
 
-impl placement::Batch for Batch {
+impl placement::TensorTree for Batch {
     fn try_map<E, F>(self, path: &FieldPath, map: &mut F) -> Result<Self, E>
     where
         F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>,
@@ -218,28 +253,6 @@ impl placement::Batch for Batch {
             .collect::<Result<_, E>>()?;
         Ok(Self { tensors, units })
     }
-}
-
-/// A loss on held-out data.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Evaluation {
-    /// Mean loss of a unit: nats per token, for text.
-    pub loss: f64,
-    /// For text, nats per byte: the loss that is comparable between tokenizers.
-    pub nats_per_byte: Option<f64>,
-    /// Samples measured.
-    pub samples: u64,
-    /// Whether that was all held-out data.
-    pub complete: bool,
-}
-
-/// Something the model made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Sample {
-    /// What it was asked.
-    pub prompt: String,
-    /// What it answered.
-    pub text: String,
 }
 
 #[cfg(test)]

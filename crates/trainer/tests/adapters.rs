@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use trainer::{Allocator, Config, Observer, Silent, Stop, Summary};
+use surefoot_trainer::{Allocator, Config, NoObserver, Observer, Stop, Summary};
 
 const CONFIG: &str = "
 seed: 7
@@ -29,6 +29,8 @@ train:
 
 const DROPOUT: &str = "adapter.lora_dropout=0.3";
 const DORA: &str = "adapter.use_dora=true";
+const EMBEDDING: &str = "adapter.target_modules=[embed_tokens, q_proj]";
+const WHOLE: &str = "adapter.modules_to_save=[lm_head, layers.0.mlp, norm]";
 const CHECKPOINTING: &str = "train.gradient_checkpointing=true";
 
 struct Place {
@@ -52,7 +54,7 @@ impl Place {
     }
 
     fn run(&self, name: &str, more: &[&str]) -> Summary {
-        self.watched(name, more, &mut Silent, &Stop::default())
+        self.watched(name, more, &mut NoObserver, &Stop::default())
     }
 
     fn watched(
@@ -73,7 +75,7 @@ impl Place {
         ];
         all.extend(more.iter().map(|text| (*text).to_owned()));
         let config = Config::parse("test.yaml", CONFIG, &all).unwrap();
-        trainer::run(&config, &Allocator::torch(), observer, stop).unwrap()
+        surefoot_trainer::run(&config, &Allocator::torch(), observer, stop).unwrap()
     }
 
     fn checkpoint(&self, name: &str) -> PathBuf {
@@ -140,8 +142,19 @@ fn an_adapter_on_four_bits_with_moments_in_eight_resumes_exactly() {
 }
 
 #[test]
+fn modules_that_learn_whole_beside_an_adapted_embedding_resume_exactly() {
+    resumes_exactly(&[EMBEDDING, WHOLE, DROPOUT]);
+}
+
+#[test]
 fn gradient_checkpointing_changes_no_bit() {
-    for settings in [&[][..], &[DROPOUT], &[DORA], &[DORA, DROPOUT]] {
+    for settings in [
+        &[][..],
+        &[DROPOUT],
+        &[DORA],
+        &[DORA, DROPOUT],
+        &[EMBEDDING, WHOLE, DROPOUT],
+    ] {
         let place = Place::new();
         place.run("kept", settings);
         place.run("again", &[settings, &[CHECKPOINTING]].concat());
@@ -190,4 +203,45 @@ fn losses(run: &Path) -> f64 {
     let summary = fs::read(run.join("summary.json")).unwrap();
     let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
     summary["held_out"]["loss"].as_f64().unwrap()
+}
+
+/// Losses and gradient norms of a run's steps.
+fn losses_and_norms(place: &Place, name: &str) -> Vec<[f64; 2]> {
+    let metrics = place
+        .folder
+        .path()
+        .join("runs")
+        .join(name)
+        .join("metrics.jsonl");
+    let text = fs::read_to_string(metrics).unwrap();
+    let rows = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let numbers = |row: serde_json::Value| {
+        let of = |key: &str| row[key].as_f64();
+        Some([of("loss")?, of("grad_norm")?])
+    };
+    rows.filter_map(numbers).collect()
+}
+
+#[test]
+fn a_step_learns_the_same_however_it_is_cut_into_batches() {
+    let place = Place::new();
+    let cuts = [(6, 1), (3, 2), (1, 6)];
+    let runs = cuts.map(|(size, passes)| {
+        let name = format!("{size}-{passes}");
+        let size = format!("train.per_device_train_batch_size={size}");
+        let passes = format!("train.gradient_accumulation_steps={passes}");
+        place.run(&name, &[&size, &passes]);
+        losses_and_norms(&place, &name)
+    });
+    assert_eq!(runs[0].len(), 6);
+    for (run, cut) in runs[1..].iter().zip(&cuts[1..]) {
+        for (step, (one, other)) in runs[0].iter().zip(run).enumerate() {
+            for (a, b) in one.iter().zip(other) {
+                let difference = ((a - b) / a).abs();
+                assert!(difference <= 1e-6, "step {step} of {cut:?}: {a} and {b}");
+            }
+        }
+    }
 }

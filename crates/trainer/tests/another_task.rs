@@ -10,16 +10,19 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use models::Parameters;
+use models::adapters::{Attached, Attachment, LoraConfig, Modules, PeftAdapter, write_peft};
+use models::formats::{SafetensorsFile, write_tensors};
+use models::model::layers::Linear;
+use models::model::{Base, Builder, Initial, RandomWeights};
 use placement::Placer;
 use serde_json::{Value, json};
+use surefoot_trainer::data::{BlockOrder, OrderState};
+use surefoot_trainer::task::{Batch, Task};
+use surefoot_trainer::{
+    Allocator, Config, Ending, Error, Evaluation, Footprint, Observer, Sample, Stop, Summary,
+};
 use tch::{Device, Kind, Tensor};
-use trainer::adapters::{Attached, Attachment, LoraConfig, Modules, PeftAdapter, write_peft};
-use trainer::data::{BlockOrder, OrderState};
-use trainer::model::layers::Linear;
-use trainer::model::{Base, Builder, Initial, Parameters, RandomWeights};
-use trainer::task::{Batch, Evaluation, Sample, Task};
-use trainer::tensor_file::{self, TensorFile};
-use trainer::{Allocator, Config, Ending, Error, Footprint, Observer, Stop, Summary};
 
 const CHANNELS: i64 = 4;
 const VIDEO: [i64; 3] = [2, 4, 4];
@@ -92,7 +95,7 @@ fn attend([q, k, v, o]: &[Linear; 4], from: &Tensor, to: &Tensor) -> Result<Tens
     let (k, v) = (heads(k.forward(to, true)?)?, heads(v.forward(to, true)?)?);
     let mask = None::<&Tensor>;
     let seen = Tensor::f_scaled_dot_product_attention(&q, &k, &v, mask, 0.0, false, None, false)?;
-    o.forward(&seen.f_transpose(1, 2)?.f_flatten(2, 3)?, true)
+    Ok(o.forward(&seen.f_transpose(1, 2)?.f_flatten(2, 3)?, true)?)
 }
 
 /// The transformer: from noisy latents, a time in 0..1 and a text to a velocity.
@@ -155,7 +158,7 @@ struct FlowMatching {
 
 impl FlowMatching {
     fn open(config: &Config, cache: &Path, placer: &mut Placer) -> Result<Self, Error> {
-        let mut file = TensorFile::open(cache)?;
+        let file = SafetensorsFile::open(cache)?;
         let lora = LoraConfig {
             target_modules: Modules::AllLinear,
             ..LoraConfig::default()
@@ -171,8 +174,8 @@ impl FlowMatching {
             model,
             parameters,
             adapter: attachment.finish()?,
-            latents: file.read("latents")?,
-            texts: file.read("texts")?,
+            latents: file.read_stored("latents")?,
+            texts: file.read_stored("texts")?,
             order: BlockOrder::new(config.seed, (CLIPS - HELD_OUT + 1) as usize, 1),
             rows: config.train.per_device_train_batch_size as usize,
         })
@@ -285,7 +288,12 @@ impl Task for FlowMatching {
     }
 
     fn export(&self, folder: &Path) -> Result<(), Error> {
-        write_peft(folder, &self.adapter, &self.parameters, "tiny-video")
+        Ok(write_peft(
+            folder,
+            &self.adapter,
+            &self.parameters,
+            "tiny-video",
+        )?)
     }
 
     fn export_name(&self) -> &'static str {
@@ -311,7 +319,7 @@ impl Place {
             ("latents".to_owned(), &latents),
             ("texts".to_owned(), &texts),
         ];
-        tensor_file::write(&folder.path().join("cache.safetensors"), &tensors).unwrap();
+        write_tensors(&folder.path().join("cache.safetensors"), &tensors).unwrap();
         Self { folder }
     }
 
@@ -333,7 +341,7 @@ impl Place {
         let stop = Stop::default();
         let mut observer = StopAt(stop_at, stop.clone());
         let cache = self.path("cache.safetensors");
-        trainer::run_task(
+        surefoot_trainer::run_task(
             &config,
             &Allocator::torch(),
             &mut observer,
@@ -367,8 +375,8 @@ fn a_video_transformer_learns_by_flow_matching_in_the_same_loop() {
     let place = Place::new();
     let summary = place.train("whole", &[], None);
     assert_eq!(summary.ending, Ending::Completed);
-    let mut cache = TensorFile::open(&place.path("cache.safetensors")).unwrap();
-    let latents = cache.read("latents").unwrap();
+    let cache = SafetensorsFile::open(&place.path("cache.safetensors")).unwrap();
+    let latents = cache.read_stored("latents").unwrap();
     let squares = f64::try_from(latents.square().mean(Kind::Float)).unwrap();
     // A model that always answers zero misses the noise, whose square is 1, and the clips.
     let (silent, held_out) = (1.0 + squares, summary.held_out.unwrap().loss);

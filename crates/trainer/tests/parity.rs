@@ -8,15 +8,15 @@
 
 use std::path::Path;
 
-use safetensors::SafeTensors;
-use serde_json::Value;
-use tch::{Device, Kind, Reduction, Tensor};
-use trainer::Error;
-use trainer::model::{
-    Base, Builder, Decoder, DecoderConfig, DecoderOptions, Initial, Parameters, Pass, WeightSource,
+use models::Error;
+use models::Parameters;
+use models::formats::SafetensorsFile;
+use models::model::{
+    Base, Builder, Decoder, DecoderConfig, DecoderOptions, Initial, Pass, WeightSource,
 };
-use trainer::optim::{AdamW, AdamWSettings, Gradients};
-use trainer::tensor_file::TensorFile;
+use serde_json::Value;
+use surefoot_trainer::optim::{AdamW, AdamWSettings, Gradients};
+use tch::{Device, Kind, Reduction, Tensor};
 
 /// The bound on losses and norms, relative to their value.
 const TOLERANCE: f64 = 1e-4;
@@ -81,31 +81,29 @@ fn assert_follows_pytorch(case: &str) {
 /// The recording of one model.
 struct Golden {
     case: String,
-    file: TensorFile,
+    file: SafetensorsFile,
     metadata: std::collections::HashMap<String, String>,
 }
 
 impl Golden {
     fn open(case: &str) -> Golden {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/golden.safetensors");
-        let bytes = std::fs::read(&path).unwrap();
-        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
-        let file = TensorFile::open(&path).unwrap();
+        let file = SafetensorsFile::open(&path).unwrap();
         Golden {
             case: case.to_owned(),
+            metadata: file.metadata(),
             file,
-            metadata: header.metadata().clone().unwrap(),
         }
     }
 
     /// A tensor that both recordings use.
     fn shared(&mut self, name: &str) -> Tensor {
-        self.file.read(name).unwrap()
+        self.file.read_stored(name).unwrap()
     }
 
     fn tensor(&mut self, name: &str) -> Tensor {
         let name = format!("{}.{name}", self.case);
-        self.file.read(&name).unwrap()
+        self.file.read_stored(&name).unwrap()
     }
 
     fn numbers(&mut self, name: &str) -> Vec<f64> {

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use trainer::{Allocator, Config, Silent, Stop};
+use surefoot_trainer::{Allocator, Config, NoObserver, Stop};
 
 const CONFIG: &str = "
 name: report
@@ -40,7 +40,13 @@ fn page(folder: &Path) -> PathBuf {
         format!("data.path={}", folder.join("text.txt").display()),
     ];
     let config = Config::parse("test.yaml", CONFIG, &overrides).unwrap();
-    trainer::run(&config, &Allocator::torch(), &mut Silent, &Stop::default()).unwrap();
+    surefoot_trainer::run(
+        &config,
+        &Allocator::torch(),
+        &mut NoObserver,
+        &Stop::default(),
+    )
+    .unwrap();
     folder.join("runs/report/report.html")
 }
 
@@ -98,6 +104,13 @@ fn the_page_is_whole_in_a_browser() {
         let html = html.replace("http://www.w3.org/2000/svg", "");
         assert!(!html.contains(outside), "{outside}");
     }
+    for told in [
+        "held by the allocator",
+        "held-out data",
+        "surefoot generate --model ",
+    ] {
+        assert!(html.contains(told), "{told}");
+    }
     let Some(chromium) = chromium() else { return };
     let observer = "
         window.addEventListener('load', () => setTimeout(() => {
@@ -109,12 +122,50 @@ fn the_page_is_whole_in_a_browser() {
             bold: document.querySelectorAll('.sample b').length,
             figures: [...document.querySelectorAll('.figure span')].map((e) => e.textContent),
             environment: document.querySelectorAll('#environment tr').length,
+            commands: document.querySelectorAll('#use pre').length,
+            axes: document.querySelectorAll('.axis').length,
+            ticks: [...document.querySelectorAll('.plot')].every((plot) => {
+              const labels = [...plot.querySelectorAll('.tick')].map((label) => label.textContent);
+              return labels.length > 1 && new Set(labels).size === labels.length;
+            }),
+            tips: (() => {
+              const wide = document.querySelector('.whole svg');
+              const box = wide.getBoundingClientRect();
+              const at = { clientX: box.left + box.width / 2 };
+              wide.dispatchEvent(new PointerEvent('pointermove', at));
+              const tips = [...document.querySelectorAll('.tip')].filter((tip) => !tip.hidden);
+              const rows = tips.map((tip) => [...tip.children].map((row) => row.textContent));
+              wide.dispatchEvent(new PointerEvent('pointerleave'));
+              return rows;
+            })(),
+            sizes: SIZES.map(bytes),
+            shifted: Math.max(...[...document.querySelectorAll('.plot')].map((plot) => Math.abs(
+              plot.querySelector('path').getBoundingClientRect().right
+                - plot.querySelector('.grid').getBoundingClientRect().right))),
+            wide: new Set([...document.querySelectorAll('.whole .grid')].map((line) => line.getAttribute('x1'))).size,
             requests: performance.getEntriesByType('resource').length,
             overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
           };
           document.documentElement.dataset.seen = JSON.stringify(seen);
         }, 300));";
-    let url = format!("file://{}", observed(&page, observer).display());
+    // Below and above each unit, and halves of the last digit.
+    let sizes = [
+        0,
+        1023,
+        1024,
+        1152,
+        1408,
+        1664,
+        1_048_575,
+        1_048_576,
+        209_715_200,
+        818_140_938,
+        67_076_651_745,
+        1 << 40,
+        3 << 40,
+    ];
+    let observer = observer.replace("SIZES", &format!("{sizes:?}"));
+    let url = format!("file://{}", observed(&page, &observer).display());
     for width in ["1280,900", "360,740"] {
         let arguments = [
             format!("--window-size={width}"),
@@ -142,6 +193,24 @@ fn the_page_is_whole_in_a_browser() {
             seen["figures"].to_string().contains("best evaluation"),
             "{seen}"
         );
+        assert_eq!(seen["commands"], 3, "{seen}");
+        // Each has two, the last step is at the end of its scale, and the two wide charts are in line.
+        assert_eq!(
+            (&seen["axes"], &seen["wide"]),
+            (&10.into(), &1.into()),
+            "{seen}"
+        );
+        assert!(seen["shifted"].as_f64() < Some(4.0), "{width}: {seen}");
+        // No two ticks of an axis say the same, and sizes are written as everywhere.
+        assert_eq!(seen["ticks"], true, "{seen}");
+        let written = sizes.map(|size| placement::Bytes(size).to_string());
+        assert_eq!(seen["sizes"], serde_json::json!(written));
+        // A pointer on one of the wide charts is on both, at the same step.
+        let tips = seen["tips"].as_array().unwrap();
+        assert_eq!(tips.len(), 2, "{seen}");
+        assert_eq!(tips[0][0], tips[1][0], "{seen}");
+        assert!(tips[0].to_string().contains("held-out data"), "{seen}");
+        assert!(tips[1].to_string().contains("MiB"), "{seen}");
         assert_eq!(seen["requests"], 0, "{seen}");
         assert_eq!(seen["overflow"], 0, "{width}: {seen}");
     }
@@ -170,4 +239,44 @@ fn take_pictures(chromium: &str, folder: &Path, page: &Path, target: &Path) {
         browse(chromium, folder, &arguments);
         assert!(picture.is_file(), "{name}");
     }
+}
+
+/// Looks at the page after the first step, and ends the run by what cannot be written.
+struct Breaks(PathBuf, Option<String>);
+
+impl surefoot_trainer::Observer for Breaks {
+    fn stepped(&mut self, step: u64) {
+        if step > 1 {
+            return;
+        }
+        self.1 = fs::read_to_string(self.0.join("report.html")).ok();
+        fs::write(self.0.join("checkpoints"), "no folder").unwrap();
+    }
+}
+
+#[test]
+fn a_run_that_breaks_has_a_page_that_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(
+        folder.path().join("text.txt"),
+        "seven bottles of ale\n".repeat(200),
+    )
+    .unwrap();
+    let overrides = [
+        format!("output_dir={}", folder.path().join("runs").display()),
+        format!("data.path={}", folder.path().join("text.txt").display()),
+        "save_steps=4".to_owned(),
+    ];
+    let config = Config::parse("test.yaml", CONFIG, &overrides).unwrap();
+    let run = folder.path().join("runs/report");
+    let mut observer = Breaks(run.clone(), None);
+    let allocator = Allocator::torch();
+    let error = surefoot_trainer::run(&config, &allocator, &mut observer, &Stop::default());
+    let before = observer.1.expect("a page from the first step on");
+    assert!(before.contains("\"ending\":\"running\""));
+    let page = fs::read_to_string(run.join("report.html")).unwrap();
+    assert!(page.contains("\"ending\":\"failed\"") && page.contains("\"kind\":\"train\""));
+    let reason = serde_json::to_string(&error.unwrap_err().to_string()).unwrap();
+    assert!(page.contains(&format!("\"error\":{reason}")), "{reason}");
+    assert!(page.contains("surefoot train --resume "));
 }

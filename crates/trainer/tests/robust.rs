@@ -1,15 +1,24 @@
-//! Runs that meet numbers which are none. The model is a real file in which the embedding
-//! of one letter, `z`, is NaN: a batch with that letter has neither loss nor gradient.
+//! Runs that meet numbers which are none. The model is a real one whose loss is NaN for a batch
+//! with the letter `z`: such a batch has neither loss nor gradient.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use tch::Kind;
-use trainer::tensor_file::TensorFile;
-use trainer::weights::convert_gguf;
-use trainer::{Allocator, Config, Error, Observer, Record, Rollback, Silent, Stop, Summary};
+use models::Parameters;
+use models::formats::{SafetensorsFile, TensorSource};
+use models::pretrained::convert_gguf;
+use placement::Placer;
+use platform::Bytes;
+use serde_json::Value;
+use surefoot_trainer::task::fine_tune::FineTune;
+use surefoot_trainer::task::{Batch, Task};
+use surefoot_trainer::{
+    Allocator, Config, Error, Evaluation, Footprint, NoObserver, Observer, Record, Rollback,
+    Sample, Stop, Summary, run_task,
+};
+use tch::{Kind, Tensor};
 
 const CONFIG: &str = "
 seed: 5
@@ -30,8 +39,8 @@ train:
   save_total_limit: 3
 ";
 
-/// The letter's place in the vocabulary of the golden model, whose rows have 16 numbers.
-const Z: usize = 29;
+/// The letter's place in the vocabulary of the golden model.
+const Z: i64 = 29;
 
 struct Place {
     folder: tempfile::TempDir,
@@ -46,7 +55,6 @@ impl Place {
         let golden = "../../tests/reference/golden/models/llama-grouped.gguf";
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join(golden);
         convert_gguf(&golden, &place.path("model"), Kind::Float, &|_, _| {}).unwrap();
-        poison(&place.path("model/model.safetensors"));
         let line = |n: usize| match n < 360 && n * 37 % 100 < bad {
             true => "the zebra ran on\n",
             false => "the horse ran on\n",
@@ -74,7 +82,19 @@ impl Place {
         ];
         all.extend(more.iter().map(|text| (*text).to_owned()));
         let config = Config::parse("test.yaml", CONFIG, &all).unwrap();
-        trainer::run(&config, &Allocator::torch(), observer, &Stop::default())
+        let stop = Stop::default();
+        run_task(
+            &config,
+            &Allocator::torch(),
+            observer,
+            &stop,
+            |placer, observer| {
+                let model = self.path("model").display().to_string();
+                let memory = placer.memory(Bytes::gib(64), Bytes::gib(64));
+                let task = FineTune::open(&config, &model, placer, memory, observer)?;
+                Ok(Box::new(NanOnZ(task)))
+            },
+        )
     }
 
     fn records(&self, name: &str) -> Vec<Record> {
@@ -91,17 +111,62 @@ impl Place {
     }
 }
 
-/// Writes a NaN into the embedding of `z`.
-fn poison(path: &Path) {
-    let mut bytes = fs::read(path).unwrap();
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
-    let entry = &header["model.embed_tokens.weight"];
-    assert_eq!(entry["shape"], serde_json::json!([48, 16]));
-    let start = entry["data_offsets"][0].as_u64().unwrap() as usize;
-    let at = 8 + length + start + Z * 16 * 4;
-    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
-    fs::write(path, bytes).unwrap();
+/// Fine-tuning whose loss is NaN for a batch with the letter.
+struct NanOnZ(FineTune);
+
+impl Task for NanOnZ {
+    fn description(&self) -> String {
+        self.0.description()
+    }
+
+    fn data_description(&self) -> String {
+        self.0.data_description()
+    }
+
+    fn parameters(&self) -> &Parameters {
+        self.0.parameters()
+    }
+
+    fn footprint(&self) -> Footprint {
+        self.0.footprint()
+    }
+
+    fn next_batch(&mut self) -> Result<Batch, Error> {
+        self.0.next_batch()
+    }
+
+    fn loss(&self, batch: &Batch) -> Result<Tensor, Error> {
+        let loss = self.0.loss(batch)?;
+        let letters = batch.get("tokens")?.f_eq(Z)?.f_sum(Kind::Int64)?;
+        match letters.f_int64_value(&[])? {
+            0 => Ok(loss),
+            _ => Ok(loss.f_mul_scalar(f64::NAN)?),
+        }
+    }
+
+    fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
+        self.0.evaluate(limit, placer)
+    }
+
+    fn sample(&self, step: u64, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
+        self.0.sample(step, placer)
+    }
+
+    fn data_state(&self) -> Result<Value, Error> {
+        self.0.data_state()
+    }
+
+    fn restore_data(&mut self, state: &Value) -> Result<(), Error> {
+        self.0.restore_data(state)
+    }
+
+    fn export(&self, folder: &Path) -> Result<(), Error> {
+        self.0.export(folder)
+    }
+
+    fn export_name(&self) -> &'static str {
+        self.0.export_name()
+    }
 }
 
 #[derive(Default)]
@@ -116,7 +181,7 @@ impl Observer for Rollbacks {
 #[test]
 fn a_bad_batch_is_skipped_and_described() {
     let place = Place::new(15);
-    let summary = place.run("a", &[], &mut Silent).unwrap();
+    let summary = place.run("a", &[], &mut NoObserver).unwrap();
     assert_eq!(summary.steps, 40);
     assert!(summary.skipped_steps > 0);
     assert!(summary.held_out.unwrap().loss.is_finite());
@@ -140,10 +205,10 @@ fn a_bad_batch_is_skipped_and_described() {
         }
     }
     // Nothing of it is in the weights.
-    let mut adapter =
-        TensorFile::open(&place.path("runs/a/adapter/adapter_model.safetensors")).unwrap();
+    let adapter =
+        SafetensorsFile::open(&place.path("runs/a/adapter/adapter_model.safetensors")).unwrap();
     for name in adapter.names() {
-        let sum = adapter.read(&name).unwrap().sum(Kind::Double);
+        let sum = adapter.read_stored(&name).unwrap().sum(Kind::Double);
         assert!(f64::try_from(&sum).unwrap().is_finite(), "{name}");
     }
 }
@@ -152,14 +217,14 @@ fn a_bad_batch_is_skipped_and_described() {
 fn a_resumed_run_that_skipped_steps_is_the_uninterrupted_one() {
     let place = Place::new(15);
     place
-        .run("whole", &["train.save_total_limit=null"], &mut Silent)
+        .run("whole", &["train.save_total_limit=null"], &mut NoObserver)
         .unwrap();
     let cut = place
-        .run("cut", &["train.max_steps=25"], &mut Silent)
+        .run("cut", &["train.max_steps=25"], &mut NoObserver)
         .unwrap();
     assert!(cut.skipped_steps > 0);
     let resume = ["train.resume_from_checkpoint=latest"];
-    place.run("cut", &resume, &mut Silent).unwrap();
+    place.run("cut", &resume, &mut NoObserver).unwrap();
     assert!(
         place.weights("whole") == place.weights("cut"),
         "the weights differ"
@@ -199,7 +264,7 @@ fn three_bad_batches_in_a_row_roll_back_and_the_data_go_on() {
 fn a_run_that_cannot_go_on_says_what_it_saw() {
     let place = Place::new(100);
     let error = place
-        .run("a", &["train.save_steps=0"], &mut Silent)
+        .run("a", &["train.save_steps=0"], &mut NoObserver)
         .unwrap_err();
     assert!(!error.is_bad_usage());
     let text = error.to_string();

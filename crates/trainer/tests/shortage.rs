@@ -9,13 +9,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use models::Parameters;
+use models::formats::write_tensors;
 use serde_json::{Value, json};
-use tch::{Device, Kind, TchError, Tensor};
-use trainer::model::Parameters;
-use trainer::task::{Batch, Evaluation, Sample, Task};
-use trainer::{
-    Allocator, Config, Error, Footprint, Observer, ShortOfMemory, Stop, Summary, tensor_file,
+use surefoot_trainer::task::{Batch, Task};
+use surefoot_trainer::{
+    Allocator, Config, Error, Evaluation, Footprint, Observer, OomRetry, Sample, Stop, Summary,
 };
+use tch::{Device, Kind, TchError, Tensor};
 
 const WIDTH: i64 = 32;
 const ROWS: i64 = 4;
@@ -100,7 +101,7 @@ impl Task for Distillation {
                  {} bytes of which 0 bytes is free.",
                 self.capacity
             );
-            return Err(Error::Torch(TchError::Torch(text)));
+            return Err(TchError::Torch(text).into());
         }
         let inputs = batch.get("inputs")?;
         let made = inputs.f_matmul(&self.student)?;
@@ -137,16 +138,16 @@ impl Task for Distillation {
             ("student".to_owned(), &self.student),
             ("teacher".to_owned(), &self.teacher),
         ];
-        tensor_file::write(&folder.join("weights"), &tensors)?;
+        write_tensors(&folder.join("weights"), &tensors)?;
         Ok(())
     }
 }
 
 #[derive(Default)]
-struct Remedies(Vec<ShortOfMemory>);
+struct Remedies(Vec<OomRetry>);
 
 impl Observer for Remedies {
-    fn short_of_memory(&mut self, step: &ShortOfMemory) {
+    fn oom_retry(&mut self, step: &OomRetry) {
         self.0.push(step.clone());
     }
 }
@@ -172,7 +173,7 @@ impl Place {
         let more: Vec<String> = more.iter().map(|text| (*text).to_owned()).collect();
         let config = Config::parse("test.yaml", &text, &more).unwrap();
         let mut remedies = Remedies::default();
-        let summary = trainer::run_task(
+        let summary = surefoot_trainer::run_task(
             &config,
             &Allocator::torch(),
             &mut remedies,
@@ -197,7 +198,7 @@ impl Place {
 
 /// What was done, in words.
 fn deeds(remedies: &Remedies) -> Vec<String> {
-    let deed = |short: &ShortOfMemory| match (short.offloaded, short.micro_batch) {
+    let deed = |short: &OomRetry| match (short.offloaded, short.micro_batch) {
         (None, None) => "trim".to_owned(),
         (Some(bytes), None) => format!("offload {bytes}"),
         (_, Some(rows)) => format!("{rows} rows"),
@@ -220,7 +221,7 @@ fn what_is_idle_leaves_before_a_batch_is_cut_and_what_is_learned_is_the_same_to_
     assert_eq!((tight.repeated_steps, tight.micro_batch), (2, None));
     let said = remedies.0[1].to_string();
     assert!(
-        said.contains("offloaded what is idle in a step (16.4 kB)"),
+        said.contains("offloaded what is idle in a step (16 KiB)"),
         "{said}"
     );
     for file in [
@@ -250,7 +251,7 @@ fn smaller_pieces_come_after_it_and_an_error_with_the_numbers_last() {
     assert_eq!(deeds(&remedies), ["trim", &offloaded, "2 rows", "1 rows"]);
     let error = none.unwrap_err().to_string();
     for words in [
-        "micro-batch 1 × accumulation 4 = 4, asked for 1000 B, free 0 B, in all 500 B",
+        "micro-batch 1 × accumulation 4 = 4, asked for 1000 bytes, free 0 bytes, in all 500 bytes",
         "tried trimming caches, then offloading what is idle, then a smaller micro-batch",
     ] {
         assert!(error.contains(words), "{words} in {error}");

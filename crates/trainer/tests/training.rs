@@ -5,8 +5,10 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use trainer::tensor_file::TensorFile;
-use trainer::{Allocator, Config, Ending, Error, Metrics, Observer, Record, Stop, Summary};
+use models::formats::{SafetensorsFile, TensorSource};
+use surefoot_trainer::{
+    Allocator, Config, Ending, Error, Metrics, Observer, Record, Stop, Summary,
+};
 
 const MODEL: &str = "
 seed: 3
@@ -56,7 +58,12 @@ impl Place {
     }
 
     fn run(&self, name: &str, overrides: &[&str]) -> Result<Summary, Error> {
-        self.watched(name, overrides, &mut trainer::Silent, &Stop::default())
+        self.watched(
+            name,
+            overrides,
+            &mut surefoot_trainer::NoObserver,
+            &Stop::default(),
+        )
     }
 
     fn watched(
@@ -67,7 +74,7 @@ impl Place {
         stop: &Stop,
     ) -> Result<Summary, Error> {
         let config = self.config(name, overrides);
-        trainer::run(&config, &Allocator::torch(), observer, stop)
+        surefoot_trainer::run(&config, &Allocator::torch(), observer, stop)
     }
 
     /// Runs `name` and asks it to stop in step `step`.
@@ -219,16 +226,16 @@ fn a_run_leaves_its_folder_as_promised() {
     assert_eq!(seen.logged, [2, 4, 6, 8]);
     assert_eq!((seen.evaluated, seen.sampled), (vec![4, 8], vec![4, 8]));
     // The exported model has the weights of the last checkpoint.
-    let mut exported = TensorFile::open(&run.join("model/model.safetensors")).unwrap();
+    let exported = SafetensorsFile::open(&run.join("model/model.safetensors")).unwrap();
     let last = run.join("checkpoints/step-000008/model.safetensors");
-    let mut last = TensorFile::open(&last).unwrap();
+    let last = SafetensorsFile::open(&last).unwrap();
     assert_eq!(exported.names(), last.names());
     for name in exported.names() {
         assert!(
             exported
-                .read(&name)
+                .read_stored(&name)
                 .unwrap()
-                .equal(&last.read(&name).unwrap()),
+                .equal(&last.read_stored(&name).unwrap()),
             "{name}"
         );
     }
@@ -250,10 +257,10 @@ impl Observer for Seen {
         assert!(metrics.loss.is_finite() && metrics.gradient_norm > 0.0);
         self.logged.push(metrics.step);
     }
-    fn evaluated(&mut self, step: u64, _: &trainer::task::Evaluation) {
+    fn evaluated(&mut self, step: u64, _: &surefoot_trainer::Evaluation) {
         self.evaluated.push(step);
     }
-    fn sampled(&mut self, step: u64, samples: &[trainer::task::Sample]) {
+    fn sampled(&mut self, step: u64, samples: &[surefoot_trainer::Sample]) {
         assert_eq!(samples.len(), 1);
         self.sampled.push(step);
     }
@@ -331,28 +338,28 @@ fn a_damaged_checkpoint_is_refused() {
 fn a_checkpoint_of_another_model_or_text_is_refused() {
     let place = Place::new();
     place.run("a", &[]).unwrap();
-    let wider = "model.intermediate_size=32";
-    assert_refused(
-        &place,
-        &[wider],
-        "`model.layers.0.mlp.gate_proj.weight` is [24, 16] there",
-    );
-    assert_refused(
-        &place,
-        &["model.num_hidden_layers=1"],
-        "which this run lacks",
-    );
-    assert_refused(
-        &place,
-        &["model.num_hidden_layers=3"],
-        "which this run needs",
-    );
-    assert_refused(
-        &place,
-        &["data.block_size=8"],
-        "`block_size` was 16, and is 8",
-    );
-    assert_refused(&place, &["seed=4"], "`seed` was 3, and is 4");
+    for (change, told) in [
+        (
+            "model.intermediate_size=32",
+            "`model.intermediate_size` was 24, and is 32",
+        ),
+        (
+            "model.num_hidden_layers=1",
+            "`model.num_hidden_layers` was 2, and is 1",
+        ),
+        (
+            "model.num_hidden_layers=3",
+            "`model.num_hidden_layers` was 2, and is 3",
+        ),
+        (
+            "model.rope_theta=500",
+            "`model.rope_theta` was 10000.0, and is 500.0",
+        ),
+        ("data.block_size=8", "`data.block_size` was 16, and is 8"),
+        ("seed=4", "`seed` was 3, and is 4"),
+    ] {
+        assert_refused(&place, &[change], told);
+    }
     fs::write(place.path("text.txt"), "another text\n".repeat(300)).unwrap();
     assert_refused(&place, &[], "`fingerprint`");
 }
@@ -379,6 +386,48 @@ fn text_that_cannot_be_used_says_why() {
     assert!(
         !place.path("runs").exists(),
         "a run that cannot start leaves nothing"
+    );
+}
+
+/// A model from scratch learns the texts of records, measured on other texts, on records chosen by the
+/// seed, or on nothing.
+#[test]
+fn records_of_text_are_learned_from_scratch() {
+    let place = Place::new();
+    let line = |n: usize| format!("{{\"text\": \"{n} bottles of ale on a wall\"}}\n");
+    let lines: String = (0..60).map(line).collect();
+    fs::write(place.path("data.jsonl"), &lines).unwrap();
+    fs::write(
+        place.path("other.csv"),
+        "text\nten bottles of ale\nno bottle of ale\n",
+    )
+    .unwrap();
+    let records = format!("data.path={}", place.path("data.jsonl").display());
+    let other = format!("data.eval_dataset={}", place.path("other.csv").display());
+    let on_other = place.run("other", &[&records, &other]).unwrap();
+    assert!(on_other.held_out.unwrap().loss.is_finite());
+    assert!(
+        on_other.environment.data.contains("60 texts"),
+        "{}",
+        on_other.environment.data
+    );
+    let shuffled = place.run("any", &[&records, "data.validation_shuffle=true"]);
+    let (shuffled, last) = (shuffled.unwrap(), place.run("last", &[&records]).unwrap());
+    assert_ne!(shuffled.first_loss, last.first_loss);
+    let none = place
+        .run("none", &[&records, "data.validation_fraction=0"])
+        .unwrap();
+    assert_eq!((none.held_out, none.steps), (None, 8));
+    assert!(place.path("runs/none/report.html").is_file());
+    fs::write(
+        place.path("data.jsonl"),
+        "{\"prompt\": \"a\", \"completion\": \"b\"}\n",
+    )
+    .unwrap();
+    let said = place.run("pairs", &[&records]).unwrap_err().to_string();
+    assert!(
+        said.contains("data.jsonl:1: ") && said.contains("model.name_or_path"),
+        "{said}"
     );
 }
 
@@ -481,13 +530,13 @@ fn the_best_weights_are_exported_and_their_checkpoint_kept() {
     assert!(best.step < 60, "the test needs a run that gets worse");
     assert_eq!(summary.held_out.unwrap().loss, best.value);
     let checkpoint = place.checkpoint("a", best.step).join("model.safetensors");
-    let mut kept = TensorFile::open(&checkpoint).unwrap();
-    let mut exported = TensorFile::open(&run.join("model/model.safetensors")).unwrap();
+    let kept = SafetensorsFile::open(&checkpoint).unwrap();
+    let exported = SafetensorsFile::open(&run.join("model/model.safetensors")).unwrap();
     for name in exported.names() {
         let same = exported
-            .read(&name)
+            .read_stored(&name)
             .unwrap()
-            .equal(&kept.read(&name).unwrap());
+            .equal(&kept.read_stored(&name).unwrap());
         assert!(same, "{name}");
     }
 }

@@ -1,14 +1,14 @@
 //! The `adapter` section of a config: PEFT's `LoraConfig` by name.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use indexmap::IndexMap;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
-use crate::adapters::{LoraConfig, Modules};
+use models::Error;
+use models::adapters::{Biases, Layers, LoraConfig, Modules};
 
 /// A low-rank adapter: what is trained while the model stays as it is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -27,22 +27,59 @@ pub struct AdapterConfig {
     /// Learn each row's magnitude apart from its direction (DoRA).
     pub use_dora: bool,
     /// Layers that get an adapter: `all-linear`, a list of names, or a regular expression
-    /// for the whole name.
+    /// for the whole name. `embed_tokens` and `lm_head` are two of them.
     pub target_modules: ModuleNames,
     /// Layers that get none: a list of names, or a regular expression for the whole name.
     pub exclude_modules: Option<ModuleNames>,
-    /// Other ranks for layers whose name ends in a match of the key.
-    pub rank_pattern: BTreeMap<String, u32>,
-    /// Other alphas for layers whose name ends in a match of the key.
-    pub alpha_pattern: BTreeMap<String, f64>,
-    /// LoRA+: the learning rate of the second matrix of each pair, `B`, in units of the first's.
+    /// Numbers of the blocks whose layers get an adapter; all blocks when left out.
+    pub layers_to_transform: Option<Vec<u32>>,
+    /// Name of the list that these numbers count in, such as `layers`; any list when left out.
+    pub layers_pattern: Option<String>,
+    /// Modules that are trained whole beside the adapters and saved with them, by the end of their
+    /// names: `embed_tokens`, `lm_head`, `layers.0.mlp`, `norm`.
+    pub modules_to_save: Option<Vec<String>>,
+    /// Biases of the model that are trained too.
+    pub bias: BiasConfig,
+    /// Other ranks for layers whose name ends in a match of the key; the first that matches counts.
+    pub rank_pattern: IndexMap<String, u32>,
+    /// Other alphas for layers whose name ends in a match of the key; the first that matches counts.
+    pub alpha_pattern: IndexMap<String, f64>,
+    /// LoRA+: the learning rate of the second matrix of each pair, `B`, and of vectors, in units of
+    /// the first's.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
     pub loraplus_lr_ratio: Option<f64>,
+    /// LoRA+: the learning rate of both matrices of an adapter on the embedding.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
+    pub loraplus_lr_embedding: f64,
     /// At the end also write the model with the adapter merged into it, for programs that know
     /// no adapters: to `merged/`, beside `adapter/`.
     pub save_merged: bool,
     /// An adapter in PEFT's format to go on from; all other keys here then come from it.
+    #[schemars(extend("format" = "path"))]
     pub resume_from: Option<PathBuf>,
+}
+
+/// Which of the model's own biases are trained beside an adapter.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BiasConfig {
+    /// None of them.
+    #[default]
+    None,
+    /// Every bias of the model.
+    All,
+    /// Those of layers that have an adapter.
+    LoraOnly,
+}
+
+impl From<BiasConfig> for Biases {
+    fn from(bias: BiasConfig) -> Self {
+        match bias {
+            BiasConfig::None => Self::None,
+            BiasConfig::All => Self::All,
+            BiasConfig::LoraOnly => Self::LoraOnly,
+        }
+    }
 }
 
 /// A choice of layers.
@@ -79,9 +116,14 @@ impl Default for AdapterConfig {
             use_dora: false,
             target_modules: ModuleNames::Pattern("all-linear".into()),
             exclude_modules: None,
-            rank_pattern: BTreeMap::new(),
-            alpha_pattern: BTreeMap::new(),
+            layers_to_transform: None,
+            layers_pattern: None,
+            modules_to_save: None,
+            bias: BiasConfig::None,
+            rank_pattern: IndexMap::new(),
+            alpha_pattern: IndexMap::new(),
             loraplus_lr_ratio: None,
+            loraplus_lr_embedding: 1e-6,
             save_merged: false,
             resume_from: None,
         }
@@ -93,7 +135,7 @@ impl ModuleNames {
         match self {
             Self::List(names) => Ok(Modules::Suffixes(names.clone())),
             Self::Pattern(text) => Modules::from_text(text)
-                .map_err(|reason| Error::Data(format!("`adapter.{key}`: {reason}"))),
+                .map_err(|reason| Error::Invalid(format!("`adapter.{key}`: {reason}"))),
         }
     }
 }
@@ -116,6 +158,17 @@ impl AdapterConfig {
                 Some(names) => Some(names.modules("exclude_modules")?),
                 None => None,
             },
+            layers: (self.layers_to_transform.is_some() || self.layers_pattern.is_some()).then(
+                || {
+                    let indices = self.layers_to_transform.iter().flatten();
+                    Layers {
+                        indices: indices.copied().map(u64::from).collect(),
+                        lists: self.layers_pattern.iter().cloned().collect(),
+                    }
+                },
+            ),
+            modules_to_save: self.modules_to_save.clone().unwrap_or_default(),
+            bias: self.bias.into(),
             rank_pattern: ranks
                 .map(|(name, rank)| (name.clone(), i64::from(*rank)))
                 .collect(),

@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::de::{self, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use tch::Device;
 
 /// Whether to compute in bfloat16.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Value", into = "Value")]
 pub enum Bf16 {
     /// `false`
     Off,
@@ -43,38 +44,26 @@ fn cpu_multiplies_bf16() -> bool {
     return false;
 }
 
-impl Serialize for Bf16 {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Off => serializer.serialize_bool(false),
-            Self::On => serializer.serialize_bool(true),
-            Self::Auto => serializer.serialize_str("auto"),
+impl From<Bf16> for Value {
+    fn from(bf16: Bf16) -> Self {
+        match bf16 {
+            Bf16::Off => false.into(),
+            Bf16::On => true.into(),
+            Bf16::Auto => "auto".into(),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Bf16 {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Words;
-        impl Visitor<'_> for Words {
-            type Value = Bf16;
+impl TryFrom<Value> for Bf16 {
+    type Error = String;
 
-            fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                out.write_str("`true`, `false` or `auto`")
-            }
-
-            fn visit_bool<E: de::Error>(self, on: bool) -> Result<Bf16, E> {
-                Ok(if on { Bf16::On } else { Bf16::Off })
-            }
-
-            fn visit_str<E: de::Error>(self, word: &str) -> Result<Bf16, E> {
-                match word {
-                    "auto" => Ok(Bf16::Auto),
-                    other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
-                }
-            }
+    fn try_from(value: Value) -> Result<Self, String> {
+        match value {
+            Value::Bool(false) => Ok(Self::Off),
+            Value::Bool(true) => Ok(Self::On),
+            Value::String(word) if word == "auto" => Ok(Self::Auto),
+            other => Err(format!("{other} is not `true`, `false` or `auto`")),
         }
-        deserializer.deserialize_any(Words)
     }
 }
 

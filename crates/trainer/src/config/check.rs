@@ -1,4 +1,6 @@
-//! Checks a config tree against the JSON schema and reports every problem at once.
+//! Checks a config tree against the JSON schema and reports every problem at once. Our own checker,
+//! because errors of the jsonschema crate (a JSON pointer and a keyword) would have to be turned into
+//! these messages all the same, and JSON has no NaN to refuse.
 //!
 //! This reads the part of JSON Schema that the structs in `config` produce:
 //! `$ref`, `type`, `properties`, `items`, `enum`, `const`, `oneOf`, `anyOf`,
@@ -7,7 +9,7 @@
 use serde_json::Value as Schema;
 
 use super::problem::Problem;
-use super::tree::{Entry, Node, Value};
+use super::tree::{Entry, Node, Value, whole_number};
 
 /// All problems of `tree` under `schema`, in the order of the text.
 pub(crate) fn against_schema(tree: &Node, schema: &Schema) -> Vec<Problem> {
@@ -200,7 +202,10 @@ impl<'a> Checker<'a> {
         let bound = |key: &str| schema[key].as_f64();
         let too_small = bound("minimum").is_some_and(|least| value < least)
             || bound("exclusiveMinimum").is_some_and(|floor| value <= floor);
+        let unbounded = bound("maximum").or(bound("exclusiveMaximum")).is_none();
+        let beyond = most(schema).filter(|most| unbounded && value >= *most as f64 + 1.0);
         let too_large = bound("maximum").is_some_and(|most| value > most)
+            || beyond.is_some()
             || bound("exclusiveMaximum").is_some_and(|ceiling| value >= ceiling);
         if too_small || too_large || !value.is_finite() {
             let message = format!(
@@ -208,7 +213,10 @@ impl<'a> Checker<'a> {
                 title(path),
                 describe(&node.value)
             );
-            let help = format!("allowed: {}", range(schema));
+            let help = match beyond {
+                Some(most) => format!("allowed: at most {most}"),
+                None => format!("allowed: {}", range(schema)),
+            };
             self.problems
                 .push(Problem::at(&node.place, message).with_help(help));
         }
@@ -271,7 +279,7 @@ fn has_type(schema: &Schema, value: &Value) -> bool {
                     | ("string", Value::String(_))
                     | ("array", Value::List(_))
                     | ("object", Value::Map(_))
-            )
+            ) || matches!((*name, value), ("integer", Value::Float(value)) if whole_number(*value).is_some())
         })
 }
 
@@ -321,6 +329,15 @@ fn range(schema: &Schema) -> String {
         .flatten()
         .collect::<Vec<_>>()
         .join(" and ")
+}
+
+/// The largest number of the type that a key is read as.
+fn most(schema: &Schema) -> Option<u64> {
+    match schema["format"].as_str()? {
+        "uint32" => Some(u32::MAX.into()),
+        "uint64" => Some(u64::MAX),
+        _ => None,
+    }
 }
 
 fn title(path: &[String]) -> String {

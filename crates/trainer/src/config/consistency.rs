@@ -121,7 +121,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         (Some(_), Some(_)) => report(
             &["data", "path"],
             "`data.dataset` and `data.path` are both set".into(),
-            "keep one of them; `--set data.dataset=null` drops the first",
+            "keep one of them",
         ),
         (None, None) => report(
             &["data"],
@@ -129,6 +129,31 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "set `data.dataset: shakespeare`, or `data.path` to a file or folder of text",
         ),
         _ => {}
+    }
+
+    let data = &config.data;
+    if data.packing.is_some() && !published {
+        report(
+            &["data", "packing"],
+            "a model that is trained from scratch reads its text without gaps".into(),
+            "set `model.name_or_path`, or drop `data.packing`",
+        );
+    }
+    let split = data.eval_dataset.is_none() && data.validation_fraction > 0.0;
+    if data.validation_shuffle && !split {
+        report(
+            &["data", "validation_shuffle"],
+            "no part of the data is held out that could be shuffled".into(),
+            "drop `data.validation_shuffle`, or `data.eval_dataset` and `data.validation_fraction: 0`",
+        );
+    }
+    if config.train.load_best_model_at_end && data.eval_dataset.is_none() && !split {
+        report(
+            &["train", "load_best_model_at_end"],
+            "nothing is held out that the best model could be measured on".into(),
+            "raise `data.validation_fraction`, set `data.eval_dataset`, or drop \
+             `train.load_best_model_at_end`",
+        );
     }
 
     let train = &config.train;
@@ -174,4 +199,23 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         );
     }
     problems
+}
+
+/// What is set, allowed, and without effect beside other keys: a warning for each.
+pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
+    let data = &config.data;
+    let mut warnings = Vec::new();
+    let fraction = tree.find(&["data", "validation_fraction"]);
+    if let (Some(place), Some(measured)) = (fraction, &data.eval_dataset)
+        && data.validation_fraction > 0.0
+    {
+        let message = format!(
+            "`data.validation_fraction: {}` has no effect beside `data.eval_dataset`: all of the data \
+             is trained on, and `{}` is what is measured",
+            data.validation_fraction,
+            measured.display()
+        );
+        warnings.push(Problem::at(&place.place, message));
+    }
+    warnings
 }

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use placement::plan::{DeviceMap, MaxMemory, Place, Wishes};
+use placement::plan::{DeviceMap, MaxMemory, OffloadOptions, Place};
 use placement::{Bytes, Profile};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
@@ -95,16 +95,16 @@ impl ModelConfig {
     }
 
     /// What is asked of a plan; `None` when nothing is, and the whole model stays in memory.
-    pub fn wishes(&self) -> Option<Wishes> {
+    pub fn offload_options(&self) -> Option<OffloadOptions> {
         if !self.memory_keys().iter().any(|(_, set)| *set) {
             return None;
         }
         let profile = self.profile.map(MemoryProfile::profile);
-        let base = profile.map_or_else(Wishes::default, Profile::wishes);
+        let base = profile.map_or_else(OffloadOptions::default, Profile::options);
         // What the user sets beside a profile wins; each of these says all of what is streamed.
         let explicit = matches!(self.device_map, Some(DeviceMapConfig::Places(_)));
         let base = match explicit || self.blocks_to_swap.is_some() {
-            true => Wishes {
+            true => OffloadOptions {
                 low_vram: false,
                 offload_fraction: 0.0,
                 ..base
@@ -117,7 +117,7 @@ impl ModelConfig {
             PlaceConfig::Cpu => Place::Cpu,
             PlaceConfig::Disk => Place::Disk,
         };
-        Some(Wishes {
+        Some(OffloadOptions {
             device_map: match &self.device_map {
                 Some(DeviceMapConfig::Places(places)) => DeviceMap::Explicit(
                     places

@@ -4,7 +4,6 @@
 //! them (`cli` does, with a snippet) and this crate needs no opinion on rendering.
 
 use std::fmt;
-use std::path::Path;
 use std::sync::Arc;
 
 /// A piece of config text: a file, or one `--set` argument.
@@ -102,16 +101,13 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    pub(crate) fn unreadable(path: &Path, error: &std::io::Error) -> Self {
+    /// A problem with all of the source called `name`.
+    pub(crate) fn of(name: &str, message: impl Into<String>) -> Self {
         let source = Source {
-            name: path.display().to_string().into(),
+            name: name.into(),
             text: "".into(),
         };
-        Problem::at(
-            &Place::start_of(&source),
-            format!("the config cannot be read: {error}"),
-        )
-        .into()
+        Problem::at(&Place::start_of(&source), message).into()
     }
 }
 

@@ -23,7 +23,7 @@ fn the_committed_schema_is_that_of_the_structs() {
     let committed = std::fs::read_to_string(&path).unwrap();
     assert!(
         committed == schema_json(),
-        "run `SUREFOOT_WRITE_SCHEMA=1 cargo test -p trainer schema` and commit configs/schema.json"
+        "run `SUREFOOT_WRITE_SCHEMA=1 cargo test -p surefoot-trainer --lib schema`, then `cargo xtask handbook`, and commit configs/schema.json and docs/config-reference.md"
     );
 }
 
@@ -66,6 +66,41 @@ fn overrides_win_and_reach_what_the_file_does_not_name() {
     let config = Config::parse("x.yaml", text, &overrides).unwrap();
     assert_eq!((&*config.name, config.train.max_steps), ("b", 7));
     assert_eq!(config.train.save_total_limit, None);
+}
+
+#[test]
+fn an_override_of_the_data_takes_back_what_the_file_says_of_it() {
+    let data = |text: &str, overrides: &[&str]| {
+        let overrides: Vec<_> = overrides.iter().map(ToString::to_string).collect();
+        let config = Config::parse("x.yaml", text, &overrides).unwrap();
+        (config.data.dataset, config.data.path)
+    };
+    let named = "data: {dataset: shakespeare}";
+    let of_file = (None, Some("a.txt".into()));
+    assert_eq!(data(named, &["data.path=a.txt"]), of_file);
+    assert_eq!(data(named, &["path=a.txt"]), of_file);
+    assert_eq!(data(named, &["dataset=null", "path=a.txt"]), of_file);
+    assert_eq!(data(named, &["path=null"]).0, Some(Dataset::Shakespeare));
+    let of_set = (Some(Dataset::Shakespeare), None);
+    assert_eq!(data("data: {path: b.txt}", &[DATA]), of_set);
+    let both = "data: {dataset: shakespeare, path: b.txt}";
+    assert_eq!(data(both, &[DATA]), of_set);
+    assert!(problems(both, &[])[0].contains("are both set"));
+}
+
+#[test]
+fn an_unset_variable_in_a_path_is_refused_where_it_stands() {
+    let got = problems(
+        "output_dir: $SUREFOOT_NOT_SET/runs",
+        &[DATA, "path=~nobody/x"],
+    );
+    assert!(got[0].contains("`$SUREFOOT_NOT_SET` is not set"), "{got:?}");
+    assert!(got[0].starts_with("x.yaml:1:13"), "{got:?}");
+    assert!(got[1].contains("`~nobody`"), "{got:?}");
+    let config = Config::parse("x.yaml", "", &["path=~/my-texts".into()]).unwrap();
+    let home = std::env::var_os("HOME").unwrap();
+    let want = std::path::Path::new(&home).join("my-texts");
+    assert_eq!(config.data.path, Some(want));
 }
 
 #[test]
@@ -159,6 +194,157 @@ fn types_and_ranges_say_what_is_expected() {
 }
 
 #[test]
+fn a_whole_number_may_be_written_with_a_point() {
+    let overrides = [
+        "max_steps=2.0",
+        "seed=1e3",
+        "learning_rate=1",
+        "adapter.rank_pattern={q: 4.0}",
+    ];
+    let overrides: Vec<String> = overrides.iter().map(|text| (*text).into()).collect();
+    let text = "data: {path: t}\nmodel: {name_or_path: m}";
+    let config = Config::parse("x.yaml", text, &overrides).unwrap();
+    assert_eq!((config.train.max_steps, config.seed), (2, 1000));
+    assert_eq!(config.train.learning_rate, 1.0);
+    assert_eq!(config.adapter.unwrap().rank_pattern["q"], 4);
+}
+
+/// Whatever is written under any key: what is said of it is of the config, not of the types and
+/// libraries that read it.
+#[test]
+fn no_message_speaks_of_the_program() {
+    let config = Config {
+        adapter: Some(AdapterConfig::default()),
+        ..Config::default()
+    };
+    let values = [
+        "-1",
+        "1.5",
+        "1e30",
+        "99999999999999999999",
+        "5000000000",
+        "18446744073709551616",
+        "true",
+        "''",
+        "x",
+        "[1, -2]",
+        "[x, [y]]",
+        "[]",
+        "{x: 1}",
+        "{x: -1}",
+        "{x: y}",
+        "{x: 5000000000}",
+        "{device: 99999999999999999999GB}",
+        "{device: -3}",
+        "99999999999999999999 TB",
+        "{}",
+        "~",
+        "[{names: 1}]",
+        "[{learning_rate: 1}]",
+        "[{names: x, learning_rate: y}]",
+        "[{}]",
+        "[~]",
+        "{1: 2}",
+        "2024-01-01",
+        ".inf",
+        "*x",
+        "[1, 2",
+        "'x",
+        "a: b: c",
+        "@x",
+        "`x`",
+        "%x",
+        "!x y",
+        "&a x",
+        "- x",
+        "? x",
+        "|",
+        ">",
+        "{x",
+        "x]",
+        "\"\\q\"",
+        "# x",
+        "!!int x",
+        "!!binary x",
+    ];
+    let words = [
+        "invalid ",
+        "expected",
+        "u32",
+        "u64",
+        "i64",
+        "i128",
+        "f64",
+        "usize",
+        "enum",
+        "variant",
+        "struct",
+        "untagged",
+        "serde",
+        "any token",
+        "scalar",
+        "node",
+        "mapping key",
+        "Policy",
+        "simple key",
+        "deserializ",
+        "floating point",
+        "sequence",
+        "while ",
+    ];
+    let mut told = Vec::new();
+    for key in config.leaves().unwrap().keys() {
+        for value in values {
+            for problem in problems("", &[DATA, &format!("{key}={value}")]) {
+                if let Some(word) = words.iter().find(|word| problem.contains(*word)) {
+                    told.push(format!("{key}={value}: `{word}` in: {problem}"));
+                }
+            }
+        }
+    }
+    for text in [
+        "a: b: c",
+        "name: a\n  seed: 3",
+        "train:\n  max_steps: 3\n seed: 4",
+        "name: a\nname: b",
+        "x",
+        "name: a\n\tseed: 3",
+        "name: 'a",
+        "name: [a",
+        "name: {a",
+        "- a\nb: c",
+        "name: a\n- b",
+        "*a",
+        "name: @x",
+        "name: a\n---\nname: b",
+        "name: a\nseed 3\ntrain: {}",
+        "? [a]\n: b",
+        "[a]: b",
+        "name: !!int x",
+        "%YAML 9",
+        "name: |x\n y",
+        "name: \"\\q\"",
+        "<<: 3",
+        "<<: *a",
+        "\u{0}",
+        "a:\n-b",
+    ] {
+        for problem in problems(text, &[]) {
+            if let Some(word) = words.iter().find(|word| problem.contains(*word)) {
+                told.push(format!("{text:?}: `{word}` in: {problem}"));
+            }
+        }
+    }
+    told.sort();
+    assert!(
+        told.is_empty(),
+        "{} messages:\n{}",
+        told.len(),
+        told.join("\n")
+    );
+}
+
+#[test]
 fn every_problem_is_reported_at_once_with_its_place() {
     let text = "seed: -1\nmodel:\n  hidden_sise: 3\ntrain:\n  bf16: 3\n";
     let got = problems(text, &[DATA, "train.nonsense=1"]);
@@ -211,7 +397,7 @@ fn streamed(keys: &str) -> String {
 }
 
 #[test]
-fn wishes_of_which_only_one_could_be_followed_are_refused() {
+fn options_of_which_only_one_could_be_followed_are_refused() {
     for (keys, told) in [
         (
             "low_vram: true, blocks_to_swap: 2",
@@ -246,21 +432,21 @@ fn wishes_of_which_only_one_could_be_followed_are_refused() {
 /// A profile is a start: what is set beside it takes the place of all that it says of the same.
 #[test]
 fn what_is_set_beside_a_profile_wins() {
-    let wishes = |keys: &str| {
+    let options = |keys: &str| {
         let config = Config::parse("x.yaml", &streamed(keys), &[]).unwrap();
-        config.model.wishes().unwrap()
+        config.model.offload_options().unwrap()
     };
     for profile in ["low-vram", "balanced"] {
         for keys in ["blocks_to_swap: 2", "device_map: {'': cpu}"] {
-            let wishes = wishes(&format!("profile: {profile}, {keys}"));
+            let options = options(&format!("profile: {profile}, {keys}"));
             assert_eq!(
-                (wishes.low_vram, wishes.offload_fraction),
+                (options.low_vram, options.offload_fraction),
                 (false, 0.0),
                 "{profile}, {keys}"
             );
         }
     }
-    let map = wishes("profile: low-vram, device_map: auto");
+    let map = options("profile: low-vram, device_map: auto");
     assert!(map.low_vram, "`auto` leaves the choice to the profile");
 }
 
@@ -306,4 +492,37 @@ proptest::proptest! {
     fn no_text_makes_it_panic(text in "[a-z:{}\\[\\] \n\"'&*!|>0-9.-]{0,80}", set in ".{0,40}") {
         let _ = Config::parse("x.yaml", &text, &[set]);
     }
+}
+
+#[test]
+fn a_share_to_hold_out_beside_data_to_measure_on_is_told_and_written_as_none() {
+    let of = |arguments: &[&str]| {
+        let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
+        let mut tree = tree::parse_file("x.yaml", "").unwrap();
+        for argument in &arguments {
+            tree::apply_override(&mut tree, argument, &schema::section_of).unwrap();
+        }
+        let told: Config = serde_json::from_value(tree.to_json()).unwrap();
+        let told = consistency::unused(&told, &tree);
+        let config = Config::parse("x.yaml", "", &arguments).unwrap();
+        let told: Vec<_> = told.iter().map(ToString::to_string).collect();
+        (told.concat(), config)
+    };
+    let other = "data.eval_dataset=other.jsonl";
+    let (told, config) = of(&[DATA, other, "data.validation_fraction=0.1"]);
+    assert!(
+        told.contains("`data.validation_fraction: 0.1` has no effect beside `data.eval_dataset`"),
+        "{told}"
+    );
+    assert_eq!(config.data.validation_fraction, 0.0);
+    let written = Config::parse("y.yaml", &config.to_yaml().unwrap(), &[]);
+    assert_eq!(written.unwrap(), config);
+    for silent in [
+        &[DATA, other][..],
+        &[DATA, other, "data.validation_fraction=0"],
+        &[DATA],
+    ] {
+        assert_eq!(of(silent).0, "", "{silent:?}");
+    }
+    assert_eq!(of(&[DATA]).1.data.validation_fraction, 0.05);
 }

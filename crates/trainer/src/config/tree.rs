@@ -56,7 +56,11 @@ impl Node {
                 .map(Into::into)
                 .or_else(|_| i64::try_from(*value).map(Into::into))
                 .unwrap_or_else(|_| (*value as f64).into()),
-            Value::Float(value) => (*value).into(),
+            // `2.0` is 2, where a whole number is wanted and where any is.
+            Value::Float(value) => match whole_number(*value) {
+                Some(whole) => whole.into(),
+                None => (*value).into(),
+            },
             Value::String(value) => value.clone().into(),
             Value::List(items) => items.iter().map(Node::to_json).collect(),
             Value::Map(entries) => entries
@@ -65,6 +69,12 @@ impl Node {
                 .collect(),
         }
     }
+}
+
+/// A number without a fraction, if it is one and small enough to be exact.
+pub(crate) fn whole_number(value: f64) -> Option<i64> {
+    let exact = value.fract() == 0.0 && value.abs() <= (1_u64 << 53) as f64;
+    exact.then_some(value as i64)
 }
 
 /// Parses the text of a config file. An empty file is an empty config.
@@ -88,6 +98,12 @@ pub(crate) fn parse_file(name: &str, text: &str) -> Result<Node, ConfigError> {
     }
 }
 
+/// Keys of which one at most is set: an override that sets one takes the other back, unless that
+/// is an override, too.
+const ALTERNATIVES: [[&str; 2]; 2] = [["data", "dataset"], ["data", "path"]];
+/// What overrides are called in messages.
+const OVERRIDE: &str = "--set";
+
 /// Merges `a.b=value` into the tree; the value is YAML. `section_of` completes a key that
 /// stands alone and belongs into a section.
 pub(crate) fn apply_override(
@@ -96,7 +112,7 @@ pub(crate) fn apply_override(
     section_of: &dyn Fn(&str) -> Option<&'static str>,
 ) -> Result<(), ConfigError> {
     let source = Source {
-        name: "--set".into(),
+        name: OVERRIDE.into(),
         text: argument.into(),
     };
     let Some((path, value)) = argument.split_once('=') else {
@@ -121,8 +137,26 @@ pub(crate) fn apply_override(
         );
     }
     let node = parse(&source, value, path.len() + 1)?;
+    if ALTERNATIVES.iter().any(|key| keys == key) && !matches!(node.value, Value::Null) {
+        for other in ALTERNATIVES.iter().filter(|other| keys != *other) {
+            take_back(tree, other);
+        }
+    }
     insert(tree, &keys, node, &source);
     Ok(())
+}
+
+/// Removes what a config file says of `section.key`.
+fn take_back(tree: &mut Node, [section, key]: &[&str; 2]) {
+    let Value::Map(sections) = &mut tree.value else {
+        return;
+    };
+    let sections = sections.iter_mut().filter(|entry| entry.key == *section);
+    for entry in sections {
+        if let Value::Map(entries) = &mut entry.node.value {
+            entries.retain(|entry| entry.key != *key || *entry.node.place.source.name == *OVERRIDE);
+        }
+    }
 }
 
 fn insert(tree: &mut Node, keys: &[&str], node: Node, source: &Source) {
@@ -179,14 +213,85 @@ fn parse(source: &Source, text: &str, shift: usize) -> Result<Node, ConfigError>
             );
             let message = error.without_snippet().to_string();
             // The message ends with the place in the parser's words; ours comes first.
-            let message = message
-                .split(" at line ")
-                .next()
-                .unwrap_or_default()
-                .to_owned();
-            Problem::at(&place, format!("not valid YAML: {message}"))
+            let message = message.split(" at line ").next().unwrap_or_default();
+            let (message, help) = in_words_of_a_config(message);
+            let problem = Problem::at(&place, format!("not valid YAML: {message}"));
+            match help {
+                Some(help) => problem.with_help(help),
+                None => problem,
+            }
         })?;
     Ok(raw_to_node(raw, source, shift))
+}
+
+/// What the parser says, without the terms of its grammar and its options, and what to do about it.
+fn in_words_of_a_config(message: &str) -> (String, Option<&'static str>) {
+    const ALIKE: &str = "indent the keys of a section alike, and the items of a list";
+    const QUOTES: &str = "put a text that begins with a sign of YAML's, as `@`, `%`, `*` or a backtick, \
+                          in quotes";
+    const WORDS: [(&str, &str, &str); 10] = [
+        (
+            "mapping values are not allowed",
+            "a `:` stands where no key can be",
+            "put a text that has `: ` in it in quotes, and indent the keys of a section alike",
+        ),
+        (
+            "simple key",
+            "this line is no `key: value`",
+            "write a `:` and a space after the key",
+        ),
+        ("expected key", "here a `key: value` is wanted", ALIKE),
+        (
+            "'-' indicator",
+            "here a `- ` is wanted, as before the other items of the list",
+            ALIKE,
+        ),
+        ("unknown anchor", "`*` stands for nothing here", QUOTES),
+        (
+            "node content",
+            "a value is missing, or cannot begin like this",
+            QUOTES,
+        ),
+        ("<document start>", "a value cannot begin like this", QUOTES),
+        (
+            "unexpected character",
+            "a value cannot begin like this",
+            QUOTES,
+        ),
+        (
+            "string scalar",
+            "a key is one word",
+            "write lines such as `name: my-run`",
+        ),
+        (
+            "invalid ",
+            "the value is not what its tag says",
+            "leave out the tag (`!!int`)",
+        ),
+    ];
+    if let Some((_, rest)) = message.split_once("duplicate mapping key: ") {
+        let key = rest.split(", set ").next().unwrap_or(rest);
+        return (
+            format!("the key `{key}` is there twice"),
+            Some("keep one of them"),
+        );
+    }
+    let known = WORDS.iter().find(|(theirs, ..)| message.contains(theirs));
+    if let Some((_, ours, help)) = known {
+        return ((*ours).to_owned(), Some(help));
+    }
+    const GRAMMAR: [&str; 6] = [
+        "while ",
+        "expected",
+        "mapping",
+        "scalar",
+        "token",
+        "directive",
+    ];
+    match GRAMMAR.iter().any(|word| message.contains(word)) {
+        true => ("what stands here cannot be read".into(), Some(QUOTES)),
+        false => (message.to_owned(), None),
+    }
 }
 
 /// The tree as the parser gives it, before its places know their source.

@@ -28,9 +28,12 @@ pub(super) struct Tokens {
 /// The tokens of `parts`, from the cache or made now.
 pub(super) fn tokens(config: &DataConfig, parts: &Parts) -> Result<Tokens, Error> {
     let fingerprint = fingerprint(config, parts);
-    let folder = super::cache_folder().join("tokens").join(&fingerprint);
+    let cache = super::cache_folder().join("tokens");
+    sweep(&cache);
+    let folder = cache.join(&fingerprint);
     if let Some(tokens) = read(&folder, config.tokenizer, &fingerprint) {
         tracing::debug!(folder = %folder.display(), "tokens from the cache");
+        touch(&folder);
         return Ok(tokens);
     }
     // Whatever is there is not whole.
@@ -48,7 +51,77 @@ pub(super) fn tokens(config: &DataConfig, parts: &Parts) -> Result<Tokens, Error
     if let Err(error) = write(&folder, &tokens) {
         tracing::warn!("tokens are not cached: {error}");
     }
+    evict(&cache, &folder, limit());
     Ok(tokens)
+}
+
+/// Removes what processes that were killed left half-written in the folder `tokens`.
+pub(crate) fn sweep(tokens: &Path) {
+    for entry in fs::read_dir(tokens).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let ending = path.extension().unwrap_or_default().to_string_lossy();
+        // Whoever still writes one holds its lock.
+        let is_left = |path| fs::File::open(path).is_ok_and(|file| file.try_lock().is_ok());
+        if ending.starts_with("tmp-") && is_left(&path) {
+            let _ = fs::remove_dir_all(&path);
+        } else if ending == "tokens" && is_left(&path) {
+            let _ = fs::remove_file(&path);
+        }
+    }
+}
+
+/// Most bytes of tokens in the cache: `SUREFOOT_CACHE_LIMIT`, as in `2GB`, or 10 GB.
+fn limit() -> u64 {
+    const DEFAULT: u64 = 10_000_000_000;
+    let Ok(text) = std::env::var("SUREFOOT_CACHE_LIMIT") else {
+        return DEFAULT;
+    };
+    match text.parse::<platform::Bytes>() {
+        Ok(bytes) => bytes.0,
+        Err(error) => {
+            tracing::warn!("`SUREFOOT_CACHE_LIMIT` is left at 10 GB: {error}");
+            DEFAULT
+        }
+    }
+}
+
+/// Notes that an entry was used now, for [`evict`].
+fn touch(folder: &Path) {
+    let now = std::time::SystemTime::now();
+    // A cache that cannot be written is still a cache.
+    let _ = fs::File::open(folder).and_then(|folder| folder.set_modified(now));
+}
+
+/// Removes entries of `tokens`, the longest unused first, until at most `limit` bytes are left;
+/// the one in `kept` stays.
+fn evict(tokens: &Path, kept: &Path, limit: u64) {
+    let size = |folder: &Path| -> u64 {
+        let files = fs::read_dir(folder).into_iter().flatten().flatten();
+        files
+            .filter_map(|file| Some(file.metadata().ok()?.len()))
+            .sum()
+    };
+    let entries = fs::read_dir(tokens).into_iter().flatten().flatten();
+    let mut entries: Vec<_> = entries
+        .filter_map(|entry| {
+            let path = entry.path();
+            // Entries that are being written have an extension.
+            let whole = path.is_dir() && path.extension().is_none();
+            let used = entry.metadata().ok()?.modified().ok()?;
+            whole.then(|| (used, size(&path), path))
+        })
+        .collect();
+    entries.sort();
+    let mut total: u64 = entries.iter().map(|(_, size, _)| size).sum();
+    for (_, size, path) in entries {
+        if total <= limit {
+            break;
+        }
+        if path != kept && fs::remove_dir_all(&path).is_ok() {
+            tracing::debug!(folder = %path.display(), "removed from the cache");
+            total -= size;
+        }
+    }
 }
 
 fn fingerprint(config: &DataConfig, parts: &Parts) -> String {
@@ -117,6 +190,9 @@ fn write(folder: &Path, tokens: &Tokens) -> Result<(), Error> {
 
 fn write_files(folder: &Path, tokens: &Tokens) -> Result<(), Error> {
     fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+    // So that another run does not take it for what a process left that was killed.
+    let writing = fs::File::open(folder);
+    let _lock = writing.inspect(|folder| drop(folder.try_lock()));
     tokens.tokenizer.save(&folder.join("tokenizer.json"))?;
     for (name, part) in [
         ("training.bin", &tokens.training),
@@ -130,4 +206,36 @@ fn write_files(folder: &Path, tokens: &Tokens) -> Result<(), Error> {
             .map_err(|error| Error::io("write", &path, error))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_unused_longest_leaves_the_cache_first() {
+        let cache = tempfile::tempdir().unwrap();
+        let entry = |name: &str, age: u64| {
+            let folder = cache.path().join(name);
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("training.bin"), [0; 100]).unwrap();
+            let used = std::time::SystemTime::now() - std::time::Duration::from_secs(age);
+            fs::File::open(&folder).unwrap().set_modified(used).unwrap();
+            folder
+        };
+        let [oldest, old, new] = [("a", 300), ("b", 200), ("c", 100)].map(|(n, age)| entry(n, age));
+        let writing = entry("d.tmp-1", 400);
+        let held = fs::File::open(&writing).unwrap();
+        held.lock().unwrap();
+        touch(&oldest);
+        sweep(cache.path());
+        evict(cache.path(), &new, 250);
+        let left = [&oldest, &old, &new, &writing].map(|folder| folder.exists());
+        assert_eq!(left, [true, false, true, true]);
+        evict(cache.path(), &new, 0);
+        assert!(!oldest.exists() && new.exists());
+        drop(held);
+        sweep(cache.path());
+        assert!(!writing.exists() && new.exists());
+    }
 }

@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use super::format;
+use super::random::SplitMix64;
 use crate::Error;
+use crate::config::DataFormat;
 
 /// The training and the held-out documents.
 pub(super) struct Parts {
@@ -10,24 +13,33 @@ pub(super) struct Parts {
     pub(super) held_out: Vec<String>,
 }
 
-/// Extensions read from a folder. A file named by itself may have any.
-pub(crate) const TEXT_EXTENSIONS: [&str; 4] = ["txt", "text", "md", "markdown"];
+/// Reads the texts of a file of records.
+pub(crate) type RecordTexts<'a> = &'a dyn Fn(&Path, DataFormat) -> Result<Vec<String>, Error>;
 
-/// The text of a file, or of every text file below a folder in the order of their paths.
-pub(super) fn read_documents(path: &Path) -> Result<Vec<String>, Error> {
-    let files = if path.is_dir() {
-        files_below(path, &TEXT_EXTENSIONS)?
-    } else {
-        vec![path.to_owned()]
-    };
-    let mut documents = Vec::new();
-    for file in &files {
-        let bytes = std::fs::read(file).map_err(|error| Error::io("read", file, error))?;
+/// The text of a file, or of every file below a folder in the order of their paths: each is one
+/// document, or what `records` makes of its records. And whether all are whole files.
+pub(super) fn read_documents(
+    path: &Path,
+    format: Option<DataFormat>,
+    records: RecordTexts<'_>,
+) -> Result<(Vec<String>, bool), Error> {
+    let (mut documents, mut whole_files) = (Vec::new(), true);
+    for file in files_in(path, format)? {
+        let found = format::of(&file, format)?;
+        if found != DataFormat::Text {
+            whole_files = false;
+            let texts = records(&file, found)?.into_iter();
+            documents.extend(texts.filter(|text| !text.trim().is_empty()));
+            continue;
+        }
+        let bytes = std::fs::read(&file).map_err(|error| Error::io("read", &file, error))?;
         let text = String::from_utf8(bytes).map_err(|error| {
             let at = error.utf8_error().valid_up_to();
+            let lines = error.as_bytes()[..at].iter().filter(|byte| **byte == b'\n');
             Error::Data(format!(
-                "`{}` is not UTF-8 text (byte {at})",
-                file.display()
+                "`{}` is not UTF-8 text (byte {at}, line {})",
+                file.display(),
+                lines.count() + 1
             ))
         })?;
         if !text.trim().is_empty() {
@@ -35,21 +47,57 @@ pub(super) fn read_documents(path: &Path) -> Result<Vec<String>, Error> {
         }
     }
     if documents.is_empty() {
-        let what = if path.is_dir() {
-            format!(
-                "has no text in it (files read: {})",
-                TEXT_EXTENSIONS.map(|e| format!("*.{e}")).join(", ")
-            )
-        } else {
-            "is empty".to_owned()
-        };
-        return Err(Error::Data(format!("`{}` {what}", path.display())));
+        return Err(Error::Data(format!("`{}` is empty", path.display())));
     }
-    Ok(documents)
+    Ok((documents, whole_files))
 }
 
-/// Every file below `folder` with one of these extensions, in the order of the paths.
-pub(crate) fn files_below(folder: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
+/// The file `path`, or every file below the folder `path` whose name says what it holds (every
+/// file at all where `format` says it), in the order of their paths. Names that begin with a dot
+/// are left out; what else is left out is told in a warning.
+///
+/// # Errors
+/// When there is no such file, or none in the folder.
+pub(crate) fn files_in(path: &Path, format: Option<DataFormat>) -> Result<Vec<PathBuf>, Error> {
+    let unreadable = |error| Error::Data(format!("`{}` cannot be read: {error}", path.display()));
+    if !path.metadata().map_err(unreadable)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let files = files_below(path)?;
+    let (files, others): (Vec<_>, Vec<_>) = files
+        .into_iter()
+        .partition(|file| format.is_some() || format::named(file).is_some());
+    let shown = |files: &[PathBuf]| {
+        let names = files.iter().take(3).filter_map(|file| file.file_name());
+        let names = names.map(|name| format!("`{}`", name.display()));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    if files.is_empty() {
+        let read = format::known_endings().map(|ending| format!("*.{ending}"));
+        let mut message = format!(
+            "`{}` has no text in it (files read: {})",
+            path.display(),
+            read.collect::<Vec<_>>().join(", ")
+        );
+        if !others.is_empty() {
+            message += &format!(", only others, as {}", shown(&others));
+        }
+        return Err(Error::Data(message));
+    }
+    if !others.is_empty() {
+        tracing::warn!(
+            "{} of the files in `{}` are not read, as {}: their names do not say what they hold \
+             (`data.format` does, for all files of a folder)",
+            others.len(),
+            path.display(),
+            shown(&others)
+        );
+    }
+    Ok(files)
+}
+
+/// Every file below `folder`, in the order of the paths.
+fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -62,16 +110,49 @@ pub(crate) fn files_below(folder: &Path, extensions: &[&str]) -> Result<Vec<Path
             let kind = entry
                 .file_type()
                 .map_err(|error| Error::io("read", &path, error))?;
-            let extension = path.extension().and_then(|extension| extension.to_str());
+            if entry.file_name().as_encoded_bytes().starts_with(b".") {
+                continue;
+            }
             if kind.is_dir() {
                 folders.push(path);
-            } else if extension.is_some_and(|e| extensions.contains(&e.to_lowercase().as_str())) {
+            } else if path.is_file() {
                 files.push(path);
             }
         }
     }
     files.sort();
     Ok(files)
+}
+
+/// Which of `count` records are held out, `fraction` of them or just above: the last ones, or with
+/// a `seed` any, as in `train_test_split` of Hugging Face's datasets. Where there are two, at least
+/// one is on either side.
+pub(crate) fn held_out_records(count: usize, fraction: f64, seed: Option<u64>) -> Vec<bool> {
+    let held_out = (count as f64 * fraction).ceil() as usize;
+    let held_out = held_out.clamp(1, count.saturating_sub(1).max(1));
+    let mut order: Vec<usize> = (0..count).collect();
+    if let Some(seed) = seed {
+        // Not the words of the training order's generator.
+        let mut random = SplitMix64::new(&[seed, u64::MAX]);
+        for end in (1..count).rev() {
+            order.swap(end, random.below(end as u64 + 1) as usize);
+        }
+    }
+    let mut chosen = vec![false; count];
+    for index in order.into_iter().rev().take(held_out) {
+        chosen[index] = true;
+    }
+    chosen
+}
+
+/// Holds `fraction` of the documents out, chosen by `seed`.
+pub(super) fn split_documents(documents: Vec<String>, fraction: f64, seed: u64) -> Parts {
+    let chosen = held_out_records(documents.len(), fraction, Some(seed));
+    let mut chosen = chosen.into_iter();
+    let (held_out, training) = documents
+        .into_iter()
+        .partition(|_| chosen.next().unwrap_or_default());
+    Parts { training, held_out }
 }
 
 /// Cuts the last `fraction` of the text off, at the end of a line.
@@ -116,7 +197,31 @@ mod tests {
 
     use super::*;
 
+    /// For folders without records.
+    fn none(path: &Path, _: DataFormat) -> Result<Vec<String>, Error> {
+        panic!("{} has no records", path.display())
+    }
+
     proptest! {
+        #[test]
+        fn held_out_records_are_as_many_as_train_test_split_takes_and_none_is_lost(
+            count in 2usize..200, fraction in 0.001f64..0.5, seed: u64,
+        ) {
+            let want = ((count as f64 * fraction).ceil() as usize).min(count - 1);
+            let last = held_out_records(count, fraction, None);
+            let any = held_out_records(count, fraction, Some(seed));
+            for chosen in [&last, &any] {
+                prop_assert_eq!(chosen.iter().filter(|chosen| **chosen).count(), want);
+            }
+            prop_assert!(last[count - want..].iter().all(|chosen| *chosen));
+            prop_assert_eq!(&any, &held_out_records(count, fraction, Some(seed)));
+            let documents: Vec<_> = (0..count).map(|number| number.to_string()).collect();
+            let parts = split_documents(documents.clone(), fraction, seed);
+            let mut all = [parts.training, parts.held_out].concat();
+            all.sort_by_key(|text| text.parse::<usize>().unwrap());
+            prop_assert_eq!(all, documents);
+        }
+
         #[test]
         fn a_split_loses_and_repeats_nothing(
             documents in prop::collection::vec("[a-zä\n]{1,60}", 1..6), fraction in 0.01f64..0.5,
@@ -141,18 +246,24 @@ mod tests {
         std::fs::write(folder.path().join("b/1.txt"), "second").unwrap();
         std::fs::write(folder.path().join("a.md"), "first").unwrap();
         std::fs::write(folder.path().join("c.bin"), [0xFF, 0xFE]).unwrap();
-        assert_eq!(read_documents(folder.path()).unwrap(), ["first", "second"]);
+        assert_eq!(
+            read_documents(folder.path(), None, &none).unwrap(),
+            (vec!["first".into(), "second".into()], true)
+        );
     }
 
     #[test]
     fn missing_empty_and_binary_text_say_so() {
         let folder = tempfile::tempdir().unwrap();
-        let message = |path: &Path| read_documents(path).unwrap_err().to_string();
+        let message = |path: &Path| {
+            let error = read_documents(path, None, &none).unwrap_err();
+            error.to_string()
+        };
         assert!(message(folder.path()).contains("has no text in it"));
         let file = folder.path().join("x.txt");
         std::fs::write(&file, " \n").unwrap();
         assert!(message(&file).contains("is empty"));
         std::fs::write(&file, [b'a', 0xFF]).unwrap();
-        assert!(message(&file).contains("is not UTF-8 text (byte 1)"));
+        assert!(message(&file).contains("is not UTF-8 text (byte 1, line 1)"));
     }
 }

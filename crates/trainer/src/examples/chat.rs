@@ -1,114 +1,340 @@
-//! A model's chat template: the Jinja program that turns a conversation into text.
+//! Conversations, and a model's chat template: the Jinja program that turns one into text.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::LazyLock;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use minijinja::syntax::SyntaxConfig;
+use jiff::Zoned;
 use minijinja::value::Serde;
-use minijinja::{Environment, ErrorKind, Value, context};
-use regex::{Captures, Regex};
-use serde::{Deserialize, Serialize};
+use minijinja::{Environment, Value};
+use serde_json::{Map, Value as Json};
 
-/// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// `system`, `user` or `assistant`.
-    pub role: String,
-    /// What was said.
-    pub content: String,
+use super::jinja::{self, GENERATION};
+use super::template_source::has_generation_tags;
+
+/// One turn of a conversation: an object with a `role`, and what the template reads beside it,
+/// as `content`, `tool_calls`, `name` or `reasoning_content`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message(Map<String, Json>);
+
+/// A conversation, and what else its template is given.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Conversation {
+    /// The turns, in order.
+    pub messages: Vec<Message>,
+    /// The tools that the assistant may call, as JSON schemas.
+    pub tools: Option<Vec<Json>>,
+    /// The documents that the assistant may read.
+    pub documents: Option<Vec<Json>>,
+    /// Further variables of the template, as `enable_thinking`.
+    pub template_arguments: Map<String, Json>,
+}
+
+impl Message {
+    /// A turn of `role` that says `content`.
+    pub fn new(role: &str, content: &str) -> Self {
+        let entry = |(key, text): (&str, &str)| (key.to_owned(), Json::from(text));
+        Self(
+            [("role", role), ("content", content)]
+                .map(entry)
+                .into_iter()
+                .collect(),
+        )
+    }
+
+    /// A turn from a record.
+    ///
+    /// Keys without a value are left out and reasoning has all of its names, as in
+    /// `apply_chat_template` of transformers.
+    ///
+    /// # Errors
+    /// When it is not a turn that a template for text can be given; says which key and why.
+    pub fn from_json(value: Json) -> Result<Self, String> {
+        let Json::Object(mut message) = value else {
+            return Err("is not an object".into());
+        };
+        message.retain(|_, value| !value.is_null());
+        match message.get("role") {
+            Some(Json::String(_)) => {}
+            Some(_) => return Err("`role` must be a string".into()),
+            None => return Err("`role` is missing".into()),
+        }
+        match message.get("content") {
+            None | Some(Json::String(_)) => {}
+            Some(Json::Array(parts)) => parts.iter().try_for_each(text_part)?,
+            Some(_) => return Err("`content` must be a string or a list of parts".into()),
+        }
+        match message.get("tool_calls") {
+            None => {}
+            Some(Json::Array(calls)) if calls.iter().all(Json::is_object) => {}
+            Some(_) => return Err("`tool_calls` must be a list of objects".into()),
+        }
+        if message.get("content").is_none() && message.get("tool_calls").is_none() {
+            return Err("has neither `content` nor `tool_calls`".into());
+        }
+        let reasoning = ["reasoning_content", "thinking", "reasoning"]
+            .iter()
+            .find_map(|key| message.get(*key).cloned());
+        if let Some(reasoning) = reasoning {
+            if !message.contains_key("thinking") {
+                message.shift_insert(0, "thinking".into(), reasoning.clone());
+            }
+            message.insert("reasoning_content".into(), reasoning);
+        }
+        Ok(Self(message))
+    }
+
+    /// Who speaks: `system`, `user`, `assistant`, `tool`, or what else the template knows.
+    pub fn role(&self) -> &str {
+        self.text("role").unwrap_or_default()
+    }
+
+    /// The keys and values of the turn.
+    pub fn fields(&self) -> &Map<String, Json> {
+        &self.0
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.as_str()
+    }
+
+    /// The texts of a content in parts.
+    fn parts(&self) -> impl Iterator<Item = &str> {
+        let parts = self.0.get("content").and_then(Json::as_array);
+        parts
+            .into_iter()
+            .flatten()
+            .filter_map(|part| part["text"].as_str())
+    }
+
+    /// The same turn with `mark` in its content at byte `at`, if that is a text.
+    fn marked(&self, at: fn(&str) -> usize) -> Option<Self> {
+        let mut marked = self.0.clone();
+        let content = marked.get_mut("content")?;
+        let text = match content {
+            Json::String(text) => text,
+            Json::Array(parts) => match parts.last_mut()?.get_mut("text")? {
+                Json::String(text) => text,
+                _ => return None,
+            },
+            _ => return None,
+        };
+        let at = at(text);
+        text.insert_str(at, MARK);
+        Some(Self(marked))
+    }
+}
+
+/// Only text goes into the models here.
+fn text_part(part: &Json) -> Result<(), String> {
+    match (part["type"].as_str(), &part["text"]) {
+        (Some("text") | None, Json::String(_)) => Ok(()),
+        (Some("text"), _) => Err("`content` has a part of type `text` without a `text`".into()),
+        (Some(other), _) => Err(format!(
+            "`content` has a part of type `{other}`, and only `text` can be read here"
+        )),
+        (None, _) => Err("`content` has a part without a `type`".into()),
+    }
+}
+
+impl Conversation {
+    /// A conversation of these turns alone.
+    pub fn new(messages: Vec<Message>) -> Self {
+        Self {
+            messages,
+            ..Self::default()
+        }
+    }
 }
 
 /// A chat template and the names it may use.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    bos_token: String,
-    eos_token: String,
+    /// The moment of `strftime_now`.
+    now: Zoned,
+    source: String,
+    /// `bos_token`, `eos_token` and the others that the tokenizer names.
+    special_tokens: Vec<(String, String)>,
+    /// Whether it tells with tags where the assistant speaks.
+    tagged: bool,
 }
 
-/// Steps that a template may take: far more than any honest one does.
-const FUEL: u64 = 50_000_000;
-
 impl ChatTemplate {
-    /// Compiles a template.
+    /// Compiles a template that may use these special tokens, by the names that
+    /// `tokenizer_config.json` gives them. Its `strftime_now` stands still: all conversations are
+    /// of the moment at which it was compiled.
     ///
     /// # Errors
     /// When it is not a Jinja template that can be run here.
-    pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Result<Self, String> {
-        let mut environment = Environment::new();
-        // What `transformers` sets for every chat template.
-        let syntax = SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()
-            .map_err(|error| error.to_string())?;
-        environment.set_syntax(syntax);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_fuel(Some(FUEL));
-        environment.add_function("raise_exception", |message: String| {
-            Err::<String, _>(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-        });
-        environment
-            .add_template_owned("chat", without_generation_tags(source))
-            .map_err(|error| format!("the chat template: {error}"))?;
+    pub fn new(source: &str, special_tokens: Vec<(String, String)>) -> Result<Self, String> {
+        Self::at(source, special_tokens, Zoned::now())
+    }
+
+    pub(super) fn at(
+        source: &str,
+        special_tokens: Vec<(String, String)>,
+        now: Zoned,
+    ) -> Result<Self, String> {
+        let environment = jinja::environment(source, now.clone()).map_err(objection)?;
         Ok(Self {
             environment,
-            bos_token: bos_token.to_owned(),
-            eos_token: eos_token.to_owned(),
+            now,
+            source: source.to_owned(),
+            special_tokens,
+            tagged: has_generation_tags(source),
         })
+    }
+
+    /// The moment that the template is told, where it asks.
+    pub(super) fn moment(&self) -> Option<&Zoned> {
+        self.source.contains("strftime_now").then_some(&self.now)
+    }
+
+    /// The same template at another moment.
+    pub(super) fn moved_to(&self, now: Zoned) -> Result<Self, String> {
+        Self::at(&self.source, self.special_tokens.clone(), now)
     }
 
     /// The text of a conversation; with `add_generation_prompt`, up to where the
     /// assistant would begin to speak.
     ///
     /// # Errors
-    /// What the template objects to.
+    /// What the template objects to, and what of the conversation it would leave out: tools,
+    /// tool calls and content in parts.
     pub fn render(
         &self,
-        messages: &[Message],
+        conversation: &Conversation,
         add_generation_prompt: bool,
     ) -> Result<String, String> {
-        self.environment
-            .get_template("chat")
-            .and_then(|template| {
-                template.render(context! {
-                    messages => Value::from(Serde(messages)),
-                    add_generation_prompt,
-                    // What transformers passes for them when there are none.
-                    tools => (),
-                    documents => (),
-                    bos_token => self.bos_token.as_str(),
-                    eos_token => self.eos_token.as_str(),
-                })
-            })
-            .map_err(|error| format!("the chat template: {error}"))
+        let text = self.run(&conversation.messages, conversation, add_generation_prompt)?;
+        self.check(conversation, &text)?;
+        Ok(text.replace([GENERATION.0, GENERATION.1], ""))
     }
 
-    /// The text of a conversation and the byte ranges in it that the assistant says,
-    /// the token that ends each turn included.
-    ///
-    /// # Errors
-    /// As [`ChatTemplate::render`], and when a template changes what came before a turn, so
-    /// that the turn cannot be told from its surroundings.
-    pub fn render_answers(
+    /// As transformers renders it, with [`GENERATION`] round what is tagged.
+    pub(super) fn run(
         &self,
         messages: &[Message],
+        conversation: &Conversation,
+        add_generation_prompt: bool,
+    ) -> Result<String, String> {
+        let messages: Vec<_> = messages.iter().map(Message::fields).collect();
+        let given = |list: &Option<Vec<Json>>| match list {
+            Some(list) => Value::from(Serde(list)),
+            None => Value::from(()),
+        };
+        let arguments = conversation.template_arguments.iter();
+        let tokens = self.special_tokens.iter();
+        let context = tokens
+            .map(|(name, token)| (name.clone(), Value::from(token.as_str())))
+            .chain(arguments.map(|(name, value)| (name.clone(), Value::from(Serde(value)))))
+            .chain([
+                ("messages".to_owned(), Value::from(Serde(messages))),
+                ("tools".to_owned(), given(&conversation.tools)),
+                ("documents".to_owned(), given(&conversation.documents)),
+                (
+                    "add_generation_prompt".to_owned(),
+                    Value::from(add_generation_prompt),
+                ),
+            ]);
+        let context = Value::from(context.collect::<BTreeMap<String, Value>>());
+        // The engine panics on a few templates, as on `''[::-1]` in version 3.0.5.
+        let render = AssertUnwindSafe(|| {
+            let template = self.environment.get_template("chat");
+            template.and_then(|template| template.render(context))
+        });
+        match catch_unwind(render) {
+            Ok(rendered) => rendered.map_err(objection),
+            Err(_) => Err("the chat template: it breaks the template engine".into()),
+        }
+    }
+
+    /// What a template that knows nothing of it would leave out in silence.
+    fn check(&self, conversation: &Conversation, text: &str) -> Result<(), String> {
+        let unknown = |word: &str| !self.source.contains(word);
+        let has = |list: &Option<Vec<Json>>| list.as_ref().is_some_and(|list| !list.is_empty());
+        for (key, list) in [
+            ("tools", &conversation.tools),
+            ("documents", &conversation.documents),
+        ] {
+            if has(list) && unknown(key) {
+                return Err(format!(
+                    "the record has `{key}`, and the model's chat template does not write them: \
+                     take the key out, or say it in a turn of the system"
+                ));
+            }
+        }
+        for (name, _) in &conversation.template_arguments {
+            if unknown(name) {
+                return Err(format!(
+                    "`chat_template_kwargs` sets `{name}`, which the model's chat template does \
+                     not read"
+                ));
+            }
+        }
+        for (turn, message) in conversation.messages.iter().enumerate() {
+            let turn = turn + 1;
+            let calls = message.fields().get("tool_calls").and_then(Json::as_array);
+            if calls.is_some_and(|calls| !calls.is_empty()) && unknown("tool_calls") {
+                return Err(format!(
+                    "turn {turn} has `tool_calls`, and the model's chat template does not write \
+                     them: use a model whose template does, or write the calls into `content`"
+                ));
+            }
+            // A template for plain contents writes the list as Python would print it, or
+            // nothing.
+            let lost = message.parts().any(|part| !text.contains(part.trim()));
+            if message.parts().next().is_some() && (lost || text.contains("[{'type'")) {
+                return Err(format!(
+                    "the `content` of turn {turn} is in parts, and the model's chat template knows \
+                     only plain texts: join the parts into one string"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The text of a conversation and the byte ranges in it that the assistant says.
+    ///
+    /// A template with `{% generation %}` tags says itself what that is, as in transformers'
+    /// `return_assistant_tokens_mask`. Else it is each answer from where the template would ask
+    /// for it to what ends the turn.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`], and when a template writes other things round an answer than
+    /// without it, so that the answer cannot be told from its surroundings.
+    pub fn render_answers(
+        &self,
+        conversation: &Conversation,
     ) -> Result<(String, Vec<Range<usize>>), String> {
-        let whole = self.render(messages, false)?;
-        let mut answers = Vec::new();
-        for (turn, message) in messages.iter().enumerate() {
-            if message.role != "assistant" {
+        let whole = self.run(&conversation.messages, conversation, false)?;
+        self.check(conversation, &whole)?;
+        if self.tagged {
+            let (text, answers) = tagged_answers(&whole);
+            return match answers.is_empty() {
+                true => Err("the chat template marks nothing as said by the assistant".into()),
+                false => Ok((text, answers)),
+            };
+        }
+        let mut answers: Vec<Range<usize>> = Vec::new();
+        for (turn, message) in conversation.messages.iter().enumerate() {
+            if message.role() != "assistant" {
                 continue;
             }
-            let answer = self.answer(messages, turn, &whole)?.ok_or_else(|| {
+            let answer = self.answer(conversation, turn, &whole)?;
+            // An answer after an answer begins where that one ends, at the earliest.
+            let earliest = answers.last().map_or(0, |answer| answer.end);
+            let answer = answer
+                .map(|answer| answer.start.max(earliest)..answer.end)
+                .filter(|answer| answer.start <= answer.end);
+            answers.push(answer.ok_or_else(|| {
                 format!(
                     "the chat template writes the text before turn {} in another way when the turn \
                      is there, so the answer cannot be told apart",
                     turn + 1
                 )
-            })?;
-            answers.push(answer);
+            })?);
         }
         Ok((whole, answers))
     }
@@ -116,63 +342,124 @@ impl ChatTemplate {
     /// Where the answer `turn` lies in `whole`; `None` when that cannot be told.
     fn answer(
         &self,
-        messages: &[Message],
+        conversation: &Conversation,
         turn: usize,
         whole: &str,
     ) -> Result<Option<Range<usize>>, String> {
-        let before = self.render(&messages[..turn], true)?;
-        if !whole.starts_with(&before) {
-            return Ok(None);
-        }
-        let with = self.render(&messages[..=turn], false)?;
-        if with.starts_with(&before) && whole.starts_with(&with) {
-            return Ok(Some(before.len()..with.len()));
+        let messages = &conversation.messages;
+        let run = |messages: &[Message], prompt| self.run(messages, conversation, prompt);
+        // There are templates that refuse a conversation without a user, or that ends there.
+        let before = run(&messages[..turn], true).ok();
+        let before = before.filter(|before| whole.starts_with(before.as_str()));
+        let start = match &before {
+            Some(before) => before.len(),
+            None => match self.words_start(conversation, turn, whole)? {
+                Some(start) => start,
+                None => return Ok(None),
+            },
+        };
+        let with = run(&messages[..=turn], false);
+        if let Ok(with) = &with
+            && with.len() >= start
+            && whole.starts_with(with.as_str())
+        {
+            return Ok(Some(start..with.len()));
         }
         // Some write a turn in another way when it is the last, as Qwen3 with its thoughts. So
         // the end of its words is marked, in the whole and in the part that ends with the turn,
         // and what follows there is what ends a turn.
-        let mut marked = messages.to_vec();
-        let words = messages[turn].content.trim_end();
-        marked[turn].content = format!("{words}{MARK}");
-        let end_of_turn = self.render(&marked[..=turn], false)?;
-        let marked = self.render(&marked, false)?;
-        let (Some((start, _)), Some((_, end))) =
+        let Some(message) = messages[turn].marked(|text| text.trim_end().len()) else {
+            return Ok(None);
+        };
+        let mut marked = messages.clone();
+        marked[turn] = message;
+        let end_of_turn = run(&marked[..=turn], false)?;
+        let marked = run(&marked, false)?;
+        let (Some((until, _)), Some((_, end))) =
             (marked.split_once(MARK), end_of_turn.split_once(MARK))
         else {
             return Ok(None);
         };
-        let spaces = &messages[turn].content[words.len()..];
-        let rest = whole.strip_prefix(start);
-        let ends = rest.and_then(|rest| {
-            // Templates trim what is said, or do not.
-            let rest = rest.strip_prefix(spaces).unwrap_or(rest);
+        // Templates trim what is said, or do not.
+        let spaces = |text: &str| text[text.trim_end().len()..].to_owned();
+        let spaces = messages[turn]
+            .text("content")
+            .map(spaces)
+            .unwrap_or_default();
+        let end = end.strip_prefix(spaces.as_str()).unwrap_or(end);
+        let rest = whole.strip_prefix(until);
+        let after = rest.and_then(|rest| {
+            let rest = rest.strip_prefix(spaces.as_str()).unwrap_or(rest);
             rest.strip_prefix(end)
         });
-        Ok(ends.and_then(|after| {
+        Ok(after.and_then(|after| {
             let end = whole.len() - after.len();
-            (before.len() <= end).then_some(before.len()..end)
+            (start <= end).then_some(start..end)
         }))
     }
+
+    /// Where the words of a turn begin in `whole`, for templates that ask for an answer with
+    /// more than they write before one, as DeepSeek-R1's distillations with `<think>`.
+    fn words_start(
+        &self,
+        conversation: &Conversation,
+        turn: usize,
+        whole: &str,
+    ) -> Result<Option<usize>, String> {
+        // What came before must stand there as it would be given.
+        let earlier = &conversation.messages[..turn];
+        let given = match earlier.is_empty() {
+            true => String::new(),
+            false => self.run(earlier, conversation, false)?,
+        };
+        if !whole.starts_with(&given) {
+            return Ok(None);
+        }
+        fn thoughts_end(text: &str) -> usize {
+            const END: &str = "</think>";
+            text.rfind(END).map_or(0, |at| at + END.len())
+        }
+        let places: [fn(&str) -> usize; 2] = [|_| 0, thoughts_end];
+        for place in places {
+            let mut messages = conversation.messages.clone();
+            let Some(marked) = messages[turn].marked(place) else {
+                break;
+            };
+            messages[turn] = marked;
+            let text = self.run(&messages, conversation, false)?;
+            if let Some(start) = text.find(MARK)
+                && whole.as_bytes().get(..start) == text.as_bytes().get(..start)
+            {
+                return Ok(Some(start));
+            }
+        }
+        // A turn without words: where what is asked and what is said part.
+        let asked = self.run(earlier, conversation, true).unwrap_or_default();
+        let common = asked.chars().zip(whole.chars()).take_while(|(a, b)| a == b);
+        let common: usize = common.map(|(character, _)| character.len_utf8()).sum();
+        Ok(Some(common).filter(|common| turn > 0 && *common >= given.len()))
+    }
+}
+
+/// The text without the marks of the tags, and what stood between them.
+pub(super) fn tagged_answers(text: &str) -> (String, Vec<Range<usize>>) {
+    let mut plain = String::with_capacity(text.len());
+    let (mut answers, mut open) = (Vec::new(), None);
+    for character in text.chars() {
+        if character == GENERATION.0 {
+            open = Some(plain.len());
+        } else if character == GENERATION.1 {
+            answers.extend(open.take().map(|start| start..plain.len()));
+        } else {
+            plain.push(character);
+        }
+    }
+    (plain, answers)
+}
+
+fn objection(error: minijinja::Error) -> String {
+    format!("the chat template: {error}")
 }
 
 /// Nothing that anybody says: a noncharacter of Unicode.
 const MARK: &str = "\u{fdd0}";
-
-/// Templates made for training tell with tags where the assistant speaks. Here that is found
-/// without them, so they become a condition that always holds, with their control of spaces.
-fn without_generation_tags(source: &str) -> String {
-    static TAG: LazyLock<Option<Regex>> =
-        LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").ok());
-    match &*TAG {
-        None => source.to_owned(),
-        Some(tag) => tag
-            .replace_all(source, |found: &Captures| {
-                let word = match found.get(2) {
-                    Some(_) => "endif",
-                    None => "if true",
-                };
-                format!("{{%{} {word} {}%}}", &found[1], &found[3])
-            })
-            .into_owned(),
-    }
-}

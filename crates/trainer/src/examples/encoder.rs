@@ -3,14 +3,15 @@
 use tokenizers::Tokenizer;
 
 use super::chat::ChatTemplate;
-use super::reader::Record;
+use super::reader::{Located, Record};
+use super::tokenizer_keys;
 use crate::Error;
-use crate::weights::Pretrained;
+use models::pretrained::Pretrained;
 
 /// A record as tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Example {
-    /// The tokens.
+    /// Token ids of the example.
     pub tokens: Vec<u32>,
     /// For each token, whether the model is to learn to say it.
     pub learned: Vec<bool>,
@@ -47,10 +48,26 @@ impl Encoder {
             })?),
         };
         let eos = text(end).unwrap_or_default();
+        let folder = model.tensors.path();
+        let keys = match folder.is_dir() {
+            true => tokenizer_keys::check(folder, &model.tokenizer)?,
+            false => tokenizer_keys::Keys::default(),
+        };
+        for warning in keys.warnings {
+            tracing::warn!("{warning}");
+        }
+        let mut special_tokens = keys.named_tokens;
+        special_tokens.retain(|(name, _)| name != "bos_token" && name != "eos_token");
+        special_tokens.extend([("bos_token".to_owned(), bos), ("eos_token".to_owned(), eos)]);
         let template = model.chat_template.as_ref();
-        let template = template.map(|source| ChatTemplate::new(source, &bos, &eos));
+        let template = template.map(|source| ChatTemplate::new(source, special_tokens));
+        // The file's truncation and padding are what was in force when it was saved; transformers
+        // applies them only to calls that ask for it.
+        let mut tokenizer = model.tokenizer.clone();
+        tokenizer.with_truncation(None).map_err(internal)?;
+        tokenizer.with_padding(None);
         Ok(Self {
-            tokenizer: model.tokenizer.clone(),
+            tokenizer,
             template,
             end,
         })
@@ -64,6 +81,26 @@ impl Encoder {
     /// The model's chat template, if it has one.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.template.as_ref()?.as_ref().ok()
+    }
+
+    /// The moment that the chat template writes into its texts, if it does: what an encoder of
+    /// another day must be [told](Encoder::set_moment) to give the same tokens.
+    pub fn moment(&self) -> Option<String> {
+        Some(self.template()?.moment()?.to_string())
+    }
+
+    /// Lets the chat template write this moment, as [`Encoder::moment`] gave it.
+    ///
+    /// # Errors
+    /// When it is no moment.
+    pub fn set_moment(&mut self, moment: &str) -> Result<(), Error> {
+        let now = moment
+            .parse()
+            .map_err(|error| Error::Data(format!("the moment `{moment}` of the data: {error}")))?;
+        if let Some(Ok(template)) = &self.template {
+            self.template = Some(template.moved_to(now));
+        }
+        Ok(())
     }
 
     /// The tokens of `text`, begun as the model's texts begin.
@@ -93,7 +130,7 @@ impl Encoder {
                 learned.resize(tokens.len(), true);
                 Example { tokens, learned }
             }
-            Record::Chat(messages) => {
+            Record::Chat(conversation) => {
                 let template = match &self.template {
                     Some(Ok(template)) => template,
                     Some(Err(reason)) => return Err(Error::Data(reason.clone())),
@@ -102,7 +139,7 @@ impl Encoder {
                         return Err(Error::Data(reason.into()));
                     }
                 };
-                let (text, answers) = template.render_answers(messages).map_err(Error::Data)?;
+                let (text, answers) = template.render_answers(conversation).map_err(Error::Data)?;
                 // The template writes the special tokens itself, also the last.
                 return self.encode_answers(&text, &answers);
             }
@@ -114,19 +151,38 @@ impl Encoder {
         Ok(example)
     }
 
+    /// As [`Encoder::encode`]; an error says where the record is.
+    ///
+    /// # Errors
+    /// As [`Encoder::encode`].
+    pub fn encode_located(&self, located: &Located) -> Result<Example, Error> {
+        let example = self.encode(&located.record);
+        example.map_err(|error| located.explain(error))
+    }
+
     fn encode_answers(
         &self,
         text: &str,
         answers: &[std::ops::Range<usize>],
     ) -> Result<Example, Error> {
         let encoding = self.tokenizer.encode(text, false).map_err(internal)?;
-        let learned = encoding.get_offsets().iter().map(|(start, end)| {
-            answers
-                .iter()
-                .any(|answer| answer.start <= *start && *end <= answer.end && start < end)
-        });
+        let offsets = encoding.get_offsets();
+        let mut learned = vec![false; offsets.len()];
+        for answer in answers {
+            // As `char_to_token` of the first and the last character; between the two also what
+            // has no place of its own, as a space that the tokenizer trims from the offsets.
+            let within = |(start, end): &(usize, usize)| {
+                *start < answer.end && answer.start < *end && start < end
+            };
+            if let (Some(first), Some(last)) = (
+                offsets.iter().position(within),
+                offsets.iter().rposition(within),
+            ) {
+                learned[first..=last].fill(true);
+            }
+        }
         Ok(Example {
-            learned: learned.collect(),
+            learned,
             tokens: encoding.get_ids().to_vec(),
         })
     }

@@ -1,22 +1,23 @@
-//! Records out of files: plain text, or JSON lines.
+//! Records out of files: plain text, JSON lines, JSON, and CSV.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::chat::Message;
+use super::chat::{Conversation, Message};
 use crate::Error;
-use crate::data::{TEXT_EXTENSIONS, files_below};
+use crate::config::DataFormat;
+use crate::data::{file_format, files_in};
 
-/// Longest line of a JSONL file, and longest plain text. What is longer is a mistake, or
-/// should be lines.
+/// Longest line of a JSONL file, and longest file of the other kinds. What is longer is a
+/// mistake, or should be lines.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Extensions of files that hold one JSON object a line.
-const LINE_EXTENSIONS: [&str; 2] = ["jsonl", "ndjson"];
+/// What editors of some systems begin a file with.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// One piece of data.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,50 +32,95 @@ pub enum Record {
         completion: String,
     },
     /// A conversation, of which the assistant's turns are learned.
-    Chat(Vec<Message>),
+    Chat(Conversation),
 }
 
-/// The records of a file, or of every file of text or JSON lines below a folder, in the order
-/// of their paths.
+/// A record, and where it came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Located {
+    /// The record.
+    pub record: Record,
+    /// `file:line`, or the file alone for a whole text.
+    pub place: String,
+}
+
+impl Located {
+    /// `error` with the place before it, if it is about the record.
+    pub fn explain(&self, error: Error) -> Error {
+        match error {
+            Error::Data(reason) => Error::Data(format!("{}: {reason}", self.place)),
+            other => other,
+        }
+    }
+}
+
+/// The records of a file, or of every file of data below a folder, in the order of their paths.
 ///
-/// `.jsonl` and `.ndjson` files hold one JSON object a line: `{"text"}`, `{"prompt",
-/// "completion"}` or `{"messages"}`. Any other file is one text.
+/// Files are known by name and content, or are all of the kind `format`. JSON lines, JSON (a
+/// list of records, or an object that holds one) and CSV hold records of `text`, of `prompt` and
+/// `completion`, or of `messages`; `.txt` and `.md` are one text each. The keys of a file that
+/// are not read are listed in one warning.
 ///
 /// # Errors
-/// When the path cannot be read, or is a folder without such files. What is wrong inside a
-/// file comes out of the iterator, with file and line.
-pub fn records(path: &Path) -> Result<impl Iterator<Item = Result<Record, Error>>, Error> {
-    let files = if path.is_dir() {
-        let extensions = [&TEXT_EXTENSIONS[..], &LINE_EXTENSIONS].concat();
-        let files = files_below(path, &extensions)?;
-        if files.is_empty() {
-            let read = extensions.iter().map(|e| format!("*.{e}"));
-            let read = read.collect::<Vec<_>>().join(", ");
-            let path = path.display();
-            let message = format!("`{path}` has no text in it (files read: {read})");
-            return Err(Error::Data(message));
-        }
-        files
-    } else {
-        path.metadata().map_err(|error| {
-            Error::Data(format!("`{}` cannot be read: {error}", path.display()))
-        })?;
-        vec![path.to_owned()]
-    };
-    Ok(files.into_iter().flat_map(|file| {
-        let is_lines = file
-            .extension()
-            .and_then(|extension| extension.to_str())
-            .is_some_and(|extension| LINE_EXTENSIONS.contains(&extension));
-        let records: Box<dyn Iterator<Item = Result<Record, Error>>> = match is_lines {
-            true => Box::new(Lines::new(file)),
-            false => Box::new(std::iter::once_with(move || text(&file))),
-        };
-        records
+/// When the path cannot be read, is of an unknown kind, or is a folder without data. What is
+/// wrong inside a file comes out of the iterator, with file and line.
+pub fn records(
+    path: &Path,
+    format: Option<DataFormat>,
+) -> Result<impl Iterator<Item = Result<Located, Error>> + use<>, Error> {
+    let mut files = Vec::new();
+    for file in files_in(path, format)? {
+        files.push((file_format(&file, format)?, file));
+    }
+    Ok(files.into_iter().flat_map(|(format, file)| match format {
+        DataFormat::Text => once(move || text(&file)),
+        DataFormat::Jsonl => Box::new(Lines::new(file)) as Records,
+        DataFormat::Json => all(move || json(&file)),
+        DataFormat::Csv => all(move || csv(&file)),
     }))
 }
 
-fn text(path: &Path) -> Result<Record, Error> {
+/// The texts of a file of records, for a model that learns texts alone.
+///
+/// # Errors
+/// As [`records`], and when a record is no text.
+pub(crate) fn texts(path: &Path, format: DataFormat) -> Result<Vec<String>, Error> {
+    let texts = records(path, Some(format))?.map(|located| {
+        let located = located?;
+        match located.record {
+            Record::Text(text) => Ok(text),
+            Record::Completion { .. } | Record::Chat(_) => Err(Error::Data(format!(
+                "{}: a model that is trained from scratch learns texts: give it records of `text`, set \
+                 `data.format: text` to learn the file as it is, or set `model.name_or_path`",
+                located.place
+            ))),
+        }
+    });
+    texts.collect()
+}
+
+type Records = Box<dyn Iterator<Item = Result<Located, Error>>>;
+
+fn once(read: impl FnOnce() -> Result<Located, Error> + 'static) -> Records {
+    Box::new(std::iter::once_with(read))
+}
+
+/// Records that are read when the first is asked for.
+fn all(read: impl FnOnce() -> Result<Vec<Result<Located, Error>>, Error> + 'static) -> Records {
+    let read = || read().unwrap_or_else(|error| vec![Err(error)]);
+    Box::new(std::iter::once_with(read).flatten())
+}
+
+fn text(path: &Path) -> Result<Located, Error> {
+    let text = whole(path)?;
+    Ok(Located {
+        record: Record::Text(text),
+        place: path.display().to_string(),
+    })
+}
+
+/// A file as text, without its byte order mark.
+fn whole(path: &Path) -> Result<String, Error> {
     let io = |error| Error::io("read", path, error);
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(io)?;
@@ -83,13 +129,40 @@ fn text(path: &Path) -> Result<Record, Error> {
         .map_err(io)?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(Error::Data(format!(
-            "`{}` is more than 1 GiB of text in one piece; as JSON lines, {{\"text\": …}} each, it streams",
+            "`{}` is more than 1 GiB of data in one piece; as JSON lines, {{\"text\": …}} each, it streams",
             path.display()
         )));
     }
-    String::from_utf8(bytes)
-        .map(Record::Text)
-        .map_err(|error| Error::Data(format!("`{}` is not UTF-8 text: {error}", path.display())))
+    if bytes.starts_with(BYTE_ORDER_MARK) {
+        bytes.drain(..BYTE_ORDER_MARK.len());
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        at(path, line_of(valid), not_utf8(error.as_bytes(), valid))
+    })
+}
+
+fn line_of(before: &[u8]) -> u64 {
+    1 + before.iter().filter(|byte| **byte == b'\n').count() as u64
+}
+
+fn not_utf8(bytes: &[u8], valid: &[u8]) -> String {
+    let line = valid
+        .rsplit(|byte| *byte == b'\n')
+        .next()
+        .unwrap_or_default();
+    let seems = match bytes {
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "; it looks like UTF-16",
+        _ => "",
+    };
+    format!(
+        "not UTF-8 text at byte {} of the line{seems}: convert the file, as with `iconv -f ENCODING -t UTF-8`",
+        line.len() + 1
+    )
+}
+
+fn at(path: &Path, line: u64, reason: impl std::fmt::Display) -> Error {
+    Error::Data(format!("{}:{line}: {reason}", path.display()))
 }
 
 /// The records of a JSONL file, read line by line.
@@ -98,6 +171,7 @@ struct Lines {
     /// Opened by the first `next`; gone after the end or an error.
     state: Option<Option<BufReader<File>>>,
     number: u64,
+    unread: Unread,
 }
 
 impl Lines {
@@ -106,6 +180,7 @@ impl Lines {
             path,
             state: Some(None),
             number: 0,
+            unread: Unread::default(),
         }
     }
 
@@ -130,29 +205,36 @@ impl Lines {
                 return Ok(None);
             }
             if line.len() as u64 > MAX_BYTES {
-                return Err(self.error("the line is longer than 1 GiB"));
+                return Err(at(&self.path, self.number, "the line is longer than 1 GiB"));
+            }
+            if self.number == 1 && line.starts_with(BYTE_ORDER_MARK) {
+                line.drain(..BYTE_ORDER_MARK.len());
             }
             if !line.trim_ascii().is_empty() {
                 return Ok(Some(line));
             }
         }
     }
-
-    fn error(&self, reason: impl std::fmt::Display) -> Error {
-        Error::Data(format!("{}:{}: {reason}", self.path.display(), self.number))
-    }
 }
 
 impl Iterator for Lines {
-    type Item = Result<Record, Error>;
+    type Item = Result<Located, Error>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let record = match self.line() {
             Ok(None) => {
-                self.state = None;
+                if self.state.take().is_some() {
+                    self.unread.tell(&self.path);
+                }
                 return None;
             }
-            Ok(Some(line)) => record(&line).map_err(|reason| self.error(reason)),
+            Ok(Some(line)) => match record(&line, &mut self.unread) {
+                Ok(record) => Ok(Located {
+                    record,
+                    place: format!("{}:{}", self.path.display(), self.number),
+                }),
+                Err(reason) => Err(at(&self.path, self.number, reason)),
+            },
             Err(error) => Err(error),
         };
         if record.is_err() {
@@ -162,42 +244,307 @@ impl Iterator for Lines {
     }
 }
 
-/// The record on one line.
-pub(super) fn record(line: &[u8]) -> Result<Record, String> {
-    let value: Value =
-        serde_json::from_slice(line).map_err(|error| format!("not JSON: {error}"))?;
-    let Value::Object(object) = &value else {
-        return Err("not a JSON object".into());
+/// The records of a JSON file: a list of them, one alone, or an object that holds them.
+fn json(path: &Path) -> Result<Vec<Result<Located, Error>>, Error> {
+    let text = whole(path)?;
+    let mut value: Value = serde_json::from_str(&text)
+        .map_err(|error| at(path, error.line() as u64, format!("not JSON: {error}")))?;
+    let mut unread = Unread::default();
+    let (values, places) = match &mut value {
+        Value::Array(list) => {
+            let lines = element_lines(&text).into_iter();
+            let places = lines.map(|line| format!("{}:{line}", path.display()));
+            (std::mem::take(list), places.collect())
+        }
+        Value::Object(object) => held(path, std::mem::take(object), &mut unread)?,
+        _ => return Err(at(path, 1, "neither a list of records nor an object")),
     };
-    let text = |key: &str| match object.get(key) {
-        Some(Value::String(text)) => Ok(text.clone()),
+    let mut records = Vec::new();
+    for (value, place) in values.into_iter().zip(places) {
+        let record = match value {
+            Value::Object(object) => record_of(object, &mut unread),
+            _ => Err("not a JSON object".into()),
+        };
+        let stop = record.is_err();
+        records.push(match record {
+            Ok(record) => Ok(Located { record, place }),
+            Err(reason) => Err(Error::Data(format!("{place}: {reason}"))),
+        });
+        if stop {
+            break;
+        }
+    }
+    unread.tell(path);
+    Ok(records)
+}
+
+/// The line on which each element of a list begins, in a text that is such a list.
+fn element_lines(text: &str) -> Vec<u64> {
+    let (mut lines, mut line, mut depth) = (Vec::new(), 1, 0);
+    let (mut quoted, mut escaped, mut expected) = (false, false, false);
+    for byte in text.bytes() {
+        if quoted {
+            quoted = escaped || byte != b'"';
+            escaped = !escaped && byte == b'\\';
+            continue;
+        }
+        if expected && !byte.is_ascii_whitespace() && byte != b']' {
+            lines.push(line);
+            expected = false;
+        }
+        match byte {
+            b'\n' => line += 1,
+            b'"' => quoted = true,
+            b'[' | b'{' => {
+                depth += 1;
+                expected = depth == 1;
+            }
+            b']' | b'}' => depth -= 1,
+            b',' => expected = depth == 1,
+            _ => {}
+        }
+    }
+    lines
+}
+
+/// The records that an object is or holds, and where.
+fn held(
+    path: &Path,
+    object: Map<String, Value>,
+    unread: &mut Unread,
+) -> Result<(Vec<Value>, Vec<String>), Error> {
+    let record_keys = ["text", "prompt", "completion", "messages"];
+    if record_keys.iter().any(|key| object.contains_key(*key)) {
+        return Ok((vec![object.into()], vec![format!("{}:1", path.display())]));
+    }
+    let lists: Vec<_> = object
+        .iter()
+        .filter(|(_, value)| value.is_array())
+        .collect();
+    match lists.as_slice() {
+        [(key, _)] => {
+            let key = (*key).clone();
+            let mut values = Vec::new();
+            for (other, value) in object {
+                match value {
+                    Value::Array(list) => values = list,
+                    _ => unread.note(&other),
+                }
+            }
+            let place = |index: usize| format!("{}: `{key}[{index}]`", path.display());
+            let places = (0..values.len()).map(place).collect();
+            Ok((values, places))
+        }
+        // By an identifier each.
+        [] if !object.is_empty() && object.values().all(Value::is_object) => {
+            let place = |(key, value)| (value, format!("{}: `{key}`", path.display()));
+            Ok(object.into_iter().map(place).unzip())
+        }
+        [] => Err(Error::Data(format!(
+            "`{}` is a JSON object that neither is a record (`text`, `prompt` and `completion`, or \
+             `messages`) nor holds a list of them",
+            path.display()
+        ))),
+        several => {
+            let names: Vec<_> = several.iter().map(|(key, _)| format!("`{key}`")).collect();
+            Err(Error::Data(format!(
+                "`{}` holds several lists, {}: put the records of one into a file of their own",
+                path.display(),
+                names.join(", ")
+            )))
+        }
+    }
+}
+
+/// The records of a table whose first line names its columns.
+fn csv(path: &Path) -> Result<Vec<Result<Located, Error>>, Error> {
+    let text = whole(path)?;
+    let tabs = crate::data::ending(path).as_deref() == Some("tsv");
+    let mut reader = csv::ReaderBuilder::new()
+        .delimiter(if tabs { b'\t' } else { b',' })
+        .from_reader(text.as_bytes());
+    let wrong = |error: csv::Error| {
+        let line = error.position().map_or(1, csv::Position::line);
+        at(path, line, format!("not CSV: {error}"))
+    };
+    let columns = reader.headers().map_err(wrong)?.clone();
+    let mut unread = Unread::default();
+    let mut records = Vec::new();
+    for row in reader.into_records() {
+        let row = row.map_err(wrong)?;
+        let line = row.position().map_or(1, csv::Position::line);
+        let cells = columns.iter().zip(row.iter());
+        let object: Map<String, Value> = cells
+            .map(|(column, cell)| (column.trim().to_owned(), Value::from(cell)))
+            .collect();
+        let record = record_of(object, &mut unread).map_err(|reason| at(path, line, reason));
+        let stop = record.is_err();
+        records.push(record.map(|record| Located {
+            record,
+            place: format!("{}:{line}", path.display()),
+        }));
+        if stop {
+            break;
+        }
+    }
+    unread.tell(path);
+    Ok(records)
+}
+
+/// The keys of a file that nothing was made of, and how often they were there.
+#[derive(Debug, Default)]
+pub(super) struct Unread(BTreeMap<String, u64>);
+
+impl Unread {
+    fn note(&mut self, key: &str) {
+        *self.0.entry(key.to_owned()).or_default() += 1;
+    }
+
+    /// `id` (3 times), `source` (once), or nothing.
+    pub(super) fn list(&self) -> Option<String> {
+        let times = |count: &u64| match count {
+            1 => "once".to_owned(),
+            count => format!("{} times", crate::text::thousands(*count)),
+        };
+        let keys = self
+            .0
+            .iter()
+            .map(|(key, count)| format!("`{key}` ({})", times(count)));
+        let keys = keys.collect::<Vec<_>>().join(", ");
+        (!keys.is_empty()).then_some(keys)
+    }
+
+    fn tell(&self, path: &Path) {
+        if let Some(keys) = self.list() {
+            tracing::warn!("`{}` has keys that are not read: {keys}", path.display());
+        }
+    }
+}
+
+/// The record on one line.
+pub(super) fn record(line: &[u8], unread: &mut Unread) -> Result<Record, String> {
+    let text =
+        std::str::from_utf8(line).map_err(|error| not_utf8(line, &line[..error.valid_up_to()]))?;
+    let value: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
+    match value {
+        Value::Object(object) => record_of(object, unread),
+        _ => Err("not a JSON object".into()),
+    }
+}
+
+fn record_of(mut object: Map<String, Value>, unread: &mut Unread) -> Result<Record, String> {
+    let keys: Vec<_> = object.keys().map(|key| format!("`{key}`")).collect();
+    let record = if let Some(messages) = object.shift_remove("messages") {
+        Record::Chat(conversation(messages, &mut object, unread)?)
+    } else if object.contains_key("prompt") || object.contains_key("completion") {
+        Record::Completion {
+            prompt: string(&mut object, "prompt")?,
+            completion: string(&mut object, "completion")?,
+        }
+    } else if object.contains_key("text") {
+        Record::Text(string(&mut object, "text")?)
+    } else {
+        return Err(format!(
+            "neither `text`, nor `prompt` and `completion`, nor `messages`, but {}",
+            if keys.is_empty() {
+                "nothing".into()
+            } else {
+                keys.join(", ")
+            }
+        ));
+    };
+    for key in object.keys() {
+        unread.note(key);
+    }
+    Ok(record)
+}
+
+fn string(object: &mut Map<String, Value>, key: &str) -> Result<String, String> {
+    match object.shift_remove(key) {
+        Some(Value::String(text)) => Ok(text),
+        Some(Value::Array(_)) => Err(format!(
+            "`{key}` is a list: conversations go into one list `messages`"
+        )),
         Some(_) => Err(format!("`{key}` must be a string")),
         None => Err(format!("`{key}` is missing")),
+    }
+}
+
+/// Keys of a turn that chat templates know.
+const MESSAGE_KEYS: [&str; 10] = [
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "tools",
+    "reasoning_content",
+    "thinking",
+    "reasoning",
+    "documents",
+];
+
+fn conversation(
+    messages: Value,
+    object: &mut Map<String, Value>,
+    unread: &mut Unread,
+) -> Result<Conversation, String> {
+    // Tables hold lists as their JSON.
+    let messages = unpacked(messages);
+    let Value::Array(list) = messages else {
+        return Err("`messages` must be a list of {role, content}".into());
     };
-    if object.contains_key("messages") {
-        let messages = Vec::<Message>::deserialize(&object["messages"])
-            .map_err(|error| format!("`messages` must be a list of {{role, content}}: {error}"))?;
-        if !messages.iter().any(|message| message.role == "assistant") {
-            return Err("`messages` has no turn of the assistant to learn".into());
+    let mut messages = Vec::with_capacity(list.len());
+    for (turn, message) in list.into_iter().enumerate() {
+        let message = Message::from_json(message)
+            .map_err(|reason| format!("turn {} of `messages` {reason}", turn + 1))?;
+        for key in message
+            .fields()
+            .keys()
+            .filter(|key| !MESSAGE_KEYS.contains(&key.as_str()))
+        {
+            // A template may read them still; transformers gives it every key, too.
+            unread.note(&format!("messages[].{key}"));
         }
-        return Ok(Record::Chat(messages));
-    }
-    if object.contains_key("prompt") || object.contains_key("completion") {
-        return Ok(Record::Completion {
-            prompt: text("prompt")?,
-            completion: text("completion")?,
-        });
-    }
-    if object.contains_key("text") {
-        return Ok(Record::Text(text("text")?));
-    }
-    let keys: Vec<_> = object.keys().map(|key| format!("`{key}`")).collect();
-    Err(format!(
-        "neither `text`, nor `prompt` and `completion`, nor `messages`, but {}",
-        if keys.is_empty() {
-            "nothing".into()
-        } else {
-            keys.join(", ")
+        if message
+            .fields()
+            .get("weight")
+            .is_some_and(|weight| weight != 1)
+        {
+            return Err(format!(
+                "turn {} of `messages` has a `weight`: all turns of the assistant are learned \
+                 alike here; take out the turns or records that should not be",
+                turn + 1
+            ));
         }
-    ))
+        messages.push(message);
+    }
+    if !messages.iter().any(|message| message.role() == "assistant") {
+        return Err("`messages` has no turn of the assistant to learn".into());
+    }
+    let mut objects = |key: &str| match object.shift_remove(key).map(unpacked) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Array(list)) if list.iter().all(Value::is_object) => Ok(Some(list)),
+        Some(_) => Err(format!("`{key}` must be a list of objects")),
+    };
+    let (tools, documents) = (objects("tools")?, objects("documents")?);
+    let template_arguments = match object.shift_remove("chat_template_kwargs") {
+        None | Some(Value::Null) => Map::new(),
+        Some(Value::Object(arguments)) => arguments,
+        Some(_) => return Err("`chat_template_kwargs` must be an object".into()),
+    };
+    Ok(Conversation {
+        messages,
+        tools,
+        documents,
+        template_arguments,
+    })
+}
+
+/// A list that was written as a string of JSON.
+fn unpacked(value: Value) -> Value {
+    match &value {
+        Value::String(text) => serde_json::from_str(text).unwrap_or(value),
+        _ => value,
+    }
 }

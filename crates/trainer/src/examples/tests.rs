@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::reader::record;
+use super::reader::{Unread, record};
 use super::*;
-use crate::weights::{Pretrained, SpecialTokens};
+use models::pretrained::{Pretrained, SpecialTokens};
 
 const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + \
     message.content + '<|im_end|>' + '\\n' }}{% endfor %}\
@@ -26,12 +26,9 @@ fn encoder(template: &str) -> Encoder {
     Encoder::new(&model).unwrap()
 }
 
-fn chat(turns: &[(&str, &str)]) -> Vec<Message> {
-    let message = |(role, content): &(&str, &str)| Message {
-        role: (*role).into(),
-        content: (*content).into(),
-    };
-    turns.iter().map(message).collect()
+fn chat(turns: &[(&str, &str)]) -> Conversation {
+    let message = |(role, content): &(&str, &str)| Message::new(role, content);
+    Conversation::new(turns.iter().map(message).collect())
 }
 
 /// The text of what is learned, and of what is not.
@@ -93,16 +90,123 @@ fn an_answer_that_is_written_in_another_way_when_it_is_the_last_is_found() {
 }
 
 #[test]
-fn tags_round_the_answers_of_a_template_are_read_past() {
+fn tags_round_the_answers_of_a_template_say_what_is_learned() {
     let tagged = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}\
         {%- if message.role == 'assistant' -%}  {%- generation -%} {{ message.content }}\
         {{- '<|im_end|>' -}} {%- endgeneration -%}{%- else -%}{{ message.content + '<|im_end|>' }}\
         {%- endif -%}{{ '\\n' }}{% endfor %}\
         {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-    let messages = chat(&[("user", "on"), ("assistant", "the one")]);
-    let with = encoder(tagged).encode(&Record::Chat(messages.clone()));
-    let without = encoder(CHATML).encode(&Record::Chat(messages));
-    assert_eq!(with.unwrap(), without.unwrap());
+    let messages = chat(&[("user", "on"), ("assistant", "the one"), ("user", "a")]);
+    let tagged = encoder(tagged);
+    let with = tagged.encode(&Record::Chat(messages.clone())).unwrap();
+    let without = encoder(CHATML)
+        .encode(&Record::Chat(messages.clone()))
+        .unwrap();
+    assert_eq!(with.tokens, without.tokens);
+    // Without tags the line break after the turn is learned too.
+    assert_eq!(split(&tagged, &with).0, "the one<|im_end|>");
+    assert_eq!(split(&tagged, &without).0, "the one<|im_end|>\n");
+    // The tags leave nothing behind.
+    let text = |encoder: &Encoder| encoder.template().unwrap().render(&messages, true);
+    assert_eq!(text(&tagged), text(&encoder(CHATML)));
+}
+
+#[test]
+fn a_template_that_asks_with_more_than_it_writes_is_learned_from_the_words_on() {
+    // As DeepSeek-R1's distillations and QwQ: the thoughts of earlier turns are dropped, and an
+    // answer is asked for with the tag that begins them.
+    let thinking = "{% for message in messages %}{% if message.role == 'user' %}\
+        {{ '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}{% else %}\
+        {{ '<|im_start|>assistant\\n' + message.content.split('</think>')[-1] + '<|im_end|>\\n' }}\
+        {% endif %}{% endfor %}\
+        {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}";
+    let encoder = encoder(thinking);
+    let messages = chat(&[
+        ("user", "on"),
+        ("assistant", "<think>\nno 12\n</think>\n\nthe one"),
+        ("user", "a"),
+        ("assistant", "no"),
+    ]);
+    let example = encoder.encode(&Record::Chat(messages)).unwrap();
+    let (learned, given) = split(&encoder, &example);
+    assert_eq!(learned, "\n\nthe one<|im_end|>\nno<|im_end|>\n");
+    assert_eq!(
+        given,
+        "<|im_start|>user\non<|im_end|>\n<|im_start|>assistant\n\
+         <|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+    );
+}
+
+#[test]
+fn a_conversation_may_begin_with_the_assistant() {
+    let strict = CHATML.replacen(
+        "{% for",
+        "{% if messages[0].role not in ['user', 'assistant'] %}\
+         {{ raise_exception('nobody speaks') }}{% endif %}{% for",
+        1,
+    );
+    for template in [CHATML, &strict] {
+        let encoder = encoder(template);
+        let messages = chat(&[
+            ("assistant", "the one"),
+            ("user", "on"),
+            ("assistant", "no"),
+        ]);
+        let example = encoder.encode(&Record::Chat(messages)).unwrap();
+        let (learned, _) = split(&encoder, &example);
+        assert_eq!(learned, "the one<|im_end|>\nno<|im_end|>\n");
+    }
+}
+
+#[test]
+fn what_a_template_would_leave_out_is_refused_by_name() {
+    let encoder = encoder(CHATML);
+    let refusal = |line: &str| {
+        let record = record(line.as_bytes(), &mut Unread::default())
+            .map_err(crate::Error::Data)
+            .and_then(|record| encoder.encode(&record));
+        record.unwrap_err().to_string()
+    };
+    for (line, reason) in [
+        (
+            r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+                "tools": [{"type": "function"}]}"#,
+            "has `tools`",
+        ),
+        (
+            r#"{"messages": [{"role": "assistant", "content": "b", "tool_calls": [{}]}]}"#,
+            "turn 1 has `tool_calls`",
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]},
+                {"role": "assistant", "content": "b"}]}"#,
+            "part of type `image`",
+        ),
+        (
+            r#"{"messages": [{"role": "assistant", "content": "b"}],
+                "chat_template_kwargs": {"enable_thinking": false}}"#,
+            "`enable_thinking`",
+        ),
+        (
+            r#"{"messages": [{"role": "assistant", "content": "b", "weight": 0}]}"#,
+            "`weight`",
+        ),
+        (
+            r#"{"messages": [{"role": "assistant"}]}"#,
+            "turn 1 of `messages` has neither",
+        ),
+        (r#"{"messages": [{"content": "b"}]}"#, "`role` is missing"),
+    ] {
+        let refusal = refusal(line);
+        assert!(refusal.contains(reason), "{refusal}");
+    }
+    // This one would print the list as Python does.
+    let printing = super::tests::encoder("{% for m in messages %}{{ m.content }}{% endfor %}");
+    let line =
+        r#"{"messages": [{"role": "assistant", "content": [{"type": "text", "text": "b"}]}]}"#;
+    let parts = record(line.as_bytes(), &mut Unread::default()).unwrap();
+    let refusal = printing.encode(&parts).unwrap_err().to_string();
+    assert!(refusal.contains("is in parts"), "{refusal}");
 }
 
 #[test]
@@ -112,6 +216,28 @@ fn a_template_that_cannot_be_run_is_in_nobodys_way_but_a_chats() {
     let chat = Record::Chat(chat(&[("assistant", "a")]));
     let error = encoder.encode(&chat).unwrap_err().to_string();
     assert!(error.contains("the chat template"), "{error}");
+}
+
+#[test]
+fn truncation_and_padding_of_the_tokenizer_file_are_not_applied() {
+    let text = Record::Text("the one on the one ".repeat(40));
+    let whole = encoder(CHATML).encode(&text).unwrap();
+    for (longest, padded) in [(8, None), (4096, Some(4096)), (8, Some(8))] {
+        let mut model = tiny();
+        let truncation = tokenizers::TruncationParams {
+            max_length: longest,
+            ..Default::default()
+        };
+        model.tokenizer.with_truncation(Some(truncation)).unwrap();
+        model
+            .tokenizer
+            .with_padding(padded.map(|length| tokenizers::PaddingParams {
+                strategy: tokenizers::PaddingStrategy::Fixed(length),
+                ..Default::default()
+            }));
+        let encoder = Encoder::new(&model).unwrap();
+        assert_eq!(encoder.encode(&text).unwrap(), whole);
+    }
 }
 
 #[test]
@@ -195,16 +321,16 @@ fn lines_are_read_by_their_keys_and_errors_name_the_line() {
         r#"{"text": "never reached"}"#,
     ];
     std::fs::write(&path, lines.join("\n")).unwrap();
-    let read: Vec<_> = records(&path).unwrap().collect();
+    let read: Vec<_> = records(&path, None).unwrap().collect();
     assert_eq!(read.len(), 4);
-    assert_eq!(read[0].as_ref().unwrap(), &Record::Text("a".into()));
+    assert_eq!(read[0].as_ref().unwrap().record, Record::Text("a".into()));
     assert!(matches!(
-        read[1].as_ref().unwrap(),
+        read[1].as_ref().unwrap().record,
         Record::Completion { .. }
     ));
     assert_eq!(
-        read[2].as_ref().unwrap(),
-        &Record::Chat(chat(&[("assistant", "m")]))
+        read[2].as_ref().unwrap().record,
+        Record::Chat(chat(&[("assistant", "m")]))
     );
     let error = read[3].as_ref().unwrap_err().to_string();
     let reason =
@@ -225,7 +351,10 @@ fn a_token_file_gives_back_what_was_packed() {
     ];
     let file = TokenFile::temporary(
         folder.path(),
-        list.iter().cloned().map(Ok),
+        list.iter().cloned().map(|record| {
+            let place = "here".into();
+            Ok(Located { record, place })
+        }),
         &encoder,
         &mut |_, _| {},
     )
@@ -249,7 +378,7 @@ fn a_token_file_gives_back_what_was_packed() {
 proptest! {
     #[test]
     fn a_line_of_anything_never_panics(line in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = record(&line);
+        let _ = record(&line, &mut Unread::default());
     }
 
     #[test]
@@ -257,15 +386,112 @@ proptest! {
         let mut line = br#"{"messages": [{"role": "assistant", "content": "m"}]}      "#.to_vec();
         let at = at % line.len();
         line[at] = byte;
-        let _ = record(&line);
+        let _ = record(&line, &mut Unread::default());
     }
 
     #[test]
     fn a_template_of_anything_never_panics(template in ".{0,60}") {
-        if let Ok(template) = ChatTemplate::new(&template, "", "") {
+        if let Ok(template) = ChatTemplate::new(&template, Vec::new()) {
             let _ = template.render(&chat(&[("user", "x")]), true);
         }
     }
+}
+
+/// The records of a file of this name and content, or the first refusal.
+fn read(name: &str, content: &[u8]) -> Result<Vec<Record>, String> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    std::fs::write(&path, content).unwrap();
+    let records = records(&path, None).map_err(|error| error.to_string())?;
+    records
+        .map(|located| located.map(|located| located.record))
+        .collect::<Result<_, _>>()
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_same_records_are_read_from_every_kind_of_file() {
+    let completion = |prompt: &str, completion: &str| Record::Completion {
+        prompt: prompt.into(),
+        completion: completion.into(),
+    };
+    let records = vec![completion("a, b", "c\n"), completion("\"é", "d")];
+    let mark = "\u{feff}";
+    let lines = "{\"prompt\": \"a, b\", \"completion\": \"c\\n\"}\n\
+        {\"prompt\": \"\\\"é\", \"completion\": \"d\", \"id\": 7}\n";
+    let list = format!("[{}]", lines.trim().replace('\n', ",\n"));
+    let table = "prompt,completion,id\n\"a, b\",\"c\n\",1\n\"\"\"é\",d,2\n";
+    let keyed = format!("{{\"version\": 1, \"data\": {list}}}");
+    for (name, content) in [
+        ("a.jsonl", lines),
+        ("a.JSONL", lines),
+        ("a.json", lines),
+        ("a.json", &list),
+        ("a.JSON", &keyed),
+        ("a.CSV", table),
+        (
+            "a.tsv",
+            &table
+                .replace("prompt,completion,id", "prompt\tcompletion\tid")
+                .replace("\",\"", "\"\t\"")
+                .replace("\",1", "\"\t1")
+                .replace("\",d,2", "\"\td\t2"),
+        ),
+    ] {
+        for start in ["", mark] {
+            let read = read(name, format!("{start}{content}").as_bytes());
+            assert_eq!(read.as_ref(), Ok(&records), "{name}");
+        }
+    }
+}
+
+#[test]
+fn what_is_wrong_in_a_file_is_named_with_its_line() {
+    for (name, content, reason) in [
+        (
+            "a.jsonl",
+            &b"{\"text\": \"a\"}\n{\"text\": \"\xff\"}"[..],
+            "a.jsonl:2: not UTF-8 text at byte 11",
+        ),
+        (
+            "a.json",
+            b"[{\"text\": \"a\"},\n\n {\"answer\": \"[,{\"}]",
+            "a.json:3: neither `text`",
+        ),
+        ("a.json", b"[{\"text\": \"a\"},\n}]", "a.json:2: not JSON"),
+        (
+            "a.json",
+            b"{\"a\": [], \"b\": []}",
+            "several lists, `a`, `b`",
+        ),
+        ("a.csv", b"answer\nx\n", "a.csv:2: neither `text`"),
+        ("a.csv", b"text,id\na,1\nb\n", "a.csv:3: not CSV"),
+        (
+            "a.txt",
+            b"ab\nc\xff",
+            "a.txt:2: not UTF-8 text at byte 2 of the line",
+        ),
+        ("a.txt", b"\xff\xfea\0", "UTF-16"),
+        ("a.xml", b"<a/>", "data.format: text"),
+        ("a.parquet", b"PAR1", "Parquet"),
+    ] {
+        let refusal = read(name, content).unwrap_err();
+        assert!(refusal.contains(reason), "{name}: {refusal}");
+    }
+}
+
+#[test]
+fn keys_that_nothing_is_made_of_are_counted() {
+    let mut unread = Unread::default();
+    for line in [
+        r#"{"text": "a", "id": 1, "source": "x"}"#,
+        r#"{"text": "b", "id": 2}"#,
+        r#"{"messages": [{"role": "assistant", "content": "m", "mood": "fine"}], "tools": null}"#,
+    ] {
+        record(line.as_bytes(), &mut unread).unwrap();
+    }
+    let list = "`id` (2 times), `messages[].mood` (once), `source` (once)";
+    assert_eq!(unread.list().as_deref(), Some(list));
 }
 
 #[test]
@@ -278,13 +504,13 @@ fn folders_are_read_in_the_order_of_names() {
     ] {
         std::fs::write(folder.path().join(name), text).unwrap();
     }
-    let texts: Vec<Record> = records(folder.path())
+    let texts: Vec<Record> = records(folder.path(), None)
         .unwrap()
-        .map(Result::unwrap)
+        .map(|located| located.unwrap().record)
         .collect();
     assert_eq!(texts, [Record::Text("1".into()), Record::Text("2".into())]);
     let missing: PathBuf = folder.path().join("missing");
-    assert!(records(&missing).is_err());
+    assert!(records(&missing, None).is_err());
 }
 
 /// Bytes of this process in main memory at most so far.
@@ -306,7 +532,7 @@ fn neither_the_text_nor_its_tokens_are_in_memory_as_a_whole() {
     drop(file);
     let encoder = encoder(CHATML);
     let encode = |path: &Path| {
-        let records = records(path).unwrap();
+        let records = records(path, None).unwrap();
         TokenFile::temporary(folder.path(), records, &encoder, &mut |_, _| {}).unwrap()
     };
     // Once with little, so that all buffers and caches are there.
@@ -314,11 +540,20 @@ fn neither_the_text_nor_its_tokens_are_in_memory_as_a_whole() {
     let line = r#"{"text": "1 the 42 on the 12"}"#;
     std::fs::write(&few, format!("{line}\n").repeat(1000)).unwrap();
     assert!(encode(&few).tokens() > 1000);
-    // The kernel counts the peak from here on.
-    std::fs::write("/proc/self/clear_refs", "5").unwrap();
-    let before = peak();
-    let tokens = encode(&path);
-    let grown = peak() - before;
+    let measured = || {
+        // The kernel counts the peak from here on.
+        std::fs::write("/proc/self/clear_refs", "5").unwrap();
+        let before = peak();
+        let tokens = encode(&path);
+        (tokens, peak() - before)
+    };
+    // Other tests of this process need memory too, but not for ever.
+    let (mut tokens, mut grown) = measured();
+    for _ in 0..3 {
+        if grown >= 3_000_000 {
+            (tokens, grown) = measured();
+        }
+    }
     let (text, words) = (path.metadata().unwrap().len(), tokens.tokens() * 4);
     assert!(text > 2_000_000 && words > 4_000_000, "{text} and {words}");
     assert!(

@@ -1,18 +1,16 @@
 //! Tokens on disk, so that a data set may be larger than memory.
 //!
 //! One little-endian word for each token; its highest bit says whether the token is
-//! learned. Examples follow each other without gaps (packing): every block that is cut
-//! from the file is full.
+//! learned. Examples follow each other without gaps; where each begins is kept in memory.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
 
-use super::{Encoder, Example, Record};
+use super::{Encoder, Example, Located};
 use crate::Error;
 
 /// Set in the words of learned tokens; vocabularies are far smaller.
@@ -24,30 +22,66 @@ pub struct TokenFile {
     path: PathBuf,
     file: File,
     tokens: u64,
+    examples: Vec<Span>,
     fingerprint: String,
 }
 
+/// Where an example lies in a [`TokenFile`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Span {
+    /// Its first token.
+    pub start: u64,
+    /// Its length in tokens.
+    pub length: u32,
+    /// The first of its tokens that is learned from those before it, counted from 0; its length
+    /// where none is.
+    pub first_learned: u32,
+}
+
 impl TokenFile {
-    /// Encodes all records into the file `path`. `told(records, tokens)` hears of progress.
+    /// Encodes all records into the file `path`. `on_progress(records, tokens)` hears of progress.
     ///
     /// # Errors
     /// When a record cannot be read or encoded, or the disk is full.
     pub fn write(
         path: &Path,
-        records: impl Iterator<Item = Result<Record, Error>>,
+        records: impl Iterator<Item = Result<Located, Error>>,
         encoder: &Encoder,
-        told: &mut dyn FnMut(u64, u64),
+        on_progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Self, Error> {
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(true);
+        let file = file
+            .open(path)
+            .map_err(|error| Error::io("write", path, error))?;
+        Self::fill(file, path, records, encoder, on_progress)
+    }
+
+    fn fill(
+        file: File,
+        path: &Path,
+        records: impl Iterator<Item = Result<Located, Error>>,
+        encoder: &Encoder,
+        on_progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Error> {
         let io = |error| Error::io("write", path, error);
-        let file = File::create(path).map_err(io)?;
-        let mut writer = BufWriter::with_capacity(1 << 20, file);
+        let mut writer = BufWriter::with_capacity(1 << 20, &file);
         let mut hash = Sha256::new();
-        let (mut count, mut tokens) = (0, 0);
+        let mut tokens = 0;
+        let mut examples = Vec::new();
         for record in records {
             let Example {
                 tokens: ids,
                 learned,
-            } = encoder.encode(&record?)?;
+            } = encoder.encode_located(&record?)?;
+            let length = u32::try_from(ids.len())
+                .map_err(|_| Error::Data("a record has more than 4 billion tokens".into()))?;
+            let first_learned = learned.iter().skip(1).position(|learned| *learned);
+            examples.push(Span {
+                start: tokens,
+                length,
+                first_learned: first_learned.map_or(length, |index| index as u32 + 1),
+            });
             let words: Vec<u8> = ids
                 .iter()
                 .zip(learned)
@@ -55,17 +89,17 @@ impl TokenFile {
                 .collect();
             hash.update(&words);
             writer.write_all(&words).map_err(io)?;
-            tokens += ids.len() as u64;
-            count += 1;
-            told(count, tokens);
+            tokens += u64::from(length);
+            on_progress(examples.len() as u64, tokens);
         }
         writer.flush().map_err(io)?;
         drop(writer);
         let digest = hash.finalize();
         Ok(Self {
             path: path.to_owned(),
-            file: File::open(path).map_err(|error| Error::io("read", path, error))?,
+            file,
             tokens,
+            examples,
             fingerprint: digest
                 .iter()
                 .take(8)
@@ -81,24 +115,44 @@ impl TokenFile {
     /// As [`TokenFile::write`].
     pub fn temporary(
         folder: &Path,
-        records: impl Iterator<Item = Result<Record, Error>>,
+        records: impl Iterator<Item = Result<Located, Error>>,
         encoder: &Encoder,
-        told: &mut dyn FnMut(u64, u64),
+        on_progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, Error> {
         std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-        static FILES: AtomicU64 = AtomicU64::new(0);
-        let number = FILES.fetch_add(1, Ordering::Relaxed);
-        let path = folder.join(format!("{}-{number}.tokens", std::process::id()));
-        let written = Self::write(&path, records, encoder, told);
-        let removed = std::fs::remove_file(&path);
-        let file = written?;
-        removed.map_err(|error| Error::io("remove", &path, error))?;
-        Ok(file)
+        let file = tempfile::tempfile_in(folder)
+            .map_err(|error| Error::io("create a file in", folder, error))?;
+        Self::fill(file, folder, records, encoder, on_progress)
+    }
+
+    /// A file of these tokens, each with whether it is learned, as one example.
+    #[cfg(test)]
+    pub(crate) fn of_words(
+        folder: &Path,
+        words: impl Iterator<Item = (u32, bool)>,
+    ) -> Result<Self, Error> {
+        let path = folder.join("words.tokens");
+        let words = words.map(|(id, learned)| id | if learned { LEARNED } else { 0 });
+        let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        std::fs::write(&path, &bytes).map_err(|error| Error::io("write", &path, error))?;
+        let file = File::open(&path).map_err(|error| Error::io("read", &path, error))?;
+        Ok(Self {
+            path,
+            file,
+            tokens: bytes.len() as u64 / 4,
+            examples: Vec::new(),
+            fingerprint: String::new(),
+        })
     }
 
     /// Number of tokens.
     pub fn tokens(&self) -> u64 {
         self.tokens
+    }
+
+    /// The examples, in their order.
+    pub fn examples(&self) -> &[Span] {
+        &self.examples
     }
 
     /// Changes whenever a token does.

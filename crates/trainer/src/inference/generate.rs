@@ -9,8 +9,8 @@ use tokenizers::Tokenizer;
 use super::LanguageModel;
 use crate::Error;
 use crate::data::SplitMix64;
-use crate::model::Decoder;
 use crate::sampling::pick;
+use models::model::Decoder;
 
 /// How the next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -28,7 +28,7 @@ pub struct SamplingSettings {
 pub struct Generated {
     /// The new tokens, without the one that ended the text.
     pub tokens: Vec<u32>,
-    /// Their text.
+    /// The new tokens, decoded.
     pub text: String,
     /// Whether the model ended the text itself.
     pub ended: bool,
@@ -37,7 +37,7 @@ pub struct Generated {
 }
 
 /// Continues `prompt` (tokens) until the model ends the text, `settings.max_new_tokens` are
-/// there, or the model's context is full. The same `seed` gives the same text. `told` is
+/// there, or the model's context is full. The same `seed` gives the same text. `on_text` is
 /// given each new piece of it.
 ///
 /// # Errors
@@ -47,7 +47,7 @@ pub fn generate(
     prompt: &[u32],
     settings: SamplingSettings,
     seed: u64,
-    told: &mut dyn FnMut(&str),
+    on_text: &mut dyn FnMut(&str),
 ) -> Result<Generated, Error> {
     continue_tokens(
         &model.decoder,
@@ -56,7 +56,7 @@ pub fn generate(
         prompt,
         settings,
         &mut SplitMix64::new(&[seed]),
-        told,
+        on_text,
     )
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn continue_tokens(
     prompt: &[u32],
     settings: SamplingSettings,
     random: &mut SplitMix64,
-    told: &mut dyn FnMut(&str),
+    on_text: &mut dyn FnMut(&str),
 ) -> Result<Generated, Error> {
     let _no_grad = tch::no_grad_guard();
     if prompt.is_empty() {
@@ -111,14 +111,14 @@ pub(crate) fn continue_tokens(
             .get(shown..)
             .filter(|fresh| !fresh.ends_with('\u{FFFD}'))
         {
-            told(fresh);
+            on_text(fresh);
             shown = text.len();
         }
     }
     let seconds = began.elapsed().as_secs_f64();
     let text = decode(tokenizer, &tokens)?;
     if let Some(rest) = text.get(shown..).filter(|rest| !rest.is_empty()) {
-        told(rest);
+        on_text(rest);
     }
     Ok(Generated {
         tokens_per_second: tokens.len() as f64 / seconds.max(1e-9),

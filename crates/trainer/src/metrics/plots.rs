@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use platform::Bytes;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -55,7 +56,7 @@ pub(super) fn loss(path: &Path, records: &[Record]) -> Result<(), Error> {
 pub(super) fn memory(path: &Path, records: &[Record]) -> Result<(), Error> {
     let curve = |name, colour, value: fn(&crate::MemorySample) -> Option<u64>| {
         let points = points(records, |record| match record {
-            Record::Train { memory, .. } => value(memory).map(|bytes| bytes as f64 / 1e6),
+            Record::Train { memory, .. } => value(memory).map(|bytes| Bytes(bytes).as_gib()),
             _ => None,
         });
         Curve {
@@ -76,10 +77,10 @@ pub(super) fn memory(path: &Path, records: &[Record]) -> Result<(), Error> {
         curve("live after the step", PALE_BLUE, |memory| memory.live),
     ];
     if counted.iter().any(|curve| !curve.points.is_empty()) {
-        return draw(path, "Memory", "MB", &counted, Some(0.0));
+        return draw(path, "Memory", "GiB", &counted, Some(0.0));
     }
     let process = [curve("process", BLUE, |memory| Some(memory.resident))];
-    draw(path, "Memory", "MB", &process, Some(0.0))
+    draw(path, "Memory", "GiB", &process, Some(0.0))
 }
 
 fn points(records: &[Record], value: impl Fn(&Record) -> Option<f64>) -> Vec<(f64, f64)> {

@@ -1,4 +1,5 @@
-//! TensorBoard event files, written without TensorFlow.
+//! TensorBoard event files, written without TensorFlow. Our own writer, because three message types
+//! need no protobuf library.
 //!
 //! A file is a sequence of records, each framed by its length and two checksums
 //! (TFRecord), holding one `Event` message of protocol buffers. Only three message

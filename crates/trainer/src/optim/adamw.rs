@@ -8,12 +8,13 @@ use tch::Tensor;
 use torch_ext::AdamWState;
 
 use super::gradients::Gradients;
-use super::groups::{Treatment, alike};
+use super::groups::{ParameterGroup, parameter_groups};
 use super::moments::{Moments, counter, step_in_slices};
 use crate::Error;
-use crate::config::TrainConfig;
-use crate::model::Parameters;
-use crate::quant::Dynamic8;
+use crate::config::{Config, TrainConfig};
+use models::Parameters;
+use models::quant::Dynamic8;
+use models::tensor::bytes;
 
 /// The numbers of AdamW besides the learning rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,13 +51,14 @@ pub struct AdamW {
     steps: u64,
 }
 
-/// Parameters that are treated alike.
+/// A parameter group with the state of its parameters.
 #[derive(Debug)]
 struct Group {
-    treatment: Treatment,
-    /// Those with fp32 moments, as the parallel lists the kernel takes.
+    learning_rate_ratio: f64,
+    weight_decay: f64,
+    /// Parameters with fp32 moments, as the parallel lists the kernel takes.
     full: Full,
-    /// Those with eight-bit moments.
+    /// Parameters with eight-bit moments.
     eight: Vec<Eight>,
 }
 
@@ -86,28 +88,37 @@ impl AdamW {
     /// # Errors
     /// When memory runs out.
     pub fn new(settings: AdamWSettings, parameters: &Parameters) -> Result<Self, Error> {
-        let treatments = Treatment::usual(settings.weight_decay, parameters);
-        Self::with_treatments(settings, &treatments, parameters)
+        let groups = ParameterGroup::by_decay(settings.weight_decay, parameters);
+        Self::with_groups(settings, groups, parameters)
     }
 
-    /// As [`AdamW::new`], with a treatment of its own for each parameter.
+    /// As [`AdamW::new`], with groups that have a learning rate and a weight decay of their own.
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn with_treatments(
+    pub fn with_groups(
         settings: AdamWSettings,
-        treatments: &[Treatment],
+        groups: Vec<ParameterGroup>,
         parameters: &Parameters,
     ) -> Result<Self, Error> {
-        let groups = alike(treatments)
+        let groups = groups
             .into_iter()
-            .map(|(treatment, indices)| Group::new(treatment, indices, settings, parameters))
+            .map(|group| Group::new(group, settings, parameters))
             .collect::<Result<_, _>>()?;
         Ok(Self {
             settings,
             groups,
             steps: 0,
         })
+    }
+
+    /// The optimizer that `config` describes.
+    ///
+    /// # Errors
+    /// When a parameter group of the config makes no sense, or memory runs out.
+    pub fn from_config(config: &Config, parameters: &Parameters) -> Result<Self, Error> {
+        let groups = parameter_groups(config, parameters)?;
+        Self::with_groups((&config.train).into(), groups, parameters)
     }
 
     /// Updates the parameters in place.
@@ -123,10 +134,10 @@ impl AdamW {
         } = self.settings;
         for group in &self.groups {
             let options = torch_ext::AdamW {
-                learning_rate: learning_rate * group.treatment.learning_rate_ratio,
+                learning_rate: learning_rate * group.learning_rate_ratio,
                 beta1,
                 beta2,
-                weight_decay: group.treatment.weight_decay,
+                weight_decay: group.weight_decay,
                 epsilon,
             };
             let full = &group.full;
@@ -150,7 +161,7 @@ impl AdamW {
         Ok(())
     }
 
-    /// Steps taken.
+    /// Number of steps that were taken.
     pub fn steps(&self) -> u64 {
         self.steps
     }
@@ -214,21 +225,25 @@ impl AdamW {
 
     /// Bytes of the state.
     pub fn state_bytes(&self, parameters: &Parameters) -> u64 {
-        let bytes = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
         let state = self.state(parameters);
-        state.iter().map(|(_, tensor)| bytes(tensor) as u64).sum()
+        state.iter().map(|(_, tensor)| bytes(tensor)).sum()
     }
 }
 
 impl Group {
     fn new(
-        treatment: Treatment,
-        indices: Vec<usize>,
+        group: ParameterGroup,
         settings: AdamWSettings,
         all: &Parameters,
     ) -> Result<Self, Error> {
+        let ParameterGroup {
+            learning_rate_ratio,
+            weight_decay,
+            indices,
+        } = group;
         let mut group = Self {
-            treatment,
+            learning_rate_ratio,
+            weight_decay,
             full: Full::default(),
             eight: Vec::new(),
         };

@@ -8,7 +8,8 @@
 use tch::Tensor;
 
 use crate::Error;
-use crate::model::Parameters;
+use crate::config::Config;
+use models::Parameters;
 
 /// The average of each parameter.
 #[derive(Debug)]
@@ -28,6 +29,15 @@ impl Ema {
             .map(copy_of)
             .collect::<Result<_, _>>()?;
         Ok(Self { decay, averages })
+    }
+
+    /// The average that `config` asks for, if it does.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn from_config(config: &Config, parameters: &Parameters) -> Result<Option<Self>, Error> {
+        let decay = config.train.ema_decay;
+        decay.map(|decay| Self::new(decay, parameters)).transpose()
     }
 
     /// Takes in the parameters after `steps` steps.

@@ -7,7 +7,7 @@
 use tch::Tensor;
 
 use crate::Error;
-use crate::model::Parameters;
+use models::Parameters;
 
 /// One gradient for each parameter, in the parameters' order.
 #[derive(Debug, Default)]

@@ -1,8 +1,8 @@
-//! How each parameter is trained: groups from the config, LoRA+, and the usual rule.
+//! The optimizer's parameter groups: from the config, LoRA+, and the rule that matrices decay.
 //!
 //! ```text
-//! train.parameter_groups ──first match──▶ Treatment of each parameter ──alike──▶ the optimizer's groups
-//! adapter.loraplus_lr_ratio ──else───────▶
+//! train.parameter_groups ──first match──▶ options of each parameter ──equal ones together──▶ ParameterGroup
+//! adapter.loraplus_… ────────else────────▶
 //! decay of matrices only ────else────────▶
 //! ```
 
@@ -10,68 +10,71 @@ use regex::Regex;
 
 use crate::Error;
 use crate::config::Config;
-use crate::model::Parameters;
+use models::Parameters;
 
-/// How one parameter is trained.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Treatment {
-    /// Its learning rate in units of the schedule's.
+/// Parameters that share their options, as in PyTorch's `param_groups`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParameterGroup {
+    /// Learning rate in units of the schedule's.
     pub learning_rate_ratio: f64,
-    /// Its decoupled weight decay.
+    /// Decoupled weight decay.
     pub weight_decay: f64,
+    /// Positions of the parameters in [`Parameters`], ascending.
+    pub indices: Vec<usize>,
 }
 
-impl Treatment {
-    /// What every parameter gets that the config does not single out: the matrices decay.
-    pub fn usual(weight_decay: f64, parameters: &Parameters) -> Vec<Self> {
-        let treatment = |decay| Self {
-            learning_rate_ratio: 1.0,
-            weight_decay: if decay { weight_decay } else { 0.0 },
-        };
-        let decays = parameters.iter().map(|parameter| parameter.decay);
-        decays.map(treatment).collect()
+impl ParameterGroup {
+    /// The groups of a config that says nothing of groups: what decays, and what does not.
+    pub fn by_decay(weight_decay: f64, parameters: &Parameters) -> Vec<Self> {
+        collect(&default_options(weight_decay, parameters))
     }
 }
 
-/// The treatment of each of `parameters`, in their order.
+/// The groups that `config` describes. Every parameter is in one of them.
 ///
 /// # Errors
 /// When a group's expression cannot be read, or it has no parameter: a typing error would
 /// otherwise train everything as if the group were not there.
-pub fn treatments(config: &Config, parameters: &Parameters) -> Result<Vec<Treatment>, Error> {
+pub fn parameter_groups(
+    config: &Config,
+    parameters: &Parameters,
+) -> Result<Vec<ParameterGroup>, Error> {
     let train = &config.train;
-    let mut treatments = Treatment::usual(train.weight_decay, parameters);
-    let ratio = config.adapter.as_ref().and_then(|a| a.loraplus_lr_ratio);
-    if let Some(ratio) = ratio {
-        for (treatment, parameter) in treatments.iter_mut().zip(parameters.iter()) {
-            if parameter.name.contains(".lora_B.") {
-                treatment.learning_rate_ratio = ratio;
+    let mut options = default_options(train.weight_decay, parameters);
+    let adapter = config.adapter.as_ref();
+    if let Some((adapter, ratio)) = adapter.and_then(|a| Some((a, a.loraplus_lr_ratio?))) {
+        let of_embeddings = adapter.loraplus_lr_embedding / train.learning_rate;
+        for ((rate, _), parameter) in options.iter_mut().zip(parameters.iter()) {
+            // PEFT's `create_loraplus_optimizer`.
+            if parameter.name.contains(".lora_embedding_") {
+                *rate = of_embeddings;
+            } else if parameter.name.contains(".lora_B.") || parameter.tensor.dim() == 1 {
+                *rate = ratio;
             }
         }
     }
-    let mut taken = vec![false; treatments.len()];
+    let mut has_group = vec![false; options.len()];
     for (number, group) in train.parameter_groups.iter().enumerate() {
         let key = format!("`train.parameter_groups[{number}].names`");
         let names = Regex::new(&group.names)
             .map_err(|error| Error::Data(format!("{key} is no regular expression: {error}")))?;
-        let mut found = false;
+        let mut is_empty = true;
         for (index, parameter) in parameters.iter().enumerate() {
             if !names.is_match(&parameter.name) {
                 continue;
             }
-            found = true;
-            if std::mem::replace(&mut taken[index], true) {
+            is_empty = false;
+            if std::mem::replace(&mut has_group[index], true) {
                 continue;
             }
-            let treatment = &mut treatments[index];
-            if let Some(rate) = group.learning_rate {
-                treatment.learning_rate_ratio = rate / train.learning_rate;
-            }
-            if let Some(decay) = group.weight_decay {
-                treatment.weight_decay = decay;
-            }
+            let (ratio, decay) = &mut options[index];
+            *ratio = match group.learning_rate {
+                Some(rate) => rate / train.learning_rate,
+                None => *ratio,
+            };
+            *decay = group.weight_decay.unwrap_or(*decay);
         }
-        if !found {
+        if is_empty {
             let example = parameters.iter().next().map_or("", |p| &p.name);
             return Err(Error::Data(format!(
                 "{key}: `{}` is in the name of no parameter; the first of them is `{example}`",
@@ -79,16 +82,32 @@ pub fn treatments(config: &Config, parameters: &Parameters) -> Result<Vec<Treatm
             )));
         }
     }
-    Ok(treatments)
+    Ok(collect(&options))
 }
 
-/// The positions of equal treatments together, in the order of their first.
-pub(super) fn alike(treatments: &[Treatment]) -> Vec<(Treatment, Vec<usize>)> {
-    let mut groups: Vec<(Treatment, Vec<usize>)> = Vec::new();
-    for (index, treatment) in treatments.iter().enumerate() {
-        match groups.iter_mut().find(|(known, _)| known == treatment) {
-            Some((_, indices)) => indices.push(index),
-            None => groups.push((*treatment, vec![index])),
+/// Learning-rate ratio and weight decay of each parameter.
+fn default_options(weight_decay: f64, parameters: &Parameters) -> Vec<(f64, f64)> {
+    let decay = parameters.iter().map(|parameter| match parameter.decay {
+        true => weight_decay,
+        false => 0.0,
+    });
+    decay.map(|decay| (1.0, decay)).collect()
+}
+
+/// Equal options together, in the order of their first parameter.
+fn collect(options: &[(f64, f64)]) -> Vec<ParameterGroup> {
+    let mut groups: Vec<ParameterGroup> = Vec::new();
+    for (index, &(learning_rate_ratio, weight_decay)) in options.iter().enumerate() {
+        let same = |group: &&mut ParameterGroup| {
+            (group.learning_rate_ratio, group.weight_decay) == (learning_rate_ratio, weight_decay)
+        };
+        match groups.iter_mut().find(same) {
+            Some(group) => group.indices.push(index),
+            None => groups.push(ParameterGroup {
+                learning_rate_ratio,
+                weight_decay,
+                indices: vec![index],
+            }),
         }
     }
     groups
@@ -118,14 +137,18 @@ mod tests {
         parameters
     }
 
+    /// Learning-rate ratio and weight decay of each parameter.
     fn of(yaml: &str) -> Result<Vec<(f64, f64)>, Error> {
         let text = format!("data: {{dataset: shakespeare}}\n{yaml}");
         let config = Config::parse("test.yaml", &text, &[]).unwrap();
-        let list = treatments(&config, &parameters())?;
-        Ok(list
-            .iter()
-            .map(|t| (t.learning_rate_ratio, t.weight_decay))
-            .collect())
+        let groups = parameter_groups(&config, &parameters())?;
+        let options = (0..NAMES.len()).map(|index| {
+            let mut of_index = groups.iter().filter(|group| group.indices.contains(&index));
+            let group = of_index.next().unwrap();
+            assert!(of_index.next().is_none(), "{index} is in two groups");
+            (group.learning_rate_ratio, group.weight_decay)
+        });
+        Ok(options.collect())
     }
 
     #[test]
@@ -137,7 +160,34 @@ mod tests {
     #[test]
     fn lora_plus_speeds_up_b() {
         let got = of("model: {name_or_path: m}\nadapter: {loraplus_lr_ratio: 16}").unwrap();
-        assert_eq!(got.map_ratio(), [1.0, 16.0, 1.0, 1.0]);
+        let ratios: Vec<f64> = got.iter().map(|(ratio, _)| *ratio).collect();
+        assert_eq!(ratios, [1.0, 16.0, 1.0, 1.0]);
+    }
+
+    /// As PEFT's `create_loraplus_optimizer`.
+    #[test]
+    fn lora_plus_has_its_own_rate_for_embeddings_and_speeds_up_vectors() {
+        let mut parameters = Parameters::default();
+        for (name, size) in [
+            ("embed_tokens.lora_embedding_A", &[2i64, 2][..]),
+            ("embed_tokens.lora_embedding_B", &[2, 2]),
+            ("embed_tokens.lora_magnitude_vector", &[2]),
+            ("q_proj.base_layer.bias", &[2]),
+            ("lm_head.weight", &[2, 2]),
+        ] {
+            let tensor = Tensor::ones(size, (Kind::Float, Device::Cpu));
+            let _ = parameters.register(name, &tensor, true).unwrap();
+        }
+        let yaml = "model: {name_or_path: m}\ndata: {dataset: shakespeare}\n\
+                    train: {learning_rate: 0.001}\n\
+                    adapter: {loraplus_lr_ratio: 16, loraplus_lr_embedding: 0.00002}";
+        let config = Config::parse("test.yaml", yaml, &[]).unwrap();
+        let groups = parameter_groups(&config, &parameters).unwrap();
+        for (ratio, indices) in [(0.02, vec![0, 1]), (16.0, vec![2, 3]), (1.0, vec![4])] {
+            let found = groups.iter().find(|group| group.indices == indices);
+            let found = found.unwrap().learning_rate_ratio;
+            assert!((found - ratio).abs() < 1e-9, "{found} for {indices:?}");
+        }
     }
 
     #[test]
@@ -161,12 +211,9 @@ mod tests {
     #[test]
     fn a_group_learns_at_its_own_rate() {
         let parameters = parameters();
-        let ratios = [1.0, 16.0, 0.0, 1.0].map(|learning_rate_ratio| Treatment {
-            learning_rate_ratio,
-            weight_decay: 0.0,
-        });
+        let groups = collect(&[1.0, 16.0, 0.0, 1.0].map(|ratio| (ratio, 0.0)));
         let settings = (&crate::config::TrainConfig::default()).into();
-        let mut optimizer = AdamW::with_treatments(settings, &ratios, &parameters).unwrap();
+        let mut optimizer = AdamW::with_groups(settings, groups, &parameters).unwrap();
         let mut gradients = Gradients::default();
         let sum = parameters
             .tensors()
@@ -179,16 +226,6 @@ mod tests {
         for (tensor, change) in parameters.tensors().zip([0.01, 0.16, 0.0, 0.01]) {
             let now = tensor.double_value(&[0, 0]);
             assert!((1.0 - now - change).abs() < 1e-5, "{now} after {change}");
-        }
-    }
-
-    trait Ratios {
-        fn map_ratio(&self) -> Vec<f64>;
-    }
-
-    impl Ratios for Vec<(f64, f64)> {
-        fn map_ratio(&self) -> Vec<f64> {
-            self.iter().map(|(ratio, _)| *ratio).collect()
         }
     }
 }

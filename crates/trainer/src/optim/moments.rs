@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::AdamWState;
 
 use crate::Error;
-use crate::quant::{Code, Dynamic8};
+use models::quant::{Code, Dynamic8};
 
 /// Smaller parameters keep fp32 moments: they weigh nothing, and norms are delicate.
 const SMALLEST_IN_EIGHT_BITS: usize = 4096;
@@ -25,8 +25,8 @@ pub(super) enum Moments {
 }
 
 impl Moments {
-    /// All zeros. `eight_bit` is a wish that small parameters and embeddings do not grant,
-    /// as in bitsandbytes: rows of an embedding are rarely stepped and differ widely, which
+    /// All zeros. `eight_bit` does not apply to small parameters and embeddings, as in
+    /// bitsandbytes: rows of an embedding are rarely stepped and differ widely, which
     /// blocks with one scale represent badly.
     ///
     /// # Errors

@@ -3,8 +3,8 @@
 use tch::{Device, Kind, Tensor};
 
 use super::*;
-use crate::model::Parameters;
-use crate::weights::SafetensorsFile;
+use models::Parameters;
+use models::formats::SafetensorsFile;
 
 const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
 

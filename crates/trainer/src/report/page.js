@@ -1,15 +1,21 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
-const { summary, records, placement, config } = data;
+const { summary, records, placement, config, commands } = data;
 const at = (id) => document.getElementById(id);
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 /* Numbers as people read them. */
+/* As the rest of the program prints sizes: in the largest binary unit that fits, two decimals at
+   most, and up to a machine of 1 TiB in GiB. */
 function bytes(count) {
-  const units = ["B", "kB", "MB", "GB", "TB"];
-  let unit = 0;
-  while (count >= 999.5 && unit < 4) { count /= 1000; unit += 1; }
-  return `${unit === 0 ? whole.format(count) : count.toPrecision(3)} ${units[unit]}`;
+  const units = [["TiB", 2 ** 40, 2], ["GiB", 2 ** 30, 1], ["MiB", 2 ** 20, 1], ["KiB", 2 ** 10, 1]];
+  const unit = units.find(([, size, least]) => count >= size * least);
+  if (!unit) return `${count} bytes`;
+  // A half goes to the even neighbour, as in Rust.
+  const hundredths = (count / unit[1]) * 100;
+  const below = Math.floor(hundredths);
+  const up = hundredths - below === 0.5 ? below % 2 === 1 : hundredths - below > 0.5;
+  return `${(below + (up ? 1 : 0)) / 100} ${unit[0]}`;
 }
 function duration(seconds) {
   if (seconds < 60) return `${seconds.toFixed(1)} s`;
@@ -22,7 +28,7 @@ function short(value) {
   if (size === 0) return "0";
   if (size >= 10000) return whole.format(value);
   if (size >= 100) return value.toFixed(0);
-  if (size >= 0.001) return String(Number(value.toPrecision(3)));
+  if (size >= 0.001) return String(Number(value.toPrecision(4)));
   return value.toExponential(1).replace("e-", "e−");
 }
 
@@ -44,14 +50,48 @@ function table(head, rows, numbers = []) {
   return make("table", {}, ...parts);
 }
 
-/* Round steps for an axis: 1, 2 or 5 times a power of ten. */
-function ticks(low, high, count) {
+/* Round steps for an axis: 1, 2 or 5 times a power of ten; of sizes in bytes, a power of two. */
+function ticks(low, high, count, binary = false) {
   const rough = (high - low) / count || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((f) => f * power).find((s) => s >= rough);
+  const step = binary ? Math.max(2 ** Math.ceil(Math.log2(rough)), 1)
+    : [1, 2, 5, 10].map((f) => f * power).find((s) => s >= rough);
   const list = [];
   for (let t = Math.ceil(low / step) * step; t <= high + step * 1e-6; t += step) list.push(Math.abs(t) < step * 1e-6 ? 0 : t);
   return list;
+}
+/* What stands at the ticks of an axis: as many digits as tell them apart. */
+function tickLabels(marks, format) {
+  if (format !== short || marks.length < 2) return marks.map(format);
+  const step = marks[1] - marks[0];
+  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+  const decimal = (m) => (Math.abs(m) >= 10000 ? whole.format(m) : m.toFixed(m === 0 ? 0 : digits));
+  if (digits <= 4) return marks.map(decimal);
+  return marks.map((m) => (m === 0 ? "0" : Number(m.toPrecision(6)).toExponential().replace("e-", "e−")));
+}
+
+/* Charts that show the same steps, one below the other: a pointer on one is on all of them. */
+const aligned = [];
+/* Steps in which caches fill and the learning rate rises: what peaks there would set the scale for all. */
+const lastRecorded = records.reduce((last, r) => (r.kind === "train" ? Math.max(last, r.step) : last), 0);
+const settled = Math.max(Math.min(data.warmup_steps, lastRecorded / 4), lastRecorded / 20);
+
+/* Lowest and highest value to draw, and whether the beginning goes beyond. */
+function range(curves, zero) {
+  const of = (list) => [Math.min(...list), Math.max(...list)];
+  const all = curves.flatMap((curve) => curve.points);
+  const later = all.filter((p) => p[0] > settled).map((p) => p[1]);
+  let [low, high] = of(all.map((p) => p[1]));
+  const top = high;
+  if (later.length >= 8) {
+    const [floor, ceiling] = of(later);
+    const room = Math.max((ceiling - (zero ? Math.min(floor, 0) : floor)) * 0.25, Math.abs(ceiling) * 0.02);
+    high = Math.min(high, ceiling + room);
+  }
+  if (zero) low = Math.min(low, 0);
+  const cut = top > high;
+  const margin = (high - low) * 0.06 || Math.abs(high) * 0.05 || 1;
+  return { low: zero ? low : low - margin, high: high + margin, beyond: cut ? top : null };
 }
 
 /* A card with curves over the steps, redrawn when its width changes. */
@@ -67,67 +107,89 @@ function chart({ title, unit, curves, format = short, zero = false, wide = false
   });
   const label = `${title}: ${curves.map((c) => `${c.name}, last ${format(c.points.at(-1)[1])}`).join("; ")}`;
   const svg = make("svg", { role: "img", "aria-label": label });
+  const tip = make("div", { class: "tip" });
+  tip.hidden = true;
+  const plot = make("div", { class: "plot" }, svg, tip);
   const card = make("div", { class: wide ? "chart whole" : "chart" },
-    make("h2", {}, title, make("small", {}, unit)), legend, svg);
+    make("h2", {}, title, make("small", {}, unit)), legend, plot);
   at("charts").append(card);
 
-  const all = curves.flatMap((curve) => curve.points);
-  const [lastStep, firstStep] = [Math.max(...all.map((p) => p[0]), 1), 0];
-  let [low, high] = [Math.min(...all.map((p) => p[1])), Math.max(...all.map((p) => p[1]))];
-  if (zero) low = Math.min(low, 0);
-  const margin = (high - low) * 0.06 || Math.abs(high) * 0.05 || 1;
-  high += margin;
-  if (!zero) low -= margin;
+  const { low, high, beyond } = range(curves, zero);
+  if (beyond !== null) {
+    card.append(make("p", { class: "note" }, `The first steps go beyond the scale, up to ${format(beyond)}.`));
+  }
+  const [lastStep, firstStep] = [Math.max(lastRecorded, ...curves.flatMap((c) => c.points.map((p) => p[0])), 1), 0];
 
   let scale = null;
+  const nearest = (curve, step) => curve.points.reduce((a, b) => (Math.abs(b[0] - step) < Math.abs(a[0] - step) ? b : a));
   function show(step) {
     curves.forEach((curve, index) => {
-      const near = step === null ? curve.points.at(-1)
-        : curve.points.reduce((a, b) => (Math.abs(b[0] - step) < Math.abs(a[0] - step) ? b : a));
-      values[index].textContent = format(near[1]);
+      values[index].textContent = format((step === null ? curve.points.at(-1) : nearest(curve, step))[1]);
     });
+    const cursor = svg.querySelector(".cursor");
+    svg.querySelectorAll(".mark").forEach((mark) => mark.remove());
+    tip.hidden = step === null;
+    cursor.setAttribute("visibility", step === null ? "hidden" : "visible");
+    if (step === null) return;
+    const { x, y, width } = scale;
+    for (const end of ["x1", "x2"]) cursor.setAttribute(end, x(step));
+    const rows = curves.map((curve) => {
+      const near = nearest(curve, step);
+      if (near[1] <= high) svg.append(make("circle", { class: "mark", cx: x(near[0]), cy: y(near[1]), r: 3.5, fill: `var(--${curve.colour})` }));
+      const name = make("span", {}, make("i", { style: `background: var(--${curve.colour})` }), curve.name);
+      return make("div", {}, name, make("b", {}, format(near[1])));
+    });
+    tip.replaceChildren(make("div", {}, `step ${whole.format(step)}`), ...rows);
+    const beside = x(step) < width / 2;
+    tip.style.left = beside ? `${x(step) + 12}px` : "auto";
+    tip.style.right = beside ? "auto" : `${width - x(step) + 12}px`;
   }
   function draw() {
     const width = Math.max(svg.clientWidth, 200);
-    const height = Math.min(wide ? 320 : 230, Math.max(180, width * 0.55));
-    const marks = ticks(low, high, 4);
-    const left = 14 + 7 * Math.max(...marks.map((m) => format(m).length));
-    const [right, top, bottom] = [10, 8, 26];
+    const height = Math.min(wide ? 320 : 230, Math.max(190, width * 0.55));
+    const marks = ticks(low, high, 4, format === bytes);
+    const labels = tickLabels(marks, format);
+    /* Wide charts have one margin, so that their steps are in line. */
+    const left = wide ? 84 : 32 + 7 * Math.max(...labels.map((label) => label.length));
+    const [right, top, bottom] = [12, 8, 42];
     const x = (step) => left + ((step - firstStep) / (lastStep - firstStep)) * (width - left - right);
     const y = (value) => top + ((high - value) / (high - low)) * (height - top - bottom);
-    scale = { x, left, right, width, height, bottom, top };
+    scale = { x, y, left, right, width };
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("height", height);
     svg.replaceChildren();
-    for (const mark of marks) {
+    for (const [index, mark] of marks.entries()) {
       svg.append(make("line", { class: "grid", x1: left, x2: width - right, y1: y(mark), y2: y(mark) }));
-      svg.append(make("text", { x: left - 8, y: y(mark) + 4, "text-anchor": "end" }, format(mark)));
+      svg.append(make("text", { x: left - 8, y: y(mark) + 4, "text-anchor": "end", class: "tick" }, labels[index]));
     }
     for (const mark of ticks(firstStep, lastStep, width < 420 ? 3 : 6)) {
-      svg.append(make("text", { x: x(mark), y: height - 6, "text-anchor": "middle" }, whole.format(mark)));
+      if (Number.isInteger(mark)) svg.append(make("text", { x: x(mark), y: height - 24, "text-anchor": "middle" }, whole.format(mark)));
     }
+    const middle = (top + height - bottom) / 2;
+    svg.append(make("text", { class: "axis", x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle" }, "step"));
+    svg.append(make("text", { class: "axis", transform: `translate(12 ${middle}) rotate(-90)`, "text-anchor": "middle" }, unit));
+    /* A picture in the picture cuts off what is beyond the scale. */
+    const [w, h] = [width - left, height - bottom + 4];
+    const lines = make("svg", { x: left, y: 0, width: w, height: h, viewBox: `${left} 0 ${w} ${h}`, preserveAspectRatio: "xMinYMin", style: `width: ${w}px; overflow: hidden` });
     for (const curve of curves) {
       const line = curve.points.map((p, i) => `${i ? "L" : "M"}${x(p[0]).toFixed(1)} ${y(p[1]).toFixed(1)}`).join("");
-      svg.append(make("path", { d: line, fill: "none", stroke: `var(--${curve.colour})`, "stroke-width": 2, "stroke-linejoin": "round" }));
+      lines.append(make("path", { d: line, fill: "none", stroke: `var(--${curve.colour})`, "stroke-width": 2, "stroke-linejoin": "round" }));
       if (curve.dots || curve.points.length === 1) {
-        for (const p of curve.points) svg.append(make("circle", { cx: x(p[0]), cy: y(p[1]), r: 3, fill: `var(--${curve.colour})` }));
+        for (const p of curve.points) lines.append(make("circle", { cx: x(p[0]), cy: y(p[1]), r: 3, fill: `var(--${curve.colour})` }));
       }
     }
+    svg.append(lines);
     svg.append(make("line", { class: "cursor", x1: 0, x2: 0, y1: top, y2: height - bottom, visibility: "hidden" }));
   }
+  const all = wide ? aligned : [];
+  all.push(show);
   svg.addEventListener("pointermove", (event) => {
     const { left, right, width } = scale;
     const share = (event.clientX - svg.getBoundingClientRect().left - left) / (width - left - right);
     const step = Math.round(Math.min(Math.max(share, 0), 1) * (lastStep - firstStep) + firstStep);
-    const cursor = svg.querySelector(".cursor");
-    for (const end of ["x1", "x2"]) cursor.setAttribute(end, scale.x(step));
-    cursor.setAttribute("visibility", "visible");
-    show(step);
+    for (const one of all) one(step);
   });
-  svg.addEventListener("pointerleave", () => {
-    svg.querySelector(".cursor").setAttribute("visibility", "hidden");
-    show(null);
-  });
+  svg.addEventListener("pointerleave", () => { for (const one of all) one(null); });
   let drawn = 0;
   new ResizeObserver(() => {
     if (svg.clientWidth !== drawn) { drawn = svg.clientWidth; draw(); }
@@ -155,19 +217,29 @@ function smooth(list) {
 function header() {
   document.title = `${summary.name}: training run`;
   at("name").textContent = summary.name;
-  const ending = summary.ending === "completed" ? `${whole.format(summary.steps)} steps, completed`
-    : `${summary.ending} after ${whole.format(summary.steps)} of ${whole.format(summary.max_steps)} steps`;
+  const of = `${whole.format(summary.steps)} of ${whole.format(summary.max_steps)} steps`;
+  const written = new Date(data.written * 1000).toLocaleString();
+  const ending = {
+    completed: `${whole.format(summary.steps)} steps, completed`,
+    stopped: `Stopped after ${of}`,
+    failed: `Ended by an error after ${of}`,
+    running: `After ${of}, on ${written}. If the run is over, something ended it after that`,
+  }[summary.ending];
   at("what").textContent = `${summary.environment.model}. ${ending}.`;
+  if (data.error) {
+    at("ended").hidden = false;
+    at("ended").append(make("span", { class: "bad" }, data.error));
+  }
   const held = points("eval", (r) => r.eval_loss);
   const figures = [];
-  if (held.length > 1) figures.push([`${short(held[0][1])} → ${short(held.at(-1)[1])}`, "held-out loss, first to last"]);
-  else if (held.length === 1) figures.push([short(held[0][1]), "held-out loss"]);
+  if (held.length > 1) figures.push([`${short(held[0][1])} → ${short(held.at(-1)[1])}`, "loss on held-out data, first to last"]);
+  else if (held.length === 1) figures.push([short(held[0][1]), "loss on held-out data"]);
   if (summary.first_loss !== null) figures.push([`${short(summary.first_loss)} → ${short(summary.last_loss)}`, "training loss"]);
   figures.push([whole.format(summary.tokens_per_second), "tokens/s in training"]);
   figures.push([whole.format(summary.tokens), "tokens trained on"]);
   const memory = summary.memory;
   figures.push(memory.peak_live_bytes === null ? [bytes(memory.peak_resident_bytes), "peak memory of the process"]
-    : [bytes(memory.peak_live_bytes), "peak memory live in tensors"]);
+    : [bytes(memory.peak_live_bytes), "peak memory in tensors"]);
   figures.push([duration(summary.wall_seconds), "in all"]);
   if (summary.best) figures.push([short(summary.best.value), `best evaluation, step ${whole.format(summary.best.step)}`]);
   for (const [value, label] of figures) at("figures").append(make("div", { class: "figure" }, make("b", {}, value), make("span", {}, label)));
@@ -179,22 +251,43 @@ function curves() {
   chart({ title: "Loss", unit: "nats per token", wide: true, curves: [
     { name: "training", colour: mean.length ? "one-pale" : "one", points: loss },
     { name: "training, smoothed", colour: "one", points: mean },
-    { name: "held out", colour: "two", points: points("eval", (r) => r.eval_loss), dots: true },
+    { name: "held-out data", colour: "two", points: points("eval", (r) => r.eval_loss), dots: true },
   ] });
-  const megabytes = (pick) => points("train", (r) => pick(r.memory));
-  chart({ title: "Memory", unit: "at each record", wide: true, zero: true, format: bytes, curves: [
-    { name: "held, peak", colour: "two", points: megabytes((m) => m.held_peak) },
-    { name: "live, peak", colour: "one", points: megabytes((m) => m.live_peak) },
-    { name: "held after the step", colour: "two-pale", points: megabytes((m) => m.held) },
-    { name: "live after the step", colour: "one-pale", points: megabytes((m) => m.live) },
-    { name: "process", colour: "quiet", points: megabytes((m) => m.resident) },
+  const sizes = (pick) => points("train", (r) => pick(r.memory));
+  chart({ title: "Memory", unit: "bytes", wide: true, zero: true, format: bytes, curves: [
+    { name: "held by the allocator, peak", colour: "two", points: sizes((m) => m.held_peak) },
+    { name: "in tensors, peak", colour: "one", points: sizes((m) => m.live_peak) },
+    { name: "held by the allocator after the step", colour: "two-pale", points: sizes((m) => m.held) },
+    { name: "in tensors after the step", colour: "one-pale", points: sizes((m) => m.live) },
+    { name: "all of the process, in main memory", colour: "quiet-line", points: sizes((m) => m.resident) },
   ] });
   chart({ title: "Throughput", unit: "tokens/s", zero: true, curves: [
     { name: "training", colour: "one", points: points("train", (r) => r.tokens_per_second) }] });
-  chart({ title: "Learning rate", unit: "", zero: true, curves: [
+  chart({ title: "Learning rate", unit: "per step", zero: true, curves: [
     { name: "schedule", colour: "one", points: points("train", (r) => r.learning_rate) }] });
-  chart({ title: "Gradient norm", unit: "before clipping", zero: true, curves: [
+  chart({ title: "Gradient norm", unit: "norm before clipping", zero: true, curves: [
     { name: "norm", colour: "one", points: points("train", (r) => r.grad_norm) }] });
+}
+
+/* The commands that fit this run. */
+function use() {
+  if (commands.length === 0) return;
+  at("use").hidden = false;
+  const named = commands.some((c) => c.line.includes(" --adapter ")) ? "Use this adapter"
+    : commands.some((c) => c.line.includes(" --model ")) ? "Use this model" : "Go on";
+  at("use").querySelector("h2").textContent = named;
+  for (const { what, line } of commands) {
+    at("use").querySelector("div").append(make("div", { class: "command" }, make("p", {}, what), make("pre", {}, line)));
+  }
+}
+
+/* What a resume changed. */
+function changes() {
+  const rows = records.filter((r) => r.kind === "resumed").flatMap((r) => r.changes.map((c) =>
+    [whole.format(r.step + 1), c.key, JSON.stringify(c.before), JSON.stringify(c.now)]));
+  if (rows.length === 0) return;
+  at("changes").hidden = false;
+  at("changes").querySelector("div").append(table(["from step", "key", "before", "from then on"], rows));
 }
 
 function events() {
@@ -261,15 +354,17 @@ function environment() {
   const rows = [["surefoot", e.surefoot], ["libtorch", e.libtorch], ["device", e.device],
     ["allocator", e.allocator], ["system", `${e.system}, ${e.cores} cores`], ["data", e.data], ["model", e.model],
     ["peak of the process", bytes(m.peak_resident_bytes)]];
-  if (m.peak_held_bytes !== null) rows.push(["peak held", `${bytes(m.peak_held_bytes)}, ${whole.format(m.driver_allocations)} driver allocations`]);
+  if (m.peak_held_bytes !== null) rows.push(["held by the allocator at its peak", `${bytes(m.peak_held_bytes)}, ${whole.format(m.driver_allocations)} driver allocations`]);
   at("environment").querySelector("div").append(table(null, rows));
   for (const row of at("environment").querySelectorAll("tr")) row.firstChild.replaceWith(make("th", {}, row.firstChild.textContent));
   at("config").textContent = config;
 }
 
 header();
+use();
 curves();
 events();
+changes();
 samples();
 placed();
 environment();

@@ -2,28 +2,27 @@
 
 use super::Run;
 use crate::Error;
-use crate::checkpoint::{self, Best};
+use crate::checkpoint::{self, Checkpoint};
 use crate::config::BestMetric;
+use crate::events::{Best, Evaluation};
 use crate::observer::Observer;
-use crate::task::Evaluation;
 
 impl Run<'_> {
-    /// Saves, when the last evaluation is the best so far and somebody will want it.
-    pub(super) fn keep_if_best(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
-        if !self.config.train.load_best_model_at_end {
-            return Ok(());
-        }
+    /// Whether the evaluation of this step is the best so far and somebody will want it.
+    pub(super) fn note_if_best(&mut self) -> bool {
         let Some((step, evaluation)) = self.last_evaluation else {
-            return Ok(());
+            return false;
         };
-        let Some(value) = value(self.config.train.metric_for_best_model, &evaluation) else {
-            return Ok(());
-        };
-        if value.is_finite() && self.best.is_none_or(|best| value < best.value) {
-            self.best = Some(Best { step, value });
-            self.save(observer)?;
+        if !self.config.train.load_best_model_at_end || step != self.step {
+            return false;
         }
-        Ok(())
+        let found = value(self.config.train.metric_for_best_model, &evaluation);
+        let found = found.filter(|found| found.is_finite());
+        let better = found.filter(|value| self.best.is_none_or(|best| *value < best.value));
+        if let Some(value) = better {
+            self.best = Some(Best { step, value });
+        }
+        better.is_some()
     }
 
     /// At the end of a run: the weights become the best ones. The last ones, measured as the
@@ -33,7 +32,9 @@ impl Run<'_> {
             return Ok(());
         }
         self.evaluate(self.config.train.max_eval_samples, observer)?;
-        self.keep_if_best(observer)?;
+        if self.note_if_best() {
+            self.save(observer)?;
+        }
         let Some(best) = self.best.filter(|best| best.step != self.step) else {
             return Ok(());
         };
@@ -43,8 +44,8 @@ impl Run<'_> {
             let reason = format!("the best checkpoint, of step {}, is gone", best.step);
             return Err(Error::checkpoint(&folder, reason));
         };
-        self.enter(super::Moment::Update)?;
-        checkpoint::load(&path, self.trained())?;
+        self.enter(super::StepPhase::Update)?;
+        Checkpoint::open(&path)?.restore(self.trained())?;
         observer.best_loaded(step, best.value);
         Ok(())
     }

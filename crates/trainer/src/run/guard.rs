@@ -10,12 +10,12 @@
 //! One such step is an unlucky batch or an overflow; three in a row are a model that
 //! has left the road, and every further step would be skipped as well.
 
-use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
 use crate::Error;
-use crate::model::Parameters;
+use crate::events::{NonFiniteTensor, Rollback, SkippedStep};
 use crate::optim::Gradients;
+use models::Parameters;
 
 /// Skipped steps in a row after which the run goes back.
 const PATIENCE: usize = 3;
@@ -23,48 +23,6 @@ const PATIENCE: usize = 3;
 const ATTEMPTS: u32 = 2;
 /// Tensors that are named.
 const NAMED: usize = 8;
-
-/// A step that was skipped, and what was seen.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SkippedStep {
-    /// The step, counted from 1.
-    pub step: u64,
-    /// Its loss, as text: JSON has no NaN.
-    pub loss: String,
-    /// Norm of its gradient.
-    pub grad_norm: String,
-    /// Where its batch stands in the data.
-    pub batch: String,
-    /// The first gradients that are not finite, in the order of the model; empty when each
-    /// is, and only their norm or the loss overflows.
-    pub tensors: Vec<DamagedTensor>,
-    /// How many more there are.
-    pub further_tensors: u64,
-}
-
-/// A gradient that is not finite.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct DamagedTensor {
-    /// The parameter's name.
-    pub name: String,
-    /// How many of its numbers are NaN.
-    pub nan: u64,
-    /// How many are infinite.
-    pub infinite: u64,
-    /// How many it has.
-    pub of: u64,
-}
-
-/// A return to a checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rollback {
-    /// The step that the run had come to.
-    pub from_step: u64,
-    /// The step of the checkpoint.
-    pub to_step: u64,
-    /// What was seen in the steps before.
-    pub seen: Vec<SkippedStep>,
-}
 
 /// Watches the steps of a run.
 #[derive(Debug, Default)]
@@ -130,39 +88,6 @@ fn diverged(seen: &[SkippedStep], reason: &str) -> String {
     )
 }
 
-impl std::fmt::Display for SkippedStep {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self {
-            step,
-            loss,
-            grad_norm,
-            batch,
-            ..
-        } = self;
-        write!(
-            out,
-            "step {step}: loss {loss}, gradient norm {grad_norm}, batch at {batch}"
-        )?;
-        for (index, tensor) in self.tensors.iter().enumerate() {
-            let DamagedTensor {
-                name,
-                nan,
-                infinite,
-                of,
-            } = tensor;
-            let comma = if index == 0 { "; not finite: " } else { ", " };
-            write!(
-                out,
-                "{comma}`{name}` ({nan} NaN, {infinite} infinite of {of})"
-            )?;
-        }
-        match self.further_tensors {
-            0 => Ok(()),
-            more => write!(out, " and {more} more"),
-        }
-    }
-}
-
 /// Looks at every gradient of a step that has gone wrong.
 pub(super) fn describe(
     step: u64,
@@ -187,7 +112,7 @@ pub(super) fn describe(
             further_tensors += 1;
             continue;
         }
-        tensors.push(DamagedTensor {
+        tensors.push(NonFiniteTensor {
             name: parameter.name.clone(),
             nan,
             infinite,

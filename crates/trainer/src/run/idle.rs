@@ -1,58 +1,60 @@
-//! What of a run is not in use at a moment, and away while memory is short.
+//! Offloads what a phase of the loop does not use.
 //!
-//! | part | passes | update, checkpoint | evaluation, sample, export |
+//! | part | forward, backward | update, checkpoint | evaluation, sample, export |
 //! |---|---|---|---|
-//! | the optimizer's moments | away | here | away |
-//! | averaged weights | away | here | here |
-//! | what the task names ([`Task::idle_in_steps`](crate::task::Task::idle_in_steps)) | away | away | here |
+//! | the optimizer's moments | offloaded | on the device | offloaded |
+//! | averaged weights | offloaded | on the device | on the device |
+//! | what the task names ([`Task::idle_in_steps`](crate::task::Task::idle_in_steps)) | offloaded | offloaded | on the device |
 //!
-//! Nothing is away before a step has run out of memory with all caches handed back. From then on, each moment
-//! has on the device what it uses. Bits come back as they left, so that what is learned stays the same.
+//! Nothing is offloaded before a step has run out of memory with all caches handed back. From
+//! then on, each phase has on the device what it uses. Tensors come back bit for bit, so that
+//! what is learned stays the same.
 
 use placement::Bytes;
-use placement::plan::{Home, Memory};
-use placement::shortage::{Idle, Part};
+use placement::oom::{Idle, Part};
+use placement::plan::{Memory, Residency};
 use tch::Tensor;
 
 use super::Run;
 use crate::Error;
 use crate::memory_plan::offload_folder;
 
-/// On one memory with the CPU, and where host memory is too small, "away" is a disk. What each step uses is written
-/// to it in each step: more than this stays in memory, since smaller pieces cost less time, and no disk its life.
+/// On unified memory, and where host memory is too small, parts are offloaded to a disk. What each
+/// step uses is written to it in each step: more than this stays in memory, since smaller
+/// micro-batches cost less time, and wear no disk.
 const EACH_STEP_ON_DISK: Bytes = Bytes::gib(1);
 
-/// A stretch of the loop with needs of its own.
+/// A phase of the loop, which needs some parts and leaves others idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Moment {
+pub(super) enum StepPhase {
     /// Forward and backward passes.
-    Passes,
+    ForwardBackward,
     /// The optimizer steps, or a checkpoint is written or read.
     Update,
-    /// The model is looked at: evaluation, samples, export.
-    Look,
-    /// Everything, as it was before memory was short.
-    Everything,
+    /// Evaluation, samples, export.
+    Evaluation,
+    /// Every part on the device, as before memory ran out.
+    AllResident,
 }
 
-/// What is away now and then, since memory was short.
-pub(super) struct Away {
+/// What is offloaded in the phases that do not use it, once memory ran out.
+pub(super) struct OffloadedState {
     idle: Idle,
-    leaving: Leaving,
+    choice: OffloadChoice,
 }
 
-/// Which of the parts that come back in each step leave at all.
+/// Which of the parts that come back in each step are offloaded at all.
 #[derive(Debug, Clone, Copy)]
-struct Leaving {
+struct OffloadChoice {
     moments: bool,
     averages: bool,
 }
 
-impl Leaving {
+impl OffloadChoice {
     /// Decided once, while all are here. `others` leave too, and stay away for many steps.
     fn decide(memory: Memory, moments: Bytes, averages: Bytes, others: Bytes) -> Self {
-        let fits = |each_step: Bytes| match Idle::home(memory, each_step + others) {
-            Home::IdleOnHost => true,
+        let fits = |each_step: Bytes| match Idle::residency(memory, each_step + others) {
+            Residency::IdleOnHost => true,
             _ => each_step <= EACH_STEP_ON_DISK,
         };
         let averages_leave = fits(averages);
@@ -69,33 +71,33 @@ impl Leaving {
 }
 
 impl Run<'_> {
-    /// Has in memory what `moment` uses, if memory was short before.
+    /// Brings to the device what `phase` uses, and offloads the rest, once memory ran out.
     ///
     /// # Errors
-    /// When something does not come back. What cannot leave stays, and is told in the log.
-    pub(super) fn enter(&mut self, moment: Moment) -> Result<(), Error> {
-        let Some(mut away) = self.away.take() else {
+    /// When something does not come back. What cannot leave stays, with a warning.
+    pub(super) fn enter(&mut self, phase: StepPhase) -> Result<(), Error> {
+        let Some(mut offloaded) = self.offloaded.take() else {
             return Ok(());
         };
-        let mut parts = self.parts(moment, away.leaving);
-        let mut entered = away.idle.enter(&mut self.placer, &mut parts);
+        let mut parts = self.parts(phase, offloaded.choice);
+        let mut entered = offloaded.idle.enter(&mut self.placer, &mut parts);
         if matches!(&entered, Err(error) if error.is_out_of_memory()) {
             self.machine.trim()?;
-            entered = away.idle.enter(&mut self.placer, &mut parts);
+            entered = offloaded.idle.enter(&mut self.placer, &mut parts);
         }
         match entered {
-            Ok(_) => self.away = Some(away),
-            Err(error) if moment == Moment::Passes && error.context_is_usable() => {
+            Ok(_) => self.offloaded = Some(offloaded),
+            Err(error) if phase == StepPhase::ForwardBackward && error.context_is_usable() => {
                 tracing::warn!("what is idle stays on the device from here on: {error}");
-                let mut everything = self.parts(Moment::Everything, away.leaving);
-                away.idle.enter(&mut self.placer, &mut everything)?;
+                let mut everything = self.parts(StepPhase::AllResident, offloaded.choice);
+                offloaded.idle.enter(&mut self.placer, &mut everything)?;
             }
             Err(error) => return Err(error.into()),
         }
         Ok(())
     }
 
-    /// Sends away what the passes of a step do not use, from now on. How much that was.
+    /// Offloads what forward and backward passes do not use, from now on; returns how much that was.
     ///
     /// # Errors
     /// When what could not leave does not come back either.
@@ -111,52 +113,57 @@ impl Run<'_> {
                 return Ok(Bytes::ZERO);
             }
         };
-        let leaving = self.leaving(memory);
-        let bytes = self.idle_bytes(leaving);
-        self.away = Some(Away { idle, leaving });
-        self.enter(Moment::Passes)?;
-        Ok(self.away.as_ref().map_or(Bytes::ZERO, |_| bytes))
+        let choice = self.choice(memory);
+        let bytes = self.idle_bytes(choice);
+        self.offloaded = Some(OffloadedState { idle, choice });
+        self.enter(StepPhase::ForwardBackward)?;
+        Ok(self.offloaded.as_ref().map_or(Bytes::ZERO, |_| bytes))
     }
 
     /// Whether there is anything that could leave.
     pub(super) fn has_idle_parts(&self) -> bool {
         let memory = self.machine.memory_for_plans(&self.placer);
-        self.idle_bytes(self.leaving(memory)) > Bytes::ZERO
+        self.idle_bytes(self.choice(memory)) > Bytes::ZERO
     }
 
-    fn leaving(&self, memory: Memory) -> Leaving {
-        let all = Leaving {
+    fn choice(&self, memory: Memory) -> OffloadChoice {
+        let all = OffloadChoice {
             moments: true,
             averages: true,
         };
-        let [moments, averages, others] = self.parts(Moment::Passes, all);
-        Leaving::decide(memory, moments.bytes(), averages.bytes(), others.bytes())
+        let [moments, averages, others] = self.parts(StepPhase::ForwardBackward, all);
+        OffloadChoice::decide(memory, moments.bytes(), averages.bytes(), others.bytes())
     }
 
     /// What the passes of a step do not use, as far as it may leave.
-    fn idle_bytes(&self, leaving: Leaving) -> Bytes {
-        let parts = self.parts(Moment::Passes, leaving);
+    fn idle_bytes(&self, choice: OffloadChoice) -> Bytes {
+        let parts = self.parts(StepPhase::ForwardBackward, choice);
         parts.iter().map(Part::bytes).sum()
     }
 
-    /// Everything that is idle at some moment, and whether it is used at this one.
-    fn parts(&self, moment: Moment, leaving: Leaving) -> [Part; 3] {
+    /// Every part that is idle in some phase, and whether `phase` uses it.
+    fn parts(&self, phase: StepPhase, choice: OffloadChoice) -> [Part; 3] {
         let parameters = self.task.parameters();
         let moments = self.optimizer.state(parameters);
         let averages = self.ema.iter().flat_map(|ema| ema.state(parameters));
-        let used = |moments: &[Moment]| moment == Moment::Everything || moments.contains(&moment);
+        let used =
+            |phases: &[StepPhase]| phase == StepPhase::AllResident || phases.contains(&phase);
         [
             Part::new(
                 "optimizer",
-                handles(leaving.moments, moments),
-                used(&[Moment::Update]),
+                handles(choice.moments, moments),
+                used(&[StepPhase::Update]),
             ),
             Part::new(
                 "averages",
-                handles(leaving.averages, averages.collect()),
-                used(&[Moment::Update, Moment::Look]),
+                handles(choice.averages, averages.collect()),
+                used(&[StepPhase::Update, StepPhase::Evaluation]),
             ),
-            Part::new("task", self.task.idle_in_steps(), used(&[Moment::Look])),
+            Part::new(
+                "task",
+                self.task.idle_in_steps(),
+                used(&[StepPhase::Evaluation]),
+            ),
         ]
     }
 }
@@ -189,8 +196,8 @@ mod tests {
         };
         let decided = |memory, moments, averages| {
             let [moments, averages] = [moments, averages].map(Bytes::mib);
-            let leaving = Leaving::decide(memory, moments, averages, Bytes::mib(2048));
-            (leaving.moments, leaving.averages)
+            let choice = OffloadChoice::decide(memory, moments, averages, Bytes::mib(2048));
+            (choice.moments, choice.averages)
         };
         assert_eq!(decided(apu, 512, 256), (true, true));
         assert_eq!(decided(apu, 1024, 512), (false, true));

@@ -1,19 +1,20 @@
 //! Loading the published model that is fine-tuned: planned, placed, and with its adapter.
 
 use placement::Placer;
-use placement::plan::{Memory, Wishes};
+use placement::plan::{Memory, OffloadOptions};
 use tch::{Device, Kind};
 
 use crate::Error;
-use crate::adapters::{Attached, Attachment, PeftAdapter};
 use crate::config::Config;
 use crate::estimate::DecoderUse;
-use crate::memory_plan::{MemoryPlan, Outlined};
-use crate::model::{
-    Base, Builder, Decoder, DecoderOptions, FileWeights, Outline, Parameters, WeightSource,
+use crate::memory_plan::{MemoryPlan, PlannedModel};
+use models::Parameters;
+use models::adapters::{Attached, Attachment, PeftAdapter};
+use models::model::{
+    Base, Builder, Decoder, DecoderOptions, FileWeights, MetaWeights, WeightSource,
     attention_writes_scores,
 };
-use crate::weights::Pretrained;
+use models::pretrained::Pretrained;
 
 /// A model that is ready to be trained.
 pub(super) struct BaseModel {
@@ -22,10 +23,19 @@ pub(super) struct BaseModel {
     pub(super) parameters: Parameters,
     /// How it is trained, as far as memory depends on it.
     pub(super) usage: DecoderUse,
-    /// Bytes of the model in memory, the adapter left out.
+    /// Bytes of the model in memory that do not learn.
     pub(super) base_bytes: u64,
     /// What was decided about memory, where the config asks for it.
     pub(super) plan: Option<MemoryPlan>,
+}
+
+/// What a row of a batch is, as far as memory depends on it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowShape {
+    /// Tokens in the longest.
+    pub(super) length: u64,
+    /// Whether it holds several examples that do not see each other.
+    pub(super) packed: bool,
 }
 
 /// Everything that a model is made from.
@@ -34,19 +44,20 @@ struct Plans<'a> {
     pretrained: &'a Pretrained,
     /// Positions that it can see.
     context: i64,
+    rows: RowShape,
     compute: Kind,
 }
 
 impl BaseModel {
-    /// The weights of `pretrained` as `config` wants them, in positions up to `context`.
+    /// The weights of `pretrained` as `config` wants them, in positions up to `context`, for `rows`.
     ///
     /// # Errors
     /// When a file is damaged, the adapter does not fit, there is no plan under `memory` that
-    /// the config's wishes allow, or memory runs out.
+    /// the config's options allow, or memory runs out.
     pub(super) fn load(
         config: &Config,
         pretrained: &Pretrained,
-        context: i64,
+        (context, rows): (i64, RowShape),
         placer: &mut Placer,
         memory: Memory,
     ) -> Result<Self, Error> {
@@ -54,14 +65,15 @@ impl BaseModel {
             config,
             pretrained,
             context,
+            rows,
             compute: match config.train.bf16.on(placer.device()) {
                 true => Kind::BFloat16,
                 false => Kind::Float,
             },
         };
         let mut usage = plans.usage(placer.device())?;
-        let plan = match config.model.wishes() {
-            Some(wishes) => Some(plans.plan(&usage, memory, &wishes)?),
+        let plan = match config.model.offload_options() {
+            Some(options) => Some(plans.plan(&usage, memory, &options)?),
             None => None,
         };
         let mut streaming = None;
@@ -76,7 +88,7 @@ impl BaseModel {
         let mut source = FileWeights::new(pretrained.tensors.as_ref(), stored, placer);
         let mut builder = plans
             .builder(&mut source, &mut parameters, attachment.as_mut())
-            .quantized(config.model.quantization)
+            .quantized(config.model.quantization.map(Into::into))
             .streamed(streaming);
         let mut model = Decoder::new(&pretrained.config, plans.options(device), &mut builder)?;
         model.offload_activations(usage.offload);
@@ -139,11 +151,12 @@ impl Plans<'_> {
 
     fn usage(&self, device: Device) -> Result<DecoderUse, Error> {
         let train = &self.config.train;
-        let length = self.config.data.block_size;
+        let RowShape { length, packed } = self.rows;
         let attachment = self.attachment()?;
         Ok(DecoderUse {
             rows: u64::from(train.per_device_train_batch_size),
-            length: u64::from(length),
+            length,
+            packed,
             compute: self.compute,
             frozen: match self.base() {
                 Base::Frozen(kind) => Some(kind),
@@ -155,7 +168,7 @@ impl Plans<'_> {
             offload: train.activation_offload && device != Device::Cpu,
             dropout: attachment.map_or(0.0, |attachment| attachment.dropout()),
             whole_logits: false,
-            scores: attention_writes_scores(device, self.compute, i64::from(length)),
+            scores: attention_writes_scores(device, self.compute, length as i64),
         })
     }
 
@@ -164,22 +177,22 @@ impl Plans<'_> {
         &self,
         usage: &DecoderUse,
         memory: Memory,
-        wishes: &Wishes,
+        options: &OffloadOptions,
     ) -> Result<MemoryPlan, Error> {
         let mut parameters = Parameters::default();
         let mut attachment = self.attachment()?;
         let tensors = self.pretrained.tensors.as_ref();
-        let mut source = Outline::new(tensors, usage.frozen.unwrap_or(Kind::Float));
+        let mut source = MetaWeights::new(tensors, usage.frozen.unwrap_or(Kind::Float));
         let mut builder = self.builder(&mut source, &mut parameters, attachment.as_mut());
-        let options = self.options(Device::Cpu);
-        let decoder = Decoder::new(&self.pretrained.config, options, &mut builder)?;
-        let outlined = Outlined {
+        let shape = self.options(Device::Cpu);
+        let decoder = Decoder::new(&self.pretrained.config, shape, &mut builder)?;
+        let planned = PlannedModel {
             config: self.config,
             shape: &self.pretrained.config,
             decoder: &decoder,
             parameters: &parameters,
             usage,
         };
-        MemoryPlan::new(&outlined, memory, wishes)
+        MemoryPlan::new(&planned, memory, options)
     }
 }

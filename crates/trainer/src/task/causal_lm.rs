@@ -6,24 +6,27 @@ use placement::Placer;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
+use super::blocks::{TrainingBlocks, held_out_starts};
 use super::held_out::in_batches;
-use super::{Batch, Evaluation, Sample, Task};
+use super::{Batch, Task};
 use crate::Error;
 use crate::config::{Config, ModelConfig, SampleConfig};
-use crate::data::{BlockOrder, OrderState, SplitMix64, TextData};
+use crate::data::{BlockOrder, SplitMix64, TextData};
 use crate::estimate::{self, DecoderUse, Footprint};
-use crate::model::{
-    Architecture, Base, Builder, Decoder, DecoderConfig, DecoderOptions, Parameters, Pass,
-    RandomWeights, RopeScaling, RopeSettings, attention_writes_scores,
+use crate::events::{Evaluation, Sample};
+use models::Parameters;
+use models::formats::write_tensors;
+use models::model::{
+    Architecture, Base, Builder, Decoder, DecoderConfig, DecoderOptions, Pass, RandomWeights,
+    RopeScaling, RopeSettings, attention_writes_scores,
 };
-use crate::tensor_file;
 
 /// A decoder and the text it learns.
 pub struct CausalLm {
     model: Decoder,
     parameters: Parameters,
     data: TextData,
-    order: BlockOrder,
+    blocks: TrainingBlocks,
     block_size: usize,
     batch_size: usize,
     eval_batch_size: usize,
@@ -66,7 +69,14 @@ impl CausalLm {
             model_bytes: model.bytes()?,
             model,
             parameters,
-            order: BlockOrder::new(config.seed, data.training.len(), block_size),
+            blocks: TrainingBlocks::new(
+                BlockOrder::new(config.seed, data.training.len(), block_size),
+                json!({
+                    "fingerprint": data.fingerprint,
+                    "block_size": block_size,
+                    "seed": config.seed,
+                }),
+            ),
             data,
             block_size,
             batch_size: batch_size as usize,
@@ -95,16 +105,6 @@ impl CausalLm {
             vec![("tokens", gather(0)?), ("targets", gather(1)?)],
             units,
         ))
-    }
-
-    /// Starts of the held-out blocks: all of them, or `limit` spread evenly over the text.
-    fn held_out_starts(&self, limit: Option<u64>) -> (Vec<usize>, bool) {
-        let count = (self.data.held_out.len() - 1) / self.block_size;
-        let take = limit.map_or(count, |limit| count.min(limit as usize));
-        let starts = (0..take)
-            .map(|index| index * count / take * self.block_size)
-            .collect();
-        (starts, take == count)
     }
 
     fn continue_prompt(
@@ -169,6 +169,7 @@ impl Task for CausalLm {
         let how = DecoderUse {
             rows: self.batch_size as u64,
             length,
+            packed: false,
             compute,
             frozen: None,
             quantized: false,
@@ -184,9 +185,7 @@ impl Task for CausalLm {
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {
-        let starts: Vec<usize> = (0..self.batch_size)
-            .map(|_| self.order.next_start())
-            .collect();
+        let starts = self.blocks.next_starts(self.batch_size);
         self.batch(&self.data.training, &starts)
     }
 
@@ -196,17 +195,23 @@ impl Task for CausalLm {
         cross_entropy(&logits, batch.get("targets")?)
     }
 
+    fn evaluates(&self) -> bool {
+        !self.data.held_out.is_empty()
+    }
+
     fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
         let _no_grad = tch::no_grad_guard();
-        let (starts, complete) = self.held_out_starts(limit);
+        let held_out = &self.data.held_out;
+        let (starts, complete) = held_out_starts(held_out.len() as u64, self.block_size, limit);
+        let starts: Vec<usize> = starts.into_iter().map(|start| start as usize).collect();
         let (mut nats, mut tokens, mut bytes) = (0.0, 0u64, 0u64);
         in_batches(&starts, self.eval_batch_size, |starts| {
-            let batch = placer.batch(self.batch(&self.data.held_out, starts)?)?;
+            let batch = placer.batch(self.batch(held_out, starts)?)?;
             nats += f64::try_from(&self.loss(&batch)?)? * batch.units as f64;
             tokens += batch.units;
             let lengths = self.data.tokenizer.byte_lengths();
             for start in starts {
-                let targets = &self.data.held_out[start + 1..=start + self.block_size];
+                let targets = &held_out[start + 1..=start + self.block_size];
                 bytes += targets
                     .iter()
                     .map(|t| u64::from(lengths[usize::from(*t)]))
@@ -237,41 +242,25 @@ impl Task for CausalLm {
     }
 
     fn data_state(&self) -> Result<Value, Error> {
-        Ok(json!({
-            "fingerprint": self.data.fingerprint,
-            "block_size": self.block_size,
-            "seed": self.seed,
-            "order": self.order.state(),
-        }))
+        Ok(self.blocks.state())
     }
 
     fn restore_data(&mut self, state: &Value) -> Result<(), Error> {
-        for (key, ours) in [
-            ("fingerprint", json!(self.data.fingerprint)),
-            ("block_size", json!(self.block_size)),
-            ("seed", json!(self.seed)),
-        ] {
-            if state[key] != ours {
-                return Err(Error::Data(format!(
-                    "the data differs from that of the checkpoint: `{key}` was {}, and is {ours}",
-                    state[key]
-                )));
-            }
-        }
-        let order: OrderState = serde_json::from_value(state["order"].clone())
-            .map_err(|error| Error::Data(format!("the checkpoint's data position: {error}")))?;
-        self.order.restore(order);
-        Ok(())
+        self.blocks.restore(state)
+    }
+
+    fn is_language_model(&self) -> bool {
+        true
+    }
+
+    fn identity(&self) -> Result<Value, Error> {
+        let shape = decoder_config(&self.model_config, &self.data, self.block_size);
+        Ok(json!({ "model": shape.to_json() }))
     }
 
     fn export(&self, folder: &Path) -> Result<(), Error> {
         std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-        let tensors: Vec<_> = self
-            .parameters
-            .iter()
-            .map(|p| (p.name.clone(), &p.tensor))
-            .collect();
-        tensor_file::write(&folder.join("model.safetensors"), &tensors)?;
+        write_tensors(&folder.join("model.safetensors"), &self.parameters.named())?;
         self.data.tokenizer.save(&folder.join("tokenizer.json"))?;
         let mut config = decoder_config(&self.model_config, &self.data, self.block_size).to_json();
         config["initializer_range"] = json!(self.model_config.initializer_range);

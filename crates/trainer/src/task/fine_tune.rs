@@ -4,29 +4,32 @@ use std::path::Path;
 
 use placement::Placer;
 use placement::plan::Memory;
-use placement::stream::StreamReport;
+use placement::swap::SwapReport;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
-use super::base_model::BaseModel;
+use super::base_model::{BaseModel, RowShape};
+use super::fine_tune_data::FineTuneData;
 use super::held_out::in_batches;
-use super::loss::{mean_cross_entropy, summed_cross_entropy};
-use super::{Batch, Evaluation, Sample, Task};
+use super::sequences::IGNORED;
+use super::{Batch, Task};
 use crate::Error;
-use crate::adapters::{Attached, PeftAdapter, merge, write_peft};
-use crate::config::{Config, SampleConfig};
-use crate::data::{BlockOrder, OrderState, SplitMix64, cache_folder, text_path};
+use crate::config::Config;
+use crate::data::{SplitMix64, models_folder};
 use crate::estimate::{self, DecoderUse, Footprint};
-use crate::examples::{Encoder, Example, TokenFile, records};
+use crate::events::{Evaluation, Sample};
+use crate::examples::Encoder;
 use crate::inference::{SamplingSettings, continue_tokens};
 use crate::memory_plan::MemoryPlan;
-use crate::model::{Decoder, Parameters, Pass};
-use crate::observer::Observer;
+use crate::observer::{NoObserver, Observer};
 use crate::text::thousands;
-use crate::weights::{LazyTensor, Pretrained, locate, write_safetensors};
+use models::Parameters;
+use models::adapters::{Attached, PeftAdapter, adapter_config, write_peft};
+use models::formats::write_tensors;
+use models::loss::{mean_cross_entropy, summed_cross_entropy};
+use models::model::{Decoder, Pass};
+use models::pretrained::{Pretrained, fingerprint, locate, merge};
 
-/// Target of a token that is not learned.
-const IGNORED: i64 = -100;
 /// Rotary tables and caches for samples reach at least this far, if the model does.
 const SAMPLE_CONTEXT: i64 = 4096;
 
@@ -37,16 +40,11 @@ pub struct FineTune {
     encoder: Encoder,
     adapter: Option<Attached>,
     parameters: Parameters,
-    /// Bytes of the model in memory, the adapter left out.
+    /// Bytes of the model in memory that do not learn.
     base_bytes: u64,
     plan: Option<MemoryPlan>,
-    data: TokenFile,
-    data_description: String,
-    /// Tokens before this are trained on, the others held out.
-    cut: u64,
-    order: BlockOrder,
+    data: FineTuneData,
     context: i64,
-    block_size: usize,
     batch_size: usize,
     eval_batch_size: usize,
     checkpoint: bool,
@@ -55,7 +53,8 @@ pub struct FineTune {
     usage: DecoderUse,
     seed: u64,
     name_or_path: String,
-    sample_config: SampleConfig,
+    /// What the data are read by again when a run goes on with the date of its first day.
+    config: Config,
 }
 
 impl FineTune {
@@ -74,7 +73,7 @@ impl FineTune {
     ) -> Result<Self, Error> {
         observer.preparing("opening the model");
         let observer = std::cell::RefCell::new(observer);
-        let path = locate(Path::new(name_or_path), &|done, all| {
+        let path = locate(Path::new(name_or_path), &models_folder(), &|done, all| {
             let text = format!("converting the model, once: tensor {done} of {all}");
             observer.borrow_mut().preparing(&text);
         })?;
@@ -82,12 +81,22 @@ impl FineTune {
         let pretrained = Pretrained::open(&path)?;
         let encoder = Encoder::new(&pretrained)?;
         observer.preparing("reading and tokenising the data");
-        let block_size = config.data.block_size as usize;
-        let (data, cut, data_description) = load_data(config, &encoder, observer)?;
+        let data = FineTuneData::load(config, &encoder, observer)?;
 
         observer.preparing("loading the model");
         let limit = pretrained.config.max_position_embeddings;
-        let context = limit.min(SAMPLE_CONTEXT).max(block_size as i64);
+        let longest = data.longest() as i64;
+        if longest > limit {
+            tracing::warn!(
+                "rows have up to {longest} tokens, and the model was made for {limit} \
+                 (`max_position_embeddings`): a `data.block_size` up to there is what it knows"
+            );
+        }
+        let context = limit.min(SAMPLE_CONTEXT).max(longest);
+        let rows = RowShape {
+            length: longest as u64,
+            packed: data.training.packed(),
+        };
         let BaseModel {
             model,
             adapter,
@@ -95,7 +104,7 @@ impl FineTune {
             usage,
             base_bytes,
             plan,
-        } = BaseModel::load(config, &pretrained, context, placer, memory)?;
+        } = BaseModel::load(config, &pretrained, (context, rows), placer, memory)?;
         let train = &config.train;
         let batch_size = train.per_device_train_batch_size;
         Ok(Self {
@@ -106,12 +115,8 @@ impl FineTune {
             parameters,
             base_bytes,
             plan,
-            order: BlockOrder::new(config.seed, cut as usize, block_size),
             data,
-            data_description,
-            cut,
             context,
-            block_size,
             batch_size: batch_size as usize,
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
             checkpoint: train.gradient_checkpointing,
@@ -119,89 +124,18 @@ impl FineTune {
             usage,
             seed: config.seed,
             name_or_path: name_or_path.to_owned(),
-            sample_config: config.sample.clone(),
+            config: config.clone(),
         })
     }
 
-    /// Inputs `[blocks, block_size]`, the token after each, and how many of those are learned.
-    fn batch(&self, starts: &[u64]) -> Result<(Batch, u64), Error> {
-        let length = self.block_size;
-        let (mut tokens, mut targets) = (Vec::new(), Vec::new());
-        let mut learned_count = 0;
-        for start in starts {
-            let block = self.data.block(*start, length + 1)?;
-            let Example {
-                tokens: ids,
-                learned,
-            } = block;
-            tokens.extend(ids[..length].iter().map(|id| i64::from(*id)));
-            for (id, learned) in ids[1..].iter().zip(&learned[1..]) {
-                learned_count += u64::from(*learned);
-                targets.push(if *learned { i64::from(*id) } else { IGNORED });
-            }
-        }
-        let shape = [starts.len() as i64, length as i64];
-        let tensor = |numbers: &[i64]| Tensor::f_from_slice(numbers)?.f_view(shape);
-        let tensors = vec![("tokens", tensor(&tokens)?), ("targets", tensor(&targets)?)];
-        Ok((
-            Batch::new(tensors, (starts.len() * length) as u64),
-            learned_count,
-        ))
+    /// What the head reads of a batch.
+    fn hidden(&self, batch: &Batch, pass: Pass) -> Result<Tensor, Error> {
+        let tokens = batch.get("tokens")?;
+        Ok(match batch.find("positions") {
+            Some(positions) => self.model.hidden_packed(tokens, positions, pass)?,
+            None => self.model.hidden(tokens, pass)?,
+        })
     }
-
-    /// Starts of the held-out blocks: all of them, or `limit` spread evenly over the data.
-    fn held_out_starts(&self, limit: Option<u64>) -> (Vec<u64>, bool) {
-        let block = self.block_size as u64;
-        let count = (self.data.tokens() - self.cut - 1) / block;
-        let take = limit.map_or(count, |limit| count.min(limit));
-        let starts = (0..take).map(|index| self.cut + index * count / take * block);
-        (starts.collect(), take == count)
-    }
-}
-
-/// Everything in tokens, where the held-out part begins, and a line about it.
-fn load_data(
-    config: &Config,
-    encoder: &Encoder,
-    observer: &mut dyn Observer,
-) -> Result<(TokenFile, u64, String), Error> {
-    let path = text_path(&config.data)?;
-    let mut shown = 0;
-    let mut told = |records: u64, tokens: u64| {
-        if tokens >= shown + 1_000_000 {
-            shown = tokens;
-            let (tokens, records) = (thousands(tokens), thousands(records));
-            observer.preparing(&format!("tokenising: {tokens} tokens of {records} texts"));
-        }
-    };
-    let data = TokenFile::temporary(
-        &cache_folder().join("tokens"),
-        records(&path)?,
-        encoder,
-        &mut told,
-    )?;
-    let (tokens, block) = (data.tokens(), u64::from(config.data.block_size));
-    let held_out = (tokens as f64 * config.data.validation_fraction) as u64;
-    let cut = tokens - held_out;
-    if held_out <= block || cut <= block || cut > u64::from(u32::MAX) {
-        return Err(Error::Data(format!(
-            "`{}` has {} tokens, {} of them held out; each part needs more than one block of \
-             `data.block_size` {block}, and at most 4 billion tokens can be trained on",
-            path.display(),
-            thousands(tokens),
-            thousands(held_out),
-        )));
-    }
-    let description = format!(
-        "{}, {} training and {} held-out tokens",
-        config
-            .data
-            .dataset
-            .map_or_else(|| path.display().to_string(), |_| "shakespeare".into()),
-        thousands(cut),
-        thousands(held_out),
-    );
-    Ok((data, cut, description))
 }
 
 impl Task for FineTune {
@@ -209,18 +143,25 @@ impl Task for FineTune {
         let trained = thousands(self.parameters.count());
         match &self.adapter {
             None => format!("{}, all {trained} parameters trained", self.name_or_path),
-            Some(adapter) => format!(
-                "{} with a {} of rank {} on {} layers, {trained} parameters trained",
-                self.name_or_path,
-                if adapter.config.dora { "DoRA" } else { "LoRA" },
-                adapter.config.rank,
-                adapter.modules.len(),
-            ),
+            Some(adapter) => {
+                let whole = match adapter.whole.len() {
+                    0 => String::new(),
+                    1 => format!(", `{}` trained whole", adapter.whole[0]),
+                    count => format!(", {count} modules trained whole"),
+                };
+                format!(
+                    "{} with a {} of rank {} on {} layers{whole}, {trained} parameters trained",
+                    self.name_or_path,
+                    if adapter.config.dora { "DoRA" } else { "LoRA" },
+                    adapter.config.rank,
+                    adapter.modules.len(),
+                )
+            }
         }
     }
 
     fn data_description(&self) -> String {
-        self.data_description.clone()
+        self.data.description.clone()
     }
 
     fn parameters(&self) -> &Parameters {
@@ -236,7 +177,7 @@ impl Task for FineTune {
         self.plan.as_ref()
     }
 
-    fn streamed(&self) -> Option<StreamReport> {
+    fn streamed(&self) -> Option<SwapReport> {
         self.model.streamed()
     }
 
@@ -245,13 +186,12 @@ impl Task for FineTune {
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {
-        let starts: Vec<u64> = (0..self.batch_size)
-            .map(|_| self.order.next_start() as u64)
-            .collect();
-        Ok(self.batch(&starts)?.0)
+        let rows = self.data.blocks.next_starts(self.batch_size).into_iter();
+        let rows: Vec<u64> = rows.map(|row| row as u64).collect();
+        Ok(self.data.training.batch(&rows)?.0)
     }
 
-    fn weight(&self, batch: &Batch) -> Result<f64, Error> {
+    fn loss_weight(&self, batch: &Batch) -> Result<f64, Error> {
         let learned = batch.get("targets")?.f_ne(IGNORED)?;
         Ok(f64::try_from(&learned.f_sum(Kind::Double)?)?)
     }
@@ -260,40 +200,53 @@ impl Task for FineTune {
         let pass = Pass::Train {
             checkpoint: self.checkpoint,
         };
-        let hidden = self.model.hidden(batch.get("tokens")?, pass)?;
-        mean_cross_entropy(&self.model, &hidden, batch.get("targets")?)
+        let hidden = self.hidden(batch, pass)?;
+        let targets = batch.get("targets")?;
+        Ok(mean_cross_entropy(&self.model, &hidden, targets, pass)?)
+    }
+
+    fn evaluates(&self) -> bool {
+        self.data.held_out.is_some()
     }
 
     fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
         let _no_grad = tch::no_grad_guard();
-        let (starts, complete) = self.held_out_starts(limit);
+        let Some(held_out) = &self.data.held_out else {
+            return Err(Error::Internal("nothing is held out".into()));
+        };
+        let (rows, complete) = held_out.measured(limit);
         let (mut nats, mut tokens) = (0.0, 0);
-        in_batches(&starts, self.eval_batch_size, |starts| {
-            let (batch, learned) = self.batch(starts)?;
+        in_batches(&rows, self.eval_batch_size, |rows| {
+            let (batch, learned) = held_out.batch(rows)?;
             let batch = placer.batch(batch)?;
-            let hidden = self.model.hidden(batch.get("tokens")?, Pass::Evaluate)?;
-            let sum = summed_cross_entropy(&self.model, &hidden, batch.get("targets")?)?;
+            let hidden = self.hidden(&batch, Pass::Evaluate)?;
+            let sum =
+                summed_cross_entropy(&self.model, &hidden, batch.get("targets")?, Pass::Evaluate)?;
             nats += f64::try_from(&sum)?;
             tokens += learned;
             Ok(())
         })?;
+        if tokens == 0 && !complete {
+            return self.evaluate(None, placer);
+        }
         if tokens == 0 {
             return Err(Error::Data(
                 "the held-out part of the data has no token that is learned: hold more out with \
-                 `data.validation_fraction`, or give more data"
+                 `data.validation_fraction`, give other data with `data.eval_dataset`, or set \
+                 `data.validation_fraction: 0` to hold nothing out"
                     .into(),
             ));
         }
         Ok(Evaluation {
             loss: nats / tokens as f64,
             nats_per_byte: None,
-            samples: starts.len() as u64,
+            samples: rows.len() as u64,
             complete,
         })
     }
 
     fn sample(&self, step: u64, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
-        let config = &self.sample_config;
+        let config = &self.config.sample;
         let settings = SamplingSettings {
             max_new_tokens: config.max_new_tokens as usize,
             temperature: config.temperature,
@@ -322,36 +275,53 @@ impl Task for FineTune {
     }
 
     fn data_state(&self) -> Result<Value, Error> {
-        Ok(json!({
-            "fingerprint": self.data.fingerprint(),
-            "block_size": self.block_size,
-            "seed": self.seed,
-            "order": self.order.state(),
-        }))
+        Ok(self.data.blocks.state())
     }
 
     fn restore_data(&mut self, state: &Value) -> Result<(), Error> {
-        for (key, ours) in [
-            ("fingerprint", json!(self.data.fingerprint())),
-            ("block_size", json!(self.block_size)),
-            ("seed", json!(self.seed)),
-        ] {
-            if state[key] != ours {
-                return Err(Error::Data(format!(
-                    "the data differ from those of the checkpoint: `{key}` was {}, and is {ours}",
-                    state[key]
-                )));
-            }
+        // A template that writes the date wrote that of the run's first day.
+        let began = state["moment"].as_str();
+        if let Some(began) =
+            began.filter(|began| self.encoder.moment().is_some_and(|now| now != *began))
+        {
+            self.encoder.set_moment(began)?;
+            let reloaded = FineTuneData::load(&self.config, &self.encoder, &mut NoObserver)?;
+            self.data = reloaded;
         }
-        let order: OrderState = serde_json::from_value(state["order"].clone())
-            .map_err(|error| Error::Data(format!("the checkpoint's data position: {error}")))?;
-        self.order.restore(order);
-        Ok(())
+        self.data.blocks.restore(state)
+    }
+
+    fn is_language_model(&self) -> bool {
+        true
+    }
+
+    fn identity(&self) -> Result<Value, Error> {
+        let mut identity = json!({
+            "model": self.pretrained.config.to_json(),
+            "weights": fingerprint(self.pretrained.tensors.as_ref())?,
+        });
+        if let Some(adapter) = &self.adapter {
+            let mut config = adapter_config(adapter, &self.name_or_path);
+            if let Some(keys) = config.as_object_mut() {
+                // Where the model is, and what may change.
+                keys.retain(|key, _| key != "base_model_name_or_path" && key != "lora_dropout");
+                keys.insert("layers".into(), json!(adapter.modules));
+            }
+            identity["adapter"] = config;
+        }
+        Ok(identity)
+    }
+
+    fn export_adapter(&self, folder: &Path) -> Result<bool, Error> {
+        let Some(adapter) = &self.adapter else {
+            return Ok(false);
+        };
+        write_peft(folder, adapter, &self.parameters, &self.name_or_path)?;
+        Ok(true)
     }
 
     fn export(&self, folder: &Path) -> Result<(), Error> {
-        if let Some(adapter) = &self.adapter {
-            write_peft(folder, adapter, &self.parameters, &self.name_or_path)?;
+        if self.export_adapter(folder)? {
             if self.save_merged {
                 let adapter = PeftAdapter::open(folder)?;
                 let kind = self.model.compute();
@@ -365,13 +335,10 @@ impl Task for FineTune {
             return Ok(());
         }
         std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-        let tensors = self
-            .parameters
-            .iter()
-            .map(|parameter| (parameter.name.clone(), LazyTensor::ready(&parameter.tensor)));
-        let metadata = [("format".to_owned(), "pt".to_owned())].into();
-        write_safetensors(&folder.join("model.safetensors"), tensors, metadata)?;
-        Ok(self.pretrained.write_companions(folder, Kind::Float)?)
+        write_tensors(&folder.join("model.safetensors"), &self.parameters.named())?;
+        Ok(self
+            .pretrained
+            .write_companions(&self.pretrained.config, folder, Kind::Float)?)
     }
 
     fn export_name(&self) -> &'static str {

@@ -35,9 +35,7 @@ mod tests {
     use super::*;
 
     fn full() -> Error {
-        Error::Torch(tch::TchError::Torch(
-            "HIP out of memory. Tried to allocate 8.00 MiB.".into(),
-        ))
+        tch::TchError::Torch("HIP out of memory. Tried to allocate 8.00 MiB.".into()).into()
     }
 
     #[test]

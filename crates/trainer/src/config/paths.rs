@@ -1,0 +1,266 @@
+//! Paths in a config: `~`, `$VAR` and `${VAR}` mean what they mean in a shell, since YAML has no
+//! shell before it, and one does not look behind the `=` of `--set data.path=~/texts`.
+//!
+//! Which keys are paths is in the schema, as `format: path`.
+
+use std::ffi::OsString;
+
+use serde_json::Value as Json;
+
+use super::problem::Problem;
+use super::tree::{Node, Value};
+
+/// Values of the environment, by name.
+pub(crate) type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// Expands every path of a config in place; what cannot be is a problem, each in its place.
+pub(crate) fn expand(tree: &mut Node, schema: &Json, variables: Variables<'_>) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    expand_below(tree, schema, schema, variables, &mut problems);
+    problems
+}
+
+fn expand_below(
+    node: &mut Node,
+    root: &Json,
+    schema: &Json,
+    variables: Variables<'_>,
+    problems: &mut Vec<Problem>,
+) {
+    let schema = resolve(root, schema);
+    match &mut node.value {
+        Value::String(text) if is_path(schema) => match expanded(text, variables) {
+            Ok(path) => *text = path,
+            Err(Refusal { message, help }) => {
+                problems.push(Problem::at(&node.place, message).with_help(help));
+            }
+        },
+        Value::Map(entries) => {
+            for entry in entries {
+                if let Some(schema) = schema["properties"].get(&entry.key) {
+                    expand_below(&mut entry.node, root, schema, variables, problems);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Writes the paths of a config so that [`expand`] gives them back.
+pub(crate) fn escape(config: &mut Json, schema: &Json) {
+    escape_below(config, schema, schema);
+}
+
+fn escape_below(value: &mut Json, root: &Json, schema: &Json) {
+    let schema = resolve(root, schema);
+    match value {
+        Json::String(text) if is_path(schema) => {
+            *text = text.replace('$', "$$");
+            if text.starts_with('~') {
+                text.insert_str(0, "./");
+            }
+        }
+        Json::Object(entries) => {
+            for (key, value) in entries {
+                if let Some(schema) = schema["properties"].get(key) {
+                    escape_below(value, root, schema);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn is_path(schema: &Json) -> bool {
+    schema["format"] == "path"
+}
+
+/// The struct that a schema refers to, or that it may be besides null.
+fn resolve<'a>(root: &'a Json, schema: &'a Json) -> &'a Json {
+    let variants = schema["anyOf"].as_array().into_iter().flatten();
+    let mut references = variants
+        .chain([schema])
+        .filter_map(|variant| variant["$ref"].as_str());
+    let pointer = references
+        .next()
+        .map(|reference| reference.trim_start_matches('#'));
+    pointer
+        .and_then(|pointer| root.pointer(pointer))
+        .unwrap_or(schema)
+}
+
+/// Why a path cannot be expanded, and what to write.
+#[derive(Debug, PartialEq, Eq)]
+struct Refusal {
+    message: String,
+    help: String,
+}
+
+fn expanded(path: &str, variables: Variables<'_>) -> Result<String, Refusal> {
+    let refuse = |message: String, help: String| Err(Refusal { message, help });
+    let variable = |name: &str, written: &str| match variables(name).map(OsString::into_string) {
+        Some(Ok(value)) if !value.is_empty() => Ok(value),
+        found => refuse(
+            match found {
+                Some(Err(_)) => format!("the variable of `{written}` is not UTF-8 text"),
+                Some(Ok(_)) => format!("the variable of `{written}` is empty"),
+                None => format!("`{written}` is not set in the environment"),
+            },
+            format!("set `{name}`, or write the path without it; `$$` is a `$` in a name"),
+        ),
+    };
+    let mut result = String::new();
+    let mut rest = path;
+    if let Some(after) = path.strip_prefix('~') {
+        if !(after.is_empty() || after.starts_with('/')) {
+            let user = after.split('/').next().unwrap_or_default();
+            return refuse(
+                format!("the home folder of `~{user}` is not looked up here"),
+                format!("write the whole path, or `./~{user}` for a file of that name"),
+            );
+        }
+        result = variable("HOME", "~ (HOME)")?;
+        rest = after;
+    }
+    while let Some((before, after)) = rest.split_once('$') {
+        result += before;
+        let name_length = |text: &str| {
+            let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+            match text.bytes().next() {
+                Some(first) if !first.is_ascii_digit() => {
+                    text.bytes().take_while(|b| is_part(b)).count()
+                }
+                _ => 0,
+            }
+        };
+        if let Some(after) = after.strip_prefix('$') {
+            result.push('$');
+            rest = after;
+        } else if let Some(braced) = after.strip_prefix('{') {
+            let (name, behind) = braced.split_at(name_length(braced));
+            let Some(behind) = behind.strip_prefix('}').filter(|_| !name.is_empty()) else {
+                let end = braced.find('}').map_or(braced.len(), |end| end + 1);
+                return refuse(
+                    format!("`${{{}` is not a variable", &braced[..end]),
+                    "write `$NAME` or `${NAME}`; `$$` is a `$` in a name".into(),
+                );
+            };
+            result += &variable(name, &format!("${{{name}}}"))?;
+            rest = behind;
+        } else {
+            let (name, behind) = after.split_at(name_length(after));
+            match name.is_empty() {
+                // As in a shell.
+                true => result.push('$'),
+                false => result += &variable(name, &format!("${name}"))?,
+            }
+            rest = behind;
+        }
+    }
+    Ok(result + rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Config;
+    use super::*;
+
+    fn variables(name: &str) -> Option<OsString> {
+        use std::os::unix::ffi::OsStringExt;
+        match name {
+            "HOME" => Some("/home/ada".into()),
+            "DATA_1" => Some("/data $x ~".into()),
+            "EMPTY" => Some("".into()),
+            "BYTES" => Some(OsString::from_vec(vec![0xff])),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn a_path_means_what_it_means_in_a_shell() {
+        for (path, want) in [
+            ("~", "/home/ada"),
+            ("~/my-texts", "/home/ada/my-texts"),
+            ("$HOME/x", "/home/ada/x"),
+            ("${HOME}x", "/home/adax"),
+            // What a variable holds is not looked at again.
+            ("a/$DATA_1/b", "a//data $x ~/b"),
+            ("a~/b", "a~/b"),
+            ("./~ada", "./~ada"),
+            ("a$$b", "a$b"),
+            ("$$HOME", "$HOME"),
+            ("5$", "5$"),
+            ("$5/x$-", "$5/x$-"),
+            ("smollm2-135m-instruct", "smollm2-135m-instruct"),
+        ] {
+            assert_eq!(expanded(path, &variables).as_deref(), Ok(want), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_expanded_is_refused_by_name() {
+        for (path, name) in [
+            ("~bob/x", "`~bob`"),
+            ("$GONE/x", "`$GONE` is not set"),
+            ("x/${GONE}", "`${GONE}` is not set"),
+            ("$EMPTY/x", "`$EMPTY` is empty"),
+            ("$BYTES", "`$BYTES` is not UTF-8"),
+            ("${HOME:-/x}/y", "`${HOME:-/x}` is not a variable"),
+            ("${HOME", "`${HOME` is not a variable"),
+            ("${}", "`${}` is not a variable"),
+        ] {
+            let refusal = expanded(path, &variables).unwrap_err();
+            assert!(refusal.message.contains(name), "{path}: {refusal:?}");
+        }
+        let refusal = expanded("~/x", &|_| None).unwrap_err();
+        assert!(refusal.message.contains("HOME"), "{refusal:?}");
+    }
+
+    /// Every key of the schema that is called a path, or is one.
+    #[test]
+    fn the_keys_that_are_paths() {
+        fn collect(root: &Json, schema: &Json, path: &str, found: &mut Vec<String>) {
+            let schema = resolve(root, schema);
+            if is_path(schema) {
+                found.push(path.trim_start_matches('.').to_owned());
+            }
+            for (key, schema) in schema["properties"].as_object().into_iter().flatten() {
+                collect(root, schema, &format!("{path}.{key}"), found);
+            }
+        }
+        let schema = super::super::schema::schema();
+        let mut found = Vec::new();
+        collect(schema, schema, "", &mut found);
+        found.sort();
+        assert_eq!(
+            found,
+            [
+                "adapter.resume_from",
+                "data.eval_dataset",
+                "data.path",
+                "model.name_or_path",
+                "model.offload_folder",
+                "output_dir",
+                "train.resume_from_checkpoint",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_a_run_writes_of_its_config_reads_as_the_same() {
+        let mut config = Config::default();
+        for path in ["/a$HOME/$$", "~x/y", "~", "plain", "./~"] {
+            config.data.path = Some(path.into());
+            config.model.name_or_path = Some(path.into());
+            config.output_dir = path.into();
+            let text = config.to_yaml().unwrap();
+            let read = Config::parse("config.yaml", &text, &[]).unwrap();
+            let shown = |path: &std::path::Path| path.strip_prefix("./").unwrap_or(path).to_owned();
+            let want = std::path::Path::new(path);
+            assert_eq!(shown(&read.data.path.unwrap()), shown(want), "{text}");
+            assert_eq!(shown(&read.output_dir), shown(want), "{text}");
+            let name = read.model.name_or_path.unwrap();
+            assert_eq!(shown(name.as_ref()), shown(want), "{text}");
+        }
+    }
+}

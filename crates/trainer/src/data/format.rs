@@ -1,0 +1,169 @@
+//! What kind of file holds data, by its name and by how it begins.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use crate::Error;
+use crate::config::DataFormat;
+
+/// Endings of names, in lower case, and what they mean.
+const ENDINGS: [(&str, DataFormat); 10] = [
+    ("txt", DataFormat::Text),
+    ("text", DataFormat::Text),
+    ("md", DataFormat::Text),
+    ("markdown", DataFormat::Text),
+    ("jsonl", DataFormat::Jsonl),
+    ("ndjson", DataFormat::Jsonl),
+    ("json", DataFormat::Json),
+    ("geojson", DataFormat::Json),
+    ("csv", DataFormat::Csv),
+    ("tsv", DataFormat::Csv),
+];
+
+/// How files begin that can be told and not be read.
+const UNREADABLE: [(&[u8], &str, &str); 8] = [
+    (b"PAR1", "a Parquet file", PARQUET),
+    (b"ARROW1", "an Arrow file", PARQUET),
+    (b"\x1f\x8b", "compressed with gzip", UNPACK),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", UNPACK),
+    (b"BZh", "compressed with bzip2", UNPACK),
+    (b"\xfd7zXZ", "compressed with xz", UNPACK),
+    (b"PK\x03\x04", "a zip archive", UNPACK),
+    (b"%PDF-", "a PDF", "extract its text first"),
+];
+
+const PARQUET: &str = "convert it to JSON lines first, as with \
+    `python -c 'import sys, pandas; pandas.read_parquet(sys.argv[1]).to_json(sys.argv[2], \
+    orient=\"records\", lines=True)' IN OUT.jsonl`";
+const UNPACK: &str = "unpack it first";
+
+/// Endings of names that are read from a folder.
+pub(crate) fn known_endings() -> impl Iterator<Item = &'static str> {
+    ENDINGS.into_iter().map(|(ending, _)| ending)
+}
+
+/// The format that the ending of a name stands for, without regard to case.
+pub(crate) fn named(path: &Path) -> Option<DataFormat> {
+    let ending = ending(path)?;
+    let known = ENDINGS.into_iter().find(|(known, _)| *known == ending);
+    known.map(|(_, format)| format)
+}
+
+/// The ending of a name in lower case.
+pub(crate) fn ending(path: &Path) -> Option<String> {
+    Some(path.extension()?.to_str()?.to_lowercase())
+}
+
+/// The format of the file at `path`: `wanted`, or else what its name and its content say.
+///
+/// A `.json` file may hold JSON lines, as many do. A name that says nothing leaves the content,
+/// and that must be JSON.
+///
+/// # Errors
+/// When the file cannot be read, or is of a kind that is not read here.
+pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, Error> {
+    if let Some(format) = wanted {
+        return Ok(format);
+    }
+    let mut head = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(1 << 16).read_to_end(&mut head))
+        .map_err(|error| Error::io("read", path, error))?;
+    let refuse = |what: &str, todo: &str| {
+        Err(Error::Data(format!(
+            "`{}` is {what}: {todo}",
+            path.display()
+        )))
+    };
+    for (magic, what, todo) in UNREADABLE {
+        if head.starts_with(magic) {
+            return refuse(what, todo);
+        }
+    }
+    if matches!(
+        ending(path).as_deref(),
+        Some("parquet" | "arrow" | "feather")
+    ) {
+        return refuse("a table that is not read here", PARQUET);
+    }
+    let json = json(&head);
+    match (named(path), json) {
+        (Some(DataFormat::Json), Some(found)) => Ok(found),
+        (Some(format), _) => Ok(format),
+        (None, Some(found)) => Ok(found),
+        (None, None) => refuse(
+            "of a kind that is not known here",
+            "the ones that are end in .jsonl, .json, .csv, .txt or .md; set `data.format` to say \
+             what it is, as in `data.format: text`",
+        ),
+    }
+}
+
+/// Whether a file that begins with `head` is JSON, and whether each line is by itself.
+fn json(head: &[u8]) -> Option<DataFormat> {
+    let head = head
+        .strip_prefix(b"\xef\xbb\xbf")
+        .unwrap_or(head)
+        .trim_ascii_start();
+    match head.first()? {
+        b'[' => Some(DataFormat::Json),
+        b'{' => {
+            let mut lines = head.splitn(2, |byte| *byte == b'\n');
+            let first = lines.next()?;
+            let more = lines
+                .next()
+                .is_some_and(|rest| !rest.trim_ascii().is_empty());
+            let whole = serde_json::from_slice::<serde::de::IgnoredAny>(first).is_ok();
+            Some(match whole && more {
+                true => DataFormat::Jsonl,
+                false => DataFormat::Json,
+            })
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_known_by_name_and_content_and_else_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = |name: &str, content: &[u8]| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, content).unwrap();
+            of(&path, None).map_err(|error| error.to_string())
+        };
+        let lines = b"{\"text\": \"a\"}\n{\"text\": \"b\"}\n";
+        let list = b"\xef\xbb\xbf [\n{\"text\": \"a\"}]";
+        for (name, content, format) in [
+            ("a.TXT", &b"[1]"[..], DataFormat::Text),
+            ("a.Md", b"", DataFormat::Text),
+            ("a.JSONL", lines, DataFormat::Jsonl),
+            ("a.json", lines, DataFormat::Jsonl),
+            ("a.JSON", list, DataFormat::Json),
+            ("one.json", b"{\"text\": \"a\"}\n", DataFormat::Json),
+            ("spread.json", b"{\n\"text\": \"a\"\n}", DataFormat::Json),
+            ("a.CSV", b"text\na\n", DataFormat::Csv),
+            ("data", lines, DataFormat::Jsonl),
+            ("data.bak", list, DataFormat::Json),
+        ] {
+            assert_eq!(found(name, content), Ok(format), "{name}");
+        }
+        for (name, content, reason) in [
+            ("a.parquet", &b"PAR1"[..], "convert it to JSON lines"),
+            ("b.parquet", b"", "convert it to JSON lines"),
+            ("data", b"PAR1", "Parquet"),
+            ("a.jsonl", b"\x1f\x8b\x08", "unpack it first"),
+            ("a.html", b"<html>", "data.format: text"),
+            ("LICENSE", b"text", "data.format: text"),
+        ] {
+            let refusal = found(name, content).unwrap_err();
+            assert!(refusal.contains(reason), "{name}: {refusal}");
+        }
+        let path = folder.path().join("LICENSE");
+        assert_eq!(of(&path, Some(DataFormat::Text)).unwrap(), DataFormat::Text);
+    }
+}

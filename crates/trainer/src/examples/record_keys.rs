@@ -1,0 +1,180 @@
+//! Every key that records have in TRL, Hugging Face's `messages` and the formats that are met most
+//! beside them: what is done about it.
+
+use serde_json::{Map, Value, json};
+
+use super::reader::{Record, Unread, record};
+
+/// What is done about a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Treatment {
+    /// It is in the record.
+    Obeyed,
+    /// It is listed in the warning of its file.
+    Told,
+    /// The record is refused, and the key is in the reason.
+    Refused,
+}
+
+use Treatment::{Obeyed, Refused, Told};
+
+fn read(value: &Value) -> (Result<Record, String>, String) {
+    let mut unread = Unread::default();
+    let record = record(value.to_string().as_bytes(), &mut unread);
+    (record, unread.list().unwrap_or_default())
+}
+
+/// Judges `key` in the record `with`, against the same record `without` it.
+fn assert_treated(treatment: Treatment, key: &str, without: &Value, with: &Value) {
+    let (plain, _) = read(without);
+    let (record, told) = read(with);
+    let named = format!("`{key}`");
+    match treatment {
+        Obeyed => {
+            assert_ne!(
+                record.clone().unwrap(),
+                plain.unwrap_or(Record::Text(String::new())),
+                "{key}"
+            );
+            assert!(!told.contains(&named), "{told}");
+        }
+        Told => {
+            assert_eq!(record.unwrap(), plain.unwrap(), "{key}");
+            assert!(
+                told.contains(&named) || told.contains(&format!("messages[].{key}")),
+                "{told}"
+            );
+        }
+        Refused => {
+            let reason = record.unwrap_err();
+            assert!(reason.contains(&named), "{key}: {reason}");
+        }
+    }
+}
+
+fn with(record: &Value, key: &str, value: Value) -> Value {
+    let mut object: Map<String, Value> = record.as_object().unwrap().clone();
+    object.insert(key.to_owned(), value);
+    object.into()
+}
+
+#[test]
+fn each_key_of_a_record_is_obeyed_told_or_refused() {
+    let chat = json!({"messages": [
+        {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]});
+    let pair = json!({"prompt": "a", "completion": "b"});
+    let text = json!({"text": "a"});
+    let none = json!({});
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    for (record, key, value, treatment) in [
+        (&none, "text", json!("b"), Obeyed),
+        (&none, "text", json!(["b"]), Refused),
+        (&none, "text", json!(7), Refused),
+        (&none, "text", json!(null), Refused),
+        (&pair, "prompt", json!("c"), Obeyed),
+        (
+            &pair,
+            "prompt",
+            json!([{"role": "user", "content": "c"}]),
+            Refused,
+        ),
+        (&pair, "completion", json!("c"), Obeyed),
+        (&pair, "completion", json!(null), Refused),
+        (&none, "messages", chat["messages"].clone(), Obeyed),
+        (&none, "messages", json!("hello"), Refused),
+        (&chat, "tools", tool, Obeyed),
+        (&chat, "tools", json!(["f"]), Refused),
+        (&chat, "documents", json!([{"title": "t"}]), Obeyed),
+        (&chat, "documents", json!(7), Refused),
+        (
+            &chat,
+            "chat_template_kwargs",
+            json!({"enable_thinking": false}),
+            Obeyed,
+        ),
+        (&chat, "chat_template_kwargs", json!(7), Refused),
+        // Preferences, and what is in tokens already.
+        (&none, "chosen", json!("c"), Refused),
+        (&none, "rejected", json!("c"), Refused),
+        (&text, "label", json!(true), Told),
+        (&text, "score", json!(0.5), Told),
+        (&none, "input_ids", json!([1, 2]), Refused),
+        (&text, "attention_mask", json!([1, 1]), Told),
+        (&text, "completion_mask", json!([0, 1]), Told),
+        (&text, "assistant_masks", json!([0, 1]), Told),
+        // What others call a conversation.
+        (&none, "conversations", json!([]), Refused),
+        (&none, "instruction", json!("c"), Refused),
+        (&none, "output", json!("c"), Refused),
+        (&chat, "system", json!("c"), Told),
+        (&chat, "functions", json!([]), Told),
+        (&chat, "parallel_tool_calls", json!(true), Told),
+        (&chat, "images", json!(["a.png"]), Told),
+        (&text, "meta", json!({"id": 1}), Told),
+        (&pair, "text", json!("c"), Told),
+        (&chat, "text", json!("c"), Told),
+    ] {
+        assert_treated(treatment, key, record, &with(record, key, value));
+    }
+}
+
+#[test]
+fn a_completion_without_a_prompt_is_refused() {
+    let reason = read(&json!({"completion": "c"})).0.unwrap_err();
+    assert!(reason.contains("`prompt` is missing"), "{reason}");
+}
+
+#[test]
+fn each_key_of_a_turn_is_obeyed_told_or_refused() {
+    let of = |turn: Value| json!({"messages": [{"role": "user", "content": "a"}, turn]});
+    let turn = json!({"role": "assistant", "content": "b"});
+    let call = json!([{"type": "function", "function": {"name": "f", "arguments": {}}}]);
+    for (key, value, treatment) in [
+        ("role", json!(7), Refused),
+        ("content", json!("c"), Obeyed),
+        ("content", json!([{"type": "text", "text": "c"}]), Obeyed),
+        (
+            "content",
+            json!([{"type": "image", "url": "a.png"}]),
+            Refused,
+        ),
+        ("content", json!(7), Refused),
+        ("name", json!("ada"), Obeyed),
+        ("tool_calls", call, Obeyed),
+        ("tool_calls", json!("f"), Refused),
+        ("tool_call_id", json!("1"), Obeyed),
+        ("tools", json!([]), Obeyed),
+        ("documents", json!([]), Obeyed),
+        ("reasoning_content", json!("hm"), Obeyed),
+        ("reasoning", json!("hm"), Obeyed),
+        ("thinking", json!("hm"), Obeyed),
+        ("weight", json!(0), Refused),
+    ] {
+        assert_treated(
+            treatment,
+            key,
+            &of(turn.clone()),
+            &of(with(&turn, key, value)),
+        );
+    }
+    // The template is given these all the same, as in transformers.
+    for key in [
+        "function_call",
+        "refusal",
+        "audio",
+        "annotations",
+        "train",
+        "from",
+        "value",
+    ] {
+        let (_, told) = read(&of(with(&turn, key, json!("c"))));
+        assert!(told.contains(&format!("messages[].{key}")), "{key}: {told}");
+    }
+    for other in [
+        json!({"content": "b"}),
+        json!({"role": "assistant"}),
+        json!("b"),
+    ] {
+        assert!(read(&of(other)).0.is_err());
+    }
+}

@@ -1,0 +1,136 @@
+//! Chat templates compared with transformers: `tests/reference/templates.py` wrote what it makes
+//! of each over fifteen shapes of conversation.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value as Json;
+
+use super::chat::{ChatTemplate, Conversation, Message};
+
+/// The script's time: 3 February 2026, 04:05:06.
+fn fixed_time() -> jiff::Zoned {
+    let time = jiff::civil::date(2026, 2, 3).at(4, 5, 6, 0);
+    time.to_zoned(jiff::tz::TimeZone::UTC).unwrap()
+}
+
+fn reference() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference")
+}
+
+fn conversations() -> BTreeMap<String, Conversation> {
+    let text = std::fs::read_to_string(reference().join("conversations.json")).unwrap();
+    let shapes: BTreeMap<String, Json> = serde_json::from_str(&text).unwrap();
+    let conversation = |shape: &Json| Conversation {
+        messages: shape["messages"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|message| Message::from_json(message.clone()).unwrap())
+            .collect(),
+        tools: shape["tools"].as_array().cloned(),
+        ..Conversation::default()
+    };
+    shapes
+        .iter()
+        .map(|(name, shape)| (name.clone(), conversation(shape)))
+        .collect()
+}
+
+/// What differs from the script's file, and how many texts were compared.
+fn differences(path: &Path) -> (usize, Vec<String>) {
+    let text = std::fs::read_to_string(path).unwrap();
+    let templates: BTreeMap<String, Json> = serde_json::from_str(&text).unwrap();
+    let conversations = conversations();
+    let special = ["bos", "eos", "pad", "unk"].into_iter();
+    let special = special.zip(["<s>", "</s>", "<pad>", "<unk>"]);
+    let special: Vec<_> = special
+        .map(|(name, token)| (format!("{name}_token"), token.to_owned()))
+        .collect();
+    let (mut compared, mut wrong) = (0, Vec::new());
+    for (name, entry) in templates {
+        let source = entry["template"].as_str().unwrap();
+        let template = ChatTemplate::at(source, special.clone(), fixed_time());
+        for (shape, conversation) in &conversations {
+            let case = &entry["cases"][shape];
+            for (key, prompt) in [("whole", false), ("asked", true)] {
+                compared += 1;
+                let ours = template
+                    .as_ref()
+                    .map_err(Clone::clone)
+                    .and_then(|template| {
+                        template.run(&conversation.messages, conversation, prompt)
+                    });
+                let plain = |text: &String| text.replace(['\u{fdd1}', '\u{fdd2}'], "");
+                match (case[key].as_str(), ours.as_ref().map(plain)) {
+                    (None, Err(_)) => {}
+                    (Some(theirs), Ok(ours)) if theirs == ours => {}
+                    (theirs, Err(error)) => {
+                        let length = theirs.unwrap_or_default().len();
+                        wrong.push(format!(
+                            "{name}, {shape}, {key}: {length} bytes, ours {error}"
+                        ));
+                    }
+                    (None, Ok(_)) => wrong.push(format!("{name}, {shape}, {key}: not refused")),
+                    (Some(theirs), Ok(ours)) => {
+                        let mut pairs = theirs.char_indices().zip(ours.chars());
+                        let at = pairs
+                            .find(|((_, a), b)| a != b)
+                            .map_or(0, |((at, _), _)| at);
+                        let at = theirs.floor_char_boundary(at.saturating_sub(40));
+                        let part = |text: &str| {
+                            text.get(at..)
+                                .map(|t| t.chars().take(90).collect::<String>())
+                        };
+                        let (theirs, ours) = (part(theirs), part(&ours));
+                        wrong.push(format!(
+                            "{name}, {shape}, {key}:\n  theirs {theirs:?}\n  ours   {ours:?}"
+                        ));
+                    }
+                }
+            }
+            if let (Some(spans), Ok(template)) = (case["spans"].as_array(), &template) {
+                let whole = template.run(&conversation.messages, conversation, false);
+                let whole = whole.unwrap_or_default();
+                let (text, ours) = super::chat::tagged_answers(&whole);
+                let characters = |at: usize| text[..at].chars().count() as u64;
+                let ours: Vec<[u64; 2]> = ours
+                    .iter()
+                    .map(|span| [characters(span.start), characters(span.end)])
+                    .collect();
+                let theirs: Vec<[u64; 2]> = serde_json::from_value(spans.clone().into()).unwrap();
+                if ours != theirs {
+                    wrong.push(format!("{name}, {shape}: spans {theirs:?}, ours {ours:?}"));
+                }
+            }
+        }
+    }
+    (compared, wrong)
+}
+
+#[test]
+fn templates_are_rendered_as_transformers_renders_them() {
+    let (compared, wrong) = differences(&reference().join("golden/templates.json"));
+    assert!(compared >= 15 * 2 * 10, "only {compared} texts");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Templates that are refused by one side: `|safe` with something added to it, refused here; and
+/// `tojson` of what `map` gives, refused by Python.
+const KNOWN: [&str; 2] = ["functionary-medium-v3.1", "llama-cpp-deepseek-r1"];
+
+/// `SUREFOOT_CHAT_TEMPLATES` names what the script wrote for the templates of published models.
+#[test]
+fn templates_of_published_models_are_rendered_as_transformers_renders_them() {
+    let Some(path) = std::env::var_os("SUREFOOT_CHAT_TEMPLATES") else {
+        return;
+    };
+    let (compared, mut wrong) = differences(Path::new(&path));
+    wrong.retain(|difference| !KNOWN.iter().any(|known| difference.contains(known)));
+    assert!(
+        wrong.is_empty(),
+        "{} of {compared} differ\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}

@@ -1,0 +1,187 @@
+//! What to type to use what a run made.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::config::Config;
+use crate::data::text_path;
+use crate::summary::Ending;
+
+/// A command of the page, and what it does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Command {
+    what: &'static str,
+    line: String,
+}
+
+/// The commands that fit a run in `folder`, whose result is in the folder `export` there, as far
+/// as it is written.
+pub(crate) fn commands(
+    config: &Config,
+    folder: &Path,
+    export: &str,
+    ending: Ending,
+) -> Vec<Command> {
+    let mut commands = Vec::new();
+    let mut add = |what, line| commands.push(Command { what, line });
+    if ending != Ending::Completed {
+        add(
+            "go on with the run",
+            format!("surefoot train --resume {}", word(&absolute(folder))),
+        );
+    }
+    let result = absolute(&folder.join(export));
+    if !result.is_dir() {
+        return commands;
+    }
+    let base = config.model.name_or_path.as_deref();
+    let base = base.filter(|_| config.adapter.is_some()).map(|name| {
+        let path = Path::new(name);
+        match path.exists() {
+            true => absolute(path),
+            // The name of one in the cache.
+            false => path.to_owned(),
+        }
+    });
+    let mut options = match &base {
+        Some(base) => format!("--model {} --adapter {}", word(base), word(&result)),
+        None => format!("--model {}", word(&result)),
+    };
+    if config.device != "auto" {
+        options += &format!(" --device {}", config.device);
+    }
+    let prompts = config.sample.prompts.iter();
+    let mut prompts = prompts.map(|prompt| prompt.trim_end());
+    let prompt = prompts.find(|prompt| !prompt.is_empty());
+    let mut prompt = prompt.unwrap_or("Once upon a time");
+    if config.model.name_or_path.is_none() {
+        // A model from scratch sees one block, of at least a byte a token, and needs space to answer.
+        let most = config.data.block_size as usize / 2;
+        prompt = &prompt[..prompt.floor_char_boundary(most)];
+    }
+    add(
+        "let it write",
+        format!("surefoot generate {options} --prompt {}", quoted(prompt)),
+    );
+    if let Ok(data) = text_path(&config.data) {
+        let format = config.data.format.map_or(String::new(), |format| {
+            let name = serde_json::to_value(format).unwrap_or_default();
+            format!(" --format {}", name.as_str().unwrap_or_default())
+        });
+        let data = word(&absolute(&data));
+        add(
+            "measure it",
+            format!("surefoot eval {options} --data {data}{format}"),
+        );
+    }
+    let python = |text: &str| {
+        quoted(&format!(
+            "from transformers import AutoModelForCausalLM as M; {text}"
+        ))
+    };
+    let literal = |path: &Path| format!("{:?}", path.display().to_string());
+    let result = literal(&result);
+    match &base {
+        // A name in the cache is not one that Python knows.
+        Some(base) if base.is_absolute() && base.is_dir() => add(
+            "load it in Python",
+            format!(
+                "python -c {}",
+                python(&format!(
+                    "from peft import PeftModel; print(PeftModel.from_pretrained(M.from_pretrained({}), {result}))",
+                    literal(base)
+                ))
+            ),
+        ),
+        Some(_) => {}
+        None => add(
+            "load it in Python",
+            format!(
+                "python -c {}",
+                python(&format!("print(M.from_pretrained({result}))"))
+            ),
+        ),
+    }
+    commands
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// A path as one word of a shell's.
+fn word(path: &Path) -> String {
+    quoted(&path.display().to_string())
+}
+
+/// A text as one word of a shell's.
+fn quoted(text: &str) -> String {
+    let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:,@%".contains(letter);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        for text in [
+            "",
+            "plain/path.txt",
+            "it's",
+            "two words",
+            "$HOME `x` \"y\"",
+            "a\nb",
+            "!",
+        ] {
+            let command = format!("printf %s {}", quoted(text));
+            let output = std::process::Command::new("sh")
+                .args(["-c", &command])
+                .output()
+                .unwrap();
+            assert_eq!(String::from_utf8(output.stdout).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn the_commands_are_those_of_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let run = folder.path().join("my run");
+        std::fs::create_dir_all(run.join("adapter")).unwrap();
+        std::fs::write(folder.path().join("data.jsonl"), "{}").unwrap();
+        let mut config = Config {
+            adapter: Some(Default::default()),
+            ..Config::default()
+        };
+        config.model.name_or_path = Some("smollm2".into());
+        config.data.path = Some(folder.path().join("data.jsonl"));
+        let at = folder.path().display();
+        let lines = |config: &Config, export, ending| -> Vec<String> {
+            let found = commands(config, &run, export, ending).into_iter();
+            found.map(|command| command.line).collect()
+        };
+        assert_eq!(
+            lines(&config, "adapter", Ending::Stopped),
+            [
+                format!("surefoot train --resume '{at}/my run'"),
+                format!(
+                    "surefoot generate --model smollm2 --adapter '{at}/my run/adapter' \
+                     --prompt 'Once upon a time'"
+                ),
+                format!(
+                    "surefoot eval --model smollm2 --adapter '{at}/my run/adapter' \
+                     --data {at}/data.jsonl"
+                ),
+            ]
+        );
+        let made = lines(&config, "adapter", Ending::Completed);
+        assert!(made[0].starts_with("surefoot generate"), "{made:?}");
+        // Nothing is there to use yet.
+        assert_eq!(lines(&config, "model", Ending::Running).len(), 1);
+    }
+}

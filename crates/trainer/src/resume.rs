@@ -1,0 +1,255 @@
+//! Going on with a run: from which checkpoint, and whether it is still the same run.
+//!
+//! A checkpoint holds the config that it was written under and what the task stands on
+//! ([`Task::identity`](crate::task::Task::identity)). What must not change is refused, what may
+//! change is told, and `config.yaml` says from which step on each of it is in force.
+
+mod keys;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::Error;
+use crate::checkpoint::{self, Checkpoint};
+use crate::config::Config;
+use crate::run_folder::RunFolder;
+
+use keys::{Rule, rule};
+
+/// A config key that has another value since a run was resumed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Change {
+    /// The key, as in `train.learning_rate`.
+    pub key: String,
+    /// What was in force before.
+    pub before: Value,
+    /// What is in force now.
+    pub now: Value,
+}
+
+impl std::fmt::Display for Change {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { key, before, now } = self;
+        write!(out, "{key} {} → {}", shown(before), shown(now))
+    }
+}
+
+/// A checkpoint to go on from, in the folder of its run.
+pub(crate) struct Resumed {
+    pub(crate) folder: RunFolder,
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) changes: Vec<Change>,
+}
+
+impl Resumed {
+    /// What `resume_from` means, if it is set: the checkpoint is whole, and `config` may go on from it.
+    pub(crate) fn open(config: &Config) -> Result<Option<Self>, Error> {
+        let Some(from) = &config.train.resume_from_checkpoint else {
+            return Ok(None);
+        };
+        let (folder, path) = RunFolder::resume(config, from)?;
+        let checkpoint = Checkpoint::open(&path).map_err(|error| instead(error, &folder, &path))?;
+        let changes = changes(checkpoint.config(), config)?;
+        let (refused, told): (Vec<_>, Vec<_>) = changes
+            .into_iter()
+            .partition(|change| rule(&change.key).is_none_or(|rule| rule == Rule::Fixed));
+        if !refused.is_empty() {
+            return Err(refusal(&checkpoint, refused.iter().map(differs)));
+        }
+        Ok(Some(Self {
+            folder,
+            checkpoint,
+            changes: told,
+        }))
+    }
+
+    /// Refuses a task that stands on something else than the run's did.
+    pub(crate) fn expect_identity(&self, now: &Value) -> Result<(), Error> {
+        let mut found = Vec::new();
+        compare("", &self.checkpoint.state().identity, now, &mut found);
+        if found.is_empty() {
+            return Ok(());
+        }
+        Err(refusal(&self.checkpoint, found.into_iter()))
+    }
+}
+
+fn refusal(checkpoint: &Checkpoint, differences: impl Iterator<Item = String>) -> Error {
+    let lines: String = differences.map(|line| format!("\n  {line}")).collect();
+    Error::Resume(format!(
+        "`{}` cannot be gone on from, since this is another run:{lines}\nkeep these as they were \
+         (`--resume RUN` without a config takes the run's own), or begin a new run",
+        checkpoint.path().display()
+    ))
+}
+
+/// The error of a checkpoint that is not whole, with the newest older one that is.
+fn instead(error: Error, folder: &RunFolder, path: &std::path::Path) -> Error {
+    let Error::Checkpoint { path: at, reason } = error else {
+        return error;
+    };
+    let all = checkpoint::list(&folder.checkpoints()).unwrap_or_default();
+    let step = checkpoint::step_of(path).unwrap_or(u64::MAX);
+    let mut older = all.into_iter().rev().filter(|(other, _)| *other < step);
+    let advice = match older.find(|(_, other)| Checkpoint::open(other).is_ok()) {
+        Some((step, other)) => format!(
+            "`{other}` is whole: `--resume {other}` goes on from it, and does the steps after {step} \
+             again",
+            other = other.display()
+        ),
+        None => "there is no older one that is whole".into(),
+    };
+    let reason = format!("{reason}; {advice}");
+    Error::Checkpoint { path: at, reason }
+}
+
+/// All keys of which `now` has other values than `before`, but those that say nothing of training.
+fn changes(before: &Config, now: &Config) -> Result<Vec<Change>, Error> {
+    let (mut before, mut now) = (before.leaves()?, now.leaves()?);
+    // A section that one of them lacks is one difference, not one for each of its keys.
+    if before.contains_key("adapter") != now.contains_key("adapter") {
+        for leaves in [&mut before, &mut now] {
+            leaves.retain(|key, _| !key.starts_with("adapter."));
+            leaves.entry("adapter").or_insert("set".into());
+        }
+    }
+    let mut keys: Vec<&String> = before.keys().chain(now.keys()).collect();
+    keys.sort();
+    keys.dedup();
+    let value = |leaves: &serde_json::Map<String, Value>, key: &str| {
+        leaves.get(key).cloned().unwrap_or(Value::Null)
+    };
+    let changes = keys.into_iter().map(|key| Change {
+        key: key.clone(),
+        before: value(&before, key),
+        now: value(&now, key),
+    });
+    let changes = changes.filter(|change| rule(&change.key) != Some(Rule::Unrelated));
+    Ok(changes.filter(|change| !same(change)).collect())
+}
+
+/// Whether both values mean the same.
+fn same(change: &Change) -> bool {
+    // Hugging Face has two names for each of these.
+    let eight_bit = |value: &Value| value.as_str().map(|name| name.ends_with("8bit"));
+    match change.key.as_str() {
+        "train.optim" => eight_bit(&change.before) == eight_bit(&change.now),
+        _ => change.before == change.now,
+    }
+}
+
+fn differs(change: &Change) -> String {
+    let Change { key, before, now } = change;
+    format!("`{key}` was {}, and is {}", shown(before), shown(now))
+}
+
+/// A value on one line.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "unset".into(),
+        value => value.to_string(),
+    }
+}
+
+/// Every place in which two values differ, as a line.
+fn compare(path: &str, before: &Value, now: &Value, found: &mut Vec<String>) {
+    if before == now {
+        return;
+    }
+    match (before, now) {
+        (Value::Object(one), Value::Object(other)) => {
+            let mut keys: Vec<&String> = one.keys().chain(other.keys()).collect();
+            keys.sort();
+            keys.dedup();
+            for key in keys {
+                let dot = if path.is_empty() { "" } else { "." };
+                let value = |map: &serde_json::Map<String, Value>| {
+                    map.get(key).cloned().unwrap_or(Value::Null)
+                };
+                compare(
+                    &format!("{path}{dot}{key}"),
+                    &value(one),
+                    &value(other),
+                    found,
+                );
+            }
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            let without = |list: &[Value], all: &[Value]| {
+                let left = list.iter().filter(|item| !all.contains(item));
+                let left: Vec<String> = left.map(shown).collect();
+                match left.as_slice() {
+                    [] => "nothing".into(),
+                    few if few.len() <= 4 => few.join(", "),
+                    [first, ..] => format!("{first} and {} more", left.len() - 1),
+                }
+            };
+            found.push(format!(
+                "`{path}` had {} that is not there now, and has {} that was not",
+                without(one, other),
+                without(other, one)
+            ));
+        }
+        _ => found.push(format!(
+            "`{path}` was {}, and is {}",
+            shown(before),
+            shown(now)
+        )),
+    }
+}
+
+/// The config in force of a run, with the changes on the way as comments above it.
+pub(crate) fn config_text(config: &Config, resumes: &[(u64, &[Change])]) -> Result<String, Error> {
+    let mut text = String::new();
+    if let Some((last, _)) = resumes.last() {
+        text += &format!(
+            "# In force from step {} on. What changed on the way:\n",
+            last + 1
+        );
+        for (step, changes) in resumes {
+            for change in *changes {
+                text += &format!("#   from step {} on: {change}\n", step + 1);
+            }
+        }
+    }
+    Ok(text + &config.without_resume().to_yaml()?)
+}
+
+/// The newest run of this config's name that has a checkpoint.
+///
+/// # Errors
+/// When there is none.
+pub fn newest_run(config: &Config) -> Result<PathBuf, Error> {
+    crate::run_folder::newest_run(config)
+}
+
+/// The config file of the run that `resume_from` names: a run folder, or a checkpoint in one.
+pub fn config_of(resume_from: &std::path::Path) -> PathBuf {
+    checkpoint::run_of(resume_from)
+        .unwrap_or(resume_from)
+        .join("config.yaml")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_difference_is_named_with_both_values() {
+        let before = json!({"weights": "ab", "adapter": {"r": 2, "modules": ["q", "k"]}});
+        let now = json!({"weights": "cd", "adapter": {"r": 4, "modules": ["q", "v"]}});
+        let mut found = Vec::new();
+        compare("", &before, &now, &mut found);
+        assert_eq!(
+            found,
+            [
+                "`adapter.modules` had \"k\" that is not there now, and has \"v\" that was not",
+                "`adapter.r` was 2, and is 4",
+                "`weights` was \"ab\", and is \"cd\"",
+            ]
+        );
+    }
+}

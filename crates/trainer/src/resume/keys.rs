@@ -1,0 +1,143 @@
+//! Which config keys a run may change when it is resumed.
+
+/// What another value of a key means for a run that is resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// It would be another run: refused.
+    Fixed,
+    /// It may change, and is told. Where a key names or shapes something that is compared itself, as
+    /// `model.name_or_path` does the weights, what it names decides.
+    Free,
+    /// It says nothing of what is trained: neither refused nor told.
+    Unrelated,
+}
+
+use Rule::{Fixed, Free, Unrelated};
+
+/// Every key of a config.
+const KEYS: &[(&str, Rule)] = &[
+    ("name", Unrelated),
+    ("output_dir", Unrelated),
+    ("seed", Fixed),
+    ("device", Free),
+    ("threads", Free),
+    // The architecture and the weights are compared by themselves, whatever names them.
+    ("model.name_or_path", Free),
+    ("model.hidden_size", Free),
+    ("model.intermediate_size", Free),
+    ("model.num_hidden_layers", Free),
+    ("model.num_attention_heads", Free),
+    ("model.num_key_value_heads", Free),
+    ("model.head_dim", Free),
+    ("model.rope_theta", Free),
+    ("model.rms_norm_eps", Free),
+    ("model.tie_word_embeddings", Free),
+    ("model.initializer_range", Free),
+    ("model.quantization", Fixed),
+    // Where weights are changes no number.
+    ("model.profile", Free),
+    ("model.low_vram", Free),
+    ("model.blocks_to_swap", Free),
+    ("model.offload_fraction", Free),
+    ("model.max_memory", Free),
+    ("model.device_map", Free),
+    ("model.ring_slots", Free),
+    ("model.offload_folder", Free),
+    // Of an adapter, what decides the shape and the scale of the change.
+    ("adapter", Fixed),
+    ("adapter.r", Fixed),
+    ("adapter.lora_alpha", Fixed),
+    ("adapter.lora_dropout", Free),
+    ("adapter.use_rslora", Fixed),
+    ("adapter.use_dora", Fixed),
+    ("adapter.target_modules", Fixed),
+    ("adapter.exclude_modules", Fixed),
+    ("adapter.layers_to_transform", Fixed),
+    ("adapter.layers_pattern", Fixed),
+    ("adapter.modules_to_save", Fixed),
+    ("adapter.bias", Fixed),
+    ("adapter.rank_pattern", Fixed),
+    ("adapter.alpha_pattern", Fixed),
+    ("adapter.loraplus_lr_ratio", Free),
+    ("adapter.loraplus_lr_embedding", Free),
+    ("adapter.save_merged", Free),
+    ("adapter.resume_from", Free),
+    // The tokens are compared by themselves, wherever they come from.
+    ("data.dataset", Free),
+    ("data.path", Free),
+    ("data.format", Free),
+    // Another yardstick, and no other training; the share that is held out of `path` is.
+    ("data.eval_dataset", Free),
+    ("data.block_size", Fixed),
+    ("data.packing", Fixed),
+    ("data.validation_shuffle", Fixed),
+    ("data.validation_fraction", Fixed),
+    ("data.tokenizer", Fixed),
+    ("data.vocab_size", Fixed),
+    ("train.max_steps", Free),
+    ("train.per_device_train_batch_size", Free),
+    ("train.per_device_eval_batch_size", Free),
+    ("train.gradient_accumulation_steps", Free),
+    // Moments of one kind are not read as those of the other.
+    ("train.optim", Fixed),
+    ("train.learning_rate", Free),
+    ("train.min_lr", Free),
+    ("train.lr_scheduler_type", Free),
+    ("train.warmup_steps", Free),
+    ("train.adam_beta1", Free),
+    ("train.adam_beta2", Free),
+    ("train.adam_epsilon", Free),
+    ("train.weight_decay", Free),
+    ("train.parameter_groups", Free),
+    // An average over the steps so far has one decay.
+    ("train.ema_decay", Fixed),
+    ("train.max_grad_norm", Free),
+    ("train.bf16", Free),
+    ("train.gradient_checkpointing", Free),
+    ("train.activation_offload", Free),
+    ("train.logging_steps", Free),
+    ("train.eval_steps", Free),
+    ("train.max_eval_samples", Free),
+    ("train.save_steps", Free),
+    ("train.save_total_limit", Free),
+    ("train.load_best_model_at_end", Free),
+    // The best so far was found by it.
+    ("train.metric_for_best_model", Fixed),
+    ("train.verify", Free),
+    ("train.transfer_deadline", Free),
+    ("train.resume_from_checkpoint", Unrelated),
+    ("sample.sample_steps", Free),
+    ("sample.prompts", Free),
+    ("sample.max_new_tokens", Free),
+    ("sample.temperature", Free),
+    ("sample.top_p", Free),
+];
+
+/// The rule of a key.
+pub(super) fn rule(key: &str) -> Option<Rule> {
+    let found = KEYS.iter().find(|(known, _)| *known == key);
+    found.map(|(_, rule)| *rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{AdapterConfig, Config};
+
+    #[test]
+    fn every_key_of_a_config_has_a_rule() {
+        let config = Config {
+            adapter: Some(AdapterConfig::default()),
+            ..Config::default()
+        };
+        let leaves = config.leaves().unwrap();
+        let forgotten: Vec<_> = leaves.keys().filter(|key| rule(key).is_none()).collect();
+        assert!(
+            forgotten.is_empty(),
+            "may these change when a run is resumed? Say so in `KEYS`: {forgotten:?}"
+        );
+        let gone = KEYS.iter().filter(|(key, _)| !leaves.contains_key(*key));
+        let gone: Vec<_> = gone.map(|(key, _)| *key).collect();
+        assert_eq!(gone, ["adapter"], "no keys of a config any more");
+    }
+}

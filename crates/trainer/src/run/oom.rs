@@ -1,0 +1,168 @@
+//! What the loop does when a step runs out of memory: the actions of [`placement::oom`].
+//!
+//! Caches are handed back, what is idle leaves the device (`idle.rs`), and batches go through the
+//! model in smaller micro-batches. A step is repeated from its beginning, with the same samples and
+//! the same seed, and each micro-batch counts by what there is to learn in it, so that what is
+//! learned stays the same. Running out of memory inside the optimizer ends the run: part of the
+//! weights may have moved.
+
+use std::num::NonZeroU32;
+
+use placement::oom::{BatchShape, Exhausted, OomAction, OomPolicy};
+use platform::Bytes;
+use platform::oom_message::OomNumbers;
+
+use crate::Error;
+use crate::config::TrainConfig;
+use crate::events::OomRetry;
+
+/// The plan of a run, and how often it was needed.
+#[derive(Debug)]
+pub(super) struct OomRecovery {
+    plan: OomPolicy,
+    configured: NonZeroU32,
+    /// Steps repeated for lack of memory.
+    pub(super) repeated_steps: u64,
+}
+
+impl OomRecovery {
+    /// The plan at the start of a run, or of its rest: then with the size of passes that a
+    /// checkpoint remembers, so that sums are rounded as they would have been.
+    pub(super) fn new(config: &TrainConfig, saved_rows: Option<u32>) -> Self {
+        let at_least_one = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
+        let configured = at_least_one(config.per_device_train_batch_size);
+        let mut shape = BatchShape {
+            micro_batch: configured,
+            accumulation: at_least_one(config.gradient_accumulation_steps),
+        };
+        let smaller = std::iter::successors(Some(shape), |shape| shape.smaller());
+        if let Some(found) = smaller
+            .skip(1)
+            .find(|shape| Some(shape.micro_batch.get()) == saved_rows)
+        {
+            shape = found;
+        }
+        Self {
+            plan: OomPolicy::new(shape, false),
+            configured,
+            repeated_steps: 0,
+        }
+    }
+
+    /// Whether anything on the device is idle while a step is made.
+    pub(super) fn may_offload(&mut self, anything: bool) {
+        self.plan = OomPolicy::new(self.plan.shape(), anything);
+    }
+
+    /// Samples in one pass at most.
+    pub(super) fn rows(&self) -> i64 {
+        i64::from(self.plan.shape().micro_batch.get())
+    }
+
+    /// Samples in one pass, where they are fewer than the config says.
+    pub(super) fn micro_batch(&self) -> Option<u32> {
+        let micro_batch = self.plan.shape().micro_batch;
+        (micro_batch < self.configured).then_some(micro_batch.get())
+    }
+
+    /// A step went well.
+    pub(super) fn stepped(&mut self) {
+        self.plan.step_done();
+    }
+
+    /// What comes next after `error` in `step`: a report when the step is to be repeated.
+    ///
+    /// # Errors
+    /// `error` itself when it is about something else, or that nothing is left to try.
+    pub(super) fn next(
+        &mut self,
+        step: u64,
+        error: Error,
+        (free, total): (Option<u64>, Option<u64>),
+    ) -> Result<OomRetry, Error> {
+        if !error.is_out_of_memory() {
+            return Err(error);
+        }
+        let message = error.to_string();
+        let mut numbers = OomNumbers::from_message(&message);
+        numbers.free = numbers.free.or(free.map(Bytes));
+        numbers.capacity = numbers.capacity.or(total.map(Bytes));
+        let (offloaded, micro_batch) = match self.plan.out_of_memory(numbers) {
+            OomAction::Trim => (None, None),
+            // The caller knows how much there is.
+            OomAction::OffloadIdle => (Some(0), None),
+            OomAction::Smaller(shape) => (None, Some(shape.micro_batch.get())),
+            OomAction::GiveUp(exhausted) => return Err(exhausted.into()),
+        };
+        self.repeated_steps += 1;
+        Ok(OomRetry {
+            step,
+            message,
+            offloaded,
+            micro_batch,
+        })
+    }
+}
+
+impl From<Exhausted> for Error {
+    fn from(exhausted: Exhausted) -> Self {
+        Self::OutOfMemory(Box::new(exhausted))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(micro_batch: u32, accumulation: u32) -> TrainConfig {
+        TrainConfig {
+            per_device_train_batch_size: micro_batch,
+            gradient_accumulation_steps: accumulation,
+            ..TrainConfig::default()
+        }
+    }
+
+    fn full() -> Error {
+        tch::TchError::Torch(
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes".into(),
+        )
+        .into()
+    }
+
+    #[test]
+    fn caches_go_first_then_what_is_idle_and_then_passes_shrink_until_nothing_is_left() {
+        let mut recovery = OomRecovery::new(&config(6, 2), None);
+        recovery.may_offload(true);
+        let mut tried = Vec::new();
+        let end = loop {
+            match recovery.next(1, full(), (Some(5), Some(9))) {
+                Ok(short) => tried.push((short.offloaded, short.micro_batch)),
+                Err(error) => break error,
+            }
+        };
+        let smaller = [4, 3, 2, 1].map(|rows| (None, Some(rows)));
+        assert_eq!(tried[..2], [(None, None), (Some(0), None)]);
+        assert_eq!(tried[2..], smaller);
+        assert_eq!(recovery.repeated_steps, 6);
+        assert!(matches!(&end, Error::OutOfMemory(_)), "{end}");
+        assert!(end.to_string().contains("free 5 bytes"), "{end}");
+    }
+
+    #[test]
+    fn other_errors_are_not_repeated() {
+        let mut recovery = OomRecovery::new(&config(4, 1), None);
+        let error = Error::Internal("no gradient".into());
+        let result = recovery.next(1, error, (None, None));
+        assert!(matches!(result, Err(Error::Internal(_))));
+        assert_eq!(recovery.rows(), 4);
+    }
+
+    #[test]
+    fn a_resumed_run_remembers_what_fitted() {
+        let recovery = OomRecovery::new(&config(8, 1), Some(2));
+        assert_eq!((recovery.rows(), recovery.micro_batch()), (2, Some(2)));
+        // Of a run with another batch, it says nothing.
+        let recovery = OomRecovery::new(&config(9, 1), Some(2));
+        assert_eq!((recovery.rows(), recovery.micro_batch()), (9, None));
+    }
+}

@@ -1,0 +1,156 @@
+//! What a run leaves: checkpoints, the result, the summary and the report page.
+
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime};
+
+use super::{Run, StepPhase};
+use crate::Error;
+use crate::checkpoint::{self, Draft, Progress};
+use crate::observer::Observer;
+use crate::report::{self, Page};
+use crate::run_folder::replace;
+use crate::summary::{Ending, Summary};
+
+impl Run<'_> {
+    pub(super) fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf, Error> {
+        let folder = self.folder.checkpoints();
+        let draft = Draft::begin(&folder, self.step)?;
+        self.export_adapter(draft.path())?;
+        self.enter(StepPhase::Update)?;
+        let at_step = self.recorder.records().iter();
+        let progress = Progress {
+            step: self.step,
+            units: self.units + self.window.units,
+            train_seconds: self.train_seconds + self.window.seconds,
+            best: self.best,
+            micro_batch: self.oom.micro_batch(),
+            data: self.task.data_state()?,
+            identity: self.identity.clone(),
+            records: at_step.filter(|record| record.step() == self.step).count() as u64,
+        };
+        let keep = self.config.train.save_total_limit;
+        let path = draft.finish(self.config, progress, &self.trained(), keep)?;
+        self.last_saved = Some(self.step);
+        observer.saved(self.step, &path);
+        Ok(path)
+    }
+
+    /// Writes the adapter as it is now, of tasks that train one.
+    fn export_adapter(&mut self, folder: &Path) -> Result<bool, Error> {
+        match self.ema {
+            Some(_) => self.with_averages(|run| run.task.export_adapter(folder)),
+            None => self.task.export_adapter(folder),
+        }
+    }
+
+    /// What others load, in place of what an earlier part of the run left.
+    fn export(&mut self, ending: Ending) -> Result<(), Error> {
+        let target = self.folder.join(self.task.export_name());
+        let draft = target.with_extension("tmp");
+        checkpoint::remove_if_there(&draft)?;
+        let written = match ending {
+            Ending::Completed => {
+                self.with_averages(|run| run.task.export(&draft))?;
+                true
+            }
+            _ => self.export_adapter(&draft)?,
+        };
+        if written {
+            checkpoint::remove_if_there(&target)?;
+            std::fs::rename(&draft, &target).map_err(|error| Error::io("write", &target, error))?;
+        }
+        Ok(())
+    }
+
+    /// The last checkpoint, evaluation and sample, the exported model and the summary.
+    pub(super) fn finish(
+        &mut self,
+        ending: Ending,
+        observer: &mut dyn Observer,
+    ) -> Result<Summary, Error> {
+        if self.last_saved != Some(self.step) && self.step > 0 {
+            self.save(observer)?;
+        }
+        if ending == Ending::Completed {
+            self.load_best(observer)?;
+            self.evaluate(None, observer)?;
+            self.sample(observer)?;
+        }
+        self.export(ending)?;
+        self.recorder.draw()?;
+        let summary = self.summary(ending);
+        let path = self.folder.join("summary.json");
+        let text = serde_json::to_string_pretty(&summary)
+            .map_err(|error| Error::Internal(format!("the summary: {error}")))?;
+        replace(&path, &(text + "\n"))?;
+        self.write_page(ending, None)?;
+        observer.finished(&summary);
+        Ok(summary)
+    }
+
+    /// Writes `report.html` as the run stands.
+    pub(super) fn write_page(
+        &mut self,
+        ending: Ending,
+        error: Option<&Error>,
+    ) -> Result<(), Error> {
+        let commands = match self.task.is_language_model() {
+            true => {
+                let export = self.task.export_name();
+                report::commands(self.config, self.folder.path(), export, ending)
+            }
+            false => Vec::new(),
+        };
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let page = Page {
+            summary: &self.summary(ending),
+            records: self.recorder.records(),
+            placement: self.placer.report(),
+            error: error.map(ToString::to_string),
+            written: now.unwrap_or_default().as_secs(),
+            warmup_steps: self.config.train.warmup_steps,
+            commands,
+            config: self.config.to_yaml()?,
+        };
+        self.page_written = Instant::now();
+        page.write(&self.folder.join("report.html"))
+    }
+
+    fn summary(&self, ending: Ending) -> Summary {
+        let units = self.units + self.window.units;
+        let train_seconds = self.train_seconds + self.window.seconds;
+        let losses = self.recorder.training_losses();
+        let name = self.folder.path().file_name().unwrap_or_default();
+        Summary {
+            name: name.to_string_lossy().into_owned(),
+            ending,
+            steps: self.step,
+            max_steps: self.config.train.max_steps,
+            first_loss: losses.first().copied(),
+            last_loss: losses.last().copied(),
+            skipped_steps: self.guard.skipped,
+            rollbacks: self.guard.rollbacks,
+            repeated_steps: self.oom.repeated_steps,
+            micro_batch: self.oom.micro_batch(),
+            best: self.best,
+            held_out: self.last_evaluation.map(|(_, evaluation)| evaluation),
+            tokens: units,
+            tokens_per_second: if train_seconds > 0.0 {
+                units as f64 / train_seconds
+            } else {
+                0.0
+            },
+            train_seconds,
+            wall_seconds: self.began.elapsed().as_secs_f64(),
+            memory: self.machine.memory_summary(),
+            memory_estimate: self.estimate,
+            memory_estimate_error: self
+                .machine
+                .step_peak()
+                .map(|measured| self.estimate.error(measured)),
+            memory_plan: self.task.memory_plan().cloned(),
+            streamed: self.task.streamed(),
+            environment: self.environment.clone(),
+        }
+    }
+}

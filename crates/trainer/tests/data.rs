@@ -1,0 +1,364 @@
+//! Whole runs on data as people have it: one example a row or several, other data to be measured
+//! on, none at all, and templates that write the date.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use surefoot_trainer::examples::records;
+use surefoot_trainer::inference::{LanguageModel, LoadOptions, score};
+use surefoot_trainer::{Allocator, Config, Error, NoObserver, Observer, Stop, Summary, dry_run};
+
+const CONFIG: &str = "
+seed: 7
+device: cpu
+threads: 1
+adapter: {r: 2, target_modules: all-linear}
+data: {block_size: 32}
+sample: {max_new_tokens: 0}
+train:
+  bf16: false
+  max_steps: 4
+  per_device_train_batch_size: 12
+  learning_rate: 0.01
+  lr_scheduler_type: constant
+  logging_steps: 1
+  eval_steps: 2
+  save_steps: 2
+";
+
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+fn golden(name: &str) -> PathBuf {
+    let models = "../../tests/reference/golden/models";
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join(models)
+        .join(name)
+}
+
+fn pair(n: usize) -> String {
+    let answer = "the 42. ".repeat(n % 4 + 1);
+    format!("{{\"prompt\": \"on {n}\", \"completion\": \" {answer}\"}}\n")
+}
+
+impl Place {
+    fn new(examples: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let text: String = (0..examples).map(pair).collect();
+        fs::write(folder.path().join("data.jsonl"), text).unwrap();
+        let other: String = (50..55).map(pair).collect();
+        fs::write(folder.path().join("other.jsonl"), other).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn other(&self) -> String {
+        format!("data.eval_dataset={}", self.path("other.jsonl").display())
+    }
+
+    fn config(&self, name: &str, more: &[&str]) -> Config {
+        let mut all = vec![
+            format!("name={name}"),
+            format!("output_dir={}", self.path("runs").display()),
+            format!("data.path={}", self.path("data.jsonl").display()),
+            format!(
+                "model.name_or_path={}",
+                golden("llama-grouped.gguf").display()
+            ),
+        ];
+        all.extend(more.iter().map(|text| (*text).to_owned()));
+        Config::parse("test.yaml", CONFIG, &all).unwrap()
+    }
+
+    fn watched(
+        &self,
+        name: &str,
+        more: &[&str],
+        observer: &mut dyn Observer,
+        stop: &Stop,
+    ) -> Result<Summary, Error> {
+        let config = self.config(name, more);
+        surefoot_trainer::run(&config, &Allocator::torch(), observer, stop)
+    }
+
+    fn run(&self, name: &str, more: &[&str]) -> Summary {
+        let stop = Stop::default();
+        self.watched(name, more, &mut NoObserver, &stop).unwrap()
+    }
+
+    fn refused(&self, more: &[&str]) -> String {
+        let stop = Stop::default();
+        let result = self.watched("refused", more, &mut NoObserver, &stop);
+        result.unwrap_err().to_string()
+    }
+
+    /// Training losses, gradient norms and held-out losses, in their order.
+    fn numbers(&self, name: &str) -> Vec<f64> {
+        let path = self.path("runs").join(name).join("metrics.jsonl");
+        let text = fs::read_to_string(path).unwrap();
+        let mut numbers = Vec::new();
+        for line in text.lines() {
+            let row: serde_json::Value = serde_json::from_str(line).unwrap();
+            for key in ["loss", "grad_norm", "eval_loss"] {
+                numbers.extend(row[key].as_f64());
+            }
+        }
+        assert!(numbers.len() > 8, "{text}");
+        numbers
+    }
+
+    fn assert_close(&self, one: &str, other: &str) {
+        let (ours, theirs) = (self.numbers(one), self.numbers(other));
+        assert_eq!(ours.len(), theirs.len());
+        for (a, b) in ours.iter().zip(&theirs) {
+            let difference = ((a - b) / a).abs();
+            assert!(difference <= 1e-6, "{one} {a}, {other} {b}");
+        }
+    }
+
+    fn checksums(&self, name: &str) -> serde_json::Value {
+        let state = self
+            .path("runs")
+            .join(name)
+            .join("checkpoints/step-000004/state.json");
+        let state: serde_json::Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
+        assert!(state["checksums"].is_object() || state["checksums"].is_array());
+        state["checksums"].clone()
+    }
+}
+
+/// Asks the run to stop in a step.
+struct StopAt(u64, Stop);
+
+impl Observer for StopAt {
+    fn stepped(&mut self, step: u64) {
+        if step == self.0 {
+            self.1.request();
+        }
+    }
+}
+
+/// All examples are in every step, so that only the rows differ.
+#[test]
+fn examples_that_share_rows_teach_what_they_teach_alone() {
+    let place = Place::new(12);
+    let other = place.other();
+    let alone = place.run("alone", &["data.packing=false", &other]);
+    let rows = {
+        let config = place.config("rows", &["data.packing=true", &other]);
+        let found = dry_run(&config, &Allocator::torch(), &mut NoObserver).unwrap();
+        let text = found.environment.data;
+        let number = text.split(", ").nth(1).unwrap().split(' ').next().unwrap();
+        number.parse::<usize>().unwrap()
+    };
+    assert!((2..12).contains(&rows), "{rows}");
+    let batch = format!("per_device_train_batch_size={rows}");
+    for (name, more) in [
+        ("packed", &[][..]),
+        ("checkpointed", &["train.gradient_checkpointing=true"]),
+        ("streamed", &["model.low_vram=true"]),
+    ] {
+        let settings = [&["data.packing=true", &other, &batch], more].concat();
+        let packed = place.run(name, &settings);
+        assert_eq!(packed.tokens, alone.tokens, "padding does not count");
+        place.assert_close("alone", name);
+    }
+    // The examples' stream is another thing.
+    let wrapped = place.run("wrapped", &[&other]);
+    assert_ne!(wrapped.first_loss, alone.first_loss);
+}
+
+#[test]
+fn padding_counts_for_nothing_however_a_step_is_cut() {
+    let place = Place::new(12);
+    let cuts = [(12, 1), (4, 3), (1, 12)];
+    for (size, passes) in cuts {
+        let size = format!("train.per_device_train_batch_size={size}");
+        let passes = format!("train.gradient_accumulation_steps={passes}");
+        let other = place.other();
+        place.run(&passes, &["data.packing=false", &size, &passes, &other]);
+    }
+    place.assert_close(
+        "train.gradient_accumulation_steps=1",
+        "train.gradient_accumulation_steps=3",
+    );
+    place.assert_close(
+        "train.gradient_accumulation_steps=1",
+        "train.gradient_accumulation_steps=12",
+    );
+}
+
+#[test]
+fn the_held_out_loss_on_other_data_is_what_eval_says_of_them() {
+    let place = Place::new(12);
+    for packing in ["true", "false"] {
+        let packing = format!("data.packing={packing}");
+        let summary = place.run(&packing, &[&packing, &place.other()]);
+        let held_out = summary.held_out.unwrap();
+        assert!(held_out.complete);
+        let options = LoadOptions {
+            device: tch::Device::Cpu,
+            compute: tch::Kind::Float,
+            context: 64,
+        };
+        let adapter = place.path("runs").join(&packing).join("adapter");
+        let model =
+            LanguageModel::open(&golden("llama-grouped.gguf"), Some(&adapter), options).unwrap();
+        let records = records(&place.path("other.jsonl"), None).unwrap();
+        let score = score(&model, records, 64, &mut |_| {}).unwrap();
+        let difference = (score.negative_log_likelihood - held_out.loss).abs();
+        assert!(difference < 1e-6 * held_out.loss, "{score:?} {held_out:?}");
+    }
+}
+
+#[test]
+fn nothing_held_out_is_nothing_evaluated_to_the_end() {
+    let place = Place::new(12);
+    for settings in [&[][..], &["data.packing=false"], &["data.packing=true"]] {
+        let name = settings.concat();
+        let settings = [settings, &["data.validation_fraction=0"]].concat();
+        let name = format!("run-{name}");
+        let config = place.config(&name, &settings);
+        let dry = dry_run(&config, &Allocator::torch(), &mut NoObserver).unwrap();
+        assert_eq!(dry.held_out_loss, None);
+        let summary = place.run(&name, &settings);
+        assert_eq!((summary.held_out, summary.steps), (None, 4));
+        let run = place.path("runs").join(&name);
+        for left in [
+            "report.html",
+            "loss.svg",
+            "summary.json",
+            "adapter/adapter_config.json",
+        ] {
+            assert!(run.join(left).is_file(), "{left}");
+        }
+        let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        assert!(!metrics.contains("eval_loss"), "{metrics}");
+    }
+}
+
+#[test]
+fn every_kind_of_rows_resumes_exactly() {
+    for settings in [
+        &["data.packing=false"][..],
+        &["data.packing=true"],
+        &["data.packing=false", "data.validation_shuffle=true"],
+        &["data.validation_shuffle=true"],
+    ] {
+        let place = Place::new(40);
+        let settings = [settings, &["per_device_train_batch_size=3"]].concat();
+        place.run("whole", &settings);
+        let stop = Stop::default();
+        place
+            .watched("cut", &settings, &mut StopAt(3, stop.clone()), &stop)
+            .unwrap();
+        let resumed = [&settings[..], &["resume_from_checkpoint=latest"]].concat();
+        place.run("cut", &resumed);
+        assert_eq!(
+            place.checksums("whole"),
+            place.checksums("cut"),
+            "{settings:?}"
+        );
+    }
+}
+
+#[test]
+fn a_run_does_not_go_on_with_other_rows() {
+    let place = Place::new(40);
+    place.run("refused", &["data.packing=false", "max_steps=2"]);
+    let on = "resume_from_checkpoint=latest";
+    for (settings, key) in [
+        (&["data.packing=true"][..], "packing"),
+        (&[], "packing"),
+        (
+            &["data.packing=false", "data.validation_shuffle=true"],
+            "validation_shuffle",
+        ),
+        (
+            &["data.packing=false", "data.validation_fraction=0.3"],
+            "data.validation_fraction",
+        ),
+    ] {
+        let said = place.refused(&[settings, &[on, "max_steps=2"]].concat());
+        assert!(said.contains(key), "{settings:?}: {said}");
+    }
+}
+
+/// A set as small as people try first, with the settings of the config that is shipped.
+#[test]
+fn fifty_examples_train_or_say_what_to_set() {
+    let place = Place::new(50);
+    let shipped = ["data.validation_fraction=0.02", "data.block_size=256"];
+    let summary = place.run("shipped", &shipped);
+    assert!(summary.held_out.unwrap().loss.is_finite());
+    let said = place.refused(&["data.block_size=100000"]);
+    assert!(
+        said.contains("data.block_size: ") && said.contains("data.packing: false"),
+        "{said}"
+    );
+    let said = place.refused(&["data.validation_fraction=0.0001"]);
+    assert!(said.contains("data.validation_fraction: 0"), "{said}");
+    let summary = place.run("small", &["data.packing=false", "data.block_size=100000"]);
+    assert_eq!(summary.steps, 4);
+}
+
+/// The template says the time to the microsecond: every encoding of the data is another one.
+#[test]
+fn a_template_that_writes_the_date_resumes_with_that_of_the_first_day() {
+    let place = Place::new(1);
+    let lines: String = (0..40)
+        .map(|n| {
+            format!(
+                "{{\"messages\": [{{\"role\": \"user\", \"content\": \"on {n}\"}}, \
+                 {{\"role\": \"assistant\", \"content\": \"the 42.\"}}]}}\n"
+            )
+        })
+        .collect();
+    fs::write(place.path("data.jsonl"), lines).unwrap();
+    let model = place.path("model");
+    let target = golden("llama-grouped");
+    fs::create_dir(&model).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(target.join(file), model.join(file)).unwrap();
+    }
+    models::pretrained::Pretrained::open(&golden("llama-grouped.gguf"))
+        .unwrap()
+        .tokenizer
+        .save(model.join("tokenizer.json"), false)
+        .unwrap();
+    let template = "{{ strftime_now('%H %M %S %f') }}{% for message in messages %}on {{ message['content'] }}{% endfor %}";
+    fs::write(model.join("chat_template.jinja"), template).unwrap();
+    let name = format!("model.name_or_path={}", model.display());
+    let settings = [
+        &*name,
+        "data.packing=false",
+        "per_device_train_batch_size=3",
+        "data.block_size=128",
+    ];
+    let stop = Stop::default();
+    place
+        .watched("cut", &settings, &mut StopAt(2, stop.clone()), &stop)
+        .unwrap();
+    let state = place.path("runs/cut/checkpoints/step-000002/state.json");
+    let read = |path: &Path| -> serde_json::Value {
+        serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+    };
+    let before = read(&state)["data"].clone();
+    assert!(before["moment"].is_string(), "{before}");
+    let resumed = [&settings[..], &["resume_from_checkpoint=latest"]].concat();
+    assert_eq!(place.run("cut", &resumed).steps, 4);
+    let after = read(&place.path("runs/cut/checkpoints/step-000004/state.json"));
+    for key in ["moment", "fingerprint"] {
+        assert_eq!(before[key], after["data"][key]);
+    }
+    // A run that begins later is another one.
+    place.run("later", &settings);
+    let later = read(&place.path("runs/later/checkpoints/step-000004/state.json"));
+    assert_ne!(later["data"]["fingerprint"], before["fingerprint"]);
+}

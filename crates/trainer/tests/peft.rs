@@ -1,0 +1,239 @@
+//! How adapters learn: as PEFT's do, over a base in fewer bits as over what those bits stand for,
+//! and with less memory the same to the bit.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::path::{Path, PathBuf};
+
+use models::adapters::{Attachment, LoraConfig, Modules, PeftAdapter};
+use models::formats::{SafetensorsFile, TensorSource};
+use models::model::{
+    Base, Builder, Decoder, DecoderOptions, FileWeights, Initial, Pass, WeightSource,
+};
+use models::pretrained::HfFolder;
+use models::quant::Quantization;
+use models::{Parameters, Weight};
+use placement::Placer;
+use surefoot_trainer::config::TrainConfig;
+use surefoot_trainer::optim::{AdamW, Gradients};
+use tch::{Device, Kind, Tensor};
+
+fn golden(name: &str) -> PathBuf {
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/golden");
+    let folder = std::env::var_os("SUREFOOT_GOLDEN").map_or(kept, PathBuf::from);
+    folder.join(name)
+}
+
+/// Adapter and the model it is for, as `tests/reference/adapters.py` has them.
+const ADAPTERS: [(&str, &str); 8] = [
+    ("plain", "llama-grouped"),
+    ("rank-stabilised", "qwen2"),
+    ("decomposed", "llama-tied-biases"),
+    ("embedding-and-head", "llama-grouped"),
+    ("decomposed-tied", "llama-tied-biases"),
+    ("saved-modules", "qwen2"),
+    ("saved-head-tied", "llama-tied-biases"),
+    ("saved-head", "qwen3-untied"),
+];
+
+struct Adapted {
+    model: Decoder,
+    parameters: Parameters,
+}
+
+fn adapted(base: &Path, mut attachment: Attachment) -> Result<Adapted, models::Error> {
+    let folder = HfFolder::open(base).unwrap();
+    let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
+    let mut source = FileWeights::new(&folder, Kind::Float, &mut placer);
+    let mut parameters = Parameters::default();
+    let mut builder = Builder::new(
+        &mut source,
+        &mut parameters,
+        Kind::Float,
+        Base::Frozen(Kind::Float),
+    )
+    .with_adapters(&mut attachment);
+    let options = DecoderOptions {
+        positions: 64,
+        initializer_range: 0.0,
+        device: Device::Cpu,
+    };
+    let model = Decoder::new(folder.config(), options, &mut builder)?;
+    attachment.finish()?;
+    Ok(Adapted { model, parameters })
+}
+
+fn from_peft(adapter: &str, base: &str) -> Adapted {
+    let saved = PeftAdapter::open(&golden(&format!("adapters/{adapter}"))).unwrap();
+    let base = golden(&format!("models/{base}"));
+    adapted(&base, Attachment::saved(saved).unwrap()).unwrap()
+}
+
+fn expected(adapter: &str) -> SafetensorsFile {
+    SafetensorsFile::open(&golden(&format!("adapters/{adapter}/expected.safetensors"))).unwrap()
+}
+
+#[test]
+fn ten_steps_lead_where_pefts_ten_steps_lead() {
+    for (name, base) in ADAPTERS {
+        for checkpoint in [false, true] {
+            let expected = expected(name);
+            let adapted = from_peft(name, base);
+            let settings = TrainConfig {
+                weight_decay: 0.01,
+                ..TrainConfig::default()
+            };
+            let mut optimizer = AdamW::new((&settings).into(), &adapted.parameters).unwrap();
+            let tokens = expected.read("tokens", Kind::Int64).unwrap();
+            let losses =
+                Vec::<f64>::try_from(expected.read("losses", Kind::Double).unwrap()).unwrap();
+            for (step, theirs) in losses.iter().enumerate() {
+                let tokens = tokens.get(step as i64);
+                let loss = loss(&adapted.model, &tokens, checkpoint);
+                let ours = f64::try_from(&loss).unwrap();
+                assert!(
+                    (ours / theirs - 1.0).abs() <= 1e-4,
+                    "{name}, step {step}: {ours} and {theirs}"
+                );
+                let mut gradients = Gradients::default();
+                gradients.accumulate(&loss, &adapted.parameters).unwrap();
+                optimizer.step(&gradients, 1e-2).unwrap();
+            }
+            for parameter in adapted.parameters.iter() {
+                let theirs = expected
+                    .read(&format!("after.{}", parameter.name), Kind::Float)
+                    .unwrap();
+                // As one vector: where a gradient is nearly zero, Adam turns its rounding
+                // into a whole step, here as between any two machines.
+                let difference =
+                    f64::try_from((parameter.tensor.detach() - &theirs).norm()).unwrap();
+                let relative = difference / f64::try_from(theirs.norm()).unwrap();
+                assert!(relative <= 1e-4, "{}: {relative}", parameter.name);
+            }
+        }
+    }
+}
+
+fn loss(model: &Decoder, tokens: &Tensor, checkpoint: bool) -> Tensor {
+    let logits = model.logits(tokens, Pass::Train { checkpoint }).unwrap();
+    let length = tokens.size()[1] - 1;
+    let logits = logits.narrow(1, 0, length).flatten(0, 1);
+    logits.cross_entropy_for_logits(&tokens.narrow(1, 1, length).flatten(0, 1))
+}
+
+/// With dropout, so that the second run of a block has to draw what the first drew.
+#[test]
+fn gradients_are_bit_equal_with_less_memory() {
+    for dora in [false, true] {
+        let config = LoraConfig {
+            dora,
+            dropout: 0.3,
+            target_modules: Modules::AllLinear,
+            ..LoraConfig::default()
+        };
+        let gradients = |checkpoint: bool, offload: bool| -> Vec<Tensor> {
+            tch::manual_seed(8);
+            let attachment = Attachment::fresh(&config).unwrap();
+            let mut adapted = adapted(&golden("models/llama-grouped"), attachment).unwrap();
+            for tensor in adapted.parameters.tensors() {
+                // B starts as zero, and A would have no gradient.
+                let _ = tensor
+                    .detach()
+                    .g_add_(&(tensor.detach().randn_like() * 0.1));
+            }
+            adapted.model.offload_activations(offload);
+            let tokens = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9]).view([2, 3]);
+            let mut gradients = Gradients::default();
+            for _ in 0..2 {
+                let loss = loss(&adapted.model, &tokens, checkpoint);
+                gradients.accumulate(&loss, &adapted.parameters).unwrap();
+            }
+            gradients.tensors().iter().map(Tensor::copy).collect()
+        };
+        let plain = gradients(false, false);
+        assert!(plain.iter().all(|g| f64::try_from(g.norm()).unwrap() > 0.0));
+        for offload in [false, true] {
+            for (less, plain) in gradients(true, offload).iter().zip(&plain) {
+                assert!(less.equal(plain), "DoRA {dora}, offload {offload}");
+            }
+        }
+    }
+}
+
+/// Weights that went through `0` and back.
+struct Rounded<S>(Quantization, S);
+
+impl<S: WeightSource> WeightSource for Rounded<S> {
+    fn tensor(
+        &mut self,
+        name: &str,
+        shape: &[i64],
+        initial: Initial,
+    ) -> Result<Tensor, models::Error> {
+        let tensor = self.1.tensor(name, shape, initial)?;
+        if tensor.dim() != 2 || name.contains("embed") || name.starts_with("lm_head") {
+            return Ok(tensor);
+        }
+        Weight::quantized(name, &tensor, self.0)?.dense(tensor.kind())
+    }
+}
+
+/// Losses of some steps, and the adapter after them: over a base in fewer bits, or over what
+/// those bits stand for.
+fn train(to: Quantization, dora: bool, in_fewer_bits: bool) -> (Vec<f64>, Vec<Tensor>) {
+    let folder = HfFolder::open(&golden("models/llama-tied-biases")).unwrap();
+    let config = LoraConfig {
+        dora,
+        dropout: 0.1,
+        ..LoraConfig::default()
+    };
+    // Operations this small only lose time on several threads.
+    torch_ext::threads::set_count(1).unwrap();
+    tch::manual_seed(4);
+    let mut attachment = Attachment::fresh(&config).unwrap();
+    let mut placer = Placer::new(Device::Cpu, placement::Policy::default()).unwrap();
+    let file = FileWeights::new(&folder, Kind::Float, &mut placer);
+    let mut source: Box<dyn WeightSource> = match in_fewer_bits {
+        true => Box::new(file),
+        false => Box::new(Rounded(to, file)),
+    };
+    let mut parameters = Parameters::default();
+    let base = Base::Frozen(Kind::Float);
+    let mut builder = Builder::new(source.as_mut(), &mut parameters, Kind::Float, base)
+        .with_adapters(&mut attachment)
+        .quantized(in_fewer_bits.then_some(to));
+    let options = DecoderOptions {
+        positions: 64,
+        initializer_range: 0.0,
+        device: Device::Cpu,
+    };
+    let model = Decoder::new(folder.config(), options, &mut builder).unwrap();
+    let tokens = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6]).view([2, 4]);
+    let mut optimizer = AdamW::new((&TrainConfig::default()).into(), &parameters).unwrap();
+    let mut losses = Vec::new();
+    for step in 0..12 {
+        tch::manual_seed(step);
+        let loss = loss(&model, &tokens, step % 2 == 1);
+        losses.push(f64::try_from(&loss).unwrap());
+        let mut gradients = Gradients::default();
+        gradients.accumulate(&loss, &parameters).unwrap();
+        optimizer.step(&gradients, 1e-2).unwrap();
+    }
+    let trained = parameters.tensors().map(|tensor| tensor.detach().copy());
+    (losses, trained.collect())
+}
+
+#[test]
+fn fewer_bits_train_as_what_they_stand_for_and_learn() {
+    for to in [Quantization::Nf4, Quantization::Int8] {
+        for dora in [false, true] {
+            let (losses, adapter) = train(to, dora, true);
+            let (wanted, wanted_adapter) = train(to, dora, false);
+            assert_eq!(losses, wanted, "{to:?}, DoRA {dora}");
+            for (got, wanted) in adapter.iter().zip(&wanted_adapter) {
+                assert!(got.equal(wanted), "{to:?}, DoRA {dora}");
+            }
+            assert!(losses[11] < losses[0] - 0.5, "{to:?}: {losses:?}");
+        }
+    }
+}
