@@ -1,0 +1,118 @@
+//! Single things that only a device has: what it says of itself, pinned batches, and streams that hang.
+
+use std::error::Error;
+use std::time::Duration;
+
+use placement::loader::{BoxError, Loader, LoaderOptions, Source};
+use placement::swap::{BackingStore, Block, BlockSwapper, SwapOptions};
+use placement::torch_transport::{TorchTransport, TransportOptions};
+use placement::transport::Transport;
+use placement::{Placer, Policy};
+use serde::Serialize;
+use tch::{Device, Kind, Tensor};
+use torch_ext::accelerator::{self, DeviceIndex};
+
+use crate::DEVICE;
+use crate::simulator::order;
+
+#[derive(Serialize)]
+pub(crate) struct Facts {
+    /// What the runtime says, and what a transport makes of it with and without being told.
+    shares_host_memory: Option<bool>,
+    unified: bool,
+    unified_overridden: bool,
+    /// Batches of a loader that pins: whether each is, and what it holds on the device.
+    pinned: Vec<bool>,
+    batches: Vec<Vec<i64>>,
+    /// What a stream says whose copies hang, when it is used and when it is used again.
+    hang: [String; 2],
+}
+
+pub(crate) fn run() -> Result<Facts, Box<dyn Error>> {
+    let unified = |unified_memory| -> Result<bool, Box<dyn Error>> {
+        let options = TransportOptions {
+            unified_memory,
+            ..TransportOptions::default()
+        };
+        Ok(TorchTransport::new(DEVICE, options)?.facts().unified_memory)
+    };
+    let shares_host_memory = accelerator::shares_host_memory(DeviceIndex(0));
+    let batches = batches()?;
+    Ok(Facts {
+        shares_host_memory,
+        unified: unified(None)?,
+        unified_overridden: unified(Some(shares_host_memory != Some(true)))?,
+        pinned: batches.iter().map(|(pinned, _)| *pinned).collect(),
+        batches: batches.into_iter().map(|(_, batch)| batch).collect(),
+        hang: hang()?,
+    })
+}
+
+/// Samples are their own numbers.
+struct Numbers;
+
+impl Source for Numbers {
+    type Sample = i64;
+    type Batch = Tensor;
+
+    fn len(&self) -> usize {
+        5
+    }
+
+    fn sample(&self, index: usize, _: u64) -> Result<i64, BoxError> {
+        Ok(index as i64)
+    }
+
+    fn collate(&self, samples: Vec<i64>) -> Result<Tensor, BoxError> {
+        Ok(Tensor::f_from_slice(&samples)?)
+    }
+}
+
+type Seen = Vec<(bool, Vec<i64>)>;
+
+fn batches() -> Result<Seen, Box<dyn Error>> {
+    let options = LoaderOptions {
+        batch_size: 2,
+        drop_last: false,
+        pin_for: DEVICE,
+        ..LoaderOptions::default()
+    };
+    let loader = Loader::new(Numbers, options)?;
+    let mut placer = Placer::new(DEVICE, Policy::default())?;
+    let mut batches = Vec::new();
+    for loaded in loader.take(3) {
+        let batch = loaded?.batch;
+        let pinned = accelerator::is_pinned(&batch)?;
+        let there = placer.batch(batch)?;
+        batches.push((pinned, Vec::try_from(there.f_to_device(Device::Cpu)?)?));
+    }
+    Ok(batches)
+}
+
+fn hang() -> Result<[String; 2], Box<dyn Error>> {
+    let blocks = (0..3).map(|index| Block {
+        name: format!("blocks.{index}"),
+        weights: vec![(
+            "w".to_owned(),
+            Tensor::full([1 << 16], index, (Kind::Float, Device::Cpu)),
+        )],
+    });
+    let options = SwapOptions {
+        backing: BackingStore::Host,
+        transport: TransportOptions {
+            unified_memory: Some(false),
+            deadline: Duration::from_millis(500),
+            ..TransportOptions::default()
+        },
+        ..SwapOptions::default()
+    };
+    let stream = BlockSwapper::new(DEVICE, blocks, options)?;
+    order("hang=cudaMemcpyAsync@1")?;
+    let use_it = || match stream.evaluate(0, &[], |_| Ok(())) {
+        Ok(()) => "it went well".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let said = [use_it(), use_it()];
+    order("reset_faults")?;
+    Ok(said)
+}
