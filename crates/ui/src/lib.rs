@@ -1,0 +1,14 @@
+#![doc = include_str!("../README.md")]
+//!
+//! # How it is made
+//!
+//! ```text
+//! run folders ──▶ runs     what a run is, how it stands, its curves, stopping and removing
+//!                  ▲
+//! a browser ──▶ server     who may ask, the routes, the page
+//! ```
+
+#![forbid(unsafe_code)]
+
+pub mod runs;
+pub mod server;

@@ -1,0 +1,192 @@
+//! What is read of `metrics.jsonl`, whole or not.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+fn train(step: u64, loss: f64) -> String {
+    format!(
+        "{{\"kind\":\"train\",\"step\":{step},\"loss\":{loss},\"learning_rate\":0.001,\"grad_norm\":1.5,\
+         \"tokens_per_second\":1000.0,\"memory\":{{\"live\":10,\"held\":20,\"live_peak\":30,\"held_peak\":40,\
+         \"resident\":50}}}}\n"
+    )
+}
+
+struct Place {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("metrics.jsonl");
+        File::create(&path).unwrap();
+        Self {
+            _folder: folder,
+            path,
+        }
+    }
+
+    fn append(&self, text: impl AsRef<[u8]>) {
+        let mut file = File::options().append(true).open(&self.path).unwrap();
+        file.write_all(text.as_ref()).unwrap();
+    }
+}
+
+fn update(metrics: &mut Metrics, path: &Path) -> Change {
+    metrics.update(&mut File::open(path).unwrap()).unwrap()
+}
+
+fn losses(metrics: &Metrics) -> Vec<f64> {
+    let curves = metrics.train().curves;
+    let loss = curves.into_iter().find(|curve| curve.name == "loss");
+    loss.map_or(Vec::new(), |curve| {
+        curve.mean.into_iter().flatten().collect()
+    })
+}
+
+#[test]
+fn a_line_that_is_half_written_is_read_when_it_is_whole() {
+    let place = Place::new();
+    let mut metrics = Metrics::new(Range::default());
+    place.append(train(1, 5.0));
+    let second = train(2, 4.0);
+    place.append(&second[..30]);
+    assert_eq!(update(&mut metrics, &place.path), Change::Anew);
+    assert_eq!(losses(&metrics), [5.0]);
+    assert_eq!(update(&mut metrics, &place.path), Change::Same);
+    place.append(&second[30..]);
+    assert_eq!(update(&mut metrics, &place.path), Change::More);
+    assert_eq!(losses(&metrics), [5.0, 4.0]);
+    assert_eq!(metrics.unreadable(), 0);
+}
+
+#[test]
+fn a_file_that_a_resumed_run_wrote_anew_is_read_anew() {
+    let place = Place::new();
+    let mut metrics = Metrics::new(Range::default());
+    place.append(train(1, 5.0) + &train(2, 4.0));
+    update(&mut metrics, &place.path);
+    let other = place.path.with_extension("tmp");
+    std::fs::write(&other, train(1, 5.0) + &train(2, 3.0) + &train(3, 2.0)).unwrap();
+    std::fs::rename(&other, &place.path).unwrap();
+    assert_eq!(update(&mut metrics, &place.path), Change::Anew);
+    assert_eq!(losses(&metrics), [5.0, 3.0, 2.0]);
+    // Shorter, as the same file.
+    std::fs::write(&place.path, train(1, 9.0)).unwrap();
+    assert_eq!(update(&mut metrics, &place.path), Change::Anew);
+    assert_eq!(losses(&metrics), [9.0]);
+}
+
+#[test]
+fn damaged_lines_are_counted_and_the_others_read() {
+    let place = Place::new();
+    let mut metrics = Metrics::new(Range::default());
+    place.append(train(1, 5.0));
+    place.append(b"\xff\xfe\0 a broken disk\n{\"kind\":\n[]\n\n");
+    place.append(train(2, 4.0));
+    update(&mut metrics, &place.path);
+    assert_eq!(losses(&metrics), [5.0, 4.0]);
+    assert_eq!(metrics.unreadable(), 4);
+}
+
+#[test]
+fn a_line_without_end_takes_no_memory_and_is_left_out() {
+    let place = Place::new();
+    let mut metrics = Metrics::new(Range::default());
+    place.append(train(1, 5.0));
+    place.append(vec![b'x'; 3 * LONGEST_LINE]);
+    update(&mut metrics, &place.path);
+    place.append(b"\n");
+    place.append(train(2, 4.0));
+    update(&mut metrics, &place.path);
+    assert_eq!(metrics.unreadable(), 1);
+    assert_eq!(losses(&metrics), [5.0, 4.0]);
+}
+
+#[test]
+fn losses_that_are_no_numbers_leave_gaps() {
+    let place = Place::new();
+    let mut metrics = Metrics::new(Range::default());
+    place.append(train(1, 5.0));
+    place.append("{\"kind\":\"eval\",\"step\":1,\"eval_loss\":null,\"eval_nats_per_byte\":null,\"complete\":true}\n");
+    place.append("{\"kind\":\"skipped\",\"step\":2,\"loss\":\"NaN\",\"grad_norm\":\"inf\",\"batch\":\"3\",\"tensors\":[],\"further_tensors\":0}\n");
+    update(&mut metrics, &place.path);
+    assert_eq!(metrics.unreadable(), 0);
+    let (events, before) = metrics.events();
+    assert_eq!((events.len(), before), (1, 0));
+    assert_eq!((events[0].step, &*events[0].kind), (2, "skipped"));
+    assert!(metrics.eval().curves.is_empty());
+}
+
+#[test]
+fn a_rollback_takes_back_what_came_after() {
+    let place = Place::new();
+    let mut metrics = Metrics::new(Range::default());
+    for step in 1..=6 {
+        place.append(train(step, step as f64));
+    }
+    place.append("{\"kind\":\"rolled_back\",\"from_step\":6,\"to_step\":4,\"seen\":[]}\n");
+    update(&mut metrics, &place.path);
+    assert_eq!(losses(&metrics), [1.0, 2.0, 3.0, 4.0]);
+    assert_eq!(metrics.latest().step, 4);
+    place.append(train(5, 0.5));
+    update(&mut metrics, &place.path);
+    assert_eq!(losses(&metrics), [1.0, 2.0, 3.0, 4.0, 0.5]);
+    assert_eq!(metrics.events().0[0].kind, "rolled_back");
+}
+
+#[test]
+fn samples_are_found_again_where_they_stand() {
+    let place = Place::new();
+    let mut metrics = Metrics::new(Range::default());
+    for step in 1..=5 {
+        place.append(train(step, 1.0));
+        place.append(format!(
+            "{{\"kind\":\"samples\",\"step\":{step},\"samples\":[{{\"prompt\":\"a\",\"text\":\"<b>{step}\"}}]}}\n"
+        ));
+    }
+    update(&mut metrics, &place.path);
+    let mut file = File::open(&place.path).unwrap();
+    let sets = metrics.samples(&mut file, 2, 1 << 20).unwrap();
+    let found: Vec<_> = sets
+        .iter()
+        .map(|set| (set.step, &*set.samples[0].text))
+        .collect();
+    assert_eq!(found, [(4, "<b>4"), (5, "<b>5")]);
+    // The newest one is there, however little may be read.
+    assert_eq!(metrics.samples(&mut file, 5, 1).unwrap().len(), 1);
+}
+
+#[test]
+fn events_have_a_bound() {
+    let place = Place::new();
+    let mut metrics = Metrics::new(Range::default());
+    let mut text = String::new();
+    for step in 0..EVENTS + 20 {
+        text += &format!("{{\"kind\":\"resumed\",\"step\":{step},\"changes\":[]}}\n");
+    }
+    place.append(text);
+    update(&mut metrics, &place.path);
+    let (events, before) = metrics.events();
+    assert_eq!((events.len(), before, events[0].step), (EVENTS, 20, 20));
+}
+
+#[test]
+fn the_newest_numbers_come_from_the_end_alone() {
+    let place = Place::new();
+    let mut text = String::new();
+    for step in 1..=5000 {
+        text += &train(step, f64::from(step as u32));
+    }
+    text += "{\"kind\":\"eval\",\"step\":5000,\"eval_loss\":1.25,\"eval_nats_per_byte\":null,\"complete\":true}\n{\"kind\":\"tr";
+    place.append(text);
+    let latest = Latest::read(File::open(&place.path).unwrap()).unwrap();
+    assert_eq!(latest.step, 5000);
+    assert_eq!(latest.loss, Some(5000.0));
+    assert_eq!(latest.eval_loss, Some(1.25));
+    assert_eq!(latest.memory, Some(40.0));
+}

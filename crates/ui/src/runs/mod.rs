@@ -1,0 +1,325 @@
+//! Training runs as their folders tell them.
+//!
+//! There is no database. A run is a folder with a `config.yaml`, whoever started it; whether it goes on
+//! is told by the lock that its process holds on the folder, how it ended by what that process wrote.
+
+mod compare;
+mod curves;
+mod ending;
+mod files;
+mod metrics;
+mod name;
+mod process;
+mod stop;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::Serialize;
+
+pub use compare::{Comparison, Difference, compare};
+pub use curves::{Curve, Curves, Range};
+pub use metrics::{Event, Latest, Metrics, SampleSet, Text};
+pub use name::{BadName, RunName};
+pub use process::{Process, boot_id};
+pub use stop::{Stopping, wait};
+
+pub(crate) use files::Folder;
+
+/// Most bytes that are read of a config, a summary or a log at once.
+pub const LONGEST_TEXT: u64 = 1 << 20;
+
+/// Why something about a run cannot be done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No such run.
+    #[error("there is no run `{run}` in `{folder}`")]
+    NotFound {
+        /// The name that was asked for.
+        run: String,
+        /// The folder of runs.
+        folder: String,
+    },
+    /// The run's state does not allow it.
+    #[error("{0}")]
+    Refused(String),
+    /// The operating system refused.
+    #[error("cannot {action} `{path}`: {error}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        path: String,
+        /// What the system said.
+        error: io::Error,
+    },
+}
+
+impl Error {
+    pub(crate) fn io(action: &'static str, path: &Path, error: io::Error) -> Self {
+        Self::Io {
+            action,
+            path: path.display().to_string(),
+            error,
+        }
+    }
+}
+
+/// How a run stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Status {
+    /// A process trains in the folder.
+    Running {
+        /// The process, unless it cannot be told which one it is.
+        process: Option<Process>,
+        /// Whether it was asked to stop, and is finishing its step.
+        stopping: bool,
+    },
+    /// All steps were done.
+    Completed,
+    /// Somebody asked it to stop.
+    Stopped,
+    /// An error ended it.
+    Failed {
+        /// The error, if the run could write it down.
+        error: Option<String>,
+    },
+    /// It ended without a word: killed, or the machine went down.
+    Interrupted,
+}
+
+impl Status {
+    /// The word for it.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Running { stopping: true, .. } => "stopping",
+            Self::Running { .. } => "running",
+            Self::Completed => "completed",
+            Self::Stopped => "stopped",
+            Self::Failed { .. } => "failed",
+            Self::Interrupted => "interrupted",
+        }
+    }
+
+    /// Whether a process is in the folder.
+    pub fn is_running(&self) -> bool {
+        matches!(self, Self::Running { .. })
+    }
+}
+
+/// A run in one line.
+#[derive(Debug, Clone, Serialize)]
+pub struct Overview {
+    /// Name of its folder.
+    pub name: RunName,
+    /// How it stands.
+    #[serde(flatten)]
+    pub status: Status,
+    /// The newest numbers.
+    pub latest: Latest,
+    /// Steps that the config asks for.
+    pub max_steps: Option<u64>,
+    /// When its metrics, or else its config, were last written: seconds since 1970.
+    pub changed: Option<u64>,
+}
+
+/// A run with everything but its curves.
+#[derive(Debug, Clone, Serialize)]
+pub struct Detail {
+    /// In one line.
+    #[serde(flatten)]
+    pub overview: Overview,
+    /// Where it is.
+    pub path: PathBuf,
+    /// `config.yaml`.
+    pub config: String,
+    /// `summary.json`, once there is one.
+    pub summary: Option<serde_json::Value>,
+    /// What the steps were expected to take of the memory, in bytes, once that is known.
+    pub expected_memory: Option<serde_json::Value>,
+}
+
+/// The folder of all runs.
+#[derive(Debug, Clone)]
+pub struct Runs {
+    root: PathBuf,
+}
+
+impl Runs {
+    /// The runs in `root`, which need not exist yet.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The folder for what is not a run: the queue, and who was asked to stop.
+    pub fn state_folder(&self) -> PathBuf {
+        self.root.join(".surefoot")
+    }
+
+    /// Every run, the one that changed last first. What is no run, or cannot be read, is left out.
+    ///
+    /// # Errors
+    /// When the folder is there and cannot be read.
+    pub fn list(&self) -> Result<Vec<Overview>, Error> {
+        let entries = match std::fs::read_dir(&self.root) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(Error::io("read", &self.root, error)),
+        };
+        let holders = process::Holders::read();
+        let names = entries.flatten().filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            RunName::parse(&name).ok()
+        });
+        let mut runs: Vec<Overview> = names
+            .filter_map(|name| self.overview_with(&name, &holders).ok())
+            .collect();
+        runs.sort_by(|a, b| b.changed.cmp(&a.changed).then(a.name.cmp(&b.name)));
+        Ok(runs)
+    }
+
+    /// One run in one line.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn overview(&self, name: &RunName) -> Result<Overview, Error> {
+        self.overview_with(name, &process::Holders::read())
+    }
+
+    fn overview_with(&self, name: &RunName, holders: &process::Holders) -> Result<Overview, Error> {
+        let folder = self.folder(name)?;
+        let config = read_text(folder.file("config.yaml"), LONGEST_TEXT)
+            .map_err(|_| self.not_found(name))?;
+        let metrics = folder.file("metrics.jsonl").ok();
+        let changed = metrics
+            .as_ref()
+            .and_then(modified)
+            .or_else(|| folder.file("config.yaml").ok().as_ref().and_then(modified));
+        Ok(Overview {
+            name: name.clone(),
+            status: self.status(&folder, holders),
+            latest: metrics
+                .and_then(|file| Latest::read(file).ok())
+                .unwrap_or_default(),
+            max_steps: max_steps(&config),
+            changed,
+        })
+    }
+
+    fn status(&self, folder: &Folder, holders: &process::Holders) -> Status {
+        if let Some(process) = holders.of(folder) {
+            let stopping = process
+                .as_ref()
+                .is_some_and(|process| stop::is_asked(self, process));
+            return Status::Running { process, stopping };
+        }
+        ending::of(folder)
+    }
+
+    /// One run with its config and summary.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    pub fn detail(&self, name: &RunName) -> Result<Detail, Error> {
+        let overview = self.overview(name)?;
+        let folder = self.folder(name)?;
+        let config = read_text(folder.file("config.yaml"), LONGEST_TEXT).unwrap_or_default();
+        let summary = read_text(folder.file("summary.json"), LONGEST_TEXT).ok();
+        let summary = summary.and_then(|text| serde_json::from_str(&text).ok());
+        Ok(Detail {
+            overview,
+            path: std::path::absolute(self.root.join(name.as_str())).unwrap_or_default(),
+            config,
+            summary,
+            expected_memory: ending::expected_memory(&folder),
+        })
+    }
+
+    /// `metrics.jsonl` of a run, or nothing when it has none yet.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no such run.
+    pub fn metrics_file(&self, name: &RunName) -> Result<Option<File>, Error> {
+        let folder = self.folder(name)?;
+        match folder.file("metrics.jsonl") {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::io("read", &self.root.join(name.as_str()), error)),
+        }
+    }
+
+    /// Removes a run and all it made.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] while it runs, [`Error::NotFound`], or what the system says.
+    pub fn remove(&self, name: &RunName) -> Result<(), Error> {
+        let folder = self.folder(name)?;
+        if self.overview(name)?.status.is_running() {
+            return Err(Error::Refused(format!(
+                "`{name}` is running: stop it first"
+            )));
+        }
+        // Who starts in the folder meanwhile has the lock; who removes it, too.
+        folder.try_lock().map_err(|_| {
+            Error::Refused(format!("a process works in `{name}`: wait for its end"))
+        })?;
+        let path = self.root.join(name.as_str());
+        // Out of sight at once, and whole until then.
+        let doomed = self.root.join(format!(".{name}.removed"));
+        let io = |error| Error::io("remove", &path, error);
+        match std::fs::remove_dir_all(&doomed) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+            _ => {}
+        }
+        std::fs::rename(&path, &doomed).map_err(io)?;
+        std::fs::remove_dir_all(&doomed).map_err(io)
+    }
+
+    fn folder(&self, name: &RunName) -> Result<Folder, Error> {
+        // What has no config is no run.
+        let run = Folder::open(&self.root)
+            .and_then(|root| root.folder(name.as_str()))
+            .and_then(|run| run.file("config.yaml").map(|_| run));
+        run.map_err(|_| self.not_found(name))
+    }
+
+    fn not_found(&self, name: &RunName) -> Error {
+        Error::NotFound {
+            run: name.to_string(),
+            folder: self.root.display().to_string(),
+        }
+    }
+}
+
+/// The start of a file as text; what is no UTF-8 becomes U+FFFD.
+pub(crate) fn read_text(file: io::Result<File>, most: u64) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    file?.take(most).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn modified(file: &File) -> Option<u64> {
+    let time = file.metadata().ok()?.modified().ok()?;
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    Some(since.as_secs())
+}
+
+/// `train.max_steps` of a config as the trainer writes it, a key a line.
+fn max_steps(config: &str) -> Option<u64> {
+    let mut lines = config.lines().skip_while(|line| *line != "train:").skip(1);
+    lines
+        .by_ref()
+        .take_while(|line| line.starts_with([' ', '#']))
+        .find_map(|line| line.strip_prefix("  max_steps:")?.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+//! Who may ask what, decided before anything else is.
+//!
+//! | request | Host | Origin | token |
+//! |---|---|---|---|
+//! | any | one of ours | | |
+//! | `GET`, `HEAD` of the page itself | | | |
+//! | `GET`, `HEAD` of `/api/` | | none or our own | yes |
+//! | `POST /api/session` | | our own | in the body |
+//! | everything else | | our own | yes |
+//!
+//! A name that a stranger makes point here is none of ours, so a rebound name gets nothing. A page of
+//! somebody else can send requests with the cookie only where `SameSite` fails, and then its Origin tells.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State as Shared};
+use axum::http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use axum::http::{Method, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::error::Refusal;
+use super::{State, Token};
+
+/// Most bytes of a request's body.
+const LONGEST_BODY: usize = 256 << 10;
+/// Time for the body of a request.
+const BODY_TIME: Duration = Duration::from_secs(10);
+
+/// The cookie's name, to which the port is added: browsers share cookies between ports.
+pub const COOKIE: &str = "surefoot";
+
+/// On everything that is answered.
+const HEADERS: [(&str, &str); 6] = [
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
+         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("x-content-type-options", "nosniff"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("x-frame-options", "DENY"),
+];
+
+/// The address of this end of a connection.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Local(pub(super) SocketAddr);
+
+/// What is allowed.
+pub struct Guard {
+    token: Token,
+    address: SocketAddr,
+    hosts: Vec<String>,
+    cookie: String,
+}
+
+impl Guard {
+    /// For a server that listens at `address`, and that browsers may also call by `names`.
+    pub fn new(token: Token, address: SocketAddr, names: &[String]) -> Self {
+        let port = address.port();
+        let mut hosts = Vec::new();
+        if address.ip().is_loopback() || address.ip().is_unspecified() {
+            hosts.extend(["127.0.0.1", "localhost", "[::1]"].map(|name| format!("{name}:{port}")));
+        }
+        if !address.ip().is_unspecified() {
+            hosts.push(address.to_string());
+        }
+        for name in names {
+            let name = name.to_ascii_lowercase();
+            // A tunnel or a proxy may have another port, or none.
+            let with_port = name.rsplit_once(':').is_some_and(|(_, port)| {
+                !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
+            });
+            hosts.push(match with_port {
+                true => name,
+                false => format!("{name}:{port}"),
+            });
+        }
+        Self {
+            token,
+            address,
+            hosts,
+            cookie: format!("{COOKIE}-{port}"),
+        }
+    }
+
+    /// Where the server listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The token.
+    pub fn token(&self) -> &Token {
+        &self.token
+    }
+
+    /// The cookie that a browser gets for the token.
+    pub(super) fn cookie(&self) -> String {
+        format!(
+            "{}={}; HttpOnly; SameSite=Strict; Path=/; Max-Age=31536000",
+            self.cookie,
+            self.token.reveal()
+        )
+    }
+
+    /// The host of a request, if it is one of ours.
+    fn host<'a>(&self, request: &'a Request) -> Option<&'a str> {
+        let mut hosts = request.headers().get_all(header::HOST).iter();
+        let (Some(host), None) = (hosts.next(), hosts.next()) else {
+            return None;
+        };
+        let host = host.to_str().ok()?;
+        if let Some(authority) = request.uri().authority()
+            && authority.as_str() != host
+        {
+            return None;
+        }
+        let known = self
+            .hosts
+            .iter()
+            .any(|known| known.eq_ignore_ascii_case(host));
+        // On all addresses: the one that was called is a number, which no name can be made to be.
+        let local = request.extensions().get::<Local>();
+        let called = local
+            .is_some_and(|local| self.address.ip().is_unspecified() && local.0.to_string() == host);
+        (known || called).then_some(host)
+    }
+
+    fn has_token(&self, headers: &HeaderMap) -> bool {
+        let bearer = headers.get(header::AUTHORIZATION);
+        let bearer = bearer.and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+        let cookies = headers.get_all(header::COOKIE).iter();
+        let cookies = cookies.filter_map(|value| value.to_str().ok());
+        let mut cookies = cookies
+            .flat_map(|value| value.split(';'))
+            .filter_map(|pair| {
+                let (name, value) = pair.trim().split_once('=')?;
+                (name == self.cookie).then_some(value)
+            });
+        bearer.is_some_and(|guess| self.token.is(guess))
+            || cookies.any(|guess| self.token.is(guess))
+    }
+
+    fn decide(&self, request: &Request) -> Result<(), Refusal> {
+        let forbidden = |text: &str| Err(Refusal::new(StatusCode::FORBIDDEN, text));
+        let Some(host) = self.host(request) else {
+            return forbidden(
+                "this server is not called by that name; `surefoot ui --allow-host NAME` adds one",
+            );
+        };
+        let headers = request.headers();
+        let path = request.uri().path();
+        let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+        let is_api = path.starts_with("/api");
+        if reads && !is_api {
+            return Ok(());
+        }
+        let mut origins = headers.get_all(header::ORIGIN).iter();
+        let own = match (origins.next(), origins.next()) {
+            (None, _) => None,
+            (Some(origin), None) => Some(origin.as_bytes() == format!("http://{host}").as_bytes()),
+            _ => Some(false),
+        };
+        let site = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+        let foreign = !matches!(site, None | Some(b"same-origin" | b"none"));
+        match (own, reads) {
+            (Some(true), _) | (None, true) if !foreign => {}
+            (None, false) => {
+                return forbidden("a request that changes something needs the Origin of this page");
+            }
+            _ => return forbidden("that comes from a page of somebody else"),
+        }
+        let brings_token = *request.method() == Method::POST && path == "/api/session";
+        if brings_token || self.has_token(headers) {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            StatusCode::UNAUTHORIZED,
+            "open the address that `surefoot ui` printed: it has the token",
+        ))
+    }
+}
+
+/// Answers what is not allowed, reads the body of what is, and adds the headers that every answer has.
+pub(super) async fn check(
+    Shared(state): Shared<Arc<State>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let is_asset = request.uri().path().starts_with("/assets/");
+    let mut response = match state.guard.decide(&request) {
+        Ok(()) => match whole(request).await {
+            Ok(request) => next.run(request).await,
+            Err(refusal) => refusal.into_response(),
+        },
+        Err(refusal) => refusal.into_response(),
+    };
+    let is_found = response.status().is_success();
+    let headers = response.headers_mut();
+    for (name, value) in HEADERS {
+        headers.insert(
+            HeaderName::from_static(name),
+            HeaderValue::from_static(value),
+        );
+    }
+    // The names of assets change with what is in them.
+    let cache = match is_asset && is_found {
+        true => "public, max-age=31536000, immutable",
+        false => "no-store",
+    };
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
+    response
+}
+
+/// A request with its body in memory.
+async fn whole(request: Request) -> Result<Request, Refusal> {
+    let (parts, body) = request.into_parts();
+    if matches!(parts.method, Method::GET | Method::HEAD) {
+        return Ok(Request::from_parts(parts, Body::empty()));
+    }
+    match tokio::time::timeout(BODY_TIME, to_bytes(body, LONGEST_BODY)).await {
+        Ok(Ok(bytes)) => Ok(Request::from_parts(parts, Body::from(bytes))),
+        Ok(Err(_)) => Err(Refusal::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "a request has at most 256 KiB",
+        )),
+        Err(_) => Err(Refusal::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "the request took too long to come",
+        )),
+    }
+}

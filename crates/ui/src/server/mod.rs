@@ -1,0 +1,229 @@
+//! The page and its API.
+//!
+//! ```text
+//! connection ─▶ guard (Host, Origin, token, size and time of the body) ─▶ routes ─▶ runs
+//! ```
+//!
+//! Everything stands behind the guard, which decides before a route is looked for: a route that is added
+//! is protected like the others.
+
+mod api;
+mod assets;
+mod error;
+mod guard;
+mod routes;
+mod stream;
+mod token;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tower::Layer;
+
+use crate::runs::{Metrics, RunName, Runs};
+
+pub use guard::{COOKIE, Guard};
+pub use routes::{OPENAPI, ROUTES};
+pub use token::Token;
+
+/// Connections at once; more wait.
+const CONNECTIONS: usize = 128;
+/// Streams of events at once; more are refused.
+const STREAMS: usize = 48;
+/// Time for the head of a request.
+const HEAD_TIME: Duration = Duration::from_secs(10);
+/// Time after which a client that takes nothing is let go.
+const WRITE_TIME_MS: u32 = 30_000;
+/// Runs whose curves are kept between two looks.
+const KEPT: usize = 8;
+
+/// What a server is to do.
+pub struct Options {
+    /// The folder of runs.
+    pub runs: PathBuf,
+    /// Where to listen.
+    pub address: IpAddr,
+    /// The port; 0 takes a free one.
+    pub port: u16,
+    /// Further names by which browsers may call this server.
+    pub names: Vec<String>,
+    /// Where the token is kept.
+    pub token_file: PathBuf,
+    /// Diagnoses this machine.
+    pub diagnose: fn() -> doctor::Report,
+    /// A description of this machine that can be posted.
+    pub dump: fn() -> String,
+}
+
+/// What all requests share.
+pub struct State {
+    pub(crate) runs: Runs,
+    pub(crate) guard: Guard,
+    pub(crate) diagnose: fn() -> doctor::Report,
+    pub(crate) dump: fn() -> String,
+    metrics: Mutex<VecDeque<(RunName, Arc<Mutex<Metrics>>)>>,
+    pub(crate) streams: Arc<Semaphore>,
+    /// Readings of whole files at once.
+    pub(crate) scans: Semaphore,
+    /// True once the server ends.
+    pub(crate) closing: watch::Receiver<bool>,
+}
+
+impl State {
+    /// What is kept of a run's metrics. The runs that were asked for last are.
+    pub(crate) fn metrics(&self, name: &RunName) -> Arc<Mutex<Metrics>> {
+        let mut kept = lock(&self.metrics);
+        let found = kept.iter().position(|(run, _)| run == name);
+        let entry = match found.and_then(|at| kept.remove(at)) {
+            Some(entry) => entry,
+            None => (
+                name.clone(),
+                Arc::new(Mutex::new(Metrics::new(<_>::default()))),
+            ),
+        };
+        let metrics = entry.1.clone();
+        kept.push_front(entry);
+        kept.truncate(KEPT);
+        metrics
+    }
+}
+
+/// A thread that panicked leaves nothing half-done that matters: what is kept can be read again.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A server that listens, and answers once it is run.
+pub struct Server {
+    listener: TcpListener,
+    state: Arc<State>,
+    close: watch::Sender<bool>,
+}
+
+impl Server {
+    /// Binds the port and reads or makes the token.
+    ///
+    /// # Errors
+    /// When the port is taken or the token cannot be kept.
+    pub async fn bind(options: Options) -> io::Result<Self> {
+        let listener = TcpListener::bind((options.address, options.port)).await?;
+        let address = listener.local_addr()?;
+        let token = Token::load(&options.token_file)?;
+        let (close, closing) = watch::channel(false);
+        let state = State {
+            runs: Runs::new(options.runs),
+            guard: Guard::new(token, address, &options.names),
+            diagnose: options.diagnose,
+            dump: options.dump,
+            metrics: Mutex::default(),
+            streams: Arc::new(Semaphore::new(STREAMS)),
+            scans: Semaphore::new(2),
+            closing,
+        };
+        Ok(Self {
+            listener,
+            state: Arc::new(state),
+            close,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.state.guard.address()
+    }
+
+    /// What to open in a browser: the token stands behind `#`, which browsers send to nobody.
+    pub fn url(&self) -> String {
+        let address = self.address();
+        let host = match address.ip().is_unspecified() {
+            true => format!("127.0.0.1:{}", address.port()),
+            false => address.to_string(),
+        };
+        format!("http://{host}/#token={}", self.state.guard.token().reveal())
+    }
+
+    /// Answers until `until` is over.
+    pub async fn run(self, until: impl Future<Output = ()>) {
+        let connections = Arc::new(Semaphore::new(CONNECTIONS));
+        tokio::pin!(until);
+        loop {
+            let Ok(permit) = connections.clone().acquire_owned().await else {
+                break;
+            };
+            let accepted = tokio::select! {
+                () = &mut until => break,
+                accepted = self.listener.accept() => accepted,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    let state = self.state.clone();
+                    tokio::spawn(async move {
+                        connection(stream, state).await;
+                        drop(permit);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!("cannot take a connection: {error}");
+                    // Out of file descriptors, most likely: others are to end first.
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+            }
+        }
+        let _ = self.close.send(true);
+    }
+}
+
+/// Answers the requests of one connection, until it or the server ends.
+async fn connection(stream: TcpStream, state: Arc<State>) {
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, WRITE_TIME_MS);
+    let _ = stream.set_nodelay(true);
+    let local = stream.local_addr().ok();
+    let mut closing = state.closing.clone();
+    let service = service(state);
+    let service = tower::util::MapRequest::new(service, move |mut request: Request<Incoming>| {
+        if let Some(local) = local {
+            request.extensions_mut().insert(guard::Local(local));
+        }
+        request.map(axum::body::Body::new)
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .max_buf_size(32 << 10)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+    let result = tokio::select! {
+        result = connection => result,
+        _ = closing.changed() => Ok(()),
+    };
+    if let Err(error) = result {
+        tracing::debug!("a connection ended: {error}");
+    }
+}
+
+/// The guard around the routes.
+fn service(
+    state: Arc<State>,
+) -> impl tower::Service<
+    Request<axum::body::Body>,
+    Response = axum::response::Response,
+    Error = std::convert::Infallible,
+    Future: Send,
+> + Clone {
+    let routes = routes::router(state.clone());
+    axum::middleware::from_fn_with_state(state, guard::check).layer(routes)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,207 @@
+//! Streams of events: what changes is sent as it happens.
+//!
+//! A stream of a run begins where the curves that the page has end, and every event says where it ends
+//! itself, so a connection that is lost is taken up without a gap.
+
+use std::convert::Infallible;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Path, Query, State as Shared};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::sse::{Event, KeepAlive, KeepAliveStream, Sse};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::State;
+use super::api::{bad, blocking};
+use super::error::Refusal;
+use crate::runs::{Error, RunName};
+
+/// Between two looks at the folders, while somebody watches.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Most bytes of records in one event.
+const PIECE: u64 = 512 << 10;
+
+type Events = Sse<KeepAliveStream<ReceiverStream<Result<Event, Infallible>>>>;
+
+/// Where in a file of metrics a reader stands.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Position {
+    /// Which file.
+    inode: u64,
+    /// Bytes of it.
+    offset: u64,
+}
+
+impl Position {
+    /// `<inode>-<offset>`, as this server writes it.
+    fn parse(text: &str) -> Option<Self> {
+        let (inode, offset) = text.split_once('-')?;
+        Some(Self {
+            inode: inode.parse().ok()?,
+            offset: offset.parse().ok()?,
+        })
+    }
+}
+
+/// The list of runs, whenever it changes.
+pub(super) async fn runs(Shared(state): Shared<Arc<State>>) -> Result<Events, Refusal> {
+    let (mut stream, events) = open(&state)?;
+    tokio::spawn(async move {
+        let mut before = Value::Null;
+        loop {
+            let shared = state.clone();
+            let runs = blocking(move || Ok(json!({ "runs": shared.runs.list()? }))).await;
+            // A disk that does not answer now may later.
+            if let Ok(runs) = runs
+                && runs != before
+            {
+                before = runs;
+                let event = Event::default().event("runs").data(before.to_string());
+                stream.send(event).await;
+            }
+            if !stream.pause().await {
+                break;
+            }
+        }
+    });
+    Ok(events)
+}
+
+/// How a run stands, and its new records.
+pub(super) async fn run(
+    Shared(state): Shared<Arc<State>>,
+    Path(name): Path<String>,
+    position: Result<Query<Position>, axum::extract::rejection::QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Events, Refusal> {
+    let name = RunName::parse(&name)?;
+    let Query(asked) = position.map_err(|error| bad(error.body_text()))?;
+    let last = headers.get("last-event-id").and_then(|id| id.to_str().ok());
+    let mut position = last.and_then(Position::parse).unwrap_or(asked);
+    let (shared, wanted) = (state.clone(), name.clone());
+    blocking(move || Ok(shared.runs.overview(&wanted)?)).await?;
+    let (mut stream, events) = open(&state)?;
+    tokio::spawn(async move {
+        let mut before = Value::Null;
+        loop {
+            let (shared, run) = (state.clone(), name.clone());
+            let look = blocking(move || {
+                let overview = match shared.runs.overview(&run) {
+                    Err(Error::NotFound { .. }) => return Ok(None),
+                    overview => json!(overview?),
+                };
+                let file = shared.runs.metrics_file(&run)?;
+                let news = file.map(|file| news(file, position)).transpose()?;
+                Ok(Some((overview, news.flatten())))
+            });
+            match look.await {
+                Ok(Some((overview, news))) => {
+                    if overview != before {
+                        before = overview;
+                        let event = Event::default().event("state").data(before.to_string());
+                        stream.send(event).await;
+                    }
+                    if let Some((at, records)) = news {
+                        position = at;
+                        let id = format!("{}-{}", at.inode, at.offset);
+                        let event = match records {
+                            Some(records) => Event::default().event("records").data(records),
+                            None => Event::default().event("anew").data("-"),
+                        };
+                        stream.send(event.id(id)).await;
+                    }
+                }
+                Ok(None) => {
+                    stream.send(Event::default().event("gone").data("-")).await;
+                    break;
+                }
+                // A disk that does not answer now may later.
+                Err(_) => {}
+            }
+            if !stream.pause().await {
+                break;
+            }
+        }
+    });
+    Ok(events)
+}
+
+/// The records behind `position`, as a JSON list, and where they end; without a list when the file is another
+/// one than that of `position`.
+fn news(mut file: File, position: Position) -> std::io::Result<Option<(Position, Option<String>)>> {
+    let metadata = file.metadata()?;
+    let inode = metadata.ino();
+    if inode != position.inode || metadata.len() < position.offset {
+        let offset = 0;
+        return Ok(Some((Position { inode, offset }, None)));
+    }
+    if metadata.len() == position.offset {
+        return Ok(None);
+    }
+    file.seek(SeekFrom::Start(position.offset))?;
+    let mut bytes = Vec::new();
+    file.take(PIECE).read_to_end(&mut bytes)?;
+    let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') else {
+        // Half a line: later. A line as long as this is nothing to draw.
+        let is_too_long = bytes.len() as u64 == PIECE;
+        let offset = position.offset + PIECE;
+        return Ok(is_too_long.then(|| (Position { inode, offset }, Some("[]".to_owned()))));
+    };
+    let lines = bytes[..end].split(|byte| *byte == b'\n');
+    let records: Vec<&RawValue> = lines
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect();
+    let offset = position.offset + end as u64 + 1;
+    let records = serde_json::to_string(&records)?;
+    Ok(Some((Position { inode, offset }, Some(records))))
+}
+
+/// The sending end of a stream, one of those that may be open at once.
+struct Stream {
+    sender: mpsc::Sender<Result<Event, Infallible>>,
+    closing: watch::Receiver<bool>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Stream {
+    /// Waits while the other end is slow; who is gone is noticed by `pause`.
+    async fn send(&self, event: Event) {
+        let _ = self.sender.send(Ok(event)).await;
+    }
+
+    /// Waits for the next look; false when nobody listens any more.
+    async fn pause(&mut self) -> bool {
+        tokio::select! {
+            () = self.sender.closed() => false,
+            _ = self.closing.changed() => false,
+            () = tokio::time::sleep(PERIOD) => true,
+        }
+    }
+}
+
+fn open(state: &State) -> Result<(Stream, Events), Refusal> {
+    let permit = state.streams.clone().try_acquire_owned();
+    let permit = permit.map_err(|_| {
+        Refusal::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too many pages are open at once: close one",
+        )
+    })?;
+    let (sender, receiver) = mpsc::channel(4);
+    let stream = Stream {
+        sender,
+        closing: state.closing.clone(),
+        _permit: permit,
+    };
+    let events = Sse::new(ReceiverStream::new(receiver)).keep_alive(KeepAlive::default());
+    Ok((stream, events))
+}

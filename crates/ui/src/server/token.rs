@@ -1,0 +1,151 @@
+//! The token that tells the user's browser from everybody else.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use subtle::ConstantTimeEq;
+
+/// Bytes of randomness.
+const BYTES: usize = 32;
+
+/// 256 random bits. Neither `Debug` nor `Display`, so that it gets into no log.
+pub struct Token(String);
+
+impl Token {
+    /// Reads the token, or makes one that only this user can read.
+    ///
+    /// A file that others can read is no secret: it is replaced.
+    ///
+    /// # Errors
+    /// When it cannot be read or written.
+    pub fn load(path: &Path) -> io::Result<Self> {
+        match Self::read(path) {
+            Ok(Some(token)) => return Ok(token),
+            Ok(None) => fs::remove_file(path)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(named(path, error)),
+        }
+        Self::make(path).map_err(|error| named(path, error))
+    }
+
+    fn read(path: &Path) -> io::Result<Option<Self>> {
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        let file = File::options()
+            .read(true)
+            .custom_flags(flags.bits().cast_signed())
+            .open(path)?;
+        let metadata = file.metadata()?;
+        let own = metadata.uid() == rustix::process::geteuid().as_raw();
+        let secret = metadata.permissions().mode() & 0o077 == 0;
+        let mut text = String::new();
+        file.take(1024).read_to_string(&mut text)?;
+        let text = text.trim_end();
+        let whole = text.len() == 2 * BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let good = metadata.is_file() && own && secret && whole;
+        Ok(good.then(|| Self(text.to_owned())))
+    }
+
+    fn make(path: &Path) -> io::Result<Self> {
+        let mut bytes = [0; BYTES];
+        getrandom::fill(&mut bytes).map_err(io::Error::other)?;
+        let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        if let Some(folder) = path.parent() {
+            fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(folder)?;
+        }
+        let file = File::options()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path);
+        match file {
+            Ok(mut file) => writeln!(file, "{text}")?,
+            // Two start at once: the other one's is as good.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Self::read(path)?.ok_or(error);
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(Self(text))
+    }
+
+    /// Whether this is the token; takes as long for a good guess as for a bad one.
+    pub fn is(&self, guess: &str) -> bool {
+        self.0.as_bytes().ct_eq(guess.as_bytes()).into()
+    }
+
+    /// The token itself, for the one who started the server.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+fn named(path: &Path, error: io::Error) -> io::Error {
+    let text = format!("the token in `{}`: {error}", path.display());
+    io::Error::new(error.kind(), text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_token_is_made_once_for_this_user_alone() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("state/token");
+        let token = Token::load(&path).unwrap();
+        assert_eq!(token.reveal().len(), 64);
+        assert_eq!(mode(&path), 0o600);
+        assert_eq!(mode(path.parent().unwrap()), 0o700);
+        assert_eq!(Token::load(&path).unwrap().reveal(), token.reveal());
+        let other = Token::load(&place.path().join("other")).unwrap();
+        assert_ne!(other.reveal(), token.reveal());
+    }
+
+    #[test]
+    fn a_token_that_others_could_read_or_that_is_damaged_is_replaced() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("token");
+        let first = Token::load(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let second = Token::load(&path).unwrap();
+        assert_ne!(first.reveal(), second.reveal());
+        assert_eq!(mode(&path), 0o600);
+        fs::write(&path, "short\n").unwrap();
+        assert_eq!(Token::load(&path).unwrap().reveal().len(), 64);
+    }
+
+    #[test]
+    fn a_link_is_no_token() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("token");
+        symlink(place.path().join("elsewhere"), &path).unwrap();
+        assert!(Token::load(&path).is_err());
+    }
+
+    #[test]
+    fn only_the_whole_token_is_the_token() {
+        let place = tempfile::tempdir().unwrap();
+        let token = Token::load(&place.path().join("token")).unwrap();
+        let text = token.reveal();
+        assert!(token.is(text));
+        for guess in [
+            "",
+            &text[..63],
+            &format!("{text}0"),
+            &text.replace(['a', '1'], "b"),
+        ] {
+            assert!(guess == text || !token.is(guess));
+        }
+    }
+}

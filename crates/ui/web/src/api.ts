@@ -1,0 +1,154 @@
+// The server's API, as openapi.json describes it.
+
+export type State = "running" | "completed" | "stopped" | "failed" | "interrupted";
+
+export interface Latest {
+  step: number;
+  loss: number | null;
+  eval_loss: number | null;
+  learning_rate: number | null;
+  grad_norm: number | null;
+  tokens_per_second: number | null;
+  memory: number | null;
+}
+
+export interface Overview {
+  name: string;
+  state: State;
+  stopping?: boolean;
+  process?: { pid: number } | null;
+  error?: string | null;
+  latest: Latest;
+  max_steps: number | null;
+  changed: number | null;
+}
+
+export interface Detail extends Overview {
+  path: string;
+  config: string;
+  summary: Record<string, unknown> | null;
+  expected_memory: Record<string, unknown> | null;
+}
+
+export interface Curve {
+  name: string;
+  mean: (number | null)[];
+  min: (number | null)[];
+  max: (number | null)[];
+}
+
+export interface Curves {
+  width: number;
+  steps: number[];
+  curves: Curve[];
+}
+
+export interface RunEvent {
+  step: number;
+  kind: string;
+  record: Record<string, unknown>;
+}
+
+export interface Metrics {
+  inode: number;
+  offset: number;
+  train: Curves;
+  eval: Curves;
+  events: RunEvent[];
+  dropped_events: number;
+  unreadable_lines: number;
+  latest: Latest;
+}
+
+export interface SampleSet {
+  step: number;
+  samples: { prompt: string; text: string }[];
+}
+
+export interface Samples {
+  steps: number[];
+  sets: SampleSet[];
+}
+
+export interface Comparison {
+  runs: Overview[];
+  differences: { key: string; values: (string | null)[] }[];
+  unreadable: string[];
+}
+
+export interface Finding {
+  id: string;
+  severity: string;
+  title: string;
+  seen: string;
+  why: string;
+  fix: string[];
+  source: string;
+}
+
+export interface Doctor {
+  report: { findings: Finding[]; gpus: Record<string, unknown>[]; env: Record<string, string> };
+  verdict: string;
+  fix_script: string;
+  has_errors: boolean;
+}
+
+export interface Match {
+  title: string;
+  cause: string;
+  fix: string[];
+  source: string;
+  line?: string;
+}
+
+export interface Explanation {
+  matches: Match[];
+}
+
+/** What the server refused, in its own words. */
+export class Refused extends Error {
+  constructor(
+    readonly status: number,
+    message: string,
+  ) {
+    super(message);
+  }
+}
+
+async function request(path: string, init?: RequestInit): Promise<Response> {
+  let response: Response;
+  try {
+    response = await fetch(path, { credentials: "same-origin", ...init });
+  } catch {
+    throw new Refused(0, "the server does not answer: is `surefoot ui` still running?");
+  }
+  if (response.ok) return response;
+  const text = await response.text();
+  let message = text || response.statusText;
+  try {
+    message = (JSON.parse(text) as { error: string }).error;
+  } catch {
+    // Not one of the server's own sentences.
+  }
+  throw new Refused(response.status, message);
+}
+
+export async function read<T>(path: string): Promise<T> {
+  return (await request(path)).json() as Promise<T>;
+}
+
+export async function readText(path: string): Promise<string> {
+  return (await request(path)).text();
+}
+
+export async function send<T>(method: string, path: string, body?: unknown): Promise<T | null> {
+  const init: RequestInit = { method };
+  if (body !== undefined) {
+    init.body = JSON.stringify(body);
+    init.headers = { "content-type": "application/json" };
+  }
+  const response = await request(path, init);
+  return response.status === 204 ? null : ((await response.json()) as T);
+}
+
+export const runPath = (name: string, rest = "") => `/api/runs/${encodeURIComponent(name)}${rest}`;

@@ -1,0 +1,215 @@
+// A chart: lines over the steps, with the least and the most of each place behind them, and marks.
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import { number } from "./format";
+import { smooth, type Series } from "./series";
+
+export interface Line {
+  label: string;
+  /** A variable of the style sheet. */
+  colour: string;
+  series: Series | undefined;
+  dashed?: boolean;
+  smoothed?: boolean;
+}
+
+export interface Mark {
+  step: number;
+  label: string;
+}
+
+interface Props {
+  title: string;
+  lines: Line[];
+  marks?: Mark[];
+  /** Horizontal line, as in a limit. */
+  level?: { label: string; value: number };
+  format?: (value: number) => string;
+  smoothing?: number;
+  logarithmic?: boolean;
+  /** The numbers are bytes: the axis counts in powers of two. */
+  inBytes?: boolean;
+  range: [number, number] | null;
+  onRange: (range: [number, number] | null) => void;
+  height?: number;
+}
+
+const POWERS = Array.from({ length: 48 }, (_, power) => 2 ** power);
+
+interface Drawn {
+  label: string;
+  colour: string;
+  line: Line;
+}
+
+function css(name: string): string {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+/** All steps of the lines, and each line's numbers at them. */
+function table(lines: Line[], smoothing: number) {
+  const steps = [...new Set(lines.flatMap((line) => line.series?.steps ?? []))].sort((a, b) => a - b);
+  const place = new Map(steps.map((step, index) => [step, index]));
+  const columns: (number | null | undefined)[][] = [];
+  for (const line of lines) {
+    const spread = (values: (number | null)[]) => {
+      // `undefined` is no gap: another line has a number at this step.
+      const column: (number | null | undefined)[] = new Array(steps.length).fill(undefined);
+      line.series?.steps.forEach((step, index) => {
+        column[place.get(step)!] = values[index] ?? null;
+      });
+      return column;
+    };
+    const { mean, min, max } = line.series ?? { mean: [], min: [], max: [] };
+    columns.push(spread(line.smoothed ? smooth(mean, smoothing) : mean), spread(min), spread(max));
+  }
+  return [steps, ...columns] as uPlot.AlignedData;
+}
+
+function describe(props: Props): string {
+  const format = props.format ?? number;
+  const parts = props.lines.flatMap((line) => {
+    const { steps, mean } = line.series ?? { steps: [], mean: [] };
+    const known = mean.findLastIndex((value) => value !== null);
+    const first = mean.find((value) => value !== null);
+    if (known < 0 || first === null || first === undefined) return [];
+    return [`${line.label}: ${format(first)} at step ${steps[0]}, ${format(mean[known]!)} at step ${steps[known]}`];
+  });
+  return `${props.title}. ${parts.join("; ") || "Nothing yet"}.`;
+}
+
+export function Chart(props: Props) {
+  const place = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const current = useRef(props);
+  current.current = props;
+  const shape = props.lines.map((line) => line.label + line.colour).join("|") + (props.logarithmic ? "log" : "");
+  const theme = document.documentElement.dataset["theme"] ?? "";
+
+  useEffect(() => {
+    const element = place.current!;
+    const drawn: Drawn[] = props.lines.map((line) => ({ label: line.label, colour: css(line.colour), line }));
+    const text = css("--quiet");
+    const grid = css("--grid");
+    const format = props.format ?? number;
+    const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "12px system-ui" };
+    const options: uPlot.Options = {
+      width: Math.max(element.clientWidth, 100),
+      height: props.height ?? 220,
+      legend: { live: true },
+      cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "steps" }, points: { size: 6 } },
+      scales: {
+        x: { time: false },
+        y: props.logarithmic ? { distr: 3 } : {},
+      },
+      axes: [
+        { ...axis, size: 34, values: (_, values) => values.map((value) => value.toLocaleString("en")) },
+        { ...axis, size: 62, ...(props.inBytes ? { incrs: POWERS } : {}), values: (_, values) => values.map((value) => (value === null ? "" : format(value))) },
+      ],
+      series: [
+        { label: "step", value: (_, value) => (value === null ? "–" : value.toLocaleString("en")) },
+        ...drawn.flatMap(({ label, colour, line }): uPlot.Series[] => [
+          {
+            label,
+            stroke: colour,
+            width: 1.75,
+            spanGaps: false,
+            ...(line.dashed ? { dash: [6, 4] } : {}),
+            points: { show: (_, __, from, to) => to - from < 30, size: 5, fill: colour },
+            value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
+          },
+          { label: `${label} least`, stroke: "transparent", points: { show: false } },
+          { label: `${label} most`, stroke: "transparent", points: { show: false } },
+        ]),
+      ],
+      bands: drawn.map(({ colour }, index) => ({
+        series: [3 * index + 3, 3 * index + 2] as [number, number],
+        fill: `color-mix(in srgb, ${colour} 18%, transparent)`,
+      })),
+      hooks: {
+        setSelect: [
+          (self) => {
+            const { left, width } = self.select;
+            if (width < 8) return;
+            const from = Math.floor(self.posToVal(left, "x"));
+            const to = Math.ceil(self.posToVal(left + width, "x"));
+            self.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+            current.current.onRange([Math.max(0, from), to]);
+          },
+        ],
+        draw: [
+          (self) => {
+            const { ctx, bbox } = self;
+            const { marks, level } = current.current;
+            ctx.save();
+            ctx.beginPath();
+            ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+            ctx.clip();
+            ctx.lineWidth = devicePixelRatio;
+            ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+            ctx.textAlign = "left";
+            ctx.textBaseline = "alphabetic";
+            ctx.font = `${11 * devicePixelRatio}px system-ui`;
+            for (const mark of marks ?? []) {
+              const x = self.valToPos(mark.step, "x", true);
+              ctx.strokeStyle = ctx.fillStyle = css("--warn");
+              ctx.beginPath();
+              ctx.moveTo(x, bbox.top);
+              ctx.lineTo(x, bbox.top + bbox.height);
+              ctx.stroke();
+              ctx.fillText(mark.label, x + 4 * devicePixelRatio, bbox.top + 12 * devicePixelRatio);
+            }
+            if (level) {
+              const y = self.valToPos(level.value, "y", true);
+              ctx.strokeStyle = ctx.fillStyle = css("--quiet");
+              ctx.beginPath();
+              ctx.moveTo(bbox.left, y);
+              ctx.lineTo(bbox.left + bbox.width, y);
+              ctx.stroke();
+              ctx.fillText(level.label, bbox.left + 6 * devicePixelRatio, y - 4 * devicePixelRatio);
+            }
+            ctx.restore();
+          },
+        ],
+      },
+    };
+    if (props.level && !props.logarithmic) {
+      // The line is to be seen, however far it is from the curves.
+      options.scales!["y"]!.range = (_self, low, high) => {
+        const value = current.current.level?.value ?? high;
+        return [0 * low, Math.max(high, value) * 1.08];
+      };
+    }
+    const made = new uPlot(options, table(props.lines, props.smoothing ?? 0), element);
+    // The bounds are drawn, and listed nowhere.
+    element.querySelectorAll<HTMLElement>(".u-series").forEach((row, index) => {
+      if (index > 0 && (index - 1) % 3 !== 0) row.hidden = true;
+    });
+    plot.current = made;
+    const observer = new ResizeObserver(() => {
+      if (element.clientWidth > 0) made.setSize({ width: element.clientWidth, height: props.height ?? 220 });
+    });
+    observer.observe(element);
+    return () => {
+      observer.disconnect();
+      made.destroy();
+      plot.current = null;
+    };
+  }, [shape, theme, props.height, props.level !== undefined]);
+
+  useEffect(() => {
+    const made = plot.current;
+    if (!made) return;
+    made.batch(() => {
+      made.setData(table(props.lines, props.smoothing ?? 0), true);
+      if (props.range) made.setScale("x", { min: props.range[0], max: props.range[1] });
+    });
+  });
+
+  return (
+    <figure class="chart">
+      <figcaption>{props.title}</figcaption>
+      <div ref={place} role="img" aria-label={describe(props)} />
+    </figure>
+  );
+}

@@ -1,0 +1,43 @@
+// Numbers as people read them.
+
+export const UNKNOWN = "unknown";
+
+export function number(value: number | null | undefined, digits = 4): string {
+  if (value === null || value === undefined || !Number.isFinite(value)) return UNKNOWN;
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-4 || size >= 1e6)) return value.toExponential(2);
+  return value.toLocaleString("en", { maximumSignificantDigits: Math.max(digits, 1) });
+}
+
+export function whole(value: number | null | undefined): string {
+  return value === null || value === undefined ? UNKNOWN : Math.round(value).toLocaleString("en");
+}
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+export function bytes(value: number | null | undefined): string {
+  if (value === null || value === undefined || !Number.isFinite(value)) return UNKNOWN;
+  let unit = 0;
+  let rest = value;
+  while (rest >= 1024 && unit < UNITS.length - 1) {
+    rest /= 1024;
+    unit += 1;
+  }
+  return `${rest.toLocaleString("en", { maximumSignificantDigits: 3 })} ${UNITS[unit]}`;
+}
+
+export function duration(seconds: number): string {
+  const minutes = Math.round(seconds / 60);
+  if (seconds < 90) return `${Math.max(0, Math.round(seconds))} s`;
+  if (minutes < 90) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
+}
+
+export function when(seconds: number | null, now: number): string {
+  if (seconds === null) return UNKNOWN;
+  const ago = now - seconds;
+  // A clock that was set back: a point in the future is shown as a date.
+  if (ago < -5 || ago > 86_400 * 2) return new Date(seconds * 1000).toLocaleDateString();
+  return ago < 5 ? "now" : `${duration(ago)} ago`;
+}

@@ -1,0 +1,119 @@
+// The page: which view is shown stands in the fragment of the address.
+import { signal } from "@preact/signals";
+import { render } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import "uplot/dist/uPlot.min.css";
+import { read, Refused } from "./api";
+import { signIn } from "./session";
+import "./style.css";
+import { CompareView } from "./views/compare";
+import { DoctorView } from "./views/doctor";
+import { RunView } from "./views/run";
+import { RunsView } from "./views/runs";
+
+const route = signal(location.hash);
+addEventListener("hashchange", () => {
+  route.value = location.hash;
+  document.getElementById("content")?.focus();
+});
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+function View() {
+  const hash = route.value;
+  const run = /^#\/run\/([^/?]+)$/.exec(hash);
+  if (run) return <RunView key={run[1]!} name={decoded(run[1]!)} />;
+  if (hash.startsWith("#/compare?")) {
+    const names = new URLSearchParams(hash.slice("#/compare?".length)).getAll("run");
+    return <CompareView key={hash} names={names} />;
+  }
+  if (hash === "#/doctor") return <DoctorView />;
+  return <RunsView />;
+}
+
+type Theme = "auto" | "light" | "dark";
+
+function applyTheme(theme: Theme) {
+  const dark = theme === "dark" || (theme === "auto" && matchMedia("(prefers-color-scheme: dark)").matches);
+  document.documentElement.dataset["theme"] = dark ? "dark" : "light";
+}
+
+function useTheme(): [Theme, (theme: Theme) => void] {
+  const [theme, setTheme] = useState<Theme>(() => (localStorage.getItem("theme") as Theme | null) ?? "auto");
+  useEffect(() => {
+    const query = matchMedia("(prefers-color-scheme: dark)");
+    const change = () => {
+      applyTheme(theme);
+      // Charts read the colours when they are made.
+      route.value = location.hash;
+    };
+    query.addEventListener("change", change);
+    return () => query.removeEventListener("change", change);
+  }, [theme]);
+  return [
+    theme,
+    (next) => {
+      localStorage.setItem("theme", next);
+      applyTheme(next);
+      setTheme(next);
+    },
+  ];
+}
+
+function App({ refused }: { refused: string | null }) {
+  const [theme, setTheme] = useTheme();
+  const here = (hash: string) => (route.value === hash || (hash === "#/" && route.value === "") ? "page" : undefined);
+  return (
+    <>
+      <a class="skip" href="#content" onClick={(event) => { event.preventDefault(); document.getElementById("content")?.focus(); }}>
+        To the content
+      </a>
+      <header class="bar">
+        <nav aria-label="Views">
+          <a class="name" href="#/" aria-current={here("#/")}>Surefoot</a>
+          <a href="#/doctor" aria-current={here("#/doctor")}>Doctor</a>
+        </nav>
+        <label>
+          <span class="hidden">Colours</span>
+          <select value={theme} onChange={(event) => setTheme(event.currentTarget.value as Theme)}>
+            <option value="auto">System</option>
+            <option value="light">Light</option>
+            <option value="dark">Dark</option>
+          </select>
+        </label>
+      </header>
+      <div id="content" tabIndex={-1} key={theme}>
+        {refused === null ? (
+          <View />
+        ) : (
+          <main>
+            <h1>Not signed in</h1>
+            <p class="problem" role="alert">{refused}</p>
+          </main>
+        )}
+      </div>
+    </>
+  );
+}
+
+async function start() {
+  applyTheme((localStorage.getItem("theme") as Theme | null) ?? "auto");
+  let refused = await signIn();
+  route.value = location.hash;
+  if (refused === null) {
+    try {
+      await read("/api/runs");
+    } catch (error) {
+      if (error instanceof Refused && error.status === 401) refused = error.message;
+    }
+  }
+  render(<App refused={refused} />, document.getElementById("app")!);
+}
+
+void start();

@@ -1,0 +1,135 @@
+// Several runs: curves over each other, configs as a difference.
+import { useEffect, useState } from "preact/hooks";
+import { read, runPath, type Comparison, type Metrics } from "../api";
+import { Chart, type Line } from "../chart";
+import { bytes, number, whole } from "../format";
+import { keep, type Kept } from "../series";
+import { Badge, Problem, Progress, Section } from "../widgets";
+
+const COLOURS = ["--one", "--two", "--three", "--four", "--five", "--six", "--seven", "--eight"];
+
+export function CompareView({ names }: { names: string[] }) {
+  const [comparison, setComparison] = useState<Comparison | null>(null);
+  const [curves, setCurves] = useState<ReadonlyMap<string, Kept>>(new Map());
+  const [problem, setProblem] = useState<string | null>(null);
+  const [range, setRange] = useState<[number, number] | null>(null);
+  const [smoothing, setSmoothing] = useState(0);
+  const query = names.map((name) => `run=${encodeURIComponent(name)}`).join("&");
+  useEffect(() => {
+    let ended = false;
+    const load = async () => {
+      try {
+        const found = await read<Comparison>(`/api/compare?${query}`);
+        const all = await Promise.all(
+          names.map(async (name) => [name, keep(await read<Metrics>(runPath(name, "/curves")))] as const),
+        );
+        if (ended) return;
+        setComparison(found);
+        setCurves(new Map(all));
+        setProblem(null);
+      } catch (error) {
+        if (!ended) setProblem((error as Error).message);
+      }
+    };
+    void load();
+    const timer = setInterval(load, 10_000);
+    return () => {
+      ended = true;
+      clearInterval(timer);
+    };
+  }, [query]);
+  const lines = (series: string, smoothed = false): Line[] =>
+    names.map((name, index) => ({
+      label: name,
+      colour: COLOURS[index % COLOURS.length]!,
+      series: curves.get(name)?.series.get(series),
+      smoothed,
+    }));
+  const common = { range, onRange: setRange };
+  return (
+    <main>
+      <p class="crumb">
+        <a href="#/">Runs</a>
+      </p>
+      <div class="head">
+        <h1>Compare {names.length} runs</h1>
+      </div>
+      <Problem text={problem} />
+      {comparison && (
+        <>
+          <div class="wide">
+            <table>
+              <thead>
+                <tr>
+                  <th scope="col">Run</th>
+                  <th scope="col">State</th>
+                  <th scope="col">Steps</th>
+                  <th scope="col" class="number">Loss</th>
+                  <th scope="col" class="number">Held out</th>
+                  <th scope="col" class="number">Tokens/s</th>
+                  <th scope="col" class="number">Memory</th>
+                </tr>
+              </thead>
+              <tbody>
+                {comparison.runs.map((run, index) => (
+                  <tr key={run.name}>
+                    <th scope="row">
+                      <i class={`swatch colour-${index % COLOURS.length}`} aria-hidden="true" />
+                      <a href={`#/run/${encodeURIComponent(run.name)}`}>{run.name}</a>
+                    </th>
+                    <td><Badge run={run} /></td>
+                    <td><Progress run={run} /></td>
+                    <td class="number">{number(run.latest.loss)}</td>
+                    <td class="number">{number(run.latest.eval_loss)}</td>
+                    <td class="number">{whole(run.latest.tokens_per_second)}</td>
+                    <td class="number">{bytes(run.latest.memory)}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </div>
+          <fieldset class="controls">
+            <legend class="hidden">Curves</legend>
+            <label>
+              Smoothing{" "}
+              <input type="range" min="0" max="0.99" step="0.01" value={smoothing} onInput={(event) => setSmoothing(Number(event.currentTarget.value))} />
+            </label>
+            <button type="button" disabled={!range} onClick={() => setRange(null)}>All steps</button>
+          </fieldset>
+          <div class="charts">
+            <div class="whole">
+              <Chart title="Training loss" height={280} lines={lines("loss", true)} smoothing={smoothing} {...common} />
+            </div>
+            <Chart title="Held-out loss" lines={lines("eval_loss")} {...common} />
+            <Chart title="Gradient norm" lines={lines("grad_norm", true)} smoothing={smoothing} {...common} />
+          </div>
+          <Section title="What differs in their configs">
+            {comparison.unreadable.map((text) => <Problem key={text} text={text} />)}
+            {comparison.differences.length === 0 ? (
+              <p class="note">Nothing.</p>
+            ) : (
+              <div class="wide">
+                <table>
+                  <thead>
+                    <tr>
+                      <th scope="col">Key</th>
+                      {names.map((name) => <th scope="col" key={name}>{name}</th>)}
+                    </tr>
+                  </thead>
+                  <tbody>
+                    {comparison.differences.map(({ key, values }) => (
+                      <tr key={key}>
+                        <th scope="row"><code>{key}</code></th>
+                        {values.map((value, index) => <td key={index}><code>{value ?? "–"}</code></td>)}
+                      </tr>
+                    ))}
+                  </tbody>
+                </table>
+              </div>
+            )}
+          </Section>
+        </>
+      )}
+    </main>
+  );
+}

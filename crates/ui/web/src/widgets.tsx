@@ -1,0 +1,113 @@
+// Small parts that several views use.
+import type { ComponentChildren } from "preact";
+import { useState } from "preact/hooks";
+import type { Overview } from "./api";
+import { number } from "./format";
+
+const MARKS: Record<string, string> = {
+  running: "▶",
+  stopping: "◼",
+  completed: "✓",
+  stopped: "◼",
+  failed: "✕",
+  interrupted: "!",
+};
+
+/** How a run stands: a word, and a mark beside its colour. */
+export function Badge({ run }: { run: Pick<Overview, "state" | "stopping"> }) {
+  const word = run.stopping ? "stopping" : run.state;
+  return (
+    <span class={`badge ${word}`}>
+      <span aria-hidden="true">{MARKS[word] ?? "?"}</span> {word}
+    </span>
+  );
+}
+
+export function Progress({ run }: { run: Overview }) {
+  const { step } = run.latest;
+  const label = run.max_steps ? `${step} of ${run.max_steps} steps` : `${step} steps`;
+  return (
+    <span class="progress">
+      {run.max_steps !== null && <progress max={run.max_steps} value={Math.min(step, run.max_steps)} aria-label={label} />}
+      <span>{run.max_steps ? `${step.toLocaleString("en")} / ${run.max_steps.toLocaleString("en")}` : number(step)}</span>
+    </span>
+  );
+}
+
+export function Figure({ name, value }: { name: string; value: string }) {
+  return (
+    <div class={value === "unknown" ? "figure none" : "figure"}>
+      <dt>{name}</dt>
+      <dd>{value}</dd>
+    </div>
+  );
+}
+
+export function Problem({ text }: { text: string | null }) {
+  return text === null ? null : (
+    <p class="problem" role="alert">
+      {text}
+    </p>
+  );
+}
+
+export function Copy({ text }: { text: string }) {
+  const [done, setDone] = useState(false);
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      setDone(true);
+    } catch {
+      // Pages that come from the network without encryption may not: the text can be selected.
+      setDone(false);
+    }
+  };
+  return (
+    <div class="copy">
+      <pre tabIndex={0}>{text}</pre>
+      <button type="button" onClick={copy} aria-label={`Copy: ${text.slice(0, 60)}`}>
+        {done ? "Copied" : "Copy"}
+      </button>
+    </div>
+  );
+}
+
+/** A button that asks once more before it does what it says. */
+export function Confirm(props: { what: string; question: string; onYes: () => void; disabled?: boolean }) {
+  const [asking, setAsking] = useState(false);
+  if (!asking) {
+    return (
+      <button type="button" disabled={props.disabled ?? false} onClick={() => setAsking(true)}>
+        {props.what}
+      </button>
+    );
+  }
+  return (
+    <span class="confirm" role="group" aria-label={props.question}>
+      <span>{props.question}</span>
+      <button
+        type="button"
+        class="danger"
+        onClick={() => {
+          setAsking(false);
+          props.onYes();
+        }}
+      >
+        Yes
+      </button>
+      <button type="button" autofocus onClick={() => setAsking(false)}>
+        No
+      </button>
+    </span>
+  );
+}
+
+export function Section({ title, children, note }: { title: string; children: ComponentChildren; note?: string }) {
+  return (
+    <section>
+      <h2>{title}</h2>
+      {note && <p class="note">{note}</p>}
+      {children}
+    </section>
+  );
+}

@@ -1,0 +1,255 @@
+// The page in a real browser, on a real server.
+import assert from "node:assert/strict";
+import { readFileSync, rmSync } from "node:fs";
+import { spawn } from "node:child_process";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+import { after, before, test } from "node:test";
+import { Place, trainLine, writeRun } from "./place.mjs";
+
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const pictures = process.env.SCREENSHOTS;
+let place;
+
+before(async () => {
+  place = await Place.open();
+  writeRun(place.runs, "small", { ending: "completed", skip: 310 });
+  writeRun(place.runs, "small-2", { rate: 1e-3, ending: "completed", seed: 2 });
+  writeRun(place.runs, "qwen3-lora", {
+    rate: 5e-4,
+    steps: 3000,
+    done: 1240,
+    ending: "failed",
+    error: "HIP out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 15.98 GiB of which 1.20 GiB is free. <script>document.title='broken'</script>",
+    seed: 3,
+  });
+  writeRun(place.runs, "night-3", { rate: 1e-3, steps: 2000, done: 900, ending: "stopped", counted: false, seed: 4 });
+  writeRun(place.runs, "<b>bold & co", { done: 100, ending: "stopped", seed: 5 });
+});
+
+after(() => place?.close());
+
+const at = (page, hash) => page.goto(`http://127.0.0.1:${place.port}/${hash}`);
+
+async function picture(page, name) {
+  if (!pictures) return;
+  // The charts are drawn a frame after they are there.
+  await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+  await page.screenshot({ path: join(pictures, `ui-${name}.png`), fullPage: true });
+}
+
+/** What axe-core finds that keeps people out. */
+async function serious(page) {
+  await page.evaluate(axe);
+  const found = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
+  return found.violations
+    .filter((violation) => ["serious", "critical"].includes(violation.impact))
+    .map((violation) => `${violation.id}: ${violation.nodes.map((node) => node.html).join(" ")}`);
+}
+
+test("the token leaves the address, and no script can read the cookie", async () => {
+  const page = await place.page();
+  await page.waitForSelector("table");
+  assert.equal(new URL(page.url()).hash, "#/");
+  assert.equal(await page.evaluate(() => document.cookie), "");
+  const [cookie] = await page.context().cookies();
+  assert.deepEqual([cookie.httpOnly, cookie.sameSite], [true, "Strict"]);
+  await page.context().close();
+});
+
+test("without the token nothing is shown but how to get in", async () => {
+  const page = await (await place.browser.newContext()).newPage();
+  await at(page, "");
+  await page.waitForSelector("text=Not signed in");
+  assert.equal(await page.locator("table").count(), 0);
+  await page.context().close();
+});
+
+test("names, samples and errors with markup are shown as text", async () => {
+  const page = await place.page();
+  await page.getByRole("link", { name: "<b>bold & co" }).click();
+  await page.waitForSelector("h1:has-text('<b>bold & co')");
+  await at(page, "#/run/small");
+  await page.waitForSelector("text=<img src=x onerror=");
+  await at(page, "#/run/qwen3-lora");
+  await page.waitForSelector("text=<script>document.title=");
+  assert.equal(await page.title(), "Surefoot");
+  assert.equal(await page.locator("main img").count(), 0);
+  assert.deepEqual(page.complaints, []);
+  await page.context().close();
+});
+
+test("the error of a broken run is explained with what helps", async () => {
+  const page = await place.page();
+  await at(page, "#/run/qwen3-lora");
+  await page.waitForSelector("h2:has-text('Why it broke')");
+  assert.ok((await page.locator(".finding a").first().getAttribute("href")).startsWith("https://"));
+  await page.context().close();
+});
+
+test("what is logged appears, and goes on to after the server was killed", async () => {
+  writeRun(place.runs, "live", { done: 20, ending: "running" });
+  const page = await place.page();
+  await at(page, "#/run/live");
+  const loss = page.locator(".chart [role=img]").first();
+  await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step 20"));
+  place.append("live", `${trainLine(30, 800, 2e-3, () => 0)}\n{"kind":"tra`);
+  await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step 30"));
+  await place.stop("SIGKILL");
+  await page.waitForSelector("text=No connection");
+  place.append("live", `in","step":40}\n${trainLine(50, 800, 2e-3, () => 0)}\n`);
+  await place.start();
+  await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step 50"), null, { timeout: 60_000 });
+  await page.waitForSelector("text=No connection", { state: "detached" });
+  assert.match(await loss.getAttribute("aria-label"), /training: .* at step 10, .* at step 50/);
+  rmSync(join(place.runs, "live"), { recursive: true });
+  await page.waitForSelector("text=The folder of this run was removed");
+  await page.context().close();
+});
+
+test("a run is removed after a second question only", async () => {
+  writeRun(place.runs, "doomed", { done: 20, ending: "stopped" });
+  const page = await place.page();
+  await at(page, "#/run/doomed");
+  await page.getByRole("button", { name: "Remove" }).click();
+  await page.getByRole("button", { name: "No" }).click();
+  await page.getByRole("button", { name: "Remove" }).click();
+  await page.getByRole("button", { name: "Yes" }).click();
+  await page.waitForSelector("h1:has-text('Runs')");
+  await page.getByRole("link", { name: "doomed" }).waitFor({ state: "detached" });
+  await page.context().close();
+});
+
+test("the end of a run is told, if that was asked for", async () => {
+  const folder = writeRun(place.runs, "night", { done: 20, ending: "running" });
+  // It holds the lock as the trainer does.
+  const run = spawn("flock", ["--no-fork", folder, "sleep", "600"]);
+  const page = await place.page();
+  await page.context().grantPermissions(["notifications"]);
+  await page.evaluate(() => {
+    globalThis.told = [];
+    globalThis.Notification = class {
+      static permission = "granted";
+      static requestPermission = async () => "granted";
+      constructor(title) {
+        globalThis.told.push(title);
+      }
+    };
+  });
+  await page.getByLabel("Notify me at the end").check();
+  await page.waitForSelector("tr:has-text('night') .badge.running");
+  run.kill("SIGKILL");
+  await page.waitForFunction(() => globalThis.told.length > 0);
+  assert.deepEqual(await page.evaluate(() => globalThis.told), ["night: interrupted"]);
+  rmSync(folder, { recursive: true });
+  await page.context().close();
+});
+
+test("a run that goes on is stopped with a button, and asked once", async () => {
+  const folder = writeRun(place.runs, "going", { done: 20, ending: "running" });
+  const run = spawn("flock", ["--no-fork", folder, "sh", "-c", "trap '' INT; exec sleep 600"]);
+  const page = await place.page();
+  await at(page, "#/run/going");
+  await page.getByRole("button", { name: "Stop and save" }).click();
+  await page.waitForSelector("button:has-text('Saving'):disabled");
+  const again = await page.evaluate(() => fetch("/api/runs/going/stop", { method: "POST" }).then((answer) => answer.json()));
+  assert.equal(again, "already_asked");
+  run.kill("SIGKILL");
+  await page.waitForSelector(".badge.interrupted");
+  rmSync(folder, { recursive: true });
+  await page.context().close();
+});
+
+test("everything is reached with the keyboard", async () => {
+  const page = await place.page();
+  await page.waitForSelector("table");
+  const focused = () => page.evaluate(() => document.activeElement?.textContent ?? "");
+  for (let presses = 0; presses < 60 && (await focused()) !== "small"; presses += 1) await page.keyboard.press("Tab");
+  assert.equal(await focused(), "small");
+  await page.keyboard.press("Enter");
+  await page.waitForSelector("h1:has-text('small')");
+  const from = page.getByLabel("Steps from");
+  await from.focus();
+  await page.keyboard.type("300");
+  await page.keyboard.press("Enter");
+  await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step 300,"));
+  await page.context().close();
+});
+
+test("a phone needs no scrolling to the side", async () => {
+  const page = await place.page({ viewport: { width: 390, height: 844 }, colorScheme: "dark", hasTouch: true, isMobile: true });
+  await page.waitForSelector("table");
+  for (const hash of ["#/", "#/run/small", "#/compare?run=small&run=small-2"]) {
+    await at(page, hash);
+    await page.waitForSelector(hash === "#/" ? "table" : ".u-over");
+    const wide = await page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+    assert.ok(wide <= 0, `${hash} is ${wide} pixels too wide`);
+  }
+  await at(page, "#/run/small");
+  await page.waitForSelector(".u-over");
+  await picture(page, "phone");
+  await page.context().close();
+});
+
+for (const colorScheme of ["light", "dark"]) {
+  test(`axe-core finds nothing serious, ${colorScheme}`, async () => {
+    const page = await place.page({ colorScheme });
+    await page.waitForSelector("table");
+    assert.deepEqual(await serious(page), []);
+    if (colorScheme === "light") await picture(page, "runs");
+    await at(page, "#/run/small");
+    await page.waitForSelector(".u-over");
+    assert.deepEqual(await serious(page), []);
+    if (colorScheme === "light") await picture(page, "run");
+    await at(page, "#/run/qwen3-lora");
+    await page.waitForSelector("h2:has-text('Why it broke')");
+    assert.deepEqual(await serious(page), []);
+    await at(page, "#/compare?run=small&run=small-2");
+    await page.waitForSelector(".u-over");
+    assert.deepEqual(await serious(page), []);
+    if (colorScheme === "light") await picture(page, "compare");
+    await at(page, "#/doctor");
+    await page.waitForSelector(".verdict");
+    assert.deepEqual(await serious(page), []);
+    assert.deepEqual(page.complaints, []);
+    await page.context().close();
+  });
+}
+
+test("the page is at most 100 kB over the wire, and asks nobody else", async () => {
+  const context = await place.browser.newContext();
+  const page = await context.newPage();
+  const client = await context.newCDPSession(page);
+  await client.send("Network.enable");
+  let bytes = 0;
+  const hosts = new Set();
+  client.on("Network.responseReceived", (event) => hosts.add(new URL(event.response.url).host));
+  client.on("Network.loadingFinished", (event) => {
+    bytes += event.encodedDataLength;
+  });
+  await page.goto(place.url);
+  await page.waitForSelector("table");
+  assert.ok(bytes > 10_000 && bytes < 100_000, `${bytes} bytes`);
+  assert.deepEqual([...hosts].filter((host) => host !== "" && host !== `127.0.0.1:${place.port}`), []);
+  await context.close();
+});
+
+test("two hundred runs, and one of a hundred thousand points", async () => {
+  const other = await Place.open();
+  for (let run = 0; run < 200; run += 1) writeRun(other.runs, `run-${run}`, { done: 20, ending: "completed" });
+  let text = "";
+  for (let step = 1; step <= 100_000; step += 1) {
+    text += `{"kind":"train","step":${step},"loss":${step === 77_777 ? 50 : 2},"learning_rate":0.001,"grad_norm":1,"tokens_per_second":1000,"memory":{"resident":1}}\n`;
+  }
+  other.append("run-7", text);
+  const page = await other.page();
+  await page.waitForFunction(() => document.querySelectorAll("tbody tr").length === 200);
+  await page.goto(`http://127.0.0.1:${other.port}/#/run/run-7`);
+  await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step 100000"));
+  const curves = await page.evaluate(() => fetch("/api/runs/run-7/curves").then((answer) => answer.json()));
+  assert.ok(curves.train.steps.length <= 1000);
+  const loss = curves.train.curves.find((curve) => curve.name === "loss");
+  assert.equal(Math.max(...loss.max), 50);
+  assert.deepEqual(page.complaints, []);
+  await other.close();
+});
