@@ -6,7 +6,8 @@
 //! (`trainer.rs`), and `surefoot train …` becomes that process:
 //!
 //! ```text
-//! surefoot ── doctor, env, run, activate, explain, probe, replay (platform, hip-alloc)
+//! surefoot ── doctor, env, run, activate, explain, probe, replay, cache, completions (platform, hip-alloc),
+//!        │    runs, ui (ui)
 //!        └─exec─▶ surefoot-trainer ── train, eval, generate (trainer ▶ libtorch)
 //! ```
 //!
@@ -15,7 +16,7 @@
 
 mod commands;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 use surefoot_cli::output;
 
@@ -40,6 +41,13 @@ enum Command {
     Activate(commands::activate::Args),
     Probe(commands::probe::Args),
     Replay(commands::replay::Args),
+    Cache(commands::cache::Args),
+    #[cfg(unix)]
+    Runs(commands::runs::Args),
+    #[cfg(unix)]
+    Ui(commands::ui::Args),
+    Completions(commands::shell::Completions),
+    ManPages(commands::shell::ManPages),
     /// Train a model as a config says
     #[command(disable_help_flag = true)]
     Train(commands::delegate::Args),
@@ -59,9 +67,16 @@ fn main() -> ExitCode {
         Command::Env(args) => commands::env::run(&args, json),
         Command::Explain(args) => commands::explain::run(&args, json),
         Command::Run(args) => commands::run::run(&args),
-        Command::Activate(args) => commands::activate::run(&args),
+        Command::Activate(args) => commands::activate::run(&args, json),
         Command::Probe(args) => commands::probe::run(&args, json),
         Command::Replay(args) => commands::replay::run(&args, json),
+        Command::Cache(args) => commands::cache::run(&args, json),
+        #[cfg(unix)]
+        Command::Runs(args) => commands::runs::run(&args, json),
+        #[cfg(unix)]
+        Command::Ui(args) => commands::ui::run(&args, json),
+        Command::Completions(args) => commands::shell::completions(&args, Cli::command()),
+        Command::ManPages(args) => commands::shell::man_pages(&args, Cli::command()),
         Command::Train(args) => commands::delegate::run("train", &args, json),
         Command::Eval(args) => commands::delegate::run("eval", &args, json),
         Command::Generate(args) => commands::delegate::run("generate", &args, json),

@@ -47,6 +47,7 @@ enum Command {
 
 fn main() -> ExitCode {
     output::init_logging();
+    load_device_library();
     let Cli { json, command } = Cli::parse();
     let result = match command {
         Command::FaultMatrix(args) => commands::fault_matrix::run(&args, json),
@@ -56,4 +57,26 @@ fn main() -> ExitCode {
         Command::Generate(args) => commands::generate::run(&args, json),
     };
     output::exit_code(result)
+}
+
+/// Loads what the launcher names (`libtorch_hip.so`), which registers itself with libtorch: before
+/// anything asks for devices.
+fn load_device_library() {
+    let named = std::env::var_os(surefoot_cli::DEVICE_LIBRARY).filter(|path| !path.is_empty());
+    let Some(path) = named.map(std::path::PathBuf::from) else {
+        return;
+    };
+    if let Err(error) = torch_ext::accelerator::load_device_library(&path) {
+        eprintln!("surefoot: {error}; going on without the GPU");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_launcher_knows_the_release_that_this_is_built_for() {
+        let libtorch = trainer::device::describe_libtorch();
+        let release = libtorch.split(',').next();
+        assert_eq!(release, Some(surefoot_cli::TRAINER_TORCH));
+    }
 }

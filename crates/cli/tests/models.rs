@@ -223,6 +223,142 @@ fn what_eval_refuses_names_file_and_line() {
     insta::assert_snapshot!(said.join("\n"));
 }
 
+#[test]
+fn eval_says_where_the_model_sees_less_than_was_asked_for() {
+    let place = Place::new();
+    place.write("text.txt", &"the 42 on 12\n".repeat(30));
+    let text = stdout(&place.eval("text.txt", &[]));
+    let line = text.lines().find(|line| line.starts_with("windows"));
+    let line = line.unwrap();
+    assert!(
+        line.contains("64 (all that the model was made for; `--block-size` is 1024)"),
+        "{line}"
+    );
+    assert!(line.contains("1 of 1 records are longer"), "{line}");
+    let score = steady(&place.eval("text.txt", &["--json"]));
+    assert_eq!(
+        [&score["block_size"], &score["records"], &score["divided"]],
+        [64, 1, 1]
+    );
+}
+
+/// A config of fewer layers than its weights have, and weights that nothing is made of.
+#[test]
+fn weights_that_are_not_used_are_named() {
+    let place = Place::new();
+    place.write("text.txt", "the 42 on 12\n");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/golden/models");
+    let small = place.path("small");
+    fs::create_dir(&small).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(golden.join("llama-grouped").join(file), small.join(file)).unwrap();
+    }
+    let options = trainer::inference::LoadOptions {
+        device: trainer::device::choose("cpu").unwrap(),
+        compute: trainer::inference::compute_kind(false),
+        context: 8,
+    };
+    let opened = trainer::inference::LanguageModel::open(&model(), None, options).unwrap();
+    let tokenizer = opened.encoder.tokenizer();
+    tokenizer.save(small.join("tokenizer.json"), false).unwrap();
+    let eval = |folder: &Path| {
+        let folder = folder.display().to_string();
+        let output = place.run(&["eval", "--model", &folder, "--data", "text.txt"]);
+        stdout(&output);
+        stderr(&output)
+    };
+    assert!(!eval(&small).contains("not used"));
+    let config = fs::read_to_string(small.join("config.json")).unwrap();
+    let fewer = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+    fs::write(small.join("config.json"), fewer).unwrap();
+    let said = eval(&small);
+    let want = "has weights of 2 layers, and its config says `num_hidden_layers: 1`";
+    assert!(said.contains(want), "{said}");
+    let tied = config.replace(
+        "\"tie_word_embeddings\": false",
+        "\"tie_word_embeddings\": true",
+    );
+    fs::write(small.join("config.json"), tied).unwrap();
+    let refused = place.run(&[
+        "eval",
+        "--model",
+        &small.display().to_string(),
+        "--data",
+        "text.txt",
+    ]);
+    let said = stderr(&refused);
+    assert!(
+        !refused.status.success() && said.contains("`tie_word_embeddings`"),
+        "{said}"
+    );
+}
+
+/// As a user gives it: paths with `~` and variables, long and short examples, one a row.
+#[test]
+fn examples_are_told_that_are_cut_or_left_out() {
+    let place = Place::new();
+    let pair =
+        |prompt: String, completion: &str| json!({"prompt": prompt, "completion": completion});
+    let mut lines: Vec<Value> = (0..20)
+        .map(|n| pair(format!("on {n}"), " the 42."))
+        .collect();
+    lines.push(pair("on 1".into(), &" the 42.".repeat(20)));
+    lines.push(pair("on 2 ".repeat(20), " the 42."));
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::create_dir(place.path("my-texts")).unwrap();
+    place.write("my-texts/data.jsonl", &text);
+    let config = CONFIG.replace("path: data.jsonl", "dataset: shakespeare");
+    place.write("config.yaml", &config);
+    let model = format!("model.name_or_path={}", model().display());
+    let train = |more: &[&str]| {
+        let fixed = [
+            "train",
+            "config.yaml",
+            "--set",
+            &model,
+            "--set",
+            "max_steps=2",
+        ];
+        let mut command = place.command(&[&fixed, more].concat());
+        command.env("HOME", place.folder.path()).output().unwrap()
+    };
+    let output = train(&[
+        "--set",
+        "data.path=~/my-texts",
+        "--set",
+        "packing=false",
+        "--set",
+        "validation_fraction=0",
+    ]);
+    stdout(&output);
+    let said = stderr(&output);
+    assert!(said.contains("2 of 22 examples"), "{said}");
+    assert!(
+        said.contains("1 of 22 examples") && said.contains("left out"),
+        "{said}"
+    );
+    assert!(
+        said.contains("21 training examples, one a row, nothing held out"),
+        "{said}"
+    );
+    let output = train(&[
+        "--dry-run",
+        "--set",
+        "data.path=$HOME/my-texts",
+        "--set",
+        "data.packing=true",
+    ]);
+    let said = stdout(&output);
+    assert!(said.contains("rows of whole examples"), "{said}");
+    let refused = train(&["--set", "data.path=$NOT_SET_HERE/my-texts"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        stderr(&refused).contains("`$NOT_SET_HERE` is not set"),
+        "{}",
+        stderr(&refused)
+    );
+}
+
 const CONFIG: &str = "\
 name: tune
 device: cpu

@@ -415,3 +415,141 @@ fn a_dry_run_finds_what_training_would() {
     );
     assert!(!place.path("runs/tiny-2").exists());
 }
+
+#[test]
+fn a_run_that_is_resumed_without_a_config_has_its_own() {
+    let place = Place::new();
+    assert_fine(&place.train(&["--set", "learning_rate=0.004"]));
+    let mut folders = vec!["runs/tiny", "runs/tiny/checkpoints/step-000003"];
+    // The default config's name finds the newest run of that name.
+    fs::create_dir(place.path("configs")).unwrap();
+    fs::write(
+        place.path("configs/small.yaml"),
+        "name: tiny\ndata: {path: no.txt}\n",
+    )
+    .unwrap();
+    folders.push("latest");
+    for (number, folder) in folders.into_iter().enumerate() {
+        let steps = 7 + number as u64;
+        let end = format!("max_steps={steps}");
+        let output = place
+            .command(&["--resume", folder, "--json", "--set", &end])
+            .output()
+            .unwrap();
+        assert_fine(&output);
+        let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(summary["steps"], steps);
+        let shown = stderr(&output);
+        assert!(shown.contains("changed    train.max_steps "), "{shown}");
+        assert!(!shown.contains("learning_rate"), "{shown}");
+    }
+    let config = fs::read_to_string(place.path("runs/tiny/config.yaml")).unwrap();
+    assert!(config.contains("learning_rate: 0.004"), "{config}");
+    let nowhere = place.command(&["--resume", "runs/none"]).output().unwrap();
+    insta::assert_snapshot!(messages(&nowhere));
+}
+
+#[test]
+fn a_resume_that_would_be_another_run_says_what_differs() {
+    let place = Place::new();
+    assert_fine(&place.train(&[]));
+    let output = place.train(&[
+        "--resume",
+        "--set",
+        "seed=3",
+        "--set",
+        "model.hidden_size=32",
+    ]);
+    insta::assert_snapshot!(messages(&output));
+    let output = place.train(&["--resume", "--set", "model.hidden_size=32"]);
+    assert_eq!(output.status.code(), Some(2));
+    let shown = stderr(&output);
+    assert!(
+        shown.contains("`model.hidden_size` was 16, and is 32"),
+        "{shown}"
+    );
+}
+
+#[test]
+fn a_closed_terminal_saves_and_nohup_goes_on() {
+    let place = Place::new();
+    let metrics = place.path("runs/tiny/metrics.jsonl");
+    let mut child = start_endless(&place, &["--set", "train.save_steps=0"]);
+    wait_until(|| fs::metadata(&metrics).is_ok_and(|file| file.len() > 0));
+    // As a shell does after the kernel did.
+    signal(&child, libc::SIGHUP);
+    signal(&child, libc::SIGHUP);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(checkpoints(&place).len(), 1);
+
+    let trainer = env!("CARGO_BIN_EXE_surefoot-trainer");
+    let script = format!(
+        "trap '' HUP; exec '{trainer}' train config.yaml --set max_steps=1000000 --set name=nohup"
+    );
+    let mut child = Command::new("bash")
+        .args(["-c", &script])
+        .current_dir(place.folder.path())
+        .env("HIP_ALLOC", "0")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let metrics = place.path("runs/nohup/metrics.jsonl");
+    let length = || fs::metadata(&metrics).map_or(0, |file| file.len());
+    wait_until(|| length() > 0);
+    signal(&child, libc::SIGHUP);
+    let before = length();
+    wait_until(|| length() > before + 1000);
+    signal(&child, libc::SIGTERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn the_commands_of_the_report_work() {
+    let place = Place::new();
+    assert_fine(&place.train(&["--set", "name=it's done"]));
+    let page = fs::read_to_string(place.path("runs/it's done/report.html")).unwrap();
+    let data = page.split("id=\"data\">").nth(1).unwrap();
+    let data = data.split("</script>").next().unwrap();
+    let data: serde_json::Value = serde_json::from_str(data).unwrap();
+    let lines = data["commands"].as_array().unwrap().iter();
+    let lines: Vec<&str> = lines
+        .filter_map(|command| command["line"].as_str())
+        .collect();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    let programs = Path::new(env!("CARGO_BIN_EXE_surefoot")).parent().unwrap();
+    for line in lines.iter().filter(|line| line.starts_with("surefoot ")) {
+        // From anywhere.
+        let output = Command::new("bash")
+            .args([
+                "-c",
+                &format!("PATH='{}':$PATH; {line}", programs.display()),
+            ])
+            .current_dir("/")
+            .env("SUREFOOT_CACHE", place.path("cache"))
+            .output()
+            .unwrap();
+        assert_fine(&output);
+        assert!(!output.stdout.is_empty(), "{line}");
+    }
+}
+
+/// Of all but the superuser, who may write everywhere where the file system lets them.
+#[test]
+fn a_dry_run_finds_an_output_folder_that_takes_nothing() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let runs = place.path("runs");
+    fs::create_dir(&runs).unwrap();
+    fs::set_permissions(&runs, fs::Permissions::from_mode(0o555)).unwrap();
+    let output = place.train(&["--dry-run"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("cannot create a run folder in `runs`"),
+        "{}",
+        stderr(&output)
+    );
+    // A file system that takes nothing, whatever the permissions say.
+    let output = place.train(&["--dry-run", "--set", "output_dir=/proc"]);
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+}

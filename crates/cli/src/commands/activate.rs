@@ -6,9 +6,11 @@
 
 use super::activation;
 use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use surefoot_cli::output::{Failure, Outcome};
+use surefoot_cli::output::{self, Failure, Outcome};
 
 /// Install hip-alloc into a Python environment: `HIP_ALLOC=1 python train.py` then uses it
 ///
@@ -24,23 +26,37 @@ pub(crate) struct Args {
     remove: bool,
 }
 
+/// What the Python part did; the words are its own.
+#[derive(Deserialize, Serialize)]
+struct Report {
+    /// `install` or `remove`.
+    command: String,
+    /// Whether anything is different now: a removal may find nothing.
+    changed: bool,
+    site_packages: PathBuf,
+    /// What calls the activation there; nothing after a removal.
+    called_by: Option<String>,
+    message: String,
+}
+
 /// Runs the command.
-pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
-    let python = interpreter(args.python.as_deref());
+pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let python = interpreter(args.python.as_deref())?;
     let mut command = Command::new(&python);
     command
         // Neither the program's own modules nor another activation come first.
-        .args(["-m", "surefoot_activate"])
+        .args(["-m", "surefoot_activate", "--json"])
         .env("PYTHONPATH", activation::unpack()?)
         .env_remove("HIP_ALLOC")
-        .stdin(Stdio::null());
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit());
     if args.remove {
         command.arg("remove");
     } else {
         command.arg("install").arg("--library");
         command.arg(activation::library()?);
     }
-    let status = command.status().map_err(|error| match error.kind() {
+    let output = command.output().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Failure::usage(format_args!(
             "there is no Python at `{}`: name one with --python",
             python.display()
@@ -49,12 +65,30 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
             anyhow::Error::new(error).context(format!("cannot run `{}`", python.display())),
         ),
     })?;
-    let code = status.code().context("the Python process was stopped")?;
-    Ok(Outcome::Child(u8::try_from(code).unwrap_or(1)))
+    let code = output
+        .status
+        .code()
+        .context("the Python process was stopped")?;
+    if code != 0 {
+        std::io::stdout().write_all(&output.stdout)?;
+        return Ok(Outcome::Child(u8::try_from(code).unwrap_or(1)));
+    }
+    // Any program ends well that looks at none of its arguments.
+    let Ok(report) = serde_json::from_slice::<Report>(&output.stdout) else {
+        return Err(Failure::usage(format_args!(
+            "`{}` is not a Python: nothing was installed or removed",
+            python.display()
+        )));
+    };
+    match json {
+        true => output::print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
+        false => output::print(&format!("{}\n", report.message))?,
+    }
+    Ok(Outcome::Fine)
 }
 
 /// What `wanted` means; else the active environment's Python, else the one on the path.
-fn interpreter(wanted: Option<&Path>) -> PathBuf {
+fn interpreter(wanted: Option<&Path>) -> Result<PathBuf, Failure> {
     let environment = || {
         ["VIRTUAL_ENV", "CONDA_PREFIX"]
             .into_iter()
@@ -63,8 +97,17 @@ fn interpreter(wanted: Option<&Path>) -> PathBuf {
             .map(PathBuf::from)
     };
     match wanted.map(Path::to_path_buf).or_else(environment) {
-        Some(folder) if folder.is_dir() => folder.join("bin/python"),
-        Some(program) => program,
-        None => PathBuf::from("python3"),
+        Some(folder) if folder.is_dir() => {
+            // Outside of environments there is often no `python` without a number.
+            let known = ["bin/python", "bin/python3"].map(|name| folder.join(name));
+            known.into_iter().find(|path| path.is_file()).ok_or_else(|| {
+                Failure::usage(format_args!(
+                    "there is neither bin/python nor bin/python3 in `{}`: name one with --python",
+                    folder.display()
+                ))
+            })
+        }
+        Some(program) => Ok(program),
+        None => Ok(PathBuf::from("python3")),
     }
 }

@@ -2,98 +2,52 @@
 //! library, and the variables.
 
 use anyhow::Context;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use surefoot_cli::cache;
 use surefoot_cli::output::Failure;
 
-/// The folder `python/` of this project: path and content.
-const FILES: &[(&str, &str)] = &[
-    (
-        "sitecustomize.py",
-        include_str!("../../../../python/sitecustomize.py"),
-    ),
-    (
-        "surefoot_activate/__init__.py",
-        include_str!("../../../../python/surefoot_activate/__init__.py"),
-    ),
-    (
-        "surefoot_activate/__main__.py",
-        include_str!("../../../../python/surefoot_activate/__main__.py"),
-    ),
-    (
-        "surefoot_activate/_answers.py",
-        include_str!("../../../../python/surefoot_activate/_answers.py"),
-    ),
-    (
-        "surefoot_activate/_errors.py",
-        include_str!("../../../../python/surefoot_activate/_errors.py"),
-    ),
-    (
-        "surefoot_activate/_features.py",
-        include_str!("../../../../python/surefoot_activate/_features.py"),
-    ),
-    (
-        "surefoot_activate/_history.py",
-        include_str!("../../../../python/surefoot_activate/_history.py"),
-    ),
-    (
-        "surefoot_activate/_hook.py",
-        include_str!("../../../../python/surefoot_activate/_hook.py"),
-    ),
-    (
-        "surefoot_activate/_install.py",
-        include_str!("../../../../python/surefoot_activate/_install.py"),
-    ),
-    (
-        "surefoot_activate/_installer.py",
-        include_str!("../../../../python/surefoot_activate/_installer.py"),
-    ),
-    (
-        "surefoot_activate/_library.py",
-        include_str!("../../../../python/surefoot_activate/_library.py"),
-    ),
-    (
-        "surefoot_activate/_refusals.py",
-        include_str!("../../../../python/surefoot_activate/_refusals.py"),
-    ),
-    (
-        "surefoot_activate/_summary.py",
-        include_str!("../../../../python/surefoot_activate/_summary.py"),
-    ),
-    (
-        "surefoot_placement/__init__.py",
-        include_str!("../../../../python/surefoot_placement/__init__.py"),
-    ),
-    (
-        "surefoot_placement/_checksum.py",
-        include_str!("../../../../python/surefoot_placement/_checksum.py"),
-    ),
-    (
-        "surefoot_placement/_ladder.py",
-        include_str!("../../../../python/surefoot_placement/_ladder.py"),
-    ),
-    (
-        "surefoot_placement/_mover.py",
-        include_str!("../../../../python/surefoot_placement/_mover.py"),
-    ),
-    (
-        "surefoot_placement/_parts.py",
-        include_str!("../../../../python/surefoot_placement/_parts.py"),
-    ),
-    (
-        "surefoot_placement/_prepare.py",
-        include_str!("../../../../python/surefoot_placement/_prepare.py"),
-    ),
-    (
-        "surefoot_placement/_report.py",
-        include_str!("../../../../python/surefoot_placement/_report.py"),
-    ),
-    (
-        "surefoot_placement/_wishes.py",
-        include_str!("../../../../python/surefoot_placement/_wishes.py"),
-    ),
+macro_rules! python_files {
+    ($($path:literal),* $(,)?) => {
+        &[$(($path, include_str!(concat!("../../python/", $path)))),*]
+    };
+}
+
+/// The Python packages that this binary carries: path and content.
+///
+/// The folder `python` of this crate is a link to the one of the repository, which cargo
+/// follows when it packages the crate.
+const FILES: &[(&str, &str)] = python_files![
+    "sitecustomize.py",
+    "surefoot_activate/__init__.py",
+    "surefoot_activate/__init__.pyi",
+    "surefoot_activate/__main__.py",
+    "surefoot_activate/_answers.py",
+    "surefoot_activate/_errors.py",
+    "surefoot_activate/_features.py",
+    "surefoot_activate/_history.py",
+    "surefoot_activate/_hook.py",
+    "surefoot_activate/_install.py",
+    "surefoot_activate/_installer.py",
+    "surefoot_activate/_library.py",
+    "surefoot_activate/_refusals.py",
+    "surefoot_activate/_startup.py",
+    "surefoot_activate/_summary.py",
+    "surefoot_activate/py.typed",
+    "surefoot_placement/__init__.py",
+    "surefoot_placement/__init__.pyi",
+    "surefoot_placement/_checksum.py",
+    "surefoot_placement/_mover.py",
+    "surefoot_placement/_options.py",
+    "surefoot_placement/_parts.py",
+    "surefoot_placement/_prepare.py",
+    "surefoot_placement/_report.py",
+    "surefoot_placement/_strategy.py",
+    "surefoot_placement/_transfer.py",
+    "surefoot_placement/_verify.py",
+    "surefoot_placement/py.typed",
 ];
 
 /// Sets `HIP_ALLOC`, `HIP_ALLOC_LIB` and `PYTHONPATH` for a child.
@@ -116,12 +70,106 @@ pub(super) fn activate(command: &mut Command) -> Result<(), Failure> {
     Ok(())
 }
 
-/// `HIP_ALLOC_LIB`, else the library beside this executable.
+/// Refuses a Python that would run with PyTorch's own allocator, in silence: one with an option
+/// that keeps it from `PYTHONPATH` (`-E`, `-I`) or from `sitecustomize` (`-S`). It is asked
+/// itself, since `surefoot activate` may have put hip-alloc where it looks.
+pub(super) fn refuse_isolated_python(
+    program: &OsStr,
+    arguments: &[OsString],
+) -> Result<(), Failure> {
+    let Some(options) = isolating_options(program, arguments) else {
+        return Ok(());
+    };
+    let mut question = Command::new(program);
+    question
+        .args(&options)
+        .args([
+            "-c",
+            "import importlib.metadata as m, sys; print('surefoot_activate' in sys.modules or \
+             any(e.value.startswith('surefoot_activate:') for e in m.entry_points(group='torch.backends')))",
+        ])
+        .env("HIP_ALLOC", "1")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null());
+    match question.output() {
+        Ok(answer) if answer.stdout.trim_ascii() == b"False" => {
+            let program = program.to_string_lossy();
+            let options: Vec<_> = options
+                .iter()
+                .map(|option| option.to_string_lossy())
+                .collect();
+            Err(Failure::usage(format_args!(
+                "`{program} {}` does not read PYTHONPATH, through which hip-alloc is switched on, and would run with \
+                 PyTorch's own allocator: leave the option out, or put hip-alloc into its environment with \
+                 `surefoot activate --python {program}`, which works but for -S",
+                options.join(" ")
+            )))
+        }
+        // A program that cannot be started or asked says so itself.
+        _ => Ok(()),
+    }
+}
+
+/// The options in front of the script, if `program` is a Python and one of them isolates it.
+fn isolating_options(program: &OsStr, arguments: &[OsString]) -> Option<Vec<OsString>> {
+    let name = Path::new(program).file_name()?.to_str()?;
+    let version = name.strip_prefix("python")?;
+    if !version
+        .chars()
+        .all(|each| each.is_ascii_digit() || each == '.')
+    {
+        return None;
+    }
+    let mut options = Vec::new();
+    let mut isolates = false;
+    let mut arguments = arguments.iter();
+    'options: while let Some(argument) = arguments.next() {
+        let Some(letters) = argument.to_str().and_then(|text| text.strip_prefix('-')) else {
+            break;
+        };
+        if letters.is_empty() || letters == "-" {
+            break;
+        }
+        if letters.starts_with('-') {
+            options.push(argument.clone());
+            if letters == "-check-hash-based-pycs" {
+                options.extend(arguments.next().cloned());
+            }
+            continue;
+        }
+        for (at, letter) in letters.char_indices() {
+            match letter {
+                // What follows is the program.
+                'c' | 'm' => {
+                    if at > 0 {
+                        options.push(format!("-{}", &letters[..at]).into());
+                    }
+                    break 'options;
+                }
+                // What follows is its value.
+                'W' | 'X' => {
+                    options.push(argument.clone());
+                    if at + 1 == letters.len() {
+                        options.extend(arguments.next().cloned());
+                    }
+                    continue 'options;
+                }
+                'E' | 'I' | 'S' => isolates = true,
+                _ => {}
+            }
+        }
+        options.push(argument.clone());
+    }
+    isolates.then_some(options)
+}
+
+/// `HIP_ALLOC_LIB`, else the library that came with this executable.
 pub(super) fn library() -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os("HIP_ALLOC_LIB").filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
         return if path.is_file() {
-            Ok(path)
+            // The child may change its folder before it loads it.
+            Ok(std::path::absolute(&path)?)
         } else {
             Err(Failure::usage(format_args!(
                 "HIP_ALLOC_LIB={}: there is no such file",
@@ -129,19 +177,55 @@ pub(super) fn library() -> Result<PathBuf, Failure> {
             )))
         };
     }
-    let name = format!(
-        "{}hip_alloc{}",
-        std::env::consts::DLL_PREFIX,
-        std::env::consts::DLL_SUFFIX
-    );
     let here = std::env::current_exe().context("cannot tell where this executable is")?;
-    let candidates = [
+    let mut candidates = library_candidates(&here);
+    candidates.retain(|path| path.is_file());
+    candidates.into_iter().next().ok_or_else(|| {
+        Failure::usage(format_args!(
+            "there is no `{}` with `{}`: build it with `cargo build -p hip-alloc`, or set HIP_ALLOC_LIB",
+            library_name(),
+            here.display()
+        ))
+    })
+}
+
+fn library_name() -> String {
+    use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
+    format!("{DLL_PREFIX}hip_alloc{DLL_SUFFIX}")
+}
+
+/// Where the library is when the executable is `here`: beside it (cargo), in `../lib/surefoot`
+/// (the archive and Debian's package), or in the package of a Python environment, whose
+/// programs are in `bin` (the wheel; `pip install --target` leaves out `lib/pythonX.Y`).
+fn library_candidates(here: &Path) -> Vec<PathBuf> {
+    let name = library_name();
+    let mut candidates = vec![
         here.with_file_name(&name),
         here.with_file_name("deps").join(&name),
     ];
-    candidates.into_iter().find(|path| path.is_file()).ok_or_else(|| {
-        Failure::usage(format_args!("`{name}` is not beside `{}`: build it with `cargo build -p hip-alloc`, or set HIP_ALLOC_LIB", here.display()))
-    })
+    let Some(prefix) = here.parent().and_then(Path::parent) else {
+        return candidates;
+    };
+    candidates.push(prefix.join("lib/surefoot").join(&name));
+    let mut site_packages = vec![prefix.to_owned()];
+    for lib in ["lib", "lib64", "local/lib"] {
+        let entries = fs::read_dir(prefix.join(lib)).into_iter().flatten();
+        for folder in entries.flatten().map(|entry| entry.path()) {
+            let is_python = |name: &OsStr| name.to_string_lossy().starts_with("python3");
+            if folder.file_name().is_some_and(is_python) {
+                site_packages
+                    .extend(["site-packages", "dist-packages"].map(|name| folder.join(name)));
+            }
+        }
+    }
+    // The order of a folder's entries is nobody's choice.
+    site_packages.sort();
+    candidates.extend(
+        site_packages
+            .into_iter()
+            .map(|folder| folder.join("surefoot_activate").join(&name)),
+    );
+    candidates
 }
 
 /// Writes the Python files into the cache, once a version of this binary.
@@ -188,14 +272,63 @@ mod tests {
     use super::*;
 
     #[test]
+    fn options_that_isolate_a_python_are_seen_up_to_its_program() {
+        let options = |program: &str, line: &str| {
+            let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let found = isolating_options(OsStr::new(program), &arguments)?;
+            let words: Vec<_> = found.iter().map(|word| word.to_string_lossy()).collect();
+            Some(words.join(" "))
+        };
+        let seen = |line| options("/usr/bin/python3.12", line);
+        assert_eq!(seen("-E train.py").as_deref(), Some("-E"));
+        assert_eq!(seen("-u -sE -m train -v").as_deref(), Some("-u -sE"));
+        assert_eq!(
+            seen("-W error -X dev -Ic x").as_deref(),
+            Some("-W error -X dev -I")
+        );
+        assert_eq!(seen("train.py -E"), None);
+        assert_eq!(seen("-W E train.py"), None);
+        assert_eq!(seen("-c -E"), None);
+        assert_eq!(seen("-Xdev -BOO train.py"), None);
+        assert_eq!(options("python-config", "-E"), None);
+        assert_eq!(options("sh", "-E"), None);
+    }
+
+    #[test]
+    fn the_library_is_found_in_each_layout_that_is_installed() {
+        let name = library_name();
+        for layout in [
+            "bin",
+            "lib/surefoot",
+            "lib/python3.12/site-packages/surefoot_activate",
+            "lib64/python3.9/site-packages/surefoot_activate",
+            "lib/python3/dist-packages/surefoot_activate",
+            "surefoot_activate",
+        ] {
+            let prefix = tempfile::tempdir().expect("a folder");
+            let folder = prefix.path().join(layout);
+            fs::create_dir_all(&folder).expect("a folder");
+            fs::write(folder.join(&name), b"").expect("a file");
+            let found: Vec<PathBuf> = library_candidates(&prefix.path().join("bin/surefoot"))
+                .into_iter()
+                .filter(|path| path.is_file())
+                .collect();
+            assert_eq!(found, [folder.join(&name)]);
+        }
+    }
+
+    #[test]
     fn the_binary_carries_every_file_of_the_folder() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../python");
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
         let mut expected = vec!["sitecustomize.py".to_owned()];
         for package in ["surefoot_activate", "surefoot_placement"] {
             for entry in fs::read_dir(root.join(package)).expect("the folder") {
                 let name = entry.expect("an entry").file_name();
                 let name = name.into_string().expect("a name");
-                if name.ends_with(".py") {
+                if [".py", ".pyi", ".typed"]
+                    .iter()
+                    .any(|end| name.ends_with(end))
+                {
                     expected.push(format!("{package}/{name}"));
                 }
             }

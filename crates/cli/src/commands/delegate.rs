@@ -1,5 +1,6 @@
 //! `surefoot train|eval|generate`: becomes the `surefoot-trainer` process.
 
+use super::trainer_libraries;
 use anyhow::Context;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ pub(crate) fn start(subcommand: &str, rest: &[OsString], json: bool) -> Result<O
     let program = trainer_binary()?;
     let mut command = Command::new(&program);
     command.arg(subcommand).args(rest);
+    command.envs(trainer_libraries::choose());
     if json {
         command.arg("--json");
     }

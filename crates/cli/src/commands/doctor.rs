@@ -1,10 +1,13 @@
 //! `surefoot doctor`: what is wrong with this machine, and what to type to mend it.
 
+use super::trainer_libraries;
 use anyhow::Context;
-use platform::report::{Report, diagnose, diagnose_text};
-use platform::{detect, dump};
+use doctor::anonymous::report_to_post;
+use doctor::dump;
+use doctor::report::{Report, diagnose, diagnose_text};
+use platform::detect;
 use std::fs;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
@@ -22,6 +25,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "from")]
     dump: Option<PathBuf>,
 
+    /// Write the text that a maintainer would ask for into one file: the diagnosis and all it was made from,
+    /// without names of users and hosts, addresses and serial numbers (`-`: stdout)
+    #[arg(long, value_name = "FILE", conflicts_with = "dump")]
+    report: Option<PathBuf>,
+
     /// Write the commands that mend what was found, for review; runs nothing (`-`: stdout)
     #[arg(long, value_name = "FILE")]
     fix_script: Option<PathBuf>,
@@ -37,8 +45,11 @@ pub(crate) struct Args {
 
 /// Runs the doctor.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
-    let report = match &args.from {
-        Some(path) => from_file(path)?,
+    let (report, made_from) = match &args.from {
+        Some(path) => {
+            let text = read(path)?;
+            (from_text(&text, path)?, text)
+        }
         None => {
             let python = match (&args.python, args.no_python) {
                 (_, true) => Python::Skip,
@@ -46,23 +57,41 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
                 (None, _) => Python::Active,
             };
             let snapshot = live::snapshot(&python);
+            let text = snapshot.to_text();
             if let Some(path) = &args.dump {
-                write(path, &without_home(&snapshot.to_text()))?;
+                write(path, &without_home(&text))?;
                 return Ok(Outcome::Fine);
             }
-            diagnose(detect::machine(&snapshot))
+            (diagnose(detect::machine(&snapshot)), text)
         }
     };
+    if let Some(path) = &args.report {
+        let text = report_to_post(&report, &without_home(&made_from), &own_names());
+        write(path, &text)?;
+        return Ok(outcome(&report));
+    }
     if let Some(path) = &args.fix_script {
         write(path, &report.fix_script())?;
         if path == Path::new("-") {
             return Ok(outcome(&report));
         }
     }
+    // Of this machine only: a dump does not say what lies in its folders.
+    let libraries = match args.from.is_none() && !args.no_python {
+        true => trainer_libraries::list(args.python.as_deref()),
+        false => None,
+    };
     if json {
-        output::print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
+        let mut value = serde_json::to_value(&report)?;
+        if let Some(libraries) = &libraries {
+            value["trainer_libraries"] = serde_json::to_value(libraries)?;
+        }
+        output::print(&format!("{}\n", serde_json::to_string_pretty(&value)?))?;
     } else {
         output::print(&report.to_text(output::wants_colour(&io::stdout())))?;
+        if let Some(note) = libraries.and_then(|listed| listed.note) {
+            output::print(&format!("\n`surefoot train`: {note}\n"))?;
+        }
     }
     Ok(outcome(&report))
 }
@@ -83,21 +112,36 @@ fn outcome(report: &Report) -> Outcome {
     }
 }
 
-fn from_file(path: &Path) -> Result<Report, Failure> {
-    let text = read(path)?;
-    diagnose_text(&text).map_err(|error| Failure::usage(format_args!("{}: {error}", name(path))))
+/// The names of this user and this host, which a posted text should not have.
+fn own_names() -> Vec<String> {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let user = ["USER", "LOGNAME", "USERNAME", "COMPUTERNAME", "HOSTNAME"];
+    let names = user.into_iter().filter_map(|name| std::env::var(name).ok());
+    // These are everywhere, and name nobody.
+    let tells = |name: &String| {
+        !matches!(
+            name.as_str(),
+            "" | "root" | "user" | "host" | "localhost" | "ubuntu"
+        )
+    };
+    names
+        .chain([host.trim().to_owned()])
+        .filter(tells)
+        .collect()
 }
 
-/// Reads a file, or stdin for `-`, in whatever encoding it is.
+fn from_text(text: &str, path: &Path) -> Result<Report, Failure> {
+    diagnose_text(text).map_err(|error| Failure::usage(format_args!("{}: {error}", name(path))))
+}
+
+/// Reads a file, or stdin for `-`, in whatever encoding it is; of a long one what matters.
 pub(crate) fn read(path: &Path) -> Result<String, Failure> {
-    let mut bytes = Vec::new();
     let result = if path == Path::new("-") {
-        io::stdin().lock().read_to_end(&mut bytes).map(|_| ())
+        dump::read_text(io::stdin().lock())
     } else {
-        fs::read(path).map(|read| bytes = read)
+        fs::File::open(path).and_then(dump::read_text)
     };
-    result.map_err(|error| Failure::usage(format_args!("cannot read {}: {error}", name(path))))?;
-    Ok(dump::decode(&bytes))
+    result.map_err(|error| Failure::usage(format_args!("cannot read {}: {error}", name(path))))
 }
 
 /// Writes a result to a file, or to stdout for `-`, and says so.

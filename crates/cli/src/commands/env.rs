@@ -1,7 +1,7 @@
 //! `surefoot env`: the variables that this machine needs, for a shell to read.
 
+use doctor::plan::{Variable, plan_with};
 use platform::machine::System;
-use platform::plan::{Variable, plan_with};
 use std::fmt::Write as _;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
@@ -56,7 +56,11 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     }
     let plan = plan_with(&machine, args.gpu);
     let shell = if json { Shell::Json } else { args.shell };
-    output::print(&assignments(shell, &plan.variables))?;
+    let has_gpu = !machine.gpus.is_empty();
+    if !has_gpu && shell == Shell::Json {
+        eprintln!("surefoot: {NO_GPU}");
+    }
+    output::print(&assignments(shell, &plan.variables, has_gpu))?;
     Ok(Outcome::Fine)
 }
 
@@ -69,8 +73,11 @@ pub(crate) fn no_such_gpu(gpu: usize, count: usize) -> String {
     }
 }
 
+/// Without a GPU nobody can say what it needs.
+const NO_GPU: &str = "no AMD GPU that HIP can use was found, so it is not known which variables it needs (`surefoot doctor` says why)";
+
 /// The assignments, each with its reason as a comment above it.
-fn assignments(shell: Shell, variables: &[Variable]) -> String {
+fn assignments(shell: Shell, variables: &[Variable], has_gpu: bool) -> String {
     if shell == Shell::Json {
         let object: serde_json::Map<String, serde_json::Value> = variables
             .iter()
@@ -79,7 +86,11 @@ fn assignments(shell: Shell, variables: &[Variable]) -> String {
         return format!("{:#}\n", serde_json::Value::Object(object));
     }
     let mut text = String::new();
-    if variables.is_empty() {
+    if !has_gpu {
+        text.push_str("# ");
+        text.push_str(NO_GPU);
+        text.push('\n');
+    } else if variables.is_empty() {
         text.push_str("# this machine needs no variables\n");
     }
     for Variable { name, value, why } in variables {
@@ -105,27 +116,34 @@ mod tests {
             why: "hides GPU 2".into(),
         }];
         assert_eq!(
-            assignments(Shell::Bash, &variables),
+            assignments(Shell::Bash, &variables, true),
             "# hides GPU 2\nexport ROCR_VISIBLE_DEVICES=1,0\n"
         );
         assert_eq!(
-            assignments(Shell::Fish, &variables),
+            assignments(Shell::Fish, &variables, true),
             "# hides GPU 2\nset -gx ROCR_VISIBLE_DEVICES 1,0\n"
         );
         assert_eq!(
-            assignments(Shell::Powershell, &variables),
+            assignments(Shell::Powershell, &variables, true),
             "# hides GPU 2\n$env:ROCR_VISIBLE_DEVICES = \"1,0\"\n"
         );
         assert_eq!(
-            assignments(Shell::Json, &variables),
+            assignments(Shell::Json, &variables, true),
             "{\n  \"ROCR_VISIBLE_DEVICES\": \"1,0\"\n}\n"
         );
     }
 
     #[test]
+    fn a_machine_without_a_gpu_is_not_said_to_need_nothing() {
+        let text = assignments(Shell::Bash, &[], false);
+        assert!(text.starts_with("# no AMD GPU"), "{text}");
+        assert_eq!(assignments(Shell::Json, &[], false), "{}\n");
+    }
+
+    #[test]
     fn nothing_needed_is_still_valid_for_eval() {
         assert_eq!(
-            assignments(Shell::Bash, &[]),
+            assignments(Shell::Bash, &[], true),
             "# this machine needs no variables\n"
         );
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use surefoot_cli::output::{self, Failure, Outcome};
+use trainer::config::DataFormat;
 use trainer::text::thousands;
 use trainer::{examples, inference};
 
@@ -16,14 +17,24 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelOptions,
 
-    /// The text: plain, or JSON lines of `text`, `prompt` and `completion`, or `messages`
+    /// The text: plain, or JSON, JSON lines or CSV of `text`, `prompt` and `completion`, or
+    /// `messages`
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
+
+    /// What the data are, where their name does not say it
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    format: Option<DataFormat>,
 
     /// Tokens that the model sees at once; the first of each such window is not predicted
     /// from anything before it
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     block_size: u32,
+}
+
+fn format(name: &str) -> Result<DataFormat, String> {
+    serde_json::from_value(name.into())
+        .map_err(|_| "is one of `text`, `jsonl`, `json`, `csv`".to_owned())
 }
 
 /// Evaluates; the score goes to stdout.
@@ -32,12 +43,27 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     bar.set_style(ProgressStyle::with_template("{spinner} {msg}")?);
     bar.enable_steady_tick(Duration::from_millis(120));
     bar.set_message("loading the model");
-    let records = examples::records(&args.data).map_err(failure)?;
+    let records = examples::records(&args.data, args.format).map_err(failure)?;
     let model = args.model.load(i64::from(args.block_size))?;
     let block_size = i64::from(args.block_size).min(model.context) as usize;
-    let mut told = |tokens| bar.set_message(format!("{} tokens", thousands(tokens)));
-    let score = inference::score(&model, records, block_size, &mut told).map_err(failure)?;
+    let mut on_progress = |tokens| bar.set_message(format!("{} tokens", thousands(tokens)));
+    let score = inference::score(&model, records, block_size, &mut on_progress).map_err(failure)?;
     bar.finish_and_clear();
+    let window = match block_size < args.block_size as usize {
+        true => format!(
+            "{block_size} (all that the model was made for; `--block-size` is {})",
+            args.block_size
+        ),
+        false => block_size.to_string(),
+    };
+    let divided = match score.divided {
+        0 => String::new(),
+        divided => format!(
+            "; {} of {} records are longer, and measured in several",
+            thousands(divided),
+            thousands(score.records)
+        ),
+    };
     let text = if json {
         serde_json::to_string_pretty(&score)?
     } else {
@@ -45,6 +71,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             "negative log-likelihood  {:.4} nats per token\n\
              perplexity               {:.3}\n\
              tokens                   {}\n\
+             windows                  of {window} tokens at most{divided}\n\
              speed                    {:.0} tokens/s",
             score.negative_log_likelihood,
             score.perplexity,

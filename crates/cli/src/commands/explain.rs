@@ -1,8 +1,8 @@
 //! `surefoot explain`: what an error message means.
 
-use platform::dump;
-use platform::explain::{Explainer, Hints};
-use platform::report::explanation_text;
+use doctor::encoding::Decoder;
+use doctor::explain::{Explainer, Explanation, Hints};
+use doctor::report::explanation_text;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -19,6 +19,10 @@ pub(crate) struct Args {
     /// The log comes from this machine: judge its numbers by the RAM of this machine
     #[arg(long)]
     here: bool,
+
+    /// Print only the commands, three at most, whose output would settle what is uncertain
+    #[arg(long)]
+    ask: bool,
 }
 
 /// Explains a log.
@@ -40,7 +44,9 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     feed(&args.file, &mut explainer)
         .map_err(|error| Failure::usage(format_args!("cannot read {name}: {error}")))?;
     let explanation = explainer.finish();
-    if json {
+    if args.ask {
+        output::print(&to_ask(&explanation, json)?)?;
+    } else if json {
         output::print(&format!(
             "{}\n",
             serde_json::to_string_pretty(&explanation)?
@@ -54,6 +60,22 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     Ok(Outcome::Fine)
 }
 
+/// The commands to run next, as lines or as a JSON list.
+fn to_ask(explanation: &Explanation, json: bool) -> Result<String, Failure> {
+    let commands = explanation.to_ask();
+    if json {
+        return Ok(format!("{}\n", serde_json::to_string_pretty(&commands)?));
+    }
+    if commands.is_empty() {
+        return Ok("Nothing to ask: what the text says is certain.\n".to_owned());
+    }
+    let lines = commands.iter().map(|command| format!("    {command}\n"));
+    Ok(format!(
+        "Run these and add their output to the text:\n{}",
+        lines.collect::<String>()
+    ))
+}
+
 /// Reads the log in pieces: it can be larger than the memory.
 fn feed(path: &Path, explainer: &mut Explainer) -> io::Result<()> {
     let mut from: Box<dyn Read> = if path == Path::new("-") {
@@ -62,22 +84,15 @@ fn feed(path: &Path, explainer: &mut Explainer) -> io::Result<()> {
         Box::new(File::open(path)?)
     };
     let mut piece = vec![0; 256 << 10];
-    let mut is_first = true;
+    let mut decoder = Decoder::default();
     loop {
-        let length = match from.read(&mut piece) {
-            Ok(0) => return Ok(()),
-            Ok(length) => length,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+        match from.read(&mut piece) {
+            Ok(0) => break,
+            Ok(length) => decoder.read(&piece[..length], |text| explainer.read(text)),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
-        };
-        if is_first && matches!(piece[..length], [0xff, 0xfe, ..] | [0xfe, 0xff, ..]) {
-            // PowerShell's UTF-16 cannot be cut anywhere; such logs are short.
-            let mut bytes = piece[..length].to_vec();
-            from.read_to_end(&mut bytes)?;
-            explainer.read(dump::decode(&bytes).as_bytes());
-            return Ok(());
         }
-        is_first = false;
-        explainer.read(&piece[..length]);
     }
+    decoder.finish(|text| explainer.read(text));
+    Ok(())
 }

@@ -1,12 +1,12 @@
 //! `surefoot probe --placement`: what becomes of each fault on the way to a device.
 //!
-//! Twice: the decisions of the placement ladder against an in-process device, which can do
+//! Twice: the decisions of verified transfer against an in-process device, which can do
 //! everything wrong and needs no GPU; and the same faults on the routes of this machine's
-//! own device (the CPU where there is no other). It lives in the trainer's binary because
-//! the ladder does.
+//! own device (the CPU where there is no other). It is in the trainer's binary because
+//! transfers need libtorch.
 
+use placement::testing::matrix::{FaultMatrix, fault_matrix, fault_matrix_here};
 use surefoot_cli::output::{self, Failure, Outcome};
-use trainer::PlacementMatrix;
 
 /// Show what becomes of each fault on the way to a device
 #[derive(clap::Args)]
@@ -14,12 +14,12 @@ pub(crate) struct Args {}
 
 /// The tables, or JSON, go to stdout. Exit code 1 when `always` takes wrong bytes for right.
 pub(crate) fn run(_: &Args, json: bool) -> Result<Outcome, Failure> {
-    let in_process = trainer::placement_matrix();
-    let here = trainer::placement_matrix_here()?;
+    let in_process = fault_matrix();
+    let here = fault_matrix_here()?;
     let missed = in_process.missed + here.missed;
     if json {
         let cells = in_process.cells.into_iter().chain(here.cells);
-        let both = PlacementMatrix::from_cells(cells.collect());
+        let both = FaultMatrix::from_cells(cells.collect());
         output::print(&format!("{}\n", serde_json::to_string_pretty(&both)?))?;
     } else {
         let device = here

@@ -1,7 +1,7 @@
 //! `surefoot generate`: lets a model continue a text or answer in a chat.
 
 use surefoot_cli::output::{self, Failure, Outcome};
-use trainer::examples::Message;
+use trainer::examples::{Conversation, Message};
 use trainer::inference::{self, SamplingSettings};
 
 use super::model_options::{ModelOptions, failure};
@@ -93,12 +93,9 @@ fn prompt_tokens(
         .encoder
         .template()
         .ok_or_else(|| trainer::Error::Data("`--chat`: this model has no chat template".into()))?;
-    let message = Message {
-        role: "user".into(),
-        content: args.prompt.clone(),
-    };
+    let message = Message::new("user", &args.prompt);
     let text = template
-        .render(&[message], true)
+        .render(&Conversation::new(vec![message]), true)
         .map_err(trainer::Error::Data)?;
     model.encoder.tokens(&text, false)
 }

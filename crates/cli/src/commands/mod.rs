@@ -2,6 +2,7 @@
 
 pub(crate) mod activate;
 mod activation;
+pub(crate) mod cache;
 pub(crate) mod delegate;
 pub(crate) mod doctor;
 pub(crate) mod env;
@@ -9,3 +10,9 @@ pub(crate) mod explain;
 pub(crate) mod probe;
 pub(crate) mod replay;
 pub(crate) mod run;
+#[cfg(unix)]
+pub(crate) mod runs;
+pub(crate) mod shell;
+mod trainer_libraries;
+#[cfg(unix)]
+pub(crate) mod ui;

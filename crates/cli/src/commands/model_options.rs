@@ -34,9 +34,7 @@ impl ModelOptions {
             compute: trainer::inference::compute_kind(self.bf16),
             context,
         };
-        let model = trainer::weights::locate(&self.model, &|_, _| {})
-            .map_err(|error| failure(error.into()))?;
-        LanguageModel::open(&model, self.adapter.as_deref(), options).map_err(failure)
+        LanguageModel::open(&self.model, self.adapter.as_deref(), options).map_err(failure)
     }
 }
 

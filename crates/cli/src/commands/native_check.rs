@@ -1,5 +1,7 @@
 //! One check of `surefoot probe --torch own`, in this process: see `probe.rs`.
 
+mod checks;
+
 use surefoot_cli::output::{self, Failure, Outcome};
 
 /// Run one check of the probe on our own libtorch
@@ -14,7 +16,7 @@ pub(crate) struct Args {
 
 /// The answer is one line of JSON, as the Python checks give it.
 pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
-    let answer = trainer::checks::run(&args.function, &args.device);
+    let answer = checks::run(&args.function, &args.device);
     output::print(&format!("{}\n", serde_json::to_string(&answer)?))?;
     Ok(Outcome::Fine)
 }

@@ -5,24 +5,27 @@
 //! (`probe/checks.py`, carried in this binary) for the user's own torch, and in
 //! `surefoot-trainer` for the libtorch that our trainer uses (`--torch own`).
 //!
-//! What is found out about settings that must be tried is remembered (`remembered.rs`):
+//! What is found out about settings that must be tried is remembered (`doctor::probe_cache`):
 //! `env` and `run` then set them.
 
 mod check;
 
 use super::delegate;
 use super::doctor::write;
+use super::trainer_libraries;
+use anstyle::{AnsiColor, Style};
 use anyhow::Context;
 use check::{CHECKS, Check, Outcome as Answer, Result as CheckResult, Runner};
+use doctor::probe_cache;
 use platform::Machine;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use surefoot_cli::cache;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
-use surefoot_cli::remembered;
 
 /// Test whether this GPU computes correctly, each check in a process of its own
 ///
@@ -133,10 +136,12 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         Torch::Python => Runner {
             program: interpreter(args, &machine)?,
             arguments: vec![script.path().into()],
+            variables: Vec::new(),
         },
         Torch::Own => Runner {
             program: delegate::trainer_binary()?,
             arguments: vec!["check".into()],
+            variables: trainer_libraries::choose(),
         },
     };
 
@@ -231,7 +236,9 @@ fn remember(results: &[CheckResult]) {
         .filter(|result| result.outcome != Answer::Skipped)
         .map(|result| (result.name, !result.outcome.is_failure()));
     // Without a place to keep it, the settings are not set: nothing is lost.
-    if let Err(error) = remembered::write(&identity.architecture, &identity.torch, verdicts) {
+    let folder = cache::folder();
+    let written = probe_cache::write(&folder, &identity.architecture, &identity.torch, verdicts);
+    if let Err(error) = written {
         tracing::warn!("cannot remember the result: {error}");
     }
 }
@@ -313,19 +320,20 @@ fn verdict(results: &[CheckResult]) -> String {
 }
 
 /// For people: one line a check, and what to do below those that failed.
-fn text(report: &Report<'_>, colour: bool) -> String {
+fn text(report: &Report<'_>, coloured: bool) -> String {
     let mut text = String::new();
     for result in report.checks {
-        let (word, code) = match result.outcome {
-            Answer::Ok => ("ok", "32"),
-            Answer::Skipped => ("skip", "36"),
-            _ => ("FAIL", "31"),
+        let (word, colour) = match result.outcome {
+            Answer::Ok => ("ok", AnsiColor::Green),
+            Answer::Skipped => ("skip", AnsiColor::Cyan),
+            _ => ("FAIL", AnsiColor::Red),
         };
-        let word = if colour {
-            format!("\u{1b}[{code}m{word:>5}\u{1b}[0m")
+        let style = if coloured {
+            colour.on_default()
         } else {
-            format!("{word:>5}")
+            Style::new()
         };
+        let word = format!("{style}{word:>5}{style:#}");
         // Writing to a `String` cannot fail, here and below.
         let _ = writeln!(
             text,

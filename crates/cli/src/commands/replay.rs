@@ -1,20 +1,20 @@
 //! `surefoot replay`: a recorded run again, on the simulated device, in this allocator and
 //! in PyTorch's.
 //!
-//! What PyTorch would hold comes from a model of its rules (`hip_alloc::trace::peers`), so
+//! What PyTorch would hold comes from a model of its rules (`alloc_lab::baselines`), so
 //! no PyTorch is needed; `cargo xtask bench alloc` measures the real one.
 
 mod picture;
 mod report;
 
+use alloc_lab::baselines::Baseline;
+use alloc_lab::replay::{replay, replay_watched};
+use alloc_lab::trace::Trace;
 use anyhow::Context;
 use hip_alloc::config::{Config, Mapped};
 use hip_alloc::driver::Mapping;
 use hip_alloc::driver::sim::SimOrders;
 use hip_alloc::pool::PoolConfig;
-use hip_alloc::trace::format::Trace;
-use hip_alloc::trace::peers::Peer;
-use hip_alloc::trace::replay::{replay, replay_watched};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -56,16 +56,14 @@ pub(crate) struct Args {
 /// Replays a trace.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let name = args.trace.display().to_string();
-    let settings = args
-        .policy
-        .clone()
-        .or_else(|| std::env::var("HIP_ALLOC_CONF").ok())
-        .unwrap_or_default();
-    let config = Config::parse(&settings).map_err(|error| match args.policy {
+    let config = match &args.policy {
         // The same words, but the key is not the variable's.
-        Some(_) => Failure::usage(error.to_string().replace("HIP_ALLOC_CONF", "--policy")),
-        None => Failure::usage(error),
-    })?;
+        Some(policy) => Config::parse(policy).map_err(|error| {
+            Failure::usage(error.to_string().replace("HIP_ALLOC_CONF", "--policy"))
+        })?,
+        None => Config::from_variable(std::env::var_os("HIP_ALLOC_CONF").as_deref())
+            .map_err(Failure::usage)?,
+    };
     let mapping = (config.mapped == Mapped::On).then_some(MAPPING);
     let config = config.pool(GRANULE);
     let trace = Trace::read(&args.trace)
@@ -86,6 +84,8 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let orders = SimOrders {
         capacity: args.capacity_mb.map_or(unlimited.capacity, |mib| mib << 20),
         mapping,
+        call_latency: Duration::from_micros(50),
+        clearing_rate: 5_000_000_000,
         ..unlimited
     };
 
@@ -102,12 +102,12 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     });
     curves.extend([live, held]);
     let mut peers = Vec::new();
-    for peer in Peer::ALL {
+    for peer in Baseline::ALL {
         progress.set_message(format!("replaying in {}", peer.name()));
         let mut curve = Curve::new(&peer.name(), trace.events.len());
         let outcome = peer.replay(&trace, &mut |event, held| curve.add(event, held));
         // What no caching holds is what is live.
-        if peer != Peer::NoCaching {
+        if peer != Baseline::NoCaching {
             curves.push(curve);
         }
         peers.push((peer, outcome));

@@ -14,20 +14,20 @@ mod watch;
 
 use super::activation;
 use super::env::no_such_gpu;
+use doctor::explain::ending::{self, Ending};
+use doctor::explain::{Explainer, Hints};
+use doctor::findings::{Check, Severity, findings, seen_by_hip};
+use doctor::plan::{Plan, VISIBILITY, plan_with};
+use doctor::report::explanation_text;
 use platform::Machine;
-use platform::explain::ending::{self, Ending};
-use platform::explain::{Explainer, Hints};
-use platform::findings::{Check, Severity, findings, seen_by_hip};
 use platform::machine::Gpu;
-use platform::plan::{Plan, VISIBILITY, plan_with};
-use platform::report::explanation_text;
 use std::ffi::OsString;
 use std::io;
 use std::process::Command;
 use std::sync::atomic::Ordering;
-use surefoot_cli::gradients;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
+use surefoot_cli::unsafe_gpu;
 use watch::{Seen, Watch};
 
 /// Launch a command with the variables that this machine needs; explain it when it dies
@@ -82,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
         return Err(Failure::usage(no_such_gpu(gpu, machine.gpus.len())));
     }
     let plan = plan_with(&machine, args.gpu);
-    gradients::refuse_wrong_ones(device_zero(&machine, &plan, args.gpu))?;
+    unsafe_gpu::refuse_wrong_ones(device_zero(&machine, &plan, args.gpu))?;
     name_what_is_harmful(&machine, &plan, args);
     let (program, rest) = args
         .command
@@ -168,6 +168,9 @@ fn set_environment(
     }
     if args.alloc || std::env::var("HIP_ALLOC").is_ok_and(|value| value == "1") {
         activation::activate(command)?;
+        if let Some((program, arguments)) = args.command.split_first() {
+            activation::refuse_isolated_python(program, arguments)?;
+        }
     }
     Ok(())
 }

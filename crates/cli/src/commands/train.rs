@@ -4,20 +4,24 @@ use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use doctor::findings::seen_by_hip;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use platform::Bytes;
 use platform::Machine;
-use platform::findings::seen_by_hip;
-use surefoot_cli::gradients;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
-use trainer::task::{Evaluation, Sample};
-use trainer::text::{bytes, thousands};
+use surefoot_cli::unsafe_gpu;
+use trainer::text::thousands;
 use trainer::{
-    Allocator, Config, Metrics, Observer, Rollback, ShortOfMemory, SkippedStep, Start, Stop,
+    Allocator, Config, Evaluation, Metrics, Observer, OomRetry, Rollback, Sample, SkippedStep,
+    Start, Stop,
 };
 
 use super::model_options::failure;
 use super::{config_report, train_environment, train_report};
+
+/// What is trained when nothing is named.
+const DEFAULT_CONFIG: &str = "configs/small.yaml";
 
 /// How often a log, which is no terminal, gets a line on one thing in preparation.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -25,9 +29,9 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 /// Train a model as a config says
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The config: a YAML file
-    #[arg(default_value = "configs/small.yaml")]
-    config: PathBuf,
+    /// The config: a YAML file [default: that of the run after `--resume RUN`, else
+    /// configs/small.yaml]
+    config: Option<PathBuf>,
 
     /// Override a key of the config, as in `train.max_steps=50`; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
@@ -44,30 +48,60 @@ pub(crate) struct Args {
 
 /// Trains; the summary goes to stdout, everything else to stderr.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
-    let mut config = Config::load(&args.config, &args.set)
-        .map_err(|error| Failure::Usage(config_report::render(&error)))?;
-    if args.resume.is_some() {
-        config.train.resume_from_checkpoint.clone_from(&args.resume);
-    }
+    let config = config(args)?;
     train_environment::apply(&config.device);
-    let mut screen = Screen::new();
+    let mut display = ProgressDisplay::new();
     if args.dry_run {
-        return dry_run(&config, screen, json);
+        return dry_run(&config, display, json);
     }
     let stop = Stop::default();
     on_signals(&stop)?;
     let result = install(&config).and_then(|allocator| {
-        trainer::run(&config, &allocator, &mut screen, &stop).map_err(failure)
+        trainer::run(&config, &allocator, &mut display, &stop).map_err(failure)
     });
-    screen.bar.finish_and_clear();
+    display.bar.finish_and_clear();
     let summary = result?;
     if json {
         let text = serde_json::to_string_pretty(&summary)?;
         output::print(&format!("{text}\n"))?;
     } else {
-        output::print(&train_report::summary(&summary, &screen.folder))?;
+        output::print(&train_report::summary(&summary, &display.folder))?;
     }
     Ok(Outcome::Fine)
+}
+
+/// The config file that is named, or the run's own, or the default one.
+fn config(args: &Args) -> Result<Config, Failure> {
+    let load = |path: &Path| {
+        Config::load(path, &args.set).map_err(|error| Failure::Usage(config_report::render(&error)))
+    };
+    let mut config = match (&args.config, args.resume.as_deref()) {
+        (Some(path), _) => load(path)?,
+        (None, Some(run)) if run != "latest" => load(&own_config(Path::new(run))?)?,
+        (None, Some(_)) => {
+            let named = load(Path::new(DEFAULT_CONFIG))?;
+            let run = trainer::resume::newest_run(&named).map_err(failure)?;
+            load(&own_config(&run)?)?
+        }
+        (None, None) => load(Path::new(DEFAULT_CONFIG))?,
+    };
+    if args.resume.is_some() {
+        config.train.resume_from_checkpoint.clone_from(&args.resume);
+    }
+    Ok(config)
+}
+
+/// The config of a run, by its folder or that of a checkpoint.
+fn own_config(run: &Path) -> Result<PathBuf, Failure> {
+    let path = trainer::resume::config_of(run);
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Failure::usage(format_args!(
+        "`--resume {}`: that is neither a run nor a checkpoint of one, since there is no `{}`",
+        run.display(),
+        path.display()
+    )))
 }
 
 /// Installs the allocator, then looks at the GPU: that must not be what sets libtorch's own
@@ -95,14 +129,14 @@ fn refuse_on(machine: &Machine, index: usize) -> Result<(), Failure> {
     let gpu = seen_by_hip(machine)
         .get(index)
         .and_then(|&gpu| machine.gpus.get(gpu));
-    gradients::refuse_wrong_ones(gpu)
+    unsafe_gpu::refuse_wrong_ones(gpu)
 }
 
 /// Checks everything; what was found goes to stdout.
-fn dry_run(config: &Config, mut screen: Screen, json: bool) -> Result<Outcome, Failure> {
+fn dry_run(config: &Config, mut display: ProgressDisplay, json: bool) -> Result<Outcome, Failure> {
     let result = install(config)
-        .and_then(|allocator| trainer::dry_run(config, &allocator, &mut screen).map_err(failure));
-    screen.bar.finish_and_clear();
+        .and_then(|allocator| trainer::dry_run(config, &allocator, &mut display).map_err(failure));
+    display.bar.finish_and_clear();
     let found = result?;
     let text = match json {
         true => serde_json::to_string_pretty(&found)? + "\n",
@@ -112,18 +146,22 @@ fn dry_run(config: &Config, mut screen: Screen, json: bool) -> Result<Outcome, F
     Ok(Outcome::Fine)
 }
 
-/// Ctrl-C and SIGTERM ask the run to stop; a second one ends the process at once.
+/// Ctrl-C, SIGTERM and a terminal that is closed ask the run to stop; a second Ctrl-C or SIGTERM
+/// ends the process at once.
 fn on_signals(stop: &Stop) -> Result<(), Failure> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let stop = stop.clone();
-    let mut signals = signal_hook::iterator::Signals::new([
-        signal_hook::consts::SIGINT,
-        signal_hook::consts::SIGTERM,
-    ])?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+    // Under `nohup` the run is to outlive its terminal.
+    if !is_ignored(SIGHUP) {
+        signals.add_signal(SIGHUP)?;
+    }
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
             for signal in signals.forever() {
-                if stop.is_requested() {
+                // A closed terminal is told of twice, by the kernel and by the shell.
+                if stop.is_requested() && signal != SIGHUP {
                     let _ = signal_hook::low_level::emulate_default_handler(signal);
                 }
                 let _ = writeln!(
@@ -136,8 +174,16 @@ fn on_signals(stop: &Stop) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Whether this process was started with the signal ignored (proc(5), `SigIgn`).
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
 /// The progress bar, and lines above it.
-struct Screen {
+struct ProgressDisplay {
     bar: ProgressBar,
     folder: PathBuf,
     /// Without a terminal there is no bar, and every record becomes a line.
@@ -146,7 +192,7 @@ struct Screen {
     prepared: Option<(String, Instant)>,
 }
 
-impl Screen {
+impl ProgressDisplay {
     fn new() -> Self {
         let interactive = std::io::stderr().is_terminal();
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
@@ -183,7 +229,7 @@ impl Screen {
     }
 }
 
-impl Observer for Screen {
+impl Observer for ProgressDisplay {
     fn preparing(&mut self, what: &str) {
         if self.interactive {
             self.bar.set_style(style("{spinner} {msg}"));
@@ -216,6 +262,9 @@ impl Observer for Screen {
         if let Some(step) = start.resumed_at {
             self.line(format!("resumed    after step {}", thousands(step)));
         }
+        for change in start.changes {
+            self.line(format!("changed    {change}"));
+        }
         self.line("");
         self.bar.disable_steady_tick();
         self.bar
@@ -236,7 +285,7 @@ impl Observer for Screen {
             metrics.loss,
             metrics.learning_rate,
             thousands(metrics.units_per_second.round() as u64),
-            bytes(metrics.memory.headline()),
+            Bytes(metrics.memory.headline()),
         );
         if self.interactive {
             self.bar.set_message(text);
@@ -264,7 +313,7 @@ impl Observer for Screen {
         }
     }
 
-    fn short_of_memory(&mut self, step: &ShortOfMemory) {
+    fn oom_retry(&mut self, step: &OomRetry) {
         self.line(step.to_string());
     }
 
@@ -307,10 +356,10 @@ mod tests {
     fn the_gpu_whose_gradients_are_wrong_is_refused_by_the_number_that_hip_gives_it() {
         let dump = concat!(
             env!("CARGO_MANIFEST_DIR"),
-            "/../platform/tests/fixtures/synthetic/kfd_gfx1033_steamdeck.txt"
+            "/../doctor/tests/fixtures/synthetic/kfd_gfx1033_steamdeck.txt"
         );
         let text = std::fs::read_to_string(dump).expect("a fixture");
-        let mut machine = platform::dump::read(&text).expect("a machine");
+        let mut machine = doctor::dump::read(&text).expect("a machine");
         let card = platform::machine::Gpu {
             index: 1,
             gfx: "gfx1201".parse().ok(),

@@ -5,8 +5,8 @@
 //! So the trainer starts itself anew with them, before anything has touched a GPU. Signals,
 //! terminal and exit code stay those of one process.
 
+use doctor::plan::{VISIBILITY, Variable, plan};
 use platform::Machine;
-use platform::plan::{VISIBILITY, Variable, plan};
 use std::process::Command;
 use surefoot_cli::live::{self, Python};
 
@@ -66,10 +66,10 @@ mod tests {
     fn a_gpu_that_is_named_by_number_keeps_it() {
         let dump = concat!(
             env!("CARGO_MANIFEST_DIR"),
-            "/../platform/tests/fixtures/synthetic/kfd_gfx1201_plus_gfx1036.txt"
+            "/../doctor/tests/fixtures/synthetic/kfd_gfx1201_plus_gfx1036.txt"
         );
         let text = std::fs::read_to_string(dump).expect("a fixture");
-        let machine = platform::dump::read(&text).expect("a machine");
+        let machine = doctor::dump::read(&text).expect("a machine");
         let names = |device| -> Vec<String> {
             needed(&machine, device)
                 .into_iter()

@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use trainer::task::Evaluation;
-use trainer::text::{bytes, thousands};
-use trainer::{DryRun, Ending, MemoryPlan, Summary};
+use platform::Bytes;
+use trainer::text::thousands;
+use trainer::{DryRun, Ending, Evaluation, MemoryPlan, Summary};
 
 /// The summary as people read it.
 pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
@@ -12,7 +12,7 @@ pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
     lines.push(match summary.ending {
         Ending::Completed => format!("done: {} steps", thousands(summary.steps)),
         Ending::Stopped if summary.steps == 0 => "stopped before the first step".into(),
-        Ending::Stopped => format!(
+        _ => format!(
             "stopped after {} of {} steps; `--resume {}` continues",
             thousands(summary.steps),
             thousands(summary.max_steps),
@@ -48,16 +48,16 @@ pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
     if let (Some(live), Some(held)) = (memory.peak_live_bytes, memory.peak_held_bytes) {
         lines.push(format!(
             "peak memory     {} live, {} held",
-            bytes(live),
-            bytes(held)
+            Bytes(live),
+            Bytes(held)
         ));
     }
     if let Some(error) = &summary.memory_estimate_error {
         lines.push(format!(
             "expected        {} before the first step, {:+.0} % from the {} that the steps took",
-            bytes(summary.memory_estimate.peak),
+            Bytes(summary.memory_estimate.peak),
             100.0 * error.relative,
-            bytes(error.measured)
+            Bytes(error.measured)
         ));
     }
     if let Some(streamed) = &summary.streamed {
@@ -73,7 +73,7 @@ pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
     }
     lines.push(format!(
         "process memory  {} at its peak",
-        bytes(memory.peak_resident_bytes)
+        Bytes(memory.peak_resident_bytes)
     ));
     lines.push(format!(
         "time            {}",
@@ -118,12 +118,20 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
     };
     let memory = &found.memory;
     let peak = match (memory.peak_live_bytes, memory.peak_held_bytes) {
-        (Some(live), Some(held)) => format!("{} live, {} held; ", bytes(live), bytes(held)),
+        (Some(live), Some(held)) => format!("{} live, {} held; ", Bytes(live), Bytes(held)),
         _ => String::new(),
     };
     let plan: String = plan(found.memory_plan.as_ref())
         .iter()
         .map(|line| format!("{}{}{}\n", &line[..10], " ", &line[10..]))
+        .collect();
+    let held_out = match found.held_out_loss {
+        Some(loss) => format!("held-out loss {loss:.4}"),
+        None => "nothing held out".into(),
+    };
+    let changes = found.changes.iter();
+    let changes: String = changes
+        .map(|change| format!("changed     {change}\n"))
         .collect();
     let left = found.max_steps - found.resumed_at.unwrap_or(0).min(found.max_steps);
     format!(
@@ -134,8 +142,8 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
          data        {}\n\
          model       {}\n\
          run         {start}\n\
-         {plan}\
-         first batch loss {:.4}, gradient norm {:.3}, held-out loss {:.4}\n\
+         {changes}{plan}\
+         first batch loss {:.4}, gradient norm {:.3}, {held_out}\n\
          speed       {} tokens in {} forward and backward\n\
          time        about {} for {} steps; evaluations, samples and checkpoints come on top\n\
          expected    {}\n\
@@ -147,13 +155,12 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
         environment.model,
         found.loss,
         found.gradient_norm,
-        found.held_out_loss,
         thousands(found.units),
         duration(found.seconds),
         duration(found.estimated_seconds),
         thousands(left),
         expected(found),
-        bytes(memory.peak_resident_bytes),
+        Bytes(memory.peak_resident_bytes),
     )
 }
 

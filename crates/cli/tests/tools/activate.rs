@@ -34,7 +34,7 @@ fn the_environment_gets_the_python_part_and_the_library() {
         .expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
     let asked = format!(
-        "-m surefoot_activate install --library {}",
+        "-m surefoot_activate --json install --library {}",
         library.display()
     );
     assert!(
@@ -58,9 +58,56 @@ fn the_active_environment_is_meant_and_left_again() {
         .expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
-        text.starts_with("-m surefoot_activate remove\n"),
+        text.starts_with("-m surefoot_activate --json remove\n"),
         "{}",
         show(&output)
+    );
+}
+
+#[test]
+fn a_program_that_is_no_python_is_bad_usage() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = surefoot()
+        .args(["activate", "--remove", "--python", "/bin/true"])
+        .env("SUREFOOT_CACHE", folder.path())
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(2), "{}", show(&output));
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(text.contains("`/bin/true` is not a Python"), "{text}");
+}
+
+/// With the Python of this machine, in a folder that has no `bin/python`.
+#[test]
+fn a_folder_with_a_python3_is_found_and_the_report_is_json() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let cache = folder.path().join("cache");
+    let environment = folder.path().join("environment");
+    let made = std::process::Command::new("python3")
+        .args(["-m", "venv", "--without-pip"])
+        .arg(&environment)
+        .status();
+    assert!(made.expect("python3").success());
+    let [python, python3] = ["bin/python", "bin/python3"].map(|name| environment.join(name));
+    let real = python.canonicalize().expect("a program");
+    for link in [&python, &python3] {
+        std::fs::remove_file(link).expect("it was there");
+    }
+    std::os::unix::fs::symlink(real, python3).expect("a link");
+    let output = surefoot()
+        .args(["--json", "activate", "--remove", "--python"])
+        .arg(&environment)
+        .env("SUREFOOT_CACHE", cache)
+        .output()
+        .expect("it runs");
+    assert_eq!(output.status.code(), Some(0), "{}", show(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(report["command"], "remove");
+    assert_eq!(report["changed"], false);
+    let site_packages = report["site_packages"].as_str().expect("a path");
+    assert!(
+        Path::new(site_packages).starts_with(&environment),
+        "{site_packages}"
     );
 }
 

@@ -13,10 +13,10 @@ pub(crate) fn surefoot() -> Command {
     command
 }
 
-/// A fixture of `platform`.
+/// A fixture of `doctor`.
 pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../platform/tests/fixtures")
+        .join("../doctor/tests/fixtures")
         .join(name)
 }
 

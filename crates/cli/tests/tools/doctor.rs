@@ -196,6 +196,47 @@ fn an_error_is_explained() {
     insta::assert_snapshot!(show(&output));
 }
 
+/// Runs `surefoot explain` on a text that comes in through a pipe.
+fn explained(text: &[u8], arguments: &[&str]) -> std::process::Output {
+    let mut child = surefoot()
+        .arg("explain")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut stdin = child.stdin.take().expect("stdin");
+    stdin.write_all(text).expect("written");
+    drop(stdin);
+    child.wait_with_output().expect("it ends")
+}
+
+#[test]
+fn what_would_settle_an_uncertain_answer_is_asked_for() {
+    let output = explained(b"RuntimeError: No HIP GPUs are available\n", &["--ask"]);
+    insta::assert_snapshot!(show(&output), @r"
+    exit code: Some(0)
+    ----- stdout -----
+    Run these and add their output to the text:
+        rocminfo | grep -E 'gfx|Unable|not member'
+        ls -ln /dev/kfd /dev/dri; id
+        env | grep -E 'VISIBLE_DEVICES|HSA_|HIP_'
+    ----- stderr -----
+    ");
+}
+
+#[test]
+fn a_log_in_utf16_without_a_mark_is_read() {
+    let text = "PS C:\\ai> python main.py\r\nRuntimeError: HIP error: invalid device function\r\n";
+    let bytes: Vec<u8> = text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let output = explained(&bytes, &[]);
+    assert!(
+        String::from_utf8_lossy(&output.stdout).contains("[invalid-device-function, certain]"),
+        "{output:?}"
+    );
+}
+
 #[test]
 fn the_json_of_an_explanation() {
     let output = surefoot()
@@ -222,4 +263,36 @@ fn unknown_text_says_what_to_collect() {
         .write_all(b"ValueError: too many values to unpack\n")
         .expect("written");
     insta::assert_snapshot!(show(&child.wait_with_output().expect("it ends")));
+}
+
+/// What is posted names nobody, and says the same to whoever reads it.
+#[test]
+fn a_report_to_post_is_one_anonymous_text() {
+    let folder = std::env::temp_dir().join(format!("surefoot-report-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let (text, report) = (folder.join("text.txt"), folder.join("report.txt"));
+    std::fs::write(
+        &text,
+        "jane@tower:~$ rocminfo\nAgent 2\n  Name: gfx1100\n  Device Type: GPU\n  Uuid: GPU-1111222233334444\nFile \"/home/jane/train.py\"\n",
+    )
+    .expect("a text");
+    let run = |from: &std::path::Path, to: &str| {
+        let output = surefoot()
+            .args(["doctor", "--from"])
+            .arg(from)
+            .args(["--report", to])
+            .output();
+        show(&output.expect("it runs"))
+    };
+    let shown = run(&text, report.to_str().expect("a path"));
+    let posted = std::fs::read_to_string(&report).expect(&shown);
+    for secret in ["jane", "tower", "GPU-1111222233334444"] {
+        assert!(!posted.contains(secret), "{secret}: {posted}");
+    }
+    assert!(
+        posted.contains("# ") && posted.contains("Name: gfx1100"),
+        "{posted}"
+    );
+    assert!(run(&report, "-").contains("gfx1100"));
+    std::fs::remove_dir_all(&folder).expect("removed");
 }

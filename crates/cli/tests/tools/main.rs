@@ -2,10 +2,14 @@
 
 #[cfg(unix)]
 mod activate;
+mod cache;
 mod common;
 mod doctor;
+#[cfg(unix)]
+mod layouts;
 #[cfg(unix)]
 mod probe;
 mod replay;
 #[cfg(unix)]
 mod run;
+mod shell;

@@ -34,7 +34,10 @@ fn a_table_of_what_allocators_would_hold() {
 
 #[test]
 fn json_has_every_allocator_and_whether_the_bounds_were_kept() {
-    let output = replay(recorded().path(), &["--json", "--policy", "warmup_mb:0"]);
+    let output = replay(
+        recorded().path(),
+        &["--json", "--policy", "keep:none,warmup_mb:0"],
+    );
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(report["peak_live_bytes"], 2_147_483_648u64);
     assert_eq!(report["steps"], 2);

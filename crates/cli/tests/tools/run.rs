@@ -192,6 +192,58 @@ fn alloc_without_its_library_is_bad_usage() {
 }
 
 #[test]
+fn alloc_does_not_run_a_python_that_would_not_see_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let library = folder.path().join("libhip_alloc.so");
+    std::fs::write(&library, b"").expect("a file");
+    for option in ["-E", "-I"] {
+        let output = surefoot()
+            .args([
+                "run",
+                "--alloc",
+                "--",
+                "python3",
+                option,
+                "-c",
+                "print('ran')",
+            ])
+            .env("HIP_ALLOC_LIB", &library)
+            .env("SUREFOOT_CACHE", folder.path())
+            .output()
+            .expect("it runs");
+        assert_eq!(output.status.code(), Some(2), "{}", show(&output));
+        assert!(output.stdout.is_empty());
+        let told = stderr(&output);
+        assert!(
+            told.contains(&format!("`python3 {option}` does not read PYTHONPATH"))
+                && told.contains("surefoot activate --python python3"),
+            "{told}"
+        );
+    }
+}
+
+#[test]
+fn a_relative_library_is_handed_on_with_its_folder() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("libhip_alloc.so"), b"").expect("a file");
+    let output = surefoot()
+        .args(["run", "--alloc", "--", "sh", "-c", "echo $HIP_ALLOC_LIB"])
+        .env("HIP_ALLOC_LIB", "libhip_alloc.so")
+        .env("SUREFOOT_CACHE", folder.path())
+        .current_dir(folder.path())
+        .output()
+        .expect("it runs");
+    let told = String::from_utf8_lossy(&output.stdout);
+    let expected = folder.path().canonicalize().expect("a folder");
+    assert_eq!(
+        told.trim(),
+        expected.join("libhip_alloc.so").display().to_string(),
+        "{}",
+        show(&output)
+    );
+}
+
+#[test]
 fn a_gpu_that_is_not_there_is_bad_usage() {
     let output = run(&["--gpu", "99", "--", "true"]);
     assert_eq!(output.status.code(), Some(2), "{}", show(&output));

@@ -1,7 +1,8 @@
 //! One check: what it runs, how it can end, and what each end means.
 
-use platform::explain::ending::signal;
-use platform::explain::explain;
+use crate::commands::trainer_libraries::Variables;
+use doctor::explain::ending::signal;
+use doctor::explain::explain;
 use serde::Serialize;
 use std::ffi::OsString;
 use std::io::Read;
@@ -285,6 +286,7 @@ pub(super) struct Identity {
 pub(super) struct Runner {
     pub(super) program: PathBuf,
     pub(super) arguments: Vec<OsString>,
+    pub(super) variables: Variables,
 }
 
 /// Runs one check to its end, or to its time limit.
@@ -327,6 +329,7 @@ fn observe(
     command
         .args(&runner.arguments)
         .args([check.function, device])
+        .envs(runner.variables.iter().map(|(name, value)| (name, value)))
         .envs(check.variables.iter().copied());
     command
         .stdin(Stdio::null())

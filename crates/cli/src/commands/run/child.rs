@@ -1,7 +1,7 @@
 //! A child process: signals go in, the exit code comes out.
 
 use super::streams::Streams;
-use platform::explain::ending::Ending;
+use doctor::explain::ending::Ending;
 use std::io;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;

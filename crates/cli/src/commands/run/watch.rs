@@ -3,7 +3,8 @@
 //! After a process has died its memory is free again, so looking then shows nothing. A
 //! thread looks once in a while, and the last look before the end is what is reported.
 
-use platform::explain::ending::KernelEvents;
+use doctor::explain::ending::KernelEvents;
+use platform::live::Live;
 use platform::memory::HostMemory;
 use platform::snapshot::Content;
 use platform::source::Source;
@@ -15,7 +16,6 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
-use surefoot_cli::live::Live;
 
 /// Often enough to see a checkpoint being loaded, seldom enough to cost nothing.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -116,7 +116,7 @@ impl Watch {
 }
 
 fn read(path: &str) -> Option<String> {
-    match Live.read(path) {
+    match Live::default().read(path) {
         Some(Content::Text(text)) => Some(text),
         _ => None,
     }
@@ -151,7 +151,7 @@ fn look(render_nodes: &[(usize, String)], pid: u32) -> Sample {
         }
     }
     for (index, folder) in render_nodes {
-        let used = |name: &str| Bytes::parse(&read(&format!("{folder}/{name}"))?);
+        let used = |name: &str| Bytes::parse_tool_output(&read(&format!("{folder}/{name}"))?);
         if let (Some(vram), Some(gtt)) = (used("mem_info_vram_used"), used("mem_info_gtt_used")) {
             words.push(format!("GPU {index}: {vram} VRAM and {gtt} GTT in use"));
         }
@@ -162,7 +162,7 @@ fn look(render_nodes: &[(usize, String)], pid: u32) -> Sample {
             let line = status
                 .lines()
                 .find_map(|line| line.strip_prefix("VmHWM:"))?;
-            Bytes::parse(line)
+            Bytes::parse_tool_output(line)
         });
     Sample {
         at: Instant::now(),

@@ -2,8 +2,8 @@
 //! with every wheel tried. `run` and `train` refuse it unless somebody insists.
 
 use crate::output::Failure;
+use doctor::plan::WRONG_GRADIENTS;
 use platform::machine::Gpu;
-use platform::plan::WRONG_GRADIENTS;
 
 /// The variable that insists.
 pub const INSIST: &str = "SUREFOOT_ALLOW_GFX1033";

@@ -1,0 +1,295 @@
+//! `surefoot runs`: training runs, as their folders tell them.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use platform::Bytes;
+use surefoot_cli::output::{self, Failure, Outcome};
+use surefoot_ui::runs::{self, Metrics, Overview, Range, RunName, Runs, Status, Stopping};
+
+/// List, show, compare, stop and remove training runs
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The folder of runs
+    #[arg(long, value_name = "FOLDER", default_value = "runs", global = true)]
+    runs: PathBuf,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Every run, the one that changed last first
+    List,
+    /// One run: how it stands, its newest numbers, what happened in it
+    Show {
+        /// Name of its folder
+        run: RunName,
+    },
+    /// Runs beside each other: their numbers, and what differs between their configs
+    Compare {
+        /// Names of their folders
+        #[arg(required = true, num_args = 2..)]
+        run: Vec<RunName>,
+    },
+    /// Ask a run to finish its step, save and leave, as Ctrl-C does
+    Stop {
+        /// Name of its folder
+        run: RunName,
+        /// Return when it has ended
+        #[arg(long)]
+        wait: bool,
+        /// Ask once more a run that was asked before: it ends at once, without saving
+        #[arg(long)]
+        again: bool,
+    },
+    /// Remove runs that are not running, with all they made
+    Rm {
+        /// Names of their folders
+        #[arg(required = true)]
+        run: Vec<RunName>,
+    },
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let runs = Runs::new(&args.runs);
+    match &args.command {
+        Command::List => {
+            let list = runs.list()?;
+            match json {
+                true => print_json(&list)?,
+                false => output::print(&table(&list))?,
+            }
+        }
+        Command::Show { run } => show(&runs, run, json)?,
+        Command::Compare { run } => {
+            let comparison = runs::compare(&runs, run).map_err(failure)?;
+            match json {
+                true => print_json(&comparison)?,
+                false => output::print(&compared(&comparison))?,
+            }
+        }
+        Command::Stop { run, wait, again } => stop(&runs, run, *wait, *again, json)?,
+        Command::Rm { run } => {
+            for run in run {
+                runs.remove(run).map_err(failure)?;
+            }
+        }
+    }
+    Ok(Outcome::Fine)
+}
+
+/// A name that is none is a mistake in the call.
+fn failure(error: runs::Error) -> Failure {
+    match error {
+        runs::Error::NotFound { .. } => Failure::usage(error),
+        error => Failure::Job(error.into()),
+    }
+}
+
+fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    output::print(&format!("{}\n", serde_json::to_string_pretty(value)?))?;
+    Ok(())
+}
+
+fn stop(runs: &Runs, run: &RunName, wait: bool, again: bool, json: bool) -> Result<(), Failure> {
+    let process = match runs.overview(run).map_err(failure)?.status {
+        Status::Running { process, .. } => process,
+        _ => None,
+    };
+    let stopping = runs.stop(run, again).map_err(failure)?;
+    if wait && let Some(process) = &process {
+        runs::wait(process)?;
+    }
+    if json {
+        return print_json(&serde_json::json!({ "stopping": stopping, "waited": wait }));
+    }
+    let said = match (stopping, wait) {
+        (_, true) => format!("{run} has ended\n"),
+        (Stopping::Asked, false) => format!("{run} finishes its step, saves and leaves\n"),
+        (Stopping::AlreadyAsked, false) => {
+            format!("{run} was asked before; `--again` ends it at once, without saving\n")
+        }
+    };
+    output::print(&said)?;
+    Ok(())
+}
+
+fn show(runs: &Runs, run: &RunName, json: bool) -> Result<(), Failure> {
+    let detail = runs.detail(run).map_err(failure)?;
+    let mut metrics = Metrics::new(Range::default());
+    if let Some(mut file) = runs.metrics_file(run).map_err(failure)? {
+        metrics.update(&mut file)?;
+    }
+    let (events, before) = metrics.events();
+    if json {
+        return print_json(&serde_json::json!({
+            "run": detail,
+            "train": metrics.train(),
+            "eval": metrics.eval(),
+            "events": events,
+            "dropped_events": before,
+            "unreadable_lines": metrics.unreadable(),
+        }));
+    }
+    let latest = metrics.latest();
+    let mut text = String::new();
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(text, "{name:<16}{value}");
+    };
+    line("run", printable(&detail.path.display().to_string()));
+    line("state", state(&detail.overview.status));
+    line("step", steps(&detail.overview));
+    line("training loss", number(latest.loss));
+    line("held-out loss", number(latest.eval_loss));
+    line("learning rate", number(latest.learning_rate));
+    line("gradient norm", number(latest.grad_norm));
+    line(
+        "tokens/s",
+        latest
+            .tokens_per_second
+            .map_or(unknown(), |speed| format!("{speed:.0}")),
+    );
+    line("memory", memory(latest.memory));
+    let expected = detail.expected_memory.as_ref();
+    let expected = expected.and_then(|estimate| estimate["peak"].as_f64());
+    line("expected", memory(expected));
+    if metrics.unreadable() > 0 {
+        line(
+            "damaged",
+            format!("{} lines of metrics.jsonl", metrics.unreadable()),
+        );
+    }
+    if before > 0 {
+        line("events", format!("{before} before these"));
+    }
+    for event in events {
+        line(
+            &format!("step {}", event.step),
+            printable(&format!("{} {}", event.kind, event.record)),
+        );
+    }
+    output::print(&text)?;
+    Ok(())
+}
+
+fn table(list: &[Overview]) -> String {
+    if list.is_empty() {
+        return "no runs here; `surefoot train` makes one\n".to_owned();
+    }
+    let rows = list.iter().map(|run| {
+        [
+            run.name.to_string(),
+            run.status.word().to_owned(),
+            steps(run),
+            number(run.latest.loss),
+            number(run.latest.eval_loss),
+            memory(run.latest.memory),
+        ]
+    });
+    let head = ["run", "state", "step", "loss", "held out", "memory"];
+    let rows: Vec<[String; 6]> = std::iter::once(head.map(str::to_owned))
+        .chain(rows)
+        .collect();
+    columns(&rows.iter().map(|row| row.to_vec()).collect::<Vec<_>>())
+}
+
+fn compared(comparison: &runs::Comparison) -> String {
+    let names = comparison.runs.iter().map(|run| run.name.to_string());
+    let row = |name: &str, of: &dyn Fn(&Overview) -> String| -> Vec<String> {
+        let values = comparison.runs.iter().map(of);
+        std::iter::once(name.to_owned()).chain(values).collect()
+    };
+    let mut rows = vec![std::iter::once(String::new()).chain(names).collect()];
+    rows.push(row("state", &|run| run.status.word().to_owned()));
+    rows.push(row("step", &steps));
+    rows.push(row("loss", &|run| number(run.latest.loss)));
+    rows.push(row("held out", &|run| number(run.latest.eval_loss)));
+    for difference in &comparison.differences {
+        let values = difference.values.iter();
+        let values = values.map(|value| value.as_deref().map_or("-".to_owned(), printable));
+        rows.push(
+            std::iter::once(printable(&difference.key))
+                .chain(values)
+                .collect(),
+        );
+    }
+    let mut text = columns(&rows);
+    for unreadable in &comparison.unreadable {
+        let _ = writeln!(text, "{}", printable(unreadable));
+    }
+    text
+}
+
+/// Rows of cells, each column as wide as its widest.
+fn columns(rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..rows.first().map_or(0, Vec::len)).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths);
+        let line: String = cells
+            .map(|(cell, width)| format!("{cell:<width$}  "))
+            .collect();
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    text
+}
+
+fn state(status: &Status) -> String {
+    match status {
+        Status::Running {
+            process: Some(process),
+            ..
+        } => format!("{}, process {}", status.word(), process.pid),
+        Status::Failed { error: Some(error) } => format!("failed: {}", printable(error)),
+        status => status.word().to_owned(),
+    }
+}
+
+fn steps(run: &Overview) -> String {
+    let of = run
+        .max_steps
+        .map_or(String::new(), |steps| format!("/{steps}"));
+    format!("{}{of}", run.latest.step)
+}
+
+fn unknown() -> String {
+    "unknown".to_owned()
+}
+
+fn number(value: Option<f64>) -> String {
+    value.map_or(unknown(), |value| match value.abs() {
+        size if size != 0.0 && size < 1e-3 => format!("{value:.2e}"),
+        _ => format!("{value:.4}"),
+    })
+}
+
+fn memory(bytes: Option<f64>) -> String {
+    bytes.map_or(unknown(), |bytes| Bytes(bytes as u64).to_string())
+}
+
+/// Text from a file on a terminal: what would move its cursor or change its colours is written out.
+fn printable(text: &str) -> String {
+    let letters = text.chars().map(|letter| match letter.is_control() {
+        true => letter.escape_default().to_string(),
+        false => letter.to_string(),
+    });
+    letters.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_for_a_terminal_are_written_out() {
+        assert_eq!(printable("a\u{1b}[31mb\nc"), "a\\u{1b}[31mb\\nc");
+        assert_eq!(printable("gemäß ✓"), "gemäß ✓");
+    }
+}

@@ -1,0 +1,143 @@
+//! `surefoot ui`: a page that shows training runs.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::Context;
+use doctor::report::diagnose;
+use platform::detect;
+use surefoot_cli::live::{self, Python};
+use surefoot_cli::output::{self, Failure, Outcome};
+use surefoot_ui::server::{Options, Server};
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Show training runs in a browser
+///
+/// Prints an address with a token in it. The server answers this machine alone; from another one, come through
+/// `ssh -L 8420:127.0.0.1:8420 HOST`. Runs go on when it ends.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The folder of runs
+    #[arg(long, value_name = "FOLDER", default_value = "runs")]
+    runs: PathBuf,
+
+    /// The port; 0 takes a free one
+    #[arg(long, default_value_t = 8420)]
+    port: u16,
+
+    /// The address to listen at; another one than this machine's own lets the network see it, unencrypted
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    host: IpAddr,
+
+    /// A further name by which browsers may call the server, as in `box.local`; may be repeated
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
+
+    /// Open it in the browser
+    #[arg(long)]
+    open: bool,
+}
+
+/// Serves until Ctrl-C or SIGTERM.
+pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let state = state_folder()?;
+    let options = Options {
+        runs: args.runs.clone(),
+        address: args.host,
+        port: args.port,
+        names: args.allow_host.clone(),
+        token_file: state.join("ui-token"),
+        diagnose: || diagnose(live_machine()),
+        dump: || super::doctor::without_home(&live::snapshot(&Python::Active).to_text()),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(8)
+        .build()?;
+    runtime.block_on(async {
+        let server = Server::bind(options)
+            .await
+            .with_context(|| format!("cannot listen at {}, port {}", args.host, args.port))?;
+        let url = server.url();
+        if !args.host.is_loopback() {
+            eprintln!(
+                "surefoot: {} is not this machine alone: whoever sees the traffic sees the token. \
+                 `ssh -L` is the safe way",
+                args.host
+            );
+        }
+        match json {
+            true => output::print(&format!(
+                "{}\n",
+                serde_json::json!({ "url": url, "port": server.address().port() })
+            ))?,
+            false => output::print(&format!("{url}\n"))?,
+        }
+        if args.open
+            && let Err(error) = open(&state, &url)
+        {
+            eprintln!("surefoot: cannot open a browser: {error:#}");
+        }
+        let mut terminate = signal(SignalKind::terminate())?;
+        server
+            .run(async {
+                tokio::select! {
+                    _ = tokio::signal::ctrl_c() => {}
+                    _ = terminate.recv() => {}
+                }
+            })
+            .await;
+        anyhow::Ok(())
+    })?;
+    // A thread that waits for a disk must not keep the process.
+    runtime.shutdown_background();
+    Ok(Outcome::Fine)
+}
+
+fn live_machine() -> platform::Machine {
+    match std::env::var_os(live::MACHINE) {
+        Some(_) => live::machine(&Python::Active),
+        None => detect::machine(&live::snapshot(&Python::Active)),
+    }
+}
+
+/// `$XDG_STATE_HOME/surefoot`, or `~/.local/state/surefoot`.
+fn state_folder() -> Result<PathBuf, Failure> {
+    let folder = |name: &str| {
+        let value = std::env::var_os(name).map(PathBuf::from);
+        value.filter(|path| path.is_absolute())
+    };
+    folder("XDG_STATE_HOME")
+        .or_else(|| Some(folder("HOME")?.join(".local/state")))
+        .map(|folder| folder.join("surefoot"))
+        .ok_or_else(|| {
+            Failure::usage("neither XDG_STATE_HOME nor HOME is set to a folder for the token")
+        })
+}
+
+/// Opens a file that leads to the page: arguments of programs can be seen by every user, files of ours cannot.
+fn open(state: &Path, url: &str) -> anyhow::Result<()> {
+    let path = state.join("ui-open.html");
+    let _ = std::fs::remove_file(&path);
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&path)?;
+    write!(
+        file,
+        "<!doctype html><meta http-equiv=\"refresh\" content=\"0;url={url}\">"
+    )?;
+    Command::new("xdg-open")
+        .arg(&path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("xdg-open")?;
+    Ok(())
+}
