@@ -47,6 +47,8 @@ def answer(torch, library):
     fractions = {}
 
     def set_fraction(fraction, device):
+        if not 0 <= fraction <= 1:  # which PyTorch checks in a way that lets NaN through
+            raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0 to 1")
         library.set_memory_fraction(known(device), fraction)
         fractions[device] = fraction
 
@@ -61,6 +63,9 @@ def answer(torch, library):
         "_cuda_record_memory_history": history.record,
         "_cuda_record_memory_history_legacy": history.record_by_old_names,
         "_cuda_allocationTraceback": history.traceback,
+        "_cuda_isHistoryEnabled": history.is_enabled,
+        "_cuda_setMemoryMetadata": history.set_metadata,
+        "_cuda_getMemoryMetadata": history.get_metadata,
         "_cuda_setMemoryFraction": set_fraction,
         "_cuda_getMemoryFraction": lambda device: fractions.get(known(device), 1.0),
         "_accelerator_getMemoryInfo": memory_info,
@@ -139,8 +144,14 @@ def as_nested_dict(stats, since):
     nested = {name: {"all": stat, "small_pool": _stat(0), "large_pool": dict(stat)} for name, stat in pooled.items()}
     nested.update(oversize_allocations=_stat(0), oversize_segments=_stat(0))
     nested.update(
-        num_alloc_retries=0, num_ooms=stats.out_of_memory - since.out_of_memory, num_sync_all_streams=0, max_split_size=-1,
+        num_alloc_retries=stats.alloc_retries - since.alloc_retries, num_ooms=stats.out_of_memory - since.out_of_memory,
+        num_sync_all_streams=stats.stream_syncs - since.stream_syncs, max_split_size=-1,
+        num_oom_rejections=0,  # those of PyTorch's throw_on_cudamalloc_oom, which is not known here
         num_device_alloc=blocks["allocated"], num_device_free=blocks["freed"],
+        hip_alloc={  # what PyTorch does not count
+            "driver_alloc_bytes": stats.driver_alloc_bytes, "driver_free_bytes": stats.driver_free_bytes,
+            "driver_nanoseconds": stats.driver_nanoseconds, "give_backs": stats.give_backs,
+        },
     )
     return nested
 

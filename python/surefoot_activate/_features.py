@@ -6,6 +6,9 @@ program ends with a message that says so; without one of `ASKED` one question st
 and a line on standard error names it.
 """
 
+import ctypes
+import os
+
 from ._errors import ActivationError, say
 
 NEEDED = (
@@ -32,6 +35,10 @@ ASKED = {
 }
 
 
+# c10::memoryProfilingEnabled and c10::reportMemoryUsageToProfiler.
+PROFILER_HOOK = ("_ZN3c1022memoryProfilingEnabledEv", "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE")
+
+
 def check(torch, tested):
     """Raises where hip-alloc cannot be installed; says what will not be answered."""
     missing = [name for name in NEEDED if find(torch, name) is None]
@@ -41,11 +48,22 @@ def check(torch, tested):
             f"which hip-alloc is installed with: take PyTorch {tested}, or set HIP_ALLOC=0"
         )
     silent = [asked for asked, names in ASKED.items() if not any(find(torch, name) for name in names)]
+    if not _has_profiler_hook():
+        silent.append("torch.profiler.profile(profile_memory=True)")
     if silent:
         say(
             f"PyTorch {torch.__version__} has moved what {', '.join(silent)} ask: under hip-alloc they "
             f"do not answer here, as they do with PyTorch {tested}"
         )
+
+
+def _has_profiler_hook():
+    """Whether hip-alloc will find what it tells PyTorch's profiler with (`crates/hip-alloc/cpp/profiler.cpp`)."""
+    try:
+        libc10 = ctypes.CDLL("libc10.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:
+        return False
+    return all(hasattr(libc10, name) for name in PROFILER_HOOK)
 
 
 def find(torch, name):

@@ -1,8 +1,8 @@
 """`torch.cuda.memory._record_memory_history` and the snapshots that show what it recorded.
 
-hip-alloc keeps the events: requests, frees, and what went to and came from the driver. It
-knows nothing of Python, so at each event it asks here where the program is (`name_stack`, with
-none of its locks held), keeps the number that it gets, and a snapshot has the number's frames.
+hip-alloc keeps the events: requests, frees, and what went to and came from the driver. At each
+it asks Python's C interface where the program is and keeps a number, and a snapshot has the
+number's frames: what its code objects are called, and which lines that was, is looked up then.
 
 Honoured of PyTorch's arguments: `enabled`, `context`, `max_entries`, `clear_history`,
 `skip_actions`, `record_cuda`. `stacks` is taken, and both of its values mean Python's frames:
@@ -11,27 +11,26 @@ those of C++ are not collected. `compile_context`, `global_record_annotations` a
 """
 
 import atexit
-import ctypes
-import itertools
+import functools
 import sys
+import threading
 import warnings
 
-# Programs that make code as they run could have stacks without end.
-MOST_STACKS = 1_000_000
 CONTEXTS = (None, "state", "alloc", "all")
 
 
 class History:
     def __init__(self, library):
         self._library = library
-        self._numbers = {}
-        self._next = itertools.count(1)
+        self._enabled = False
         self._context = None
+        # The texts that were set, by their tags: 0 is none.
+        self._tags, self._metadata = {"": 0}, ""
+        # While code objects are looked at, nobody else forgets them.
+        self._keeping = threading.Lock()
         self._skipped = frozenset()
-        # The library keeps its bare address.
-        self._name_stack = ctypes.CFUNCTYPE(ctypes.c_uint64)(self._name_stack_of_caller)
         # Tensors are freed until the very end, when there is no Python left to ask.
-        atexit.register(library.record_stacks, None)
+        atexit.register(self._forget_stacks)
 
     def record(
         self, enabled, context="all", stacks="all", max_entries=2**63 - 1, clear_history=False, compile_context=False,
@@ -49,15 +48,15 @@ class History:
         ) if value]
         if unknown:
             warnings.warn(f"under HIP_ALLOC=1 the memory history knows no {', '.join(unknown)}", stacklevel=4)
-        if enabled is None or not record_cuda:
-            self._library.record_stacks(None)
+        self._enabled = enabled is not None and record_cuda
+        if not self._enabled:
+            self._forget_stacks()
             self._library.record_history(0)
-            self._numbers.clear()
             return
         if clear_history:
             self._library.record_history(0)
         self._context, self._skipped = context, frozenset(skip_actions or ())
-        self._library.record_stacks(None if context is None else self._name_stack)
+        self._ask_for_stacks()
         # With 'state' PyTorch notes where what is live comes from, and keeps one entry.
         self._library.record_history(1 if enabled == "state" else max_entries)
 
@@ -65,22 +64,50 @@ class History:
         """The form that takes True and False."""
         self.record("all" if enabled else None, "all" if record_context else None, max_entries=max_entries)
 
+    def is_enabled(self):
+        """`torch._C._cuda_isHistoryEnabled`."""
+        return self._enabled
+
+    def set_metadata(self, metadata):
+        """`torch._C._cuda_setMemoryMetadata`: a text that goes with every event from now on."""
+        self._metadata = str(metadata)
+        if self._enabled:
+            self._ask_for_stacks()
+
+    def get_metadata(self):
+        """`torch._C._cuda_getMemoryMetadata`."""
+        return self._metadata
+
+    def _ask_for_stacks(self):
+        tag = self._tags.setdefault(self._metadata, len(self._tags))
+        self._library.record_stacks(self._context is not None, tag)
+
+    def _forget_stacks(self):
+        with self._keeping:
+            self._library.forget_stacks()
+            self._tags = {"": 0}
+
     def snapshot(self):
         """What hip-alloc holds and recorded, with frames for stacks."""
         snapshot = self._library.snapshot()
-        frames = {number: as_frames(stack) for stack, number in list(self._numbers.items())}
+        with self._keeping:
+            self._add_frames(snapshot)
+        return snapshot
+
+    def _add_frames(self, snapshot):
+        texts = {tag: text for text, tag in self._tags.items()}
+        named = functools.cache(functools.partial(self._stack, texts))
         for segment in snapshot["segments"]:
             for block in segment["blocks"]:
-                block["frames"] = frames.get(block.pop("stack", 0), [])
+                block["frames"], _ = named(block.pop("stack", 0))
         # With 'state' only what is live has a stack, and with 'alloc' what was asked for, too.
         told = {"alloc": ("alloc", "oom", "segment_alloc"), "state": (), None: ()}.get(self._context)
         for number, trace in enumerate(snapshot["device_traces"]):
             trace = [entry for entry in trace if entry["action"] not in self._skipped]
             for entry in trace:
-                stack = entry.pop("stack", 0)
-                entry["frames"] = frames.get(stack, []) if told is None or entry["action"] in told else []
+                frames, entry["user_metadata"] = named(entry.pop("stack", 0))
+                entry["frames"] = frames if told is None or entry["action"] in told else []
             snapshot["device_traces"][number] = trace
-        return snapshot
 
     def traceback(self, address):
         """`torch._C._cuda_allocationTraceback`: the frames of what is live at an address."""
@@ -88,26 +115,17 @@ class History:
         live = (block for block in blocks if block["address"] == address and block["state"] == "active_allocated")
         return next((block["frames"] for block in live if block["frames"]), None)
 
-    def _name_stack_of_caller(self):
-        """The number of the stack of the thread that asks, 0 where Python has none (autograd's own threads).
-
-        Stacks that are alike have one number, so a training loop adds none after its first rounds.
-        """
-        frame = sys._getframe(0).f_back
-        places = []
-        while frame is not None:
-            code = frame.f_code
-            places += (code.co_filename, code.co_name, frame.f_lineno)
-            frame = frame.f_back
-        stack = tuple(places)
-        number = self._numbers.get(stack)
-        if number is None and places and len(self._numbers) < MOST_STACKS:
-            # In one step: another thread may be here.
-            number = self._numbers.setdefault(stack, next(self._next))
-        return number or 0
+    def _stack(self, texts, number):
+        """The frames behind a number in the form of PyTorch's snapshots, the innermost first, and the text that was set then."""
+        tag, frames = self._library.stack(number) if number else (0, [])
+        return [
+            {"filename": code.co_filename, "name": code.co_name, "line": line_of(code, place)} for code, place in frames
+        ], texts.get(tag, "")
 
 
-def as_frames(stack):
-    """A stack in the form of PyTorch's snapshots: the innermost frame first."""
-    places = zip(stack[0::3], stack[1::3], stack[2::3])
-    return [{"filename": filename, "name": name, "line": line} for filename, name, line in places]
+def line_of(code, place):
+    """The line of a place in a code object; before Python 3.11 a place is a line."""
+    if sys.version_info < (3, 11):
+        return place
+    lines = (line for start, end, line in code.co_lines() if start <= place < end)
+    return next(lines, None) or code.co_firstlineno

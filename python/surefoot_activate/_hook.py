@@ -1,4 +1,9 @@
-"""Waits for a module to be imported, at the cost of one string comparison per import."""
+"""Waits for a module to be imported, at the cost of one string comparison per import.
+
+A module whose callback fails is not imported, and stays so: programs try again (a library
+catches the error of the first import and imports another part of itself), and without its
+callback the module would do something else than was asked for.
+"""
 
 import sys
 
@@ -14,6 +19,7 @@ class _Waiting:
     def __init__(self, name, callback):
         self._name = name
         self._callback = callback
+        self._failure = None
 
     def find_spec(self, name, path=None, target=None):
         if name != self._name:
@@ -28,14 +34,21 @@ class _Waiting:
             return spec
         return None
 
-    def executed(self, module):
+    def execute(self, module, loader):
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        loader.exec_module(module)
+        try:
+            self._callback(module)
+        except Exception as failure:
+            self._failure = failure
+            raise
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        self._callback(module)
 
 
 class _Loader:
-    """Executes a module as its own loader does, and then tells the finder."""
+    """Has the finder execute a module, with the module's own loader."""
 
     def __init__(self, loader, finder):
         self._loader = loader
@@ -48,8 +61,7 @@ class _Loader:
         # From here on the module is an ordinary one: pickling, reloading and
         # reading its source find its own loader.
         module.__loader__ = module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._finder.executed(module)
+        self._finder.execute(module, self._loader)
 
     def __getattr__(self, name):
         return getattr(self._loader, name)

@@ -1,6 +1,7 @@
 """Makes hip-alloc PyTorch's device allocator."""
 
 import ctypes
+import os
 import re
 
 from . import _answers, _features, _library, _refusals
@@ -8,6 +9,11 @@ from ._errors import ActivationError, say
 
 OLDEST = (2, 8)  # up to 2.7, ROCm builds declare the functions with the wrong stream type
 TESTED = ((2, 8), (2, 15))
+
+OF_PYTORCHS_ALLOCATOR = (
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING", "PYTORCH_NO_HIP_MEMORY_CACHING",
+)
 
 # PyTorch keeps bare addresses of these; they must outlive it.
 _kept = []
@@ -29,6 +35,7 @@ def install(torch):
             "activate it before the first use of torch.cuda"
         )
     library = _library.Library(_library.find())
+    library.check_settings()
     try:
         _put_under(torch, library)
     except (AttributeError, TypeError, RuntimeError) as problem:
@@ -36,8 +43,16 @@ def install(torch):
             f"PyTorch {torch.__version__} does not take hip-alloc as its allocator ({type(problem).__name__}: {problem}): "
             f"take PyTorch {tested}, or set HIP_ALLOC=0"
         ) from problem
+    _name_settings_without_effect()
     if not TESTED[0] <= version <= TESTED[1]:
         say(f"hip-alloc was not tested with PyTorch {torch.__version__}, but with {tested}")
+
+
+def _name_settings_without_effect():
+    """PyTorch reads them for its own allocator alone, which is no longer there."""
+    if found := [name for name in OF_PYTORCHS_ALLOCATOR if os.environ.get(name)]:
+        have = "have" if len(found) > 1 else "has"
+        say(f"{', '.join(found)} {have} no effect on device memory under HIP_ALLOC=1: hip-alloc is set with HIP_ALLOC_CONF")
 
 
 def _for_a_gpu(torch):

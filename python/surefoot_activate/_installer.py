@@ -1,53 +1,85 @@
 """Makes HIP_ALLOC=1 work in an environment for good: `python -m surefoot_activate install`.
 
-What Python runs as it starts is a line of a `.pth` file in `site-packages`; beside it go
-this package with the library, and `surefoot_placement`. Nothing else of the environment is touched, and without
-`HIP_ALLOC=1` the line costs one look at a variable.
+Where `pip install surefoot` has put this package into the environment, only what calls it is added; else
+the package goes there with the library, and `surefoot_placement`. What calls it (`_startup`) costs one look at a
+variable without `HIP_ALLOC=1`. All of it is listed in the RECORD of a distribution, so that pip takes it out again.
 """
 
 import argparse
+import importlib.metadata
+import json
 import os
 import shutil
 import sys
 import sysconfig
 from pathlib import Path
 
-from . import _library
+from . import _library, _startup
 from ._errors import ActivationError
 
 PACKAGE = "surefoot_activate"
 PLACEMENT = "surefoot_placement"
-PTH = f"{PACKAGE}.pth"
-# One line: `site` runs a line that begins with "import", and only that.
-LINE = (
-    'import os; os.environ.get("HIP_ALLOC", "0") in ("", "0") '
-    f'or __import__("{PACKAGE}").activate_at_startup()\n'
-)
+# The wheel that brings the packages; where there is none, a distribution of the first one's name is made.
+WHEEL = "surefoot"
+OWN = "surefoot_activate-{release}.dist-info"
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(prog=f"python -m {PACKAGE}", description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print what was done as JSON")
     commands = parser.add_subparsers(dest="command", required=True)
     install_command = commands.add_parser("install", help="install it into this Python's environment")
     install_command.add_argument("--library", type=Path, help=f"the {_library.NAME} to install (default: the one found)")
     commands.add_parser("remove", help="take it out again")
     chosen = parser.parse_args(arguments)
-    site_packages = Path(sysconfig.get_path("purelib"))
+    wheel = _wheel()
+    site_packages = wheel.parent if wheel else Path(sysconfig.get_path("purelib"))
+    called_by = None
     try:
         if chosen.command == "install":
-            install(site_packages, chosen.library or _library.find())
-            print(f"installed into {site_packages}: `HIP_ALLOC=1 python …` uses hip-alloc from now on")
+            if wheel:
+                distribution = add_to_wheel(wheel)
+            else:
+                distribution = install(site_packages, chosen.library or _library.find())
+            called_by = _startup.add(site_packages, distribution)
+            changed = True
+            message = f"installed into {site_packages}: `HIP_ALLOC=1 python …` uses hip-alloc from now on ({called_by})"
         else:
-            removed = remove(site_packages)
-            print(f"removed from {site_packages}" if removed else f"was not installed in {site_packages}")
+            changed = _startup.remove(site_packages, wheel) if wheel else remove(site_packages)
+            message = f"removed from {site_packages}" if changed else f"was not installed in {site_packages}"
     except (ActivationError, OSError) as problem:
         print(f"surefoot: {problem}", file=sys.stderr)
         return 1
+    report = {
+        "command": chosen.command, "changed": changed, "site_packages": str(site_packages), "called_by": called_by,
+        "message": message,
+    }
+    print(json.dumps(report) if chosen.json else message)
     return 0
 
 
+def _wheel():
+    """The `dist-info` folder of the wheel in this environment that has our package; None without it."""
+    try:
+        wheel = importlib.metadata.distribution(WHEEL)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for file in wheel.files or []:
+        if file.name == "RECORD" and file.parent.name.endswith(".dist-info"):
+            folder = Path(wheel.locate_file(file)).resolve().parent
+            return folder if (folder.parent / PACKAGE / "__init__.py").is_file() else None
+    return None
+
+
+def add_to_wheel(wheel):
+    """What pip has installed stays as it is; says what is wrong with it before anything changes."""
+    _library.Library(wheel.parent / PACKAGE / _library.NAME)
+    _startup.remove(wheel.parent, wheel)
+    return wheel
+
+
 def install(site_packages, library):
-    """Copies the package with its library, and then the line that runs it; replaces an older one whole."""
+    """Copies the package with its library, replacing an older one whole; returns its `dist-info` folder."""
     if not Path(library).is_file():
         raise ActivationError(f"{library}: there is no such file")
     _library.Library(library)  # says what is wrong with it before anything changes
@@ -65,15 +97,30 @@ def install(site_packages, library):
             (new / package).rename(site_packages / package)
     finally:
         shutil.rmtree(new, ignore_errors=True)
-    (site_packages / PTH).write_text(LINE)
+    return _describe(site_packages)
+
+
+def _describe(site_packages):
+    """Makes what pip knows a distribution by, with which `pip list` names it and `pip uninstall` removes it."""
+    folder = site_packages / OWN.format(release=_library.RELEASE)
+    folder.mkdir(exist_ok=True)
+    metadata = f"Metadata-Version: 2.1\nName: surefoot-activate\nVersion: {_library.RELEASE}\nSummary: hip-alloc under PyTorch\n"
+    (folder / "METADATA").write_text(metadata)
+    (folder / "INSTALLER").write_text("surefoot\n")
+    packages = [site_packages / PACKAGE, site_packages / PLACEMENT]
+    files = [file for each in [*packages, folder] for file in sorted(each.rglob("*")) if file.is_file()]
+    lines = [f"{file.relative_to(site_packages).as_posix()},,\n" for file in [*files, folder / "RECORD"]]
+    (folder / "RECORD").write_text("".join(lines))
+    return folder
 
 
 def remove(site_packages):
-    """Takes the line out first: a Python that starts meanwhile must not look for a package that is gone."""
-    packages, line = [site_packages / PACKAGE, site_packages / PLACEMENT], site_packages / PTH
-    was_there = line.exists() or any(package.exists() for package in packages)
-    line.unlink(missing_ok=True)
-    for package in packages:
-        if package.exists():
-            shutil.rmtree(package)
+    """Takes what calls it out first: a Python that starts meanwhile must not look for a package that is gone."""
+    packages = [site_packages / PACKAGE, site_packages / PLACEMENT]
+    distributions = list(site_packages.glob(OWN.format(release="*")))
+    was_called = _startup.remove(site_packages, None)
+    was_there = was_called or any(folder.exists() for folder in [*packages, *distributions])
+    for folder in [*distributions, *packages]:
+        if folder.exists():
+            shutil.rmtree(folder)
     return was_there

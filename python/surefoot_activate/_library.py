@@ -4,6 +4,8 @@ import ctypes
 import os
 import pickle
 import platform
+import struct
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from ._errors import ActivationError
 NAME = "libhip_alloc.so"
 VARIABLE = "HIP_ALLOC_LIB"
 ABI_VERSION = 1
+# The release that this activation is of, and its library should be.
+RELEASE = "0.1.0"
 
 
 class Stats(ctypes.Structure):
@@ -21,14 +25,27 @@ class Stats(ctypes.Structure):
         "live_bytes", "live_peak_bytes", "held_bytes", "held_peak_bytes", "live_allocations", "allocations",
         "frees", "driver_allocs", "driver_frees", "out_of_memory", "pending_bytes", "capacity_bytes",
         "allocated_bytes", "driver_alloc_bytes", "live_allocations_peak", "driver_blocks_peak", "active_peak_bytes",
+        "alloc_retries", "stream_syncs", "driver_free_bytes", "driver_nanoseconds", "give_backs",
     )]
+
+
+class PythonInterface(ctypes.Structure):
+    """`struct hip_alloc_python`; the library finds a stack with these."""
+
+    NAMES = (
+        "PyGILState_GetThisThreadState", "PyGILState_Ensure", "PyGILState_Release", "PyThreadState_GetFrame",
+        "PyFrame_GetBack", "PyFrame_GetCode", "PyFrame_GetLasti" if sys.version_info >= (3, 11) else "PyFrame_GetLineNumber",
+        "Py_IncRef", "Py_DecRef",
+    )
+    _fields_ = [(name, ctypes.c_void_p) for name in NAMES]
 
 
 class Library:
     """The loaded library. Functions that fail raise with the library's code; it has said why on standard error."""
 
     def __init__(self, path):
-        self.path = str(path)
+        self.path = os.path.abspath(path)
+        _check_whole(self.path)
         try:
             self._functions = ctypes.CDLL(self.path)
         except OSError as problem:
@@ -60,9 +77,27 @@ class Library:
     def set_memory_fraction(self, device, fraction):
         self._call("hip_alloc_set_memory_fraction", device, fraction)
 
-    def record_stacks(self, name_stack):
-        """Has this function (uint64_t (*)(void)) called at every request and free; None ends that."""
-        self._call("hip_alloc_record_stacks", ctypes.cast(name_stack, ctypes.c_void_p))
+    def record_stacks(self, walks, tag):
+        """Names Python's stack at every request and free: its frames if `walks`, and the number `tag`, where 0 is none."""
+        python = PythonInterface(*(
+            ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in PythonInterface.NAMES
+        ))
+        self._call("hip_alloc_record_python_stacks", ctypes.byref(python), ctypes.sizeof(python), walks, tag)
+
+    def forget_stacks(self):
+        """Names no more of them. Those that were named have no frames from now on."""
+        self._call("hip_alloc_record_python_stacks", None, 0, 0, 0)
+
+    def stack(self, number):
+        """The tag of a stack and its frames, the innermost first: code objects, and the place in each."""
+        tag, most = ctypes.c_uint64(), 0
+        while True:
+            codes, places = (ctypes.c_void_p * most)(), (ctypes.c_int * most)()
+            count = self._functions.hip_alloc_python_stack(number, ctypes.byref(tag), codes, places, most)
+            if count <= most:
+                frames = zip(codes[:count], places[:count])
+                return tag.value, [(ctypes.cast(code, ctypes.py_object).value, place) for code, place in frames]
+            most = count
 
     def record_history(self, entries):
         self._call("hip_alloc_record_history", entries)
@@ -74,6 +109,12 @@ class Library:
             self._call("hip_alloc_snapshot", os.fsencode(path))
             with path.open("rb") as file:
                 return _PlainUnpickler(file).load()
+
+    def check_settings(self):
+        """Raises where HIP_ALLOC_CONF cannot be read, which every request would."""
+        message = ctypes.create_string_buffer(1024)
+        if self._functions.hip_alloc_check_settings(message, len(message)) != 0:
+            raise ActivationError(message.value.decode(errors="replace"))
 
     def _check_version(self):
         try:
@@ -95,16 +136,55 @@ class Library:
             "hip_alloc_reset_peaks": [device],
             "hip_alloc_set_memory_fraction": [device, ctypes.c_double],
             "hip_alloc_record_history": [size],
-            "hip_alloc_record_stacks": [pointer],
+            "hip_alloc_record_python_stacks": [pointer, size, ctypes.c_int, ctypes.c_uint64],
+            "hip_alloc_python_stack": [ctypes.c_uint64, pointer, pointer, pointer, size],
             "hip_alloc_snapshot": [ctypes.c_char_p],
+            "hip_alloc_check_settings": [ctypes.c_char_p, size],
         }.items():
-            function = getattr(self._functions, name)
+            function = self._function(name)
             function.argtypes, function.restype = arguments, ctypes.c_int
+        self._functions.hip_alloc_python_stack.restype = size
+
+    def _function(self, name):
+        try:
+            return getattr(self._functions, name)
+        except AttributeError:
+            raise ActivationError(
+                f"{self.path} ({self._release()}) has no {name}, which this activation (release {RELEASE}) needs: "
+                "take both from the same release"
+            ) from None
+
+    def _release(self):
+        release = getattr(self._functions, "hip_alloc_release", None)
+        if release is None:
+            return "of an older release"
+        release.argtypes, release.restype = [], ctypes.c_char_p
+        return f"release {release().decode()}"
 
     def _call(self, name, *arguments):
         code = getattr(self._functions, name)(*arguments)
         if code != 0:
             raise RuntimeError(f"{name} failed with code {code}")
+
+
+def _check_whole(path):
+    """Raises for a file that was cut off, as by a full disk: the loader would map what is not there, and the process die of SIGBUS."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(64)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return  # the loader says why
+    if header[:4] != b"\x7fELF":
+        return
+    needed = 64
+    # ELF64, little endian (every machine that PyTorch has GPU builds for): the table of
+    # sections is the last thing that a linker writes.
+    if len(header) == 64 and header[4:6] == b"\2\1":
+        sections, entry_size, count = struct.unpack_from("<Q10xHH", header, 0x28)
+        needed = sections + entry_size * count
+    if size < needed:
+        raise ActivationError(f"{path} is cut off: it has {size} of at least {needed} bytes; copy or install it again")
 
 
 def _advice(path, problem):
@@ -122,6 +202,12 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module, name):
         raise pickle.UnpicklingError(f"a snapshot holds plain data only, not {module}.{name}")
+
+
+def make_variable_absolute():
+    """A relative HIP_ALLOC_LIB is meant from where the program starts, also after it or a child of its changes the folder."""
+    if named := os.environ.get(VARIABLE):
+        os.environ[VARIABLE] = os.path.abspath(named)
 
 
 def find():

@@ -16,19 +16,24 @@ class NotUnderHipAlloc(RuntimeError):
 
 def refuse(torch):
     """Puts clear messages in front of what hip-alloc cannot do."""
-    graph = "graph capture does not work under HIP_ALLOC=1 (it needs private memory pools)"
-    graph += ": leave out torch.cuda.graph and make_graphed_callables, compile with mode default or max-autotune-no-cudagraphs, or run with HIP_ALLOC=0"
+    graph = (
+        "graph capture does not work under HIP_ALLOC=1 (what a graph used must stay its own for as long as it can be replayed, and "
+        "hip-alloc gives what is freed to whoever asks next; the graphs of torch.compile also ask for checkPoolLiveAllocations, which "
+        "PyTorch's pluggable allocators lack: pytorch/pytorch#163257): leave out torch.cuda.graph and make_graphed_callables, "
+        "compile with mode default or max-autotune-no-cudagraphs, or run with HIP_ALLOC=0"
+    )
     # The class in C++ too, for those who go past the one in Python.
     for owner in ("cuda.CUDAGraph", "_C._CUDAGraph"):
         _raise_from(find(torch, owner), "capture_begin", graph)
     pool = (
-        "torch.cuda.MemPool does not work under HIP_ALLOC=1 (hip-alloc gives what is freed to whoever asks next): "
-        "leave the pool out, or run with HIP_ALLOC=0"
+        "torch.cuda.MemPool does not work under HIP_ALLOC=1 (what makes a pool, createOrIncrefPool, is one of the functions that "
+        "PyTorch's pluggable allocators lack: pytorch/pytorch#163257): leave the pool out, or run with HIP_ALLOC=0"
     )
     for owner in ("cuda.memory.MemPool", "_C._MemPool"):
         _raise_from(find(torch, owner), "__init__", pool)
     sharing = (
-        "tensors on the device cannot be shared with other processes under HIP_ALLOC=1 (their memory has neighbours): "
+        "tensors on the device cannot be shared with other processes under HIP_ALLOC=1 (PyTorch's pluggable allocators have no "
+        "shareIpcHandle and no getIpcDevPtr): "
         "send a copy on the CPU (tensor.cpu()), or run with HIP_ALLOC=0"
     )
     _raise_from(find(torch, "UntypedStorage"), "_share_cuda_", sharing)

@@ -7,7 +7,7 @@
     model, optimizer, loader = safe_prepare(accelerator, model, optimizer, loader)
 
 On some AMD GPUs copies are reported to arrive as zeros or NaN, and one large
-`.to(device)` dies as a whole. Here each tensor climbs a ladder until a rung works:
+`.to(device)` dies as a whole. Here each tensor is moved by the first strategy that works:
 
     direct copy -> once more -> through pinned memory -> in chunks -> cast on the host first
 
@@ -19,23 +19,27 @@ move at once, since carrying on corrupts training.
 Needs PyTorch only; works with any device type. Verification modes:
 
     off      trust every copy
-    first    verify what belongs to a module, and the first tensor on each way to a device
-    sample   also every eighth tensor after that
+    first    verify what belongs to a module, and each field of a batch the first time it takes a strategy
+    sample   what belongs to a module, and of each field of a batch the first and then one in 64
     always   verify every tensor
 
-`_mover` walks what it is given, `_parts` takes apart what is no plain tensor, `_ladder`
-brings one tensor over, `_checksum` compares, `_prepare` is for Accelerate.
+After one wrong arrival, `first` and `sample` verify all that goes to that device. `docs/transfer.md` of the
+repository specifies all of this, for this package and for the Rust crate `surefoot-placement` alike.
+
+`_mover` traverses what it is given, `_parts` takes apart what is no plain tensor, `_transfer` brings one tensor
+over by the strategies of `_strategy`, `_verify` decides what is verified, `_checksum` compares, `_prepare` is for
+Accelerate.
 """
 
 from ._mover import Mover
+from ._options import checked
 from ._prepare import safe_prepare
 from ._report import DeviceLost, PlacementError, PlacementReport
-from ._wishes import checked
 
 __all__ = ["DeviceLost", "PlacementError", "PlacementReport", "safe_prepare", "to_device"]
 
 
-def to_device(obj, device=None, dtype=None, verify="first", report=None, stay_on_cpu=False):
+def to_device(obj, device=None, dtype=None, verify: str = "first", report: PlacementReport | None = None, stay_on_cpu: bool = False):
     """Moves a tensor, a module (in place) or anything nested of tensors, and returns it.
 
     Containers keep their types, dimensions their order in memory (`channels_last`). A

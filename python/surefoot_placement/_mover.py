@@ -1,4 +1,4 @@
-"""Walks modules and containers, and has every tensor in them moved."""
+"""Traverses modules and containers, and has every tensor in them moved."""
 
 import collections
 import collections.abc
@@ -8,9 +8,9 @@ import types
 
 import torch
 
-from ._ladder import Ladder, synchronize
 from ._parts import take_apart
 from ._report import PlacementError, PlacementReport
+from ._transfer import TransferEngine, synchronize
 
 
 class Mover:
@@ -18,14 +18,15 @@ class Mover:
 
     def __init__(self, device, dtype, verify, report, stay_on_cpu):
         self.device, self.dtype, self.report = device, dtype, report
-        self.ladder = Ladder(device, verify, report, stay_on_cpu)
+        self.engine = TransferEngine(device, verify, report, stay_on_cpu)
         self.moved = {}
-        # Containers that are being walked, to notice one that contains itself.
+        # Containers that are being traversed, to notice one that contains itself.
         self.inside = set()
 
     def module(self, module):
         """Moves parameters and buffers one by one; the parameters stay the same objects, so optimizers stay valid."""
-        outside, self.ladder.lasting = self.ladder.lasting, True
+        outside, self.engine.lasting = self.engine.lasting, True
+        self.engine.expect_new_names()
         aliases = _Aliases(module)
         seen = {}
         for prefix, child in module.named_modules():
@@ -53,7 +54,7 @@ class Mover:
                         # The old buffer is kept until the end: a new one could get its id.
                         buffers[id(buffer)] = (buffer, aliases.once(buffer, lambda data: self.tensor(data, path)))
                     child._buffers[name] = buffers[id(buffer)][1]
-        self.ladder.lasting = outside
+        self.engine.lasting = outside
         return module
 
     def nested(self, obj, path):
@@ -105,9 +106,9 @@ class Mover:
 
     def generator(self, generator, path):
         """What it yields, each moved when it is asked for; nothing of what came before is kept."""
-        ladder = self.ladder
+        engine = self.engine
         for index, value in enumerate(generator):
-            mover = Mover(self.device, self.dtype, ladder.verify, self.report, ladder.stay_on_cpu)
+            mover = Mover(self.device, self.dtype, engine.verify, self.report, engine.stay_on_cpu)
             yield mover.nested(value, f"{path}[{index}]")
 
     def by_itself(self, obj, path):
@@ -154,15 +155,15 @@ class Mover:
             return self.by_itself(tensor, path)
         if tensor.device.type != "cpu":
             # Copies from one device straight to another are reported to arrive as zeros.
-            tensor = self.ladder.fetch(tensor, path)
+            tensor = self.engine.to_host(tensor, path)
             if self.device.type == "cpu":
                 return tensor.to(dtype)
         # With its dimensions in the order in which they lie in memory nothing has to be rearranged.
         order = sorted(range(tensor.dim()), key=lambda number: (-tensor.stride(number), number))
         if not tensor.is_contiguous() and tensor.permute(order).is_contiguous():
-            there = self.ladder.climb(tensor.permute(order), dtype, path)
+            there = self.engine.to_device(tensor.permute(order), dtype, path)
             return there.permute([order.index(number) for number in range(tensor.dim())])
-        return self.ladder.climb(tensor, dtype, path)
+        return self.engine.to_device(tensor, dtype, path)
 
     def part(self, part, path):
         """A part of a tensor; one that several have (the offsets of ragged tensors) stays one."""

@@ -1,4 +1,4 @@
-"""Takes apart what is no plain tensor: its plain parts climb the ladder, each for itself, and are put together there."""
+"""Takes apart what is no plain tensor: its plain parts move each for itself, and are put together on the device."""
 
 import dataclasses
 from collections.abc import Callable

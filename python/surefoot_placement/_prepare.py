@@ -5,8 +5,8 @@ import dataclasses
 import torch
 
 from ._mover import Mover
+from ._options import checked
 from ._report import PlacementError, PlacementReport
-from ._wishes import checked
 
 
 def safe_prepare(accelerator, *objects, dtype=None, verify="first", report=None):
@@ -98,7 +98,7 @@ def _place_state(optimizer, verify, report):
             # `get`, since a look at the state of a parameter that has none would make one.
             state = optimizer.state.get(parameter, {})
             mover = Mover(parameter.device, None, verify, report, False)
-            mover.ladder.lasting = True
+            mover.engine.lasting = True
             for name, value in state.items():
                 if isinstance(value, torch.Tensor) and (name != "step" or counts_there):
                     state[name] = mover.nested(value, f"optimizer.{number}.{index}.{name}")

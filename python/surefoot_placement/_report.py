@@ -27,7 +27,7 @@ class PlacementReport:
     tensors: int = 0
     bytes: int = 0
     verified: int = 0
-    troubles: list = dataclasses.field(default_factory=list)
+    failures: list = dataclasses.field(default_factory=list)
     unknown: list = dataclasses.field(default_factory=list)
     left: list = dataclasses.field(default_factory=list)
 
@@ -37,7 +37,7 @@ class PlacementReport:
             lines.append(f"moved by their own means, not verified: {', '.join(self.unknown)}")
         if self.left:
             lines.append(f"left where they were, with tensors in them: {', '.join(self.left)}")
-        return "\n".join(lines + [f"{name}: {'; '.join(steps)}" for name, steps in self.troubles])
+        return "\n".join(lines + [f"{name}: {'; '.join(steps)}" for name, steps in self.failures])
 
 
 def raise_if_lost(problem, path):

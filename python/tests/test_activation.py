@@ -28,6 +28,27 @@ def train_and_look():
     }
 
 
+def set_wrongly_after_the_import():
+    import torch
+
+    seen = []
+    for value in ("warmup_mb:lots", "warmup_mb:lots", ""):
+        os.environ["HIP_ALLOC_CONF"] = value
+        try:
+            seen.append(torch.ones(2).to("cuda").cpu().sum().item())
+        except RuntimeError as problem:
+            seen.append(str(problem).splitlines()[0])
+        finally:
+            seen.append("finally")
+    return seen
+
+
+def test_a_setting_that_is_wrong_when_it_is_read_raises_until_it_is_right(run):
+    first, *rest = run(set_wrongly_after_the_import, hip_alloc=True)
+    assert "HIP_ALLOC_CONF: `warmup_mb` cannot be `lots`" in first
+    assert rest == ["finally", first, "finally", 2.0, "finally"]
+
+
 def test_a_training_loop_runs_and_its_memory_is_told(run):
     ours, theirs = run(train_and_look, hip_alloc=True), run(train_and_look)
     assert (ours["backend"], theirs["backend"]) == ("pluggable", "native")
@@ -254,6 +275,45 @@ def test_what_does_not_work_says_so_and_what_to_do_instead(run):
     for use, advice in REFUSED.items():
         message = seen[use.__name__]
         assert "HIP_ALLOC=1" in message and advice in message, message
+    for use in (own_pool, captured_graph):
+        assert "pytorch/pytorch#163257" in seen[use.__name__]
+
+
+def profiled():
+    """What a profile of memory says of requests and frees on the device, by operation."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.zeros(1, device="cuda")
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = torch.empty(4 * MIB, dtype=torch.uint8, device="cuda")
+        passing = torch.ones(6 * MIB, dtype=torch.uint8, device="cuda")
+        del passing
+    by_operation = {row.key: row.self_device_memory_usage for row in profiler.key_averages() if row.self_device_memory_usage}
+    return by_operation, kept.numel()
+
+
+def test_the_profiler_hears_of_device_memory(run):
+    ours, theirs = run(profiled, hip_alloc=True), run(profiled)
+    assert ours == theirs
+    assert ours[0]["aten::empty"] == 10 * MIB
+
+
+def counts_under_pressure():
+    torch.cuda.set_per_process_memory_fraction(0.1)
+    seen = [torch.cuda.memory_stats()[name] for name in ("num_alloc_retries", "num_sync_all_streams", "num_ooms")]
+    try:
+        torch.empty(60 << 30, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError:
+        pass
+    torch.cuda.empty_cache()
+    statistics = torch.cuda.memory_stats()
+    return seen, [statistics[name] for name in ("num_alloc_retries", "num_sync_all_streams", "num_ooms", "num_oom_rejections")]
+
+
+def test_retries_and_waits_are_counted(run):
+    before, after = run(counts_under_pressure, hip_alloc=True, DEVICE_SIM_CAPACITY="8G")
+    assert before[::2] == [0, 0]
+    assert after[0] == 1 and after[1] >= before[1] + 2 and after[2:] == [1, 0]
 
 
 def memory_history():
@@ -315,6 +375,36 @@ def test_a_library_of_another_version_is_refused(run, build):
     library = build("unsigned hip_alloc_abi_version(void) { return 7; }")
     process = run(info, hip_alloc=True, fails=True, HIP_ALLOC_LIB=str(library))
     assert "interface version 7, this activation needs 1" in process.stderr
+
+
+def test_an_older_library_is_refused_with_both_releases(run, build):
+    library = build("unsigned hip_alloc_abi_version(void) { return 1; }\nconst char *hip_alloc_release(void) { return \"0.0.9\"; }")
+    process = run(info, hip_alloc=True, fails=True, HIP_ALLOC_LIB=str(library))
+    assert "(release 0.0.9) has no hip_alloc_stats, which this activation (release 0.1.0) needs: take both" in process.stderr
+
+
+def test_the_release_of_the_activation_is_that_of_the_workspace():
+    import tomllib
+
+    from surefoot_activate import _library
+
+    workspace = tomllib.loads((PYTHON.parent / "Cargo.toml").read_text())
+    assert _library.RELEASE == workspace["workspace"]["package"]["version"]
+
+
+def fractions():
+    seen = []
+    for fraction in (float("nan"), -0.5, 1.5):
+        try:
+            torch.cuda.set_per_process_memory_fraction(fraction)
+        except ValueError as problem:
+            seen.append(str(problem))
+    return seen
+
+
+def test_a_fraction_that_is_none_is_refused(run):
+    nan, *others = run(fractions, hip_alloc=True)
+    assert nan == "Invalid fraction value: nan. Allowed range: 0 to 1" and len(others) == 2
 
 
 def test_a_library_that_is_something_else_is_refused(run, build):

@@ -16,12 +16,13 @@ PYTHON = Path(__file__).resolve().parents[1]
 def python(libraries):
     """Runs a program with HIP_ALLOC=1 and no device, not even a simulated one; returns its output."""
 
-    def run(program, *folders, **variables):
+    def run(program, *folders, folder=None, **variables):
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("HIP_ALLOC", "LD_"))}
         path = os.pathsep.join(str(folder) for folder in (PYTHON, *folders))
-        environment.update(PYTHONPATH=path, HIP_ALLOC="1", HIP_ALLOC_LIB=str(libraries["--hip-alloc"]), **variables)
+        environment.update(PYTHONPATH=path, HIP_ALLOC="1", HIP_ALLOC_LIB=str(libraries["--hip-alloc"]))
+        environment.update(variables)
         command = [sys.executable, "-c", textwrap.dedent(program)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=300)
 
     return run
 
@@ -69,6 +70,68 @@ def test_no_torch_at_all_is_the_usual_error(python):
     """)
     assert process.stdout == "None\n"
     assert "ModuleNotFoundError: No module named 'torch'" in process.stderr
+
+
+UNKNOWN_KEY = "HIP_ALLOC_CONF: unknown key `max_split_mb`"
+
+
+def test_a_wrong_setting_is_raised_where_torch_is_imported(python):
+    process = python("""
+        for attempt in range(2):
+            try:
+                import torch
+            except RuntimeError as problem:
+                print(type(problem).__name__, problem)
+            finally:
+                print("finally")
+    """, HIP_ALLOC_CONF="max_split_mb:1")
+    assert process.returncode == 0, process.stderr
+    first, after, second, again = process.stdout.splitlines()
+    assert first.startswith(f"ActivationError {UNKNOWN_KEY}") and second == first
+    assert (after, again) == ("finally", "finally")
+    [said] = process.stderr.splitlines()
+    assert said.startswith(f"surefoot: {UNKNOWN_KEY}")
+
+
+def test_an_error_that_a_library_swallows_is_told_all_the_same(python):
+    pytest.importorskip("transformers")
+    process = python("from transformers import AutoModel", HIP_ALLOC_CONF="max_split_mb:1")
+    assert process.returncode == 1
+    assert f"surefoot: {UNKNOWN_KEY}" in process.stderr
+
+
+def test_a_setting_that_is_no_text_is_refused(python):
+    process = python("import torch", HIP_ALLOC_CONF=os.fsdecode(b"warmup_mb:\xff"))
+    assert process.returncode == 1
+    assert "ActivationError: HIP_ALLOC_CONF: `warmup_mb:\ufffd` is not UTF-8" in process.stderr
+
+
+def test_settings_of_pytorchs_own_allocator_are_named(python):
+    process = python("import torch", PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:128", PYTORCH_NO_CUDA_MEMORY_CACHING="1")
+    assert process.returncode == 0
+    [said] = process.stderr.splitlines()
+    assert said.startswith("surefoot: PYTORCH_CUDA_ALLOC_CONF, PYTORCH_NO_CUDA_MEMORY_CACHING have no effect on device memory")
+
+
+def test_a_library_that_is_cut_off_is_an_error_and_no_signal(python, libraries, tmp_path):
+    whole = libraries["--hip-alloc"].read_bytes()
+    for size in (50, 5000, len(whole) // 2, len(whole) - 100):
+        cut = tmp_path / "libhip_alloc.so"
+        cut.write_bytes(whole[:size])
+        process = python("import torch", HIP_ALLOC_LIB=str(cut))
+        assert process.returncode == 1
+        assert f"surefoot: {cut} is cut off: it has {size} of at least " in process.stderr
+
+
+def test_a_relative_library_is_meant_from_where_the_program_starts(python, libraries, tmp_path):
+    (tmp_path / "libhip_alloc.so").symlink_to(libraries["--hip-alloc"].resolve())
+    process = python("""
+        import os, subprocess, sys
+        os.chdir("/")
+        import torch
+        print(torch.cuda.memory.get_allocator_backend(), os.environ["HIP_ALLOC_LIB"])
+    """, HIP_ALLOC_LIB="libhip_alloc.so", folder=tmp_path)
+    assert process.stdout == f"pluggable {tmp_path}/libhip_alloc.so\n", process.stderr
 
 
 def asked_for_torch_first():

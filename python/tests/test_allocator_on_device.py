@@ -74,15 +74,15 @@ def holes():
 
 
 def test_mapped_memory_gives_back_holes_and_keeps_what_is_between(run):
-    off = run(holes, hip_alloc=True, HIP_ALLOC_CONF="mapped:off", DEVICE_SIM_CAPACITY="8G")
-    on = run(holes, hip_alloc=True, HIP_ALLOC_CONF="mapped:on", DEVICE_SIM_CAPACITY="8G")
+    off = run(holes, hip_alloc=True, HIP_ALLOC_CONF="mapped:off,warmup_mb:1024", DEVICE_SIM_CAPACITY="8G")
+    on = run(holes, hip_alloc=True, HIP_ALLOC_CONF="mapped:on,warmup_mb:1024", DEVICE_SIM_CAPACITY="8G")
     assert on["values"] == off["values"] == [[number] for number in range(0, 240, 30)] + [[255]] * 50
     assert off["mapped"] == 0 and on["mapped"] > 2
     assert on["live"] <= on["held"] < off["held"] / 2
 
 
 def test_where_memory_cannot_be_mapped_it_is_had_without(run):
-    result = run(holes, hip_alloc=True, HIP_ALLOC_CONF="mapped:on", DEVICE_SIM_FAIL="*MemMap@1:not_supported")
+    result = run(holes, hip_alloc=True, HIP_ALLOC_CONF="mapped:on,warmup_mb:1024", DEVICE_SIM_FAIL="*MemMap@1:not_supported")
     assert result["unmapped"] == 0 and result["mapped"] == 1 and result["held"] >= 900 * MIB
     assert result["values"][0] == [0]
 
@@ -128,7 +128,7 @@ def holes_filled_again():
 def test_memory_that_does_not_go_back_as_it_should_is_not_given_out(run):
     """Nobody may get addresses behind which nothing is mapped any more."""
     failing = "*MemUnmap@6:unknown,*MemRelease@4+:unknown,*MemAddressFree@2+:unknown"
-    values = run(holes_filled_again, hip_alloc=True, HIP_ALLOC_CONF="mapped:on", DEVICE_SIM_CAPACITY="8G", DEVICE_SIM_FAIL=failing)
+    values = run(holes_filled_again, hip_alloc=True, HIP_ALLOC_CONF="mapped:on,warmup_mb:1024", DEVICE_SIM_CAPACITY="8G", DEVICE_SIM_FAIL=failing)
     assert values == [[number] for number in range(0, 240, 30)] + [[255]] * 240
 
 

@@ -1,6 +1,8 @@
 """`python -m surefoot_activate install`: HIP_ALLOC=1 in an environment, for good."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -94,3 +96,26 @@ def test_a_program_in_the_environment_runs_on_it(installed, environment, simulat
         capture_output=True, text=True,
     )
     assert process.stdout == "pluggable 4000\n", process.stderr
+
+
+def test_where_torch_calls_entry_points_nothing_runs_as_python_starts(environment, call, libraries):
+    site_packages = next(environment.parents[1].glob("lib/python3*/site-packages"))
+    torch = site_packages / "torch"
+    torch.mkdir()
+    # As PyTorch does at the end of its import.
+    (torch / "__init__.py").write_text(
+        "import importlib.metadata\n"
+        'for point in importlib.metadata.entry_points(group="torch.backends"):\n'
+        "    print(point.value)\n"
+    )
+    try:
+        process = call("-m", "surefoot_activate", "--json", "install", "--library", libraries["--hip-alloc"], PYTHONPATH=str(PYTHON))
+        assert process.returncode == 0, process.stderr
+        assert json.loads(process.stdout)["called_by"].startswith("called by torch: surefoot_activate-")
+        assert not (site_packages / "surefoot_activate.pth").exists()
+        assert call("-c", HOOKED, HIP_ALLOC="1").stdout == "False 0\n"
+        assert call("-I", "-c", "import torch").stdout == "surefoot_activate:activate_after_torch\n"
+    finally:
+        shutil.rmtree(torch)
+        call("-m", "surefoot_activate", "remove", PYTHONPATH=str(PYTHON))
+    assert [path.name for path in environment.parents[1].rglob("*surefoot*")] == []

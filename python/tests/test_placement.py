@@ -24,7 +24,7 @@ def damaged(fault, **options):
     report = PlacementReport()
     arrived = to_device(source, "cuda", verify="always", report=report, **options)
     order("reset_faults")
-    return [torch.equal(arrived.cpu(), source), report.troubles]
+    return [torch.equal(arrived.cpu(), source), report.failures]
 
 
 def damaged_once():
@@ -32,18 +32,18 @@ def damaged_once():
 
 
 def test_a_copy_that_arrives_damaged_is_made_again(run):
-    for kind, (equal, troubles) in run(damaged_once).items():
+    for kind, (equal, failures) in run(damaged_once).items():
         assert equal, kind
-        assert troubles == [["tensor", ["direct copy: arrived damaged"]]], kind
+        assert failures == [["tensor", ["direct copy: arrived damaged"]]], kind
 
 
 def damaged_until_chunks():
-    surefoot_placement._ladder.CHUNK_BYTES = 1 << 20
+    surefoot_placement._transfer.CHUNK_BYTES = 1 << 20
     order("copy=h2d>=2M:nan")
     report = PlacementReport()
     source = torch.randn(LARGE)
     arrived = to_device(source, "cuda", report=report)
-    return [torch.equal(arrived.cpu(), source), report.troubles[0][1]]
+    return [torch.equal(arrived.cpu(), source), report.failures[0][1]]
 
 
 def test_chunks_arrive_where_large_copies_do_not(run):
@@ -94,9 +94,9 @@ def test_off_trusts_every_copy(run):
 def verified_in_modes():
     seen = {}
     for mode in ("first", "sample", "always"):
-        surefoot_placement._ladder.arrivals.clear()
+        surefoot_placement._transfer.trackers.clear()
         report = PlacementReport()
-        for _ in range(17):
+        for _ in range(129):
             to_device([torch.ones(10)], "cuda", verify=mode, report=report)
         to_device(torch.nn.Linear(3, 3), "cuda", verify=mode, report=report)
         seen[mode] = [report.tensors, report.verified]
@@ -104,8 +104,8 @@ def verified_in_modes():
 
 
 def test_modes_verify_what_they_say(run):
-    # 17 of batches and 2 of a module, which every mode verifies.
-    assert run(verified_in_modes) == {"first": [19, 1 + 2], "sample": [19, 3 + 2], "always": [19, 19]}
+    # 129 of batches and 2 of a module, which every mode verifies.
+    assert run(verified_in_modes) == {"first": [131, 1 + 2], "sample": [131, 3 + 2], "always": [131, 131]}
 
 
 def refused_copy():
@@ -113,7 +113,7 @@ def refused_copy():
     order("fail=cudaMemcpyAsync@1:invalid_value")
     report = PlacementReport()
     arrived = to_device(torch.ones(LARGE), "cuda", report=report)
-    return [arrived.cpu().sum().item(), report.troubles[0][1]]
+    return [arrived.cpu().sum().item(), report.failures[0][1]]
 
 
 def test_a_refused_copy_is_tried_again(run):
@@ -184,9 +184,9 @@ def mapped_file():
         path = Path(folder, "weights.pt")
         torch.save(torch.randn(LARGE), path)
         mapped = torch.load(path, mmap=True)
-        readable = surefoot_placement._ladder.readable(mapped)
+        readable = surefoot_placement._transfer.readable(mapped)
         own = torch.randn(LARGE)
-        return [readable.data_ptr() != mapped.data_ptr(), surefoot_placement._ladder.readable(own).data_ptr() == own.data_ptr(),
+        return [readable.data_ptr() != mapped.data_ptr(), surefoot_placement._transfer.readable(own).data_ptr() == own.data_ptr(),
                 torch.equal(to_device(mapped, "cuda").cpu(), mapped)]
 
 
@@ -223,7 +223,7 @@ def accelerated():
             optimizer.zero_grad()
     remaining = [features.device.type for features, _ in accelerator.skip_first_batches(loader, 3)]
     kinds = [type(model).__name__, type(optimizer).__name__, isinstance(loader, torch.utils.data.DataLoader), len(loader)]
-    return {"intact": intact, "seen": seen, "kinds": kinds, "troubles": report.troubles, "remaining": remaining,
+    return {"intact": intact, "seen": seen, "kinds": kinds, "failures": report.failures, "remaining": remaining,
             "verified": [report.tensors, report.verified]}
 
 
@@ -232,7 +232,7 @@ def test_accelerate_trains_on_what_was_placed_safely(run):
     sums = [sum(range(start, start + 512)) for start in range(0, 2048, 512)]
     assert seen["seen"] == [item for total in sums for item in (float(total), "cuda")]
     assert seen["intact"]
-    assert seen["troubles"] == [["0.weight", ["direct copy: arrived damaged"]]]
+    assert seen["failures"] == [["0.weight", ["direct copy: arrived damaged"]]]
     assert seen["kinds"] == ["Sequential", "AcceleratedOptimizer", True, 4]
     assert seen["remaining"] == ["cuda"]
     assert seen["verified"] == [4 + 5 * 2, 4 + 5 * 2], "four parameters, and every tensor of every batch"
@@ -270,7 +270,7 @@ def odd_things():
         "compressed": torch.equal(moved_compressed.col_indices().cpu(), compressed.col_indices()),
         "conjugate": torch.equal(move(complex_values.conj()).cpu(), complex_values.conj()),
         "leaf": [twice[0].is_leaf, twice[0].requires_grad, twice[0] is twice[1]],
-        "troubles": report.troubles, "unknown": report.unknown,
+        "failures": report.failures, "unknown": report.unknown,
     }
 
 
@@ -282,7 +282,7 @@ def test_odd_things_arrive_as_what_they_were(run):
     assert seen["encoding"] == ["BatchEncoding", 600 * 599 // 2]
     assert seen["packed"] == ["PackedSequence", "cpu"]
     assert seen["leaf"] == [True, True, True]
-    assert seen["troubles"] == [["tensor", ["direct copy: arrived damaged"]]]
+    assert seen["failures"] == [["tensor", ["direct copy: arrived damaged"]]]
     assert seen["unknown"] == []
 
 
@@ -291,13 +291,13 @@ def damaged_on_the_way_back():
     order("copy=d2h>=1M@1:zeros")
     report = PlacementReport()
     back = to_device(there, "cpu", verify="always", report=report)
-    return [torch.equal(back, torch.arange(LARGE)), report.troubles]
+    return [torch.equal(back, torch.arange(LARGE)), report.failures]
 
 
 def test_the_way_back_is_verified_too(run):
-    equal, troubles = run(damaged_on_the_way_back)
+    equal, failures = run(damaged_on_the_way_back)
     assert equal
-    assert troubles == [["tensor", ["copy to the CPU: arrived damaged"]]]
+    assert failures == [["tensor", ["copy to the CPU: arrived damaged"]]]
 
 
 # What needs no device.

@@ -61,7 +61,7 @@ def every_kind():
             "shape": moved.is_nested or moved.shape == tensor.shape, "dtype": moved.dtype == returned.dtype == tensor.dtype,
             "layout": moved.layout == tensor.layout, "learns": moved.requires_grad == tensor.requires_grad,
             "equal": torch.equal(numbers(returned), numbers(tensor)), "unseen": there.unknown + back.unknown,
-            "troubles": [len(there.troubles), len(back.troubles)], "verified": there.verified == there.tensors > 0,
+            "failures": [len(there.failures), len(back.failures)], "verified": there.verified == there.tensors > 0,
         }
         if tensor.is_quantized:
             seen[name]["equal"] &= torch.equal(returned.dequantize(), tensor.dequantize())
@@ -71,7 +71,7 @@ def every_kind():
 def test_every_kind_of_tensor_is_verified_and_repaired_both_ways(run):
     expected = {
         "device": "cuda", "kind": True, "shape": True, "dtype": True, "layout": True, "learns": True, "equal": True, "unseen": [],
-        "troubles": [1, 1], "verified": True,
+        "failures": [1, 1], "verified": True,
     }
     for name, seen in run(every_kind).items():
         assert seen == expected, name

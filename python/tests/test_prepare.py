@@ -57,7 +57,7 @@ def repaired():
             "weights": all(torch.equal(a.cpu(), b) for a, b in zip(model.parameters(), weights)),
             "moments": all(torch.equal(now[p][name].cpu(), was[name]) for p, was in zip(model.parameters(), moments) for name in was),
             "batches": torch.equal(torch.cat(batches).view(-1), torch.arange(64 * 32).float()),
-            "troubles": len(report.troubles) > 2, "unknown": report.unknown,
+            "failures": len(report.failures) > 2, "unknown": report.unknown,
         }
         accelerator.free_memory()
     return seen
@@ -65,7 +65,7 @@ def repaired():
 
 def test_every_damage_is_found_and_repaired(run):
     for fault, seen in run(repaired).items():
-        assert seen == {"weights": True, "moments": True, "batches": True, "troubles": True, "unknown": []}, fault
+        assert seen == {"weights": True, "moments": True, "batches": True, "failures": True, "unknown": []}, fault
 
 
 def resumed():

@@ -5,6 +5,7 @@ import pickle
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 
 MIB = 1 << 20
@@ -101,7 +102,8 @@ def test_our_history_is_one_that_pytorchs_tools_read(run):
     completed = sorted(size for action, size, _ in history if action == "free_completed")
     assert completed == [MIB, 2 * MIB, 5 * MIB]
     # Out of memory gave back what was empty, which the history tells before it.
-    assert history.index(("segment_free", 256 * MIB, default)) < history.index(("oom", 1 << 50, default))
+    [opened] = [size for action, size, stream in history if action == "segment_alloc" and stream == other]
+    assert history.index(("segment_free", opened, other)) < history.index(("oom", 1 << 50, default))
     assert result["in_order"] and result["addresses"]
     assert "Active Memory Timeline" in result["page"] and len(result["page"]) > 1000
     assert "# free completed for" in result["text"] and ":5.0MiB]" in result["text"]
@@ -124,8 +126,8 @@ def record():
 
 
 def test_pytorchs_recording_is_the_one_that_replay_is_tested_with(run):
-    """`crates/hip-alloc/tests/pytorch_snapshot.pickle` was written by `record`; its form must not have changed."""
-    fixture = Path(__file__).parents[2] / "crates/hip-alloc/tests/pytorch_snapshot.pickle"
+    """`crates/alloc-lab/tests/pytorch_snapshot.pickle` was written by `record`; its form must not have changed."""
+    fixture = Path(__file__).parents[2] / "crates/alloc-lab/tests/pytorch_snapshot.pickle"
     now, then = pickle.loads(bytes.fromhex(run(record)[0])), pickle.loads(fixture.read_bytes())
 
     def actions(snapshot):
@@ -191,8 +193,8 @@ def test_the_history_says_where_the_program_was_and_what_the_driver_did(run):
     assert "torch.empty(3 * MIB" in Path(__file__).read_text().splitlines()[result["innermost"]["line"] - 1]
     assert result["by address"][0] == result["innermost"]
     assert result["large"] == ["segment_alloc", "alloc", "free_requested", "free_completed", "segment_free"]
-    # That of empty_cache is the library's own doing, asked for by no request.
-    assert result["framed"] == [True] * 4 + [False] and not result["leftovers"] and result["page"] > 1000
+    # The last is that of empty_cache.
+    assert result["framed"] == [True] * 5 and not result["leftovers"] and result["page"] > 1000
     happened = ["alloc", "free_requested"]
     assert result["contexts"] == {
         "None": [False, [], happened], "state": [True, [], happened],
@@ -237,3 +239,33 @@ def threads_that_ask_and_look():
 
 def test_stacks_are_taken_on_many_threads_at_once_and_nobody_waits_for_ever(run):
     assert run(threads_that_ask_and_look, hip_alloc=True) == [0, 0, 1000]
+
+
+def history_from_the_start():
+    """Recorded before anything was asked for, with a text of the program's own for some of it."""
+    torch.cuda.memory._record_memory_history(context=None)
+    enabled = [torch._C._cuda_isHistoryEnabled()]
+    before = torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.memory._set_memory_metadata("phase one")
+    during = torch.empty(5 * MIB, dtype=torch.uint8, device="cuda")
+    text = torch.cuda.memory._get_memory_metadata()
+    torch.cuda.memory._set_memory_metadata("")
+    after = torch.empty(7 * MIB, dtype=torch.uint8, device="cuda")
+    snapshot = torch.cuda.memory._snapshot()
+    [trace] = snapshot["device_traces"]
+    torch.cuda.memory._record_memory_history(None)
+    del before, during, after
+    return {
+        "enabled": [*enabled, torch._C._cuda_isHistoryEnabled()], "text": text,
+        "metadata": {entry["size"] // MIB: entry["user_metadata"] for entry in trace if entry["action"] == "alloc"},
+        "segments": sum(segment["total_size"] for segment in snapshot["segments"]),
+        "taken": sum(entry["size"] for entry in trace if entry["action"] == "segment_alloc"),
+    }
+
+
+@pytest.mark.parametrize("hip_alloc", [True, False])
+def test_a_history_from_the_start_has_every_segment_and_the_programs_own_text(run, hip_alloc):
+    result = run(history_from_the_start, hip_alloc=hip_alloc)
+    assert (result["enabled"], result["text"]) == ([True, False], "phase one")
+    assert result["metadata"] == {"3": "", "5": "phase one", "7": ""}
+    assert result["segments"] == result["taken"] > 0

@@ -5,14 +5,13 @@ import difflib
 import torch
 
 from ._report import PlacementError
+from ._verify import MODES
 
-VERIFY = ("off", "first", "sample", "always")
 
-
-def checked(device, dtype, verify):
+def checked(device, dtype, verify: str) -> tuple[torch.device, torch.dtype | None]:
     """The device and the type as PyTorch's own objects; ValueError names what is allowed."""
-    if verify not in VERIFY:
-        raise ValueError(f"verify={verify!r}: expected one of {', '.join(VERIFY)}")
+    if verify not in MODES:
+        raise ValueError(f"verify={verify!r}: expected one of {', '.join(MODES)}")
     return _device(device), _dtype(dtype)
 
 

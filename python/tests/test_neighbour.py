@@ -1,0 +1,110 @@
+"""Beside a program under hip-alloc, another process gets the memory that it would get if nothing were kept."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from test_activation import MIB
+from test_memory_group import LIMIT, group  # noqa: F401 (a fixture)
+
+STEP = 256 * MIB
+# What is taken between two looks at the group. Both sides look and then take: at most this much and
+# one request of the training, `LAYER`, can be under way at once, and `MARGIN` is more than both.
+SLICE = 8 * MIB
+# Of the group, for what is not counted at once and for Python itself.
+MARGIN = 192 * MIB
+# Within this time memory is there that somebody waits for.
+PATIENCE = 0.1
+LAYERS, LAYER = 16, 64 * MIB
+assert SLICE + LAYER < MARGIN
+
+# Asks the group for all of its memory in steps, and waits for each a moment; prints how many it got.
+TAKE = f"""
+import mmap, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+two = (folder / "memory.max").exists()
+limit = int((folder / ("memory.max" if two else "memory.limit_in_bytes")).read_text())
+usage = folder / ("memory.current" if two else "memory.usage_in_bytes")
+def is_there():
+    return limit - int(usage.read_text()) >= {SLICE + MARGIN}
+kept = []
+def take_a_step():
+    kept.append(mmap.mmap(-1, {STEP}))
+    waited = 0.0
+    for start in range(0, {STEP}, {SLICE}):
+        began = time.monotonic()
+        while not is_there():
+            if waited + time.monotonic() - began > {PATIENCE}:
+                return False
+            time.sleep(0.002)
+        waited += time.monotonic() - began
+        for at in range(start, start + {SLICE}, 4096):
+            kept[-1][at] = 1
+    return True
+steps = 0
+while take_a_step():
+    steps += 1
+print(steps)
+"""
+
+
+def train():
+    """Steps of activations that are freed again, until a file says that it is enough."""
+    folder = Path(os.environ["NEIGHBOUR"])
+    steps = refused = 0
+    while not (folder / "stop").exists():
+        try:
+            kept = [torch.zeros(LAYER, dtype=torch.uint8, device="cuda") for _ in range(LAYERS)]
+            kept[-1].copy_(kept[0])
+        except torch.OutOfMemoryError:
+            refused += 1
+        kept = None
+        torch.cuda.synchronize()
+        steps += 1
+        (folder / "steps").write_text(str(steps))
+        # The host's part of a step.
+        time.sleep(0.02)
+    return {"steps": steps, "refused": refused, "kept": torch.cuda.memory_stats()["reserved_bytes.all.current"]}
+
+
+def beside(run, group, folder, keep):  # noqa: F811
+    """How many steps of memory another process gets, and what the training did."""
+    folder.mkdir()
+    result = {}
+
+    def program():
+        result["training"] = run(
+            train, hip_alloc=True, group=group.folder, DEVICE_SIM_UNIFIED="20G", DEVICE_SIM_POPULATE="on",
+            HIP_ALLOC_CONF=f"keep:{keep},warmup_mb:64,reserve_mb:512", NEIGHBOUR=str(folder),
+        )
+
+    thread = threading.Thread(target=program)
+    thread.start()
+    try:
+        until = time.monotonic() + 120
+        while not (folder / "steps").exists() or int((folder / "steps").read_text() or 0) < 12:
+            assert time.monotonic() < until and thread.is_alive(), "the training does not train"
+            time.sleep(0.02)
+        command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group.folder), sys.executable, "-c", TAKE]
+        taken = subprocess.run([*command, str(group.folder)], capture_output=True, text=True, timeout=120)
+        assert taken.returncode == 0, taken.stderr
+    finally:
+        (folder / "stop").touch()
+        thread.join()
+    return json.loads(taken.stdout), result["training"]
+
+
+def test_another_process_gets_what_is_kept(run, group, tmp_path):  # noqa: F811
+    strict, _ = beside(run, group, tmp_path / "none", "none")
+    kept, training = beside(run, group, tmp_path / "auto", "auto")
+    print(strict, kept, training, LIMIT)
+    assert strict > 2
+    assert kept >= strict - 1
+    assert training["steps"] > 12
+    assert group.kills() == 0

@@ -1,0 +1,155 @@
+"""The finished wheel, in environments of its own: `--wheel` names it."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+# The packages of this test's own environment, PyTorch among them.
+TORCH = Path(sys.modules["pytest"].__file__).parents[1]
+BACKEND = "import torch; kept = torch.ones(1000, device='cuda'); print(torch.cuda.memory.get_allocator_backend())"
+
+
+@pytest.fixture(scope="module")
+def wheel(request):
+    named = request.config.getoption("--wheel")
+    if not named:
+        pytest.skip("no --wheel: `cargo xtask dist` builds it")
+    return Path(named).resolve()
+
+
+class Environment:
+    """A virtual environment; `with_torch` shows it the PyTorch of these tests."""
+
+    def __init__(self, folder, with_torch=False):
+        venv.create(folder, with_pip=False, symlinks=True)
+        self.prefix = Path(folder)
+        self.site_packages = next(self.prefix.glob("lib/python3*/site-packages"))
+        if with_torch:
+            (self.site_packages / "torch-of-the-tests.pth").write_text(f"{TORCH}\n")
+        self.before = self.files()
+
+    def files(self):
+        """But for what Python compiles, our cache, and the file that uv locks an environment with."""
+        files = (path.relative_to(self.prefix) for path in self.prefix.rglob("*") if not path.is_dir())
+        return {str(path) for path in files if "__pycache__" not in path.parts and path.parts[0] not in (".cache", ".lock")}
+
+    def run(self, *command, fails=False, **variables):
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("HIP_ALLOC", "PYTHON", "LD_", "CONDA"))}
+        path = f"{self.prefix / 'bin'}:{clean['PATH']}"
+        clean.update(PATH=path, VIRTUAL_ENV=str(self.prefix), SUREFOOT_CACHE=str(self.prefix / ".cache"))
+        command = [str(self.prefix / "bin" / command[0]), *command[1:]]
+        process = subprocess.run(command, env={**clean, **variables}, capture_output=True, text=True, timeout=300)
+        assert fails or process.returncode == 0, f"{command}\n{process.stdout}{process.stderr}"
+        return process
+
+    def pip(self, *arguments):
+        """With the pip of these tests, which need none in each environment."""
+        return self.run_pip([sys.executable, "-m", "pip", "--python", str(self.prefix / "bin/python")], *arguments)
+
+    def run_pip(self, pip, *arguments):
+        process = subprocess.run([*pip, *arguments], capture_output=True, text=True, timeout=300)
+        assert process.returncode == 0, process.stderr
+
+    def install(self, wheel):
+        self.pip("install", "--quiet", "--no-deps", "--no-index", str(wheel))
+
+
+@pytest.fixture(scope="module")
+def with_torch(wheel, tmp_path_factory):
+    environment = Environment(tmp_path_factory.mktemp("with-torch") / "env", with_torch=True)
+    environment.install(wheel)
+    return environment
+
+
+def test_nothing_in_it_runs_as_python_starts(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert [name for name in names if name.endswith((".pth", ".start", "entry_points.txt"))] == []
+    assert {"surefoot/py.typed", "surefoot_activate/py.typed", "surefoot_placement/py.typed"} <= set(names)
+    assert "surefoot_activate/libhip_alloc.so" in names
+
+
+def test_the_program_is_there_by_both_names(with_torch):
+    release = with_torch.run("surefoot", "--version").stdout
+    assert with_torch.run("python", "-m", "surefoot", "--version").stdout == release
+    as_module = with_torch.run("python", "-m", "surefoot", "--json", "doctor", fails=True)
+    assert as_module.returncode in (0, 3), as_module.stderr
+    assert json.loads(as_module.stdout)["machine"]["python"]["prefix"] == str(with_torch.prefix)
+
+
+def test_run_needs_no_activation(with_torch, simulator):
+    process = with_torch.run("surefoot", "run", "--alloc", "--", "python", "-c", BACKEND, **simulator)
+    assert process.stdout.splitlines()[-1] == "pluggable"
+    assert with_torch.run("python", "-c", BACKEND, HIP_ALLOC="1", **simulator).stdout == "native\n"
+
+
+def test_out_of_memory_reaches_the_program_as_pytorchs_own_error(with_torch, simulator):
+    """The exception is thrown by the wheel's library, and caught by PyTorch's."""
+    program = (
+        "import torch\n"
+        "try:\n"
+        "    torch.empty(1 << 40, dtype=torch.uint8, device='cuda')\n"
+        "except torch.OutOfMemoryError as problem:\n"
+        "    print(type(problem).__name__, 'held by hip-alloc' in str(problem))\n"
+        "print(torch.ones(3, device='cuda').numel())\n"
+    )
+    process = with_torch.run("surefoot", "run", "--alloc", "--", "python", "-c", program, DEVICE_SIM_CAPACITY="4G", **simulator)
+    assert process.stdout.splitlines()[-2:] == ["OutOfMemoryError True", "3"]
+
+
+def test_activated_it_is_called_by_torch_and_leaves_with_pip(wheel, tmp_path, simulator):
+    environment = Environment(tmp_path / "env", with_torch=True)
+    environment.install(wheel)
+    report = json.loads(environment.run("surefoot", "--json", "activate").stdout)
+    assert report["called_by"] == "called by torch: surefoot-0.1.0.dist-info/entry_points.txt"
+    assert not list(environment.site_packages.glob("surefoot*.pth"))
+    assert environment.run("python", "-I", "-c", BACKEND, HIP_ALLOC="1", **simulator).stdout == "pluggable\n"
+    assert environment.run("python", "-c", BACKEND, **simulator).stdout == "native\n"
+    environment.pip("uninstall", "--quiet", "--yes", "surefoot")
+    assert environment.files() == environment.before
+
+
+def test_without_a_torch_python_calls_it_and_it_leaves_with_pip(wheel, tmp_path):
+    environment = Environment(tmp_path / "env")
+    environment.install(wheel)
+    environment.run("surefoot", "activate")
+    pth = environment.site_packages / "surefoot_activate.pth"
+    assert pth.read_text().count("\n") == 1
+    has_start = (environment.site_packages / "surefoot_activate.start").is_file()
+    assert has_start == (sys.version_info >= (3, 15))
+    imported = "import sys; print('surefoot_activate' in sys.modules)"
+    assert environment.run("python", "-I", "-c", imported, HIP_ALLOC="1").stdout == "True\n"
+    assert environment.run("python", "-c", imported).stdout == "False\n"
+    # Twice is as once, and it can be taken back by itself.
+    environment.run("surefoot", "activate")
+    environment.run("surefoot", "activate", "--remove")
+    assert not pth.exists() and (environment.site_packages / "surefoot_activate").is_dir()
+    environment.run("surefoot", "activate")
+    environment.pip("uninstall", "--quiet", "--yes", "surefoot")
+    assert environment.files() == environment.before
+
+
+def test_uv_installs_and_removes_it_as_well(wheel, request, tmp_path):
+    named = request.config.getoption("--uv") or shutil.which("uv")
+    if not named:
+        pytest.skip("no uv")
+    environment = Environment(tmp_path / "env")
+    pip = [named, "pip"]
+    python = ["--python", str(environment.prefix / "bin/python")]
+    environment.run_pip(pip, "install", "--quiet", "--offline", "--no-deps", *python, str(wheel))
+    environment.run("surefoot", "activate")
+    environment.run_pip(pip, "uninstall", "--quiet", *python, "surefoot")
+    assert environment.files() == environment.before
+
+
+def test_the_environment_that_conda_names_is_the_one_that_is_meant(wheel, tmp_path):
+    environment = Environment(tmp_path / "env")
+    environment.install(wheel)
+    report = environment.run("surefoot", "--json", "activate", VIRTUAL_ENV="", CONDA_PREFIX=str(environment.prefix))
+    assert Path(json.loads(report.stdout)["site_packages"]) == environment.site_packages.resolve()
