@@ -26,6 +26,22 @@ ADAPTERS = {
         r=4, lora_alpha=8, use_dora=True,
         target_modules=r"model\.layers\.\d+\.(self_attn\.[qo]_proj|mlp\.(up|down)_proj)",
         exclude_modules=["layers.0.mlp.up_proj"])),
+    # A whole name needs no number of a block.
+    "embedding-and-head": ("llama-grouped", dict(
+        r=3, lora_alpha=2, target_modules=["q_proj", "model.embed_tokens", "embed_tokens", "lm_head"],
+        layers_to_transform=[1], rank_pattern={"embed_tokens": 2})),
+    "decomposed-tied": ("llama-tied-biases", dict(
+        r=2, lora_alpha=3, use_dora=True, use_rslora=True, bias="lora_only",
+        target_modules=["v_proj", "embed_tokens", "lm_head"])),
+    "saved-modules": ("qwen2", dict(
+        r=2, lora_alpha=4, target_modules=["q_proj", "up_proj"], bias="all",
+        modules_to_save=["embed_tokens", "input_layernorm", "model.norm", "layers.1.mlp"])),
+    # With `bias="all"`, PEFT writes the biases of these modules several times.
+    "saved-head-tied": ("llama-tied-biases", dict(
+        r=2, lora_alpha=4, target_modules="all-linear", bias="all",
+        modules_to_save=["lm_head", "layers.0.self_attn"])),
+    "saved-head": ("qwen3-untied", dict(
+        r=2, lora_alpha=4, target_modules=["embed_tokens", "k_proj"], modules_to_save=["lm_head"])),
 }
 
 
@@ -38,7 +54,10 @@ def main():
         config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
         model = get_peft_model(base, config).eval()
         for parameter_name, parameter in model.named_parameters():
-            if "magnitude" in parameter_name:
+            if "lora_embedding" in parameter_name:
+                parameter.data *= 0.3  # of the size of the embeddings
+            elif parameter.requires_grad and "lora_" not in parameter_name or "magnitude" in parameter_name:
+                # Modules and biases start as the base's.
                 parameter.data *= torch.empty_like(parameter).uniform_(0.8, 1.2)
         folder = GOLDEN / "adapters" / name
         model.peft_config["default"].base_model_name_or_path = name
@@ -47,8 +66,12 @@ def main():
         tokens = torch.randint(0, base.config.vocab_size, (10, 2, 24))
         with torch.no_grad():
             expected = {"tokens": tokens, "logits": model(tokens[0]).logits.contiguous()}
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=1e-2, weight_decay=0.01)
+        # Groups as in transformers' Trainer.
+        trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+        stay = [value for name, value in trained if "bias" in name or "norm" in name]
+        decay = [value for name, value in trained if not ("bias" in name or "norm" in name)]
+        optimizer = torch.optim.AdamW(
+            [dict(params=decay, weight_decay=0.01), dict(params=stay, weight_decay=0.0)], lr=1e-2)
         losses = []
         for batch in tokens:
             loss = model(batch, labels=batch).loss
@@ -58,7 +81,7 @@ def main():
             losses.append(loss.item())
         expected["losses"] = torch.tensor(losses, dtype=torch.float64)
         for key, tensor in get_peft_model_state_dict(model).items():
-            expected[f"after.{key}"] = tensor.contiguous()
+            expected[f"after.{key}"] = tensor.clone()
         save_file(expected, folder / "expected.safetensors")
 
 
