@@ -2,10 +2,10 @@
 
 #![no_main]
 
+use alloc_lab::replay::replay;
+use alloc_lab::trace::Trace;
 use hip_alloc::driver::sim::SimOrders;
 use hip_alloc::pool::PoolConfig;
-use hip_alloc::trace::format::Trace;
-use hip_alloc::trace::replay::replay;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

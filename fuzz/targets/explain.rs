@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use platform::explain::{Explainer, Hints};
+use doctor::explain::{Explainer, Hints};
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((&first, log)) = bytes.split_first() else {

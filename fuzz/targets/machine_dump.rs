@@ -6,8 +6,8 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    if let Ok(machine) = platform::dump::read(text) {
-        let plan = platform::plan::plan(&machine);
-        let _ = platform::findings::findings(&machine, &plan);
+    if let Ok(machine) = doctor::dump::read(text) {
+        let plan = doctor::plan::plan(&machine);
+        let _ = doctor::findings::findings(&machine, &plan);
     }
 });

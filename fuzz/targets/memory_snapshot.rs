@@ -3,8 +3,9 @@
 
 #![no_main]
 
-use hip_alloc::trace::pickle::{Pickle, Value, Writer};
-use hip_alloc::trace::snapshot;
+use alloc_lab::pickle::{Pickle, Value};
+use alloc_lab::trace::snapshot;
+use hip_alloc::pickle::Writer;
 use libfuzzer_sys::fuzz_target;
 
 /// How much of a value is walked: one that contains itself has no end.
