@@ -1,6 +1,6 @@
 """Replays a trace through PyTorch's own allocator, in each of its settings, and prints what it held as JSON.
 
-    python bench/alloc/peers.py crates/hip-alloc/tests/traces/gpt2.trace.zst
+    python bench/alloc/peers.py crates/alloc-lab/tests/traces/gpt2.trace.zst
 
 The allocator is the real one of an installed PyTorch, on the simulated device:
 every setting replays in a process of its own, since settings are read once. Held
@@ -121,7 +121,7 @@ def replay(events):
     handles = {name: stream.cuda_stream if name else 0 for name, stream in streams.items()}
 
     pointers, sizes = {}, {}
-    live = peak_live = allocations = in_steps = 0
+    live = peak_live = allocations = in_steps = requested = requested_at_first = 0
     marks, calls_at_marks = [], []
 
     def look():
@@ -135,6 +135,7 @@ def replay(events):
             _, identity, size, stream = event
             pointers[identity], sizes[identity] = allocate(size, handles[stream]), size
             allocations += 1
+            requested += size
             live += size
             peak_live = max(peak_live, live)
         elif event[0] == "f":
@@ -145,9 +146,15 @@ def replay(events):
             marks.append([live, device["held_bytes"] - at_start["held_bytes"]])
             calls_at_marks.append(calls)
             in_steps = in_steps or allocations
+            requested_at_first = requested if len(marks) == 1 else requested_at_first
     took = time.perf_counter_ns() - began
     device, calls = look()
     calls_at_marks.append(calls)
+    held_at_first = marks[0][1] if marks else 0
+    # A cache that gives nothing back takes what it grows by; without one, each request is taken and given back.
+    grown = device["held_bytes"] - at_start["held_bytes"] - held_at_first
+    uncached = os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1"
+    moved = 2 * (requested - requested_at_first) if uncached else max(grown, 0)
     calls_by_step = [after - before for before, after in zip(calls_at_marks, calls_at_marks[1:])]
     return {
         "torch": torch.__version__,
@@ -162,6 +169,7 @@ def replay(events):
         "driver_calls": calls,
         "calls_by_step": calls_by_step,
         "calls_per_step": sum(calls_by_step) / max(len(marks), 1),
+        "driver_bytes_per_step": moved / max(len(marks), 1),
         "nanoseconds_per_call": took / max(len(events), 1),
     }
 
