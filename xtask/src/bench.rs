@@ -1,6 +1,8 @@
 //! `cargo xtask bench`: this project against its peers, on this machine.
 
 mod alloc;
+mod bars;
+mod doctor;
 mod lora;
 mod measured;
 mod placement;
@@ -10,6 +12,7 @@ mod train;
 use anyhow::Result;
 use clap::Subcommand;
 
+use self::doctor::DoctorBench;
 use alloc::AllocBench;
 use lora::LoraBench;
 use placement::PlacementBench;
@@ -26,6 +29,8 @@ pub(crate) struct Bench {
 enum Benchmark {
     /// What allocators hold on recorded training runs, against PyTorch's own
     Alloc(AllocBench),
+    /// The doctor's answers to posted texts, against what their threads confirmed
+    Doctor(DoctorBench),
     /// The cost of copy routes and verification, and plans against accelerate's
     Placement(PlacementBench),
     /// Fine-tuning speed and memory, against Hugging Face's Trainer with PEFT
@@ -38,6 +43,7 @@ impl Bench {
     pub(crate) fn run(self) -> Result<()> {
         match self.benchmark {
             Benchmark::Alloc(bench) => bench.run(),
+            Benchmark::Doctor(bench) => bench.run(),
             Benchmark::Placement(bench) => bench.run(),
             Benchmark::Lora(bench) => bench.run(),
             Benchmark::Train(bench) => bench.run(),

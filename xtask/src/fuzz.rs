@@ -17,8 +17,8 @@ type Target = (&'static str, &'static [&'static str]);
 const TARGETS: [Target; 5] = [
     ("allocator_settings", &["fuzz/seeds/allocator_settings"]),
     ("allocator_trace", &["fuzz/seeds/allocator_trace"]),
-    ("explain", &["crates/platform/tests/fixtures"]),
-    ("machine_dump", &["crates/platform/tests/fixtures"]),
+    ("explain", &["crates/doctor/tests/fixtures"]),
+    ("machine_dump", &["crates/doctor/tests/fixtures"]),
     ("memory_snapshot", &["fuzz/seeds/memory_snapshot"]),
 ];
 

@@ -1,19 +1,23 @@
 //! The project's own commands, `cargo xtask …`: from a fresh clone to a trained
-//! model, and the checks that keep the house in order.
+//! model, and the checks of the repository itself.
 //!
 //! One file per command; this one only parses and dispatches.
 
 #![forbid(unsafe_code)]
 
 mod bench;
+mod dist;
 mod fuzz;
 mod gpu_check;
+mod handbook;
+mod package_check;
 mod references;
 mod sanitize;
 mod setup;
 mod test;
 mod tidy;
 mod train;
+mod ui;
 mod workspace;
 
 use std::process::ExitCode;
@@ -36,12 +40,20 @@ enum Command {
     Train(train::Train),
     /// Set up, build, and run the tests
     Test(test::Test),
-    /// Check the repository itself: format, lints, documentation, house rules
+    /// Check the repository itself: format, lints, documentation, layers, modules
     Tidy(tidy::Tidy),
     /// Measure this project against its peers, on this machine
     Bench(bench::Bench),
     /// Feed the parsers random input, guided by what it reaches
     Fuzz(fuzz::Fuzz),
+    /// Write the handbook's page of all config keys, from `configs/schema.json`
+    Handbook(handbook::Handbook),
+    /// Build the page of `surefoot ui` again, from `crates/ui/web`; needs node and npm
+    Ui(ui::Ui),
+    /// Package every crate, and build the example of each README from the packages alone
+    PackageCheck(package_check::PackageCheck),
+    /// Build what people install: the Python wheel, an archive, a Debian package
+    Dist(dist::Dist),
     /// Check the allocator on this machine's GPU, or bundle that check for another machine
     GpuCheck(gpu_check::GpuCheck),
 }
@@ -54,6 +66,10 @@ fn main() -> ExitCode {
         Command::Tidy(tidy) => tidy.run(),
         Command::Bench(bench) => bench.run(),
         Command::Fuzz(fuzz) => fuzz.run(),
+        Command::Handbook(handbook) => handbook.run(),
+        Command::Ui(ui) => ui.run(),
+        Command::PackageCheck(check) => check.run(),
+        Command::Dist(dist) => dist.run(),
         Command::GpuCheck(check) => check.run(),
     };
     match outcome {

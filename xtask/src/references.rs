@@ -2,7 +2,7 @@
 //! heavy tier.
 //!
 //! ```text
-//! transformers, PEFT, bitsandbytes ──tests/reference/*.py──▶ fresh golden files ──▶ the trainer's own tests
+//! transformers, diffusers, PEFT, bitsandbytes ──tests/reference/*.py──▶ fresh golden files ──▶ the trainer's own tests
 //! surefoot train ──▶ adapter ──check_adapter.py──▶ PEFT's loss = `surefoot eval`'s
 //! SmolLM2-135M: "The capital of France is" ──▶ " Paris"; and token for token as transformers
 //! ```
@@ -69,22 +69,43 @@ pub(crate) fn check(shell: &Shell, libtorch: &Libtorch, python: &Path) -> Result
 fn golden(shell: &Shell, python: &Path) -> Result<()> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let golden = folder.path();
-    for script in ["models", "gguf_formats", "adapters", "quantisation"] {
+    for script in ["models", "gguf_formats", "adapters", "quantisation", "wan"] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
+    // The tests of these targets that read golden files; all of the target where that is most.
+    reading(shell, golden, "surefoot-models", &["--lib"], &[])?;
+    reading(shell, golden, "surefoot-trainer", &["--lib"], &["optim::"])?;
+    reading(shell, golden, "surefoot-trainer", &["--test", "peft"], &[])?;
+    Ok(())
+}
+
+/// The tests named by `filters` (all of them without) in a target, which read the golden files in `folder`.
+fn reading(
+    shell: &Shell,
+    folder: &Path,
+    package: &str,
+    target: &[&str],
+    filters: &[&str],
+) -> Result<()> {
     let cargo = workspace::cargo();
     // One at a time: libtorch has one random generator for all threads.
-    let tests = [
-        "--test-threads=1",
-        "model::",
-        "weights::",
-        "adapters::",
-        "quant::",
-        "optim::",
-    ];
-    cmd!(shell, "{cargo} test --package trainer --lib -- {tests...}")
-        .env("SUREFOOT_GOLDEN", golden)
-        .run()?;
+    let test = cmd!(
+        shell,
+        "{cargo} test --package {package} {target...} -- --test-threads=1 {filters...}"
+    );
+    let output = test
+        .env("SUREFOOT_GOLDEN", folder)
+        .ignore_status()
+        .output()?;
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{printed}");
+    eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    if !output.status.success() {
+        bail!("{package} differs from the fresh golden files");
+    }
+    if printed.contains("running 0 tests") {
+        bail!("no test of {package} {target:?} is named {filters:?}: nothing was compared");
+    }
     Ok(())
 }
 

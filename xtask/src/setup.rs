@@ -105,6 +105,11 @@ pub(crate) fn newest_python(todays: bool) -> Result<PathBuf> {
     Ok(python)
 }
 
+/// The interpreter of the environment with what builds and checks the wheel.
+pub(crate) fn dist_python() -> Result<PathBuf> {
+    reference::ensure_dist(&Cache::open()?)
+}
+
 /// The folder of AMD's HIP runtime, for tests; `None` on a machine without apt.
 pub(crate) fn hip_runtime() -> Result<Option<PathBuf>> {
     let folder = hip_runtime::ensure(&Cache::open()?)?;

@@ -4,10 +4,13 @@ use anyhow::Result;
 use xshell::{Shell, cmd};
 
 use crate::bench;
+use crate::dist;
 use crate::fuzz;
+use crate::package_check;
 use crate::references;
 use crate::sanitize;
 use crate::setup::{self, Libtorch};
+use crate::ui;
 use crate::workspace;
 
 /// Set up, build, and run the tests.
@@ -69,6 +72,8 @@ fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: bool) -> Result<()> {
     real_hip(shell)?;
     sanitize::run(shell)?;
     fuzz::briefly()?;
+    ui::browser_tests(shell)?;
+    package_check::check(Some(libtorch), &[])?;
     let python = setup::reference_python()?;
     let cargo = workspace::cargo();
     cmd!(
@@ -76,12 +81,8 @@ fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: bool) -> Result<()> {
         "{cargo} build --release --package device-sim --package hip-alloc"
     )
     .run()?;
-    // The ladder for real, which python/tests/test_rust_placement.py puts on the simulator.
-    cmd!(
-        shell,
-        "{cargo} build --package placement --example on-device"
-    )
-    .run()?;
+    // Verified transfers by real libtorch, which python/tests/test_rust_placement.py puts on the simulator.
+    cmd!(shell, "{cargo} build --package harness --bin on-device").run()?;
     let target = workspace::target(shell)?;
     let built = target.join("release");
     let simulator = built.join("libdevice_sim.so");
@@ -91,6 +92,12 @@ fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: bool) -> Result<()> {
     for python in [&python, &setup::newest_python(newest_torch)?] {
         cmd!(shell, "{python} -m pytest python/tests {libraries...}").run()?;
     }
+    let options = dist::test_options(&setup::dist_python()?)?;
+    cmd!(
+        shell,
+        "{python} -m pytest python/tests/test_wheel.py {libraries...} {options...}"
+    )
+    .run()?;
     references::check(shell, libtorch, &python)?;
     bench::TrainBench::parity_check(target.join("bench/parity.json")).run()
 }

@@ -1,15 +1,17 @@
 //! `cargo xtask tidy`: the repository checks itself.
 //!
-//! What cargo's own tools check is called here. The rules of this house are tests,
-//! each with a name: `tests/tidy.rs` reads the files, `tests/house.rs` what is built.
+//! Runs what cargo provides (format, lints, documentation), then the rules of this repository,
+//! which are tests: `tests/tidy.rs` reads the files, `tests/modules.rs` the modules of each crate,
+//! `tests/layers.rs` what cargo builds.
 
 use anyhow::Result;
 use xshell::cmd;
 
 use crate::setup;
+use crate::ui;
 use crate::workspace;
 
-/// Check the repository itself: format, lints, documentation, house rules.
+/// Check the repository itself: format, lints, documentation, layers, modules.
 #[derive(clap::Args)]
 pub(crate) struct Tidy {}
 
@@ -29,9 +31,9 @@ impl Tidy {
         drop(rustdoc);
         cmd!(
             shell,
-            "{cargo} test --package xtask --test tidy --test house"
+            "{cargo} test --package xtask --test tidy --test layers --test modules --test words"
         )
         .run()?;
-        Ok(())
+        ui::check_where_node_is(&shell)
     }
 }

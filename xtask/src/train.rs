@@ -17,7 +17,8 @@ use crate::workspace;
 /// lists what it understands.
 #[derive(clap::Args)]
 pub(crate) struct Train {
-    /// The training config (YAML) [default: configs/small.yaml]
+    /// The training config (YAML) [default: that of the run after `--resume RUN`, else
+    /// configs/small.yaml]
     #[arg(value_name = "CONFIG")]
     config: Option<PathBuf>,
 
@@ -25,8 +26,8 @@ pub(crate) struct Train {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     set: Vec<String>,
 
-    /// Continue a run: `latest`, or the folder of a checkpoint
-    #[arg(long, value_name = "CHECKPOINT", num_args = 0..=1, default_missing_value = "latest")]
+    /// Continue a run: `latest`, or the folder of a run or of a checkpoint
+    #[arg(long, value_name = "RUN", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
 
     /// Check everything, one step included, and train nothing
@@ -42,7 +43,7 @@ impl Train {
     pub(crate) fn run(self) -> Result<()> {
         let libtorch = setup::ensure()?;
         // A config that cannot be read is the trainer's to complain about.
-        let path = self.config.clone().unwrap_or_default();
+        let path = self.config_file();
         setup::model_for(&std::fs::read_to_string(path).unwrap_or_default())?;
         let binary = build(&libtorch)?;
         // From here on this process is the trainer: its exit code is ours, and Ctrl-C
@@ -51,18 +52,33 @@ impl Train {
         Err(error).with_context(|| format!("cannot start `{}`", binary.display()))
     }
 
+    /// The config to train by; a run that is resumed has its own.
+    fn config_file(&self) -> PathBuf {
+        match (&self.config, &self.resume) {
+            (Some(path), _) => path.clone(),
+            (None, Some(run)) => {
+                // A run, or one of its checkpoints.
+                let folders = Path::new(run).ancestors().step_by(2).take(2);
+                let mut paths = folders.map(|folder| folder.join("config.yaml"));
+                paths.find(|path| path.is_file()).unwrap_or_default()
+            }
+            // A path that the user gave is relative to where they stand, the default is not.
+            (None, None) => workspace::root().join("configs/small.yaml"),
+        }
+    }
+
     fn command(&self, binary: &Path) -> Command {
-        // A path that the user gave is relative to where they stand, the default is not.
-        let small = || workspace::root().join("configs/small.yaml");
         let mut command = Command::new(binary);
-        command
-            .arg("train")
-            .arg(self.config.clone().unwrap_or_else(small));
+        command.arg("train");
+        // Without one, the trainer takes that of the run.
+        if self.config.is_some() || self.resume.is_none() {
+            command.arg(self.config_file());
+        }
         for value in &self.set {
             command.arg("--set").arg(value);
         }
-        if let Some(checkpoint) = &self.resume {
-            command.arg("--resume").arg(checkpoint);
+        if let Some(run) = &self.resume {
+            command.arg("--resume").arg(run);
         }
         if self.dry_run {
             command.arg("--dry-run");

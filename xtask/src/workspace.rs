@@ -3,16 +3,24 @@
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
 
 /// The folder of the workspace's `Cargo.toml`.
 ///
-/// Fixed when xtask is compiled: cargo runs xtask from wherever the user stands.
+/// The one that xtask was started in: cargo names it to what it runs. What was fixed when xtask was
+/// compiled may be another checkout that shares the target folder.
 pub(crate) fn root() -> &'static Path {
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    package.parent().unwrap_or(package)
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| root_of(env::var_os("CARGO_MANIFEST_DIR")))
+}
+
+fn root_of(package: Option<OsString>) -> PathBuf {
+    let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let package = PathBuf::from(package);
+    package.parent().unwrap_or(&package).to_owned()
 }
 
 /// A shell that stands in the workspace's root.
@@ -40,4 +48,16 @@ pub(crate) fn target(shell: &Shell) -> Result<PathBuf> {
     Ok(folder
         .context("`cargo metadata` names no target folder")?
         .into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_workspace_is_the_one_that_cargo_was_started_in() {
+        let other = root_of(Some("/somewhere/else/xtask".into()));
+        assert_eq!(other, Path::new("/somewhere/else"));
+        assert!(root_of(None).join("xtask/src/workspace.rs").is_file());
+    }
 }

@@ -18,8 +18,8 @@ use crate::{setup, workspace};
 
 /// Recorded traces: those that the policy was made with, and those that it had not seen.
 const TRACES: [&str; 2] = [
-    "crates/hip-alloc/tests/traces",
-    "crates/hip-alloc/tests/held_out",
+    "crates/alloc-lab/tests/traces",
+    "crates/alloc-lab/tests/held_out",
 ];
 const MIB: f64 = (1 << 20) as f64;
 
@@ -50,6 +50,9 @@ struct Report {
     torch: Option<String>,
     nanoseconds_per_operation: HotPath,
     traces: Vec<TraceReport>,
+    /// What each choice of `keep` costs on drivers of several speeds, as
+    /// `crates/alloc-lab/examples/driver_costs.rs` prints it.
+    driver_costs: serde_json::Value,
 }
 
 /// Time of one request or free in our allocator.
@@ -75,6 +78,9 @@ struct Row {
     peak_ratio: f64,
     idle_excess_bytes: u64,
     driver_calls_per_step: f64,
+    driver_bytes_per_step: f64,
+    /// Simulated, where a call takes 50 µs and 5 GB are cleared in a second; for ours alone.
+    driver_milliseconds_per_step: Option<f64>,
     share_of_calls: f64,
 }
 
@@ -82,12 +88,12 @@ struct Row {
 #[derive(Deserialize)]
 struct Replayed {
     peak_live_bytes: u64,
-    promises: Promises,
+    promises: Bounds,
     allocators: Vec<ReplayedRow>,
 }
 
 #[derive(Deserialize)]
-struct Promises {
+struct Bounds {
     calls_allowed_per_step: f64,
 }
 
@@ -97,15 +103,18 @@ struct ReplayedRow {
     peak_ratio: f64,
     idle_excess_bytes: u64,
     driver_calls_per_step: f64,
+    driver_bytes_per_step: f64,
+    driver_milliseconds_per_step: Option<f64>,
 }
 
 /// What `peers.py` prints for each setting, of which this is used.
 #[derive(Deserialize)]
-struct Peer {
+struct Baseline {
     torch: String,
     peak_ratio: f64,
     idle_excess: u64,
     calls_per_step: f64,
+    driver_bytes_per_step: f64,
 }
 
 impl AllocBench {
@@ -139,6 +148,7 @@ impl AllocBench {
             torch: None,
             nanoseconds_per_operation: hot_path(&shell, &traces)?,
             traces: Vec::new(),
+            driver_costs: serde_json::Value::Null,
         };
         for (number, trace) in traces.iter().enumerate() {
             let name = name(trace);
@@ -158,9 +168,10 @@ impl AllocBench {
             report.traces.push(one.0);
         }
         report.print();
+        report.driver_costs = driver_costs(&shell, &traces)?;
         let text = serde_json::to_string_pretty(&report)? + "\n";
         let all = out.with_extension("svg");
-        for (file, text) in [(&out, text), (&all, picture::draw(&report.traces))] {
+        for (file, text) in [(&out, text), (&all, picture::draw(&report.traces)?)] {
             fs::write(file, text).with_context(|| format!("cannot write `{}`", file.display()))?;
         }
         eprintln!("numbers: `{}`; picture: `{}`", out.display(), all.display());
@@ -190,10 +201,24 @@ fn hot_path(shell: &Shell, traces: &[PathBuf]) -> Result<HotPath> {
     let cargo = workspace::cargo();
     let text = cmd!(
         shell,
-        "{cargo} run --release --quiet --package hip-alloc --example hot_path -- {traces...}"
+        "{cargo} run --release --quiet --package alloc-lab --example hot_path -- {traces...}"
     )
     .read()?;
     serde_json::from_str(&text).context("the timing printed something else")
+}
+
+/// The table of `keep` over clearing rates and latencies, printed and as numbers.
+fn driver_costs(shell: &Shell, traces: &[PathBuf]) -> Result<serde_json::Value> {
+    let cargo = workspace::cargo();
+    let folder = shell.create_temp_dir()?;
+    let file = folder.path().join("driver-costs.json");
+    cmd!(
+        shell,
+        "{cargo} run --release --quiet --package alloc-lab --example driver_costs -- --json {file} {traces...}"
+    )
+    .run()?;
+    let text = shell.read_file(&file)?;
+    serde_json::from_str(&text).context("the table of driver costs is not JSON")
 }
 
 /// One trace in every allocator, and PyTorch's version where it was asked.
@@ -216,8 +241,8 @@ fn replay(
         .read()?;
         serde_json::from_str(&text).context("`surefoot replay` printed something else")
     };
-    let mapped = ours("mapped:on", None)?;
-    let plain = ours("mapped:off", picture)?;
+    let plain = ours("keep:auto", picture)?;
+    let others = ["keep:step", "keep:none", "keep:none,mapped:on"];
     let mut rows = Vec::new();
     let mut add = |name: &str, row: &ReplayedRow| {
         rows.push(Row {
@@ -225,11 +250,18 @@ fn replay(
             peak_ratio: row.peak_ratio,
             idle_excess_bytes: row.idle_excess_bytes,
             driver_calls_per_step: row.driver_calls_per_step,
+            driver_bytes_per_step: row.driver_bytes_per_step,
+            driver_milliseconds_per_step: row.driver_milliseconds_per_step,
             share_of_calls: f64::NAN,
         });
     };
     add("hip-alloc", &plain.allocators[0]);
-    add("hip-alloc, mapped", &mapped.allocators[0]);
+    for policy in others {
+        add(
+            &format!("hip-alloc, {policy}"),
+            &ours(policy, None)?.allocators[0],
+        );
+    }
     let mut torch = None;
     match python {
         // Without PyTorch: the model of it, which a test holds against the real one.
@@ -240,7 +272,7 @@ fn replay(
             let text = cmd!(shell, "{python} bench/alloc/peers.py {trace}")
                 .quiet()
                 .read()?;
-            let peers: BTreeMap<String, Peer> =
+            let peers: BTreeMap<String, Baseline> =
                 serde_json::from_str(&text).context("`peers.py` printed something else")?;
             for (name, peer) in peers {
                 let row = ReplayedRow {
@@ -248,6 +280,8 @@ fn replay(
                     peak_ratio: peer.peak_ratio,
                     idle_excess_bytes: peer.idle_excess,
                     driver_calls_per_step: peer.calls_per_step,
+                    driver_bytes_per_step: peer.driver_bytes_per_step,
+                    driver_milliseconds_per_step: None,
                 };
                 add(&row.name.clone(), &row);
                 torch = Some(peer.torch);
@@ -284,17 +318,26 @@ impl Report {
                 trace.calls_allowed_per_step
             );
             println!(
-                "  {:32}{:>12}{:>18}{:>18}{:>16}",
-                "", "peak/live", "between steps", "driver calls/step", "of no caching"
+                "  {:32}{:>12}{:>18}{:>18}{:>16}{:>16}{:>12}",
+                "",
+                "peak/live",
+                "between steps",
+                "driver calls/step",
+                "of no caching",
+                "MiB/step",
+                "ms/step"
             );
             for row in &trace.allocators {
                 println!(
-                    "  {:32}{:>12.3}{:>14} MiB{:>18.1}{:>15.2}%",
+                    "  {:32}{:>12.3}{:>14} MiB{:>18.1}{:>15.2}%{:>16.0}{:>12}",
                     row.name,
                     row.peak_ratio,
                     format!("+{:.0}", row.idle_excess_bytes as f64 / MIB),
                     row.driver_calls_per_step,
                     row.share_of_calls * 100.0,
+                    row.driver_bytes_per_step / MIB,
+                    row.driver_milliseconds_per_step
+                        .map_or("-".to_owned(), |time| format!("{time:.0}")),
                 );
             }
         }

@@ -54,7 +54,8 @@ pub(crate) struct LoraBench {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    rung: &'static str,
+    #[serde(rename = "rung")]
+    evidence_level: &'static str,
     cpu: String,
     cores: usize,
     config: PathBuf,
@@ -116,7 +117,7 @@ impl LoraBench {
             versions = used;
         }
         let report = Report {
-            rung: "CPU, real",
+            evidence_level: "CPU, real",
             cpu: cpu_name(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             config: self.config.clone(),

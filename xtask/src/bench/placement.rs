@@ -1,6 +1,6 @@
 //! `cargo xtask bench placement`: what moving and verifying costs, and whose plans keep more on the device.
 //!
-//! The measuring is `crates/placement/examples/bench`; accelerate plans the same module sizes in
+//! The measuring is `crates/harness/src/bin/bench-placement`; accelerate plans the same module sizes in
 //! `bench/placement/accelerate_plan.py`; `simulated.rs` measures verification at a device's latencies. This file
 //! starts them all and puts the numbers side by side, as a table, as JSON and (`picture.rs`) as a picture.
 
@@ -94,7 +94,7 @@ impl PlacementBench {
         // Freed memory is not handed out again, so that tensors arrive in fresh memory as weights do.
         let ours = cmd!(
             shell,
-            "{cargo} run --release --quiet --package placement --example bench -- {rounds}"
+            "{cargo} run --release --quiet --package harness --bin bench-placement -- {rounds}"
         )
         .env("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=262144")
         .read()?;
@@ -191,7 +191,7 @@ impl Report {
         let picture = file.with_extension("svg");
         for (file, text) in [
             (file, serde_json::to_string_pretty(self)?),
-            (&picture, picture::draw(&self.plans)),
+            (&picture, picture::draw(&self.plans)?),
         ] {
             fs::write(file, text).with_context(|| format!("cannot write `{}`", file.display()))?;
             eprintln!("written to {}", file.display());

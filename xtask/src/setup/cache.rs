@@ -17,7 +17,10 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-const MANIFEST: &str = "surefoot-manifest.json";
+/// Hidden, so that nobody who reads the files of an entry takes it for one of them.
+const MANIFEST: &str = ".surefoot-manifest.json";
+/// Its name in the entries of older versions.
+const VISIBLE_MANIFEST: &str = "surefoot-manifest.json";
 const LOCK: &str = ".lock";
 const STAGING: &str = ".staging-";
 
@@ -73,6 +76,8 @@ impl Cache {
     /// The entry `name`, if it is whole and was made from `sources`.
     pub(crate) fn whole(&self, name: &str, sources: &BTreeMap<String, String>) -> Option<PathBuf> {
         let entry = self.path(name);
+        // Fails where there is none, as in every entry of this version.
+        let _ = fs::rename(entry.join(VISIBLE_MANIFEST), entry.join(MANIFEST));
         let manifest = fs::read(entry.join(MANIFEST)).ok()?;
         let manifest: Manifest = serde_json::from_slice(&manifest).ok()?;
         let same_size = |(path, bytes): (&String, &u64)| {
@@ -214,6 +219,18 @@ mod tests {
             cache.whole("entry", &sources("1")),
             Some(cache.path("entry"))
         );
+    }
+
+    #[test]
+    fn an_entry_shows_its_own_files_alone_also_when_an_older_version_made_it() {
+        let (_folder, cache) = cache_with_entry();
+        let manifest = cache.path("entry").join(MANIFEST);
+        fs::rename(&manifest, cache.path("entry").join(VISIBLE_MANIFEST)).unwrap();
+        assert!(cache.whole("entry", &sources("1")).is_some());
+        let entries = fs::read_dir(cache.path("entry")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let visible: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();
+        assert_eq!(visible, ["lib"]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The Python reference environment: real PyTorch, for benchmarks and heavy tests.
+//! Python environments that setup makes: the reference with real PyTorch for benchmarks and heavy
+//! tests, one with the newest PyTorch, and one with what builds the wheel.
 //!
 //! An environment cannot be moved once it is made (its scripts hold its path), so it is
 //! made in place, and a stamp written at the very end says that it is whole and which
@@ -22,18 +23,36 @@ const NEWEST: &str = "venv-torch-newest";
 const NEWEST_REQUIREMENTS: &str = "python/tests/requirements-newest.txt";
 const STAMP: &str = "surefoot-requirements.txt";
 
+/// What builds and checks the wheel.
+const DIST_REQUIREMENTS: &str = "xtask/src/dist/requirements.txt";
+
+/// What making an environment costs.
+struct Cost {
+    /// For people: how much is downloaded.
+    download: &'static str,
+    /// Bytes that must be free.
+    space: u64,
+}
+
 /// Measured on x86-64: what is on the disk afterwards, plus the largest wheel.
-const SPACE: u64 = 5_600_000_000;
+const TORCH: Cost = Cost {
+    download: "2.5 GB",
+    space: 5_600_000_000,
+};
+const DIST: Cost = Cost {
+    download: "150 MB",
+    space: 700_000_000,
+};
 
 /// The interpreter of the reference environment.
 pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
-    ensure_with(cache, "venv-torch-2.13", &REQUIREMENTS)
+    ensure_with(cache, "venv-torch-2.13", &REQUIREMENTS, &TORCH)
 }
 
 /// The interpreter of an environment with the newest PyTorch that the activation is known to
 /// work with.
 pub(crate) fn ensure_newest(cache: &Cache) -> Result<PathBuf> {
-    let python = ensure_with(cache, NEWEST, &[NEWEST_REQUIREMENTS])?;
+    let python = ensure_with(cache, NEWEST, &[NEWEST_REQUIREMENTS], &TORCH)?;
     if let Some(release) = newer_release(&python) {
         eprintln!(
             "PyPI has PyTorch {release}, newer than the one that is tested here: \
@@ -54,8 +73,13 @@ pub(crate) fn ensure_todays(cache: &Cache) -> Result<PathBuf> {
     Ok(python)
 }
 
+/// The interpreter of the environment with what builds the wheel.
+pub(crate) fn ensure_dist(cache: &Cache) -> Result<PathBuf> {
+    ensure_with(cache, "venv-dist", &[DIST_REQUIREMENTS], &DIST)
+}
+
 /// The interpreter of the environment in `name` with what these files require.
-fn ensure_with(cache: &Cache, name: &str, requirements: &[&str]) -> Result<PathBuf> {
+fn ensure_with(cache: &Cache, name: &str, requirements: &[&str], cost: &Cost) -> Result<PathBuf> {
     let files: Vec<_> = requirements
         .iter()
         .map(|file| workspace::root().join(file))
@@ -76,8 +100,9 @@ fn ensure_with(cache: &Cache, name: &str, requirements: &[&str]) -> Result<PathB
         return Ok(python);
     }
     if !works(&python) {
-        fetch::require_space(&cache.path("."), SPACE)?;
-        eprintln!("making the Python environment {name}: about 2.5 GB to download, once");
+        fetch::require_space(&cache.path("."), cost.space)?;
+        let download = cost.download;
+        eprintln!("making the Python environment {name}: about {download} to download, once");
         python::make_reference_venv(&folder)?;
     }
     install(&python, &files)?;

@@ -1,133 +1,77 @@
-//! What each allocator holds too much of on each trace, as a picture: beyond the live memory at the peak, and between
-//! steps.
+//! What each allocator holds beyond the live memory on each trace, as a picture: at the peak, and between steps.
 
-use std::fmt::Write as _;
+use anyhow::Result;
+use plotters::style::RGBColor;
 
 use super::{Row, TraceReport};
+use crate::bench::bars::{self, Contender, Panel};
 
-const WIDTH: f64 = 860.0;
-const TOP: f64 = 84.0;
-const BAR: f64 = 8.0;
-/// Room below the bars of a trace.
-const GAP: f64 = 10.0;
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// A column of bars.
-struct Panel {
-    title: &'static str,
-    /// Where bars begin, and how long the longest may be.
-    left: f64,
-    span: f64,
-    /// The number that fills it; a bar of more is cut, and its number tells.
-    full: f64,
-    value: fn(&Row) -> f64,
-    label: fn(f64) -> String,
-}
-
-const PANELS: [Panel; 2] = [
-    Panel {
-        title: "held beyond live at the peak",
-        left: 190.0,
-        span: 240.0,
-        full: 0.5,
-        value: |row| row.peak_ratio - 1.0,
-        label: |value| format!("{:.1} %", 100.0 * value),
+/// Which allocators are drawn. No caching holds what is live: its bars would be empty.
+const DRAWN: [Contender; 4] = [
+    Contender {
+        name: "hip-alloc",
+        colour: RGBColor(0x09, 0x69, 0xDA),
     },
-    Panel {
-        title: "held beyond live between steps",
-        left: 530.0,
-        span: 240.0,
-        full: 14.0,
-        value: |row| row.idle_excess_bytes as f64 / GIB,
-        label: |value| format!("{value:.1} GiB"),
+    Contender {
+        name: "PyTorch, default",
+        colour: RGBColor(0xBC, 0x4C, 0x00),
+    },
+    Contender {
+        name: "PyTorch, expandable_segments",
+        colour: RGBColor(0xD4, 0xA7, 0x2C),
+    },
+    Contender {
+        name: "PyTorch, max_split_size_mb:128",
+        colour: RGBColor(0x8B, 0x94, 0x9E),
     },
 ];
 
-/// Which allocators are drawn, and how. No caching holds what is live: it would be empty.
-const DRAWN: [(&str, &str); 4] = [
-    ("hip-alloc", "ours"),
-    ("PyTorch, default", "default"),
-    ("PyTorch, expandable_segments", "expandable"),
-    ("PyTorch, max_split_size_mb:128", "split"),
-];
-
-/// The report as an SVG.
-pub(super) fn draw(traces: &[TraceReport]) -> String {
-    let rows = |trace: &TraceReport| -> Vec<(&'static str, usize)> {
-        let known = |name| trace.allocators.iter().position(|row| named(row, name));
-        let found = DRAWN.iter();
-        found
-            .filter_map(|(name, class)| Some((*class, known(name)?)))
+/// The report as SVG.
+pub(super) fn draw(traces: &[TraceReport]) -> Result<String> {
+    let values = |value: fn(&Row) -> f64| -> Vec<Vec<Option<f64>>> {
+        let of = |trace: &TraceReport, name| {
+            let row = trace.allocators.iter().find(|row| is_named(row, name));
+            row.map(value)
+        };
+        let traces = traces.iter();
+        traces
+            .map(|trace| DRAWN.iter().map(|drawn| of(trace, drawn.name)).collect())
             .collect()
     };
-    let tall = |trace: &TraceReport| BAR * rows(trace).len() as f64 + GAP;
-    let height = TOP + traces.iter().map(tall).sum::<f64>();
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" \
-         font-family=\"system-ui, sans-serif\" font-size=\"11\" role=\"img\">\n\
-         <style>text{{fill:#1f2328}} .ours{{fill:#0969da}} .default{{fill:#bc4c00}} .expandable{{fill:#d4a72c}} \
-         .split{{fill:#8b949e}}\n\
-         @media (prefers-color-scheme: dark){{text{{fill:#e6edf3}} .ours{{fill:#58a6ff}}}}</style>\n\
-         <title>Memory that allocators hold beyond what is live, on recorded training runs</title>\n\
-         <text x=\"16\" y=\"22\" font-size=\"15\">Memory held beyond what is live</text>\n"
-    );
-    // Writing to a `String` cannot fail, here and below.
-    for (number, (name, class)) in DRAWN.iter().enumerate() {
-        let x = 16.0 + 205.0 * number as f64;
-        let _ = writeln!(
-            svg,
-            "<rect class=\"{class}\" x=\"{x}\" y=\"34\" width=\"11\" height=\"11\"/>\
-             <text x=\"{}\" y=\"44\">{name}</text>",
-            x + 17.0
-        );
-    }
-    for panel in &PANELS {
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"72\" font-size=\"12\">{}</text>",
-            panel.left, panel.title
-        );
-    }
-    let mut y = TOP;
-    for trace in traces {
-        let rows = rows(trace);
-        let _ = writeln!(
-            svg,
-            "<text x=\"182\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
-            y + BAR * rows.len() as f64 / 2.0 + 4.0,
-            trace.trace
-        );
-        for (class, row) in rows {
-            for panel in &PANELS {
-                let value = (panel.value)(&trace.allocators[row]);
-                let length = panel.span * (value / panel.full).clamp(0.0, 1.0);
-                let _ = writeln!(
-                    svg,
-                    "<rect class=\"{class}\" x=\"{}\" y=\"{y}\" width=\"{length:.1}\" height=\"{}\"/>\
-                     <text x=\"{:.1}\" y=\"{}\" font-size=\"8\">{}</text>",
-                    panel.left,
-                    BAR - 1.0,
-                    panel.left + length + 4.0,
-                    y + BAR - 1.0,
-                    (panel.label)(value)
-                );
-            }
-            y += BAR;
-        }
-        y += GAP;
-    }
-    svg.push_str("</svg>\n");
-    svg
+    let panels = [
+        Panel {
+            title: "held beyond live at the peak",
+            end: 0.5,
+            label: |share| format!("{:.1} %", 100.0 * share),
+            values: values(|row| row.peak_ratio - 1.0),
+        },
+        Panel {
+            title: "held beyond live between steps",
+            end: 14.0,
+            label: |gib| format!("{gib:.1} GiB"),
+            values: values(|row| row.idle_excess_bytes as f64 / GIB),
+        },
+    ];
+    let subjects: Vec<String> = traces.iter().map(|trace| trace.trace.clone()).collect();
+    bars::draw(
+        "Memory held beyond what is live, on recorded training runs",
+        &subjects,
+        &DRAWN,
+        &panels,
+    )
 }
 
 /// Whether a row is of this allocator, the real one or the model of it.
-fn named(row: &Row, name: &str) -> bool {
+fn is_named(row: &Row, name: &str) -> bool {
     row.name == name || row.name.strip_suffix(" (model)") == Some(name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::bars::tests::widths;
 
     fn row(name: &str, peak_ratio: f64, gib: f64) -> Row {
         Row {
@@ -135,6 +79,8 @@ mod tests {
             peak_ratio,
             idle_excess_bytes: (gib * GIB) as u64,
             driver_calls_per_step: 1.0,
+            driver_bytes_per_step: 0.0,
+            driver_milliseconds_per_step: None,
             share_of_calls: 1.0,
         }
     }
@@ -151,16 +97,18 @@ mod tests {
                 row("something else", 9.0, 9.0),
             ],
         };
-        let svg = draw(&[trace]);
-        for expected in [
-            "class=\"ours\" x=\"190\" y=\"84\" width=\"120.0\"",
-            "class=\"ours\" x=\"530\" y=\"84\" width=\"120.0\"",
-            "class=\"default\" x=\"190\" y=\"92\" width=\"240.0\"",
-            ">200.0 %<",
-            ">28.0 GiB<",
-        ] {
+        let svg = draw(&[trace]).expect("it draws into memory");
+        // The mark in the legend, then a bar in each panel: half the axis, and cut at its end.
+        let (ours, default) = (widths(&svg, DRAWN[0].colour), widths(&svg, DRAWN[1].colour));
+        for panel in [1, 2] {
+            assert!(
+                (2.0 * ours[panel] - default[panel]).abs() <= 2.0,
+                "{ours:?} {default:?}"
+            );
+        }
+        for expected in [">\n200.0 %\n<", ">\n28.0 GiB\n<"] {
             assert!(svg.contains(expected), "{expected}\n{svg}");
         }
-        assert!(!svg.contains(">9.0 GiB<"));
+        assert!(!svg.contains("9.0 GiB"));
     }
 }

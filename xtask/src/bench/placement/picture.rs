@@ -1,69 +1,60 @@
 //! How much of each model stays on the device under a budget, as a picture: a bar for accelerate's plan and one for
-//! ours, and a line where the budget ends.
+//! ours, as shares of the budget, so that models of any size fit.
 
-use std::fmt::Write as _;
+use anyhow::Result;
+use plotters::style::RGBColor;
 
 use super::PlanQuality;
+use crate::bench::bars::{self, Contender, Panel};
 
-const WIDTH: f64 = 720.0;
-/// Where the bars begin, and how long the largest budget is.
-const LEFT: f64 = 230.0;
-const SPAN: f64 = 440.0;
-const BAR: f64 = 9.0;
-const ROW: f64 = 2.0 * BAR + 8.0;
-const TOP: f64 = 64.0;
+const DRAWN: [Contender; 2] = [
+    Contender {
+        name: "accelerate, infer_auto_device_map",
+        colour: RGBColor(0x8B, 0x94, 0x9E),
+    },
+    Contender {
+        name: "surefoot, two buffers",
+        colour: RGBColor(0xB3, 0x26, 0x1E),
+    },
+];
 
-/// The plans as an SVG; each budget is as long as the line of its model, so that models of any size fit.
-pub(super) fn draw(plans: &[PlanQuality]) -> String {
-    let height = TOP + ROW * plans.len() as f64 + 16.0;
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-         font-family=\"system-ui, sans-serif\" font-size=\"12\" role=\"img\">\n\
-         <style>text{{fill:#1f2328}} .ours{{fill:#b3261e}} .theirs{{fill:#8b949e}} .budget{{stroke:#57606a}}\n\
-         @media (prefers-color-scheme: dark){{text{{fill:#e6edf3}} .ours{{fill:#ff8a80}}}}</style>\n\
-         <title>Bytes that stay on the device under a budget</title>\n\
-         <text x=\"16\" y=\"24\" font-size=\"15\">Bytes that stay on the device, of a budget</text>\n"
-    );
-    for (x, class, label) in [
-        (16.0, "theirs", "accelerate, infer_auto_device_map"),
-        (260.0, "ours", "surefoot, two ring slots"),
-    ] {
-        // Writing to a `String` cannot fail, here and below.
-        let _ = writeln!(
-            svg,
-            "<rect class=\"{class}\" x=\"{x}\" y=\"38\" width=\"12\" height=\"12\"/>\
-             <text x=\"{}\" y=\"48\">{label}</text>",
-            x + 18.0
-        );
-    }
-    for (row, plan) in plans.iter().enumerate() {
-        let y = TOP + ROW * row as f64;
-        let share = |bytes: u64| SPAN * bytes as f64 / plan.budget.max(1) as f64;
-        let ours = plan.resident_two_slots.unwrap_or(0);
-        let _ = writeln!(
-            svg,
-            "<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}, {:.1} GiB</text>\
-             <rect class=\"theirs\" x=\"{LEFT}\" y=\"{y}\" width=\"{:.1}\" height=\"{BAR}\"/>\
-             <rect class=\"ours\" x=\"{LEFT}\" y=\"{}\" width=\"{:.1}\" height=\"{BAR}\"/>\
-             <line class=\"budget\" x1=\"{x}\" x2=\"{x}\" y1=\"{y}\" y2=\"{}\"/>",
-            LEFT - 8.0,
-            y + BAR + 4.0,
-            plan.model,
-            plan.budget as f64 / f64::from(1 << 30),
+/// The plans as SVG.
+pub(super) fn draw(plans: &[PlanQuality]) -> Result<String> {
+    let values = plans.iter().map(|plan| {
+        let share = |bytes: u64| Some(bytes as f64 / plan.budget.max(1) as f64);
+        vec![
             share(plan.resident_accelerate),
-            y + BAR + 1.0,
-            share(ours),
-            y + 2.0 * BAR + 1.0,
-            x = LEFT + SPAN,
-        );
-    }
-    svg.push_str("</svg>\n");
-    svg
+            share(plan.resident_two_slots.unwrap_or(0)),
+        ]
+    });
+    let panel = Panel {
+        title: "share of the budget that stays on the device",
+        end: 1.0,
+        label: |share| format!("{:.0} %", 100.0 * share),
+        values: values.collect(),
+    };
+    let subjects: Vec<String> = plans
+        .iter()
+        .map(|plan| {
+            format!(
+                "{}, {:.1} GiB",
+                plan.model,
+                plan.budget as f64 / f64::from(1 << 30)
+            )
+        })
+        .collect();
+    bars::draw(
+        "Bytes that stay on the device, of a budget",
+        &subjects,
+        &DRAWN,
+        &[panel],
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::bars::tests::widths;
 
     #[test]
     fn a_bar_is_as_long_as_its_share_of_the_budget() {
@@ -75,14 +66,14 @@ mod tests {
             resident_two_slots: Some(50),
             resident_accelerate: 25,
         };
-        let svg = draw(&[plan]);
+        let svg = draw(&[plan]).expect("it draws into memory");
+        let (theirs, ours) = (widths(&svg, DRAWN[0].colour), widths(&svg, DRAWN[1].colour));
         assert!(
-            svg.contains("class=\"ours\" x=\"230\" y=\"74\" width=\"220.0\""),
-            "{svg}"
+            (2.0 * theirs[1] - ours[1]).abs() <= 2.0,
+            "{theirs:?} {ours:?}"
         );
-        assert!(
-            svg.contains("class=\"theirs\" x=\"230\" y=\"64\" width=\"110.0\""),
-            "{svg}"
-        );
+        for expected in ["25 %", "50 %"] {
+            assert!(svg.contains(expected), "{expected}\n{svg}");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What verifying adds to a copy at a device's latencies, on the simulated one.
 //!
-//! `crates/placement/examples/on-device times` runs on the libtorch of the reference environment's CUDA wheel, and
+//! `crates/harness/src/bin/on-device times` runs on the libtorch of the reference environment's CUDA wheel, and
 //! below that on `device-sim`, whose link carries 25 GB/s and whose kernels take 5 µs. Measured twice, since the
 //! simulator has no DMA engine and no cores of its own: once it moves the bytes, with the CPU that should be free to
 //! sum them, and once it moves none, so that a copy is nothing but the time it takes.
@@ -41,7 +41,7 @@ pub(super) fn measure(shell: &Shell, python: &Path) -> Result<Vec<SimulatedCost>
     let cargo = workspace::cargo();
     cmd!(
         shell,
-        "{cargo} build --release --quiet --package device-sim --package placement --lib --example on-device"
+        "{cargo} build --release --quiet --package device-sim --package harness --lib --bin on-device"
     )
     .run()?;
     let built = workspace::target(shell)?.join("release");
@@ -70,7 +70,7 @@ pub(super) fn measure(shell: &Shell, python: &Path) -> Result<Vec<SimulatedCost>
     preload.push(torch.join("libtorch_cuda.so"));
 
     let mut costs = Vec::new();
-    let program = built.join("examples/on-device");
+    let program = built.join("on-device");
     for (moves_bytes, data) in [(true, "all"), (false, "none")] {
         eprintln!("verifying at a device's latencies, DEVICE_SIM_DATA={data}");
         let printed = cmd!(shell, "{program} times")

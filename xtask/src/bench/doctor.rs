@@ -1,0 +1,319 @@
+//! `cargo xtask bench doctor`: the doctor against texts that people posted, of which the truth is known.
+//!
+//! The texts and the rules that judge the answers are in `tests/corpus`; its `README.md` describes both.
+//! A third of them is held out, and only totals are shown of it.
+
+mod corpus;
+mod judge;
+mod scores;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use self::corpus::{Case, Kind};
+use self::judge::{Class, Judgement, judge};
+use self::scores::Scores;
+use crate::workspace;
+
+/// The doctor's answers to posted texts, against what their threads confirmed.
+#[derive(clap::Args)]
+pub(crate) struct DoctorBench {
+    /// List the texts whose answer is not right, with the rules that are not met
+    #[arg(long)]
+    list: bool,
+
+    /// Show the held-out texts too; not while rules are written
+    #[arg(long)]
+    held_out: bool,
+
+    /// Make the scores the new baseline, `tests/corpus/scores.json`
+    #[arg(long)]
+    write: bool,
+
+    /// Where the numbers go [default: bench/doctor.json in the target folder]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// A case with what came of it.
+struct Judged {
+    case: Case,
+    judgement: Judgement,
+    time: Duration,
+}
+
+#[derive(Serialize)]
+struct Document {
+    scores: Scores,
+    median_milliseconds: f64,
+    slowest_milliseconds: f64,
+    /// Of the open part, unless the held-out one was asked for.
+    texts: Vec<Text>,
+}
+
+#[derive(Serialize)]
+struct Text {
+    slug: String,
+    kind: Kind,
+    topic: String,
+    class: Class,
+    milliseconds: f64,
+    unmet: Vec<String>,
+    wrong: Vec<String>,
+    said: Vec<String>,
+}
+
+impl DoctorBench {
+    pub(crate) fn run(self) -> Result<()> {
+        let judged = judge_all(corpus::load()?);
+        let scores = scores::of(&judged);
+        scores.print();
+        print_projects(&judged);
+        print_false_alarms(&judged, self.held_out);
+        print_times(&judged);
+        print_topics(&judged);
+        if self.list {
+            print_unmet(&judged, self.held_out);
+        }
+        self.write_document(&judged, &scores)?;
+        if self.write {
+            scores.write_baseline()?;
+            eprintln!("wrote {}", scores::BASELINE);
+        } else {
+            let baseline = Scores::baseline()?;
+            println!();
+            for change in scores.against(&baseline) {
+                println!("{change}");
+            }
+            if !scores.falls(&baseline).is_empty() {
+                println!("that is worse, or of another corpus: the test of xtask fails");
+            }
+        }
+        Ok(())
+    }
+
+    fn write_document(&self, judged: &[Judged], scores: &Scores) -> Result<()> {
+        let path = match &self.out {
+            Some(path) => path.clone(),
+            None => workspace::target(&workspace::shell()?)?.join("bench/doctor.json"),
+        };
+        let shown = judged
+            .iter()
+            .filter(|one| self.held_out || !one.case.held_out);
+        let document = Document {
+            scores: scores.clone(),
+            median_milliseconds: super::median(
+                &judged.iter().map(Judged::milliseconds).collect::<Vec<_>>(),
+            ),
+            slowest_milliseconds: judged.iter().map(Judged::milliseconds).fold(0.0, f64::max),
+            texts: shown.map(Text::of).collect(),
+        };
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        fs::write(&path, serde_json::to_string_pretty(&document)? + "\n")
+            .with_context(|| format!("cannot write `{}`", path.display()))?;
+        eprintln!("wrote {}", path.display());
+        Ok(())
+    }
+}
+
+impl Text {
+    fn of(judged: &Judged) -> Self {
+        let Judged {
+            case, judgement, ..
+        } = judged;
+        Self {
+            slug: case.slug.clone(),
+            kind: case.truth.kind,
+            topic: case.truth.topic.clone(),
+            class: judgement.class,
+            milliseconds: judged.milliseconds(),
+            unmet: judgement.unmet.clone(),
+            wrong: judgement.wrong.clone(),
+            said: judgement.said.clone(),
+        }
+    }
+}
+
+impl Judged {
+    fn milliseconds(&self) -> f64 {
+        self.time.as_secs_f64() * 1e3
+    }
+}
+
+fn judge_all(cases: Vec<Case>) -> Vec<Judged> {
+    // The patterns are compiled at their first use, which is not the time of a text.
+    let _ = judge::answer(b"warm up");
+    let timed = |case: Case| {
+        let start = Instant::now();
+        let answer = judge::answer(&case.text);
+        let time = start.elapsed();
+        let judgement = judge(&case.truth, &answer);
+        Judged {
+            case,
+            judgement,
+            time,
+        }
+    };
+    cases.into_iter().map(timed).collect()
+}
+
+fn part(held_out: bool) -> &'static str {
+    if held_out { "held out" } else { "open" }
+}
+
+/// By project; those with few texts in a line together, since one text's row would tell its class.
+fn print_projects(judged: &[Judged]) {
+    const FEW: usize = 5;
+    type Classes = [usize; Class::ALL.len()];
+    println!("\n{:<9} {:<24} {}", "", "project", scores::HEADER);
+    for held_out in [false, true] {
+        let mut projects: BTreeMap<&str, Classes> = BTreeMap::new();
+        for one in judged.iter().filter(|one| one.case.held_out == held_out) {
+            projects.entry(one.case.project()).or_default()[one.judgement.class as usize] += 1;
+        }
+        let mut others = Classes::default();
+        for (project, classes) in projects {
+            if classes.iter().sum::<usize>() >= FEW {
+                println!(
+                    "{:<9} {project:<24} {}",
+                    part(held_out),
+                    scores::row(&classes)
+                );
+            } else {
+                for (other, class) in others.iter_mut().zip(classes) {
+                    *other += class;
+                }
+            }
+        }
+        println!(
+            "{:<9} {:<24} {}",
+            part(held_out),
+            "others",
+            scores::row(&others)
+        );
+    }
+}
+
+fn print_false_alarms(judged: &[Judged], held_out: bool) {
+    for of_held_out in [false, true] {
+        let healthy = judged
+            .iter()
+            .filter(|one| one.case.truth.kind == Kind::Healthy && one.case.held_out == of_held_out);
+        let (texts, alarms): (Vec<_>, Vec<_>) = (
+            healthy.clone().collect(),
+            healthy
+                .filter(|one| one.judgement.class == Class::Wrong)
+                .collect(),
+        );
+        println!(
+            "\n{}: {} false alarms on {} healthy texts",
+            part(of_held_out),
+            alarms.len(),
+            texts.len()
+        );
+        for one in alarms.iter().filter(|_| held_out || !of_held_out) {
+            println!("  {}: {}", one.case.slug, one.judgement.wrong.join("; "));
+        }
+    }
+}
+
+fn print_times(judged: &[Judged]) {
+    let times: Vec<f64> = judged.iter().map(Judged::milliseconds).collect();
+    let slowest = judged
+        .iter()
+        .filter(|one| !one.case.held_out)
+        .max_by_key(|one| one.time);
+    println!(
+        "\ntime of a text, both commands{}: median {:.2} ms; {}",
+        if cfg!(debug_assertions) {
+            ", not optimised"
+        } else {
+            ""
+        },
+        super::median(&times),
+        slowest.map_or(String::new(), |one| format!(
+            "slowest {:.2} ms ({} KiB, {})",
+            one.milliseconds(),
+            one.case.text.len() / 1024,
+            one.case.slug
+        ))
+    );
+}
+
+/// The ten errors that most texts have, and what is said about the first text of each.
+fn print_topics(judged: &[Judged]) {
+    let mut topics: BTreeMap<&str, Vec<&Judged>> = BTreeMap::new();
+    for one in judged
+        .iter()
+        .filter(|one| !one.case.held_out && one.case.truth.kind == Kind::Error)
+    {
+        topics.entry(&one.case.truth.topic).or_default().push(one);
+    }
+    let mut topics: Vec<_> = topics.into_iter().collect();
+    topics.sort_by_key(|(_, of_topic)| std::cmp::Reverse(of_topic.len()));
+    println!("\nthe errors that are met most often (open part)");
+    for (topic, of_topic) in topics.into_iter().take(10) {
+        let right = of_topic
+            .iter()
+            .filter(|one| one.judgement.class == Class::Right);
+        println!(
+            "\n{topic}: {} texts, {} right",
+            of_topic.len(),
+            right.count()
+        );
+        let Some(first) = of_topic.first() else {
+            continue;
+        };
+        println!("  {} ({})", first.case.slug, first.judgement.class.name());
+        println!("    thread: {}", first.case.truth.cause);
+        for said in first.judgement.said.iter().take(3) {
+            println!("    doctor: {said}");
+        }
+    }
+}
+
+fn print_unmet(judged: &[Judged], held_out: bool) {
+    println!();
+    for one in judged {
+        let Judgement {
+            class,
+            unmet,
+            wrong,
+            ..
+        } = &one.judgement;
+        if *class == Class::Right || one.case.held_out && !held_out {
+            continue;
+        }
+        println!("{:<7} {}", class.name(), one.case.slug);
+        for rule in unmet {
+            println!("          not said: {rule}");
+        }
+        for rule in wrong {
+            println!("          wrong: {rule}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_doctor_is_not_worse_than_its_baseline() {
+        let scores = scores::of(&judge_all(corpus::load().expect("the corpus")));
+        let falls = scores.falls(&Scores::baseline().expect("the baseline"));
+        assert!(
+            falls.is_empty(),
+            "{}\n`cargo xtask bench doctor --list` shows the texts of the open part. When the corpus itself has \
+             changed, `cargo xtask bench doctor --write` makes the new scores the baseline.",
+            falls.join("\n")
+        );
+    }
+}

@@ -1,0 +1,90 @@
+//! Names and comments use the field's terms: words that this project once made up are not used again.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use common::{assert_none, files, read};
+
+/// A private word, and the term that PyTorch, CUDA or Linux use for it.
+const PRIVATE: [(&str, &str); 17] = [
+    ("climb", "transfer"),
+    ("climbs", "transfers"),
+    ("crests", "peaks"),
+    ("desk", "phase builder"),
+    ("ebb", "step boundary"),
+    ("ladder", "transfer engine"),
+    ("let_go", "drop_when_safe"),
+    ("lull", "trough"),
+    ("parting", "deferred drop"),
+    ("rehearsal", "step predictor"),
+    ("rung", "transfer strategy"),
+    ("rungs", "transfer strategies"),
+    ("shelf", "spill file"),
+    ("tide", "step detector"),
+    ("troubles", "deferred errors"),
+    ("wish", "option"),
+    ("wishes", "options"),
+];
+
+#[test]
+fn code_uses_the_terms_of_the_field() {
+    let mut findings = Vec::new();
+    for path in files(&["rs", "py", "cpp", "c", "h"]) {
+        let path = path.to_string_lossy();
+        if path == "xtask/tests/words.rs" {
+            continue;
+        }
+        for (number, line) in read(&*path).lines().enumerate() {
+            // A name in a file format stays as it is.
+            if line.contains("serde(rename") {
+                continue;
+            }
+            for (word, term) in private_words(line) {
+                let at = number + 1;
+                findings.push(format!("{path}:{at}: `{word}` is called {term}"));
+            }
+        }
+    }
+    assert_none("words that only this project uses", findings);
+}
+
+/// The private words of a line, as words of their own or as parts of snake_case and CamelCase names.
+fn private_words(line: &str) -> Vec<(&'static str, &'static str)> {
+    let mut spaced = String::new();
+    let mut after_lower = false;
+    for character in line.chars() {
+        if character.is_uppercase() && after_lower {
+            spaced.push(' ');
+        }
+        after_lower = character.is_lowercase();
+        spaced.extend(character.to_lowercase());
+    }
+    let is_letter = |character: char| character.is_alphanumeric();
+    let words: Vec<&str> = spaced.split(|character| !is_letter(character)).collect();
+    let whole: Vec<&str> = spaced
+        .split(|character| !is_letter(character) && character != '_')
+        .collect();
+    let found = PRIVATE.iter();
+    found
+        .filter(|(word, _)| words.contains(word) || whole.contains(word))
+        .copied()
+        .collect()
+}
+
+#[test]
+fn parts_of_names_are_seen_and_other_words_are_not() {
+    let found = |line| {
+        private_words(line)
+            .into_iter()
+            .map(|(word, _)| word)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(found("let shelf = WishesOf::new();"), ["shelf", "wishes"]);
+    assert_eq!(found("fn place_rung_first() {}"), ["rung"]);
+    assert_eq!(found("x.let_go()"), ["let_go"]);
+    assert_eq!(
+        found("// the rungless, wishful and shelfish"),
+        Vec::<&str>::new()
+    );
+}
