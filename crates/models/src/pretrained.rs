@@ -47,6 +47,8 @@ pub struct Pretrained {
     pub tokenizer: tokenizers::Tokenizer,
     /// The Jinja template that turns a chat into text.
     pub chat_template: Option<String>,
+    /// Another template for chats that have tools: the one that transformers knows as `tool_use`.
+    pub tool_template: Option<String>,
     /// The tokens that begin and end a text, where the tokenizer has its own idea of them.
     pub special_tokens: SpecialTokens,
     /// Its weights, under Hugging Face's names.

@@ -109,6 +109,7 @@ impl GgufModel {
             config: self.config.clone(),
             tokenizer,
             chat_template,
+            tool_template: None,
             special_tokens: SpecialTokens::default(),
             tensors: Box::new(self),
         })

@@ -1,6 +1,7 @@
 //! A Hugging Face model folder: `config.json`, one or more safetensors files,
 //! `tokenizer.json`, and a chat template.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -11,6 +12,12 @@ use crate::Error;
 use crate::formats::{Shards, TensorSource};
 use crate::json::Object;
 use crate::model::{DecoderConfig, end_tokens};
+
+/// The chat template that counts unless another is asked for.
+const DEFAULT: &str = "default";
+
+/// The one for chats with tools.
+const TOOL_USE: &str = "tool_use";
 
 /// An open model folder.
 #[derive(Debug)]
@@ -56,10 +63,12 @@ impl HfFolder {
         let path = self.path.join("tokenizer.json");
         let tokenizer = tokenizers::Tokenizer::from_file(&path)
             .map_err(|error| Error::file(&path, format!("not a usable tokenizer: {error}")))?;
+        let (chat_template, tool_template) = select_templates(&self.path)?;
         Ok(Pretrained {
             config: self.config.clone(),
             tokenizer,
-            chat_template: chat_template(&self.path)?,
+            chat_template,
+            tool_template,
             special_tokens: special_tokens(&self.path)?,
             tensors: Box::new(self),
         })
@@ -124,52 +133,86 @@ fn special_tokens(folder: &Path) -> Result<SpecialTokens, Error> {
     })
 }
 
-/// `chat_template.jinja`, or the key of `tokenizer_config.json` that it came from.
-fn chat_template(folder: &Path) -> Result<Option<String>, Error> {
-    let path = folder.join("chat_template.jinja");
-    match std::fs::read_to_string(&path) {
-        Ok(text) => return Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-        Err(error) => return Err(Error::io("read", &path, error)),
+/// The chat templates of a folder by their names: `chat_template.jinja` is the one called `default`, and files
+/// in `additional_chat_templates` have theirs, as in transformers; else the key of `tokenizer_config.json`.
+fn chat_templates(folder: &Path) -> Result<BTreeMap<String, String>, Error> {
+    let files = template_files(folder)?;
+    if !files.is_empty() {
+        return Ok(files);
     }
     let path = folder.join("tokenizer_config.json");
     if !path.is_file() {
-        return Ok(None);
+        return Ok(BTreeMap::new());
     }
     let config = Object::read(&path)?;
-    match config.get("chat_template") {
-        // Several named templates: the one called default.
-        Some(Value::Array(templates)) => {
-            let mut default = None;
-            let mut others = Vec::new();
-            for template in templates {
-                let text = |key: &str| template.get(key).and_then(Value::as_str);
-                match (text("name"), text("template")) {
-                    (Some("default"), Some(text)) => default = Some(text.to_owned()),
-                    (Some(name), Some(_)) => others.push(format!("`{name}`")),
-                    _ => {
-                        let reason =
-                            "must be a text, or a list of objects of `name` and `template`";
-                        return Err(config.error("chat_template", reason));
-                    }
-                }
-            }
-            if default.is_none() && !others.is_empty() {
-                let reason = format!(
-                    "has {}, and none is called `default`: call the one that is meant so",
-                    others.join(", ")
-                );
-                return Err(config.error("chat_template", reason));
-            }
-            if !others.is_empty() {
-                tracing::warn!(
-                    "`{}` has chat templates beside the one called `default` that are not applied: {}",
-                    path.display(),
-                    others.join(", ")
-                );
-            }
-            Ok(default)
+    let Some(Value::Array(templates)) = config.get("chat_template") else {
+        let text = config.text("chat_template")?.map(str::to_owned);
+        return Ok(text
+            .map(|text| (DEFAULT.to_owned(), text))
+            .into_iter()
+            .collect());
+    };
+    let named = templates.iter().map(|template| {
+        let text = |key: &str| Some(template.get(key)?.as_str()?.to_owned());
+        text("name").zip(text("template")).ok_or_else(|| {
+            let reason = "must be a text, or a list of objects of `name` and `template`";
+            config.error("chat_template", reason)
+        })
+    });
+    named.collect()
+}
+
+fn template_files(folder: &Path) -> Result<BTreeMap<String, String>, Error> {
+    let mut found = BTreeMap::new();
+    let mut read = |name: &str, path: &Path| match std::fs::read_to_string(path) {
+        Ok(text) => {
+            found.insert(name.to_owned(), text);
+            Ok(())
         }
-        _ => Ok(config.text("chat_template")?.map(str::to_owned)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(Error::io("read", path, error)),
+    };
+    read(DEFAULT, &folder.join("chat_template.jinja"))?;
+    let others = folder.join("additional_chat_templates");
+    let entries = match std::fs::read_dir(&others) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(found),
+        Err(error) => return Err(Error::io("read", &others, error)),
+    };
+    for entry in entries {
+        let path = entry
+            .map_err(|error| Error::io("read", &others, error))?
+            .path();
+        let name = path.file_stem().and_then(std::ffi::OsStr::to_str);
+        if let Some(name) = name.filter(|_| path.extension().is_some_and(|end| end == "jinja")) {
+            read(name, &path)?;
+        }
     }
+    Ok(found)
+}
+
+/// The template for plain chats and the one for chats with tools; a warning names the others.
+fn select_templates(folder: &Path) -> Result<(Option<String>, Option<String>), Error> {
+    let mut named = chat_templates(folder)?;
+    let quoted = |names: &BTreeMap<String, String>| {
+        let names: Vec<_> = names.keys().map(|name| format!("`{name}`")).collect();
+        names.join(", ")
+    };
+    if !named.is_empty() && !named.contains_key(DEFAULT) {
+        let reason = format!(
+            "the chat templates are called {}, and none `{DEFAULT}`: call the one that is meant so",
+            quoted(&named)
+        );
+        return Err(Error::file(folder, reason));
+    }
+    let default = named.remove(DEFAULT);
+    let tool_use = named.remove(TOOL_USE);
+    if !named.is_empty() {
+        tracing::warn!(
+            "`{}` has chat templates that are not applied: {}",
+            folder.display(),
+            quoted(&named)
+        );
+    }
+    Ok((default, tool_use))
 }

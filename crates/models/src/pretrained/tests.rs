@@ -98,19 +98,29 @@ fn of_named_chat_templates_the_default_counts_and_without_one_they_are_named() {
     let open = |templates: Value| {
         let config = json!({"chat_template": templates});
         std::fs::write(target.join("tokenizer_config.json"), config.to_string()).unwrap();
-        let opened = Pretrained::open(&target).map(|model| model.chat_template);
+        let opened = Pretrained::open(&target);
+        let opened = opened.map(|model| (model.chat_template, model.tool_template));
         opened.map_err(|error| error.to_string())
     };
     let named = |name: &str| json!({"name": name, "template": name});
     let found = open(json!([named("tool_use"), named("default")]));
-    assert_eq!(found, Ok(Some("default".into())));
+    assert_eq!(found, Ok((Some("default".into()), Some("tool_use".into()))));
     let reason = open(json!([named("tool_use"), named("rag")])).unwrap_err();
-    assert!(
-        reason.contains("`chat_template` has `tool_use`, `rag`"),
-        "{reason}"
-    );
+    assert!(reason.contains("are called `rag`, `tool_use`"), "{reason}");
     let reason = open(json!([{"name": "default"}])).unwrap_err();
     assert!(reason.contains("`chat_template` must be"), "{reason}");
+    // Files count before the key, all of it.
+    let write = |name: &str, text: &str| std::fs::write(target.join(name), text).unwrap();
+    write("chat_template.jinja", "file");
+    assert_eq!(open(json!("key")), Ok((Some("file".into()), None)));
+    std::fs::create_dir(target.join("additional_chat_templates")).unwrap();
+    write("additional_chat_templates/tool_use.jinja", "tools");
+    write("additional_chat_templates/notes.txt", "not a template");
+    let found = open(json!([named("tool_use"), named("default")]));
+    assert_eq!(found, Ok((Some("file".into()), Some("tools".into()))));
+    std::fs::remove_file(target.join("chat_template.jinja")).unwrap();
+    let reason = open(json!("key")).unwrap_err();
+    assert!(reason.contains("are called `tool_use`"), "{reason}");
 }
 
 #[test]

@@ -107,6 +107,16 @@ impl Message {
             .filter_map(|part| part["text"].as_str())
     }
 
+    /// The same turn with its content as one text.
+    fn joined(&self) -> Self {
+        let mut joined = self.0.clone();
+        if self.parts().next().is_some() {
+            let text: String = self.parts().collect();
+            joined.insert("content".into(), text.into());
+        }
+        Self(joined)
+    }
+
     /// The same turn with `mark` in its content at byte `at`, if that is a text.
     fn marked(&self, at: fn(&str) -> usize) -> Option<Self> {
         let mut marked = self.0.clone();
@@ -123,6 +133,14 @@ impl Message {
         text.insert_str(at, MARK);
         Some(Self(marked))
     }
+}
+
+/// What is wrong with a content in parts for a template that does not know them.
+fn not_plain(turn: usize) -> String {
+    format!(
+        "the `content` of turn {turn} is in parts, and the model's chat template knows only plain \
+         texts: join the parts into one string"
+    )
 }
 
 /// Only text goes into the models here.
@@ -219,7 +237,7 @@ impl ChatTemplate {
         conversation: &Conversation,
         add_generation_prompt: bool,
     ) -> Result<String, String> {
-        let messages: Vec<_> = messages.iter().map(Message::fields).collect();
+        let turns: Vec<_> = messages.iter().map(Message::fields).collect();
         let given = |list: &Option<Vec<Json>>| match list {
             Some(list) => Value::from(Serde(list)),
             None => Value::from(()),
@@ -230,7 +248,7 @@ impl ChatTemplate {
             .map(|(name, token)| (name.clone(), Value::from(token.as_str())))
             .chain(arguments.map(|(name, value)| (name.clone(), Value::from(Serde(value)))))
             .chain([
-                ("messages".to_owned(), Value::from(Serde(messages))),
+                ("messages".to_owned(), Value::from(Serde(turns))),
                 ("tools".to_owned(), given(&conversation.tools)),
                 ("documents".to_owned(), given(&conversation.documents)),
                 (
@@ -245,7 +263,22 @@ impl ChatTemplate {
             template.and_then(|template| template.render(context))
         });
         match catch_unwind(render) {
-            Ok(rendered) => rendered.map_err(objection),
+            Ok(Ok(text)) => Ok(text),
+            Ok(Err(error)) => {
+                // A template for plain texts fails on a list in words of the engine.
+                let plain: Vec<_> = messages.iter().map(Message::joined).collect();
+                let first = messages.iter().zip(&plain).position(|(a, b)| a != b);
+                match first {
+                    Some(turn)
+                        if self
+                            .run(&plain, conversation, add_generation_prompt)
+                            .is_ok() =>
+                    {
+                        Err(not_plain(turn + 1))
+                    }
+                    _ => Err(objection(error)),
+                }
+            }
             Err(_) => Err("the chat template: it breaks the template engine".into()),
         }
     }
@@ -286,10 +319,7 @@ impl ChatTemplate {
             // nothing.
             let lost = message.parts().any(|part| !text.contains(part.trim()));
             if message.parts().next().is_some() && (lost || text.contains("[{'type'")) {
-                return Err(format!(
-                    "the `content` of turn {turn} is in parts, and the model's chat template knows \
-                     only plain texts: join the parts into one string"
-                ));
+                return Err(not_plain(turn));
             }
         }
         Ok(())

@@ -1,5 +1,6 @@
 //! Records to tokens, with a note on which of them are learned.
 
+use jiff::Zoned;
 use tokenizers::Tokenizer;
 
 use super::chat::ChatTemplate;
@@ -23,6 +24,8 @@ pub struct Encoder {
     tokenizer: Tokenizer,
     /// Why it cannot be used, where it cannot: only chats need it.
     template: Option<Result<ChatTemplate, String>>,
+    /// The one for chats with tools, where that is another.
+    tool_template: Option<Result<ChatTemplate, String>>,
     /// The token that ends a text.
     end: Option<u32>,
 }
@@ -59,8 +62,18 @@ impl Encoder {
         let mut special_tokens = keys.named_tokens;
         special_tokens.retain(|(name, _)| name != "bos_token" && name != "eos_token");
         special_tokens.extend([("bos_token".to_owned(), bos), ("eos_token".to_owned(), eos)]);
-        let template = model.chat_template.as_ref();
-        let template = template.map(|source| ChatTemplate::new(source, special_tokens));
+        // One moment for both.
+        let now = Zoned::now();
+        let compile = |source: &Option<String>| {
+            let source = source.as_ref()?;
+            Some(ChatTemplate::at(
+                source,
+                special_tokens.clone(),
+                now.clone(),
+            ))
+        };
+        let template = compile(&model.chat_template);
+        let tool_template = compile(&model.tool_template);
         // The file's truncation and padding are what was in force when it was saved; transformers
         // applies them only to calls that ask for it.
         let mut tokenizer = model.tokenizer.clone();
@@ -69,6 +82,7 @@ impl Encoder {
         Ok(Self {
             tokenizer,
             template,
+            tool_template,
             end,
         })
     }
@@ -86,7 +100,12 @@ impl Encoder {
     /// The moment that the chat template writes into its texts, if it does: what an encoder of
     /// another day must be [told](Encoder::set_moment) to give the same tokens.
     pub fn moment(&self) -> Option<String> {
-        Some(self.template()?.moment()?.to_string())
+        let templates = [&self.template, &self.tool_template];
+        let mut compiled = templates
+            .into_iter()
+            .flatten()
+            .filter_map(|template| template.as_ref().ok());
+        Some(compiled.find_map(ChatTemplate::moment)?.to_string())
     }
 
     /// Lets the chat template write this moment, as [`Encoder::moment`] gave it.
@@ -94,11 +113,13 @@ impl Encoder {
     /// # Errors
     /// When it is no moment.
     pub fn set_moment(&mut self, moment: &str) -> Result<(), Error> {
-        let now = moment
+        let now: Zoned = moment
             .parse()
             .map_err(|error| Error::Data(format!("the moment `{moment}` of the data: {error}")))?;
-        if let Some(Ok(template)) = &self.template {
-            self.template = Some(template.moved_to(now));
+        for template in [&mut self.template, &mut self.tool_template] {
+            if let Some(Ok(compiled)) = template {
+                *template = Some(compiled.moved_to(now.clone()));
+            }
         }
         Ok(())
     }
@@ -131,7 +152,10 @@ impl Encoder {
                 Example { tokens, learned }
             }
             Record::Chat(conversation) => {
-                let template = match &self.template {
+                // As transformers chooses: also where the list of tools is empty.
+                let tools = conversation.tools.as_ref();
+                let for_tools = tools.and(self.tool_template.as_ref());
+                let template = match for_tools.or(self.template.as_ref()) {
                     Some(Ok(template)) => template,
                     Some(Err(reason)) => return Err(Error::Data(reason.clone())),
                     None => {

@@ -207,6 +207,44 @@ fn what_a_template_would_leave_out_is_refused_by_name() {
     let parts = record(line.as_bytes(), &mut Unread::default()).unwrap();
     let refusal = printing.encode(&parts).unwrap_err().to_string();
     assert!(refusal.contains("is in parts"), "{refusal}");
+    // And these fail on the list, one of them on the text as well.
+    let refusal_of = |template| {
+        let encoder = super::tests::encoder(template);
+        encoder.encode(&parts).unwrap_err().to_string()
+    };
+    let refusal = refusal_of("{% for m in messages %}{{ m.content.strip() }}{% endfor %}");
+    assert!(
+        refusal.contains("the `content` of turn 1 is in parts"),
+        "{refusal}"
+    );
+    let refusal = refusal_of("{{ raise_exception('never') }}");
+    assert!(
+        refusal.contains("never") && !refusal.contains("in parts"),
+        "{refusal}"
+    );
+}
+
+#[test]
+fn a_chat_with_tools_is_written_by_the_template_for_tools() {
+    let model = Pretrained {
+        chat_template: Some(CHATML.into()),
+        tool_template: Some(format!("{{{{ tools|length }}}} {CHATML}")),
+        ..tiny()
+    };
+    let encoder = Encoder::new(&model).unwrap();
+    let given = |tools: Option<Vec<serde_json::Value>>| {
+        let conversation = Conversation {
+            tools,
+            ..chat(&[("user", "a b"), ("assistant", "no")])
+        };
+        let example = encoder.encode(&Record::Chat(conversation)).unwrap();
+        split(&encoder, &example).1
+    };
+    assert!(given(None).starts_with("<|im_start|>"));
+    let tool = serde_json::json!({"name": "look", "parameters": {}});
+    assert!(given(Some(vec![tool])).starts_with("1 <|im_start|>"));
+    // As transformers does.
+    assert!(given(Some(Vec::new())).starts_with("0 <|im_start|>"));
 }
 
 #[test]
