@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "cpp/boundary.cpp",
     "cpp/allocator.cpp",
     "cpp/accelerator.cpp",
@@ -13,6 +13,7 @@ const SOURCES: [&str; 8] = [
     "cpp/linear.cpp",
     "cpp/operators.cpp",
     "cpp/products.cpp",
+    "cpp/distributed.cpp",
 ];
 
 fn main() {
@@ -41,6 +42,8 @@ fn main() {
         .warnings(true)
         .extra_warnings(true)
         .flag_if_supported("-Wno-unused-parameter")
+        // What the headers of c10d name of Gloo; a libtorch has the code and not the headers.
+        .include("cpp/gloo")
         // System headers: libtorch's own warnings are not ours to fix.
         .flag("-isystem")
         .flag(include.display().to_string())

@@ -30,6 +30,7 @@ enum Code : int32_t {
   kInvalidArgument = 5, // refused here, before libtorch saw it
   kNotImplemented = 6,  // c10::NotImplementedError: no kernel for this dtype or device
   kCallback = 7,        // a Rust callback failed; Rust kept its error
+  kPeer = 8,            // another process did not answer, or the connection to it broke
 };
 
 // Thrown by this shim itself, with the code that Rust shall see. A std::exception,

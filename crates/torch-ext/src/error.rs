@@ -42,6 +42,9 @@ pub enum Error {
     /// A Rust function that libtorch called back failed or panicked.
     #[error("{0}")]
     Callback(String),
+    /// Another process did not answer in time, or the connection to it broke.
+    #[error("{0}")]
+    Peer(String),
     /// Any other error of libtorch; the context is usable.
     #[error("{0}")]
     Torch(String),
@@ -77,6 +80,7 @@ impl Error {
             Code::InvalidArgument => Error::InvalidArgument(message),
             Code::NotImplemented => Error::NotImplemented(message),
             Code::Callback => Error::Callback(message),
+            Code::Peer => Error::Peer(message),
             Code::Torch => Error::from_message(message),
         }
     }
@@ -112,6 +116,7 @@ pub(crate) enum Code {
     InvalidArgument,
     NotImplemented,
     Callback,
+    Peer,
 }
 
 impl Code {
@@ -123,6 +128,7 @@ impl Code {
             5 => Code::InvalidArgument,
             6 => Code::NotImplemented,
             7 => Code::Callback,
+            8 => Code::Peer,
             _ => Code::Torch,
         }
     }

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`allocator`] | put a foreign allocator (`libhip_alloc.so`) under libtorch, and read its counters |
 //! | [`accelerator`] | devices, memory, streams, events, pinned host memory |
+//! | [`distributed`] | processes that train together: a store of keys, sums over all of them |
 //! | [`optimizer`] | fused AdamW, norms over many tensors, clipping |
 //! | [`checkpoint()`] | gradient checkpointing through a Rust closure |
 //! | [`linear_with`] | linear layers over frozen weights that are made when they are needed |
@@ -26,6 +27,7 @@ pub mod accelerator;
 pub mod allocator;
 pub mod autocast;
 mod checkpoint;
+pub mod distributed;
 mod error;
 mod library_error;
 mod linear;

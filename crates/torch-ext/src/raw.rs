@@ -103,6 +103,18 @@ pub(crate) struct EventHandle {
     _private: [u8; 0],
 }
 
+/// A `c10d::TCPStore` on the C++ heap.
+#[repr(C)]
+pub(crate) struct StoreHandle {
+    _private: [u8; 0],
+}
+
+/// A `c10d::ProcessGroupGloo` on the C++ heap.
+#[repr(C)]
+pub(crate) struct GroupHandle {
+    _private: [u8; 0],
+}
+
 unsafe extern "C" {
     fn surefoot_last_message() -> *const c_char;
     fn surefoot_last_detail() -> i32;
@@ -238,6 +250,69 @@ unsafe extern "C" {
         bias: *const C_tensor,
         out: *mut *mut C_tensor,
     ) -> i32;
+    pub(crate) fn surefoot_store_open(
+        host: *const c_char,
+        port: u16,
+        server: bool,
+        timeout_ms: u64,
+        out: *mut *mut StoreHandle,
+        bound: *mut u16,
+    ) -> i32;
+    pub(crate) fn surefoot_store_free(store: *mut StoreHandle);
+    pub(crate) fn surefoot_store_set(
+        store: *mut StoreHandle,
+        key: *const c_char,
+        value: *const u8,
+        length: usize,
+    ) -> i32;
+    pub(crate) fn surefoot_store_get(
+        store: *mut StoreHandle,
+        key: *const c_char,
+        timeout_ms: u64,
+        out: *mut *mut C_tensor,
+    ) -> i32;
+    pub(crate) fn surefoot_store_add(
+        store: *mut StoreHandle,
+        key: *const c_char,
+        amount: i64,
+        out: *mut i64,
+    ) -> i32;
+    pub(crate) fn surefoot_store_has(
+        store: *mut StoreHandle,
+        keys: *const *const c_char,
+        count: usize,
+        answer: *mut bool,
+    ) -> i32;
+    pub(crate) fn surefoot_store_wait(
+        store: *mut StoreHandle,
+        keys: *const *const c_char,
+        count: usize,
+        timeout_ms: u64,
+    ) -> i32;
+    pub(crate) fn surefoot_group_new(
+        store: *mut StoreHandle,
+        prefix: *const c_char,
+        rank: i32,
+        size: i32,
+        interface: *const c_char,
+        is_address: bool,
+        timeout_ms: u64,
+        out: *mut *mut GroupHandle,
+    ) -> i32;
+    pub(crate) fn surefoot_group_free(group: *mut GroupHandle);
+    pub(crate) fn surefoot_group_sum(group: *mut GroupHandle, tensor: *mut C_tensor) -> i32;
+    pub(crate) fn surefoot_group_broadcast(
+        group: *mut GroupHandle,
+        tensor: *mut C_tensor,
+        root: i32,
+    ) -> i32;
+    pub(crate) fn surefoot_group_gather(
+        group: *mut GroupHandle,
+        tensor: *mut C_tensor,
+        rows: *mut C_tensor,
+    ) -> i32;
+    pub(crate) fn surefoot_group_barrier(group: *mut GroupHandle) -> i32;
+
     pub(crate) fn surefoot_results_push(results: *mut c_void, tensor: *const C_tensor) -> i32;
 }
 

@@ -1,0 +1,2 @@
+// Nothing of it is named by ProcessGroupGloo.hpp.
+#pragma once

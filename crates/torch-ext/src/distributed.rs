@@ -1,0 +1,323 @@
+//! Processes that train together, by c10d: the library under PyTorch's own `torchrun`.
+//!
+//! A [`Store`] holds keys and values that all processes see; `torchrun` hosts one, and so can any
+//! process. By it the processes of a [`Group`] find each other. A group adds up, broadcasts and
+//! gathers tensors that are on the CPU, by Gloo; every process calls the same functions in the same
+//! order. Whoever does not answer in time, or is gone, is an [`Error::Peer`] for all others, after
+//! which the group is of no use.
+
+use std::ffi::{CString, c_char};
+use std::ptr::NonNull;
+use std::time::Duration;
+
+use tch::{Kind, Tensor};
+
+use crate::error::{Error, Result};
+use crate::raw;
+
+/// Keys and values that several processes see. Not to be shared by threads: a call that waits
+/// keeps all others waiting.
+#[derive(Debug)]
+pub struct Store {
+    handle: NonNull<raw::StoreHandle>,
+    port: u16,
+}
+
+impl Store {
+    /// A store in this process, at `address` (`0.0.0.0`: all of this machine), and a client of it.
+    /// A free port where `port` is 0. It is gone with this value.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when the port is taken.
+    pub fn host(address: &str, port: u16) -> Result<Self> {
+        Self::open(address, port, true, Duration::from_secs(60))
+    }
+
+    /// A client of the store at `host`, which may start within `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when there is none.
+    pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<Self> {
+        Self::open(host, port, false, timeout)
+    }
+
+    fn open(host: &str, port: u16, server: bool, timeout: Duration) -> Result<Self> {
+        let host = c_string(host)?;
+        let (mut handle, mut bound) = (std::ptr::null_mut(), 0);
+        // SAFETY: a C string that lives through the call, and two places for the results.
+        raw::check(unsafe {
+            raw::surefoot_store_open(
+                host.as_ptr(),
+                port,
+                server,
+                milliseconds(timeout),
+                &mut handle,
+                &mut bound,
+            )
+        })?;
+        let handle = NonNull::new(handle);
+        let handle = handle.ok_or_else(|| Error::Torch("a store without an address".into()))?;
+        let port = bound;
+        Ok(Self { handle, port })
+    }
+
+    /// The port in use.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Sets a key, in place of what it was.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when the store is gone.
+    pub fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let key = c_string(key)?;
+        // SAFETY: a live store, a C string and `value.len()` bytes, all borrowed for the call.
+        raw::check(unsafe {
+            raw::surefoot_store_set(
+                self.handle.as_ptr(),
+                key.as_ptr(),
+                value.as_ptr(),
+                value.len(),
+            )
+        })
+    }
+
+    /// The value of a key, which is waited for.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when nobody sets it within `timeout`, or the store is gone.
+    pub fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
+        let key = c_string(key)?;
+        let value = raw::tensor(|out| {
+            // SAFETY: a live store and a C string, borrowed for the call; `out` is where the tensor goes.
+            unsafe {
+                raw::surefoot_store_get(
+                    self.handle.as_ptr(),
+                    key.as_ptr(),
+                    milliseconds(timeout),
+                    out,
+                )
+            }
+        })?;
+        Ok(Vec::<u8>::try_from(&value)?)
+    }
+
+    /// Adds to a number that begins with 0, and returns the sum. Other processes add to the same one.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when the store is gone.
+    pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        let key = c_string(key)?;
+        let mut sum = 0;
+        // SAFETY: a live store, a C string and a place for the result.
+        raw::check(unsafe {
+            raw::surefoot_store_add(self.handle.as_ptr(), key.as_ptr(), amount, &mut sum)
+        })?;
+        Ok(sum)
+    }
+
+    /// Whether all of these keys are set.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when the store is gone.
+    pub fn has<T: AsRef<str>>(&self, keys: &[T]) -> Result<bool> {
+        let (_owned, keys) = c_strings(keys)?;
+        let mut answer = false;
+        // SAFETY: `keys.len()` C strings that `_owned` keeps, and a place for the result.
+        raw::check(unsafe {
+            raw::surefoot_store_has(self.handle.as_ptr(), keys.as_ptr(), keys.len(), &mut answer)
+        })?;
+        Ok(answer)
+    }
+
+    /// Waits until all of these keys are set.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when one is not within `timeout`, or the store is gone.
+    pub fn wait<T: AsRef<str>>(&self, keys: &[T], timeout: Duration) -> Result<()> {
+        let (_owned, keys) = c_strings(keys)?;
+        // SAFETY: `keys.len()` C strings that `_owned` keeps, borrowed for the call.
+        raw::check(unsafe {
+            raw::surefoot_store_wait(
+                self.handle.as_ptr(),
+                keys.as_ptr(),
+                keys.len(),
+                milliseconds(timeout),
+            )
+        })
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: ours alone, and not used again.
+        unsafe { raw::surefoot_store_free(self.handle.as_ptr()) };
+    }
+}
+
+/// Where a group listens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interface<'a> {
+    /// The network interface of this name, as in `eth0`.
+    Name(&'a str),
+    /// The interface with this address of this machine, as in `192.168.1.4`.
+    Address(&'a str),
+}
+
+/// Processes that compute together: this one is number `rank` of `size`.
+#[derive(Debug)]
+pub struct Group {
+    handle: NonNull<raw::GroupHandle>,
+    rank: usize,
+    size: usize,
+}
+
+impl Group {
+    /// Joins the group of the keys below `prefix`, and waits for all others to do so. No call on
+    /// the group takes longer than `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when somebody does not come, or there is no such interface;
+    /// [`Error::InvalidArgument`] for a rank outside of the group.
+    pub fn join(
+        store: &Store,
+        prefix: &str,
+        (rank, size): (usize, usize),
+        interface: Interface<'_>,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let number = |number: usize| {
+            i32::try_from(number)
+                .map_err(|_| Error::InvalidArgument(format!("a group has no {number} ranks")))
+        };
+        if rank >= size {
+            return Err(Error::InvalidArgument(format!(
+                "there is no rank {rank} in a group of {size}"
+            )));
+        }
+        let (name, is_address) = match interface {
+            Interface::Name(name) => (c_string(name)?, false),
+            Interface::Address(address) => (c_string(address)?, true),
+        };
+        let prefix = c_string(prefix)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a live store and two C strings, borrowed for the call, and a place for the
+        // result. The group keeps a reference on the store of its own.
+        raw::check(unsafe {
+            raw::surefoot_group_new(
+                store.handle.as_ptr(),
+                prefix.as_ptr(),
+                number(rank)?,
+                number(size)?,
+                name.as_ptr(),
+                is_address,
+                milliseconds(timeout),
+                &mut handle,
+            )
+        })?;
+        let handle = NonNull::new(handle);
+        let handle = handle.ok_or_else(|| Error::Torch("a group without ranks".into()))?;
+        Ok(Self { handle, rank, size })
+    }
+
+    /// The number of this process in the group, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Processes in the group.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Replaces `tensor` (on the CPU, of the same shape and kind everywhere) by the sum over all
+    /// ranks, which is the same in all of them bit for bit.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when another rank is gone or late; [`Error::InvalidArgument`] for a tensor
+    /// elsewhere, or with gaps.
+    pub fn sum(&self, tensor: &mut Tensor) -> Result<()> {
+        // SAFETY: a live group, and a tensor that is borrowed exclusively; the call ends when the
+        // sum is there, or with an error.
+        raw::check(unsafe { raw::surefoot_group_sum(self.handle.as_ptr(), tensor.as_mut_ptr()) })
+    }
+
+    /// Replaces `tensor` by that of the rank `root`.
+    ///
+    /// # Errors
+    /// As [`Group::sum`].
+    pub fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<()> {
+        if root >= self.size {
+            return Err(Error::InvalidArgument(format!(
+                "there is no rank {root} in a group of {}",
+                self.size
+            )));
+        }
+        // SAFETY: as in `sum`.
+        raw::check(unsafe {
+            raw::surefoot_group_broadcast(self.handle.as_ptr(), tensor.as_mut_ptr(), root as i32)
+        })
+    }
+
+    /// The tensors of all ranks, in a new first dimension.
+    ///
+    /// # Errors
+    /// As [`Group::sum`].
+    pub fn gather(&self, tensor: &Tensor) -> Result<Tensor> {
+        let mut shape = vec![self.size as i64];
+        shape.extend(tensor.size());
+        let mut rows = Tensor::f_zeros(shape, (tensor.kind(), tensor.device()))?;
+        let mut own = tensor.shallow_clone();
+        // SAFETY: as in `sum`; `own` is only read.
+        raw::check(unsafe {
+            raw::surefoot_group_gather(self.handle.as_ptr(), own.as_mut_ptr(), rows.as_mut_ptr())
+        })?;
+        Ok(rows)
+    }
+
+    /// Adds up numbers over all ranks.
+    ///
+    /// # Errors
+    /// As [`Group::sum`].
+    pub fn sum_numbers(&self, numbers: &[f64]) -> Result<Vec<f64>> {
+        let mut tensor = Tensor::f_from_slice(numbers)?.f_to_kind(Kind::Double)?;
+        self.sum(&mut tensor)?;
+        Ok(Vec::<f64>::try_from(&tensor)?)
+    }
+
+    /// Waits for all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Peer`] when another rank is gone or late.
+    pub fn barrier(&self) -> Result<()> {
+        // SAFETY: a live group.
+        raw::check(unsafe { raw::surefoot_group_barrier(self.handle.as_ptr()) })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // SAFETY: ours alone, and not used again; no call is in progress, since each borrows it.
+        unsafe { raw::surefoot_group_free(self.handle.as_ptr()) };
+    }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    // c10d counts in signed nanoseconds.
+    let most = Duration::from_secs(365 * 24 * 3600);
+    duration.min(most).as_millis().max(1) as u64
+}
+
+fn c_string(text: &str) -> Result<CString> {
+    CString::new(text)
+        .map_err(|_| Error::InvalidArgument(format!("a name with a NUL byte: {text:?}")))
+}
+
+/// C strings, and pointers to them that are valid as long as the strings are.
+fn c_strings<T: AsRef<str>>(texts: &[T]) -> Result<(Vec<CString>, Vec<*const c_char>)> {
+    let owned = texts.iter().map(|text| c_string(text.as_ref()));
+    let owned = owned.collect::<Result<Vec<_>>>()?;
+    let pointers = owned.iter().map(|text| text.as_ptr()).collect();
+    Ok((owned, pointers))
+}
