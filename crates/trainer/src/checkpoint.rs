@@ -50,6 +50,9 @@ pub struct State {
     /// Samples in one pass, where memory was too short for what the config says.
     #[serde(default)]
     pub micro_batch: Option<u32>,
+    /// Processes that trained together.
+    #[serde(default)]
+    pub ranks: Option<u32>,
     /// Where the task stands in its data.
     pub data: Value,
     /// What the task stands on, and must not change: [`Task::identity`](crate::task::Task::identity).
@@ -75,6 +78,8 @@ pub struct Progress {
     pub best: Option<Best>,
     /// Samples in one pass, where memory was too short for what the config says.
     pub micro_batch: Option<u32>,
+    /// Processes that train together.
+    pub ranks: u32,
     /// Where the task stands in its data.
     pub data: Value,
     /// What the task stands on.
@@ -95,6 +100,13 @@ pub struct Trained<'a> {
 }
 
 impl Trained<'_> {
+    /// All tensors: weights, moments, averages.
+    pub(crate) fn tensors(&self) -> Vec<(String, &tch::Tensor)> {
+        let mut tensors = self.parameters.named();
+        tensors.extend(self.state());
+        tensors
+    }
+
     /// Everything but the weights, by name.
     fn state(&self) -> Vec<(String, &tch::Tensor)> {
         let mut state = self.optimizer.state(self.parameters);
@@ -185,6 +197,7 @@ impl Draft {
             train_seconds,
             best,
             micro_batch,
+            ranks,
             data,
             identity,
             records,
@@ -198,6 +211,7 @@ impl Draft {
             optimizer_steps: Some(trained.optimizer.steps()),
             best,
             micro_batch,
+            ranks: Some(ranks),
             data,
             identity,
             // It says where the run went on from, which is over.

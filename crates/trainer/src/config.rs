@@ -241,6 +241,11 @@ pub struct TrainConfig {
     /// time that its bytes take on the slowest link (64 MiB a second).
     #[schemars(range(min = 1, max = 86_400))]
     pub transfer_deadline: u32,
+    /// Where several processes train together: seconds that one waits for another before the run
+    /// ends with that one's name. Longer than a step, a sample or a checkpoint takes; a process that
+    /// is gone is noticed at once.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub rank_timeout: u32,
     /// Continue from this checkpoint or run folder; `latest` takes the newest run of this name.
     #[schemars(extend("format" = "path"))]
     pub resume_from_checkpoint: Option<String>,
@@ -428,6 +433,7 @@ impl Default for TrainConfig {
             metric_for_best_model: BestMetric::EvalLoss,
             verify: VerifyMode::First,
             transfer_deadline: 120,
+            rank_timeout: 600,
             resume_from_checkpoint: None,
         }
     }

@@ -4,9 +4,10 @@ use placement::{Policy, Verify};
 use tch::{Cuda, Device};
 
 use crate::Error;
+use crate::ranks;
 
 /// tch 0.26 builds against this libtorch and no other.
-const LIBTORCH_VERSION: &str = "2.13.0";
+pub(crate) const LIBTORCH_VERSION: &str = "2.13.0";
 
 /// How tensors are moved. A kernel takes tensors of one device: what does not get there is an
 /// error, which the loop has an answer to when it is for lack of memory.
@@ -31,7 +32,8 @@ pub fn choose(choice: &str) -> Result<Device, Error> {
     let index = match choice {
         "cpu" => return Ok(Device::Cpu),
         "auto" if count == 0 => return Ok(Device::Cpu),
-        "auto" | "gpu" => 0,
+        // Each process of several on a machine has a GPU of its own.
+        "auto" | "gpu" => ranks::on_this_machine().0,
         other => match other
             .strip_prefix("gpu:")
             .and_then(|index| index.parse().ok())

@@ -37,6 +37,14 @@ pub enum Error {
     #[error("{0}")]
     Resume(String),
 
+    /// This is no rank of the run: the environment says nonsense, or it would train something else.
+    #[error("{0}")]
+    RankDiffers(String),
+
+    /// The processes that train together do not find each other, or have lost one.
+    #[error("{0}")]
+    Ranks(String),
+
     /// Losses or gradients stopped being numbers, and going back did not help.
     #[error("{0}")]
     Diverged(String),
@@ -73,6 +81,7 @@ impl Error {
             | Self::Data(_)
             | Self::Device(_)
             | Self::Allocator(_)
+            | Self::RankDiffers(_)
             | Self::Resume(_) => true,
             Self::Model(error) => error.is_bad_usage(),
             _ => false,

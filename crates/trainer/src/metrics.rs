@@ -96,16 +96,27 @@ fn samples_text(step: u64, samples: &[Sample]) -> String {
 
 /// Writes what a run measures.
 pub(crate) struct Recorder {
+    /// `None` where another rank writes.
+    files: Option<Files>,
+    records: Vec<Record>,
+}
+
+struct Files {
     folder: RunFolder,
     jsonl: jsonl::Writer,
     tensorboard: tensorboard::Writer,
-    records: Vec<Record>,
 }
 
 impl Recorder {
     /// Starts the files of a new run, or continues those of a run resumed at `step` with
     /// `at_step` records of that step: what was recorded after them happens again, so it is removed.
     pub(crate) fn open(folder: &RunFolder, step: u64, at_step: u64) -> Result<Self, Error> {
+        if !folder.is_written_here() {
+            return Ok(Self {
+                files: None,
+                records: Vec::new(),
+            });
+        }
         let (jsonl, records) = jsonl::Writer::open(&folder.metrics(), step, at_step)?;
         let samples = records.iter().filter_map(|record| match record {
             Record::Samples { step, samples } => Some(samples_text(*step, samples)),
@@ -118,10 +129,13 @@ impl Recorder {
         }
         let tensorboard = tensorboard::Writer::create(folder.path(), step)?;
         let folder = folder.clone();
-        Ok(Self {
+        let files = Files {
             folder,
             jsonl,
             tensorboard,
+        };
+        Ok(Self {
+            files: Some(files),
             records,
         })
     }
@@ -153,7 +167,7 @@ impl Recorder {
                 .iter()
                 .filter_map(|(tag, bytes)| Some((*tag, (*bytes)? as f64))),
         );
-        self.tensorboard.scalars(step, &values)?;
+        self.scalars(step, &values)?;
         self.record(Record::Train {
             step,
             loss,
@@ -171,7 +185,7 @@ impl Recorder {
                 .nats_per_byte
                 .map(|nats| ("eval/nats_per_byte", nats)),
         );
-        self.tensorboard.scalars(step, &values)?;
+        self.scalars(step, &values)?;
         self.record(Record::Eval {
             step,
             eval_loss: evaluation.loss,
@@ -181,13 +195,15 @@ impl Recorder {
     }
 
     pub(crate) fn samples(&mut self, step: u64, samples: &[Sample]) -> Result<(), Error> {
-        let path = self.folder.join(SAMPLES);
-        File::options()
-            .create(true)
-            .append(true)
-            .open(&path)
-            .and_then(|mut file| file.write_all(samples_text(step, samples).as_bytes()))
-            .map_err(|error| Error::io("write", &path, error))?;
+        if let Some(files) = &self.files {
+            let path = files.folder.join(SAMPLES);
+            File::options()
+                .create(true)
+                .append(true)
+                .open(&path)
+                .and_then(|mut file| file.write_all(samples_text(step, samples).as_bytes()))
+                .map_err(|error| Error::io("write", &path, error))?;
+        }
         self.record(Record::Samples {
             step,
             samples: samples.to_vec(),
@@ -195,8 +211,7 @@ impl Recorder {
     }
 
     pub(crate) fn skipped(&mut self, step: &SkippedStep) -> Result<(), Error> {
-        self.tensorboard
-            .scalars(step.step, &[("train/skipped", 1.0)])?;
+        self.scalars(step.step, &[("train/skipped", 1.0)])?;
         self.record(Record::Skipped(step.clone()))
     }
 
@@ -210,12 +225,24 @@ impl Recorder {
 
     /// Draws the curves anew.
     pub(crate) fn draw(&self) -> Result<(), Error> {
-        plots::loss(&self.folder.join("loss.svg"), &self.records)?;
-        plots::memory(&self.folder.join("memory.svg"), &self.records)
+        let Some(Files { folder, .. }) = &self.files else {
+            return Ok(());
+        };
+        plots::loss(&folder.join("loss.svg"), &self.records)?;
+        plots::memory(&folder.join("memory.svg"), &self.records)
+    }
+
+    fn scalars(&mut self, step: u64, values: &[(&str, f64)]) -> Result<(), Error> {
+        match &mut self.files {
+            Some(files) => files.tensorboard.scalars(step, values),
+            None => Ok(()),
+        }
     }
 
     fn record(&mut self, record: Record) -> Result<(), Error> {
-        self.jsonl.write(&record)?;
+        if let Some(files) = &mut self.files {
+            files.jsonl.write(&record)?;
+        }
         self.records.push(record);
         Ok(())
     }

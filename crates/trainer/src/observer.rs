@@ -19,6 +19,8 @@ pub struct Start<'a> {
     pub folder: &'a Path,
     /// Where it runs, on what, and what is trained.
     pub environment: &'a Environment,
+    /// The processes that train together and the link between them, if there are several.
+    pub ranks: Option<&'a str>,
     /// What a step is expected to take of the memory.
     pub estimate: &'a Estimate,
     /// What lives where, if the config asked for a plan.

@@ -65,6 +65,34 @@ impl Resumed {
         }))
     }
 
+    /// Notes that another number of processes trains together from here on, and what that makes
+    /// of a step.
+    pub(crate) fn note_ranks(&mut self, now: usize, config: &Config) {
+        let before = self.checkpoint.state().ranks.unwrap_or(1);
+        if before as usize == now {
+            return;
+        }
+        let samples = |ranks: u64, config: &Config| {
+            let train = &config.train;
+            let rows = u64::from(train.per_device_train_batch_size);
+            Value::from(ranks * rows * u64::from(train.gradient_accumulation_steps))
+        };
+        let change = |key: &str, before: Value, now: Value| Change {
+            key: key.to_owned(),
+            before,
+            now,
+        };
+        let (one, other) = (
+            samples(before.into(), self.checkpoint.config()),
+            samples(now as u64, config),
+        );
+        self.changes
+            .push(change("ranks", before.into(), now.into()));
+        if one != other {
+            self.changes.push(change("samples in a step", one, other));
+        }
+    }
+
     /// Refuses a task that stands on something else than the run's did.
     pub(crate) fn expect_identity(&self, now: &Value) -> Result<(), Error> {
         let mut found = Vec::new();

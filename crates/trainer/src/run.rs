@@ -10,6 +10,7 @@ mod best;
 mod guard;
 mod idle;
 mod oom;
+mod ranks;
 mod results;
 
 use std::time::{Duration, Instant};
@@ -19,13 +20,14 @@ use tch::Tensor;
 
 use crate::Error;
 use crate::allocator::Allocator;
-use crate::checkpoint::{self, Checkpoint, Trained};
+use crate::checkpoint::{self, Trained};
 use crate::config::Config;
 use crate::estimate::Estimate;
 use crate::events::{Best, Evaluation, Metrics, SkippedStep};
 use crate::metrics::{Record, Recorder};
-use crate::observer::{Observer, Start};
+use crate::observer::{NoObserver, Observer, Start};
 use crate::optim::{AdamW, Ema, Gradients, Schedule};
+use crate::ranks::Ranks;
 use crate::resume::{self, Change, Resumed};
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
@@ -65,15 +67,42 @@ pub fn run_task(
     stop: &Stop,
     make: impl FnOnce(&mut Placer, &mut dyn Observer) -> Result<Box<dyn Task>, Error>,
 ) -> Result<Summary, Error> {
+    let mut ranks = Ranks::join(Duration::from_secs(config.train.rank_timeout.into()))?;
+    // Of several processes, one shows what all do.
+    let observer = match ranks.is_first() {
+        true => observer,
+        false => &mut NoObserver,
+    };
+    let ended = run_rank(config, allocator, observer, stop, &mut ranks, make);
+    if let Err(error) = &ended {
+        ranks.failed(error);
+    }
+    ended
+}
+
+/// The part of this process in a run of all ranks.
+fn run_rank(
+    config: &Config,
+    allocator: &Allocator,
+    observer: &mut dyn Observer,
+    stop: &Stop,
+    ranks: &mut Ranks,
+    make: impl FnOnce(&mut Placer, &mut dyn Observer) -> Result<Box<dyn Task>, Error>,
+) -> Result<Summary, Error> {
     let began = Instant::now();
+    ranks.expect_same(&ranks::configuration(config)?)?;
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
-    let resumed = Resumed::open(config)?;
+    let resumed = match ranks.is_first() {
+        true => ranks::resumed(ranks, config)?,
+        false => None,
+    };
     let task = make(&mut placer, observer)?;
-    let mut run = Run::open(config, resumed, task, placer, machine, began)?;
+    let mut run = Run::open(config, ranks, resumed, task, placer, machine, began)?;
     observer.started(&Start {
         folder: run.folder.path(),
         environment: &run.environment,
+        ranks: run.ranks.description(),
         estimate: &run.estimate,
         plan: run.task.memory_plan(),
         advice: &run.advice(),
@@ -98,6 +127,9 @@ const PAGE_EVERY: Duration = Duration::from_secs(20);
 /// A run in progress.
 struct Run<'a> {
     config: &'a Config,
+    ranks: &'a mut Ranks,
+    /// Whether one of several ranks was asked to stop.
+    stop_agreed: bool,
     folder: RunFolder,
     /// What the task stands on, for checkpoints.
     identity: serde_json::Value,
@@ -150,9 +182,10 @@ impl<'a> Run<'a> {
     /// Makes the run folder, or continues in one.
     fn open(
         config: &'a Config,
+        ranks: &'a mut Ranks,
         resumed: Option<Resumed>,
         mut task: Box<dyn Task>,
-        placer: Placer,
+        mut placer: Placer,
         machine: Machine,
         began: Instant,
     ) -> Result<Self, Error> {
@@ -160,31 +193,54 @@ impl<'a> Run<'a> {
         let mut optimizer = AdamW::from_config(config, parameters)?;
         let ema = Ema::from_config(config, parameters)?;
         let identity = task.identity()?;
-        let (folder, state, changes) = match resumed {
-            None => (RunFolder::create(config)?, None, Vec::new()),
-            Some(resumed) => {
-                resumed.expect_identity(&identity)?;
-                let Resumed {
-                    folder,
-                    checkpoint,
-                    changes,
-                } = resumed;
-                let state = checkpoint.restore(Trained {
-                    parameters,
-                    optimizer: &mut optimizer,
-                    ema: ema.as_ref(),
-                })?;
-                task.restore_data(&state.data)?;
-                folder.sweep()?;
-                checkpoint::set_aside_after(&folder.checkpoints(), state.step)?;
-                (folder, Some(state), changes)
-            }
+        ranks.expect_same(&ranks::foundation(task.as_ref(), &identity)?)?;
+        // Rank 0 makes the folder or reads the checkpoint, and tells the others.
+        let mut own_folder = None;
+        let size = ranks.size();
+        let opened = ranks.from_first(|| {
+            let (folder, state, changes) = match resumed {
+                None => (RunFolder::create(config)?, None, Vec::new()),
+                Some(mut resumed) => {
+                    resumed.expect_identity(&identity)?;
+                    resumed.note_ranks(size, config);
+                    let Resumed {
+                        folder,
+                        checkpoint,
+                        changes,
+                    } = resumed;
+                    let state = checkpoint.restore(Trained {
+                        parameters,
+                        optimizer: &mut optimizer,
+                        ema: ema.as_ref(),
+                    })?;
+                    folder.sweep()?;
+                    checkpoint::set_aside_after(&folder.checkpoints(), state.step)?;
+                    (folder, Some(state), changes)
+                }
+            };
+            let path = folder.path().to_owned();
+            own_folder = Some(folder);
+            Ok((path, state, changes))
+        });
+        let (path, state, changes) = opened?;
+        let folder = own_folder.unwrap_or_else(|| RunFolder::of_first_rank(path));
+        if folder.is_written_here() {
+            ranks.remember_folder(folder.path())?;
+        }
+        let mut trained = Trained {
+            parameters,
+            optimizer: &mut optimizer,
+            ema: ema.as_ref(),
         };
+        ranks::share_trained(ranks, state.as_ref(), &mut trained, &mut placer)?;
+        if let Some(state) = &state {
+            task.restore_data(&state.data)?;
+        }
         let estimate = machine.estimate(config, task.as_ref(), &optimizer);
         let step = state.as_ref().map_or(0, |state| state.step);
         let at_step = state.as_ref().map_or(0, |state| state.records);
         let mut recorder = Recorder::open(&folder, step, at_step)?;
-        if state.is_some() {
+        if state.is_some() && folder.is_written_here() {
             if !changes.is_empty() {
                 recorder.resumed(step, changes)?;
             }
@@ -193,6 +249,8 @@ impl<'a> Run<'a> {
         }
         let mut run = Self {
             config,
+            ranks,
+            stop_agreed: false,
             identity,
             environment: machine.environment(task.as_ref()),
             estimate,
@@ -248,11 +306,11 @@ impl<'a> Run<'a> {
             self.sample(observer)?;
         }
         while self.step < config.max_steps {
-            if stop.is_requested() {
+            if self.is_to_stop(stop) {
                 return Ok(Ending::Stopped);
             }
             let learning_rate = schedule.at(self.step);
-            if let Some(skipped) = self.step(learning_rate, observer)? {
+            if let Some(skipped) = self.step(learning_rate, observer, stop)? {
                 self.skip(skipped, observer)?;
                 continue;
             }
@@ -282,8 +340,10 @@ impl<'a> Run<'a> {
         &mut self,
         learning_rate: f64,
         observer: &mut dyn Observer,
+        stop: &Stop,
     ) -> Result<Option<SkippedStep>, Error> {
         let began = Instant::now();
+        self.ranks.doing(&format!("step {}", self.step + 1))?;
         self.machine.step_begins();
         let position = self.task.data_state()?;
         self.enter(StepPhase::ForwardBackward)?;
@@ -293,7 +353,8 @@ impl<'a> Run<'a> {
             norm,
             units,
         } = loop {
-            match self.passes() {
+            let own = self.passes();
+            match self.of_all_ranks(own, stop) {
                 Ok(passes) => break passes,
                 Err(error) => self.recover_from_oom(error, &position, observer)?,
             }
@@ -322,14 +383,14 @@ impl<'a> Run<'a> {
 
     /// All forward and backward passes of a step.
     fn passes(&mut self) -> Result<Passes, Error> {
-        // Randomness in a step depends on the seed and the step alone, so there is no
+        // Randomness in a step depends on the seed, the step and the rank alone, so there is no
         // generator state to save.
-        torch_ext::random::manual_seed(self.config.seed ^ self.step.rotate_left(32))?;
+        let rank = (self.ranks.rank() as u64).rotate_left(56);
+        torch_ext::random::manual_seed(self.config.seed ^ self.step.rotate_left(32) ^ rank)?;
         let mut gradients = Gradients::default();
         let mut losses = Vec::new();
-        let mut units = 0;
-        for (batch, batch_share) in self.batches()? {
-            units += batch.units;
+        let (batches, units) = self.batches()?;
+        for (batch, batch_share) in batches {
             for (piece, share) in self.task.micro_batches(batch, self.oom.rows())? {
                 let piece = self.placer.batch(piece)?;
                 let mut loss = self.task.loss(&piece)?;
@@ -341,8 +402,12 @@ impl<'a> Run<'a> {
                 losses.push(loss.f_detach()?);
             }
         }
-        // The one time that a step waits for the device.
-        losses.push(gradients.norm()?);
+        // The one time that a step waits for the device. Of several ranks, the norm is that of
+        // the sum of all their gradients.
+        losses.push(match self.ranks.size() {
+            1 => gradients.norm()?,
+            _ => Tensor::f_zeros_like(losses.first().unwrap_or(&Tensor::from(0.0f32)))?,
+        });
         let numbers = Tensor::f_stack(&losses, 0)?.f_to_kind(tch::Kind::Double)?;
         let mut numbers = Vec::<f64>::try_from(&numbers)?;
         Ok(Passes {
@@ -353,22 +418,33 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The batches of a step on the host, each with its share of the step's loss: the loss is
-    /// the mean over all there is to learn in the step, however it is cut into batches.
-    fn batches(&mut self) -> Result<Vec<(Batch, f64)>, Error> {
-        let passes = self.config.train.gradient_accumulation_steps;
-        let batches = (0..passes).map(|_| self.task.next_batch());
-        let batches = batches.collect::<Result<Vec<_>, _>>()?;
-        let weights = batches.iter().map(|batch| self.task.loss_weight(batch));
-        let weights = weights.collect::<Result<Vec<_>, _>>()?;
-        let total: f64 = weights.iter().sum();
+    /// The batches of this rank in a step on the host, each with its share of the step's loss: the
+    /// loss is the mean over all there is to learn in the step, however it is cut into batches. And
+    /// the units of all ranks.
+    fn batches(&mut self) -> Result<(Vec<(Batch, f64)>, u64), Error> {
+        let passes = self.config.train.gradient_accumulation_steps as usize;
+        let (rank, size) = (self.ranks.rank(), self.ranks.size());
+        // Every rank goes through the batches of all, so that the position in the data is that of
+        // the step, and N ranks learn from what one with N times the batch would.
+        let (mut own, mut total, mut units) = (Vec::new(), 0.0, 0);
+        for number in 0..passes * size {
+            let batch = self.task.next_batch()?;
+            let weight = self.task.loss_weight(&batch)?;
+            total += weight;
+            units += batch.units;
+            if number % size == rank {
+                own.push((batch, weight));
+            }
+        }
         let share = |weight: f64| match total > 0.0 {
             true => weight / total,
             // Nothing to learn: every loss is zero.
-            false => 1.0 / f64::from(passes),
+            false => 1.0 / (passes * size) as f64,
         };
-        let shares = weights.into_iter().map(share);
-        Ok(batches.into_iter().zip(shares).collect())
+        let own = own
+            .into_iter()
+            .map(|(batch, weight)| (batch, share(weight)));
+        Ok((own.collect(), units))
     }
 
     /// After passes that ran out of memory: everything as it was before the step, and the next
@@ -398,11 +474,13 @@ impl<'a> Run<'a> {
         if !self.guard.skipped(skipped) {
             return Ok(());
         }
-        let last = checkpoint::list(&self.folder.checkpoints())?.pop();
+        let folder = self.folder.checkpoints();
+        let last = self
+            .ranks
+            .from_first(|| Ok(checkpoint::list(&folder)?.pop()))?;
         let rollback = self.guard.roll_back(last.as_ref().map(|(step, _)| *step))?;
         if let Some((_, path)) = last {
-            self.enter(StepPhase::Update)?;
-            let state = Checkpoint::open(&path)?.restore(self.trained())?;
+            let state = self.restore(&path)?;
             // The data go on: the same batches would lead to the same place.
             self.step = state.step;
             self.last_saved = Some(state.step);
@@ -451,7 +529,10 @@ impl<'a> Run<'a> {
         if !self.task.evaluates() {
             return Ok(());
         }
+        let what = format!("the evaluation after step {}", self.step);
+        self.ranks.doing(&what)?;
         let evaluation = self.with_averages(|run| run.task.evaluate(limit, &mut run.placer))?;
+        let evaluation = self.as_first_measured(evaluation)?;
         self.last_evaluation = Some((self.step, evaluation));
         self.recorder.evaluation(self.step, &evaluation)?;
         observer.evaluated(self.step, &evaluation);
@@ -475,9 +556,11 @@ impl<'a> Run<'a> {
     }
 
     fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
-        if self.config.sample.max_new_tokens == 0 {
+        if self.config.sample.max_new_tokens == 0 || !self.folder.is_written_here() {
             return Ok(());
         }
+        let what = format!("the samples after step {}", self.step);
+        self.ranks.doing(&what)?;
         let samples = self.with_averages(|run| run.task.sample(run.step, &mut run.placer))?;
         self.recorder.samples(self.step, &samples)?;
         observer.sampled(self.step, &samples);

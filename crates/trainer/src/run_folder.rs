@@ -41,6 +41,8 @@ pub struct RunFolder {
     /// Locked for as long as it is open; the system lets go of it with the process, however
     /// that ends. `None` where the file system knows no locks.
     _lock: Option<Arc<File>>,
+    /// Whether this process writes into it: of several that train together, one does.
+    is_written_here: bool,
 }
 
 impl RunFolder {
@@ -101,12 +103,13 @@ impl RunFolder {
     fn locked(path: PathBuf) -> Result<Self, Error> {
         // A folder that is not there is told by whoever looks for something in it.
         let Ok(folder) = File::open(&path) else {
-            return Ok(Self { path, _lock: None });
+            return Ok(Self::unlocked(path));
         };
         match folder.try_lock() {
             Ok(()) => Ok(Self {
                 path,
                 _lock: Some(Arc::new(folder)),
+                is_written_here: true,
             }),
             Err(TryLockError::WouldBlock) => Err(Error::Data(format!(
                 "a run is going on in `{}`: wait for its end, or give this one another `name`",
@@ -114,9 +117,31 @@ impl RunFolder {
             ))),
             Err(TryLockError::Error(error)) => {
                 tracing::debug!("`{}` is not locked: {error}", path.display());
-                Ok(Self { path, _lock: None })
+                Ok(Self::unlocked(path))
             }
         }
+    }
+
+    fn unlocked(path: PathBuf) -> Self {
+        Self {
+            path,
+            _lock: None,
+            is_written_here: true,
+        }
+    }
+
+    /// The folder that rank 0 writes into, perhaps on another machine: for the others, who read and
+    /// write nothing there.
+    pub(crate) fn of_first_rank(path: PathBuf) -> Self {
+        Self {
+            is_written_here: false,
+            ..Self::unlocked(path)
+        }
+    }
+
+    /// Whether this process writes into it.
+    pub(crate) fn is_written_here(&self) -> bool {
+        self.is_written_here
     }
 
     /// The folder itself.

@@ -20,7 +20,7 @@ use crate::summary::{Environment, MemorySummary};
 use crate::task::Task;
 use crate::task::causal_lm::CausalLm;
 use crate::task::fine_tune::FineTune;
-use crate::{Error, device};
+use crate::{Error, device, ranks};
 
 /// The machine as this run uses it.
 pub(crate) struct Machine {
@@ -40,8 +40,17 @@ impl Machine {
     /// Picks the device and sets the threads.
     pub(crate) fn prepare(config: &Config, allocator: &Allocator) -> Result<Self, Error> {
         let device = device::choose(&config.device)?;
-        if let Some(threads) = config.threads {
-            torch_ext::threads::set_count(threads as usize)?;
+        let threads = match (config.threads, ranks::on_this_machine().1) {
+            (Some(threads), _) => Some(threads as usize),
+            (None, 1) => None,
+            // Several processes share the cores.
+            (None, processes) => {
+                let cores = std::thread::available_parallelism().map_or(1, usize::from);
+                Some((cores / processes).max(1))
+            }
+        };
+        if let Some(threads) = threads {
+            torch_ext::threads::set_count(threads)?;
         }
         device::choose_products(device)?;
         Ok(Self {

@@ -75,6 +75,21 @@ impl Gradients {
         Ok(())
     }
 
+    /// Takes other values, which lie behind one another in `flat`.
+    ///
+    /// # Errors
+    /// When there are too few.
+    pub(crate) fn fill(&mut self, flat: &Tensor) -> Result<(), Error> {
+        let mut start = 0;
+        for gradient in &mut self.list {
+            let length = gradient.numel() as i64;
+            let values = flat.f_narrow(0, start, length)?;
+            gradient.f_copy_(&values.f_reshape(gradient.size())?)?;
+            start += length;
+        }
+        Ok(())
+    }
+
     /// The gradients in the order of the parameters.
     pub fn tensors(&self) -> &[Tensor] {
         &self.list

@@ -105,6 +105,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("train.metric_for_best_model", Fixed),
     ("train.verify", Free),
     ("train.transfer_deadline", Free),
+    ("train.rank_timeout", Unrelated),
     ("train.resume_from_checkpoint", Unrelated),
     ("sample.sample_steps", Free),
     ("sample.prompts", Free),

@@ -2,7 +2,7 @@
 
 use super::Run;
 use crate::Error;
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint;
 use crate::config::BestMetric;
 use crate::events::{Best, Evaluation};
 use crate::observer::Observer;
@@ -38,15 +38,18 @@ impl Run<'_> {
         let Some(best) = self.best.filter(|best| best.step != self.step) else {
             return Ok(());
         };
-        let whole = checkpoint::list(&self.folder.checkpoints())?;
-        let Some((step, path)) = whole.into_iter().find(|(step, _)| *step == best.step) else {
-            let folder = self.folder.checkpoints();
+        let folder = self.folder.checkpoints();
+        let path = self.ranks.from_first(|| {
+            let whole = checkpoint::list(&folder)?.into_iter();
+            let mut best = whole.filter(|(step, _)| *step == best.step);
+            Ok(best.next().map(|(_, path)| path))
+        })?;
+        let Some(path) = path else {
             let reason = format!("the best checkpoint, of step {}, is gone", best.step);
             return Err(Error::checkpoint(&folder, reason));
         };
-        self.enter(super::StepPhase::Update)?;
-        Checkpoint::open(&path)?.restore(self.trained())?;
-        observer.best_loaded(step, best.value);
+        self.restore(&path)?;
+        observer.best_loaded(best.step, best.value);
         Ok(())
     }
 }

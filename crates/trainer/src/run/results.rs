@@ -12,7 +12,19 @@ use crate::run_folder::replace;
 use crate::summary::{Ending, Summary};
 
 impl Run<'_> {
-    pub(super) fn save(&mut self, observer: &mut dyn Observer) -> Result<PathBuf, Error> {
+    /// Writes a checkpoint, which is whole before any rank goes on.
+    pub(super) fn save(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
+        let what = format!("the checkpoint of step {}", self.step);
+        self.ranks.doing(&what)?;
+        if self.folder.is_written_here() {
+            let path = self.write_checkpoint()?;
+            observer.saved(self.step, &path);
+        }
+        self.last_saved = Some(self.step);
+        self.ranks.meet()
+    }
+
+    fn write_checkpoint(&mut self) -> Result<PathBuf, Error> {
         let folder = self.folder.checkpoints();
         let draft = Draft::begin(&folder, self.step)?;
         self.export_adapter(draft.path())?;
@@ -24,15 +36,13 @@ impl Run<'_> {
             train_seconds: self.train_seconds + self.window.seconds,
             best: self.best,
             micro_batch: self.oom.micro_batch(),
+            ranks: self.ranks.size() as u32,
             data: self.task.data_state()?,
             identity: self.identity.clone(),
             records: at_step.filter(|record| record.step() == self.step).count() as u64,
         };
         let keep = self.config.train.save_total_limit;
-        let path = draft.finish(self.config, progress, &self.trained(), keep)?;
-        self.last_saved = Some(self.step);
-        observer.saved(self.step, &path);
-        Ok(path)
+        draft.finish(self.config, progress, &self.trained(), keep)
     }
 
     /// Writes the adapter as it is now, of tasks that train one.
@@ -76,6 +86,10 @@ impl Run<'_> {
             self.evaluate(None, observer)?;
             self.sample(observer)?;
         }
+        let summary = self.summary(ending);
+        if !self.folder.is_written_here() {
+            return Ok(summary);
+        }
         self.export(ending)?;
         self.recorder.draw()?;
         let summary = self.summary(ending);
@@ -94,6 +108,9 @@ impl Run<'_> {
         ending: Ending,
         error: Option<&Error>,
     ) -> Result<(), Error> {
+        if !self.folder.is_written_here() {
+            return Ok(());
+        }
         let commands = match self.task.is_language_model() {
             true => {
                 let export = self.task.export_name();

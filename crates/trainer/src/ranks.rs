@@ -1,0 +1,278 @@
+//! Several processes, perhaps on several machines, that train one model.
+//!
+//! Each is a *rank*. They are started by `torchrun` or by `surefoot train --nproc`, find each other
+//! by c10d's store, and exchange by Gloo what a step needs: one sum of all gradients, and a few
+//! numbers. What decides how a run goes on is decided by all or none: rank 0 decides and
+//! [`Ranks::from_first`] tells, or each says what it saw and [`Ranks::sum_numbers`] adds up.
+//!
+//! A rank that ends writes why into the store, and each writes there what it is doing. So whoever
+//! loses the connection, or waits in vain, can name the rank and the machine at fault.
+
+mod joined;
+mod membership;
+mod route;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tch::Tensor;
+
+use crate::Error;
+use joined::{GRACE, Joined};
+use membership::Membership;
+
+pub(crate) use membership::on_this_machine;
+
+/// The number of this process among those that train together, 0 for one that trains alone: 0
+/// shows what all do.
+pub fn rank_of_this_process() -> usize {
+    match Membership::from_environment() {
+        Ok(Some(me)) => me.rank,
+        _ => 0,
+    }
+}
+
+/// All ranks of a run, as one of them sees them. A process that trains alone is the only one.
+pub(crate) struct Ranks {
+    joined: Option<Joined>,
+}
+
+impl Ranks {
+    /// A process that trains alone.
+    pub(crate) fn alone() -> Self {
+        Self { joined: None }
+    }
+
+    /// Joins the ranks that the environment tells of, if it does. No answer of another rank is
+    /// waited for longer than `timeout`.
+    pub(crate) fn join(timeout: Duration) -> Result<Self, Error> {
+        match Membership::from_environment()? {
+            None => Ok(Self::alone()),
+            Some(me) => Ok(Self {
+                joined: Some(Joined::join(me, timeout)?),
+            }),
+        }
+    }
+
+    /// The number of this process, from 0.
+    pub(crate) fn rank(&self) -> usize {
+        self.joined.as_ref().map_or(0, |joined| joined.me.rank)
+    }
+
+    /// How many there are.
+    pub(crate) fn size(&self) -> usize {
+        self.joined.as_ref().map_or(1, |joined| joined.me.size)
+    }
+
+    /// Whether this one writes and shows what all do.
+    pub(crate) fn is_first(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// One line on the ranks and the link between them; nothing where there is one.
+    pub(crate) fn description(&self) -> Option<&str> {
+        self.joined.as_ref().map(|joined| &*joined.link)
+    }
+
+    /// As in "rank 1 on ryzen".
+    pub(crate) fn name_of(&self, rank: usize) -> String {
+        match &self.joined {
+            Some(joined) => joined.name_of(rank),
+            None => "this process".into(),
+        }
+    }
+
+    /// Tells the others what this rank is about to do, which they say of it when it does not answer.
+    pub(crate) fn doing(&self, what: &str) -> Result<(), Error> {
+        match &self.joined {
+            Some(joined) => joined.set("doing", what.as_bytes()),
+            None => Ok(()),
+        }
+    }
+
+    /// What rank 0 finds, in all ranks. The others do not run `find`; its error is theirs.
+    pub(crate) fn from_first<T: Serialize + DeserializeOwned>(
+        &mut self,
+        find: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let Some(joined) = &mut self.joined else {
+            return find();
+        };
+        joined.meetings += 1;
+        let key = joined.key(&format!("told/{}", joined.meetings));
+        let json = |error: serde_json::Error| Error::Internal(format!("between ranks: {error}"));
+        if joined.me.rank == 0 {
+            let found = find()?;
+            let text = serde_json::to_vec(&found).map_err(json)?;
+            let set = joined.store.set(&key, &text);
+            set.map_err(|error| joined.store_is_gone(&error))?;
+            return Ok(found);
+        }
+        joined.wait_for(&[(0, key.clone())])?;
+        let text = joined.store.get(&key, GRACE);
+        let text = text.map_err(|error| joined.store_is_gone(&error))?;
+        serde_json::from_slice(&text).map_err(json)
+    }
+
+    /// Refuses ranks that have another `mine` than rank 0; none goes on before all have the same.
+    pub(crate) fn expect_same(&mut self, mine: &Value) -> Result<(), Error> {
+        let first = self.from_first(|| Ok(mine.clone()))?;
+        let mut found = Vec::new();
+        differences("", &first, mine, &mut found);
+        if !found.is_empty() {
+            let lines: String = found.iter().map(|line| format!("\n  {line}")).collect();
+            return Err(Error::RankDiffers(format!(
+                "{} would train something else than {}:{lines}\nstart all ranks with the same \
+                 config, data, model and version",
+                self.name_of(self.rank()),
+                self.name_of(0),
+            )));
+        }
+        self.meet()
+    }
+
+    /// Waits until all ranks are here.
+    pub(crate) fn meet(&mut self) -> Result<(), Error> {
+        let Some(joined) = &mut self.joined else {
+            return Ok(());
+        };
+        joined.meetings += 1;
+        let name = format!("met/{}", joined.meetings);
+        joined.set(&name, b"")?;
+        let others = (0..joined.me.size).filter(|rank| *rank != joined.me.rank);
+        let keys: Vec<_> = others
+            .map(|rank| (rank, joined.key_of(&name, rank)))
+            .collect();
+        joined.wait_for(&keys)
+    }
+
+    /// The sums of these numbers over all ranks.
+    pub(crate) fn sum_numbers(&mut self, numbers: &[f64]) -> Result<Vec<f64>, Error> {
+        match &mut self.joined {
+            None => Ok(numbers.to_vec()),
+            Some(joined) => joined.exchange(|group| group.sum_numbers(numbers)),
+        }
+    }
+
+    /// Replaces a tensor on the CPU by the sum over all ranks.
+    pub(crate) fn sum(&mut self, tensor: &mut Tensor) -> Result<(), Error> {
+        match &mut self.joined {
+            None => Ok(()),
+            Some(joined) => joined.exchange(|group| group.sum(tensor)),
+        }
+    }
+
+    /// Replaces a tensor on the CPU by that of rank 0.
+    pub(crate) fn tensor_of_first(&mut self, tensor: &mut Tensor) -> Result<(), Error> {
+        match &mut self.joined {
+            None => Ok(()),
+            Some(joined) => joined.exchange(|group| group.broadcast(tensor, 0)),
+        }
+    }
+
+    /// The numbers of rank 0. Those of the others are of the same count.
+    pub(crate) fn numbers_of_first(&mut self, numbers: &[f64]) -> Result<Vec<f64>, Error> {
+        let mut tensor = Tensor::f_from_slice(numbers)?;
+        self.tensor_of_first(&mut tensor)?;
+        Ok(Vec::<f64>::try_from(&tensor)?)
+    }
+
+    /// Remembers the folder of the run for ranks that `torchrun` starts again.
+    pub(crate) fn remember_folder(&self, folder: &Path) -> Result<(), Error> {
+        let Some(joined) = &self.joined else {
+            return Ok(());
+        };
+        let path = folder.display().to_string();
+        let set = joined.store.set(&joined.me.folder_key, path.as_bytes());
+        set.map_err(|error| joined.store_is_gone(&error))
+    }
+
+    /// The folder of the run, where these ranks were started again after one failed.
+    pub(crate) fn folder_before_restart(&self) -> Result<Option<PathBuf>, Error> {
+        let Some(joined) = &self.joined else {
+            return Ok(None);
+        };
+        let key = &joined.me.folder_key;
+        let gone = |error| joined.store_is_gone(&error);
+        if joined.me.restarts == 0 || !joined.store.has(&[key]).map_err(gone)? {
+            return Ok(None);
+        }
+        let path = joined.store.get(key, GRACE).map_err(gone)?;
+        Ok(Some(String::from_utf8_lossy(&path).into_owned().into()))
+    }
+
+    /// Tells the others why this rank ends, so that they need not wait for it.
+    pub(crate) fn failed(&mut self, error: &Error) {
+        if let Some(joined) = &mut self.joined {
+            joined.report(&error.to_string(), false);
+        }
+    }
+}
+
+/// Every place in which this rank differs from rank 0, as a line.
+fn differences(path: &str, first: &Value, mine: &Value, found: &mut Vec<String>) {
+    match (first, mine) {
+        _ if first == mine => {}
+        (Value::Object(one), Value::Object(other)) => {
+            let keys: BTreeSet<_> = one.keys().chain(other.keys()).collect();
+            for key in keys {
+                let dot = if path.is_empty() { "" } else { "." };
+                let value = |map: &serde_json::Map<String, Value>| {
+                    map.get(key).cloned().unwrap_or(Value::Null)
+                };
+                let path = format!("{path}{dot}{key}");
+                differences(&path, &value(one), &value(other), found);
+            }
+        }
+        _ => found.push(format!(
+            "`{path}` is {} there, and {} here",
+            shown(first),
+            shown(mine)
+        )),
+    }
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "unset".into(),
+        value => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn every_difference_is_named_with_both_values() {
+        let first = json!({"config": {"seed": 1, "train.lr": 0.1}, "version": "1"});
+        let mine = json!({"config": {"seed": 2, "train.lr": 0.1}, "data": 7, "version": "1"});
+        let mut found = Vec::new();
+        differences("", &first, &mine, &mut found);
+        assert_eq!(
+            found,
+            [
+                "`config.seed` is 1 there, and 2 here",
+                "`data` is unset there, and 7 here"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_process_alone_is_rank_0_of_one_and_waits_for_nobody() {
+        let mut alone = Ranks::alone();
+        assert_eq!((alone.rank(), alone.size(), alone.is_first()), (0, 1, true));
+        assert_eq!(alone.sum_numbers(&[2.0]).unwrap(), [2.0]);
+        assert_eq!(alone.numbers_of_first(&[3.0]).unwrap(), [3.0]);
+        assert_eq!(alone.from_first(|| Ok(5)).unwrap(), 5);
+        alone.meet().unwrap();
+        alone.expect_same(&json!({"a": 1})).unwrap();
+        assert!(alone.description().is_none());
+    }
+}

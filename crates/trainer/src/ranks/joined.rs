@@ -1,0 +1,369 @@
+//! One of several ranks: how it finds the others, and how it tells who of them is gone or late.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
+use torch_ext::distributed::{Group, Interface, Store};
+
+use super::membership::Membership;
+use super::route;
+use crate::Error;
+
+/// The longest pause between two looks at the store. c10d's own wait writes a warning when its time
+/// is over, and sees no failure of a third.
+const PAUSE: Duration = Duration::from_millis(50);
+/// How long ranks that lost a connection wait for the others to say why.
+pub(super) const GRACE: Duration = Duration::from_secs(5);
+/// What is summed up to measure the link.
+const PROBE_BYTES: usize = 4 << 20;
+
+/// One of several ranks.
+pub(super) struct Joined {
+    // Dropped first: it holds the store.
+    group: Option<Group>,
+    pub(super) store: Store,
+    pub(super) me: Membership,
+    host: String,
+    /// Of all ranks.
+    hosts: Vec<String>,
+    timeout: Duration,
+    /// Meetings so far; the same number in all ranks, since all do the same.
+    pub(super) meetings: u64,
+    pub(super) link: String,
+}
+
+/// What a rank says of itself at the start.
+#[derive(Serialize, Deserialize)]
+struct Arrival {
+    host: String,
+    address: std::net::IpAddr,
+}
+
+/// Why a rank has ended.
+#[derive(Serialize, Deserialize)]
+struct Failure {
+    host: String,
+    message: String,
+    /// Whether it only lost another one.
+    lost_another: bool,
+}
+
+impl Joined {
+    pub(super) fn join(me: Membership, timeout: Duration) -> Result<Self, Error> {
+        let hosts_store = me.rank == 0 && !me.agent_store;
+        let store = match hosts_store {
+            true => Store::host(&me.master, me.port),
+            false => Store::connect(&me.master, me.port, timeout),
+        };
+        let store = store.map_err(|error| {
+            Error::Ranks(format!(
+                "rank {} cannot {} the store at {}:{}, by which ranks find each other: {error}\n\
+                 is that machine up, and does its firewall let this port through?",
+                me.rank,
+                if hosts_store { "open" } else { "reach" },
+                me.master,
+                me.port
+            ))
+        })?;
+        let address = route::source_address(&me.master, me.port)
+            .ok_or_else(|| Error::Ranks(format!("this machine has no route to {}", me.master)))?;
+        let mut joined = Self {
+            group: None,
+            store,
+            host: host_name(),
+            hosts: Vec::new(),
+            timeout,
+            meetings: 0,
+            link: String::new(),
+            me,
+        };
+        let addresses = joined.roll_call(address)?;
+        let interface = std::env::var("GLOO_SOCKET_IFNAME").ok();
+        let interface = interface.filter(|name| !name.is_empty());
+        let listen = route::listen_address(address, &addresses).ok_or_else(|| {
+            Error::Ranks(format!(
+                "{} has no address that other machines reach: set MASTER_ADDR to one of the machine \
+                 of rank 0, or GLOO_SOCKET_IFNAME to the interface between them",
+                joined.name_of(joined.me.rank)
+            ))
+        })?;
+        let listen = listen.to_string();
+        let began = Instant::now();
+        let group = Group::join(
+            &joined.store,
+            &format!("{}/gloo", joined.me.prefix),
+            (joined.me.rank, joined.me.size),
+            match &interface {
+                Some(name) => Interface::Name(name),
+                None => Interface::Address(&listen),
+            },
+            timeout,
+        );
+        joined.group = Some(group.map_err(|error| joined.explain(error, began))?);
+        let rate = joined.exchange(measure)?;
+        let machines = joined.hosts.iter().collect::<BTreeSet<_>>().len();
+        joined.link = format!(
+            "{} on {machines} machine{}, by Gloo over {}, {rate:.0} MiB/s",
+            joined.me.size,
+            if machines == 1 { "" } else { "s" },
+            interface.as_ref().unwrap_or(&listen),
+        );
+        Ok(joined)
+    }
+
+    /// Waits for all ranks, and learns where they are.
+    fn roll_call(&mut self, address: std::net::IpAddr) -> Result<Vec<std::net::IpAddr>, Error> {
+        let arrival = Arrival {
+            host: self.host.clone(),
+            address,
+        };
+        let internal = |error: serde_json::Error| Error::Internal(error.to_string());
+        self.set("here", &serde_json::to_vec(&arrival).map_err(internal)?)?;
+        let all = 0..self.me.size;
+        let keys: Vec<_> = all.map(|rank| (rank, self.key_of("here", rank))).collect();
+        self.wait_for(&keys)?;
+        let mut addresses = Vec::new();
+        for (_, key) in keys {
+            let text = self.store.get(&key, GRACE);
+            let text = text.map_err(|error| self.store_is_gone(&error))?;
+            let arrival: Arrival = serde_json::from_slice(&text).map_err(internal)?;
+            self.hosts.push(arrival.host);
+            addresses.push(arrival.address);
+        }
+        Ok(addresses)
+    }
+
+    /// Something that all ranks do together; an error tells which of them did not.
+    pub(super) fn exchange<T>(
+        &mut self,
+        work: impl FnOnce(&Group) -> Result<T, torch_ext::Error>,
+    ) -> Result<T, Error> {
+        let began = Instant::now();
+        let parted = || Error::Internal("ranks that have parted exchange nothing".into());
+        let done = work(self.group.as_ref().ok_or_else(parted)?);
+        done.map_err(|error| self.explain(error, began))
+    }
+
+    pub(super) fn key(&self, name: &str) -> String {
+        format!("{}/{name}", self.me.prefix)
+    }
+
+    pub(super) fn key_of(&self, name: &str, rank: usize) -> String {
+        self.key(&format!("{name}/{rank}"))
+    }
+
+    /// Sets the key of this rank.
+    pub(super) fn set(&self, name: &str, value: &[u8]) -> Result<(), Error> {
+        let set = self.store.set(&self.key_of(name, self.me.rank), value);
+        set.map_err(|error| self.store_is_gone(&error))
+    }
+
+    pub(super) fn name_of(&self, rank: usize) -> String {
+        match self.hosts.get(rank) {
+            Some(host) => format!("rank {rank} on {host}"),
+            None => format!("rank {rank}"),
+        }
+    }
+
+    /// Waits until these ranks have set these keys.
+    pub(super) fn wait_for(&self, keys: &[(usize, String)]) -> Result<(), Error> {
+        let names: Vec<&str> = keys.iter().map(|(_, key)| &**key).collect();
+        let until = Instant::now() + self.timeout;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let there = self.store.has(&names);
+            if there.map_err(|error| self.store_is_gone(&error))? {
+                return Ok(());
+            }
+            if let Some(failure) = self.failure_of_others()? {
+                return Err(failure);
+            }
+            if Instant::now() < until {
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PAUSE);
+                continue;
+            }
+            let mut late = Vec::new();
+            for (rank, key) in keys {
+                let there = self.store.has(&[key]);
+                if !there.map_err(|error| self.store_is_gone(&error))? {
+                    late.push(*rank);
+                }
+            }
+            if !late.is_empty() {
+                return Err(self.missed(&late, true));
+            }
+        }
+    }
+
+    /// Why another rank has ended, if one has for a reason of its own.
+    fn failure_of_others(&self) -> Result<Option<Error>, Error> {
+        let gone = |error| self.store_is_gone(&error);
+        if !self
+            .store
+            .has(&[self.key("somebody failed")])
+            .map_err(gone)?
+        {
+            return Ok(None);
+        }
+        for rank in (0..self.me.size).filter(|rank| *rank != self.me.rank) {
+            let key = self.key_of("failed", rank);
+            if !self.store.has(&[&key]).map_err(gone)? {
+                continue;
+            }
+            let text = self.store.get(&key, GRACE).map_err(gone)?;
+            match serde_json::from_slice::<Failure>(&text) {
+                Ok(failure) if !failure.lost_another => {
+                    return Ok(Some(Error::Ranks(format!(
+                        "rank {rank} on {} has ended: {}",
+                        failure.host, failure.message
+                    ))));
+                }
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Ranks that have said nothing of why they ended, other than this one.
+    fn silent(&self) -> Result<Vec<usize>, torch_ext::Error> {
+        let mut silent = Vec::new();
+        for rank in (0..self.me.size).filter(|rank| *rank != self.me.rank) {
+            if !self.store.has(&[self.key_of("failed", rank)])? {
+                silent.push(rank);
+            }
+        }
+        Ok(silent)
+    }
+
+    /// Writes why this rank ends. Who writes nothing is taken for dead, so a store that is gone
+    /// matters no more.
+    pub(super) fn report(&mut self, message: &str, lost_another: bool) {
+        self.group = None;
+        let failure = Failure {
+            host: self.host.clone(),
+            message: message.to_owned(),
+            lost_another,
+        };
+        // The first reason is the true one.
+        let key = self.key_of("failed", self.me.rank);
+        if self.store.has(&[&key]).unwrap_or(true) {
+            return;
+        }
+        let Ok(text) = serde_json::to_vec(&failure) else {
+            return;
+        };
+        let told = self
+            .store
+            .set(&key, &text)
+            .and_then(|()| self.store.set(&self.key("somebody failed"), b""));
+        if let Err(error) = told {
+            tracing::debug!("the other ranks are not told: {error}");
+        }
+    }
+
+    /// What a sum or a broadcast that `began` then and failed means: who is gone, or why it ended.
+    fn explain(&mut self, error: torch_ext::Error, began: Instant) -> Error {
+        if !matches!(error, torch_ext::Error::Peer(_)) {
+            return error.into();
+        }
+        let timed_out = began.elapsed() >= self.timeout;
+        // Lets go of the group, so that those who wait for this one learn of it now.
+        self.report(&error.to_string(), true);
+        let until = Instant::now() + GRACE;
+        loop {
+            match self.failure_of_others() {
+                Ok(Some(failure)) => return failure,
+                Ok(None) => {}
+                Err(gone) => return gone,
+            }
+            match self.silent() {
+                Err(gone) => return self.store_is_gone(&gone),
+                Ok(silent) if silent.is_empty() => {
+                    return Error::Ranks(format!(
+                        "the connection between the ranks broke, though all of them are there: {error}"
+                    ));
+                }
+                Ok(silent) if Instant::now() >= until => return self.missed(&silent, timed_out),
+                Ok(_) => std::thread::sleep(PAUSE),
+            }
+        }
+    }
+
+    /// Names ranks that are gone or, if the time is over, late, and what they were last known to do.
+    fn missed(&self, ranks: &[usize], timed_out: bool) -> Error {
+        let lines = ranks.iter().map(|rank| {
+            let key = self.key_of("doing", *rank);
+            let doing = match self.store.has(&[&key]) {
+                Ok(true) => self.store.get(&key, GRACE).ok(),
+                _ => None,
+            };
+            let doing = doing.map_or_else(
+                || "the start".into(),
+                |text| String::from_utf8_lossy(&text).into_owned(),
+            );
+            format!("\n  {}, last heard of at {doing}", self.name_of(*rank))
+        });
+        let lines: String = lines.collect();
+        let me = self.name_of(self.me.rank);
+        Error::Ranks(match timed_out {
+            true => format!(
+                "{me} waited {} seconds (`train.rank_timeout`) for an answer of{lines}\nlook at its \
+                 output there; a firewall between the machines looks like this too",
+                self.timeout.as_secs()
+            ),
+            false => format!(
+                "{me} has lost the connection to{lines}\nit has ended without a word: look at its \
+                 output there, and at that machine's log"
+            ),
+        })
+    }
+
+    pub(super) fn store_is_gone(&self, error: &torch_ext::Error) -> Error {
+        let Membership { master, port, .. } = &self.me;
+        let host = match self.me.agent_store {
+            true => "what started the ranks",
+            false => "rank 0",
+        };
+        Error::Ranks(format!(
+            "{} has lost the store at {master}:{port}, so {host} has ended: {error}",
+            self.name_of(self.me.rank)
+        ))
+    }
+}
+
+impl Drop for Joined {
+    /// Rank 0, where it hosts the store, is the last to leave: for the others its end would be a
+    /// failure.
+    fn drop(&mut self) {
+        self.group = None;
+        if self.set("left", b"").is_err() || self.me.agent_store || self.me.rank != 0 {
+            return;
+        }
+        let others = 1..self.me.size;
+        let others: Vec<_> = others.map(|rank| self.key_of("left", rank)).collect();
+        let until = Instant::now() + self.timeout.min(GRACE);
+        while !self.store.has(&others).unwrap_or(true) && Instant::now() < until {
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// MiB of a tensor that are summed up in a second. The first sum opens connections.
+fn measure(group: &Group) -> Result<f64, torch_ext::Error> {
+    let mut tensor = Tensor::f_zeros([PROBE_BYTES as i64 / 4], (Kind::Float, Device::Cpu))?;
+    group.sum(&mut tensor)?;
+    let began = Instant::now();
+    group.sum(&mut tensor)?;
+    Ok((PROBE_BYTES >> 20) as f64 / began.elapsed().as_secs_f64())
+}
+
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "an unnamed machine".into(),
+        name => name.to_owned(),
+    }
+}

@@ -1,0 +1,72 @@
+//! Which address of this machine the other ranks reach.
+//!
+//! The one that packets to them leave by, as the kernel's routing table says: not the first in a
+//! list, which may be a bridge of containers.
+
+use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+
+/// The address by which this machine reaches `host`. Nothing is sent.
+pub(super) fn source_address(host: &str, port: u16) -> Option<IpAddr> {
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let targets = (host, port).to_socket_addrs().ok()?;
+    targets
+        .filter_map(|target| {
+            let any = if target.is_ipv4() {
+                "0.0.0.0:0"
+            } else {
+                "[::]:0"
+            };
+            let socket = UdpSocket::bind(any).ok()?;
+            // Connecting a datagram socket looks up the route, and no more.
+            socket.connect(target).ok()?;
+            Some(socket.local_addr().ok()?.ip())
+        })
+        .next()
+}
+
+/// The address to listen on, where `own` is that towards the store and `all` are those of all ranks:
+/// `own`, or, where it is one that only this machine reaches and others are elsewhere, that towards
+/// one of them.
+pub(super) fn listen_address(own: IpAddr, all: &[IpAddr]) -> Option<IpAddr> {
+    if !own.is_loopback() {
+        return Some(own);
+    }
+    match all.iter().find(|address| !address.is_loopback()) {
+        None => Some(own),
+        Some(elsewhere) => {
+            // Any port: nothing is sent to it.
+            source_address(&elsewhere.to_string(), 9).filter(|address| !address.is_loopback())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_on_one_machine_talk_within_it() {
+        let own = source_address("127.0.0.1", 29500).unwrap();
+        assert!(own.is_loopback());
+        assert_eq!(listen_address(own, &[own, own]), Some(own));
+    }
+
+    #[test]
+    fn an_address_that_others_reach_is_kept() {
+        let own: IpAddr = "192.0.2.4".parse().unwrap();
+        let other: IpAddr = "192.0.2.5".parse().unwrap();
+        assert_eq!(listen_address(own, &[own, other]), Some(own));
+    }
+
+    #[test]
+    fn the_machine_of_the_store_does_not_listen_to_itself_alone() {
+        // Debian's /etc/hosts names a machine 127.0.1.1 to itself.
+        let own: IpAddr = "127.0.1.1".parse().unwrap();
+        let other: IpAddr = "192.0.2.5".parse().unwrap();
+        let chosen = listen_address(own, &[own, other]);
+        assert!(
+            chosen.is_none_or(|address| !address.is_loopback()),
+            "{chosen:?}"
+        );
+    }
+}

@@ -1,0 +1,221 @@
+//! What the ranks of a run do together: one sum of all gradients in each step, and what they agree
+//! on, so that a step is skipped, cut smaller, rolled back or the last one for all or none.
+
+use std::path::Path;
+
+use placement::Placer;
+use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
+
+use super::{Passes, Run, StepPhase};
+use crate::checkpoint::{self, Checkpoint, State, Trained};
+use crate::config::Config;
+use crate::device;
+use crate::events::Evaluation;
+use crate::optim::Gradients;
+use crate::ranks::Ranks;
+use crate::resume::Resumed;
+use crate::stop::Stop;
+use crate::task::Task;
+use crate::{Error, config::ConfigError};
+
+/// Keys that say where and how fast, and may differ between machines. What a path names is compared
+/// itself; where a run goes on from is rank 0's to say.
+const OF_THE_MACHINE: [&str; 16] = [
+    "output_dir",
+    "device",
+    "threads",
+    "model.name_or_path",
+    "model.profile",
+    "model.low_vram",
+    "model.blocks_to_swap",
+    "model.offload_fraction",
+    "model.max_memory",
+    "model.device_map",
+    "model.ring_slots",
+    "model.offload_folder",
+    "data.path",
+    "train.verify",
+    "train.transfer_deadline",
+    "train.resume_from_checkpoint",
+];
+
+/// What must be the same in all ranks before they read anything: version and config.
+pub(super) fn configuration(config: &Config) -> Result<Value, ConfigError> {
+    let mut leaves = config.leaves()?;
+    leaves.retain(|key, _| !OF_THE_MACHINE.contains(&key.as_str()));
+    Ok(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "libtorch": device::LIBTORCH_VERSION,
+        "config": leaves,
+    }))
+}
+
+/// What must be the same once model and data are there.
+pub(super) fn foundation(task: &dyn Task, identity: &Value) -> Result<Value, Error> {
+    let parameters = task.parameters().iter();
+    let shapes = parameters
+        .map(|parameter| (parameter.name.clone(), json!(parameter.tensor.size())))
+        .collect::<serde_json::Map<_, _>>();
+    Ok(json!({
+        "model": identity,
+        "data": task.data_state()?,
+        "trained": shapes,
+    }))
+}
+
+/// The checkpoint to go on from: that of the config or, where `torchrun` has started the ranks again,
+/// the newest of the run that they were in.
+pub(super) fn resumed(ranks: &Ranks, config: &Config) -> Result<Option<Resumed>, Error> {
+    match ranks.folder_before_restart()? {
+        Some(folder) if !checkpoint::list(&folder.join("checkpoints"))?.is_empty() => {
+            let mut again = config.clone();
+            again.train.resume_from_checkpoint = Some(folder.display().to_string());
+            Resumed::open(&again)
+        }
+        _ => Resumed::open(config),
+    }
+}
+
+/// Gives all ranks what rank 0 has: weights, moments and averages, bit for bit. Initial weights of
+/// one seed may differ in the last digit between CPUs, and rank 0 alone reads checkpoints; `state`
+/// is that of the checkpoint that it has read, if it has.
+pub(super) fn share_trained(
+    ranks: &mut Ranks,
+    state: Option<&State>,
+    trained: &mut Trained<'_>,
+    placer: &mut Placer,
+) -> Result<(), Error> {
+    if ranks.size() == 1 {
+        return Ok(());
+    }
+    let _no_grad = tch::no_grad_guard();
+    for (name, tensor) in trained.tensors() {
+        let mut tensor = tensor.f_detach()?;
+        let mut host = on_host(placer, &name, &tensor)?;
+        ranks.tensor_of_first(&mut host)?;
+        if !ranks.is_first() {
+            let arrived = placer.weight(&name, &host, None)?;
+            tensor.f_copy_(&arrived)?;
+        }
+    }
+    if let Some(state) = state {
+        let steps = state.optimizer_steps.unwrap_or(state.step);
+        trained.optimizer.set_steps(steps)?;
+    }
+    Ok(())
+}
+
+/// A copy in host memory, without gaps.
+fn on_host(placer: &mut Placer, name: &str, tensor: &Tensor) -> Result<Tensor, Error> {
+    match tensor.device() {
+        Device::Cpu => {
+            let mut copy = Tensor::f_empty(tensor.size(), (tensor.kind(), Device::Cpu))?;
+            copy.f_copy_(tensor)?;
+            Ok(copy)
+        }
+        _ => Ok(placer.to_host(name, tensor)?),
+    }
+}
+
+impl Run<'_> {
+    /// Whether this step is the last: somebody asked for it, and, of several ranks, all know.
+    pub(super) fn is_to_stop(&self, stop: &Stop) -> bool {
+        match self.ranks.size() {
+            1 => stop.is_requested(),
+            _ => self.stop_agreed,
+        }
+    }
+
+    /// The passes of a step in all ranks together, from those of this one: gradients and loss are
+    /// the sums, since every rank has weighted its own by its share.
+    ///
+    /// # Errors
+    /// Out of memory in all ranks where one ran out of it; when a rank is gone.
+    pub(super) fn of_all_ranks(
+        &mut self,
+        own: Result<Passes, Error>,
+        stop: &Stop,
+    ) -> Result<Passes, Error> {
+        let (rank, size) = (self.ranks.rank(), self.ranks.size());
+        if size == 1 {
+            return own;
+        }
+        let own = own.and_then(|passes| {
+            let flat = flat(&passes.gradients)?;
+            let host = on_host(&mut self.placer, "gradients", &flat)?;
+            Ok((passes, host))
+        });
+        if let Err(error) = &own
+            && !error.is_out_of_memory()
+        {
+            return own.map(|(passes, _)| passes);
+        }
+        // The loss, whether to stop, and who ran out of memory.
+        let mut told = vec![0.0; 2 + size];
+        told[0] = own.as_ref().map_or(0.0, |(passes, _)| passes.loss);
+        told[1] = f64::from(u8::from(stop.is_requested()));
+        told[2 + rank] = f64::from(u8::from(own.is_err()));
+        let told = self.ranks.sum_numbers(&told)?;
+        self.stop_agreed = told[1] > 0.0;
+        let short = told[2..].iter().position(|short| *short > 0.0);
+        let (mut passes, mut sum) = match (own, short) {
+            (Ok(own), None) => own,
+            (Ok(_), Some(other)) => {
+                let message = format!("{} ran out of memory", self.ranks.name_of(other));
+                return Err(torch_ext::Error::OutOfMemory { message }.into());
+            }
+            (Err(error), _) => return Err(error),
+        };
+        self.ranks.sum(&mut sum)?;
+        let sum = self.placer.batch(sum)?;
+        passes.gradients.fill(&sum)?;
+        passes.loss = told[0];
+        // The same everywhere, also where CPUs round in different ways.
+        let norm = f64::try_from(&passes.gradients.norm()?.f_to_kind(Kind::Double)?)?;
+        let norm = self.ranks.numbers_of_first(&[norm])?;
+        passes.norm = norm.first().copied().unwrap_or(f64::NAN);
+        Ok(passes)
+    }
+
+    /// The evaluation as rank 0 measured it, by which all decide what is best.
+    pub(super) fn as_first_measured(&mut self, own: Evaluation) -> Result<Evaluation, Error> {
+        let numbers = [own.loss, own.nats_per_byte.unwrap_or(0.0)];
+        let first = self.ranks.numbers_of_first(&numbers)?;
+        Ok(Evaluation {
+            loss: first[0],
+            nats_per_byte: own.nats_per_byte.map(|_| first[1]),
+            ..own
+        })
+    }
+
+    /// Goes back to what the checkpoint in `path` holds, which rank 0 reads.
+    pub(super) fn restore(&mut self, path: &Path) -> Result<State, Error> {
+        self.enter(StepPhase::Update)?;
+        let mut trained = Trained {
+            parameters: self.task.parameters(),
+            optimizer: &mut self.optimizer,
+            ema: self.ema.as_ref(),
+        };
+        let state = self.ranks.from_first(|| {
+            Checkpoint::open(path)?.restore(Trained {
+                parameters: trained.parameters,
+                optimizer: trained.optimizer,
+                ema: trained.ema,
+            })
+        })?;
+        share_trained(self.ranks, Some(&state), &mut trained, &mut self.placer)?;
+        Ok(state)
+    }
+}
+
+/// All gradients behind one another, in fp32.
+fn flat(gradients: &Gradients) -> Result<Tensor, Error> {
+    let rows = gradients.tensors().iter().map(|gradient| {
+        Ok(gradient
+            .f_detach()?
+            .f_reshape([-1])?
+            .f_to_kind(Kind::Float)?)
+    });
+    Ok(Tensor::f_cat(&rows.collect::<Result<Vec<_>, Error>>()?, 0)?)
+}

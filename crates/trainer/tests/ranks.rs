@@ -1,0 +1,262 @@
+//! Ranks decide alike: what one of them meets, a device that is too small or a loss that is no
+//! number, is answered by all, and their weights stay equal to the bit. Each rank is this test
+//! program again.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use models::Parameters;
+use models::formats::write_tensors;
+use serde_json::{Value, json};
+use surefoot_trainer::task::{Batch, Task};
+use surefoot_trainer::{Allocator, Config, Error, Evaluation, Footprint, NoObserver, Sample, Stop};
+use tch::{Device, Kind, TchError, Tensor};
+use torch_ext::distributed::Store;
+
+const WIDTH: i64 = 8;
+/// Of one rank.
+const ROWS: i64 = 4;
+/// The folder of a test, and what goes wrong in it.
+const FOLDER: &str = "SUREFOOT_TEST_FOLDER";
+const FAULT: &str = "SUREFOOT_TEST_FAULT";
+
+/// A matrix that learns to be another.
+struct Waves {
+    parameters: Parameters,
+    student: Tensor,
+    position: i64,
+    rows: i64,
+    /// What this rank meets.
+    fault: String,
+}
+
+impl Waves {
+    fn new(rows: i64, rank: usize, fault: &str) -> Self {
+        // Of all ranks, the second meets it. Initial weights differ, as between unlike CPUs.
+        let numbers = Tensor::arange(WIDTH * WIDTH, (Kind::Float, Device::Cpu)) * 0.37;
+        let initial = numbers.sin().view([WIDTH, WIDTH]) * 0.1 + rank as f64 * 1e-6;
+        let mut parameters = Parameters::default();
+        Self {
+            student: parameters.register("student", &initial, true).unwrap(),
+            parameters,
+            position: 0,
+            rows,
+            fault: if rank == 1 {
+                fault.into()
+            } else {
+                String::new()
+            },
+        }
+    }
+}
+
+impl Task for Waves {
+    fn description(&self) -> String {
+        "a student".into()
+    }
+
+    fn data_description(&self) -> String {
+        "waves".into()
+    }
+
+    fn parameters(&self) -> &Parameters {
+        &self.parameters
+    }
+
+    fn footprint(&self) -> Footprint {
+        Footprint {
+            weights: 0,
+            activations: 0,
+            logits: 0,
+        }
+    }
+
+    /// The next rows, whatever their number: so that batches of any size are cut from one order.
+    fn next_batch(&mut self) -> Result<Batch, Error> {
+        let first = self.position * WIDTH;
+        self.position += self.rows;
+        let numbers = Tensor::f_arange(self.rows * WIDTH, (Kind::Float, Device::Cpu))?;
+        let inputs = ((numbers + first as f64) * 0.7).sin();
+        let inputs = inputs.view([self.rows, WIDTH]);
+        Ok(Batch::new(vec![("inputs", inputs)], self.rows as u64))
+    }
+
+    fn loss(&self, batch: &Batch) -> Result<Tensor, Error> {
+        if self.fault == "short" && batch.rows()? > 2 {
+            let text = "HIP out of memory. Tried to allocate 9 bytes. GPU 0 has a total capacity of \
+                        8 bytes of which 0 bytes is free.";
+            return Err(TchError::Torch(text.into()).into());
+        }
+        let inputs = batch.get("inputs")?;
+        let target = inputs.f_roll([1], [1])?;
+        let made = inputs.f_matmul(&self.student)?;
+        let loss = made.f_sub(&target)?.f_square()?.f_mean(Kind::Float)?;
+        // Steps 7 to 9 of two ranks; the step after a return has other data.
+        let bad = (6 * 2 * ROWS + 1..=9 * 2 * ROWS).contains(&self.position);
+        match self.fault.as_str() {
+            "no number" if bad => Ok(loss.f_mul_scalar(f64::NAN)?),
+            "broken" if bad => Err(Error::Internal("the second rank is broken".into())),
+            _ => Ok(loss),
+        }
+    }
+
+    fn evaluate(&self, _: Option<u64>, _: &mut placement::Placer) -> Result<Evaluation, Error> {
+        let loss = self.student.f_square()?.f_mean(Kind::Double)?;
+        Ok(Evaluation {
+            loss: f64::try_from(&loss)?,
+            nats_per_byte: None,
+            samples: 1,
+            complete: true,
+        })
+    }
+
+    fn sample(&self, _: u64, _: &mut placement::Placer) -> Result<Vec<Sample>, Error> {
+        Ok(Vec::new())
+    }
+
+    fn data_state(&self) -> Result<Value, Error> {
+        Ok(json!({ "position": self.position }))
+    }
+
+    fn restore_data(&mut self, state: &Value) -> Result<(), Error> {
+        self.position = state["position"].as_i64().unwrap();
+        Ok(())
+    }
+
+    fn export(&self, folder: &Path) -> Result<(), Error> {
+        fs::create_dir_all(folder).unwrap();
+        let tensors = [("student".to_owned(), &self.student)];
+        write_tensors(&folder.join("weights"), &tensors)?;
+        Ok(())
+    }
+}
+
+/// A run of 20 steps, of which this process is a rank: it leaves its weights and its summary.
+fn train(folder: &Path, name: &str, rows: i64, rank: usize, fault: &str) {
+    let text = format!(
+        "{{seed: 5, device: cpu, threads: 1, name: {name}, output_dir: '{runs}', data: {{path: \
+         unused}}, sample: {{max_new_tokens: 0}}, train: {{bf16: false, max_steps: 20, \
+         per_device_train_batch_size: {rows}, gradient_accumulation_steps: 1, learning_rate: 0.01, lr_scheduler_type: constant, \
+         logging_steps: 1, eval_steps: 6, save_steps: 3, ema_decay: 0.9, load_best_model_at_end: true}}}}",
+        runs = folder.join("runs").display(),
+    );
+    let config = Config::parse("test.yaml", &text, &[]).unwrap();
+    let task = Waves::new(rows, rank, fault);
+    let student = task.student.shallow_clone();
+    let summary = surefoot_trainer::run_task(
+        &config,
+        &Allocator::torch(),
+        &mut NoObserver,
+        &Stop::default(),
+        |_, _| Ok(Box::new(task)),
+    );
+    let summary = summary.unwrap_or_else(|error| panic!("rank {rank}: {error}"));
+    let weights = [("student".to_owned(), &student)];
+    write_tensors(&folder.join(format!("{name}-{rank}")), &weights).unwrap();
+    let summary = serde_json::to_string(&summary).unwrap();
+    fs::write(folder.join(format!("{name}-{rank}.json")), summary).unwrap();
+}
+
+#[test]
+#[ignore = "started by the other tests, as a process of its own"]
+fn one_rank() {
+    let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
+    let rank = std::env::var("RANK").unwrap().parse().unwrap();
+    train(&folder, "ranks", ROWS, rank, &std::env::var(FAULT).unwrap());
+}
+
+/// Two ranks, the second of which meets `fault`.
+fn two_ranks(folder: &Path, fault: &str) -> Vec<Output> {
+    let store = Store::host("127.0.0.1", 0).unwrap();
+    let ranks = [0, 1].map(|rank: usize| {
+        Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "one_rank", "--nocapture"])
+            .env(FOLDER, folder)
+            .env(FAULT, fault)
+            .env("RANK", rank.to_string())
+            .env("WORLD_SIZE", "2")
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", store.port().to_string())
+            .env("TORCHELASTIC_USE_AGENT_STORE", "True")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    });
+    let outputs = ranks.map(|rank| rank.wait_with_output().unwrap());
+    outputs.into()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Two ranks that end well, with equal weights; the summary of each.
+fn two_equal_ranks(folder: &Path, fault: &str) -> [Value; 2] {
+    for output in two_ranks(folder, fault) {
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let weights = [0, 1].map(|rank| fs::read(folder.join(format!("ranks-{rank}"))).unwrap());
+    assert!(weights[0] == weights[1], "{fault}: weights differ");
+    [0, 1].map(|rank| {
+        let text = fs::read_to_string(folder.join(format!("ranks-{rank}.json"))).unwrap();
+        serde_json::from_str(&text).unwrap()
+    })
+}
+
+/// The weights after 20 steps.
+fn student(folder: &Path, file: &str) -> Vec<f32> {
+    let bytes = fs::read(folder.join(file)).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let numbers = bytes[8 + header..].chunks_exact(4);
+    numbers
+        .map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap()))
+        .collect()
+}
+
+#[test]
+fn two_ranks_end_where_one_with_their_batch_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    train(folder, "alone", 2 * ROWS, 0, "");
+    let [first, second] = two_equal_ranks(folder, "");
+    assert_eq!(first["best"], second["best"]);
+    let pairs = student(folder, "alone-0");
+    let pairs = pairs.into_iter().zip(student(folder, "ranks-0"));
+    let apart = pairs.map(|(one, other)| f64::from((one - other).abs()));
+    let apart = apart.fold(0.0, f64::max);
+    println!("weights differ by {apart:.1e}");
+    assert!(apart < 1e-5, "{apart}");
+}
+
+#[test]
+fn a_device_that_is_too_small_in_one_rank_makes_the_passes_of_all_smaller() {
+    let folder = tempfile::tempdir().unwrap();
+    for summary in two_equal_ranks(folder.path(), "short") {
+        assert_eq!(summary["micro_batch"], 2);
+        assert_eq!(summary["steps"], 20);
+    }
+}
+
+#[test]
+fn a_loss_that_is_no_number_in_one_rank_is_skipped_by_all_who_go_back_together() {
+    let folder = tempfile::tempdir().unwrap();
+    for summary in two_equal_ranks(folder.path(), "no number") {
+        assert_eq!(summary["skipped_steps"], 3);
+        assert_eq!(summary["rollbacks"], 1);
+        assert_eq!(summary["steps"], 20);
+    }
+}
+
+#[test]
+fn why_a_rank_ended_is_told_by_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let outputs = two_ranks(folder.path(), "broken");
+    assert!(outputs.iter().all(|output| !output.status.success()));
+    let told = said(&outputs[0]);
+    assert!(told.contains("rank 1 on "), "{told}");
+    assert!(told.contains("the second rank is broken"), "{told}");
+}
