@@ -28,6 +28,22 @@ impl Failure {
     pub fn usage(message: impl std::fmt::Display) -> Self {
         Self::Usage(anyhow::anyhow!("{message}"))
     }
+
+    /// The same, said to be that of one of several processes that train together, unless it is the
+    /// first or the message tells.
+    pub fn of_rank(self, rank: usize) -> Self {
+        let named = |error: anyhow::Error| {
+            let known = rank == 0 || error.to_string().starts_with("rank ");
+            match known {
+                true => error,
+                false => error.context(format!("rank {rank}")),
+            }
+        };
+        match self {
+            Self::Usage(error) => Self::Usage(named(error)),
+            Self::Job(error) => Self::Job(named(error)),
+        }
+    }
 }
 
 impl<E: Into<anyhow::Error>> From<E> for Failure {

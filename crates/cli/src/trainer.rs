@@ -13,6 +13,8 @@ mod commands {
     pub(crate) mod native_check;
     pub(crate) mod train;
     pub(crate) mod train_environment;
+    #[cfg(unix)]
+    pub(crate) mod train_ranks;
     pub(crate) mod train_report;
 }
 

@@ -18,6 +18,8 @@ use trainer::{
 };
 
 use super::model_options::failure;
+#[cfg(unix)]
+use super::train_ranks;
 use super::{config_report, train_environment, train_report};
 
 /// What is trained when nothing is named.
@@ -44,11 +46,20 @@ pub(crate) struct Args {
     /// Check everything, config, data, model, memory and one step, and train nothing
     #[arg(long)]
     dry_run: bool,
+
+    /// Train in this many processes on this machine, each with a GPU of its own or its share of
+    /// the cores; the batch of a step is that many times larger
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    nproc: Option<u32>,
 }
 
 /// Trains; the summary goes to stdout, everything else to stderr.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let config = config(args)?;
+    #[cfg(unix)]
+    if !args.dry_run && train_ranks::are_to_be_started(args.nproc)? {
+        return train_ranks::run(args.nproc.unwrap_or(1));
+    }
     train_environment::apply(&config.device);
     let mut display = ProgressDisplay::new();
     if args.dry_run {
@@ -60,7 +71,13 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         trainer::run(&config, &allocator, &mut display, &stop).map_err(failure)
     });
     display.bar.finish_and_clear();
-    let summary = result?;
+    let rank = trainer::rank_of_this_process();
+    // The terminal shows the messages of all.
+    let summary = result.map_err(|failure| failure.of_rank(rank))?;
+    // What all have done is shown once.
+    if rank > 0 {
+        return Ok(Outcome::Fine);
+    }
     if json {
         let text = serde_json::to_string_pretty(&summary)?;
         output::print(&format!("{text}\n"))?;
@@ -164,10 +181,13 @@ fn on_signals(stop: &Stop) -> Result<(), Failure> {
                 if stop.is_requested() && signal != SIGHUP {
                     let _ = signal_hook::low_level::emulate_default_handler(signal);
                 }
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "\nfinishing the step and saving; once more ends it at once without saving"
-                );
+                // Said once for all processes that train together.
+                if trainer::rank_of_this_process() == 0 {
+                    let _ = writeln!(
+                        std::io::stderr(),
+                        "\nfinishing the step and saving; once more ends it at once without saving"
+                    );
+                }
                 stop.request();
             }
         })?;
@@ -245,6 +265,9 @@ impl Observer for ProgressDisplay {
         let environment = start.environment;
         self.line(format!("libtorch   {}", environment.libtorch));
         self.line(format!("device     {}", environment.device));
+        if let Some(ranks) = start.ranks {
+            self.line(format!("ranks      {ranks}"));
+        }
         self.line(format!("allocator  {}", environment.allocator));
         self.line(format!("data       {}", environment.data));
         self.line(format!("model      {}", environment.model));
