@@ -387,7 +387,7 @@ fn rank_0_that_is_killed_ends_the_others() {
 fn a_rank_that_does_not_answer_is_named_when_the_time_is_over() {
     let place = Place::new();
     let store = Store::host("127.0.0.1", 0).unwrap();
-    let (first, mut second) = long_run(&place, &store, &["--set", "train.rank_timeout=20"]);
+    let (first, mut second) = long_run(&place, &store, &["--set", "train.rank_timeout=40"]);
     let pid = rustix::process::Pid::from_raw(second.id() as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
     let first = first.wait_with_output().unwrap();
@@ -395,7 +395,7 @@ fn a_rank_that_does_not_answer_is_named_when_the_time_is_over() {
     second.wait().unwrap();
     assert_eq!(first.status.code(), Some(1));
     let shown = stderr(&first);
-    assert!(shown.contains("waited 20 seconds"), "{shown}");
+    assert!(shown.contains("waited 40 seconds"), "{shown}");
     assert!(shown.contains("rank 1 on "), "{shown}");
 }
 

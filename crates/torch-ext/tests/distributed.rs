@@ -72,6 +72,7 @@ fn one_rank() {
         }
         // Until standard input ends: the test lets go of it when it has seen enough.
         "silent" => {
+            store.set("ready", b"").unwrap();
             let group = join(&store, rank, size, LONG).unwrap();
             group.barrier().unwrap();
             let mut line = String::new();
@@ -152,7 +153,8 @@ fn a_process_that_ends_is_an_error_for_the_others_at_once() {
 fn a_process_that_does_not_answer_is_an_error_when_the_time_is_over() {
     let store = Store::host("127.0.0.1", 0).unwrap();
     let mut children = start(1, 2, store.port(), "silent");
-    // Joining takes a moment; the wait below is what must end.
+    // Joining takes a moment once both are there; the wait below is what must end.
+    store.wait(&["ready"], LONG).unwrap();
     let timeout = Duration::from_secs(15);
     let group = join(&store, 0, 2, timeout).unwrap();
     group.barrier().unwrap();
