@@ -3,7 +3,7 @@
 //! Each is a *rank*. They are started by `torchrun` or by `surefoot train --nproc`, find each other
 //! by c10d's store, and exchange by Gloo what a step needs: one sum of all gradients, and a few
 //! numbers. What decides how a run goes on is decided by all or none: rank 0 decides and
-//! [`Ranks::from_first`] tells, or each says what it saw and [`Ranks::sum_numbers`] adds up.
+//! [`Ranks::told_by_first`] tells, or each says what it saw and [`Ranks::sum_numbers`] adds up.
 //!
 //! A rank that ends writes why into the store, and each writes there what it is doing. So whoever
 //! loses the connection, or waits in vain, can name the rank and the machine at fault.
@@ -95,7 +95,7 @@ impl Ranks {
     }
 
     /// What rank 0 finds, in all ranks. The others do not run `find`; its error is theirs.
-    pub(crate) fn from_first<T: Serialize + DeserializeOwned>(
+    pub(crate) fn told_by_first<T: Serialize + DeserializeOwned>(
         &mut self,
         find: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
@@ -120,7 +120,7 @@ impl Ranks {
 
     /// Refuses ranks that have another `mine` than rank 0; none goes on before all have the same.
     pub(crate) fn expect_same(&mut self, mine: &Value) -> Result<(), Error> {
-        let first = self.from_first(|| Ok(mine.clone()))?;
+        let first = self.told_by_first(|| Ok(mine.clone()))?;
         let mut found = Vec::new();
         differences("", &first, mine, &mut found);
         if !found.is_empty() {
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!((alone.rank(), alone.size(), alone.is_first()), (0, 1, true));
         assert_eq!(alone.sum_numbers(&[2.0]).unwrap(), [2.0]);
         assert_eq!(alone.numbers_of_first(&[3.0]).unwrap(), [3.0]);
-        assert_eq!(alone.from_first(|| Ok(5)).unwrap(), 5);
+        assert_eq!(alone.told_by_first(|| Ok(5)).unwrap(), 5);
         alone.meet().unwrap();
         alone.expect_same(&json!({"a": 1})).unwrap();
         assert!(alone.description().is_none());

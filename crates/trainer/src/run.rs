@@ -197,7 +197,7 @@ impl<'a> Run<'a> {
         // Rank 0 makes the folder or reads the checkpoint, and tells the others.
         let mut own_folder = None;
         let size = ranks.size();
-        let opened = ranks.from_first(|| {
+        let opened = ranks.told_by_first(|| {
             let (folder, state, changes) = match resumed {
                 None => (RunFolder::create(config)?, None, Vec::new()),
                 Some(mut resumed) => {
@@ -477,7 +477,7 @@ impl<'a> Run<'a> {
         let folder = self.folder.checkpoints();
         let last = self
             .ranks
-            .from_first(|| Ok(checkpoint::list(&folder)?.pop()))?;
+            .told_by_first(|| Ok(checkpoint::list(&folder)?.pop()))?;
         let rollback = self.guard.roll_back(last.as_ref().map(|(step, _)| *step))?;
         if let Some((_, path)) = last {
             let state = self.restore(&path)?;

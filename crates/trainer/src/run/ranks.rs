@@ -197,7 +197,7 @@ impl Run<'_> {
             optimizer: &mut self.optimizer,
             ema: self.ema.as_ref(),
         };
-        let state = self.ranks.from_first(|| {
+        let state = self.ranks.told_by_first(|| {
             Checkpoint::open(path)?.restore(Trained {
                 parameters: trained.parameters,
                 optimizer: trained.optimizer,
