@@ -215,3 +215,33 @@ impl Encoder {
 fn internal(error: tokenizers::Error) -> Error {
     Error::Internal(format!("tokenizers: {error}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Conversation;
+    use super::super::tests::{CHATML, chat, split, tiny};
+    use super::*;
+
+    #[test]
+    fn a_chat_with_tools_is_written_by_the_template_for_tools() {
+        let model = Pretrained {
+            chat_template: Some(CHATML.into()),
+            tool_template: Some(format!("{{{{ tools|length }}}} {CHATML}")),
+            ..tiny()
+        };
+        let encoder = Encoder::new(&model).unwrap();
+        let given = |tools: Option<Vec<serde_json::Value>>| {
+            let conversation = Conversation {
+                tools,
+                ..chat(&[("user", "a b"), ("assistant", "no")])
+            };
+            let example = encoder.encode(&Record::Chat(conversation)).unwrap();
+            split(&encoder, &example).1
+        };
+        assert!(given(None).starts_with("<|im_start|>"));
+        let tool = serde_json::json!({"name": "look", "parameters": {}});
+        assert!(given(Some(vec![tool])).starts_with("1 <|im_start|>"));
+        // As transformers does.
+        assert!(given(Some(Vec::new())).starts_with("0 <|im_start|>"));
+    }
+}

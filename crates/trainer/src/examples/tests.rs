@@ -8,11 +8,11 @@ use super::reader::{Unread, record};
 use super::*;
 use models::pretrained::{Pretrained, SpecialTokens};
 
-const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + \
+pub(super) const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + \
     message.content + '<|im_end|>' + '\\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-fn tiny() -> Pretrained {
+pub(super) fn tiny() -> Pretrained {
     let path = "/../../tests/reference/golden/models/llama-grouped.gguf";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path.trim_start_matches('/'));
     Pretrained::open(&path).unwrap()
@@ -26,13 +26,13 @@ fn encoder(template: &str) -> Encoder {
     Encoder::new(&model).unwrap()
 }
 
-fn chat(turns: &[(&str, &str)]) -> Conversation {
+pub(super) fn chat(turns: &[(&str, &str)]) -> Conversation {
     let message = |(role, content): &(&str, &str)| Message::new(role, content);
     Conversation::new(turns.iter().map(message).collect())
 }
 
 /// The text of what is learned, and of what is not.
-fn split(encoder: &Encoder, example: &Example) -> (String, String) {
+pub(super) fn split(encoder: &Encoder, example: &Example) -> (String, String) {
     let part = |wanted: bool| {
         let ids: Vec<u32> = example
             .tokens
@@ -222,29 +222,6 @@ fn what_a_template_would_leave_out_is_refused_by_name() {
         refusal.contains("never") && !refusal.contains("in parts"),
         "{refusal}"
     );
-}
-
-#[test]
-fn a_chat_with_tools_is_written_by_the_template_for_tools() {
-    let model = Pretrained {
-        chat_template: Some(CHATML.into()),
-        tool_template: Some(format!("{{{{ tools|length }}}} {CHATML}")),
-        ..tiny()
-    };
-    let encoder = Encoder::new(&model).unwrap();
-    let given = |tools: Option<Vec<serde_json::Value>>| {
-        let conversation = Conversation {
-            tools,
-            ..chat(&[("user", "a b"), ("assistant", "no")])
-        };
-        let example = encoder.encode(&Record::Chat(conversation)).unwrap();
-        split(&encoder, &example).1
-    };
-    assert!(given(None).starts_with("<|im_start|>"));
-    let tool = serde_json::json!({"name": "look", "parameters": {}});
-    assert!(given(Some(vec![tool])).starts_with("1 <|im_start|>"));
-    // As transformers does.
-    assert!(given(Some(Vec::new())).starts_with("0 <|im_start|>"));
 }
 
 #[test]
