@@ -11,5 +11,7 @@
 pub mod autoencoder;
 pub mod files;
 pub mod schedule;
+pub mod text;
 pub mod text_encoder;
+pub mod tokenizer;
 pub mod transformer;
