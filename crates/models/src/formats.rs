@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use tch::{Kind, Tensor};
 
 pub use self::gguf::Gguf;
-pub use self::safetensors::{LazyTensor, SafetensorsFile, write_safetensors, write_tensors};
+pub use self::safetensors::{
+    LazyTensor, SafetensorsFile, write_safetensors, write_safetensors_with, write_tensors,
+};
 pub use self::shards::Shards;
 use crate::Error;
 

@@ -10,6 +10,9 @@
 
 pub mod autoencoder;
 pub mod files;
+pub mod folder;
+pub mod lora;
+pub mod pipeline;
 pub mod schedule;
 pub mod text;
 pub mod text_encoder;

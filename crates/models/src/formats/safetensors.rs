@@ -1,7 +1,7 @@
 //! One safetensors file: read tensor by tensor with ranged reads, written tensor by
 //! tensor as they are made. Neither holds the file in memory, which may be larger than that.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::FileExt;
@@ -227,12 +227,25 @@ pub fn write_safetensors<'a>(
     tensors: impl IntoIterator<Item = (String, LazyTensor<'a>)>,
     note: Option<&str>,
 ) -> Result<u32, Error> {
+    let note = note.map(|note| ("note".to_owned(), note.to_owned()));
+    write_safetensors_with(path, tensors, &note.into_iter().collect())
+}
+
+/// As [`write_safetensors`], with all of `metadata` in the file's `__metadata__`.
+///
+/// # Errors
+/// As [`write_safetensors`].
+pub fn write_safetensors_with<'a>(
+    path: &Path,
+    tensors: impl IntoIterator<Item = (String, LazyTensor<'a>)>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<u32, Error> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".part");
     let draft = PathBuf::from(draft);
     let mut tensors: Vec<_> = tensors.into_iter().collect();
     tensors.sort_by_key(|(_, tensor)| std::cmp::Reverse(tensor.kind.elt_size_in_bytes()));
-    let written = header(path, &tensors, note).and_then(|header| {
+    let written = header(path, &tensors, metadata).and_then(|header| {
         let file = File::create(&draft).map_err(|error| Error::io("create", path, error))?;
         let checksum = write(path, file, &header, &tensors)?;
         std::fs::rename(&draft, path).map_err(|error| Error::io("write", path, error))?;
@@ -258,7 +271,7 @@ pub fn write_tensors(path: &Path, tensors: &[(String, &Tensor)]) -> Result<u32, 
 fn header(
     path: &Path,
     tensors: &[(String, LazyTensor<'_>)],
-    note: Option<&str>,
+    metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>, Error> {
     let mut end = 0;
     let infos = tensors.iter().map(|(name, tensor)| {
@@ -279,9 +292,9 @@ fn header(
     let wrong =
         |error: &dyn std::fmt::Display| Error::Internal(format!("safetensors header: {error}"));
     // `transformers` refuses a file that does not say whose layout it has.
-    let mut metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    metadata.extend(note.map(|note| ("note".to_owned(), note.to_owned())));
-    let metadata = Metadata::new(Some(metadata), infos).map_err(|error| wrong(&error))?;
+    let mut all = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    all.extend(metadata.clone());
+    let metadata = Metadata::new(Some(all), infos).map_err(|error| wrong(&error))?;
     let mut text = serde_json::to_vec(&metadata).map_err(|error| wrong(&error))?;
     // The format wants the data aligned to eight bytes, with spaces.
     text.resize(text.len().next_multiple_of(8), b' ');

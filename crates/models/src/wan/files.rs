@@ -204,7 +204,7 @@ fn check_quantization(tensors: &dyn TensorSource, name: &str) -> Result<(), Erro
 }
 
 /// diffusers' name for a weight of the transformer, which may have the original one.
-fn transformer_name(name: &str) -> Option<String> {
+pub(super) fn transformer_name(name: &str) -> Option<String> {
     let name = ["model.diffusion_model.", "diffusion_model."]
         .iter()
         .find_map(|prefix| name.strip_prefix(prefix))

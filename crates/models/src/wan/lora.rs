@@ -1,0 +1,407 @@
+//! LoRA files for the transformer of Wan, in the forms that programs write and read.
+//!
+//! | form | a module | read by |
+//! |---|---|---|
+//! | kohya | `lora_unet_blocks_0_self_attn_q.lora_down.weight`, `.lora_up.weight`, `.alpha` | ComfyUI, diffusers, musubi |
+//! | Comfy | `diffusion_model.blocks.0.self_attn.q.lora_A.weight`, `.lora_B.weight` | ComfyUI, diffusers |
+//! | diffusers | `transformer.blocks.0.attn1.to_q.lora_A.weight`, `.lora_B.weight` | diffusers |
+//!
+//! Also read: Comfy's with `lora_down`, `lora_up` and `alpha`, PEFT's (`base_model.model.…`, with its
+//! `adapter_config.json`), changes of whole tensors (`.diff`, `.diff_b`), and both experts in one file as
+//! ai-toolkit may write them. Where a form has no place for alpha, or one that a header holds and tools
+//! lose, alpha is multiplied into `lora_B`.
+
+mod apply;
+mod names;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tch::{Kind, Tensor};
+
+pub use self::apply::WithLoras;
+use self::names::{Key, Role, original_module, parse};
+use crate::Error;
+use crate::formats::{LazyTensor, SafetensorsFile, TensorSource, write_safetensors_with};
+
+/// What a LoRA adds to one weight: `alpha / rank · up · down`.
+#[derive(Debug)]
+pub struct LoraModule {
+    /// `[rank, inputs]`, or of more dimensions for a convolution.
+    pub down: Tensor,
+    /// `[outputs, rank]`, or of more dimensions for a convolution.
+    pub up: Tensor,
+    /// Divided by the rank, the factor of the product.
+    pub alpha: f64,
+}
+
+impl LoraModule {
+    /// Rows of `down`.
+    pub fn rank(&self) -> i64 {
+        self.down.size().first().copied().unwrap_or(0)
+    }
+
+    /// The factor of the product.
+    pub fn scale(&self) -> f64 {
+        self.alpha / self.rank() as f64
+    }
+}
+
+/// A LoRA for one expert.
+#[derive(Debug, Default)]
+pub struct LoraFile {
+    /// By the names of modules in diffusers, such as `blocks.0.attn1.to_q`.
+    pub modules: BTreeMap<String, LoraModule>,
+    /// What is added to whole tensors, by their names in diffusers.
+    pub differences: BTreeMap<String, Tensor>,
+    /// What the file says about itself (`__metadata__`).
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// How modules are called in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoraForm {
+    /// That of kohya's programs, musubi-tuner among them: all ten linear layers of every block.
+    Kohya,
+    /// That of ComfyUI.
+    Comfy,
+    /// That of diffusers.
+    Diffusers,
+}
+
+/// One of the two models of Wan 2.2 A14B.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expert {
+    /// For the first steps, or all there is.
+    High,
+    /// For the last steps.
+    Low,
+}
+
+impl LoraFile {
+    /// Reads a file in any form, or a folder of PEFT. Of a file that holds both experts, `expert` is read;
+    /// of others it says nothing.
+    ///
+    /// # Errors
+    /// When the file is damaged, has a tensor that is not known here, is of a kind other than LoRA, or
+    /// holds both experts and `expert` is `None`.
+    pub fn read(path: &Path, expert: Option<Expert>) -> Result<Self, Error> {
+        let file = match path.is_dir() {
+            true => path.join("adapter_model.safetensors"),
+            false => path.to_owned(),
+        };
+        let tensors = SafetensorsFile::open(&file)?;
+        let wrong = |reason: String| Error::file(&file, reason);
+        let metadata: BTreeMap<_, _> = tensors.metadata().into_iter().collect();
+        let settings = Settings::find(&file, &metadata)?;
+        let mut parts: BTreeMap<String, Parts> = BTreeMap::new();
+        let mut differences = BTreeMap::new();
+        let mut of_other = 0;
+        for name in tensors.names() {
+            let Key {
+                module,
+                role,
+                expert: of,
+            } = parse(&name).map_err(wrong)?;
+            match (of, expert) {
+                (Some(_), None) => {
+                    let reason = format!(
+                        "`{name}`: the file holds both experts; say which one is meant (high or low)"
+                    );
+                    return Err(wrong(reason));
+                }
+                (Some(of), Some(wanted)) if of != wanted => {
+                    of_other += 1;
+                    continue;
+                }
+                _ => {}
+            }
+            let tensor = tensors.read_stored(&name)?;
+            crate::formats::require_finite(&tensors, &name, &tensor)?;
+            let part = |parts: &mut BTreeMap<String, Parts>| -> Option<Tensor> {
+                let parts = parts.entry(module.clone()).or_default();
+                match role {
+                    Role::Down => parts.down.replace(tensor.shallow_clone()),
+                    Role::Up => parts.up.replace(tensor.shallow_clone()),
+                    _ => parts.alpha.replace(tensor.shallow_clone()),
+                }
+            };
+            let before = match role {
+                Role::WeightDifference => {
+                    differences.insert(format!("{module}.weight"), tensor.shallow_clone())
+                }
+                Role::BiasDifference => {
+                    differences.insert(format!("{module}.bias"), tensor.shallow_clone())
+                }
+                _ => part(&mut parts),
+            };
+            if before.is_some() {
+                return Err(wrong(format!(
+                    "`{name}` stands for `{module}` a second time"
+                )));
+            }
+        }
+        let mut modules = BTreeMap::new();
+        for (name, parts) in parts {
+            let module = parts.module(&name, &settings).map_err(wrong)?;
+            modules.insert(name, module);
+        }
+        if modules.is_empty() && differences.is_empty() {
+            let reason = match of_other {
+                0 => "there is no LoRA in it",
+                _ => "it holds only the other expert",
+            };
+            return Err(wrong(reason.into()));
+        }
+        Ok(Self {
+            modules,
+            differences,
+            metadata,
+        })
+    }
+
+    /// Writes a new file in `form`, with [`LoraFile::metadata`] and what the form adds to it (rank and
+    /// alpha under kohya's names). Returns the CRC-32C of the file.
+    ///
+    /// # Errors
+    /// When the form cannot hold all of it, with what to do; when the file cannot be written.
+    pub fn write(&self, path: &Path, form: LoraForm) -> Result<u32, Error> {
+        self.check(form)?;
+        let mut tensors = Vec::new();
+        for (name, module) in &self.modules {
+            let alpha = Tensor::from(module.alpha as f32);
+            match form {
+                LoraForm::Kohya => {
+                    let name = original_module(name).replace('.', "_");
+                    tensors.push((
+                        format!("lora_unet_{name}.lora_down.weight"),
+                        module.down.shallow_clone(),
+                    ));
+                    tensors.push((
+                        format!("lora_unet_{name}.lora_up.weight"),
+                        module.up.shallow_clone(),
+                    ));
+                    tensors.push((format!("lora_unet_{name}.alpha"), alpha));
+                }
+                LoraForm::Comfy | LoraForm::Diffusers => {
+                    let name = match form {
+                        LoraForm::Comfy => format!("diffusion_model.{}", original_module(name)),
+                        _ => format!("transformer.{name}"),
+                    };
+                    tensors.push((format!("{name}.lora_A.weight"), module.down.shallow_clone()));
+                    tensors.push((format!("{name}.lora_B.weight"), folded(module)?));
+                }
+            }
+        }
+        for (name, tensor) in &self.differences {
+            let (module, role) = name.rsplit_once('.').unwrap_or((name, ""));
+            let role = if role == "bias" { "diff_b" } else { "diff" };
+            let name = format!("diffusion_model.{}.{role}", original_module(module));
+            tensors.push((name, tensor.shallow_clone()));
+        }
+        let metadata = self.metadata_of(form);
+        let lazy = tensors
+            .iter()
+            .map(|(name, tensor)| (name.clone(), LazyTensor::ready(tensor)));
+        write_safetensors_with(path, lazy, &metadata)
+    }
+
+    /// Fails when `form` cannot hold this.
+    fn check(&self, form: LoraForm) -> Result<(), Error> {
+        let invalid = |reason: String| Err(Error::Invalid(reason));
+        if let Some(name) = self
+            .differences
+            .keys()
+            .next()
+            .filter(|_| form != LoraForm::Comfy)
+        {
+            return invalid(format!(
+                "the change of the whole tensor `{name}` has no place in this form: choose `comfy`"
+            ));
+        }
+        if form != LoraForm::Kohya {
+            return Ok(());
+        }
+        let missing = self.missing();
+        if let Some(first) = missing.first() {
+            return invalid(format!(
+                "kohya's form is read by diffusers only with all ten linear layers of every block, and {} \
+                 are missing, such as `{first}`: choose `comfy`",
+                missing.len()
+            ));
+        }
+        let beside = self
+            .modules
+            .keys()
+            .find(|name| !name.starts_with("blocks."));
+        match beside {
+            Some(name) => invalid(format!(
+                "kohya's form is read by diffusers only for the layers of blocks, and there is `{name}`: \
+                 choose `comfy`"
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// Linear layers of blocks that are not there.
+    fn missing(&self) -> Vec<String> {
+        let number = |name: &String| -> Option<usize> {
+            name.strip_prefix("blocks.")?
+                .split('.')
+                .next()?
+                .parse()
+                .ok()
+        };
+        let blocks = self.modules.keys().filter_map(number).max();
+        let blocks = blocks.map_or(1, |last| last + 1);
+        let all = (0..blocks)
+            .flat_map(|block| names::LINEAR.map(|(name, _)| format!("blocks.{block}.{name}")));
+        all.filter(|name| !self.modules.contains_key(name))
+            .collect()
+    }
+
+    fn metadata_of(&self, form: LoraForm) -> BTreeMap<String, String> {
+        let mut metadata = self.metadata.clone();
+        // It says what alpha was before it was multiplied in.
+        metadata.remove("lora_adapter_metadata");
+        metadata.insert("format".into(), "pt".into());
+        let ranks: Vec<i64> = self.modules.values().map(LoraModule::rank).collect();
+        if let Some(rank) = ranks.iter().max() {
+            let alphas = self.modules.values().map(|module| module.alpha);
+            let alpha = match form {
+                LoraForm::Kohya => alphas.fold(f64::MIN, f64::max),
+                _ => *rank as f64,
+            };
+            metadata.insert("ss_network_dim".into(), rank.to_string());
+            metadata.insert("ss_network_alpha".into(), alpha.to_string());
+            metadata.insert("ss_network_module".into(), "networks.lora_wan".into());
+        }
+        metadata
+            .entry("modelspec.sai_model_spec".into())
+            .or_insert_with(|| "1.0.1".into());
+        metadata
+            .entry("modelspec.architecture".into())
+            .or_insert_with(|| "wan/lora".into());
+        metadata
+    }
+}
+
+/// `up` with the scale in it: of the same type if that loses nothing, else fp32.
+fn folded(module: &LoraModule) -> Result<Tensor, Error> {
+    let scale = module.scale();
+    let product = module.up.f_to_kind(Kind::Float)?.f_mul_scalar(scale)?;
+    let is_exact = scale.log2().fract() == 0.0;
+    let kind = if is_exact {
+        module.up.kind()
+    } else {
+        Kind::Float
+    };
+    Ok(product.f_to_kind(kind)?)
+}
+
+/// What of a module was read.
+#[derive(Default)]
+struct Parts {
+    down: Option<Tensor>,
+    up: Option<Tensor>,
+    alpha: Option<Tensor>,
+}
+
+impl Parts {
+    fn module(self, name: &str, settings: &Settings) -> Result<LoraModule, String> {
+        let (Some(down), Some(up)) = (self.down, self.up) else {
+            return Err(format!("`{name}` has only one of its two matrices"));
+        };
+        let (inner, rank) = (up.size().get(1).copied(), down.size().first().copied());
+        let (Some(inner), Some(rank)) = (inner, rank) else {
+            return Err(format!("`{name}` has a matrix without two dimensions"));
+        };
+        if inner != rank || rank == 0 {
+            return Err(format!(
+                "`{name}` goes down to {rank} numbers and up from {inner}: they must be the same"
+            ));
+        }
+        let alpha = match self.alpha {
+            Some(alpha) if alpha.numel() == 1 => {
+                let alpha = alpha.f_to_kind(Kind::Double).and_then(|a| a.f_reshape([]));
+                alpha
+                    .and_then(|alpha| alpha.f_double_value(&[]))
+                    .map_err(|e| e.to_string())?
+            }
+            Some(alpha) => {
+                return Err(format!(
+                    "alpha of `{name}` is {:?}, not one number",
+                    alpha.size()
+                ));
+            }
+            None => settings.alpha(name, rank),
+        };
+        match alpha.is_finite() {
+            true => Ok(LoraModule { down, up, alpha }),
+            false => Err(format!("alpha of `{name}` is {alpha}")),
+        }
+    }
+}
+
+/// What PEFT's config says of alpha, in a header or a file beside.
+#[derive(Default)]
+struct Settings {
+    alpha: Option<f64>,
+    patterns: Vec<(String, f64)>,
+    is_rank_stabilised: bool,
+}
+
+impl Settings {
+    fn find(file: &Path, metadata: &BTreeMap<String, String>) -> Result<Self, Error> {
+        let beside: PathBuf = file.with_file_name("adapter_config.json");
+        let (text, prefix) = if let Some(text) = metadata.get("lora_adapter_metadata") {
+            (text.clone(), "transformer.")
+        } else if file
+            .file_name()
+            .is_some_and(|n| n == "adapter_model.safetensors")
+            && beside.is_file()
+        {
+            let text =
+                std::fs::read_to_string(&beside).map_err(|e| Error::io("read", &beside, e))?;
+            (text, "")
+        } else {
+            return Ok(Self::default());
+        };
+        let wrong = |reason: &str| Error::file(file, format!("its LoRA's settings: {reason}"));
+        let values: Value =
+            serde_json::from_str(&text).map_err(|error| wrong(&error.to_string()))?;
+        let get = |key: &str| {
+            values
+                .get(format!("{prefix}{key}"))
+                .filter(|v| !v.is_null())
+        };
+        let is_set = |key: &str| get(key).and_then(Value::as_bool).unwrap_or(false);
+        if is_set("use_dora") {
+            return Err(wrong("`use_dora` is set: DoRA is not known here for Wan"));
+        }
+        let patterns = get("alpha_pattern").and_then(Value::as_object);
+        let patterns = patterns.into_iter().flatten();
+        Ok(Self {
+            alpha: get("lora_alpha").and_then(Value::as_f64),
+            patterns: patterns
+                .filter_map(|(k, v)| Some((k.clone(), v.as_f64()?)))
+                .collect(),
+            is_rank_stabilised: is_set("use_rslora"),
+        })
+    }
+
+    /// The alpha of a module: without a word about it, the rank.
+    fn alpha(&self, name: &str, rank: i64) -> f64 {
+        let fits = |key: &str| name == key || name.ends_with(&format!(".{key}"));
+        let pattern = self.patterns.iter().find(|(key, _)| fits(key));
+        match pattern.map(|(_, alpha)| *alpha).or(self.alpha) {
+            // Divided by the square root of the rank instead of the rank.
+            Some(alpha) if self.is_rank_stabilised => alpha * (rank as f64).sqrt(),
+            Some(alpha) => alpha,
+            None => rank as f64,
+        }
+    }
+}

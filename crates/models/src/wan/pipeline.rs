@@ -1,0 +1,216 @@
+//! Sampling: from noise, texts and perhaps a picture to latents, as diffusers' `WanPipeline` and
+//! `WanImageToVideoPipeline` do.
+//!
+//! ```text
+//! noise ─▶ ┌ velocity under the text ─▶ guided away from the negative text ─▶ step ┐ × steps ─▶ latents
+//!          └ high-noise expert down to the boundary, then the low-noise expert ────┘
+//! ```
+
+#[cfg(test)]
+mod tests;
+
+use tch::{Device, Kind, Tensor};
+
+use super::autoencoder::{Autoencoder, FRAMES_PER_LATENT, Tiling};
+use super::lora::Expert;
+use super::schedule::{Sampler, Schedule, Scheduler};
+use super::transformer::{Times, Transformer};
+use crate::Error;
+use crate::model::Pass;
+
+/// The highest time, which boundaries are fractions of.
+const TRAIN_STEPS: f64 = 1000.0;
+
+/// How latents are sampled.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampling {
+    /// The solver.
+    pub scheduler: Scheduler,
+    /// Its steps.
+    pub steps: usize,
+    /// How far they are shifted towards noise.
+    pub flow_shift: f64,
+    /// How far to go from the negative text to the text; up to 1 the negative one is not asked.
+    pub guidance_scale: f64,
+    /// The same for the low-noise expert; `None` for the same number.
+    pub guidance_scale_2: Option<f64>,
+    /// The fraction of the highest time from which down on the low-noise expert is asked; `None`
+    /// where there is one model.
+    pub boundary_ratio: Option<f64>,
+}
+
+impl Sampling {
+    /// Whether the negative text is asked.
+    pub fn is_guided(&self) -> bool {
+        self.guidance_scale > 1.0
+    }
+
+    /// Which expert is asked at `time`.
+    pub fn expert(&self, time: f32) -> Expert {
+        let boundary = self.boundary_ratio.map(|ratio| ratio * TRAIN_STEPS);
+        match boundary {
+            Some(boundary) if f64::from(time) < boundary => Expert::Low,
+            _ => Expert::High,
+        }
+    }
+
+    fn guidance(&self, expert: Expert) -> f64 {
+        match expert {
+            Expert::High => self.guidance_scale,
+            Expert::Low => self.guidance_scale_2.unwrap_or(self.guidance_scale),
+        }
+    }
+}
+
+/// What a video is made of, beside noise.
+#[derive(Debug)]
+pub struct Conditions {
+    /// `[1, 512, text width]`
+    pub text: Tensor,
+    /// `[1, 512, text width]`; may be missing without guidance.
+    pub negative: Option<Tensor>,
+    /// The picture that the video begins with.
+    pub image: Option<ImageCondition>,
+}
+
+/// A picture as the models are told it.
+#[derive(Debug)]
+pub enum ImageCondition {
+    /// `[1, 4 + channels, frames, height, width]`: beside the latents, as channels of their own.
+    Channels(Tensor),
+    /// `[1, channels, 1, height, width]`: in place of the first latent frame (TI2V-5B).
+    FirstFrame(Tensor),
+}
+
+impl ImageCondition {
+    /// The channels for a video of `frames` frames that begins with `picture` `[3, height, width]`, from
+    /// −1 to 1: which frames are known, and the latents of a video that is grey from then on.
+    ///
+    /// # Errors
+    /// When the frames are not 4 n + 1, the picture does not fit the autoencoder, or memory runs out.
+    pub fn channels(
+        autoencoder: &Autoencoder,
+        picture: &Tensor,
+        frames: i64,
+        tiling: Option<Tiling>,
+    ) -> Result<Self, Error> {
+        let (channels, height, width) = picture.size3()?;
+        let mut encoding = autoencoder.encoding(height, width, tiling)?;
+        let mut latents = encoding.push(&picture.f_unsqueeze(0)?)?;
+        let mut left = frames - 1;
+        while left > 0 {
+            let count = left.min(FRAMES_PER_LATENT);
+            let grey =
+                Tensor::f_zeros([count, channels, height, width], (Kind::Float, Device::Cpu))?;
+            latents.extend(encoding.push(&grey)?);
+            left -= count;
+        }
+        encoding.finish()?;
+        let latents = Tensor::f_stack(&latents, 1)?.f_unsqueeze(0)?;
+        let (_, _, count, height, width) = latents.size5()?;
+        let size = [1, FRAMES_PER_LATENT, count, height, width];
+        let mut known = Tensor::f_zeros(size, (Kind::Float, latents.device()))?;
+        let _ = known.f_narrow(2, 0, 1)?.f_fill_(1.0)?;
+        known = Tensor::f_cat(&[known, latents], 1)?;
+        Ok(Self::Channels(known))
+    }
+
+    /// The first latent frame for a video that begins with `picture` `[3, height, width]`, from −1 to 1.
+    ///
+    /// # Errors
+    /// When the picture does not fit the autoencoder, or memory runs out.
+    pub fn first_frame(
+        autoencoder: &Autoencoder,
+        picture: &Tensor,
+        tiling: Option<Tiling>,
+    ) -> Result<Self, Error> {
+        let latents = autoencoder.encode(&picture.f_unsqueeze(0)?, tiling)?;
+        Ok(Self::FirstFrame(latents.f_unsqueeze(0)?))
+    }
+}
+
+/// The models of a run, of which one is asked at a time: first the high-noise expert, then the
+/// low-noise one, once each.
+pub trait Experts {
+    /// The model for `expert`.
+    ///
+    /// # Errors
+    /// When it cannot be read, or memory runs out.
+    fn transformer(&mut self, expert: Expert) -> Result<&Transformer, Error>;
+}
+
+/// Samples latents `[1, channels, frames, height, width]` fp32 from noise of this shape. `told` hears of
+/// each step that is done.
+///
+/// # Errors
+/// When settings, conditions and model do not go together, a result is not finite, or memory runs out.
+pub fn sample(
+    experts: &mut dyn Experts,
+    noise: &Tensor,
+    conditions: &Conditions,
+    settings: &Sampling,
+    told: &mut dyn FnMut(usize),
+) -> Result<Tensor, Error> {
+    let _guard = tch::no_grad_guard();
+    let schedule = Schedule::new(settings.scheduler, settings.steps, settings.flow_shift)?;
+    let mut sampler = Sampler::new(settings.scheduler, schedule);
+    let negative = match (settings.is_guided(), &conditions.negative) {
+        (false, _) => None,
+        (true, Some(negative)) => Some(negative),
+        (true, None) => {
+            return Err(Error::Invalid(
+                "guidance above 1 takes a negative text, which may be empty".into(),
+            ));
+        }
+    };
+    let mut latents = noise.f_to_kind(Kind::Float)?;
+    let mut step = 0;
+    while let Some(time) = sampler.timestep() {
+        let expert = settings.expert(time);
+        let transformer = experts.transformer(expert)?;
+        let times = Tensor::f_from_slice(&[time])?;
+        let (input, times) = match &conditions.image {
+            None => (latents.shallow_clone(), Times::Whole(times)),
+            Some(ImageCondition::Channels(channels)) => (
+                Tensor::f_cat(&[&latents, channels], 1)?,
+                Times::Whole(times),
+            ),
+            Some(ImageCondition::FirstFrame(frame)) => {
+                let first = times.f_zeros_like()?;
+                let others = times;
+                (
+                    with_first(&latents, frame)?,
+                    Times::FirstFrame { first, others },
+                )
+            }
+        };
+        let ask = |text| transformer.velocity(&input, &times, text, Pass::Evaluate);
+        let mut velocity = ask(&conditions.text)?;
+        if let Some(negative) = negative {
+            let away = ask(negative)?;
+            let guided = velocity.f_sub(&away)?;
+            velocity = away.f_add(&guided.f_mul_scalar(settings.guidance(expert))?)?;
+        }
+        latents = sampler.step(&velocity, &latents)?;
+        step += 1;
+        told(step);
+    }
+    if let Some(ImageCondition::FirstFrame(frame)) = &conditions.image {
+        latents = with_first(&latents, frame)?;
+    }
+    let is_finite = latents.f_isfinite()?.f_all()?.f_int64_value(&[])? == 1;
+    match is_finite {
+        true => Ok(latents),
+        false => Err(Error::Invalid(
+            "the latents have NaN or infinite values: with these settings the model diverges"
+                .into(),
+        )),
+    }
+}
+
+/// `latents` whose first frame is `frame`.
+fn with_first(latents: &Tensor, frame: &Tensor) -> Result<Tensor, Error> {
+    let count = latents.size5()?.2;
+    let rest = latents.f_narrow(2, 1, count - 1)?;
+    Ok(Tensor::f_cat(&[frame, &rest], 2)?)
+}
