@@ -39,6 +39,10 @@ pub use memory::{DeviceMapConfig, MemoryLimits, MemoryProfile, PlaceConfig, Size
 pub use problem::{ConfigError, Problem};
 pub use schema::schema_json;
 
+/// The variable with the only folders, separated like those of `PATH`, that the paths of a config may lead
+/// to: set where the config comes from somebody who may not read everything that this user may.
+pub const FOLDERS: &str = "SUREFOOT_CONFIG_FOLDERS";
+
 /// Everything a training run needs to know.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -492,6 +496,11 @@ impl Config {
         problems.extend(paths::expand(&mut tree, schema::schema(), &|name| {
             std::env::var_os(name)
         }));
+        if let Some(folders) = std::env::var_os(FOLDERS) {
+            let folders: Vec<PathBuf> = std::env::split_paths(&folders).collect();
+            let base = std::env::current_dir().unwrap_or_default();
+            problems.extend(paths::confine(&tree, schema::schema(), &base, &folders));
+        }
         if problems.is_empty() {
             let config: Self = serde_json::from_value(tree.to_json())
                 .map_err(|error| ConfigError::from(Problem::at(&tree.place, error.to_string())))?;

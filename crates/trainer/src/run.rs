@@ -321,13 +321,17 @@ impl<'a> Run<'a> {
             if due(self.step, config.eval_steps) && self.step < config.max_steps {
                 self.evaluate(config.max_eval_samples, observer)?;
             }
-            if due(self.step, self.config.sample.sample_steps) && self.step < config.max_steps {
+            let is_asked = stop.take_sample();
+            if (is_asked || due(self.step, self.config.sample.sample_steps))
+                && self.step < config.max_steps
+            {
                 self.sample(observer)?;
             }
             // Saved after all that happens in a step, so that a run that goes on from here has
             // all of it, once.
-            let is_best = self.note_if_best();
-            if (is_best || due(self.step, config.save_steps)) && self.last_saved != Some(self.step)
+            let is_wanted = self.note_if_best() | self.may_save_now(stop);
+            if (is_wanted || due(self.step, config.save_steps))
+                && self.last_saved != Some(self.step)
             {
                 self.save(observer)?;
             }

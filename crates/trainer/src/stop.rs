@@ -1,22 +1,49 @@
-//! Asking a run to stop after the step it is in.
+//! Asking a run that goes on: to stop, save or sample after the step it is in.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A request to stop, shared between the run and whoever may ask.
+/// Requests, shared between the run and whoever may ask.
 #[derive(Debug, Clone, Default)]
 pub struct Stop {
-    requested: Arc<AtomicBool>,
+    asked: Arc<Asked>,
+}
+
+#[derive(Debug, Default)]
+struct Asked {
+    stop: AtomicBool,
+    save: AtomicBool,
+    sample: AtomicBool,
 }
 
 impl Stop {
-    /// Asks. The run finishes its step, writes a checkpoint and returns.
+    /// Asks it to stop. The run finishes its step, writes a checkpoint and returns.
     pub fn request(&self) {
-        self.requested.store(true, Ordering::Relaxed);
+        self.asked.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether somebody asked.
+    /// Whether somebody asked it to stop.
     pub fn is_requested(&self) -> bool {
-        self.requested.load(Ordering::Relaxed)
+        self.asked.stop.load(Ordering::Relaxed)
+    }
+
+    /// Asks for a checkpoint after the step that is going on. The run goes on.
+    pub fn request_save(&self) {
+        self.asked.save.store(true, Ordering::Relaxed);
+    }
+
+    /// Asks for samples after the step that is going on. The run goes on.
+    pub fn request_sample(&self) {
+        self.asked.sample.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a checkpoint was asked for since this was last called.
+    pub(crate) fn take_save(&self) -> bool {
+        self.asked.save.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether samples were asked for since this was last called.
+    pub(crate) fn take_sample(&self) -> bool {
+        self.asked.sample.swap(false, Ordering::Relaxed)
     }
 }

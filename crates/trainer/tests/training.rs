@@ -107,6 +107,43 @@ impl Observer for StopAt {
     }
 }
 
+/// Asks for a checkpoint and for samples in step 3.
+#[derive(Default)]
+struct AskAt3 {
+    stop: Stop,
+    seen: Vec<(&'static str, u64)>,
+}
+
+impl Observer for AskAt3 {
+    fn stepped(&mut self, step: u64) {
+        if step == 3 {
+            self.stop.request_save();
+            self.stop.request_sample();
+        }
+    }
+
+    fn saved(&mut self, step: u64, _checkpoint: &Path) {
+        self.seen.push(("saved", step));
+    }
+
+    fn sampled(&mut self, step: u64, _samples: &[surefoot_trainer::Sample]) {
+        self.seen.push(("sampled", step));
+    }
+}
+
+#[test]
+fn what_a_run_is_asked_for_comes_once_after_the_step() {
+    let (place, mut observer) = (Place::new(), AskAt3::default());
+    let stop = observer.stop.clone();
+    place.watched("a", &[], &mut observer, &stop).unwrap();
+    let steps = [3, 3, 4, 8, 8];
+    let what = ["sampled", "saved", "saved", "saved", "sampled"];
+    assert_eq!(
+        observer.seen,
+        what.into_iter().zip(steps).collect::<Vec<_>>()
+    );
+}
+
 fn records(run: &Path) -> Vec<Record> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines()

@@ -29,6 +29,22 @@ pub(crate) fn render(error: &ConfigError) -> anyhow::Error {
     anyhow::Error::msg(text.trim_end().to_owned())
 }
 
+/// The problems for a program: a list with places, lines and columns from 1, offsets and lengths in bytes.
+pub(crate) fn json(problems: &[Problem]) -> serde_json::Value {
+    let problems = problems.iter().map(|problem| {
+        serde_json::json!({
+            "source": &*problem.source_name,
+            "line": problem.line,
+            "column": problem.column,
+            "offset": problem.offset,
+            "length": problem.length,
+            "message": problem.message,
+            "help": problem.help,
+        })
+    });
+    serde_json::json!({ "problems": problems.collect::<Vec<_>>() })
+}
+
 /// `None` when there is no text to point at.
 fn draw(handler: &GraphicalReportHandler, problem: &Problem) -> Option<String> {
     if problem.source_text.is_empty() {

@@ -8,6 +8,8 @@ pub(crate) mod doctor;
 pub(crate) mod env;
 pub(crate) mod explain;
 pub(crate) mod probe;
+#[cfg(unix)]
+pub(crate) mod queue;
 pub(crate) mod replay;
 pub(crate) mod run;
 #[cfg(unix)]

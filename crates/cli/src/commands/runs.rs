@@ -5,9 +5,11 @@ use std::path::PathBuf;
 
 use platform::Bytes;
 use surefoot_cli::output::{self, Failure, Outcome};
-use surefoot_ui::runs::{self, Metrics, Overview, Range, RunName, Runs, Status, Stopping};
+use surefoot_ui::runs::{self, Metrics, Overview, Range, Request, RunName, Runs, Status, Stopping};
 
-/// List, show, compare, stop and remove training runs
+use super::queue;
+
+/// List, show, compare, stop, queue and remove training runs
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The folder of runs
@@ -44,12 +46,24 @@ enum Command {
         #[arg(long)]
         again: bool,
     },
+    /// Have a run write a checkpoint after the step it is in, and go on
+    Save {
+        /// Name of its folder
+        run: RunName,
+    },
+    /// Have a run make samples after the step it is in, and go on
+    Sample {
+        /// Name of its folder
+        run: RunName,
+    },
     /// Remove runs that are not running, with all they made
     Rm {
         /// Names of their folders
         #[arg(required = true)]
         run: Vec<RunName>,
     },
+    Add(queue::Add),
+    Queue(queue::Args),
 }
 
 /// Runs the command.
@@ -72,24 +86,28 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             }
         }
         Command::Stop { run, wait, again } => stop(&runs, run, *wait, *again, json)?,
+        Command::Save { run } => runs.ask(run, Request::Save).map_err(failure)?,
+        Command::Sample { run } => runs.ask(run, Request::Sample).map_err(failure)?,
         Command::Rm { run } => {
             for run in run {
                 runs.remove(run).map_err(failure)?;
             }
         }
+        Command::Add(args) => queue::add(runs, args, json)?,
+        Command::Queue(args) => queue::run(runs, args, json)?,
     }
     Ok(Outcome::Fine)
 }
 
 /// A name that is none is a mistake in the call.
-fn failure(error: runs::Error) -> Failure {
+pub(super) fn failure(error: runs::Error) -> Failure {
     match error {
-        runs::Error::NotFound { .. } => Failure::usage(error),
+        runs::Error::NotFound { .. } | runs::Error::NoJob { .. } => Failure::usage(error),
         error => Failure::Job(error.into()),
     }
 }
 
-fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+pub(super) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
     output::print(&format!("{}\n", serde_json::to_string_pretty(value)?))?;
     Ok(())
 }
@@ -224,7 +242,7 @@ fn compared(comparison: &runs::Comparison) -> String {
 }
 
 /// Rows of cells, each column as wide as its widest.
-fn columns(rows: &[Vec<String>]) -> String {
+pub(super) fn columns(rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
@@ -275,7 +293,7 @@ fn memory(bytes: Option<f64>) -> String {
 }
 
 /// Text from a file on a terminal: what would move its cursor or change its colours is written out.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     let letters = text.chars().map(|letter| match letter.is_control() {
         true => letter.escape_default().to_string(),
         false => letter.to_string(),

@@ -1,6 +1,6 @@
 //! `surefoot train`: trains a model as a config says, and shows how it goes.
 
-use std::io::{IsTerminal, Write};
+use std::io::{IsTerminal, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use platform::Machine;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 use surefoot_cli::unsafe_gpu;
+use trainer::config::ConfigError;
 use trainer::text::thousands;
 use trainer::{
     Allocator, Config, Evaluation, Metrics, Observer, OomRetry, Rollback, Sample, SkippedStep,
@@ -31,9 +32,18 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 /// Train a model as a config says
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The config: a YAML file [default: that of the run after `--resume RUN`, else
+    /// The config: a YAML file, or `-` for stdin [default: that of the run after `--resume RUN`, else
     /// configs/small.yaml]
     config: Option<PathBuf>,
+
+    /// What messages call a config from stdin
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "stdin",
+        hide_default_value = true
+    )]
+    source: String,
 
     /// Override a key of the config, as in `train.max_steps=50`; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
@@ -51,10 +61,17 @@ pub(crate) struct Args {
     /// the cores; the batch of a step is that many times larger
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     nproc: Option<u32>,
+
+    /// Check the config alone, in a moment; with `--json`, its problems as a list on stdout
+    #[arg(long, conflicts_with = "dry_run")]
+    check: bool,
 }
 
 /// Trains; the summary goes to stdout, everything else to stderr.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    if args.check {
+        return check(args, json);
+    }
     let config = config(args)?;
     #[cfg(unix)]
     if !args.dry_run && train_ranks::are_to_be_started(args.nproc)? {
@@ -87,10 +104,44 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     Ok(Outcome::Fine)
 }
 
+/// Looks at the config and at nothing else.
+fn check(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let Some(path) = &args.config else {
+        return Err(Failure::usage("`--check` needs a config, or `-` for stdin"));
+    };
+    let problems = match (load(args, path), json) {
+        (Err(error), true) => error.problems,
+        (found, _) => {
+            found.map_err(|error| Failure::Usage(config_report::render(&error)))?;
+            Vec::new()
+        }
+    };
+    match json {
+        true => output::print(&format!("{}\n", config_report::json(&problems)))?,
+        false => output::print("the config is fine\n")?,
+    }
+    Ok(match problems.is_empty() {
+        true => Outcome::Fine,
+        false => Outcome::Child(2),
+    })
+}
+
+/// The config in a file, or on stdin.
+fn load(args: &Args, path: &Path) -> Result<Config, ConfigError> {
+    if path != Path::new("-") {
+        return Config::load(path, &args.set);
+    }
+    let mut text = String::new();
+    std::io::stdin()
+        .read_to_string(&mut text)
+        .map_err(|error| ConfigError::of(&args.source, format!("cannot read it: {error}")))?;
+    Config::parse(&args.source, &text, &args.set)
+}
+
 /// The config file that is named, or the run's own, or the default one.
 fn config(args: &Args) -> Result<Config, Failure> {
     let load = |path: &Path| {
-        Config::load(path, &args.set).map_err(|error| Failure::Usage(config_report::render(&error)))
+        load(args, path).map_err(|error| Failure::Usage(config_report::render(&error)))
     };
     let mut config = match (&args.config, args.resume.as_deref()) {
         (Some(path), _) => load(path)?,
@@ -164,11 +215,11 @@ fn dry_run(config: &Config, mut display: ProgressDisplay, json: bool) -> Result<
 }
 
 /// Ctrl-C, SIGTERM and a terminal that is closed ask the run to stop; a second Ctrl-C or SIGTERM
-/// ends the process at once.
+/// ends the process at once. SIGUSR1 asks for a checkpoint, SIGUSR2 for samples.
 fn on_signals(stop: &Stop) -> Result<(), Failure> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
     let stop = stop.clone();
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGUSR2])?;
     // Under `nohup` the run is to outlive its terminal.
     if !is_ignored(SIGHUP) {
         signals.add_signal(SIGHUP)?;
@@ -177,6 +228,17 @@ fn on_signals(stop: &Stop) -> Result<(), Failure> {
         .name("signals".into())
         .spawn(move || {
             for signal in signals.forever() {
+                match signal {
+                    SIGUSR1 => {
+                        stop.request_save();
+                        continue;
+                    }
+                    SIGUSR2 => {
+                        stop.request_sample();
+                        continue;
+                    }
+                    _ => {}
+                }
                 // A closed terminal is told of twice, by the kernel and by the shell.
                 if stop.is_requested() && signal != SIGHUP {
                     let _ = signal_hook::low_level::emulate_default_handler(signal);

@@ -37,6 +37,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
 
+    /// A folder besides this one, and that of the runs, that configs from the page may use; may be repeated
+    #[arg(long, value_name = "FOLDER")]
+    data: Vec<PathBuf>,
+
     /// Open it in the browser
     #[arg(long)]
     open: bool,
@@ -50,6 +54,9 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         address: args.host,
         port: args.port,
         names: args.allow_host.clone(),
+        program: std::env::current_exe().context("cannot tell where this executable is")?,
+        folder: std::env::current_dir().context("cannot tell the current folder")?,
+        data: args.data.clone(),
         token_file: state.join("ui-token"),
         diagnose: || diagnose(live_machine()),
         dump: || super::doctor::without_home(&live::snapshot(&Python::Active).to_text()),

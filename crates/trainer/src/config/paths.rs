@@ -4,6 +4,7 @@
 //! Which keys are paths is in the schema, as `format: path`.
 
 use std::ffi::OsString;
+use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value as Json;
 
@@ -44,6 +45,79 @@ fn expand_below(
         }
         _ => {}
     }
+}
+
+/// Refuses every path that leads out of `folders`, through links too; relative ones begin at `base`.
+pub(crate) fn confine(
+    tree: &Node,
+    schema: &Json,
+    base: &Path,
+    folders: &[PathBuf],
+) -> Vec<Problem> {
+    let folders: Vec<PathBuf> = folders
+        .iter()
+        .filter_map(|f| f.canonicalize().ok())
+        .collect();
+    let mut problems = Vec::new();
+    confine_below(
+        tree,
+        schema,
+        schema,
+        &|path| is_within(&base.join(path), &folders),
+        &mut problems,
+    );
+    if !problems.is_empty() {
+        let shown: Vec<_> = folders
+            .iter()
+            .map(|f| format!("`{}`", f.display()))
+            .collect();
+        let help = format!(
+            "a config from the page may use what lies in {}",
+            shown.join(", ")
+        );
+        problems = problems
+            .into_iter()
+            .map(|problem| problem.with_help(&*help))
+            .collect();
+    }
+    problems
+}
+
+fn confine_below(
+    node: &Node,
+    root: &Json,
+    schema: &Json,
+    is_allowed: &dyn Fn(&str) -> bool,
+    problems: &mut Vec<Problem>,
+) {
+    let schema = resolve(root, schema);
+    match &node.value {
+        Value::String(text) if is_path(schema) && !is_allowed(text) => {
+            let message = format!("`{text}` leads to a folder that is not allowed here");
+            problems.push(Problem::at(&node.place, message));
+        }
+        Value::Map(entries) => {
+            for entry in entries {
+                if let Some(schema) = schema["properties"].get(&entry.key) {
+                    confine_below(&entry.node, root, schema, is_allowed, problems);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Whether a path, or the nearest folder above it that is there, is in one of `folders`.
+fn is_within(path: &Path, folders: &[PathBuf]) -> bool {
+    let is_plain = |path: &Path| !path.components().any(|part| part == Component::ParentDir);
+    let mut ancestors = path.ancestors();
+    let nearest = ancestors.find_map(|ancestor| {
+        // A link that leads nowhere yet is there, too.
+        ancestor.symlink_metadata().ok()?;
+        Some(ancestor.canonicalize())
+    });
+    is_plain(path)
+        && matches!(nearest, Some(Ok(found)) if folders.iter().any(|folder| found.starts_with(folder)))
 }
 
 /// Writes the paths of a config so that [`expand`] gives them back.
@@ -195,6 +269,43 @@ mod tests {
         ] {
             assert_eq!(expanded(path, &variables).as_deref(), Ok(want), "{path}");
         }
+    }
+
+    #[test]
+    fn a_confined_config_stays_in_its_folders() {
+        let place = tempfile::tempdir().unwrap();
+        let inside = place.path().join("inside");
+        std::fs::create_dir_all(inside.join("data")).unwrap();
+        std::fs::create_dir(place.path().join("outside")).unwrap();
+        std::os::unix::fs::symlink("../outside", inside.join("link")).unwrap();
+        std::os::unix::fs::symlink("../outside/new", inside.join("dangling")).unwrap();
+        let outside = place.path().join("outside").display().to_string();
+        let whole = inside.join("data").display().to_string();
+        for (path, allowed) in [
+            ("data", true),
+            ("data/new/text.txt", true),
+            ("a-model-in-the-cache", true),
+            (&*whole, true),
+            (&*outside, false),
+            ("/etc/passwd", false),
+            ("..", false),
+            ("../inside/data", false),
+            ("new/../../outside", false),
+            ("link", false),
+            ("link/x", false),
+            ("dangling", false),
+        ] {
+            let found = is_within(&inside.join(path), &[inside.canonicalize().unwrap()]);
+            assert_eq!(found, allowed, "{path}");
+        }
+        let text = "data:\n  path: /etc/passwd\nname: x\n";
+        let tree = super::super::tree::parse_file("c.yaml", text).unwrap();
+        let schema = super::super::schema::schema();
+        let problems = confine(&tree, schema, &inside, std::slice::from_ref(&inside));
+        let [problem] = &problems[..] else {
+            panic!("{problems:?}");
+        };
+        assert_eq!((problem.line, problem.column), (2, 9));
     }
 
     #[test]

@@ -101,8 +101,8 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// A problem with all of the source called `name`.
-    pub(crate) fn of(name: &str, message: impl Into<String>) -> Self {
+    /// A problem with all of a config called `name`, such as that it cannot be read.
+    pub fn of(name: &str, message: impl Into<String>) -> Self {
         let source = Source {
             name: name.into(),
             text: "".into(),

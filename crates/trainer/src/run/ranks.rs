@@ -127,6 +127,18 @@ impl Run<'_> {
         }
     }
 
+    /// Whether a checkpoint was asked for: of one process alone, since ranks save together.
+    pub(super) fn may_save_now(&self, stop: &Stop) -> bool {
+        let is_alone = self.ranks.size() == 1;
+        let is_asked = stop.take_save();
+        if is_asked && !is_alone {
+            tracing::warn!(
+                "several processes save together, by `train.save_steps`, and not when one is asked"
+            );
+        }
+        is_asked && is_alone
+    }
+
     /// The passes of a step in all ranks together, from those of this one: gradients and loss are
     /// the sums, since every rank has weighted its own by its share.
     ///

@@ -24,9 +24,11 @@ pub use curves::{Curve, Curves, Range};
 pub use metrics::{Event, Latest, Metrics, SampleSet, Text};
 pub use name::{BadName, RunName};
 pub use process::{Process, boot_id};
-pub use stop::{Stopping, wait};
+pub use stop::{Request, Stopping, wait, wait_for};
 
 pub(crate) use files::Folder;
+pub(crate) use process::is_locked;
+pub(crate) use stop::{is_asked, signal_terminate};
 
 /// Most bytes that are read of a config, a summary or a log at once.
 pub const LONGEST_TEXT: u64 = 1 << 20;
@@ -41,6 +43,12 @@ pub enum Error {
         run: String,
         /// The folder of runs.
         folder: String,
+    },
+    /// No such job.
+    #[error("there is no job {job} in the queue")]
+    NoJob {
+        /// The number that was asked for.
+        job: u64,
     },
     /// The run's state does not allow it.
     #[error("{0}")]
@@ -248,8 +256,18 @@ impl Runs {
     /// # Errors
     /// [`Error::NotFound`] when there is no such run.
     pub fn metrics_file(&self, name: &RunName) -> Result<Option<File>, Error> {
+        self.file_of(name, "metrics.jsonl")
+    }
+
+    /// Whether there is such a run.
+    pub fn exists(&self, name: &RunName) -> bool {
+        self.folder(name).is_ok()
+    }
+
+    /// A file of a run, or nothing when it has none of this name.
+    pub(crate) fn file_of(&self, name: &RunName, file: &str) -> Result<Option<File>, Error> {
         let folder = self.folder(name)?;
-        match folder.file("metrics.jsonl") {
+        match folder.file(file) {
             Ok(file) => Ok(Some(file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(Error::io("read", &self.root.join(name.as_str()), error)),

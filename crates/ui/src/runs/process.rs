@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -130,6 +131,16 @@ impl Holders {
         }
         None
     }
+}
+
+/// Whether a process, this one included, holds a lock on a file.
+pub(crate) fn is_locked(path: &Path) -> bool {
+    let Ok(metadata) = std::fs::metadata(path) else {
+        return false;
+    };
+    let holders = Holders::read();
+    let mut holders = holders.by_inode.get(&metadata.ino()).into_iter().flatten();
+    holders.any(|(pid, _)| has_open(*pid, metadata.dev(), metadata.ino()).unwrap_or(true))
 }
 
 fn read_locks() -> io::Result<String> {

@@ -4,9 +4,11 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 
@@ -20,6 +22,15 @@ pub enum Stopping {
     Asked,
     /// It had been told before.
     AlreadyAsked,
+}
+
+/// What a run can be asked for while it goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    /// A checkpoint.
+    Save,
+    /// Samples.
+    Sample,
 }
 
 impl Runs {
@@ -38,21 +49,55 @@ impl Runs {
                 "`{name}` is running, in a process of somebody else"
             )));
         };
-        let path = self.root().join(name.as_str());
+        self.stop_process(&process, again)
+    }
+
+    /// The same for a process, which need not have a run's folder yet.
+    pub(crate) fn stop_process(&self, process: &Process, again: bool) -> Result<Stopping, Error> {
+        let path = PathBuf::from(format!("process {}", process.pid));
         let io = |error| Error::io("stop", &path, error);
-        let number = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
-        let number = number.ok_or_else(|| io(io::ErrorKind::InvalidData.into()))?;
-        // From here on the handle is of this process, or of none.
-        let handle = pidfd_open(number, PidfdFlags::empty()).map_err(|error| io(error.into()))?;
-        if !process.is_alive() {
-            return Err(Error::Refused(format!("`{name}` has just ended")));
-        }
-        let is_first = self.note(&process).map_err(io)?;
+        let handle = open(process);
+        let handle = handle.ok_or_else(|| Error::Refused("it has just ended".into()))?;
+        let is_first = self.note(process).map_err(io)?;
         if !is_first && !again {
             return Ok(Stopping::AlreadyAsked);
         }
         pidfd_send_signal(&handle, Signal::INT).map_err(|error| io(error.into()))?;
         Ok(Stopping::Asked)
+    }
+
+    /// Asks a run for something after the step it is in; the run goes on.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Refused`] when it does not run or does not know such requests, or what the
+    /// system says.
+    pub fn ask(&self, name: &RunName, request: Request) -> Result<(), Error> {
+        let process = match self.overview(name)?.status {
+            Status::Running {
+                process: Some(process),
+                ..
+            } => process,
+            Status::Running { process: None, .. } => {
+                return Err(Error::Refused(format!(
+                    "`{name}` is running, in a process of somebody else"
+                )));
+            }
+            _ => return Err(Error::Refused(format!("`{name}` is not running"))),
+        };
+        let signal = match request {
+            Request::Save => Signal::USR1,
+            Request::Sample => Signal::USR2,
+        };
+        let handle =
+            open(&process).ok_or_else(|| Error::Refused(format!("`{name}` has just ended")))?;
+        // It ends a process that is not prepared for it.
+        if !catches(&process, signal) {
+            return Err(Error::Refused(format!(
+                "`{name}` takes no such requests: it is getting ready, or of an older version"
+            )));
+        }
+        let path = self.root().join(name.as_str());
+        pidfd_send_signal(&handle, signal).map_err(|error| Error::io("ask", &path, error.into()))
     }
 
     /// Notes that a process was asked; false when that is noted already. One of two who ask at once is first.
@@ -80,7 +125,8 @@ impl Runs {
     }
 }
 
-pub(super) fn is_asked(runs: &Runs, process: &Process) -> bool {
+/// Whether a process was asked to stop.
+pub(crate) fn is_asked(runs: &Runs, process: &Process) -> bool {
     note_of(runs, process).exists()
 }
 
@@ -90,25 +136,53 @@ fn note_of(runs: &Runs, process: &Process) -> PathBuf {
     runs.state_folder().join("stopping").join(name)
 }
 
+/// Asks a process to end.
+pub(crate) fn signal_terminate(process: &Process) -> Result<(), Error> {
+    let handle = open(process);
+    let handle = handle.ok_or_else(|| Error::Refused("it has just ended".into()))?;
+    let path = PathBuf::from(format!("process {}", process.pid));
+    pidfd_send_signal(&handle, Signal::TERM).map_err(|error| Error::io("stop", &path, error.into()))
+}
+
+/// A handle of this process and no other; `None` when it has ended.
+fn open(process: &Process) -> Option<OwnedFd> {
+    let number = i32::try_from(process.pid).ok().and_then(Pid::from_raw)?;
+    let handle = pidfd_open(number, PidfdFlags::empty()).ok()?;
+    process.is_alive().then_some(handle)
+}
+
+/// Whether a process has a handler for a signal (proc(5), `SigCgt`).
+fn catches(process: &Process, signal: Signal) -> bool {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 == 1)
+}
+
 /// Waits until a process has ended.
 ///
 /// # Errors
 /// When the system cannot tell.
 pub fn wait(process: &Process) -> io::Result<()> {
-    let number = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
-    let Some(number) = number else {
-        return Ok(());
+    wait_for(process, None).map(drop)
+}
+
+/// Waits until a process has ended, or for as long as that; true when it has ended.
+///
+/// # Errors
+/// When the system cannot tell.
+pub fn wait_for(process: &Process, at_most: Option<Duration>) -> io::Result<bool> {
+    let Some(handle) = open(process) else {
+        return Ok(true);
     };
-    let Ok(handle) = pidfd_open(number, PidfdFlags::empty()) else {
-        return Ok(());
-    };
-    if !process.is_alive() {
-        return Ok(());
-    }
+    let timeout = at_most.map(|time| Timespec {
+        tv_sec: time.as_secs().cast_signed(),
+        tv_nsec: i64::from(time.subsec_nanos()),
+    });
     loop {
-        match poll(&mut [PollFd::new(&handle, PollFlags::IN)], None) {
+        match poll(&mut [PollFd::new(&handle, PollFlags::IN)], timeout.as_ref()) {
             Err(rustix::io::Errno::INTR) => {}
-            ended => return ended.map(|_| ()).map_err(Into::into),
+            ended => return Ok(ended? > 0),
         }
     }
 }

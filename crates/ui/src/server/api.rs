@@ -269,7 +269,7 @@ fn explained(text: &str) -> Explanation {
 }
 
 /// The body as JSON of a known shape.
-fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Answer<T> {
+pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Answer<T> {
     serde_json::from_slice(body).map_err(|error| bad(format!("the request's body: {error}")))
 }
 

@@ -26,7 +26,7 @@ impl IntoResponse for Refusal {
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         let status = match &error {
-            Error::NotFound { .. } => StatusCode::NOT_FOUND,
+            Error::NotFound { .. } | Error::NoJob { .. } => StatusCode::NOT_FOUND,
             Error::Refused(_) => StatusCode::CONFLICT,
             Error::Io { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         };

@@ -11,6 +11,7 @@ mod api;
 mod assets;
 mod error;
 mod guard;
+mod queue;
 mod routes;
 mod stream;
 mod token;
@@ -30,7 +31,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tower::Layer;
 
-use crate::runs::{Metrics, RunName, Runs};
+use crate::queue::Queue;
+use crate::runs::{Error, Metrics, RunName, Runs};
 
 pub use guard::{COOKIE, Guard};
 pub use routes::{OPENAPI, ROUTES};
@@ -44,6 +46,8 @@ const STREAMS: usize = 48;
 const HEAD_TIME: Duration = Duration::from_secs(10);
 /// Time after which a client that takes nothing is let go.
 const WRITE_TIME_MS: u32 = 30_000;
+/// Between two looks whether the queue is taken care of.
+const QUEUE_PERIOD: Duration = Duration::from_secs(10);
 /// Runs whose curves are kept between two looks.
 const KEPT: usize = 8;
 
@@ -57,6 +61,12 @@ pub struct Options {
     pub port: u16,
     /// Further names by which browsers may call this server.
     pub names: Vec<String>,
+    /// `surefoot`, which starts runs.
+    pub program: PathBuf,
+    /// The folder that paths in a config from the page begin at.
+    pub folder: PathBuf,
+    /// Folders besides it, and that of the runs, that such paths may lead to.
+    pub data: Vec<PathBuf>,
     /// Where the token is kept.
     pub token_file: PathBuf,
     /// Diagnoses this machine.
@@ -68,6 +78,10 @@ pub struct Options {
 /// What all requests share.
 pub struct State {
     pub(crate) runs: Runs,
+    pub(crate) queue: Queue,
+    pub(crate) launch: queue::Launch,
+    /// Configs that the trainer looks at, at once.
+    pub(crate) asking: Arc<Semaphore>,
     pub(crate) guard: Guard,
     pub(crate) diagnose: fn() -> doctor::Report,
     pub(crate) dump: fn() -> String,
@@ -80,6 +94,14 @@ pub struct State {
 }
 
 impl State {
+    /// Has the queue worked off, if there is something to do and nobody does it.
+    pub(crate) fn see_to_queue(&self) -> Result<(), Error> {
+        match self.queue.needs_worker()? {
+            true => self.queue.start_worker(&self.launch.program),
+            false => Ok(()),
+        }
+    }
+
     /// What is kept of a run's metrics. The runs that were asked for last are.
     pub(crate) fn metrics(&self, name: &RunName) -> Arc<Mutex<Metrics>> {
         let mut kept = lock(&self.metrics);
@@ -122,8 +144,18 @@ impl Server {
         let address = listener.local_addr()?;
         let token = Token::load(&options.token_file)?;
         let (close, closing) = watch::channel(false);
+        let runs = Runs::new(std::path::absolute(options.runs)?);
+        let mut allowed = vec![options.folder.clone(), runs.root().to_owned()];
+        allowed.extend(options.data);
         let state = State {
-            runs: Runs::new(options.runs),
+            queue: Queue::new(runs.clone()),
+            launch: queue::Launch {
+                program: options.program,
+                folder: options.folder,
+                allowed,
+            },
+            asking: Arc::new(Semaphore::new(1)),
+            runs,
             guard: Guard::new(token, address, &options.names),
             diagnose: options.diagnose,
             dump: options.dump,
@@ -158,6 +190,7 @@ impl Server {
     pub async fn run(self, until: impl Future<Output = ()>) {
         let connections = Arc::new(Semaphore::new(CONNECTIONS));
         tokio::pin!(until);
+        tokio::spawn(keep_working(self.state.clone()));
         loop {
             let Ok(permit) = connections.clone().acquire_owned().await else {
                 break;
@@ -182,6 +215,27 @@ impl Server {
             }
         }
         let _ = self.close.send(true);
+    }
+}
+
+/// Sees to the queue when the server starts, as after a restart of the machine, and when who worked at it is gone.
+async fn keep_working(state: Arc<State>) {
+    let mut closing = state.closing.clone();
+    let mut before = None;
+    loop {
+        let shared = state.clone();
+        let done = api::blocking(move || Ok(shared.see_to_queue()?)).await;
+        let problem = done.err().map(|refusal| refusal.1);
+        if problem != before
+            && let Some(problem) = &problem
+        {
+            tracing::warn!("the queue: {problem}");
+        }
+        before = problem;
+        tokio::select! {
+            () = tokio::time::sleep(QUEUE_PERIOD) => {}
+            _ = closing.changed() => return,
+        }
     }
 }
 
@@ -227,3 +281,5 @@ fn service(
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_queue;

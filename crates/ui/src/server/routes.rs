@@ -7,13 +7,13 @@ use axum::routing::{delete, get, post};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 
-use super::{State, api, assets, stream};
+use super::{State, api, assets, queue, stream};
 
 /// The description of the API.
 pub const OPENAPI: &str = include_str!("../../openapi.json");
 
 /// Method and path of every route. A test holds the description and the router against it.
-pub const ROUTES: [(&str, &str); 17] = [
+pub const ROUTES: [(&str, &str); 30] = [
     ("GET", "/"),
     ("GET", "/assets/{name}"),
     ("POST", "/api/session"),
@@ -31,6 +31,19 @@ pub const ROUTES: [(&str, &str); 17] = [
     ("GET", "/api/runs/{name}/explain"),
     ("GET", "/api/runs/{name}/stream"),
     ("POST", "/api/runs/{name}/stop"),
+    ("POST", "/api/runs/{name}/save"),
+    ("POST", "/api/runs/{name}/sample"),
+    ("GET", "/api/runs/{name}/log"),
+    ("GET", "/api/queue"),
+    ("POST", "/api/queue"),
+    ("POST", "/api/queue/pause"),
+    ("DELETE", "/api/queue/{job}"),
+    ("POST", "/api/queue/{job}/move"),
+    ("POST", "/api/queue/{job}/stop"),
+    ("POST", "/api/queue/{job}/retry"),
+    ("GET", "/api/queue/{job}/log"),
+    ("POST", "/api/check"),
+    ("POST", "/api/dry-run"),
 ];
 
 pub(super) fn router(state: Arc<State>) -> Router {
@@ -52,6 +65,18 @@ pub(super) fn router(state: Arc<State>) -> Router {
         .route("/api/runs/{name}/explain", get(api::explain))
         .route("/api/runs/{name}/stream", get(stream::run))
         .route("/api/runs/{name}/stop", post(api::stop))
+        .route("/api/runs/{name}/save", post(queue::save))
+        .route("/api/runs/{name}/sample", post(queue::sample))
+        .route("/api/runs/{name}/log", get(queue::run_log))
+        .route("/api/queue", get(queue::list).post(queue::add))
+        .route("/api/queue/pause", post(queue::pause))
+        .route("/api/queue/{job}", delete(queue::remove))
+        .route("/api/queue/{job}/move", post(queue::move_to))
+        .route("/api/queue/{job}/stop", post(queue::stop))
+        .route("/api/queue/{job}/retry", post(queue::retry))
+        .route("/api/queue/{job}/log", get(queue::job_log))
+        .route("/api/check", post(queue::check))
+        .route("/api/dry-run", post(queue::dry_run))
         .with_state(state)
         .layer(CatchPanicLayer::new())
         .layer(CompressionLayer::new())

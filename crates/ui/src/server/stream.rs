@@ -56,8 +56,19 @@ impl Position {
 pub(super) async fn runs(Shared(state): Shared<Arc<State>>) -> Result<Events, Refusal> {
     let (mut stream, events) = open(&state)?;
     tokio::spawn(async move {
-        let mut before = Value::Null;
+        let (mut before, mut queue_before) = (Value::Null, Value::Null);
         loop {
+            let shared = state.clone();
+            let queue = blocking(move || super::queue::listing(&shared)).await;
+            if let Ok(queue) = queue
+                && queue != queue_before
+            {
+                queue_before = queue;
+                let data = queue_before.to_string();
+                stream
+                    .send(Event::default().event("queue").data(data))
+                    .await;
+            }
             let shared = state.clone();
             let runs = blocking(move || Ok(json!({ "runs": shared.runs.list()? }))).await;
             // A disk that does not answer now may later.

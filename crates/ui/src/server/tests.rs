@@ -15,17 +15,17 @@ use super::*;
 const HOST: &str = "127.0.0.1:8420";
 const ORIGIN: &str = "http://127.0.0.1:8420";
 
-struct Place {
+pub(super) struct Place {
     _folder: tempfile::TempDir,
     /// The server goes on as long as this is there.
     _close: watch::Sender<bool>,
-    runs: PathBuf,
-    state: Arc<State>,
+    pub(super) runs: PathBuf,
+    pub(super) state: Arc<State>,
     token: String,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self::at(Ipv4Addr::LOCALHOST.into(), &[])
     }
 
@@ -48,6 +48,13 @@ impl Place {
         let (close, closing) = watch::channel(false);
         let state = State {
             runs: Runs::new(&runs),
+            queue: Queue::new(Runs::new(&runs)),
+            launch: queue::Launch {
+                program: folder.path().join("no-program"),
+                folder: folder.path().to_owned(),
+                allowed: vec![folder.path().to_owned()],
+            },
+            asking: Arc::new(Semaphore::new(1)),
             guard: Guard::new(token, SocketAddr::new(ip, 8420), names),
             diagnose: || {
                 doctor::diagnose_text("nothing")
@@ -68,12 +75,12 @@ impl Place {
         }
     }
 
-    async fn answer(&self, request: Request<Body>) -> Response {
+    pub(super) async fn answer(&self, request: Request<Body>) -> Response {
         service(self.state.clone()).oneshot(request).await.unwrap()
     }
 
     /// The request of a browser on the page.
-    fn request(&self, method: &str, path: &str) -> Request<Body> {
+    pub(super) fn request(&self, method: &str, path: &str) -> Request<Body> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -85,14 +92,14 @@ impl Place {
         request.body(Body::empty()).unwrap()
     }
 
-    async fn get(&self, path: &str) -> (StatusCode, Value) {
+    pub(super) async fn get(&self, path: &str) -> (StatusCode, Value) {
         let response = self.answer(self.request("GET", path)).await;
         let status = response.status();
         (status, json(response).await)
     }
 }
 
-async fn json(response: Response) -> Value {
+pub(super) async fn json(response: Response) -> Value {
     let bytes = to_bytes(response.into_body(), 1 << 20).await.unwrap();
     serde_json::from_slice(&bytes).unwrap_or_default()
 }
@@ -184,7 +191,7 @@ async fn nobody_gets_in_by_any_route_or_method() {
     ]);
     let mut cases = 0;
     for path in paths {
-        let path = path.replace("{name}", "a");
+        let path = path.replace("{name}", "a").replace("{job}", "1");
         for method in methods {
             // It would be gone for the others.
             if (method, &*path) == ("DELETE", "/api/runs/a") {
@@ -350,7 +357,7 @@ async fn no_path_leads_out_of_the_folder() {
         ".surefoot",
     ];
     for name in names {
-        for rest in ["", "/curves", "/samples", "/explain", "/stream"] {
+        for rest in ["", "/curves", "/samples", "/explain", "/stream", "/log"] {
             let path = format!("/api/runs/{name}{rest}");
             let (status, body) = place.get(&path).await;
             assert!(
@@ -520,7 +527,10 @@ async fn the_description_lists_the_routes_and_the_router_has_them() {
         ] {
             let place = Place::new();
             let asset = "/assets/missing.js";
-            let actual = path.replace("/assets/{name}", asset).replace("{name}", "a");
+            let actual = path
+                .replace("/assets/{name}", asset)
+                .replace("{name}", "a")
+                .replace("{job}", "1");
             let status = place
                 .answer(place.request(method.as_str(), &actual))
                 .await

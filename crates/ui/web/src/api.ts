@@ -105,6 +105,68 @@ export interface Explanation {
   matches: Match[];
 }
 
+export interface Job {
+  id: number;
+  name: string;
+  added: number;
+  force: boolean;
+  set: string[];
+  work: { kind: "train" | "resume"; run?: string; source?: string };
+  state: "waiting" | "checking" | "running" | "ended";
+  how?: "completed" | "stopped" | "failed" | "refused";
+  error?: string | null;
+  run?: string | null;
+  at?: number;
+}
+
+export interface Queue {
+  paused: boolean;
+  working: boolean;
+  jobs: Job[];
+  unreadable: string[];
+}
+
+export interface LogPart {
+  inode: number;
+  from: number;
+  to: number;
+  text: string;
+}
+
+/** What a new job is made of. */
+export interface NewJob {
+  config?: string;
+  like?: string;
+  resume?: string;
+  name?: string;
+  set?: Record<string, string>;
+  force?: boolean;
+}
+
+export interface ConfigProblem {
+  source: string;
+  line: number;
+  column: number;
+  message: string;
+  help: string | null;
+}
+
+export interface DryRun {
+  environment: { device: string; model: string; data: string };
+  trained_parameters: number;
+  max_steps: number;
+  seconds: number;
+  estimated_seconds: number;
+  memory_estimate: Record<string, unknown>;
+  memory_plan: unknown;
+  advice: string[];
+}
+
+export interface Asked<T> {
+  found: T | null;
+  error: string | null;
+}
+
 /** What the server refused, in its own words. */
 export class Refused extends Error {
   constructor(

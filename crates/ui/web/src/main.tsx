@@ -8,6 +8,8 @@ import { signIn } from "./session";
 import "./style.css";
 import { CompareView } from "./views/compare";
 import { DoctorView } from "./views/doctor";
+import { NewView } from "./views/new";
+import { QueueView } from "./views/queue";
 import { RunView } from "./views/run";
 import { RunsView } from "./views/runs";
 
@@ -33,6 +35,9 @@ function View() {
     const names = new URLSearchParams(hash.slice("#/compare?".length)).getAll("run");
     return <CompareView key={hash} names={names} />;
   }
+  if (hash === "#/queue") return <QueueView />;
+  const like = /^#\/new(?:\?like=([^&]+))?$/.exec(hash);
+  if (like) return <NewView key={hash} like={like[1] === undefined ? null : decoded(like[1])} />;
   if (hash === "#/doctor") return <DoctorView />;
   return <RunsView />;
 }
@@ -77,6 +82,7 @@ function App({ refused }: { refused: string | null }) {
       <header class="bar">
         <nav aria-label="Views">
           <a class="name" href="#/" aria-current={here("#/")}>Surefoot</a>
+          <a href="#/queue" aria-current={here("#/queue")}>Queue</a>
           <a href="#/doctor" aria-current={here("#/doctor")}>Doctor</a>
         </nav>
         <label>

@@ -11,11 +11,17 @@ const MARKS: Record<string, string> = {
   stopped: "◼",
   failed: "✕",
   interrupted: "!",
+  waiting: "…",
+  checking: "▶",
+  refused: "✕",
 };
 
 /** How a run stands: a word, and a mark beside its colour. */
 export function Badge({ run }: { run: Pick<Overview, "state" | "stopping"> }) {
-  const word = run.stopping ? "stopping" : run.state;
+  return <Mark word={run.stopping ? "stopping" : run.state} />;
+}
+
+export function Mark({ word }: { word: string }) {
   return (
     <span class={`badge ${word}`}>
       <span aria-hidden="true">{MARKS[word] ?? "?"}</span> {word}

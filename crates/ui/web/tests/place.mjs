@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { chromium } from "playwright-core";
 
 const root = new URL("../../../..", import.meta.url).pathname;
-const program = process.env.SUREFOOT ?? join(root, "target/debug/surefoot");
+export const program = process.env.SUREFOOT ?? join(root, "target/debug/surefoot");
 const browserPath = process.env.CHROMIUM ?? "/usr/bin/chromium";
 
 /** Numbers that are the same each time. */
@@ -86,7 +86,8 @@ export class Place {
   async start() {
     if (!existsSync(program)) throw new Error(`${program} is not built`);
     this.server = spawn(program, ["--json", "ui", "--runs", this.runs, "--port", String(this.port ?? 0)], {
-      env: { ...process.env, XDG_STATE_HOME: join(this.folder, "state") },
+      cwd: this.folder,
+      env: { ...process.env, XDG_STATE_HOME: join(this.folder, "state"), SUREFOOT_CACHE: join(this.folder, "cache"), HIP_ALLOC: "0" },
       stdio: ["ignore", "pipe", "inherit"],
     });
     const said = await new Promise((resolve, reject) => {

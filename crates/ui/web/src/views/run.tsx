@@ -6,6 +6,7 @@ import { bytes, duration, number, whole } from "../format";
 import { saw } from "../notify";
 import { follow, keep, type Kept } from "../series";
 import { Badge, Confirm, Copy, Figure, Problem, Progress, Section } from "../widgets";
+import { Log } from "./log";
 import { SamplesPart } from "./samples";
 
 const MARKED: Record<string, string> = { skipped: "skipped", rolled_back: "back", resumed: "resumed" };
@@ -25,6 +26,7 @@ function useRun(name: string, range: [number, number] | null) {
 
   useEffect(() => {
     let source: EventSource | null = null;
+    let retry: ReturnType<typeof setTimeout> | undefined;
     let ended = false;
     const tick = () => setTick((count) => count + 1);
     const loadSamples = () => read<Samples>(runPath(name, "/samples")).then((found) => !ended && setSamples(found), () => {});
@@ -68,12 +70,16 @@ function useRun(name: string, range: [number, number] | null) {
         source.onerror = () => setOffline(true);
         tick();
       } catch (error) {
-        if (!ended) setProblem((error as Error).message);
+        if (ended) return;
+        setProblem((error as Error).message);
+        // A run that the queue has just begun has no folder yet.
+        retry = setTimeout(start, 2000);
       }
     };
     void start();
     return () => {
       ended = true;
+      clearTimeout(retry);
       source?.close();
     };
   }, [name]);
@@ -134,6 +140,7 @@ export function RunView({ name }: { name: string }) {
   const [smoothing, setSmoothing] = useState(0);
   const [logarithmic, setLogarithmic] = useState(false);
   const [refused, setRefused] = useState<string | null>(null);
+  const [asked, setAsked] = useState("");
   const { detail, problem, offline, gone, kept, shown, samples, left } = useRun(name, range);
   if (gone) {
     return (
@@ -153,9 +160,9 @@ export function RunView({ name }: { name: string }) {
       </main>
     );
   }
-  const act = async (method: string, rest: string, then?: () => void) => {
+  const act = async (method: string, path: string, then?: () => void, body?: unknown) => {
     try {
-      await send(method, runPath(name, rest));
+      await send(method, path, body);
       setRefused(null);
       then?.();
     } catch (error) {
@@ -203,8 +210,26 @@ export function RunView({ name }: { name: string }) {
         <h1>{name}</h1>
         <div class="tools">
           <Badge run={detail} />
+          {running && !detail.stopping && (
+            <>
+              <button type="button" onClick={() => act("POST", runPath(name, "/save"), () => setAsked("A checkpoint comes after this step."))}>
+                Save now
+              </button>
+              <button type="button" onClick={() => act("POST", runPath(name, "/sample"), () => setAsked("Samples come after this step."))}>
+                Sample now
+              </button>
+            </>
+          )}
+          <a class="button" href={`#/new?like=${encodeURIComponent(name)}`}>
+            Duplicate
+          </a>
+          {!running && detail.state !== "completed" && (
+            <button type="button" onClick={() => act("POST", "/api/queue", () => (location.hash = "#/queue"), { resume: name })}>
+              Resume
+            </button>
+          )}
           {running && (
-            <button type="button" disabled={detail.stopping ?? false} onClick={() => act("POST", "/stop")}>
+            <button type="button" disabled={detail.stopping ?? false} onClick={() => act("POST", runPath(name, "/stop"))}>
               {detail.stopping ? "Saving …" : "Stop and save"}
             </button>
           )}
@@ -212,19 +237,22 @@ export function RunView({ name }: { name: string }) {
             <Confirm
               what="Remove"
               question="Remove the run and all it made?"
-              onYes={() => act("DELETE", "", () => (location.hash = "#/"))}
+              onYes={() => act("DELETE", runPath(name), () => (location.hash = "#/"))}
             />
           )}
         </div>
       </div>
       <Problem text={refused} />
+      <p class="note" role="status">
+        {asked}
+      </p>
       {offline && (
         <p class="problem" role="status">
           No connection to <code>surefoot ui</code>. The run goes on without it.
         </p>
       )}
       {detail.error && (
-        <pre class="problem" role="alert">
+        <pre class="problem" role="alert" tabIndex={0}>
           {detail.error}
         </pre>
       )}
@@ -327,6 +355,7 @@ export function RunView({ name }: { name: string }) {
           </ul>
         </Section>
       )}
+      <Log path={runPath(name, "/log")} live={running} />
       <details>
         <summary>Config</summary>
         <pre tabIndex={0}>{detail.config}</pre>

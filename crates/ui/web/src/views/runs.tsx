@@ -39,6 +39,9 @@ export function RunsView() {
       <div class="head">
         <h1>Runs</h1>
         <div class="tools">
+          <a class="button" href="#/new">
+            New run
+          </a>
           <label>
             <input type="checkbox" checked={wanted.value} onChange={(event) => want(event.currentTarget.checked)} /> Notify
             me at the end

@@ -1,0 +1,217 @@
+//! `surefoot runs add` and `surefoot runs queue`: runs to come, one after another.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use surefoot_cli::output::{self, Failure};
+use surefoot_ui::queue::{self, Job, JobId, Listing, NewJob, Queue, State, Work, Worked};
+use surefoot_ui::runs::{RunName, Runs};
+
+use super::runs::{columns, failure, print_json, printable};
+
+/// Add a run to the queue, which works it off in the background, one run at a time
+///
+/// A dry run looks first whether it can work. A run that breaks does not keep the next from starting.
+#[derive(clap::Args)]
+pub(crate) struct Add {
+    /// The config: a YAML file
+    #[arg(required_unless_present = "resume")]
+    config: Option<PathBuf>,
+
+    /// Override a key of the config, as in `train.max_steps=50`; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", conflicts_with = "resume")]
+    set: Vec<String>,
+
+    /// What to call the run [default: `name` of the config]
+    #[arg(long, conflicts_with = "resume")]
+    name: Option<RunName>,
+
+    /// Go on with a run of the folder, from its newest checkpoint
+    #[arg(long, value_name = "RUN", conflicts_with = "config")]
+    resume: Option<RunName>,
+
+    /// Start it even where the dry run says that it cannot work
+    #[arg(long)]
+    force: bool,
+}
+
+/// Show and change the queue
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(clap::Subcommand)]
+enum Command {
+    /// Every job: what runs, what waits, what ended (the default)
+    List,
+    /// Start what waits; also after the machine was started again
+    Start,
+    /// Start no further job; what runs goes on
+    Pause,
+    /// Put a job that waits at another place, 1 being next
+    Move {
+        /// Its number
+        job: JobId,
+        /// The place among those that wait
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+        place: u32,
+    },
+    /// Take a job that does not run out of the queue
+    Remove {
+        /// Its number
+        job: JobId,
+    },
+    /// Ask the run of a job to finish its step, save and leave; a check ends at once
+    Stop {
+        /// Its number
+        job: JobId,
+    },
+    /// Put a job that ended behind those that wait
+    Retry {
+        /// Its number
+        job: JobId,
+        /// Start it even where the dry run says that it cannot work
+        #[arg(long)]
+        force: bool,
+    },
+    /// What a job printed last
+    Log {
+        /// Its number
+        job: JobId,
+    },
+    /// Do what the queue has, in a session of its own, until that is nothing
+    #[command(hide = true)]
+    Work,
+}
+
+/// Adds a job, and sees that somebody works.
+pub(crate) fn add(runs: Runs, args: &Add, json: bool) -> Result<(), Failure> {
+    let folder = std::env::current_dir().context("cannot tell the current folder")?;
+    let (name, work) = match (&args.resume, &args.config) {
+        (Some(run), _) => {
+            runs.overview(run).map_err(failure)?;
+            (run.clone(), Work::Resume { run: run.clone() })
+        }
+        (None, path) => {
+            let path = path.as_deref().unwrap_or(Path::new(""));
+            let config = std::fs::read_to_string(path).map_err(|error| {
+                Failure::usage(format_args!("cannot read `{}`: {error}", path.display()))
+            })?;
+            let name = match &args.name {
+                Some(name) => name.clone(),
+                None => queue::name_of(&config, &args.set).map_err(Failure::usage)?,
+            };
+            let source = path.display().to_string();
+            (name, Work::Train { config, source })
+        }
+    };
+    let queue = Queue::new(runs);
+    let job = queue.add(NewJob {
+        name,
+        work,
+        set: args.set.clone(),
+        folder,
+        confined_to: None,
+        force: args.force,
+    });
+    let job = job.map_err(failure)?;
+    see_to(&queue)?;
+    if json {
+        return print_json(&job);
+    }
+    let after = match queue.is_paused() {
+        true => "; the queue is paused: `surefoot runs queue start`",
+        false => "",
+    };
+    output::print(&format!("job {}: {}{after}\n", job.id, job.what.name))?;
+    Ok(())
+}
+
+/// Runs the command.
+pub(crate) fn run(runs: Runs, args: &Args, json: bool) -> Result<(), Failure> {
+    let queue = Queue::new(runs);
+    match args.command.as_ref().unwrap_or(&Command::List) {
+        Command::List => {
+            let listing = queue.list().map_err(failure)?;
+            match json {
+                true => print_json(&listing)?,
+                false => output::print(&table(&listing))?,
+            }
+        }
+        Command::Start => {
+            queue.pause(false).map_err(failure)?;
+            see_to(&queue)?;
+        }
+        Command::Pause => queue.pause(true).map_err(failure)?,
+        Command::Move { job, place } => {
+            let place = usize::try_from(*place).unwrap_or(usize::MAX);
+            queue.move_to(*job, place - 1).map_err(failure)?;
+        }
+        Command::Remove { job } => queue.remove(*job).map_err(failure)?,
+        Command::Stop { job } => queue.stop(*job).map_err(failure)?,
+        Command::Retry { job, force } => {
+            queue.retry(*job, *force).map_err(failure)?;
+            see_to(&queue)?;
+        }
+        Command::Log { job } => match queue.job_log(*job, None).map_err(failure)? {
+            Some(part) if json => print_json(&part)?,
+            Some(part) => output::print(&part.text)?,
+            None => output::print("it printed nothing yet\n")?,
+        },
+        Command::Work => {
+            // Already the first of a session where somebody started it so.
+            let _ = rustix::process::setsid();
+            if queue::work(&queue, &program()?).map_err(failure)? == Worked::Elsewhere {
+                eprintln!("surefoot: another process works off this queue");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Starts a process that works off the queue, if there is something to do and nobody does it.
+fn see_to(queue: &Queue) -> Result<(), Failure> {
+    if queue.needs_worker().map_err(failure)? {
+        queue.start_worker(&program()?).map_err(failure)?;
+    }
+    Ok(())
+}
+
+fn program() -> Result<PathBuf, Failure> {
+    Ok(std::env::current_exe().context("cannot tell where this executable is")?)
+}
+
+fn table(listing: &Listing) -> String {
+    let mut rows = vec![["job", "run", "state", ""].map(str::to_owned).to_vec()];
+    rows.extend(listing.jobs.iter().map(row));
+    let mut text = match listing.jobs.is_empty() {
+        true => "no jobs; `surefoot runs add CONFIG` adds one\n".to_owned(),
+        false => columns(&rows),
+    };
+    if listing.paused {
+        text += "paused: `surefoot runs queue start` goes on\n";
+    }
+    for unreadable in &listing.unreadable {
+        text += &format!("{}\n", printable(unreadable));
+    }
+    text
+}
+
+fn row(job: &Job) -> Vec<String> {
+    let run = job.state.run().unwrap_or(&job.what.name);
+    let more = match &job.state {
+        State::Ended {
+            error: Some(error), ..
+        } => printable(error.lines().next().unwrap_or_default()),
+        State::Waiting | State::Checking { .. } if job.what.force => "forced".to_owned(),
+        _ => String::new(),
+    };
+    vec![
+        job.id.to_string(),
+        run.to_string(),
+        job.state.word().to_owned(),
+        more,
+    ]
+}

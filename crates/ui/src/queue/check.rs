@@ -1,0 +1,152 @@
+//! Asking the trainer about a config, without a job.
+
+use std::io::{self, Read, Write as _};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::job::{NewJob, Work};
+use super::{Queue, plain};
+use crate::runs::{Error, Process, RunName, wait_for};
+
+/// Most bytes that are read of what is printed.
+const LONGEST: u64 = 1 << 20;
+
+/// What to ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Question {
+    /// What is wrong with the config, with places.
+    Config,
+    /// What a dry run finds.
+    DryRun,
+}
+
+impl Question {
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Config => &["--check", "--json"],
+            Self::DryRun => &["--dry-run", "--json"],
+        }
+    }
+}
+
+impl Queue {
+    /// What the trainer says to a job that is not added: its JSON under `found`, or `error`, a text.
+    ///
+    /// # Errors
+    /// When it cannot be started, or takes longer than `at_most`.
+    pub fn ask(
+        &self,
+        program: &Path,
+        job: &NewJob,
+        question: Question,
+        at_most: Duration,
+    ) -> Result<Value, Error> {
+        let io = |error| Error::io("start", program, error);
+        let mut command = command(self, program, job, &job.name).map_err(io)?;
+        command.args(question.arguments());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = spawn(command, job).map_err(io)?;
+        let (output, errors) = (child.stdout.take(), child.stderr.take());
+        let output = std::thread::spawn(move || read(output));
+        let errors = std::thread::spawn(move || read(errors));
+        let in_time = Process::of(child.id())
+            .is_none_or(|process| wait_for(&process, Some(at_most)).unwrap_or(true));
+        if !in_time {
+            let _ = child.kill();
+        }
+        let status = child.wait().map_err(io)?;
+        if !in_time {
+            let seconds = at_most.as_secs();
+            return Err(Error::Refused(format!(
+                "no answer within {seconds} seconds"
+            )));
+        }
+        let found = output.join().unwrap_or_default();
+        let found: Option<Value> = serde_json::from_str(&found).ok();
+        let errors = plain(&errors.join().unwrap_or_default());
+        let error = match (&found, status.success()) {
+            (Some(_), _) => None,
+            (None, _) => Some(match errors.rsplit_once("surefoot: ") {
+                Some((_, error)) => error.trim().to_owned(),
+                None => errors.trim().to_owned(),
+            }),
+        };
+        Ok(json!({ "found": found, "error": error }))
+    }
+}
+
+fn read(stream: Option<impl Read>) -> String {
+    let mut bytes = Vec::new();
+    if let Some(stream) = stream {
+        let _ = stream.take(LONGEST).read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// `surefoot train` for a job, its run to be called `run`; what it prints goes nowhere yet.
+pub(super) fn command(
+    queue: &Queue,
+    program: &Path,
+    job: &NewJob,
+    run: &RunName,
+) -> io::Result<Command> {
+    let root = std::path::absolute(queue.runs().root())?;
+    let mut command = Command::new(program);
+    let mut set = Vec::new();
+    command.arg("train");
+    match &job.work {
+        Work::Train { source, .. } => {
+            command.args(["-", "--source", source]);
+            set.push(format!("name={}", quoted(run.as_str())));
+            set.push(format!("output_dir={}", quoted_path(&root)?));
+        }
+        Work::Resume { .. } => {
+            command.arg("--resume").arg(root.join(run.as_str()));
+        }
+    }
+    for set in job.set.iter().chain(&set) {
+        command.arg("--set").arg(set);
+    }
+    if let Some(folders) = &job.confined_to {
+        let folders = std::env::join_paths(folders).map_err(io::Error::other)?;
+        command.env("SUREFOOT_CONFIG_FOLDERS", folders);
+    }
+    command.current_dir(&job.folder);
+    Ok(command)
+}
+
+/// Starts a command of [`command`], and gives it its config.
+pub(super) fn spawn(mut command: Command, job: &NewJob) -> io::Result<Child> {
+    use std::os::unix::process::CommandExt as _;
+    let config = match &job.work {
+        Work::Train { config, .. } => Some(config),
+        Work::Resume { .. } => None,
+    };
+    match config {
+        Some(_) => command.stdin(Stdio::piped()),
+        None => command.stdin(Stdio::null()),
+    };
+    // A Ctrl-C that is meant for who starts it is not for the run.
+    let mut child = command.process_group(0).spawn()?;
+    if let (Some(mut input), Some(config)) = (child.stdin.take(), config) {
+        // One that ends before it has read says why.
+        let _ = input.write_all(config.as_bytes());
+    }
+    Ok(child)
+}
+
+/// As a YAML text, which JSON's are.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
+/// A path in a config, where `$$` is a `$`.
+fn quoted_path(path: &Path) -> io::Result<String> {
+    let text = path
+        .to_str()
+        .ok_or_else(|| io::Error::other(format!("`{}` is not UTF-8 text", path.display())))?;
+    Ok(quoted(&text.replace('$', "$$")))
+}

@@ -1,0 +1,340 @@
+//! The files of the queue: reading them, and changing them one at a time.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use super::job::{Ended, Job, JobId, NewJob, State};
+use super::{Listing, Queue};
+use crate::runs::{Error, RunName, boot_id, signal_terminate};
+
+/// Jobs that ended, of which the newest are kept.
+const KEPT: usize = 100;
+/// Jobs that wait at most.
+const WAITING: usize = 1000;
+/// Longest file of a job that is read: a config and its settings.
+const LONGEST: u64 = 1 << 20;
+
+/// What comes next for who works.
+pub(super) enum Next {
+    /// A job that is to be started, noted as begun.
+    Start(Job),
+    /// A job that somebody began.
+    TakeOver(Job),
+    /// Nothing; the lock of the one that works is free again.
+    Nothing,
+}
+
+/// Held while files are changed.
+struct Changing {
+    _lock: File,
+}
+
+impl Queue {
+    /// The queue as it stands.
+    ///
+    /// # Errors
+    /// When its folder is there and cannot be read.
+    pub fn list(&self) -> Result<Listing, Error> {
+        let (mut jobs, unreadable) = self.read()?;
+        jobs.sort_by_key(|job| match job.state {
+            State::Checking { .. } | State::Running { .. } => (0, 0, job.id),
+            State::Waiting => (1, job.order, job.id),
+            State::Ended { at, .. } => (2, u64::MAX - at, JobId(u64::MAX - job.id.0)),
+        });
+        Ok(Listing {
+            paused: self.is_paused(),
+            working: self.is_working(),
+            jobs,
+            unreadable,
+        })
+    }
+
+    /// One job.
+    ///
+    /// # Errors
+    /// [`Error::NoJob`].
+    pub fn job(&self, id: JobId) -> Result<Job, Error> {
+        let (jobs, _) = self.read()?;
+        let job = jobs.into_iter().find(|job| job.id == id);
+        job.ok_or(Error::NoJob { job: id.0 })
+    }
+
+    /// Adds a job behind the others.
+    ///
+    /// # Errors
+    /// When too many wait, or it cannot be written.
+    pub fn add(&self, what: NewJob) -> Result<Job, Error> {
+        let changing = self.change()?;
+        let (mut jobs, _) = self.read()?;
+        let waiting = jobs.iter().filter(|job| job.state == State::Waiting);
+        if waiting.count() >= WAITING {
+            return Err(Error::Refused(format!("{WAITING} jobs wait already")));
+        }
+        self.forget_oldest(&mut jobs);
+        let job = Job {
+            id: JobId(self.newest_number()? + 1),
+            order: last_order(&jobs) + 1,
+            added: now(),
+            attempts: 0,
+            what,
+            state: State::Waiting,
+        };
+        self.write(&changing, &job)?;
+        Ok(job)
+    }
+
+    /// Takes a job that nobody works at out of the list, with what it printed if it came to no run.
+    ///
+    /// # Errors
+    /// [`Error::NoJob`], or [`Error::Refused`] while it runs.
+    pub fn remove(&self, id: JobId) -> Result<(), Error> {
+        let _changing = self.change()?;
+        let job = self.job(id)?;
+        if job.state.is_active() {
+            return Err(Error::Refused(format!(
+                "job {id} is running: stop it first"
+            )));
+        }
+        let path = self.path(id);
+        fs::remove_file(&path).map_err(|error| Error::io("remove", &path, error))?;
+        let _ = fs::remove_file(self.log_path(id));
+        Ok(())
+    }
+
+    /// Puts a job that waits at a place among those that wait, 0 being next.
+    ///
+    /// # Errors
+    /// [`Error::NoJob`], or [`Error::Refused`] when it does not wait.
+    pub fn move_to(&self, id: JobId, place: usize) -> Result<(), Error> {
+        let changing = self.change()?;
+        let job = self.job(id)?;
+        if job.state != State::Waiting {
+            return Err(Error::Refused(format!("job {id} does not wait")));
+        }
+        let (mut jobs, _) = self.read()?;
+        jobs.retain(|other| other.state == State::Waiting && other.id != id);
+        jobs.sort_by_key(|job| (job.order, job.id));
+        jobs.insert(place.min(jobs.len()), job);
+        for (order, mut job) in (1..).zip(jobs) {
+            if job.order != order {
+                job.order = order;
+                self.write(&changing, &job)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a job that ended behind those that wait; with `force` it is started whatever the check says.
+    ///
+    /// # Errors
+    /// [`Error::NoJob`], or [`Error::Refused`] when it has not ended.
+    pub fn retry(&self, id: JobId, force: bool) -> Result<Job, Error> {
+        let changing = self.change()?;
+        let mut job = self.job(id)?;
+        if !matches!(job.state, State::Ended { .. }) {
+            return Err(Error::Refused(format!("job {id} has not ended")));
+        }
+        let (jobs, _) = self.read()?;
+        job.order = last_order(&jobs) + 1;
+        job.attempts = 0;
+        job.state = State::Waiting;
+        job.what.force = force;
+        self.write(&changing, &job)?;
+        Ok(job)
+    }
+
+    /// Asks the process of a job to stop: a check ends at once, a run finishes its step and saves.
+    ///
+    /// # Errors
+    /// [`Error::NoJob`], or [`Error::Refused`] when it does not run.
+    pub fn stop(&self, id: JobId) -> Result<(), Error> {
+        match self.job(id)?.state {
+            State::Running {
+                process: Some(process),
+                ..
+            } => self.runs().stop_process(&process, false).map(drop),
+            State::Checking {
+                process: Some(process),
+            } => signal_terminate(&process),
+            _ => Err(Error::Refused(format!("job {id} is not running"))),
+        }
+    }
+
+    /// Whether no further job is started.
+    pub fn is_paused(&self) -> bool {
+        self.folder.join("paused").exists()
+    }
+
+    /// Has no further job started, or starts them again. What runs goes on.
+    ///
+    /// # Errors
+    /// When that cannot be noted.
+    pub fn pause(&self, paused: bool) -> Result<(), Error> {
+        let _changing = self.change()?;
+        let path = self.folder.join("paused");
+        let done = match paused {
+            true => File::create(&path).map(drop),
+            false => match fs::remove_file(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                done => done,
+            },
+        };
+        done.map_err(|error| Error::io("write", &path, error))
+    }
+
+    /// What is next for the one that works; lets go of its lock when that is nothing, before somebody can add
+    /// a job and see that it is taken care of.
+    pub(super) fn next(&self, work_lock: &mut Option<File>) -> Result<Next, Error> {
+        let changing = self.change()?;
+        let (mut jobs, _) = self.read()?;
+        jobs.sort_by_key(|job| (job.order, job.id));
+        if let Some(begun) = jobs.iter().position(|job| job.state.is_active()) {
+            return Ok(Next::TakeOver(jobs.swap_remove(begun)));
+        }
+        let waiting = jobs.iter().position(|job| job.state == State::Waiting);
+        let Some(waiting) = waiting.filter(|_| !self.is_paused()) else {
+            *work_lock = None;
+            return Ok(Next::Nothing);
+        };
+        let mut job = jobs.swap_remove(waiting);
+        job.attempts += 1;
+        job.state = State::Checking { process: None };
+        self.write(&changing, &job)?;
+        Ok(Next::Start(job))
+    }
+
+    /// Notes how a job stands now.
+    pub(super) fn note(&self, job: &mut Job, state: State) -> Result<(), Error> {
+        let changing = self.change()?;
+        job.state = state;
+        self.write(&changing, job)
+    }
+
+    /// Notes that a job runs, under a name that no run has.
+    pub(super) fn note_running(&self, job: &mut Job, run: RunName) -> Result<(), Error> {
+        let boot = boot_id();
+        self.note(
+            job,
+            State::Running {
+                process: None,
+                boot,
+                run,
+            },
+        )
+    }
+
+    fn change(&self) -> Result<Changing, Error> {
+        let path = self.folder.join("lock");
+        let io = |error| Error::io("lock", &path, error);
+        fs::create_dir_all(&self.folder).map_err(io)?;
+        let file = File::create(&path).map_err(io)?;
+        file.lock().map_err(io)?;
+        Ok(Changing { _lock: file })
+    }
+
+    /// All jobs, and the files that are none.
+    fn read(&self) -> Result<(Vec<Job>, Vec<String>), Error> {
+        let (mut jobs, mut unreadable) = (Vec::new(), Vec::new());
+        for (id, path) in self.files()? {
+            let job = crate::runs::read_text(File::open(&path), LONGEST);
+            let job = job.and_then(|text| Ok(serde_json::from_str::<Job>(&text)?));
+            match job {
+                Ok(job) if job.id == id => jobs.push(job),
+                Ok(job) => unreadable.push(format!("{}: it says job {}", path.display(), job.id)),
+                // Taken away meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => unreadable.push(format!("{}: {error}", path.display())),
+            }
+        }
+        Ok((jobs, unreadable))
+    }
+
+    fn files(&self) -> Result<Vec<(JobId, PathBuf)>, Error> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(Error::io("read", &self.folder, error)),
+        };
+        let files = entries.flatten().filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let id = name.strip_prefix("job-")?.strip_suffix(".json")?;
+            Some((id.parse().ok()?, entry.path()))
+        });
+        Ok(files.collect())
+    }
+
+    fn newest_number(&self) -> Result<u64, Error> {
+        let numbers = self.files()?.into_iter().map(|(id, _)| id.0);
+        Ok(numbers.max().unwrap_or(0))
+    }
+
+    fn path(&self, id: JobId) -> PathBuf {
+        self.folder.join(format!("job-{:06}.json", id.0))
+    }
+
+    /// Where a job prints to until its run has a folder.
+    pub(super) fn log_path(&self, id: JobId) -> PathBuf {
+        self.folder.join(format!("job-{:06}.log", id.0))
+    }
+
+    /// Replaces the file of a job: whoever reads it sees the old one or the new one.
+    fn write(&self, _changing: &Changing, job: &Job) -> Result<(), Error> {
+        let path = self.path(job.id);
+        let draft = path.with_extension("tmp");
+        let text = serde_json::to_string_pretty(job);
+        let written = text.map_err(io::Error::from).and_then(|text| {
+            let mut file = File::create(&draft)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&draft, &path)
+        });
+        written.map_err(|error| {
+            // A full disk is not to be made fuller.
+            let _ = fs::remove_file(&draft);
+            Error::io("write", &path, error)
+        })
+    }
+
+    fn forget_oldest(&self, jobs: &mut Vec<Job>) {
+        let ended = |job: &Job| match job.state {
+            State::Ended { at, .. } => Some(at),
+            _ => None,
+        };
+        jobs.sort_by_key(|job| (ended(job).is_none(), ended(job), job.id));
+        let count = jobs.iter().filter(|job| ended(job).is_some()).count();
+        for job in jobs.drain(..count.saturating_sub(KEPT - 1)) {
+            let _ = fs::remove_file(self.path(job.id));
+            let _ = fs::remove_file(self.log_path(job.id));
+        }
+    }
+}
+
+fn last_order(jobs: &[Job]) -> u64 {
+    jobs.iter().map(|job| job.order).max().unwrap_or(0)
+}
+
+pub(super) fn now() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
+}
+
+/// The end of a job.
+pub(super) fn ended(how: Ended, error: Option<String>, run: Option<RunName>) -> State {
+    State::Ended {
+        how,
+        error,
+        at: now(),
+        run,
+    }
+}
+
+/// Whether a run has something to go on from.
+pub(super) fn has_checkpoint(run: &Path) -> bool {
+    let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten();
+    entries.flatten().any(|entry| {
+        let name = entry.file_name();
+        name.to_string_lossy().starts_with("step-")
+    })
+}

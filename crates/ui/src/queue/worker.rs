@@ -1,0 +1,372 @@
+//! The process that starts the jobs, one at a time.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::Duration;
+
+use super::job::{Ended, Job, State, Work};
+use super::log::{OUTPUT, plain};
+use super::store::{Next, ended, has_checkpoint};
+use super::{Queue, check};
+use crate::runs::{Error, Process, RunName, Status, boot_id, is_asked, wait_for};
+
+/// Between two looks for the folder of a run that begins, and at a run that is not ours.
+const LOOK: Duration = Duration::from_millis(200);
+/// Beginnings of a job that ended with neither a result nor an error: more, and it is taken for what ends them.
+const ATTEMPTS: u32 = 3;
+/// Most bytes of what a check prints.
+const LONGEST_CHECK: u64 = 1 << 20;
+/// Most bytes of an error, from the end of a log.
+const LONGEST_ERROR: u64 = 4 << 10;
+
+/// How it ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Worked {
+    /// Nothing is left to do.
+    Done,
+    /// Another process does it.
+    Elsewhere,
+}
+
+/// Does what the queue has, until that is nothing. `program` is `surefoot`.
+///
+/// # Errors
+/// When a file of the queue cannot be read or written. What was begun goes on, and is found by the next one.
+pub fn work(queue: &Queue, program: &Path) -> Result<Worked, Error> {
+    let mut lock = queue.try_work_lock()?;
+    if lock.is_none() {
+        return Ok(Worked::Elsewhere);
+    }
+    let worker = Worker { queue, program };
+    loop {
+        worker.wait_for_other_runs()?;
+        match queue.next(&mut lock)? {
+            Next::Start(job) => worker.start(job)?,
+            Next::TakeOver(job) => worker.take_over(job)?,
+            Next::Nothing => return Ok(Worked::Done),
+        }
+    }
+}
+
+struct Worker<'a> {
+    queue: &'a Queue,
+    program: &'a Path,
+}
+
+impl Worker<'_> {
+    /// One run at a time: those that were started in a terminal count, too.
+    fn wait_for_other_runs(&self) -> Result<(), Error> {
+        loop {
+            let jobs = self.queue.list()?;
+            let waits = |job: &super::Job| job.state == State::Waiting;
+            let is_next = !jobs.paused
+                && jobs.jobs.iter().any(waits)
+                && !jobs.jobs.iter().any(|job| job.state.is_active());
+            let runs = self.queue.runs().list()?;
+            let process = runs.into_iter().find_map(|run| match run.status {
+                Status::Running { process, .. } => Some(process),
+                _ => None,
+            });
+            match process {
+                Some(process) if is_next => wait(process.as_ref(), LOOK * 5),
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Checks a job, and trains.
+    fn start(&self, mut job: Job) -> Result<(), Error> {
+        if let Work::Resume { run } = &job.what.work
+            && !self.queue.runs().exists(run)
+        {
+            let error = format!("there is no run `{run}` any more");
+            return self
+                .queue
+                .note(&mut job, ended(Ended::Refused, Some(error), None));
+        }
+        if !job.what.force {
+            let check = self.check(&mut job)?;
+            if let Some(end) = check {
+                return self.queue.note(&mut job, end);
+            }
+        }
+        self.train(job)
+    }
+
+    /// A dry run; how the job ends if it is not to begin.
+    fn check(&self, job: &mut Job) -> Result<Option<State>, Error> {
+        let name = job.what.name.clone();
+        let refused = |error: String| Some(ended(Ended::Refused, Some(error), None));
+        let spawned = self.spawn(job, &name, true);
+        let (mut child, log) = match spawned {
+            Ok(spawned) => spawned,
+            Err(error) => return Ok(refused(format!("cannot start the check: {error}"))),
+        };
+        let begins = log.metadata().map_or(0, |log| log.len());
+        self.queue.note(
+            job,
+            State::Checking {
+                process: Process::of(child.id()),
+            },
+        )?;
+        let mut found = Vec::new();
+        if let Some(output) = child.stdout.take() {
+            let _ = output.take(LONGEST_CHECK).read_to_end(&mut found);
+        }
+        let io = |error| Error::io("wait for", self.program, error);
+        let status = child.wait().map_err(io)?;
+        if !status.success() {
+            return Ok(match status.signal() {
+                Some(2 | 15) => Some(ended(Ended::Stopped, None, None)),
+                _ => refused(why(&log, begins, status)),
+            });
+        }
+        let found: serde_json::Value = serde_json::from_slice(&found).unwrap_or_default();
+        let advice = found["advice"].as_array().into_iter().flatten();
+        let advice: Vec<&str> = advice.filter_map(|advice| advice.as_str()).collect();
+        if advice.is_empty() {
+            return Ok(None);
+        }
+        Ok(refused(format!(
+            "it needs more memory than there is; what helps, most first:\n- {}",
+            advice.join("\n- ")
+        )))
+    }
+
+    fn train(&self, mut job: Job) -> Result<(), Error> {
+        let run = match &job.what.work {
+            Work::Train { .. } => self.free_name(&job.what.name)?,
+            Work::Resume { run } => run.clone(),
+        };
+        self.queue.note_running(&mut job, run.clone())?;
+        let (mut child, log) = match self.spawn(&job, &run, false) {
+            Ok(spawned) => spawned,
+            Err(error) => {
+                let error = format!("cannot start the trainer: {error}");
+                return self
+                    .queue
+                    .note(&mut job, ended(Ended::Failed, Some(error), None));
+            }
+        };
+        let begins = log.metadata().map_or(0, |log| log.len());
+        let process = Process::of(child.id());
+        let state = State::Running {
+            process: process.clone(),
+            boot: boot_id(),
+            run: run.clone(),
+        };
+        self.queue.note(&mut job, state)?;
+        let run = match &process {
+            Some(process) => self.follow(&mut job, process, run)?,
+            None => run,
+        };
+        let status = child.wait();
+        let status = status.map_err(|error| Error::io("wait for", self.program, error))?;
+        self.move_log(&job, &run);
+        let end = self.ending(&run, Some((status, &log, begins)));
+        self.queue.note(&mut job, end)
+    }
+
+    /// Waits for the end of a process that trains, and sees meanwhile which run that is.
+    fn follow(&self, job: &mut Job, process: &Process, told: RunName) -> Result<RunName, Error> {
+        let (mut run, mut is_found) = (told, false);
+        while !wait_for(process, (!is_found).then_some(LOOK)).unwrap_or(true) {
+            let Some(found) = self.run_of(process, &run)? else {
+                continue;
+            };
+            is_found = true;
+            self.move_log(job, &found);
+            if found != run {
+                run = found;
+                let state = State::Running {
+                    process: Some(process.clone()),
+                    boot: process.boot.clone(),
+                    run: run.clone(),
+                };
+                self.queue.note(job, state)?;
+            }
+        }
+        Ok(run)
+    }
+
+    /// Goes on with what another worker began.
+    fn take_over(&self, mut job: Job) -> Result<(), Error> {
+        match job.state.clone() {
+            State::Running { process, boot, run } => {
+                let run = match &process {
+                    Some(process) => self.follow(&mut job, process, run)?,
+                    None => run,
+                };
+                // The process may have begun without having been noted.
+                while let Some(Status::Running { process, .. }) = self.status(&run) {
+                    wait(process.as_ref(), LOOK);
+                }
+                self.move_log(&job, &run);
+                let mut end = self.ending(&run, None);
+                let is_unexplained = matches!(
+                    end,
+                    State::Ended {
+                        how: Ended::Failed,
+                        ..
+                    }
+                ) && !matches!(self.status(&run), Some(Status::Failed { .. }));
+                let was_cut_off = is_unexplained && boot != boot_id();
+                // Asked before it could do more than end.
+                if is_unexplained
+                    && process.is_some_and(|process| is_asked(self.queue.runs(), &process))
+                {
+                    end = ended(Ended::Stopped, None, self.status(&run).map(|_| run.clone()));
+                }
+                if !was_cut_off || job.attempts >= ATTEMPTS {
+                    return self.queue.note(&mut job, end);
+                }
+                if has_checkpoint(&self.queue.runs().root().join(run.as_str())) {
+                    job.what.work = Work::Resume { run };
+                    job.what.set.clear();
+                }
+                self.queue.note(&mut job, State::Waiting)
+            }
+            State::Checking { process } => {
+                if let Some(process) = &process {
+                    let _ = wait_for(process, None);
+                }
+                if job.attempts < ATTEMPTS {
+                    return self.queue.note(&mut job, State::Waiting);
+                }
+                let error = format!("its check was cut off {ATTEMPTS} times");
+                self.queue
+                    .note(&mut job, ended(Ended::Refused, Some(error), None))
+            }
+            State::Waiting | State::Ended { .. } => Ok(()),
+        }
+    }
+
+    fn status(&self, run: &RunName) -> Option<Status> {
+        self.queue.runs().overview(run).ok().map(|run| run.status)
+    }
+
+    /// How a run ended, by its exit code and its log where they are known, and by what its folder has.
+    fn ending(&self, run: &RunName, exit: Option<(ExitStatus, &File, u64)>) -> State {
+        let status = self.status(run);
+        let there = status.is_some().then(|| run.clone());
+        let failed = |error| ended(Ended::Failed, Some(error), there.clone());
+        match (status, exit) {
+            (Some(Status::Failed { error: Some(error) }), _) => failed(error),
+            (_, Some((exit, ..))) if matches!(exit.signal(), Some(2 | 15)) => {
+                ended(Ended::Stopped, None, there)
+            }
+            (_, Some((exit, log, begins))) if !exit.success() => failed(why(log, begins, exit)),
+            (Some(Status::Completed), _) => ended(Ended::Completed, None, there),
+            (Some(Status::Stopped | Status::Running { .. }), _) => {
+                ended(Ended::Stopped, None, there)
+            }
+            (Some(Status::Failed { error: None }), _) => failed("the run failed".into()),
+            (Some(Status::Interrupted), _) => {
+                failed("it ended without a word: killed, or the machine went down".into())
+            }
+            (None, _) => failed("it ended before its run began".into()),
+        }
+    }
+
+    /// The run that a process trains: mostly the one that it was told to.
+    fn run_of(&self, process: &Process, told: &RunName) -> Result<Option<RunName>, Error> {
+        let is_its = |status: &Status| matches!(status, Status::Running { process: Some(holder), .. } if holder == process);
+        if self.status(told).as_ref().is_some_and(is_its) {
+            return Ok(Some(told.clone()));
+        }
+        let runs = self.queue.runs().list()?;
+        let mut its = runs.into_iter().filter(|run| is_its(&run.status));
+        Ok(its.next().map(|run| run.name))
+    }
+
+    /// `name`, `name-2`, …: the first that is free.
+    fn free_name(&self, name: &RunName) -> Result<RunName, Error> {
+        let root = self.queue.runs().root();
+        for number in 1_u32.. {
+            let text = match number {
+                1 => name.to_string(),
+                _ => format!("{name}-{number}"),
+            };
+            let free = RunName::parse(&text).map_err(|error| Error::Refused(error.to_string()))?;
+            if root.join(free.as_str()).symlink_metadata().is_err() {
+                return Ok(free);
+            }
+        }
+        Err(Error::Refused(format!("no free name like `{name}`")))
+    }
+
+    /// `surefoot train`, with what it prints going to the job's log, which is returned; of a check, what is printed
+    /// as its result is read by us.
+    fn spawn(&self, job: &Job, run: &RunName, is_check: bool) -> io::Result<(Child, File)> {
+        let mut command = check::command(self.queue, self.program, &job.what, run)?;
+        let log = self.log(job)?;
+        command.stderr(log.try_clone()?);
+        match is_check {
+            true => command.args(["--dry-run", "--json"]).stdout(Stdio::piped()),
+            false => command.stdout(log.try_clone()?),
+        };
+        Ok((check::spawn(command, &job.what)?, log))
+    }
+
+    /// The log of a job, to write at its end: in the folder of a run that is resumed, else beside the job.
+    fn log(&self, job: &Job) -> io::Result<File> {
+        let path = match &job.what.work {
+            Work::Train { .. } => self.queue.log_path(job.id),
+            Work::Resume { run } => self.queue.runs().root().join(run.as_str()).join(OUTPUT),
+        };
+        // Never through a link that lies in the folder.
+        let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+        let log = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .custom_flags(flags)
+            .open(path)?;
+        match log.metadata()?.is_file() {
+            true => Ok(log),
+            false => Err(io::Error::other("the log is not a regular file")),
+        }
+    }
+
+    /// Puts the log of a job into the folder of its run; whoever writes it goes on.
+    fn move_log(&self, job: &Job, run: &RunName) {
+        let folder = self.queue.runs().root().join(run.as_str());
+        let target = folder.join(OUTPUT);
+        if self.queue.runs().exists(run) && target.symlink_metadata().is_err() {
+            // Where it cannot be, it is read where it was.
+            let _ = std::fs::rename(self.queue.log_path(job.id), target);
+        }
+    }
+}
+
+/// Waits for a process, or, where it cannot be told which one it is, for a while.
+fn wait(process: Option<&Process>, at_most: Duration) {
+    let ended = process.and_then(|process| wait_for(process, Some(at_most)).ok());
+    if ended.is_none() {
+        std::thread::sleep(at_most);
+    }
+}
+
+/// The last error that was printed behind `begins`, or how the process ended.
+fn why(mut log: &File, begins: u64, status: ExitStatus) -> String {
+    let mut bytes = Vec::new();
+    let end = log.seek(SeekFrom::End(0)).unwrap_or(0);
+    let from = begins.max(end.saturating_sub(LONGEST_ERROR));
+    let _ = log.seek(SeekFrom::Start(from));
+    let _ = log.take(LONGEST_ERROR).read_to_end(&mut bytes);
+    let text = plain(&String::from_utf8_lossy(&bytes));
+    let said = match text.rfind("surefoot: ") {
+        Some(at) => &text[at + "surefoot: ".len()..],
+        None => "",
+    };
+    match (said.trim(), status.signal()) {
+        ("", Some(9)) => "it was killed; where memory is short, the kernel does that".to_owned(),
+        (_, Some(signal)) => format!("it was ended by signal {signal}"),
+        ("", None) => format!("it ended with exit code {}", status.code().unwrap_or(1)),
+        (said, None) => said.to_owned(),
+    }
+}

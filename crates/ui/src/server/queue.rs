@@ -1,0 +1,341 @@
+//! What the routes of the queue answer, and those that ask a run for something.
+//!
+//! A config that comes over the network may lead to the folder of the server, to that of the runs and to those that
+//! were named for it, and nowhere else; the trainer sees to that, which knows what of a config is a path.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Path, Query, State as Shared};
+use axum::http::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::State;
+use super::api::{bad, blocking, parse};
+use super::error::Refusal;
+use crate::queue::{Job, JobId, LogPart, NewJob, Question, Work, name_of};
+use crate::runs::{Request, RunName};
+
+type Answer<T> = Result<T, Refusal>;
+type Of<T> = Shared<Arc<T>>;
+
+/// Most keys that a job may set.
+const SETTINGS: usize = 50;
+/// Longest value of one, in bytes.
+const LONGEST_VALUE: usize = 4 << 10;
+/// Time for a look at a config.
+const CHECK_TIME: Duration = Duration::from_secs(30);
+/// Time for a dry run, which may load a model.
+const DRY_RUN_TIME: Duration = Duration::from_secs(600);
+
+/// What starts runs, and from where.
+pub(crate) struct Launch {
+    /// `surefoot`.
+    pub(crate) program: PathBuf,
+    /// Where paths in a config begin.
+    pub(crate) folder: PathBuf,
+    /// Where paths in a config may lead to.
+    pub(crate) allowed: Vec<PathBuf>,
+}
+
+/// A job as the page sees it: without the text of its config.
+fn shown(job: &Job) -> Value {
+    let mut value = json!(job);
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove("confined_to");
+        if let Some(work) = fields.get_mut("work").and_then(Value::as_object_mut) {
+            work.remove("config");
+        }
+    }
+    value
+}
+
+/// The queue as it stands.
+pub(super) fn listing(state: &State) -> Answer<Value> {
+    let listing = state.queue.list()?;
+    let jobs: Vec<Value> = listing.jobs.iter().map(shown).collect();
+    Ok(json!({
+        "paused": listing.paused,
+        "working": listing.working,
+        "jobs": jobs,
+        "unreadable": listing.unreadable,
+    }))
+}
+
+pub(super) async fn list(Shared(state): Of<State>) -> Answer<Json<Value>> {
+    blocking(move || Ok(Json(listing(&state)?))).await
+}
+
+/// What is to be trained: a config, that of a run with other values, or the rest of a run.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Wanted {
+    config: Option<String>,
+    like: Option<String>,
+    resume: Option<String>,
+    name: Option<String>,
+    set: BTreeMap<String, String>,
+    force: bool,
+}
+
+fn new_job(state: &State, wanted: Wanted) -> Answer<NewJob> {
+    let settings = settings(&wanted.set)?;
+    let (work, name, mut set) = match (wanted.config, wanted.like, wanted.resume) {
+        (Some(config), None, None) => {
+            let source = "config".to_owned();
+            (Work::Train { config, source }, None, Vec::new())
+        }
+        (None, Some(like), None) => {
+            let run = RunName::parse(&like)?;
+            let config = state.runs.detail(&run)?.config;
+            let source = format!("{run}/config.yaml");
+            // It is another run, and not the rest of this one.
+            let set = vec!["train.resume_from_checkpoint=null".to_owned()];
+            (Work::Train { config, source }, Some(run), set)
+        }
+        (None, None, Some(resume)) => {
+            if !settings.is_empty() || wanted.name.is_some() {
+                return Err(bad(
+                    "a run is resumed as it is: `set` and `name` are for new ones",
+                ));
+            }
+            let run = RunName::parse(&resume)?;
+            state.runs.overview(&run)?;
+            let name = Some(run.clone());
+            (Work::Resume { run }, name, Vec::new())
+        }
+        _ => return Err(bad("name one of `config`, `like` and `resume`")),
+    };
+    set.extend(settings);
+    let name = match (wanted.name, name, &work) {
+        (Some(name), ..) => RunName::parse(&name)?,
+        (None, Some(name), _) => name,
+        (None, None, Work::Train { config, .. }) => name_of(config, &set).map_err(bad)?,
+        (None, None, Work::Resume { run }) => run.clone(),
+    };
+    let launch = &state.launch;
+    let is_new = matches!(work, Work::Train { .. });
+    Ok(NewJob {
+        name,
+        work,
+        set,
+        folder: launch.folder.clone(),
+        confined_to: is_new.then(|| launch.allowed.clone()),
+        force: wanted.force,
+    })
+}
+
+/// As `--set` takes them.
+fn settings(set: &BTreeMap<String, String>) -> Answer<Vec<String>> {
+    if set.len() > SETTINGS {
+        return Err(bad(format!("at most {SETTINGS} keys can be set")));
+    }
+    let is_key = |key: &str| {
+        let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.');
+        (1..=100).contains(&key.len()) && key.bytes().all(is_letter)
+    };
+    let settings = set.iter().map(|(key, value)| match () {
+        () if !is_key(key) => Err(bad(format!("{key:?} is not a key of a config"))),
+        () if matches!(&**key, "name" | "output_dir") => Err(bad(format!(
+            "`{key}` is not set here: `name` of the request names the run"
+        ))),
+        () if value.len() > LONGEST_VALUE || value.contains('\0') => {
+            Err(bad(format!("the value of `{key}` is too long, or no text")))
+        }
+        () => Ok(format!("{key}={value}")),
+    });
+    settings.collect()
+}
+
+pub(super) async fn add(
+    Shared(state): Of<State>,
+    body: Bytes,
+) -> Answer<(StatusCode, Json<Value>)> {
+    let wanted: Wanted = parse(&body)?;
+    blocking(move || {
+        let job = state.queue.add(new_job(&state, wanted)?)?;
+        state.see_to_queue()?;
+        Ok((StatusCode::CREATED, Json(shown(&job))))
+    })
+    .await
+}
+
+pub(super) async fn check(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
+    ask(state, body, Question::Config, CHECK_TIME).await
+}
+
+pub(super) async fn dry_run(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
+    ask(state, body, Question::DryRun, DRY_RUN_TIME).await
+}
+
+/// Asks the trainer, one question at a time.
+async fn ask(
+    state: Arc<State>,
+    body: Bytes,
+    question: Question,
+    at_most: Duration,
+) -> Answer<Json<Value>> {
+    let wanted: Wanted = parse(&body)?;
+    let Ok(permit) = state.asking.clone().try_acquire_owned() else {
+        return Err(Refusal::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "another config is looked at: try again in a moment",
+        ));
+    };
+    blocking(move || {
+        // Whoever asked may be gone: the next still waits for this one.
+        let _permit = permit;
+        let job = new_job(&state, wanted)?;
+        let program = &state.launch.program;
+        Ok(Json(state.queue.ask(program, &job, question, at_most)?))
+    })
+    .await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Pause {
+    paused: bool,
+}
+
+pub(super) async fn pause(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
+    let Pause { paused } = parse(&body)?;
+    blocking(move || {
+        state.queue.pause(paused)?;
+        state.see_to_queue()?;
+        Ok(Json(listing(&state)?))
+    })
+    .await
+}
+
+pub(super) async fn remove(
+    Shared(state): Of<State>,
+    Path(job): Path<String>,
+) -> Answer<StatusCode> {
+    let job = number(&job)?;
+    blocking(move || {
+        state.queue.remove(job)?;
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Move {
+    /// Among those that wait, from 1.
+    place: usize,
+}
+
+pub(super) async fn move_to(
+    Shared(state): Of<State>,
+    Path(job): Path<String>,
+    body: Bytes,
+) -> Answer<Json<Value>> {
+    let job = number(&job)?;
+    let Move { place } = parse(&body)?;
+    let place = place
+        .checked_sub(1)
+        .ok_or_else(|| bad("places are counted from 1"))?;
+    blocking(move || {
+        state.queue.move_to(job, place)?;
+        Ok(Json(listing(&state)?))
+    })
+    .await
+}
+
+pub(super) async fn stop(Shared(state): Of<State>, Path(job): Path<String>) -> Answer<StatusCode> {
+    let job = number(&job)?;
+    blocking(move || {
+        state.queue.stop(job)?;
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Retry {
+    force: bool,
+}
+
+pub(super) async fn retry(
+    Shared(state): Of<State>,
+    Path(job): Path<String>,
+    body: Bytes,
+) -> Answer<Json<Value>> {
+    let job = number(&job)?;
+    let Retry { force } = match body.is_empty() {
+        true => Retry::default(),
+        false => parse(&body)?,
+    };
+    blocking(move || {
+        let job = state.queue.retry(job, force)?;
+        state.see_to_queue()?;
+        Ok(Json(shown(&job)))
+    })
+    .await
+}
+
+/// Where a reader of a log stands.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct At {
+    inode: Option<u64>,
+    offset: Option<u64>,
+}
+
+type AtQuery = Result<Query<At>, axum::extract::rejection::QueryRejection>;
+
+fn position(at: AtQuery) -> Answer<Option<(u64, u64)>> {
+    let Query(at) = at.map_err(|error| bad(error.body_text()))?;
+    Ok(at.inode.zip(at.offset))
+}
+
+pub(super) async fn job_log(
+    Shared(state): Of<State>,
+    Path(job): Path<String>,
+    at: AtQuery,
+) -> Answer<Json<Option<LogPart>>> {
+    let (job, at) = (number(&job)?, position(at)?);
+    blocking(move || Ok(Json(state.queue.job_log(job, at)?))).await
+}
+
+pub(super) async fn run_log(
+    Shared(state): Of<State>,
+    Path(name): Path<String>,
+    at: AtQuery,
+) -> Answer<Json<Option<LogPart>>> {
+    let (name, at) = (RunName::parse(&name)?, position(at)?);
+    blocking(move || Ok(Json(state.queue.run_log(&name, at)?))).await
+}
+
+pub(super) async fn save(Shared(state): Of<State>, Path(name): Path<String>) -> Answer<StatusCode> {
+    request(state, name, Request::Save).await
+}
+
+pub(super) async fn sample(
+    Shared(state): Of<State>,
+    Path(name): Path<String>,
+) -> Answer<StatusCode> {
+    request(state, name, Request::Sample).await
+}
+
+async fn request(state: Arc<State>, name: String, request: Request) -> Answer<StatusCode> {
+    let name = RunName::parse(&name)?;
+    blocking(move || {
+        state.runs.ask(&name, request)?;
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
+}
+
+fn number(text: &str) -> Answer<JobId> {
+    text.parse()
+        .map_err(|error: String| Refusal::new(StatusCode::NOT_FOUND, error))
+}

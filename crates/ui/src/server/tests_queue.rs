@@ -1,0 +1,179 @@
+//! What comes of requests to the queue.
+
+use std::fs;
+
+use axum::body::Body;
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use super::tests::{Place, json as body_of};
+use crate::queue::JobId;
+
+async fn post(place: &Place, path: &str, body: Value) -> (StatusCode, Value) {
+    let mut request = place.request("POST", path);
+    *request.body_mut() = Body::from(body.to_string());
+    let response = place.answer(request).await;
+    (response.status(), body_of(response).await)
+}
+
+/// A place whose queue pauses: nothing is started.
+fn paused() -> Place {
+    let place = Place::new();
+    place.state.queue.pause(true).unwrap();
+    place
+}
+
+#[tokio::test]
+async fn jobs_are_added_moved_and_removed() {
+    let place = paused();
+    for name in ["x", "y"] {
+        let config = format!("name: {name}\ntrain: {{max_steps: 3}}\n");
+        let (status, job) = post(&place, "/api/queue", json!({ "config": config })).await;
+        assert_eq!(status, StatusCode::CREATED, "{job}");
+        assert_eq!(job["name"], name);
+        assert!(!job.to_string().contains("max_steps"), "{job}");
+    }
+    let set = json!({ "train.learning_rate": "1e-3" });
+    let (_, job) = post(&place, "/api/queue", json!({ "like": "a", "set": set })).await;
+    let settings = json!([
+        "train.resume_from_checkpoint=null",
+        "train.learning_rate=1e-3"
+    ]);
+    assert_eq!(job["set"], settings);
+    let (_, job) = post(&place, "/api/queue", json!({ "resume": "a" })).await;
+    assert_eq!(job["work"], json!({ "kind": "resume", "run": "a" }));
+    let (_, queue) = post(&place, "/api/queue/4/move", json!({ "place": 1 })).await;
+    let ids: Vec<_> = queue["jobs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|job| &job["id"])
+        .collect();
+    assert_eq!(ids, [4, 1, 2, 3]);
+    let status = place
+        .answer(place.request("DELETE", "/api/queue/1"))
+        .await
+        .status();
+    assert_eq!(status, StatusCode::NO_CONTENT);
+    let (_, queue) = place.get("/api/queue").await;
+    assert_eq!(queue["jobs"].as_array().unwrap().len(), 3);
+    assert_eq!(queue["paused"], true);
+}
+
+/// What comes over the network says nothing of folders and programs.
+#[tokio::test]
+async fn a_config_from_the_page_is_confined_and_the_run_is_where_runs_are() {
+    let place = paused();
+    post(
+        &place,
+        "/api/queue",
+        json!({ "config": "data: {path: /etc/passwd}\n" }),
+    )
+    .await;
+    let job = place.state.queue.job(JobId(1)).unwrap();
+    assert_eq!(
+        job.what.confined_to,
+        Some(place.state.launch.allowed.clone())
+    );
+    assert_eq!(job.what.folder, place.state.launch.folder);
+}
+
+#[tokio::test]
+async fn what_is_no_job_is_refused() {
+    let place = paused();
+    let long = "x".repeat(5000);
+    for body in [
+        json!({}),
+        json!({ "config": "", "like": "a" }),
+        json!({ "config": "name: ../x\n" }),
+        json!({ "config": "name: [\n" }),
+        json!({ "config": "", "name": ".hidden" }),
+        json!({ "config": "", "set": { "output_dir": "/tmp" } }),
+        json!({ "config": "", "set": { "name": "x" } }),
+        json!({ "config": "", "set": { "a b": "1" } }),
+        json!({ "config": "", "set": { "--resume": "1" } }),
+        json!({ "config": "", "set": { "train.x": long } }),
+        json!({ "config": "", "folder": "/" }),
+        json!({ "config": "", "confined_to": null }),
+        json!({ "like": "../a" }),
+        json!({ "like": "missing" }),
+        json!({ "resume": "missing" }),
+        json!({ "resume": "a", "set": { "train.x": "1" } }),
+        json!([]),
+    ] {
+        for path in ["/api/queue", "/api/check", "/api/dry-run"] {
+            let (status, said) = post(&place, path, body.clone()).await;
+            assert!(
+                matches!(status.as_u16(), 400 | 404),
+                "{path} {body}: {status} {said}"
+            );
+        }
+    }
+    for job in [
+        "0x1",
+        "-1",
+        "1e3",
+        "..",
+        "%2e%2e",
+        "99999999999999999999",
+        "1%00",
+        "",
+    ] {
+        let status = place
+            .answer(place.request("DELETE", &format!("/api/queue/{job}")))
+            .await
+            .status();
+        assert!(
+            matches!(status.as_u16(), 400 | 404 | 405),
+            "{job}: {status}"
+        );
+    }
+    assert_eq!(place.get("/api/queue").await.1["jobs"], json!([]));
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_there_is_told_and_the_job_stays() {
+    let place = Place::new();
+    let (status, said) = post(&place, "/api/queue", json!({ "config": "" })).await;
+    assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR, "{said}");
+    assert!(
+        said["error"].as_str().unwrap().contains("no-program"),
+        "{said}"
+    );
+    assert_eq!(
+        place.get("/api/queue").await.1["jobs"][0]["state"],
+        "waiting"
+    );
+}
+
+#[tokio::test]
+async fn a_log_is_text_and_never_that_of_another_file() {
+    let place = Place::new();
+    assert_eq!(place.get("/api/runs/a/log").await.1, Value::Null);
+    let path = place.runs.join("a/output.log");
+    fs::write(&path, "\u{1b}[31m<b>x</b>\u{1b}[0m\n").unwrap();
+    let (_, part) = place.get("/api/runs/a/log").await;
+    assert_eq!(part["text"], "<b>x</b>\n");
+    let next = format!(
+        "/api/runs/a/log?inode={}&offset={}",
+        part["inode"], part["to"]
+    );
+    assert_eq!(place.get(&next).await.1["text"], "");
+    fs::remove_file(&path).unwrap();
+    fs::write(place.runs.with_file_name("secret"), "secret\n").unwrap();
+    std::os::unix::fs::symlink("../../secret", &path).unwrap();
+    let (status, said) = place.get("/api/runs/a/log").await;
+    assert!(
+        !status.is_success() && !said.to_string().contains("secret\\n"),
+        "{status} {said}"
+    );
+}
+
+#[tokio::test]
+async fn a_run_that_does_not_run_is_asked_for_nothing() {
+    let place = Place::new();
+    for what in ["save", "sample"] {
+        let (status, _) = post(&place, &format!("/api/runs/a/{what}"), json!({})).await;
+        assert_eq!(status, StatusCode::CONFLICT);
+    }
+}

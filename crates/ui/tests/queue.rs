@@ -1,0 +1,285 @@
+//! The queue with a program that trains nothing: order, locks, and what a reboot leaves.
+
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use serde_json::{Value, json};
+use surefoot_ui::queue::{Ended, Job, JobId, NewJob, Queue, State, Work, Worked, work};
+use surefoot_ui::runs::{Error, Runs, boot_id};
+
+/// Passes every check but that of a config with `refuse` in it; a run is a folder that says it was completed.
+const PROGRAM: &str = r#"#!/bin/sh
+config=$(cat)
+for argument in "$@"; do
+  case "$argument" in
+    --dry-run)
+      case "$config" in *refuse*) echo 'surefoot: no such thing' >&2; exit 2;; esac
+      echo '{"advice":[]}'; exit 0;;
+    name=*) name=$(echo "$argument" | sed 's/^name="\(.*\)"$/\1/');;
+  esac
+done
+echo "$*" >> RUNS/started
+case "$*" in *--resume*) exit 0;; esac
+mkdir "RUNS/$name" && echo "name: $name" > "RUNS/$name/config.yaml"
+echo '<script id="data">{"summary":{"ending":"completed"},"error":null}' > "RUNS/$name/report.html"
+echo trained
+"#;
+
+struct Place {
+    folder: tempfile::TempDir,
+    queue: Queue,
+    program: PathBuf,
+}
+
+impl Place {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("runs");
+        fs::create_dir(&root).unwrap();
+        let program = folder.path().join("surefoot");
+        let text = PROGRAM.replace("RUNS", &root.display().to_string());
+        fs::write(&program, text).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        Self {
+            queue: Queue::new(Runs::new(root)),
+            folder,
+            program,
+        }
+    }
+
+    fn add(&self, name: &str, config: &str) -> JobId {
+        let job = self.queue.add(NewJob {
+            name: name.parse().unwrap(),
+            work: Work::Train {
+                config: config.into(),
+                source: "c.yaml".into(),
+            },
+            set: Vec::new(),
+            folder: self.folder.path().to_owned(),
+            confined_to: None,
+            force: false,
+        });
+        job.unwrap().id
+    }
+
+    fn work(&self) -> Worked {
+        work(&self.queue, &self.program).unwrap()
+    }
+
+    fn jobs(&self) -> Vec<Job> {
+        let listing = self.queue.list().unwrap();
+        assert_eq!(listing.unreadable, Vec::<String>::new());
+        listing.jobs
+    }
+
+    fn how(&self, id: JobId) -> (Ended, Option<String>) {
+        match self.queue.job(id).unwrap().state {
+            State::Ended { how, error, .. } => (how, error),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn started(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.queue.runs().root().join("started"));
+        text.unwrap_or_default()
+            .lines()
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Gives a job the state that a process left it in.
+    fn leave(&self, id: JobId, state: &Value) {
+        let name = format!("queue/job-{:06}.json", id.0);
+        let path = self.queue.runs().state_folder().join(name);
+        let mut job: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let fields = state.as_object().unwrap().clone();
+        job.as_object_mut().unwrap().extend(fields);
+        fs::write(path, job.to_string()).unwrap();
+    }
+
+    /// A run that was cut off: no report says how it ended.
+    fn cut_off(&self, name: &str, checkpoint: bool) {
+        let run = self.queue.runs().root().join(name);
+        fs::create_dir_all(run.join("checkpoints")).unwrap();
+        fs::write(run.join("config.yaml"), "name: a\n").unwrap();
+        if checkpoint {
+            fs::create_dir(run.join("checkpoints/step-000004")).unwrap();
+        }
+    }
+}
+
+fn dead(boot: &str) -> Value {
+    json!({
+        "state": "running", "run": "a", "boot": boot, "attempts": 1,
+        "process": { "pid": 1, "started": 1, "boot": boot },
+    })
+}
+
+#[test]
+fn jobs_are_done_in_their_order_and_each_has_its_log() {
+    let place = Place::new();
+    let ids: Vec<_> = ["a", "b", "c", "a"].map(|name| place.add(name, "")).into();
+    place.queue.move_to(ids[2], 0).unwrap();
+    place.queue.move_to(ids[0], 99).unwrap();
+    let order: Vec<_> = place.jobs().iter().map(|job| job.id).collect();
+    assert_eq!(order, [ids[2], ids[1], ids[3], ids[0]]);
+    place.queue.remove(ids[1]).unwrap();
+    assert_eq!(place.work(), Worked::Done);
+    let names: Vec<_> = place
+        .started()
+        .iter()
+        .map(|line| line.split("name=").nth(1).unwrap()[..4].trim().to_owned())
+        .collect();
+    assert_eq!(names, ["\"c\"", "\"a\"", "\"a-2"]);
+    assert_eq!(place.how(ids[0]), (Ended::Completed, None));
+    let log = place.queue.job_log(ids[0], None).unwrap().unwrap();
+    assert_eq!(log.text, "trained\n");
+    assert!(place.queue.runs().root().join("a-2/output.log").exists());
+}
+
+#[test]
+fn what_the_check_refuses_is_not_started_unless_by_force() {
+    let place = Place::new();
+    let (refused, next) = (place.add("a", "refuse: 1"), place.add("b", ""));
+    place.work();
+    assert_eq!(
+        place.how(refused),
+        (Ended::Refused, Some("no such thing".into()))
+    );
+    assert_eq!(place.how(next).0, Ended::Completed);
+    assert_eq!(place.started().len(), 1);
+    place.queue.retry(refused, true).unwrap();
+    place.work();
+    assert_eq!(place.how(refused).0, Ended::Completed);
+}
+
+#[test]
+fn two_workers_start_each_job_once() {
+    let place = Place::new();
+    for _ in 0..6 {
+        place.add("a", "");
+    }
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while place
+                    .jobs()
+                    .iter()
+                    .any(|job| !matches!(job.state, State::Ended { .. }))
+                {
+                    place.work();
+                }
+            });
+        }
+    });
+    assert_eq!(place.started().len(), 6);
+    assert!(place.jobs().iter().all(|job| job.attempts == 1));
+}
+
+#[test]
+fn a_queue_that_pauses_starts_nothing() {
+    let place = Place::new();
+    let id = place.add("a", "");
+    place.queue.pause(true).unwrap();
+    assert!(!place.queue.needs_worker().unwrap());
+    assert_eq!(place.work(), Worked::Done);
+    assert_eq!(place.queue.job(id).unwrap().state, State::Waiting);
+    place.queue.pause(false).unwrap();
+    assert!(place.queue.needs_worker().unwrap());
+    place.work();
+    assert_eq!(place.how(id).0, Ended::Completed);
+}
+
+#[test]
+fn what_a_reboot_cut_off_goes_on_from_its_checkpoint() {
+    let place = Place::new();
+    place.cut_off("a", true);
+    let id = place.add("a", "");
+    place.leave(id, &dead("another-start-of-the-machine"));
+    assert!(place.queue.needs_worker().unwrap());
+    place.work();
+    let started = place.started();
+    assert_eq!(started.len(), 1);
+    assert!(
+        started[0].contains("--resume") && started[0].ends_with("/runs/a"),
+        "{started:?}"
+    );
+}
+
+#[test]
+fn what_a_reboot_cut_off_before_its_first_checkpoint_begins_anew() {
+    let place = Place::new();
+    place.cut_off("a", false);
+    let id = place.add("a", "");
+    place.leave(id, &dead("another-start-of-the-machine"));
+    place.work();
+    assert_eq!(place.how(id), (Ended::Completed, None));
+    assert_eq!(
+        place.queue.job(id).unwrap().state.run().unwrap().as_str(),
+        "a-2"
+    );
+}
+
+#[test]
+fn what_was_killed_without_a_reboot_is_not_started_again() {
+    let place = Place::new();
+    place.cut_off("a", true);
+    let id = place.add("a", "");
+    place.leave(id, &dead(&boot_id()));
+    place.work();
+    assert_eq!(place.how(id).0, Ended::Failed);
+    assert!(place.started().is_empty());
+}
+
+#[test]
+fn what_ends_the_machine_again_and_again_is_given_up() {
+    let place = Place::new();
+    place.cut_off("a", true);
+    let id = place.add("a", "");
+    let mut state = dead("another-start-of-the-machine");
+    state["attempts"] = 3.into();
+    place.leave(id, &state);
+    place.work();
+    assert_eq!(place.how(id).0, Ended::Failed);
+    assert!(place.started().is_empty());
+}
+
+#[test]
+fn what_is_no_job_is_told_and_left_alone() {
+    let place = Place::new();
+    let id = place.add("a", "");
+    let folder = place.queue.runs().state_folder().join("queue");
+    fs::write(folder.join("job-000007.json"), "{\"id\":").unwrap();
+    fs::copy(
+        folder.join("job-000001.json"),
+        folder.join("job-000009.json"),
+    )
+    .unwrap();
+    let listing = place.queue.list().unwrap();
+    assert_eq!((listing.jobs.len(), listing.unreadable.len()), (1, 2));
+    assert!(matches!(
+        place.queue.remove(JobId(7)),
+        Err(Error::NoJob { job: 7 })
+    ));
+    place.work();
+    assert_eq!(place.how(id).0, Ended::Completed);
+    assert_eq!(place.add("b", ""), JobId(10));
+}
+
+#[test]
+fn a_job_that_runs_is_neither_removed_nor_moved() {
+    let place = Place::new();
+    let id = place.add("a", "");
+    place.leave(id, &dead(&boot_id()));
+    for refused in [
+        place.queue.remove(id),
+        place.queue.move_to(id, 0),
+        place.queue.retry(id, false).map(drop),
+    ] {
+        assert!(matches!(refused, Err(Error::Refused(_))), "{refused:?}");
+    }
+}

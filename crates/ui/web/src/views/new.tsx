@@ -1,0 +1,231 @@
+// A new run: a config as text, or that of a run with one key changed; what is wrong with it is told while one types.
+import { useEffect, useRef, useState } from "preact/hooks";
+import { read, Refused, runPath, send, type Asked, type ConfigProblem, type Detail, type DryRun, type NewJob } from "../api";
+import { bytes, duration, whole } from "../format";
+import { Section } from "../widgets";
+
+const START = `name: my-run
+
+data:
+  dataset: shakespeare
+
+train:
+  max_steps: 800
+  learning_rate: 1e-3
+`;
+/** Between the last letter and a look at the config. */
+const PAUSE = 400;
+const DRAFT = "draft";
+
+/** Where a line and a column in letters are in a text. */
+function position(text: string, line: number, column: number): number {
+  const lines = text.split("\n");
+  const before = lines.slice(0, line - 1).reduce((sum, each) => sum + each.length + 1, 0);
+  return before + [...(lines[line - 1] ?? "")].slice(0, column - 1).join("").length;
+}
+
+/** The full names of the keys of a config as the trainer writes it. */
+function keysOf(config: string): string[] {
+  const keys: string[] = [];
+  let section = "";
+  for (const line of config.split("\n")) {
+    const top = /^(\w+):/.exec(line);
+    const below = /^ {2}(\w+):/.exec(line);
+    if (top) section = top[1]!;
+    if (below) keys.push(`${section}.${below[1]}`);
+    else if (top && !line.endsWith(":")) keys.push(section);
+  }
+  return keys.filter((key) => key !== "name" && key !== "output_dir");
+}
+
+export function NewView({ like }: { like: string | null }) {
+  const [config, setConfig] = useState(() => localStorage.getItem(DRAFT) ?? START);
+  const [old, setOld] = useState("");
+  const [name, setName] = useState("");
+  const [key, setKey] = useState("");
+  const [value, setValue] = useState("");
+  const [problems, setProblems] = useState<ConfigProblem[] | null>(null);
+  const [refused, setRefused] = useState<string | null>(null);
+  const [looking, setLooking] = useState(false);
+  const [found, setFound] = useState<DryRun | null>(null);
+  const box = useRef<HTMLTextAreaElement>(null);
+  const job = (): NewJob => ({
+    ...(like === null ? { config } : { like }),
+    ...(name ? { name } : {}),
+    ...(key ? { set: { [key]: value } } : {}),
+  });
+  const text = JSON.stringify(job());
+
+  useEffect(() => {
+    if (like !== null) read<Detail>(runPath(like)).then((run) => setOld(run.config), (error: Error) => setRefused(error.message));
+  }, [like]);
+
+  useEffect(() => {
+    let ended = false;
+    setFound(null);
+    const look = async () => {
+      try {
+        const asked = await send<Asked<{ problems: ConfigProblem[] }>>("POST", "/api/check", job());
+        if (ended) return;
+        setProblems(asked?.found?.problems ?? null);
+        setRefused(asked?.error ?? null);
+      } catch (error) {
+        if (ended) return;
+        if (error instanceof Refused && error.status === 429) timer = setTimeout(look, PAUSE);
+        else {
+          setProblems(null);
+          setRefused((error as Error).message);
+        }
+      }
+    };
+    let timer = setTimeout(look, PAUSE);
+    return () => {
+      ended = true;
+      clearTimeout(timer);
+    };
+  }, [text]);
+
+  const dryRun = async () => {
+    setLooking(true);
+    try {
+      const asked = await send<Asked<DryRun>>("POST", "/api/dry-run", job());
+      setFound(asked?.found ?? null);
+      setRefused(asked?.error ?? null);
+    } catch (error) {
+      setRefused((error as Error).message);
+    }
+    setLooking(false);
+  };
+  const add = async () => {
+    try {
+      await send("POST", "/api/queue", job());
+      localStorage.removeItem(DRAFT);
+      location.hash = "#/queue";
+    } catch (error) {
+      setRefused((error as Error).message);
+    }
+  };
+  const show = (problem: ConfigProblem) => {
+    if (!box.current) return;
+    const at = position(config, problem.line, problem.column);
+    box.current.focus();
+    box.current.setSelectionRange(at, at);
+  };
+  const wrong = problems !== null && problems.length > 0;
+  return (
+    <main>
+      <p class="crumb">
+        <a href="#/queue">Queue</a>
+      </p>
+      <h1>{like === null ? "New run" : `A run like ${like}`}</h1>
+      <section>
+        <div class="fields">
+          <label>
+            Name
+            <input
+              type="text"
+              value={name}
+              placeholder={like ?? "as the config says"}
+              onInput={(event) => setName(event.currentTarget.value)}
+            />
+          </label>
+          <span />
+          <label>
+            Key to change
+            <input
+              type="text"
+              list="keys"
+              value={key}
+              placeholder="train.learning_rate"
+              spellcheck={false}
+              onInput={(event) => setKey(event.currentTarget.value.trim())}
+            />
+            <datalist id="keys">
+              {keysOf(like === null ? config : old).map((each) => (
+                <option key={each} value={each} />
+              ))}
+            </datalist>
+          </label>
+          <label>
+            Its value
+            <input type="text" value={value} spellcheck={false} onInput={(event) => setValue(event.currentTarget.value)} />
+          </label>
+        </div>
+      </section>
+      {like === null && (
+        <Section title="Config">
+          <textarea
+            ref={box}
+            rows={18}
+            aria-label="Config"
+            aria-invalid={wrong}
+            aria-describedby="problems"
+            spellcheck={false}
+            value={config}
+            onInput={(event) => {
+              setConfig(event.currentTarget.value);
+              localStorage.setItem(DRAFT, event.currentTarget.value);
+            }}
+          />
+        </Section>
+      )}
+      <div id="problems" role="status">
+        {problems?.length === 0 && <p class="note">Nothing is wrong with the config.</p>}
+        <ul class="problems">
+          {problems?.map((problem) => (
+            <li key={`${problem.source}-${problem.line}-${problem.column}-${problem.message}`}>
+              <button type="button" onClick={() => show(problem)}>
+                <b>
+                  {problem.source}:{problem.line}:{problem.column}
+                </b>{" "}
+                {problem.message}
+                {problem.help && <span class="note"> ({problem.help})</span>}
+              </button>
+            </li>
+          ))}
+        </ul>
+      </div>
+      {refused && (
+        <pre class="problem" role="alert" tabIndex={0}>
+          {refused}
+        </pre>
+      )}
+      <div class="tools">
+        <button type="button" disabled={wrong || looking} onClick={dryRun}>
+          {looking ? "Looking …" : "Dry run"}
+        </button>
+        <button type="button" disabled={wrong} onClick={add}>
+          Add to the queue
+        </button>
+      </div>
+      {found && <Found found={found} />}
+    </main>
+  );
+}
+
+function Found({ found }: { found: DryRun }) {
+  const peak = found.memory_estimate["peak"];
+  return (
+    <Section title="Dry run">
+      {found.advice.length > 0 && (
+        <div class="problem" role="alert">
+          It needs more memory than there is. What helps, most first:
+          <ul>
+            {found.advice.map((advice) => (
+              <li key={advice}>{advice}</li>
+            ))}
+          </ul>
+        </div>
+      )}
+      <p>
+        {found.environment.device}; {found.environment.model}; {whole(found.trained_parameters)} numbers are trained.{" "}
+        {whole(found.max_steps)} steps take about {duration(found.estimated_seconds)}, evaluations and checkpoints left out;
+        memory of a step: {typeof peak === "number" ? bytes(peak) : "unknown"}.
+      </p>
+      <details>
+        <summary>Memory: the estimate and the plan</summary>
+        <pre tabIndex={0}>{JSON.stringify({ estimate: found.memory_estimate, plan: found.memory_plan }, null, 2)}</pre>
+      </details>
+    </Section>
+  );
+}

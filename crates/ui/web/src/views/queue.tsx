@@ -1,0 +1,162 @@
+// Runs to come, one after another.
+import { signal } from "@preact/signals";
+import { useEffect, useState } from "preact/hooks";
+import { send, type Job, type Queue } from "../api";
+import { when } from "../format";
+import { Confirm, Mark, Problem, Section } from "../widgets";
+import { Log } from "./log";
+
+const queue = signal<Queue | null>(null);
+const offline = signal(false);
+
+export function QueueView() {
+  const [refused, setRefused] = useState<string | null>(null);
+  useEffect(() => {
+    const source = new EventSource("/api/stream");
+    source.addEventListener("queue", (event) => {
+      offline.value = false;
+      queue.value = JSON.parse(event.data) as Queue;
+    });
+    source.onerror = () => {
+      offline.value = true;
+    };
+    return () => source.close();
+  }, []);
+  const act = async (method: string, rest: string, body?: unknown) => {
+    try {
+      await send(method, `/api/queue${rest}`, body);
+      setRefused(null);
+    } catch (error) {
+      setRefused((error as Error).message);
+    }
+  };
+  const found = queue.value;
+  const jobs = found?.jobs ?? [];
+  const active = jobs.filter((job) => job.state === "running" || job.state === "checking");
+  const waiting = jobs.filter((job) => job.state === "waiting");
+  const ended = jobs.filter((job) => job.state === "ended");
+  const list = (some: Job[]) => (
+    <ol class="jobs">
+      {some.map((job) => (
+        <Row key={job.id} job={job} place={waiting.indexOf(job)} of={waiting.length} act={act} />
+      ))}
+    </ol>
+  );
+  return (
+    <main>
+      <div class="head">
+        <h1>Queue</h1>
+        <div class="tools">
+          <a class="button" href="#/new">
+            New run
+          </a>
+          {found && (
+            <button type="button" onClick={() => act("POST", "/pause", { paused: !found.paused })}>
+              {found.paused ? "Start the queue" : "Pause the queue"}
+            </button>
+          )}
+        </div>
+      </div>
+      <Problem text={refused} />
+      {offline.value && (
+        <p class="problem" role="status">
+          No connection to <code>surefoot ui</code>. The queue goes on without it.
+        </p>
+      )}
+      {found?.paused && (
+        <p class="note" role="status">
+          The queue pauses: what runs goes on, and nothing further is started.
+        </p>
+      )}
+      {found?.unreadable.map((text) => <Problem key={text} text={text} />)}
+      {found && jobs.length === 0 && (
+        <div class="empty">
+          <p>No jobs. One run after another is started, and one that breaks does not keep the next from starting.</p>
+          <pre>surefoot runs add configs/small.yaml</pre>
+        </div>
+      )}
+      {active.length > 0 && <Section title="Now">{list(active)}</Section>}
+      {waiting.length > 0 && (
+        <Section
+          title="Waiting"
+          {...(found?.paused || active.length > 0 ? {} : { note: "It begins when no other run of the folder goes on." })}
+        >
+          {list(waiting)}
+        </Section>
+      )}
+      {ended.length > 0 && <Section title="Ended">{list(ended)}</Section>}
+    </main>
+  );
+}
+
+interface RowProps {
+  job: Job;
+  /** Among those that wait. */
+  place: number;
+  of: number;
+  act: (method: string, rest: string, body?: unknown) => Promise<void>;
+}
+
+function Row({ job, place, of, act }: RowProps) {
+  const word = job.state === "ended" ? (job.how ?? "failed") : job.state;
+  const name = job.run ?? job.name;
+  const path = `/${job.id}`;
+  return (
+    <li class="job" aria-label={`Job ${job.id}, ${name}, ${word}`}>
+      <div class="head">
+        <span>
+          <b>{job.run ? <a href={`#/run/${encodeURIComponent(job.run)}`}>{name}</a> : name}</b>
+          <Mark word={word} />
+          <span class="note">
+            job {job.id}
+            {job.work.kind === "resume" && ", goes on"}
+            {job.force && ", without a check"}
+            {job.at !== undefined && `, ${when(job.at, Date.now() / 1000)}`}
+          </span>
+        </span>
+        <span class="tools">
+          {job.state === "waiting" && (
+            <>
+              <button type="button" disabled={place === 0} aria-label={`Move job ${job.id} up`} onClick={() => act("POST", `${path}/move`, { place })}>
+                ↑
+              </button>
+              <button
+                type="button"
+                disabled={place === of - 1}
+                aria-label={`Move job ${job.id} down`}
+                onClick={() => act("POST", `${path}/move`, { place: place + 2 })}
+              >
+                ↓
+              </button>
+            </>
+          )}
+          {(job.state === "running" || job.state === "checking") && (
+            <button type="button" onClick={() => act("POST", `${path}/stop`)}>
+              {job.state === "running" ? "Stop and save" : "Stop"}
+            </button>
+          )}
+          {job.state === "ended" && (
+            <button type="button" onClick={() => act("POST", `${path}/retry`)}>
+              Again
+            </button>
+          )}
+          {job.how === "refused" && (
+            <Confirm
+              what="Start anyway"
+              question="Start it without the check?"
+              onYes={() => act("POST", `${path}/retry`, { force: true })}
+            />
+          )}
+          {(job.state === "waiting" || job.state === "ended") && (
+            <button type="button" aria-label={`Remove job ${job.id}`} onClick={() => act("DELETE", path)}>
+              Remove
+            </button>
+          )}
+        </span>
+      </div>
+      {job.set.length > 0 && <code>{job.set.join("  ")}</code>}
+      {job.error && <pre class="problem" tabIndex={0} aria-label="What went wrong">{job.error}</pre>}
+      {job.state !== "waiting" && <Log path={`/api/queue${path}/log`} live={job.state !== "ended"} />}
+    </li>
+  );
+}
