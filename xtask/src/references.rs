@@ -69,13 +69,21 @@ pub(crate) fn check(shell: &Shell, libtorch: &Libtorch, python: &Path) -> Result
 fn golden(shell: &Shell, python: &Path) -> Result<()> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let golden = folder.path();
-    for script in ["models", "gguf_formats", "adapters", "quantisation", "wan"] {
+    for script in [
+        "models",
+        "gguf_formats",
+        "adapters",
+        "quantisation",
+        "wan",
+        "wan_training",
+    ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
     // The tests of these targets that read golden files; all of the target where that is most.
     reading(shell, golden, "surefoot-models", &["--lib"], &[])?;
     reading(shell, golden, "surefoot-trainer", &["--lib"], &["optim::"])?;
     reading(shell, golden, "surefoot-trainer", &["--test", "peft"], &[])?;
+    reading(shell, golden, "surefoot-trainer", &["--test", "wan"], &[])?;
     Ok(())
 }
 

@@ -8,7 +8,7 @@
 //! ```text
 //! surefoot ── doctor, env, run, activate, explain, probe, replay, cache, completions (platform, hip-alloc),
 //!        │    runs, ui (ui)
-//!        └─exec─▶ surefoot-trainer ── train, eval, generate (trainer ▶ libtorch)
+//!        └─exec─▶ surefoot-trainer ── train, eval, generate, cache CONFIG (trainer ▶ libtorch)
 //! ```
 //!
 //! Exit codes: 0 fine, 1 the job failed, 2 bad usage or config, 3 doctor found

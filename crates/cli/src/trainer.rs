@@ -5,6 +5,7 @@
 
 mod commands {
     //! The files of `commands/` that belong to this binary.
+    pub(crate) mod cache_clips;
     pub(crate) mod config_report;
     pub(crate) mod eval;
     pub(crate) mod fault_matrix;
@@ -42,6 +43,9 @@ enum Command {
     /// Started by `surefoot probe --torch own`
     #[command(hide = true)]
     Check(commands::native_check::Args),
+    /// Started by `surefoot cache CONFIG`
+    #[command(hide = true)]
+    Cache(commands::cache_clips::Args),
     Train(commands::train::Args),
     Eval(commands::eval::Args),
     Generate(commands::generate::Args),
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::FaultMatrix(args) => commands::fault_matrix::run(&args, json),
         Command::Check(args) => commands::native_check::run(&args),
+        Command::Cache(args) => commands::cache_clips::run(&args, json),
         Command::Train(args) => commands::train::run(&args, json),
         Command::Eval(args) => commands::eval::run(&args, json),
         Command::Generate(args) => commands::generate::run(&args, json),

@@ -153,10 +153,11 @@ impl Estimate {
                  `train.gradient_accumulation_steps` learns the same",
             ));
         } else {
-            advice.push((
-                self.activations / 2,
-                "a smaller `data.block_size` makes shorter sequences",
-            ));
+            let shorter = match config.is_video() {
+                true => "a smaller `data.resolution` or `data.num_frames` makes shorter sequences",
+                false => "a smaller `data.block_size` makes shorter sequences",
+            };
+            advice.push((self.activations / 2, shorter));
         }
         if config.adapter.is_some() && config.model.quantization.is_none() {
             advice.push((

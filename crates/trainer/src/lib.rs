@@ -17,6 +17,7 @@ pub mod config;
 pub mod data;
 pub mod device;
 mod dry_run;
+mod encoding;
 mod error;
 mod estimate;
 mod events;
@@ -40,10 +41,12 @@ mod stop;
 mod summary;
 pub mod task;
 pub mod text;
+mod video;
 
 pub use allocator::Allocator;
 pub use config::Config;
 pub use dry_run::{DryRun, dry_run};
+pub use encoding::{Encoded, encode};
 pub use error::Error;
 pub use estimate::{Estimate, EstimateError, Footprint};
 pub use events::{

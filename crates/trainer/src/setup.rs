@@ -1,7 +1,9 @@
 //! What happens before the first step: device, threads, data, model.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use models::pretrained::locate;
 use placement::plan::Memory;
 use placement::torch_transport::TransportOptions;
 use placement::{Bytes, Placer, Verify};
@@ -10,7 +12,7 @@ use torch_ext::allocator::Stats;
 
 use crate::allocator::Allocator;
 use crate::config::Config;
-use crate::data::TextData;
+use crate::data::{TextData, models_folder};
 use crate::estimate::Estimate;
 use crate::examples::texts;
 use crate::memory::{self, MemorySample};
@@ -20,6 +22,8 @@ use crate::summary::{Environment, MemorySummary};
 use crate::task::Task;
 use crate::task::causal_lm::CausalLm;
 use crate::task::fine_tune::FineTune;
+use crate::task::wan::WanLora;
+use crate::video::ModelFolder;
 use crate::{Error, device, ranks};
 
 /// The machine as this run uses it.
@@ -181,6 +185,17 @@ pub(crate) fn task(
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn Task>, Error> {
     if let Some(name) = &config.model.name_or_path {
+        if config.is_video() {
+            let path = locate(Path::new(name), &models_folder(), &|_, _| ())?;
+            return Ok(Box::new(WanLora::open(config, &path, placer, observer)?));
+        }
+        let places = [PathBuf::from(name), models_folder().join(name)];
+        if places.iter().any(|path| ModelFolder::is_at(path)) {
+            return Err(Error::Data(format!(
+                "`{name}` is a model of videos: set `data.resolution` (and `data.num_frames`) to train it \
+                 on videos and images"
+            )));
+        }
         let memory = memory_for_plans(allocator, placer);
         let task = FineTune::open(config, name, placer, memory, observer)?;
         return Ok(Box::new(task));

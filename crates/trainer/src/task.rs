@@ -9,10 +9,12 @@
 mod base_model;
 mod blocks;
 pub mod causal_lm;
+mod clip_order;
 pub mod fine_tune;
 mod fine_tune_data;
 mod held_out;
 mod sequences;
+pub mod wan;
 
 use std::path::Path;
 

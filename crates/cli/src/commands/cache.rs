@@ -1,4 +1,4 @@
-//! `surefoot cache`: what is in the cache folder, and how to empty it.
+//! `surefoot cache`: what is in the cache folder, and how to empty it; with a config, the trainer fills it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,28 @@ use serde::Serialize;
 use surefoot_cli::cache;
 use surefoot_cli::output::{self, Failure, Outcome};
 
-/// Show what is in the cache folder, or empty it
+use super::delegate;
+
+/// Show what is in the cache folder, or empty it; or encode the clips and captions of a config
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Remove what training makes again by itself: tokens, and blocks of models left by a run
-    #[arg(long)]
+    /// A config of a run on videos: what its run would encode first is encoded now
+    config: Option<PathBuf>,
+
+    /// Override a key of the config, as in `data.num_frames=33`; may be repeated
+    #[arg(long, value_name = "KEY=VALUE", requires = "config")]
+    set: Vec<String>,
+
+    /// Remove what training makes again by itself: tokens, encoded clips and captions, and blocks of
+    /// models left by a run
+    #[arg(long, conflicts_with = "config")]
     clear: bool,
 }
 
 /// What the folders of the cache hold, and whether training makes it again by itself.
-const KNOWN: [(&str, &str, bool); 8] = [
+const KNOWN: [(&str, &str, bool); 9] = [
     ("tokens", "tokens of texts", true),
+    ("videos", "encoded clips and captions", true),
     (
         "streamed",
         "blocks of models while a run streams them",
@@ -58,6 +69,13 @@ struct Entry {
 
 /// Lists the cache, after clearing it where that was asked for.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    if let Some(config) = &args.config {
+        let mut rest = vec![config.into()];
+        for key in &args.set {
+            rest.extend(["--set".into(), key.into()]);
+        }
+        return delegate::start("cache", &rest, json);
+    }
     let folder = cache::folder();
     let mut freed = 0;
     if args.clear {

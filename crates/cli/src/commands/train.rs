@@ -265,7 +265,7 @@ fn is_ignored(signal: i32) -> bool {
 }
 
 /// The progress bar, and lines above it.
-struct ProgressDisplay {
+pub(crate) struct ProgressDisplay {
     bar: ProgressBar,
     folder: PathBuf,
     /// Without a terminal there is no bar, and every record becomes a line.
@@ -275,7 +275,7 @@ struct ProgressDisplay {
 }
 
 impl ProgressDisplay {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let interactive = std::io::stderr().is_terminal();
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
         Self {
@@ -284,6 +284,11 @@ impl ProgressDisplay {
             interactive,
             prepared: None,
         }
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn clear(&self) {
+        self.bar.finish_and_clear();
     }
 
     /// Whether a line on preparations is worth writing to a log: another thing begins, or the

@@ -7,6 +7,7 @@ use indexmap::IndexMap;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
+use super::video::LoraFormat;
 use models::Error;
 use models::adapters::{Biases, Layers, LoraConfig, Modules};
 
@@ -54,6 +55,9 @@ pub struct AdapterConfig {
     /// At the end also write the model with the adapter merged into it, for programs that know
     /// no adapters: to `merged/`, beside `adapter/`.
     pub save_merged: bool,
+    /// Of a video model's LoRA, whose names the file has. Unset means `kohya`, or `comfy` where not every
+    /// linear layer of every block has an adapter.
+    pub format: Option<LoraFormat>,
     /// An adapter in PEFT's format to go on from; all other keys here then come from it.
     #[schemars(extend("format" = "path"))]
     pub resume_from: Option<PathBuf>,
@@ -125,6 +129,7 @@ impl Default for AdapterConfig {
             loraplus_lr_ratio: None,
             loraplus_lr_embedding: 1e-6,
             save_merged: false,
+            format: None,
             resume_from: None,
         }
     }

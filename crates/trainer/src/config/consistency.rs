@@ -191,6 +191,9 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "use `eval_loss`",
         );
     }
+    for (path, message, help) in super::video::problems(config) {
+        report(&path, message, help);
+    }
     if config.name.contains(['/', '\\']) || config.name.starts_with('.') {
         report(
             &["name"],

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The text to learn from and how it is cut.
+use super::video::{FrameExtraction, Numbers};
+
+/// The text or the videos to learn from, and how they are cut.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
@@ -14,6 +16,8 @@ pub struct DataConfig {
     /// A file of data, or a folder whose files are read in the order of their names: `.txt` and
     /// `.md` are plain text; `.jsonl`, `.json` and `.csv` hold records of `text`, of `prompt` and
     /// `completion`, or of `messages`, which only published models are trained on.
+    /// With `resolution`, a folder of videos, images and folders of frames with captions beside them, or
+    /// a `.jsonl` file that names them.
     #[schemars(extend("format" = "path"))]
     pub path: Option<PathBuf>,
     /// Other data to measure the held-out loss on, a file or folder as `path`; then all of `path` is
@@ -42,6 +46,52 @@ pub struct DataConfig {
     /// Size of the vocabulary that the `bpe` tokenizer learns from the training text.
     #[schemars(range(min = 258, max = 65_535))]
     pub vocab_size: u32,
+    /// Makes this a run on videos: the side of a square, or width and height, whose area pictures
+    /// get. A picture keeps its shape as well as a bucket of that area can.
+    #[schemars(range(min = 16, max = 16384))]
+    pub resolution: Option<Numbers>,
+    /// Frames of a clip, or several numbers of them; each is rounded down to 4 n + 1. Images are
+    /// clips of one frame whatever this says.
+    #[schemars(range(min = 1, max = 4096))]
+    pub num_frames: Option<Numbers>,
+    /// Which clips are cut from a video. Unset means `head`.
+    pub frame_extraction: Option<FrameExtraction>,
+    /// Frames from the start of a clip to that of the next, for `slide`. Unset means 1.
+    #[schemars(range(min = 1, max = 65536))]
+    pub frame_stride: Option<u32>,
+    /// How many clips, for `uniform`. Unset means 1.
+    #[schemars(range(min = 1, max = 65536))]
+    pub frame_sample: Option<u32>,
+    /// Most frames of a clip, for `full`. Unset means 129.
+    #[schemars(range(min = 1, max = 4096))]
+    pub max_frames: Option<u32>,
+    /// Frames a second that videos are resampled to, by their time stamps. Unset means the model's:
+    /// 16, and 24 for Wan 2.2 5B.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 240))]
+    pub fps: Option<f64>,
+    /// Whether pictures of other shapes get other widths and heights of the same area. `false`: all
+    /// get `resolution`, and what is beyond it is cut off. Unset means `true`.
+    pub enable_bucket: Option<bool>,
+    /// Pictures that are smaller than `resolution` keep their size. Unset means `false`.
+    pub bucket_no_upscale: Option<bool>,
+    /// What the name of a caption ends in, beside a video or an image. Unset means `.txt`.
+    #[schemars(regex(pattern = "^\\.[A-Za-z0-9._-]+$"))]
+    pub caption_extension: Option<String>,
+    /// A word that stands for what is learned: put in place of `[trigger]` in captions, and before
+    /// those that do not have it.
+    #[schemars(length(min = 1))]
+    pub trigger_word: Option<String>,
+    /// Probability with which a caption is left empty in training. Unset means 0.
+    #[schemars(range(min = 0, max = 1))]
+    pub caption_dropout: Option<f64>,
+    /// How often each clip is seen in an epoch. Unset means 1.
+    #[schemars(range(min = 1, max = 65536))]
+    pub num_repeats: Option<u32>,
+    /// For Wan 2.2 5B: the first frame is given, and only the others are learned. Unset means `false`.
+    pub image_to_video: Option<bool>,
+    /// Folder for encoded clips and captions. Unset takes a folder in the cache.
+    #[schemars(extend("format" = "path"))]
+    pub cache_dir: Option<PathBuf>,
 }
 
 /// Data sets known by name.
@@ -100,6 +150,21 @@ impl Default for DataConfig {
             validation_shuffle: false,
             tokenizer: TokenizerKind::Bytes,
             vocab_size: 2048,
+            resolution: None,
+            num_frames: None,
+            frame_extraction: None,
+            frame_stride: None,
+            frame_sample: None,
+            max_frames: None,
+            fps: None,
+            enable_bucket: None,
+            bucket_no_upscale: None,
+            caption_extension: None,
+            trigger_word: None,
+            caption_dropout: None,
+            num_repeats: None,
+            image_to_video: None,
+            cache_dir: None,
         }
     }
 }

@@ -347,6 +347,7 @@ mod tests {
             found,
             [
                 "adapter.resume_from",
+                "data.cache_dir",
                 "data.eval_dataset",
                 "data.path",
                 "model.name_or_path",

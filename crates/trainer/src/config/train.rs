@@ -1,0 +1,274 @@
+//! The config's section `train`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::bf16::Bf16;
+use super::video::Experts;
+
+/// The optimization: Hugging Face's `TrainingArguments` by name.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Optimizer steps of the whole run.
+    #[schemars(range(min = 1))]
+    pub max_steps: u64,
+    /// Sequences in one forward pass.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub per_device_train_batch_size: u32,
+    /// Sequences in one forward pass of the evaluation; unset means as in training.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub per_device_eval_batch_size: Option<u32>,
+    /// Forward and backward passes before each optimizer step.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub gradient_accumulation_steps: u32,
+    /// The optimizer: AdamW with fp32 moments, or with moments of eight bits where a parameter
+    /// has 4096 numbers or more and is no embedding, which take a quarter of the memory.
+    pub optim: Optim,
+    /// Peak learning rate of AdamW.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
+    pub learning_rate: f64,
+    /// Learning rate at the end of a `linear` or `cosine` schedule.
+    #[schemars(range(min = 0, max = 10))]
+    pub min_lr: f64,
+    /// Shape of the learning rate after the warm-up.
+    pub lr_scheduler_type: LrSchedulerType,
+    /// Steps over which the learning rate rises linearly from zero.
+    pub warmup_steps: u64,
+    /// Decay of AdamW's running mean of the gradient.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub adam_beta1: f64,
+    /// Decay of AdamW's running mean of the squared gradient.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub adam_beta2: f64,
+    /// AdamW's epsilon.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub adam_epsilon: f64,
+    /// Decoupled weight decay of the matrices; norms, biases and embeddings have none.
+    #[schemars(range(min = 0, max = 10))]
+    pub weight_decay: f64,
+    /// Parameters that learn at another rate or decay otherwise; the first group whose `names`
+    /// match counts.
+    pub parameter_groups: Vec<ParameterGroup>,
+    /// Keep an exponential moving average of the weights with this decay, as in 0.999, and
+    /// evaluate, sample and export that; unset keeps none.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub ema_decay: Option<f64>,
+    /// Largest norm of the whole gradient; 0 switches clipping off.
+    #[schemars(range(min = 0))]
+    pub max_grad_norm: f64,
+    /// Whether the forward and backward passes compute in bfloat16; weights, norms, losses and
+    /// the optimizer stay in fp32.
+    pub bf16: Bf16,
+    /// Compute the inside of each block a second time in the backward pass instead of
+    /// keeping it: less memory, about a third more work.
+    pub gradient_checkpointing: bool,
+    /// With gradient checkpointing, let what is kept of each block wait in host memory. It
+    /// frees device memory where the GPU has its own; on unified memory and on the CPU there
+    /// is nothing to free, and it is left off.
+    pub activation_offload: bool,
+    /// Record metrics every this many steps.
+    #[schemars(range(min = 1))]
+    pub logging_steps: u64,
+    /// Measure the held-out loss every this many steps; 0 leaves only the one at the end.
+    pub eval_steps: u64,
+    /// Held-out sequences in each evaluation on the way; the last one always takes all of them.
+    #[schemars(range(min = 1))]
+    pub max_eval_samples: Option<u64>,
+    /// Write a checkpoint every this many steps; 0 leaves only the one at the end.
+    pub save_steps: u64,
+    /// Keep this many checkpoints, the newest; unset keeps all.
+    #[schemars(range(min = 1))]
+    pub save_total_limit: Option<u32>,
+    /// Export the weights that were best in the evaluations on the way, not the last ones. Each
+    /// evaluation that is the best so far is saved.
+    pub load_best_model_at_end: bool,
+    /// By what they are best; the least is.
+    pub metric_for_best_model: BestMetric,
+    /// Which tensors are compared, by a checksum, with what was sent once they are on the device.
+    pub verify: VerifyMode,
+    /// Seconds that one copy to or from the device may take before it counts as hung, beside the
+    /// time that its bytes take on the slowest link (64 MiB a second).
+    #[schemars(range(min = 1, max = 86_400))]
+    pub transfer_deadline: u32,
+    /// Where several processes train together: seconds that one waits for another before the run
+    /// ends with that one's name. Longer than a step, a sample or a checkpoint takes; a process that
+    /// is gone is noticed at once.
+    #[schemars(range(min = 1, max = 86_400))]
+    pub rank_timeout: u32,
+    /// For videos, how levels of noise are drawn. Unset means `shift`.
+    pub weighting_scheme: Option<WeightingScheme>,
+    /// For videos, moves the levels of noise that are drawn towards noise: a level `u` becomes
+    /// `s·u / (1 + (s−1)·u)`. Unset means 5 with `shift`, and 1 (no change) with the others.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
+    pub flow_shift: Option<f64>,
+    /// Mean of the logarithm of the odds, for `logit_normal`. Unset means 0.
+    #[schemars(range(min = -20, max = 20))]
+    pub logit_mean: Option<f64>,
+    /// Standard deviation of the logarithm of the odds, for `logit_normal`. Unset means 1.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 20))]
+    pub logit_std: Option<f64>,
+    /// Weight of the middle, for `mode`. Unset means 1.29.
+    #[schemars(range(min = -1, max = 1.75))]
+    pub mode_scale: Option<f64>,
+    /// For videos, least level of noise that is trained, from 0 (clean) to 1 (noise). Unset means 0,
+    /// or where the chosen expert's range begins.
+    #[schemars(range(min = 0, max = 1))]
+    pub min_sigma: Option<f64>,
+    /// For videos, highest level of noise that is trained. Unset means 1, or where the chosen
+    /// expert's range ends.
+    #[schemars(range(min = 0, max = 1))]
+    pub max_sigma: Option<f64>,
+    /// Which expert of a Wan 2.2 model with two is trained: each has a LoRA of its own, from a run
+    /// of its own.
+    pub experts: Option<Experts>,
+    /// Continue from this checkpoint or run folder; `latest` takes the newest run of this name.
+    #[schemars(extend("format" = "path"))]
+    pub resume_from_checkpoint: Option<String>,
+}
+
+/// Parameters that are trained in a way of their own.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ParameterGroup {
+    /// A regular expression that is found in the names of these parameters, as `norm|bias`.
+    #[schemars(length(min = 1))]
+    pub names: String,
+    /// Their peak learning rate, on the schedule of all; unset takes `train.learning_rate`.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 10))]
+    pub learning_rate: Option<f64>,
+    /// Their weight decay; unset leaves what they would have without this group.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 10))]
+    pub weight_decay: Option<f64>,
+}
+
+/// Which arrivals on the device are verified, as `docs/transfer.md` specifies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VerifyMode {
+    /// None: wrong bytes pass unseen.
+    Off,
+    /// Each weight once, and each field of a batch the first time.
+    First,
+    /// Each weight once, and of the batches one in 64.
+    Sample,
+    /// Every copy.
+    Always,
+}
+
+impl From<VerifyMode> for placement::Verify {
+    fn from(mode: VerifyMode) -> Self {
+        match mode {
+            VerifyMode::Off => Self::Off,
+            VerifyMode::First => Self::First,
+            VerifyMode::Sample => Self::SAMPLE,
+            VerifyMode::Always => Self::Always,
+        }
+    }
+}
+
+/// What an evaluation is judged by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum BestMetric {
+    /// The held-out loss.
+    EvalLoss,
+    /// The held-out loss in nats per byte, of models that train a tokenizer of their own.
+    EvalNatsPerByte,
+}
+
+/// The optimizer, by Hugging Face's names: two of each kind mean the same here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Optim {
+    /// AdamW with fp32 moments.
+    AdamwTorchFused,
+    /// The same: libtorch's fused kernel either way.
+    AdamwTorch,
+    /// AdamW with eight-bit moments in bitsandbytes' format. Needs no bitsandbytes.
+    #[serde(rename = "adamw_8bit")]
+    Adamw8bit,
+    /// The same.
+    #[serde(rename = "adamw_bnb_8bit")]
+    AdamwBnb8bit,
+}
+
+impl Optim {
+    /// Whether moments are kept in eight bits.
+    pub fn eight_bit(self) -> bool {
+        matches!(self, Self::Adamw8bit | Self::AdamwBnb8bit)
+    }
+}
+
+/// Shape of the learning rate after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LrSchedulerType {
+    /// Stays at `learning_rate`.
+    Constant,
+    /// Falls in a straight line to `min_lr`.
+    Linear,
+    /// Falls along half a cosine to `min_lr`.
+    Cosine,
+}
+
+/// How levels of noise are drawn for flow matching, by diffusers' names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WeightingScheme {
+    /// All alike.
+    Uniform,
+    /// The logarithm of the odds is normal: more of the middle.
+    LogitNormal,
+    /// All alike, then moved towards noise by `flow_shift`.
+    Shift,
+    /// More of the middle by a cosine, as Stable Diffusion 3 was trained.
+    Mode,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        Self {
+            max_steps: 1000,
+            per_device_train_batch_size: 16,
+            per_device_eval_batch_size: None,
+            gradient_accumulation_steps: 1,
+            optim: Optim::AdamwTorchFused,
+            learning_rate: 1e-3,
+            min_lr: 0.0,
+            lr_scheduler_type: LrSchedulerType::Cosine,
+            warmup_steps: 0,
+            adam_beta1: 0.9,
+            adam_beta2: 0.999,
+            adam_epsilon: 1e-8,
+            weight_decay: 0.0,
+            parameter_groups: Vec::new(),
+            ema_decay: None,
+            max_grad_norm: 1.0,
+            bf16: Bf16::Auto,
+            gradient_checkpointing: false,
+            activation_offload: false,
+            logging_steps: 10,
+            eval_steps: 100,
+            max_eval_samples: None,
+            save_steps: 500,
+            save_total_limit: None,
+            load_best_model_at_end: false,
+            metric_for_best_model: BestMetric::EvalLoss,
+            verify: VerifyMode::First,
+            transfer_deadline: 120,
+            rank_timeout: 600,
+            weighting_scheme: None,
+            flow_shift: None,
+            logit_mean: None,
+            logit_std: None,
+            mode_scale: None,
+            min_sigma: None,
+            max_sigma: None,
+            experts: None,
+            resume_from_checkpoint: None,
+        }
+    }
+}

@@ -1,0 +1,405 @@
+//! What only a run on videos has in its config, and which keys it cannot have.
+//!
+//! `data.resolution` makes a run one on videos. Keys of the other kind are refused by name, so that
+//! none is set without an effect.
+
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    AdapterConfig, Config, DataConfig, ModelConfig, SampleConfig, TrainConfig, WeightingScheme,
+};
+
+/// A number, or a list of numbers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Numbers {
+    /// One.
+    One(u32),
+    /// Several.
+    List(Vec<u32>),
+}
+
+impl Numbers {
+    /// The numbers in order.
+    pub fn list(&self) -> &[u32] {
+        match self {
+            Self::One(number) => std::slice::from_ref(number),
+            Self::List(numbers) => numbers,
+        }
+    }
+}
+
+impl JsonSchema for Numbers {
+    fn schema_name() -> Cow<'static, str> {
+        "Numbers".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "A whole number, or a list of them.",
+            "type": ["integer", "array"],
+            "minimum": 1,
+            "maximum": 65_536,
+            "minItems": 1,
+            "items": { "type": "integer", "minimum": 1, "maximum": 65_536 },
+        })
+    }
+}
+
+/// Which clips are cut from a video, by musubi-tuner's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FrameExtraction {
+    /// The first `num_frames`.
+    Head,
+    /// One after the other, without overlap; what is left at the end is not used.
+    Chunk,
+    /// One from every `frame_stride` frames on.
+    Slide,
+    /// `frame_sample` of them, spread evenly from the first frame to the last.
+    Uniform,
+    /// The whole video, up to `max_frames`.
+    Full,
+}
+
+/// Which of two experts is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Experts {
+    /// That of high noise, which makes layout and motion.
+    High,
+    /// That of low noise, which makes details.
+    Low,
+}
+
+/// Whose names a LoRA file has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LoraFormat {
+    /// `lora_unet_….lora_down.weight`: ComfyUI, diffusers and musubi-tuner read it.
+    Kohya,
+    /// `diffusion_model.….lora_A.weight`: ComfyUI and diffusers read it.
+    Comfy,
+    /// `transformer.….lora_A.weight`: diffusers reads it.
+    Diffusers,
+}
+
+/// A key that says something, of those that a run of the other kind cannot obey.
+type Set = (&'static str, &'static str, bool);
+
+impl Config {
+    /// Whether the run is one on videos.
+    pub fn is_video(&self) -> bool {
+        self.data.resolution.is_some()
+    }
+
+    /// Keys of videos that are set.
+    pub(super) fn video_keys(&self) -> Vec<Set> {
+        let (data, train) = (&self.data, &self.train);
+        let adapter = self.adapter.as_ref();
+        vec![
+            ("data", "num_frames", data.num_frames.is_some()),
+            ("data", "frame_extraction", data.frame_extraction.is_some()),
+            ("data", "frame_stride", data.frame_stride.is_some()),
+            ("data", "frame_sample", data.frame_sample.is_some()),
+            ("data", "max_frames", data.max_frames.is_some()),
+            ("data", "fps", data.fps.is_some()),
+            ("data", "enable_bucket", data.enable_bucket.is_some()),
+            (
+                "data",
+                "bucket_no_upscale",
+                data.bucket_no_upscale.is_some(),
+            ),
+            (
+                "data",
+                "caption_extension",
+                data.caption_extension.is_some(),
+            ),
+            ("data", "trigger_word", data.trigger_word.is_some()),
+            ("data", "caption_dropout", data.caption_dropout.is_some()),
+            ("data", "num_repeats", data.num_repeats.is_some()),
+            ("data", "image_to_video", data.image_to_video.is_some()),
+            ("data", "cache_dir", data.cache_dir.is_some()),
+            (
+                "train",
+                "weighting_scheme",
+                train.weighting_scheme.is_some(),
+            ),
+            ("train", "flow_shift", train.flow_shift.is_some()),
+            ("train", "logit_mean", train.logit_mean.is_some()),
+            ("train", "logit_std", train.logit_std.is_some()),
+            ("train", "mode_scale", train.mode_scale.is_some()),
+            ("train", "min_sigma", train.min_sigma.is_some()),
+            ("train", "max_sigma", train.max_sigma.is_some()),
+            ("train", "experts", train.experts.is_some()),
+            (
+                "model",
+                "boundary_ratio",
+                self.model.boundary_ratio.is_some(),
+            ),
+            (
+                "adapter",
+                "format",
+                adapter.is_some_and(|adapter| adapter.format.is_some()),
+            ),
+        ]
+    }
+
+    /// Keys of texts, and others that a run on videos does not know, that differ from their defaults.
+    pub(super) fn text_keys(&self) -> Vec<Set> {
+        let (data, none) = (&self.data, DataConfig::default());
+        let (model, no_model) = (&self.model, ModelConfig::default());
+        let (sample, no_sample) = (&self.sample, SampleConfig::default());
+        let plain = AdapterConfig::default();
+        let adapter = self.adapter.as_ref().unwrap_or(&plain);
+        let train = &self.train;
+        let nats = train.metric_for_best_model != TrainConfig::default().metric_for_best_model;
+        vec![
+            ("data", "dataset", data.dataset != none.dataset),
+            ("data", "format", data.format != none.format),
+            ("data", "block_size", data.block_size != none.block_size),
+            ("data", "packing", data.packing != none.packing),
+            (
+                "data",
+                "validation_shuffle",
+                data.validation_shuffle != none.validation_shuffle,
+            ),
+            ("data", "tokenizer", data.tokenizer != none.tokenizer),
+            ("data", "vocab_size", data.vocab_size != none.vocab_size),
+            ("train", "metric_for_best_model", nats),
+            ("model", "profile", model.profile != no_model.profile),
+            (
+                "model",
+                "offload_fraction",
+                model.offload_fraction.is_some(),
+            ),
+            ("model", "max_memory", model.max_memory.is_some()),
+            ("model", "device_map", model.device_map.is_some()),
+            (
+                "model",
+                "hidden_size",
+                model.hidden_size != no_model.hidden_size,
+            ),
+            (
+                "model",
+                "intermediate_size",
+                model.intermediate_size != no_model.intermediate_size,
+            ),
+            (
+                "model",
+                "num_hidden_layers",
+                model.num_hidden_layers != no_model.num_hidden_layers,
+            ),
+            (
+                "model",
+                "num_attention_heads",
+                model.num_attention_heads != no_model.num_attention_heads,
+            ),
+            (
+                "model",
+                "num_key_value_heads",
+                model.num_key_value_heads.is_some(),
+            ),
+            ("model", "head_dim", model.head_dim.is_some()),
+            (
+                "model",
+                "rope_theta",
+                model.rope_theta != no_model.rope_theta,
+            ),
+            (
+                "model",
+                "rms_norm_eps",
+                model.rms_norm_eps != no_model.rms_norm_eps,
+            ),
+            (
+                "model",
+                "tie_word_embeddings",
+                model.tie_word_embeddings != no_model.tie_word_embeddings,
+            ),
+            (
+                "model",
+                "initializer_range",
+                model.initializer_range != no_model.initializer_range,
+            ),
+            ("adapter", "save_merged", adapter.save_merged),
+            ("adapter", "use_dora", adapter.use_dora),
+            (
+                "adapter",
+                "modules_to_save",
+                adapter.modules_to_save.is_some(),
+            ),
+            ("adapter", "bias", adapter.bias != plain.bias),
+            (
+                "adapter",
+                "loraplus_lr_embedding",
+                adapter.loraplus_lr_embedding != plain.loraplus_lr_embedding,
+            ),
+            (
+                "sample",
+                "sample_steps",
+                sample.sample_steps != no_sample.sample_steps,
+            ),
+            ("sample", "prompts", sample.prompts != no_sample.prompts),
+            (
+                "sample",
+                "max_new_tokens",
+                sample.max_new_tokens != no_sample.max_new_tokens,
+            ),
+            (
+                "sample",
+                "temperature",
+                sample.temperature != no_sample.temperature,
+            ),
+            ("sample", "top_p", sample.top_p != no_sample.top_p),
+        ]
+    }
+}
+
+/// Problems of a config that is for videos, or has keys of videos and is not: where, what, and help.
+pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'static str)> {
+    let mut problems = Vec::new();
+    if !config.is_video() {
+        for (section, key, _) in config.video_keys().into_iter().filter(|key| key.2) {
+            problems.push((
+                vec![section, key],
+                format!("`{section}.{key}` is for videos, and this run is not on videos"),
+                "set `data.resolution` to train on videos, or drop the key",
+            ));
+        }
+        return problems;
+    }
+    for (section, key, _) in config.text_keys().into_iter().filter(|key| key.2) {
+        problems.push((
+            vec![section, key],
+            format!("`{section}.{key}` has no effect on videos (`data.resolution` is set)"),
+            "drop the key",
+        ));
+    }
+    let mut report = |path: [&'static str; 2], message: String, help: &'static str| {
+        problems.push((path.to_vec(), message, help));
+    };
+    let (data, train) = (&config.data, &config.train);
+    if config.model.name_or_path.is_none() {
+        report(
+            ["data", "resolution"],
+            "only a published video model is trained on videos".into(),
+            "set `model.name_or_path` to a folder of Wan in diffusers' form",
+        );
+    }
+    if config.adapter.is_none() {
+        report(
+            ["data", "resolution"],
+            "of a video model, a LoRA is trained".into(),
+            "add an `adapter` section",
+        );
+    }
+    let sides = data.resolution.as_ref().map_or(0, |r| r.list().len());
+    if sides > 2 {
+        report(
+            ["data", "resolution"],
+            format!("`data.resolution` has {sides} numbers"),
+            "give the side of a square, or width and height",
+        );
+    }
+    let extraction = data.frame_extraction.unwrap_or(FrameExtraction::Head);
+    let of_others = [
+        (
+            "frame_stride",
+            data.frame_stride.is_some(),
+            FrameExtraction::Slide,
+            "slide",
+        ),
+        (
+            "frame_sample",
+            data.frame_sample.is_some(),
+            FrameExtraction::Uniform,
+            "uniform",
+        ),
+        (
+            "max_frames",
+            data.max_frames.is_some(),
+            FrameExtraction::Full,
+            "full",
+        ),
+    ];
+    for (key, set, needs, name) in of_others {
+        if set && extraction != needs {
+            report(
+                ["data", key],
+                format!("`data.{key}` belongs to `data.frame_extraction: {name}`"),
+                "set that, or drop the key",
+            );
+        }
+    }
+    if extraction == FrameExtraction::Full && data.num_frames.is_some() {
+        report(
+            ["data", "num_frames"],
+            "`data.frame_extraction: full` takes all frames, whatever `data.num_frames` says"
+                .into(),
+            "set `data.max_frames` instead",
+        );
+    }
+    if data.bucket_no_upscale.is_some() && data.enable_bucket == Some(false) {
+        report(
+            ["data", "bucket_no_upscale"],
+            "without buckets, every picture gets `data.resolution`".into(),
+            "drop `data.bucket_no_upscale` or `data.enable_bucket: false`",
+        );
+    }
+    let scheme = train.weighting_scheme.unwrap_or(WeightingScheme::Shift);
+    let of_others = [
+        (
+            "logit_mean",
+            train.logit_mean.is_some(),
+            WeightingScheme::LogitNormal,
+            "logit_normal",
+        ),
+        (
+            "logit_std",
+            train.logit_std.is_some(),
+            WeightingScheme::LogitNormal,
+            "logit_normal",
+        ),
+        (
+            "mode_scale",
+            train.mode_scale.is_some(),
+            WeightingScheme::Mode,
+            "mode",
+        ),
+    ];
+    for (key, set, needs, name) in of_others {
+        if set && scheme != needs {
+            report(
+                ["train", key],
+                format!("`train.{key}` belongs to `train.weighting_scheme: {name}`"),
+                "set that, or drop the key",
+            );
+        }
+    }
+    let (low, high) = (
+        train.min_sigma.unwrap_or(0.0),
+        train.max_sigma.unwrap_or(1.0),
+    );
+    if low >= high {
+        report(
+            ["train", "min_sigma"],
+            format!("`train.min_sigma` {low} is not below `train.max_sigma` {high}"),
+            "levels are drawn from the first to the second",
+        );
+    }
+    if config.model.low_vram == Some(true) || config.model.blocks_to_swap.is_some() {
+        return problems;
+    }
+    if config.model.ring_slots.is_some() || config.model.offload_folder.is_some() {
+        problems.push((
+            vec!["model", "ring_slots"],
+            "no block is streamed".into(),
+            "set `model.blocks_to_swap` or `model.low_vram: true`, or drop `model.ring_slots` and \
+             `model.offload_folder`",
+        ));
+    }
+    problems
+}

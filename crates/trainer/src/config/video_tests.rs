@@ -1,0 +1,84 @@
+//! What a config of a run on videos may say.
+
+use super::Config;
+
+fn problems(overrides: &[&str]) -> Vec<String> {
+    let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+    let text = "model: {name_or_path: m}\ndata: {path: clips}\n";
+    match Config::parse("x.yaml", text, &overrides) {
+        Ok(_) => Vec::new(),
+        Err(error) => error.problems.iter().map(ToString::to_string).collect(),
+    }
+}
+
+const VIDEO: [&str; 2] = ["data.resolution=512", "adapter={}"];
+
+#[test]
+fn every_key_of_the_other_kind_is_refused_by_name() {
+    let set = [
+        "data.num_frames=[1, 49]",
+        "data.trigger_word=x",
+        "train.flow_shift=3",
+        "model.boundary_ratio=0.9",
+    ];
+    for key in set {
+        let name = key.split('=').next().unwrap();
+        let got = problems(&[key]);
+        assert!(
+            got[0].contains(&format!("`{name}` is for videos")),
+            "{got:?}"
+        );
+        assert_eq!(
+            problems(&[&VIDEO[..], &[key]].concat()),
+            Vec::<String>::new()
+        );
+    }
+    for key in [
+        "data.block_size=128",
+        "data.packing=true",
+        "model.hidden_size=64",
+        "model.max_memory={device: 8GB}",
+        "sample.prompts=[x]",
+        "adapter.use_dora=true",
+    ] {
+        let name = key.split('=').next().unwrap();
+        let got = problems(&[&VIDEO[..], &[key]].concat());
+        assert!(
+            got[0].contains(&format!("`{name}` has no effect on videos")),
+            "{got:?}"
+        );
+    }
+}
+
+#[test]
+fn keys_that_belong_to_others_say_which() {
+    for (keys, message) in [
+        (
+            vec!["data.frame_stride=4"],
+            "`data.frame_extraction: slide`",
+        ),
+        (
+            vec!["data.frame_extraction=full", "data.num_frames=9"],
+            "`data.max_frames`",
+        ),
+        (
+            vec!["train.logit_mean=1"],
+            "`train.weighting_scheme: logit_normal`",
+        ),
+        (
+            vec!["train.min_sigma=0.9", "train.max_sigma=0.8"],
+            "is not below `train.max_sigma`",
+        ),
+        (vec!["data.resolution=[1, 2, 3]"], "has 3 numbers"),
+        (vec!["data.resolution=0"], "out of range"),
+        (vec!["train.experts=both"], "allowed: `high`, `low`"),
+        (vec!["model.ring_slots=3"], "no block is streamed"),
+    ] {
+        let got = problems(&[&VIDEO[..], &keys].concat());
+        assert!(
+            got.iter().any(|line| line.contains(message)),
+            "{keys:?}: {got:?}"
+        );
+    }
+    assert!(problems(&["data.resolution=512"])[0].contains("add an `adapter` section"));
+}

@@ -1,0 +1,65 @@
+//! Videos and images as training data: found with their captions, cut into clips of few sizes,
+//! encoded once, and kept on the disk.
+//!
+//! ```text
+//! folder or JSON lines ──media──▶ items ──frames──▶ size and length ──buckets, clips──▶ clips
+//!                                   │                                                  │ autoencoder
+//!                                   └─captions──▶ text encoder ──▶ cache ◀─────────────┘
+//! ```
+
+mod buckets;
+mod cache;
+mod clips;
+mod density;
+mod encode;
+mod ffmpeg;
+mod frames;
+mod media;
+mod model_folder;
+
+pub(crate) use density::Density;
+pub(crate) use encode::{Clip, VideoData};
+pub(crate) use model_folder::{ModelFolder, Pipeline};
+
+use crate::Error;
+
+/// What is wrong with data, told all at once.
+#[derive(Debug, Default)]
+pub(crate) struct Complaints {
+    list: Vec<String>,
+}
+
+/// As many are told by name.
+const TOLD: usize = 20;
+
+impl Complaints {
+    /// Adds one.
+    pub(crate) fn add(&mut self, complaint: String) {
+        self.list.push(complaint);
+    }
+
+    /// The list, one a line.
+    fn text(&self) -> String {
+        let mut lines: Vec<&str> = self.list.iter().take(TOLD).map(String::as_str).collect();
+        let more = format!("and {} more", self.list.len().saturating_sub(TOLD));
+        if self.list.len() > TOLD {
+            lines.push(&more);
+        }
+        lines.join("\n  ")
+    }
+
+    /// An error, if there is anything in it.
+    pub(crate) fn refuse(&self, what: &str) -> Result<(), Error> {
+        match self.list.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Data(format!("{what}:\n  {}", self.text()))),
+        }
+    }
+
+    /// A warning, if there is anything in it.
+    pub(crate) fn warn(&self, what: &str) {
+        if !self.list.is_empty() {
+            tracing::warn!("{what}:\n  {}", self.text());
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! What was encoded, on the disk: one file for each clip and each caption, named after everything that
+//! changes what is in it.
+//!
+//! ```text
+//! <folder>/media/<path, size, date>.json     what a medium is: a hash of its content, its shape
+//! <folder>/latents/<hash>.safetensors        `latents` [channels, frames, height, width], `condition`
+//! <folder>/texts/<hash>.safetensors          `text` [tokens, width]
+//! ```
+//!
+//! A file is written under another name, forced to the disk and renamed, so that one that has its name
+//! is whole. Nothing else has to be remembered: whoever is killed goes on where files are missing.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use models::formats::{SafetensorsFile, write_tensors};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tch::Tensor;
+
+use super::frames::{self, Shape};
+use super::media::Source;
+use crate::Error;
+
+/// Raise when the same media and settings would give other tensors.
+const FORMAT: &str = "video-1";
+
+/// The folder.
+#[derive(Debug, Clone)]
+pub(crate) struct Cache {
+    folder: PathBuf,
+}
+
+/// What is known of a medium without opening it again.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Facts {
+    /// SHA-256 of its content.
+    pub(crate) content: String,
+    size: (u32, u32),
+    frames: u32,
+    still: bool,
+}
+
+impl Facts {
+    pub(crate) fn shape(&self) -> Shape {
+        Shape {
+            size: self.size,
+            frames: self.frames,
+            still: self.still,
+        }
+    }
+}
+
+/// A hash of several things, in hexadecimal; no two lists give the same by being joined otherwise.
+pub(crate) fn key(parts: &[&str]) -> String {
+    let mut hash = Sha256::new();
+    hash.update(FORMAT);
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hex(&hash.finalize())
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest
+        .iter()
+        .take(20)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+impl Cache {
+    /// Opens the cache in `folder`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub(crate) fn open(folder: &Path) -> Result<Self, Error> {
+        for part in ["media", "latents", "texts"] {
+            let folder = folder.join(part);
+            fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, error))?;
+            sweep(&folder);
+        }
+        Ok(Self {
+            folder: folder.to_owned(),
+        })
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What `source` is at `fps` frames a second; read only where its files have changed since.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub(crate) fn facts(&self, source: &Source, fps: f64) -> Result<Facts, String> {
+        let mut stamps = vec![format!("{fps}")];
+        for file in source.files() {
+            let path = std::path::absolute(file).map_err(|error| error.to_string())?;
+            let metadata = fs::metadata(&path).map_err(|error| error.to_string())?;
+            let changed = metadata.modified().map_err(|error| error.to_string())?;
+            let since = changed
+                .duration_since(SystemTime::UNIX_EPOCH)
+                .unwrap_or_default();
+            stamps.push(format!("{} {} {since:?}", path.display(), metadata.len()));
+        }
+        let stamps: Vec<&str> = stamps.iter().map(String::as_str).collect();
+        let path = self.folder.join("media").join(key(&stamps) + ".json");
+        let known = fs::read(&path).ok();
+        if let Some(facts) = known.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
+            return Ok(facts);
+        }
+        let shape = frames::shape(source, fps)?;
+        let facts = Facts {
+            content: content(source)?,
+            size: shape.size,
+            frames: shape.frames,
+            still: shape.still,
+        };
+        let text = serde_json::to_string(&facts).map_err(|error| error.to_string())?;
+        let draft = draft(&path);
+        let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, &path));
+        written.map_err(|error| format!("`{}` cannot be written: {error}", path.display()))?;
+        Ok(facts)
+    }
+
+    /// Where the latents of this key are.
+    pub(crate) fn latents(&self, key: &str) -> PathBuf {
+        self.folder
+            .join("latents")
+            .join(format!("{key}.safetensors"))
+    }
+
+    /// Where the text of this key is.
+    pub(crate) fn text(&self, key: &str) -> PathBuf {
+        self.folder.join("texts").join(format!("{key}.safetensors"))
+    }
+}
+
+/// Whether an entry is there and whole.
+pub(crate) fn has(path: &Path) -> bool {
+    path.is_file() && SafetensorsFile::open(path).is_ok()
+}
+
+/// Writes an entry, whole or not at all.
+///
+/// # Errors
+/// When the disk is full, or the folder cannot be written to.
+pub(crate) fn write(path: &Path, tensors: &[(String, &Tensor)]) -> Result<(), Error> {
+    let draft = draft(path);
+    write_tensors(&draft, tensors)?;
+    fs::rename(&draft, path).map_err(|error| Error::io("write", path, error))
+}
+
+/// Another name for `path` while it is written, which no other process has.
+fn draft(path: &Path) -> PathBuf {
+    path.with_extension(format!("tmp-{}", std::process::id()))
+}
+
+/// Removes what processes that were killed left, a day later.
+fn sweep(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let is_draft = entry.file_name().to_string_lossy().contains(".tmp-");
+        let changed = entry.metadata().and_then(|metadata| metadata.modified());
+        let age = changed.ok().and_then(|changed| changed.elapsed().ok());
+        if is_draft && age.is_some_and(|age| age > Duration::from_secs(86_400)) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// A hash of the bytes of all files of `source`.
+fn content(source: &Source) -> Result<String, String> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    for path in source.files() {
+        let failed = |error: std::io::Error| format!("`{}`: {error}", path.display());
+        let mut file = File::open(path).map_err(failed)?;
+        let mut length = 0u64;
+        loop {
+            let read = file.read(&mut buffer).map_err(failed)?;
+            if read == 0 {
+                break;
+            }
+            hash.update(&buffer[..read]);
+            length += read as u64;
+        }
+        hash.update(length.to_le_bytes());
+    }
+    Ok(hex(&hash.finalize()))
+}

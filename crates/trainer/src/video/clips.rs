@@ -1,0 +1,126 @@
+//! Which clips are cut from a video: musubi-tuner's rules.
+
+use crate::config::{DataConfig, FrameExtraction};
+
+/// A run of frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Span {
+    /// The first, counted from zero.
+    pub(crate) start: u32,
+    /// How many.
+    pub(crate) frames: u32,
+}
+
+/// How videos are cut.
+#[derive(Debug, Clone)]
+pub(crate) struct Cutting {
+    extraction: FrameExtraction,
+    /// Lengths of clips, each 4 n + 1.
+    lengths: Vec<u32>,
+    stride: u32,
+    count: u32,
+    most: u32,
+}
+
+/// The largest length of at most `frames` that the autoencoder takes.
+pub(crate) fn whole_chunks(frames: u32) -> u32 {
+    frames.saturating_sub(1) / 4 * 4 + 1
+}
+
+impl Cutting {
+    /// What the config says; `None` where it does not say how long clips are.
+    pub(crate) fn of(config: &DataConfig) -> Option<Self> {
+        let extraction = config.frame_extraction.unwrap_or(FrameExtraction::Head);
+        let lengths = match (&config.num_frames, extraction) {
+            (Some(numbers), _) => numbers.list().iter().map(|n| whole_chunks(*n)).collect(),
+            (None, FrameExtraction::Full) => Vec::new(),
+            (None, _) => return None,
+        };
+        Some(Self {
+            extraction,
+            lengths,
+            stride: config.frame_stride.unwrap_or(1),
+            count: config.frame_sample.unwrap_or(1),
+            most: config.max_frames.unwrap_or(129),
+        })
+    }
+
+    /// The clips of a video of `frames`, and the lengths that it is too short for.
+    pub(crate) fn clips(&self, frames: u32) -> (Vec<Span>, Vec<u32>) {
+        if self.extraction == FrameExtraction::Full {
+            let frames = whole_chunks(frames.min(self.most));
+            return (vec![Span { start: 0, frames }], Vec::new());
+        }
+        let (mut clips, mut too_long) = (Vec::new(), Vec::new());
+        for &length in &self.lengths {
+            if frames < length {
+                too_long.push(length);
+                continue;
+            }
+            let last = frames - length;
+            let starts: Vec<u32> = match self.extraction {
+                FrameExtraction::Head | FrameExtraction::Full => vec![0],
+                FrameExtraction::Chunk => (0..=last).step_by(length as usize).collect(),
+                FrameExtraction::Slide => (0..=last).step_by(self.stride as usize).collect(),
+                FrameExtraction::Uniform => {
+                    let gaps = u64::from(self.count.max(2) - 1);
+                    let start = |index: u32| u64::from(index) * u64::from(last) / gaps;
+                    (0..self.count).map(|index| start(index) as u32).collect()
+                }
+            };
+            clips.extend(starts.into_iter().map(|start| Span {
+                start,
+                frames: length,
+            }));
+        }
+        (clips, too_long)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Numbers;
+
+    fn cut(extraction: FrameExtraction, lengths: &[u32], frames: u32) -> (Vec<u32>, Vec<u32>) {
+        let config = DataConfig {
+            frame_extraction: Some(extraction),
+            num_frames: Some(Numbers::List(lengths.to_vec())),
+            frame_stride: Some(4),
+            frame_sample: Some(3),
+            ..DataConfig::default()
+        };
+        let (clips, short) = Cutting::of(&config).unwrap().clips(frames);
+        (clips.iter().map(|clip| clip.start).collect(), short)
+    }
+
+    #[test]
+    fn clips_begin_where_the_rule_says() {
+        use FrameExtraction::{Chunk, Head, Slide, Uniform};
+        assert_eq!(cut(Head, &[9], 30), (vec![0], vec![]));
+        assert_eq!(cut(Chunk, &[9], 30), (vec![0, 9, 18], vec![]));
+        assert_eq!(cut(Slide, &[9], 19), (vec![0, 4, 8], vec![]));
+        assert_eq!(cut(Uniform, &[9], 30), (vec![0, 10, 21], vec![]));
+        // Lengths are rounded down, and one that does not fit is told.
+        assert_eq!(cut(Chunk, &[8, 100], 10), (vec![0, 5], vec![97]));
+        assert_eq!(cut(Head, &[9], 8), (vec![], vec![9]));
+    }
+
+    #[test]
+    fn a_whole_video_is_one_clip_of_whole_chunks() {
+        let config = DataConfig {
+            frame_extraction: Some(FrameExtraction::Full),
+            max_frames: Some(20),
+            ..DataConfig::default()
+        };
+        let full = Cutting::of(&config).unwrap();
+        for (frames, length) in [(1, 1), (4, 1), (5, 5), (16, 13), (17, 17), (90, 17)] {
+            let span = Span {
+                start: 0,
+                frames: length,
+            };
+            assert_eq!(full.clips(frames).0, [span]);
+        }
+        assert!(Cutting::of(&DataConfig::default()).is_none());
+    }
+}

@@ -1,0 +1,179 @@
+//! How levels of noise are drawn: a density, moved by a shift, and cut to a range.
+//!
+//! A level is the value of the density's inverse at a uniform number, so that a range is drawn from
+//! without trying again.
+
+use std::f64::consts::FRAC_PI_2;
+
+use tch::{Kind, Tensor};
+
+use crate::Error;
+use crate::config::{TrainConfig, WeightingScheme};
+
+/// Where levels come from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Density {
+    scheme: Scheme,
+    shift: f64,
+    /// The uniform numbers that give levels within the range.
+    from: f64,
+    to: f64,
+    /// The range.
+    low: f64,
+    high: f64,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Scheme {
+    Uniform,
+    LogitNormal { mean: f64, deviation: f64 },
+    Mode { scale: f64 },
+}
+
+impl Scheme {
+    /// The level, before the shift, below which a share `p` of all is; of `mode`, above which.
+    fn level(self, p: f64) -> Result<f64, Error> {
+        Ok(match self {
+            Self::Uniform => p,
+            Self::LogitNormal { mean, deviation } => {
+                let p = Tensor::f_from_slice(&[p])?.f_clamp(1e-15, 1.0 - 1e-15)?;
+                let normal = f64::try_from(&p.f_special_ndtri()?)?;
+                1.0 / (1.0 + (-(mean + deviation * normal)).exp())
+            }
+            Self::Mode { scale } => 1.0 - p - scale * ((FRAC_PI_2 * p).cos().powi(2) - 1.0 + p),
+        })
+    }
+
+    /// The inverse of [`Scheme::level`].
+    fn share(self, level: f64) -> Result<f64, Error> {
+        Ok(match self {
+            Self::Uniform => level,
+            Self::LogitNormal { mean, deviation } => {
+                let odds = (level / (1.0 - level)).ln();
+                let normal = Tensor::f_from_slice(&[(odds - mean) / deviation])?;
+                f64::try_from(&normal.f_to_kind(Kind::Double)?.f_special_ndtr()?)?
+            }
+            Self::Mode { .. } => {
+                // It falls all the way.
+                let (mut low, mut high) = (0.0, 1.0);
+                for _ in 0..100 {
+                    let middle = f64::midpoint(low, high);
+                    match self.level(middle)? > level {
+                        true => low = middle,
+                        false => high = middle,
+                    }
+                }
+                f64::midpoint(low, high)
+            }
+        })
+    }
+}
+
+impl Density {
+    /// What `train` says, of the levels from `low` to `high` alone.
+    ///
+    /// # Errors
+    /// When libtorch cannot compute it.
+    pub(crate) fn new(train: &TrainConfig, low: f64, high: f64) -> Result<Self, Error> {
+        let weighting = train.weighting_scheme.unwrap_or(WeightingScheme::Shift);
+        let scheme = match weighting {
+            WeightingScheme::Uniform | WeightingScheme::Shift => Scheme::Uniform,
+            WeightingScheme::LogitNormal => Scheme::LogitNormal {
+                mean: train.logit_mean.unwrap_or(0.0),
+                deviation: train.logit_std.unwrap_or(1.0),
+            },
+            WeightingScheme::Mode => Scheme::Mode {
+                scale: train.mode_scale.unwrap_or(1.29),
+            },
+        };
+        let unset = match weighting {
+            WeightingScheme::Shift => 5.0,
+            _ => 1.0,
+        };
+        let shift = train.flow_shift.unwrap_or(unset);
+        // Where the shift takes a level from.
+        let before = |sigma: f64| sigma / (shift - (shift - 1.0) * sigma);
+        Ok(Self {
+            scheme,
+            shift,
+            from: scheme.share(before(low))?,
+            to: scheme.share(before(high))?,
+            low,
+            high,
+        })
+    }
+
+    /// The level for a number that is uniform in `[0, 1)`.
+    ///
+    /// # Errors
+    /// When libtorch cannot compute it.
+    pub(crate) fn sigma(&self, uniform: f64) -> Result<f64, Error> {
+        let level = self
+            .scheme
+            .level(self.from + uniform * (self.to - self.from))?;
+        let sigma = self.shift * level / (1.0 + (self.shift - 1.0) * level);
+        Ok(sigma.clamp(self.low, self.high))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Drawn on a fine grid of uniform numbers.
+    fn drawn(train: &TrainConfig, low: f64, high: f64) -> Vec<f64> {
+        let density = Density::new(train, low, high).unwrap();
+        let grid = (0..2000).map(|index| (f64::from(index) + 0.5) / 2000.0);
+        let mut levels: Vec<f64> = grid.map(|u| density.sigma(u).unwrap()).collect();
+        levels.sort_by(f64::total_cmp);
+        levels
+    }
+
+    fn train(scheme: WeightingScheme) -> TrainConfig {
+        TrainConfig {
+            weighting_scheme: Some(scheme),
+            ..TrainConfig::default()
+        }
+    }
+
+    #[test]
+    fn medians_are_those_of_the_formulas() {
+        let median = |train: &TrainConfig| drawn(train, 0.0, 1.0)[1000];
+        let close = |value: f64, wanted: f64| assert!((value - wanted).abs() < 2e-3, "{value}");
+        close(median(&train(WeightingScheme::Uniform)), 0.5);
+        close(median(&train(WeightingScheme::Shift)), 5.0 * 0.5 / 3.0);
+        let normal = TrainConfig {
+            logit_mean: Some(1.0),
+            logit_std: Some(0.5),
+            flow_shift: Some(3.0),
+            ..train(WeightingScheme::LogitNormal)
+        };
+        let level = 1.0 / (1.0 + (-1.0f64).exp());
+        close(median(&normal), 3.0 * level / (1.0 + 2.0 * level));
+        // 1 − ½ − 1.29 · (½ − 1 + ½)
+        close(median(&train(WeightingScheme::Mode)), 0.5);
+        let quarter = drawn(&train(WeightingScheme::Mode), 0.0, 1.0)[500];
+        let p = 0.75;
+        close(
+            quarter,
+            1.0 - p - 1.29 * ((FRAC_PI_2 * p).cos().powi(2) - 1.0 + p),
+        );
+    }
+
+    #[test]
+    fn a_range_is_what_drawing_again_would_give() {
+        use WeightingScheme::{LogitNormal, Mode, Shift, Uniform};
+        for scheme in [Uniform, Shift, LogitNormal, Mode] {
+            let train = train(scheme);
+            let all = drawn(&train, 0.0, 1.0);
+            let kept: Vec<f64> = all.into_iter().filter(|s| (0.3..0.8).contains(s)).collect();
+            let ranged = drawn(&train, 0.3, 0.8);
+            assert!(ranged.iter().all(|s| (0.3..=0.8).contains(s)));
+            for share in [0.1, 0.5, 0.9] {
+                let at = |list: &[f64]| list[(share * list.len() as f64) as usize];
+                let (one, other) = (at(&kept), at(&ranged));
+                assert!((one - other).abs() < 5e-3, "{scheme:?}: {one} {other}");
+            }
+        }
+    }
+}

@@ -1,0 +1,527 @@
+//! From media and captions to a list of encoded clips; only what the cache lacks is encoded.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use models::Parameters;
+use models::model::{Base, Builder, FileWeights};
+use models::pretrained::fingerprint;
+use models::wan::autoencoder::{Autoencoder, AutoencoderConfig};
+use models::wan::files::{Part, PartFile};
+use models::wan::text_encoder::{TEXT_ROWS, TextEncoder, TextEncoderConfig};
+use placement::Placer;
+use tch::{Device, Kind, Tensor};
+use tokenizers::Tokenizer;
+
+use super::Complaints;
+use super::buckets::{Buckets, Size};
+use super::cache::{self, Cache};
+use super::clips::{Cutting, Span, whole_chunks};
+use super::frames::{self, Shape};
+use super::media::{self, Source};
+use super::model_folder::{ModelFolder, Pipeline};
+use crate::Error;
+use crate::config::{Config, DataConfig};
+use crate::observer::Observer;
+
+/// An encoded clip.
+#[derive(Debug, Clone)]
+pub(crate) struct Clip {
+    /// What people call it: the file, and where in it.
+    pub(crate) name: String,
+    /// What it is, for comparing runs: the key of its latents.
+    pub(crate) key: String,
+    /// File of its latents.
+    pub(crate) latents: PathBuf,
+    /// File of its text.
+    pub(crate) text: PathBuf,
+    /// Width, height and frames of its pixels: clips of one shape go together.
+    pub(crate) shape: (u32, u32, u32),
+    /// Tokens that it is to the transformer.
+    pub(crate) tokens: u64,
+}
+
+/// All clips, in the cache.
+#[derive(Debug)]
+pub(crate) struct VideoData {
+    /// What is learned from.
+    pub(crate) training: Vec<Clip>,
+    /// What is measured on.
+    pub(crate) held_out: Vec<Clip>,
+    /// File of the empty text.
+    pub(crate) empty: PathBuf,
+    /// The folder of the cache.
+    pub(crate) folder: PathBuf,
+    /// How many clips and texts were encoded now.
+    pub(crate) encoded: (usize, usize),
+}
+
+/// A clip before it is encoded.
+struct Planned {
+    source: Source,
+    shape: Shape,
+    span: Span,
+    size: Size,
+    clip: Clip,
+}
+
+/// What encoding depends on besides media.
+struct Encoder<'a> {
+    config: &'a Config,
+    model: &'a ModelFolder,
+    cache: Cache,
+    fps: f64,
+    /// Pixels along one side of a token.
+    step: u32,
+    compute: Kind,
+    autoencoder: (AutoencoderConfig, PartFile, String),
+    texts: TextKeys,
+}
+
+impl VideoData {
+    /// The clips that `config` describes for `model`; what is not in the cache is encoded.
+    ///
+    /// # Errors
+    /// Everything that is wrong with media and captions; when a part of the model is missing or
+    /// damaged, the disk is full, or memory runs out.
+    pub(crate) fn prepare(
+        config: &Config,
+        model: &ModelFolder,
+        patch: i64,
+        placer: &mut Placer,
+        observer: &mut dyn Observer,
+    ) -> Result<Self, Error> {
+        let folder = match &config.data.cache_dir {
+            Some(folder) => folder.clone(),
+            None => crate::data::cache_folder().join("videos"),
+        };
+        let part = PartFile::open(Part::Autoencoder, &model.path.join("vae"))?;
+        let shape = AutoencoderConfig::read(&model.path.join("vae/config.json"))?;
+        let encoder = Encoder {
+            config,
+            model,
+            cache: Cache::open(&folder)?,
+            fps: config.data.fps.unwrap_or(match model.expand_timesteps {
+                true => 24.0,
+                false => 16.0,
+            }),
+            step: (shape.scale_factor_spatial * patch) as u32,
+            compute: match config.train.bf16.on(placer.device()) {
+                true => Kind::BFloat16,
+                false => Kind::Float,
+            },
+            autoencoder: (shape, part, String::new()),
+            texts: TextKeys::open(&model.path)?,
+        };
+        encoder.run(placer, observer)
+    }
+}
+
+impl Encoder<'_> {
+    fn run(mut self, placer: &mut Placer, observer: &mut dyn Observer) -> Result<VideoData, Error> {
+        self.autoencoder.2 = fingerprint(&self.autoencoder.1)?;
+        let buckets = self.buckets()?;
+        let data = &self.config.data;
+        let path = crate::data::text_path(data)?;
+        let mut captions = BTreeMap::new();
+        let mut training = self.plan(&path, &buckets, &mut captions, observer)?;
+        let held_out = match crate::data::eval_path(data)? {
+            Some(other) => self.plan(&other, &buckets, &mut captions, observer)?,
+            None => {
+                let count = training.len() as f64 * data.validation_fraction;
+                training.split_off(training.len() - (count as usize).min(training.len() - 1))
+            }
+        };
+        let empty = self.text_file("", &mut captions)?;
+        let texts = self.encode_texts(&captions, placer, observer)?;
+        let all: Vec<&Planned> = training.iter().chain(&held_out).collect();
+        let latents = self.encode_clips(&all, placer, observer)?;
+        let clips = |list: Vec<Planned>| list.into_iter().map(|planned| planned.clip).collect();
+        Ok(VideoData {
+            training: clips(training),
+            held_out: clips(held_out),
+            empty,
+            folder: self.cache.folder().to_owned(),
+            encoded: (latents, texts),
+        })
+    }
+
+    fn buckets(&self) -> Result<Buckets, Error> {
+        let data = &self.config.data;
+        let sides = data.resolution.as_ref().map(|numbers| numbers.list());
+        let size = match sides {
+            Some([side]) => (*side, *side),
+            Some([width, height]) => (*width, *height),
+            _ => return Err(Error::Data("`data.resolution` is not set".into())),
+        };
+        let bucketed = data.enable_bucket.unwrap_or(true);
+        Buckets::new(
+            size,
+            self.step,
+            bucketed,
+            data.bucket_no_upscale.unwrap_or(false),
+        )
+    }
+
+    /// The clips of the media at `path`, and their captions by the file of the text.
+    fn plan(
+        &self,
+        path: &Path,
+        buckets: &Buckets,
+        captions: &mut BTreeMap<PathBuf, Vec<u32>>,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Planned>, Error> {
+        let data = &self.config.data;
+        let items = media::list(path, data)?;
+        let (mut planned, mut wrong, mut short) =
+            (Vec::new(), Complaints::default(), Complaints::default());
+        let count = items.len();
+        for (index, item) in items.into_iter().enumerate() {
+            if index % 64 == 0 {
+                observer.preparing(&format!("looking at the media: {index} of {count}"));
+            }
+            let name = shown(item.source.path(), path);
+            let facts = match self.cache.facts(&item.source, self.fps) {
+                Ok(facts) => facts,
+                Err(reason) => {
+                    wrong.add(format!("`{name}`: {reason}"));
+                    continue;
+                }
+            };
+            let shape = facts.shape();
+            let Some(size) = buckets.of(shape.size) else {
+                wrong.add(format!(
+                    "`{name}`: {} × {} pixels are too few for `data.bucket_no_upscale`",
+                    shape.size.0, shape.size.1
+                ));
+                continue;
+            };
+            let text = self.text_file(&item.caption, captions)?;
+            for span in self.spans(data, shape, &name, &mut short, &mut wrong) {
+                let content = &facts.content;
+                planned.push(self.planned(&item.source, content, shape, span, size, &name, &text));
+            }
+        }
+        wrong.refuse(&format!(
+            "media of `{}` that cannot be used",
+            path.display()
+        ))?;
+        if planned.is_empty() {
+            short.refuse(&format!("no clip is left of `{}`", path.display()))?;
+        }
+        short.warn("videos that are too short");
+        Ok(planned)
+    }
+
+    /// What is cut from a medium.
+    fn spans(
+        &self,
+        data: &DataConfig,
+        shape: Shape,
+        name: &str,
+        short: &mut Complaints,
+        wrong: &mut Complaints,
+    ) -> Vec<Span> {
+        if shape.still {
+            let image = Span {
+                start: 0,
+                frames: 1,
+            };
+            return vec![image];
+        }
+        let Some(cutting) = Cutting::of(data) else {
+            wrong.add(format!(
+                "`{name}` is a video of {} frames, and `data.num_frames` is not set",
+                shape.frames
+            ));
+            return Vec::new();
+        };
+        let (spans, too_long) = cutting.clips(shape.frames);
+        for length in too_long {
+            short.add(format!(
+                "`{name}` has {} frames at {} a second, and gives no clip of {length}: lower \
+                 `data.num_frames` (up to {} fits)",
+                shape.frames,
+                self.fps,
+                whole_chunks(shape.frames)
+            ));
+        }
+        spans
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "what a clip is made of")]
+    fn planned(
+        &self,
+        source: &Source,
+        content: &str,
+        shape: Shape,
+        span: Span,
+        size: Size,
+        name: &str,
+        text: &Path,
+    ) -> Planned {
+        let numbers = format!(
+            "{}x{} {}+{} at {} {:?} {:?}",
+            size.0, size.1, span.start, span.frames, self.fps, self.compute, self.model.pipeline
+        );
+        let key = cache::key(&[content, &numbers, &self.autoencoder.2]);
+        Planned {
+            source: source.clone(),
+            shape,
+            span,
+            size,
+            clip: Clip {
+                name: match shape.still {
+                    true => name.to_owned(),
+                    false => format!("{name} from frame {}, {} frames", span.start, span.frames),
+                },
+                latents: self.cache.latents(&key),
+                key,
+                text: text.to_owned(),
+                shape: (size.0, size.1, span.frames),
+                tokens: u64::from(span.frames.div_ceil(4))
+                    * u64::from(size.0 / self.step)
+                    * u64::from(size.1 / self.step),
+            },
+        }
+    }
+
+    /// The file of a caption, whose tokens are noted in `captions`.
+    fn text_file(
+        &self,
+        caption: &str,
+        captions: &mut BTreeMap<PathBuf, Vec<u32>>,
+    ) -> Result<PathBuf, Error> {
+        let tokens = self.texts.tokens(caption)?;
+        let key = cache::key(&[
+            "text",
+            &format!("{tokens:?}"),
+            &self.texts.fingerprint,
+            &format!("{:?}", self.compute),
+        ]);
+        let path = self.cache.text(&key);
+        captions.insert(path.clone(), tokens);
+        Ok(path)
+    }
+
+    /// Encodes the captions that are not in the cache; how many those were.
+    fn encode_texts(
+        &self,
+        captions: &BTreeMap<PathBuf, Vec<u32>>,
+        placer: &mut Placer,
+        observer: &mut dyn Observer,
+    ) -> Result<usize, Error> {
+        let missing: Vec<_> = captions
+            .iter()
+            .filter(|(path, _)| !cache::has(path))
+            .collect();
+        if missing.is_empty() {
+            return Ok(0);
+        }
+        observer.preparing("loading the text encoder");
+        let _no_grad = tch::no_grad_guard();
+        let device = placer.device();
+        let folder = self.model.path.join("text_encoder");
+        let shape = TextEncoderConfig::read(&folder.join("config.json"))?;
+        let encoder = built(&self.texts.part, self.compute, placer, |builder| {
+            Ok(TextEncoder::new(&shape, device, builder)?)
+        })?;
+        for (index, (path, tokens)) in missing.iter().enumerate() {
+            observer.preparing(&format!("encoding captions: {index} of {}", missing.len()));
+            let text = encoder.encode(tokens)?.f_to_device(Device::Cpu)?;
+            cache::write(path, &[("text".to_owned(), &text)])?;
+        }
+        Ok(missing.len())
+    }
+
+    /// Encodes the clips that are not in the cache; how many those were.
+    fn encode_clips(
+        &self,
+        clips: &[&Planned],
+        placer: &mut Placer,
+        observer: &mut dyn Observer,
+    ) -> Result<usize, Error> {
+        let missing: BTreeMap<&Path, &Planned> = clips
+            .iter()
+            .map(|planned| (planned.clip.latents.as_path(), *planned))
+            .filter(|(path, _)| !cache::has(path))
+            .collect();
+        if missing.is_empty() {
+            return Ok(0);
+        }
+        observer.preparing("loading the autoencoder");
+        let _no_grad = tch::no_grad_guard();
+        let device = placer.device();
+        let (shape, part, _) = &self.autoencoder;
+        let autoencoder = built(part, self.compute, placer, |builder| {
+            Ok(Autoencoder::new(shape, device, builder)?)
+        })?;
+        let count = missing.len();
+        for (index, (path, planned)) in missing.into_iter().enumerate() {
+            observer.preparing(&format!("encoding clips: {index} of {count}"));
+            let named = |error: Error| match error {
+                Error::Data(reason) => Error::Data(format!("{}: {reason}", planned.clip.name)),
+                other => other,
+            };
+            let (latents, first) = self.encode_clip(&autoencoder, planned).map_err(named)?;
+            let mut tensors = vec![("latents".to_owned(), &latents)];
+            let condition = match self.model.pipeline {
+                Pipeline::Text => None,
+                Pipeline::Image => Some(condition(&autoencoder, &first, planned.span.frames)?),
+            };
+            tensors.extend(
+                condition
+                    .iter()
+                    .map(|tensor| ("condition".to_owned(), tensor)),
+            );
+            let finite = |tensor: &Tensor| -> Result<bool, Error> {
+                Ok(f64::try_from(&tensor.f_sum(Kind::Double)?)?.is_finite())
+            };
+            if !finite(&latents)? {
+                return Err(Error::Diverged(format!(
+                    "the autoencoder makes numbers that are not finite of {}: look at its weights, or \
+                     set `train.bf16: false`",
+                    planned.clip.name
+                )));
+            }
+            cache::write(path, &tensors)?;
+        }
+        Ok(count)
+    }
+
+    /// The latents of a clip, and its first frame, `[1, 3, height, width]` from −1 to 1.
+    fn encode_clip(
+        &self,
+        autoencoder: &Autoencoder,
+        planned: &Planned,
+    ) -> Result<(Tensor, Tensor), Error> {
+        let (width, height) = (i64::from(planned.size.0), i64::from(planned.size.1));
+        let mut encoding = autoencoder.encoding(height, width, None)?;
+        let (mut latents, mut first, mut failed) = (Vec::new(), None, None);
+        let mut push = |picture: image::RgbImage| -> Result<(), Error> {
+            let frame = pixels(&picture)?;
+            latents.extend(encoding.push(&frame)?);
+            first.get_or_insert(frame);
+            Ok(())
+        };
+        let read = frames::read(
+            &planned.source,
+            planned.shape,
+            self.fps,
+            planned.span,
+            planned.size,
+            &mut |picture| {
+                push(picture).map_err(|error| {
+                    let reason = error.to_string();
+                    failed = Some(error);
+                    reason
+                })
+            },
+        );
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        read.map_err(Error::Data)?;
+        encoding.finish()?;
+        let first = first.ok_or_else(|| Error::Data("it has no frames".into()))?;
+        Ok((
+            Tensor::f_stack(&latents, 1)?.f_to_device(Device::Cpu)?,
+            first,
+        ))
+    }
+}
+
+/// A picture as `[1, 3, height, width]` from −1 to 1.
+fn pixels(picture: &image::RgbImage) -> Result<Tensor, Error> {
+    let (width, height) = (i64::from(picture.width()), i64::from(picture.height()));
+    let bytes = Tensor::f_from_slice(picture.as_raw())?;
+    Ok(bytes
+        .f_view([1, height, width, 3])?
+        .f_permute([0, 3, 1, 2])?
+        .f_to_kind(Kind::Float)?
+        .f_div_scalar(127.5)?
+        .f_sub_scalar(1.0)?)
+}
+
+/// What an image-to-video model is told of the first frame: a mask of four channels, and the latents of
+/// a clip that has that frame and grey ones after it.
+fn condition(autoencoder: &Autoencoder, first: &Tensor, frames: u32) -> Result<Tensor, Error> {
+    let (_, _, height, width) = first.size4()?;
+    let mut encoding = autoencoder.encoding(height, width, None)?;
+    let mut latents = encoding.push(first)?;
+    let grey = first.f_zeros_like()?;
+    for _ in 1..frames {
+        latents.extend(encoding.push(&grey)?);
+    }
+    encoding.finish()?;
+    let latents = Tensor::f_stack(&latents, 1)?.f_to_device(Device::Cpu)?;
+    let (_, count, height, width) = latents.size4()?;
+    let options = (Kind::Float, Device::Cpu);
+    let known = Tensor::f_ones([4, 1, height, width], options)?;
+    let unknown = Tensor::f_zeros([4, count - 1, height, width], options)?;
+    let mask = Tensor::f_cat(&[known, unknown], 1)?;
+    Ok(Tensor::f_cat(&[mask, latents], 0)?)
+}
+
+/// A frozen part of the model, from its file.
+fn built<T>(
+    part: &PartFile,
+    compute: Kind,
+    placer: &mut Placer,
+    build: impl FnOnce(&mut Builder<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let mut source = FileWeights::new(part, compute, placer);
+    let mut parameters = Parameters::default();
+    let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Frozen(compute));
+    build(&mut builder)
+}
+
+/// How captions become tokens, and what else their encoding depends on.
+struct TextKeys {
+    tokenizer: Tokenizer,
+    part: PartFile,
+    fingerprint: String,
+}
+
+impl TextKeys {
+    fn open(model: &Path) -> Result<Self, Error> {
+        let path = model.join("tokenizer/tokenizer.json");
+        let tokenizer = Tokenizer::from_file(&path)
+            .map_err(|error| Error::Data(format!("the tokenizer `{}`: {error}", path.display())))?;
+        let part = PartFile::open(Part::TextEncoder, &model.join("text_encoder"))?;
+        Ok(Self {
+            tokenizer,
+            fingerprint: fingerprint(&part)?,
+            part,
+        })
+    }
+
+    /// The tokens of a caption, at most as many as the model reads, the last of which ends it.
+    fn tokens(&self, caption: &str) -> Result<Vec<u32>, Error> {
+        let words: Vec<&str> = caption.split_whitespace().collect();
+        let encoding = self.tokenizer.encode(words.join(" "), true);
+        let encoding = encoding.map_err(|error| Error::Data(format!("{caption:?}: {error}")))?;
+        let mask = encoding.get_attention_mask().iter();
+        let pairs = encoding.get_ids().iter().zip(mask);
+        let mut tokens: Vec<u32> = pairs.filter(|(_, m)| **m == 1).map(|(id, _)| *id).collect();
+        let end = tokens.last().copied();
+        if let (Some(end), true) = (end, tokens.len() > TEXT_ROWS as usize) {
+            let count = tokens.len();
+            tokens.truncate(TEXT_ROWS as usize - 1);
+            tokens.push(end);
+            tracing::warn!("a caption of {count} tokens ends after {TEXT_ROWS}: {caption:?}");
+        }
+        Ok(tokens)
+    }
+}
+
+/// A path as people know it: below `root`, if it is.
+fn shown(path: &Path, root: &Path) -> String {
+    let root = if root.is_dir() {
+        Some(root)
+    } else {
+        root.parent()
+    };
+    let below = root.and_then(|root| path.strip_prefix(root).ok());
+    below.unwrap_or(path).display().to_string()
+}

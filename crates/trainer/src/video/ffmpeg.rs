@@ -1,0 +1,247 @@
+//! Videos through `ffmpeg`, a process of its own: it reads every codec, and what crashes there does
+//! not crash here. Frames come through a pipe, so that no more than one is in memory.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+
+use image::RgbImage;
+
+use super::buckets::Size;
+
+/// The program: `SUREFOOT_FFMPEG`, or `ffmpeg` of the search path.
+fn program() -> OsString {
+    let set = std::env::var_os("SUREFOOT_FFMPEG").filter(|path| !path.is_empty());
+    set.unwrap_or_else(|| "ffmpeg".into())
+}
+
+/// A running `ffmpeg`, which ends with this.
+struct Process {
+    child: Child,
+    errors: Option<JoinHandle<String>>,
+}
+
+impl Process {
+    fn start(program: &OsStr, path: &Path, filter: &str, output: &[&str]) -> Result<Self, String> {
+        let mut input = OsString::from("file:");
+        input.push(path);
+        let started = Command::new(program)
+            .args(["-nostdin", "-hide_banner", "-loglevel", "error", "-i"])
+            .arg(input)
+            .args(["-map", "0:v:0", "-vf", filter])
+            .args(output)
+            .arg("-")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut child = started.map_err(|error| {
+            let program = program.to_string_lossy();
+            match error.kind() {
+                std::io::ErrorKind::NotFound => format!(
+                    "videos are read by `ffmpeg`, and there is no program `{program}`: install it (`apt \
+                     install ffmpeg`), name it in `SUREFOOT_FFMPEG`, or give folders of frames"
+                ),
+                _ => format!("`{program}`, by which videos are read, cannot be started: {error}"),
+            }
+        })?;
+        let errors = child.stderr.take().map(|mut stream| {
+            std::thread::spawn(move || {
+                let mut text = Vec::new();
+                // A stream that breaks off has said what it could.
+                let _ = stream.read_to_end(&mut text);
+                String::from_utf8_lossy(&text).trim().to_owned()
+            })
+        });
+        Ok(Self { child, errors })
+    }
+
+    /// What it has said, once it has ended.
+    fn end(mut self) -> Result<(ExitStatus, String), String> {
+        let status = self.child.wait().map_err(|error| error.to_string())?;
+        let errors = self.errors.take().and_then(|thread| thread.join().ok());
+        Ok((status, errors.unwrap_or_default()))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // One that has ended already cannot be killed, and need not be.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The last lines that ffmpeg wrote, on one.
+fn last_words(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let last = lines.len().saturating_sub(3);
+    match lines.is_empty() {
+        true => "it says nothing".into(),
+        false => lines[last..].join("; "),
+    }
+}
+
+/// Width and height as they are shown, and how many frames there are at `fps`.
+///
+/// # Errors
+/// When there is no ffmpeg, or it cannot read the file.
+pub(super) fn probe(path: &Path, fps: f64) -> Result<(Size, u32), String> {
+    probe_by(&program(), path, fps)
+}
+
+fn probe_by(program: &OsStr, path: &Path, fps: f64) -> Result<(Size, u32), String> {
+    let filter = format!("fps={fps}");
+    let mut process = Process::start(program, path, &filter, &["-f", "framecrc"])?;
+    let mut text = String::new();
+    if let Some(mut output) = process.child.stdout.take() {
+        output
+            .read_to_string(&mut text)
+            .map_err(|error| format!("ffmpeg: {error}"))?;
+    }
+    let (status, errors) = process.end()?;
+    if !status.success() {
+        return Err(format!("ffmpeg cannot read it: {}", last_words(&errors)));
+    }
+    if !errors.is_empty() {
+        tracing::warn!("`{}`: ffmpeg: {}", path.display(), last_words(&errors));
+    }
+    let mut size = None;
+    let mut frames = 0;
+    for line in text.lines() {
+        match line.strip_prefix("#dimensions 0:") {
+            Some(numbers) => {
+                let (width, height) = numbers.trim().split_once('x').unwrap_or_default();
+                size = width.parse().ok().zip(height.parse().ok());
+            }
+            None if line.starts_with('#') => {}
+            None => frames += 1,
+        }
+    }
+    match size.filter(|_| frames > 0) {
+        Some(size) => Ok((size, frames)),
+        None => Err("it has no frames that ffmpeg can read".into()),
+    }
+}
+
+/// Gives the frames from `start` on, of the size `cut` after they were scaled to `scaled`, to `take`,
+/// until there are `count`.
+///
+/// # Errors
+/// When ffmpeg fails, there are fewer, or `take` says so.
+pub(super) fn read(
+    path: &Path,
+    fps: f64,
+    range: (u32, u32),
+    sizes: (Size, Size),
+    take: Take<'_>,
+) -> Result<(), String> {
+    read_by(&program(), path, fps, range, sizes, take)
+}
+
+/// What becomes of a frame.
+type Take<'a> = &'a mut dyn FnMut(RgbImage) -> Result<(), String>;
+
+fn read_by(
+    program: &OsStr,
+    path: &Path,
+    fps: f64,
+    (start, count): (u32, u32),
+    (scaled, cut): (Size, Size),
+    take: Take<'_>,
+) -> Result<(), String> {
+    let filter = format!(
+        "fps={fps},scale={}:{}:flags=lanczos+accurate_rnd+full_chroma_int,crop={}:{}",
+        scaled.0, scaled.1, cut.0, cut.1
+    );
+    let last = (start + count).to_string();
+    let output = ["-frames:v", &last, "-f", "rawvideo", "-pix_fmt", "rgb24"];
+    let mut process = Process::start(program, path, &filter, &output)?;
+    let stream = process.child.stdout.take();
+    let mut stream = BufReader::new(stream.ok_or("ffmpeg has no output")?);
+    let length = cut.0 as usize * cut.1 as usize * 3;
+    for index in 0..start + count {
+        let mut bytes = vec![0; length];
+        if let Err(error) = stream.read_exact(&mut bytes) {
+            drop(stream);
+            let (_, errors) = process.end()?;
+            return Err(format!(
+                "ffmpeg ended after {index} of {last} frames ({error}): {}",
+                last_words(&errors)
+            ));
+        }
+        if index >= start {
+            let picture = RgbImage::from_raw(cut.0, cut.1, bytes);
+            take(picture.ok_or("a frame of another size")?)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    /// A program in the place of ffmpeg. Another process writes it: a file that this one has open for
+    /// writing, in a fork of another thread too, could not be started.
+    fn stand_in(folder: &Path, script: &str) -> PathBuf {
+        let path = folder.join("ffmpeg");
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod +x \"$0\"";
+        let mut shell = Command::new("sh");
+        let status = shell.arg("-c").arg(write).arg(&path).arg(script).status();
+        assert!(status.unwrap().success());
+        path
+    }
+
+    #[test]
+    fn without_ffmpeg_it_is_named_with_what_to_do() {
+        let program = OsStr::new("/nonexistent/ffmpeg");
+        let error = probe_by(program, Path::new("a.mp4"), 16.0).unwrap_err();
+        for part in [
+            "`/nonexistent/ffmpeg`",
+            "apt install ffmpeg",
+            "SUREFOOT_FFMPEG",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn size_and_frames_are_what_ffmpeg_lists_and_its_errors_are_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let listed = "printf '#software: x\n#dimensions 0: 64x48\n0, 0, 0, 1, 9216, 0x1\n0, 1, 1, 1, 9216, 0x2\n'";
+        let program = stand_in(folder.path(), listed);
+        let found = probe_by(program.as_os_str(), Path::new("a.mp4"), 16.0);
+        assert_eq!(found, Ok(((64, 48), 2)));
+        let broken = "echo 'moov atom not found' >&2; exit 1";
+        let program = stand_in(folder.path(), broken);
+        let error = probe_by(program.as_os_str(), Path::new("a.mp4"), 16.0).unwrap_err();
+        assert!(error.contains("moov atom not found"), "{error}");
+        let program = stand_in(folder.path(), "exit 0");
+        let error = probe_by(program.as_os_str(), Path::new("a.mp4"), 16.0).unwrap_err();
+        assert!(error.contains("no frames"), "{error}");
+    }
+
+    #[test]
+    fn frames_come_from_the_first_that_is_wanted_on() {
+        let folder = tempfile::tempdir().unwrap();
+        // Four frames of one pixel, then no more.
+        let script = "printf 'aaabbbcccddd'";
+        let program = stand_in(folder.path(), script);
+        let mut seen = Vec::new();
+        let mut take = |picture: RgbImage| {
+            seen.push(picture.get_pixel(0, 0).0[0]);
+            Ok(())
+        };
+        let (path, sizes) = (Path::new("a.mp4"), ((1, 1), (1, 1)));
+        let program = program.as_os_str();
+        read_by(program, path, 16.0, (1, 3), sizes, &mut take).unwrap();
+        let error = read_by(program, path, 16.0, (2, 3), sizes, &mut take).unwrap_err();
+        assert!(error.contains("after 4 of 5 frames"), "{error}");
+        assert_eq!(seen, *b"bcdcd");
+    }
+}

@@ -1,0 +1,130 @@
+use image::codecs::gif::GifEncoder;
+use image::{Delay, Frame, Rgb, Rgba, RgbaImage};
+
+use super::*;
+
+/// A picture of one colour.
+fn plain(width: u32, height: u32, level: u8) -> RgbImage {
+    RgbImage::from_pixel(width, height, Rgb([level, level, level]))
+}
+
+/// A GIF of pictures of these levels, each shown for so many milliseconds.
+fn gif(folder: &Path, frames: &[(u8, u32)]) -> Source {
+    let path = folder.join("a.gif");
+    let mut encoder = GifEncoder::new(File::create(&path).unwrap());
+    for (level, shown) in frames {
+        let picture = RgbaImage::from_pixel(20, 10, Rgba([*level, *level, *level, 255]));
+        let delay = Delay::from_numer_denom_ms(*shown, 1);
+        let frame = Frame::from_parts(picture, 0, 0, delay);
+        encoder.encode_frame(frame).unwrap();
+    }
+    drop(encoder);
+    Source::Moving(path)
+}
+
+fn levels(source: &Source, fps: f64, span: Span) -> Vec<u8> {
+    let shape = shape(source, fps).unwrap();
+    let mut levels = Vec::new();
+    read(source, shape, fps, span, (16, 16), &mut |picture| {
+        assert_eq!(picture.dimensions(), (16, 16));
+        levels.push(picture.get_pixel(8, 8).0[0]);
+        Ok(())
+    })
+    .unwrap();
+    levels
+}
+
+#[test]
+fn frames_are_taken_by_when_they_are_shown() {
+    // 0.5 s, 0.1 s and 0.4 s at ten a second.
+    assert_eq!(
+        resampled(&[0.5, 0.1, 0.4], 10.0),
+        [0, 0, 0, 0, 0, 1, 2, 2, 2, 2]
+    );
+    // At two a second the second one is never shown.
+    assert_eq!(resampled(&[0.5, 0.1, 0.4], 2.0), [0, 2]);
+    assert_eq!(resampled(&[0.01], 2.0), [0]);
+    // A rate of its own changes nothing.
+    assert_eq!(resampled(&[1.0 / 16.0; 7], 16.0), [0, 1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn an_animation_is_read_at_the_rate_of_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = gif(folder.path(), &[(10, 500), (100, 100), (200, 400)]);
+    let found = shape(&source, 10.0).unwrap();
+    let wanted = Shape {
+        size: (20, 10),
+        frames: 10,
+        still: false,
+    };
+    assert_eq!(found, wanted);
+    let span = Span {
+        start: 4,
+        frames: 3,
+    };
+    let seen = levels(&source, 10.0, span);
+    for (seen, wanted) in seen.iter().zip([10u8, 100, 200]) {
+        assert!(seen.abs_diff(wanted) <= 2, "{seen} {wanted}");
+    }
+    assert_eq!(seen.len(), 3);
+    let one = gif(folder.path(), &[(10, 500)]);
+    assert!(shape(&one, 10.0).unwrap().still);
+}
+
+#[test]
+fn folders_of_frames_have_one_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let files: Vec<_> = (0..3u8)
+        .map(|index| {
+            let path = folder.path().join(format!("{index}.png"));
+            plain(20, 10, index * 50).save(&path).unwrap();
+            path
+        })
+        .collect();
+    let source = Source::Frames(folder.path().to_owned(), files.clone());
+    let span = Span {
+        start: 1,
+        frames: 2,
+    };
+    assert_eq!(levels(&source, 16.0, span), [50, 100]);
+    plain(10, 10, 0).save(&files[2]).unwrap();
+    let error = shape(&source, 16.0).unwrap_err();
+    assert!(
+        error.contains("2.png") && error.contains("(10, 10)"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_picture_covers_its_size_and_its_middle_stays() {
+    // Left half black, right half white, with a grey middle column of 2 pixels.
+    let wide = RgbImage::from_fn(40, 10, |x, _| Rgb([if x < 20 { 0 } else { 255 }; 3]));
+    let square = fitted(&wide, (10, 10));
+    assert_eq!(square.get_pixel(0, 5).0[0], 0);
+    assert_eq!(square.get_pixel(9, 5).0[0], 255);
+    assert_eq!(scaled((1920, 1080), (960, 544)), (967, 544));
+    assert_eq!(scaled((10, 10), (32, 16)), (32, 32));
+}
+
+#[test]
+fn what_is_transparent_is_white() {
+    let picture = RgbaImage::from_pixel(2, 2, Rgba([0, 100, 255, 0]));
+    assert_eq!(on_white(&picture.into()).get_pixel(0, 0).0, [255; 3]);
+    let half = RgbaImage::from_pixel(2, 2, Rgba([0, 0, 0, 128]));
+    assert_eq!(on_white(&half.into()).get_pixel(0, 0).0, [127; 3]);
+}
+
+#[test]
+fn files_that_are_no_pictures_say_so() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a.png", "a.gif", "a.webp"] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, b"this is no picture").unwrap();
+        let source = match name {
+            "a.png" => Source::Image(path),
+            _ => Source::Moving(path),
+        };
+        assert!(shape(&source, 16.0).is_err(), "{name}");
+    }
+}

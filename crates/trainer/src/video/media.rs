@@ -1,0 +1,317 @@
+//! Which media there are, and what their captions say.
+//!
+//! Nothing is left out without being told: what has no caption, is no text, or is of no known kind
+//! is named.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::Complaints;
+use crate::Error;
+use crate::config::DataConfig;
+
+/// Endings of files that ffmpeg reads.
+const VIDEOS: [&str; 12] = [
+    "mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "wmv", "flv", "ts", "ogv",
+];
+/// Endings of pictures.
+const IMAGES: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
+/// Endings of pictures that may move.
+const MOVING: [&str; 2] = ["gif", "webp"];
+
+/// Where frames come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A picture.
+    Image(PathBuf),
+    /// A picture that may move.
+    Moving(PathBuf),
+    /// A file that ffmpeg reads.
+    Video(PathBuf),
+    /// A folder of pictures, at the rate of the model.
+    Frames(PathBuf, Vec<PathBuf>),
+}
+
+impl Source {
+    /// The file or folder.
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Image(path) | Self::Moving(path) | Self::Video(path) | Self::Frames(path, _) => {
+                path
+            }
+        }
+    }
+
+    /// The files that it is made of.
+    pub(crate) fn files(&self) -> Vec<&Path> {
+        match self {
+            Self::Frames(_, files) => files.iter().map(PathBuf::as_path).collect(),
+            other => vec![other.path()],
+        }
+    }
+
+    /// What `path` is; `None` where it is of no known kind.
+    fn of(path: &Path) -> Result<Option<Self>, Error> {
+        if path.is_dir() {
+            let mut files = entries(path)?;
+            files.retain(
+                |file| matches!(ending(file).as_str(), e if IMAGES.contains(&e) || e == "webp"),
+            );
+            files.sort_by_key(|file| natural(file));
+            return Ok((!files.is_empty()).then(|| Self::Frames(path.to_owned(), files)));
+        }
+        let ending = ending(path);
+        let is_in = |list: &[&str]| list.contains(&ending.as_str());
+        Ok(match () {
+            () if is_in(&VIDEOS) => Some(Self::Video(path.to_owned())),
+            () if is_in(&IMAGES) => Some(Self::Image(path.to_owned())),
+            () if is_in(&MOVING) => Some(Self::Moving(path.to_owned())),
+            () => None,
+        })
+    }
+}
+
+/// Something to learn from.
+#[derive(Debug, Clone)]
+pub(crate) struct Item {
+    /// Where its frames come from.
+    pub(crate) source: Source,
+    /// What it shows, with the trigger word.
+    pub(crate) caption: String,
+}
+
+/// All media in a folder or named in a file of JSON lines, in the order of their names or lines.
+///
+/// # Errors
+/// Everything that is wrong with them at once.
+pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error> {
+    let mut items = match (path.is_dir(), ending(path).as_str()) {
+        (true, _) => in_folder(path, config)?,
+        (false, "jsonl") => in_lines(path)?,
+        (false, _) => {
+            return Err(Error::Data(format!(
+                "`{}` is neither a folder of videos and images nor a `.jsonl` file that names them",
+                path.display()
+            )));
+        }
+    };
+    if items.is_empty() {
+        return Err(Error::Data(format!(
+            "there is no video and no image in `{}`; known are .{}, folders of pictures, and .{}",
+            path.display(),
+            VIDEOS.join(" ."),
+            [&IMAGES[..], &MOVING[..]].concat().join(" ."),
+        )));
+    }
+    for item in &mut items {
+        item.caption = with_trigger(&item.caption, config.trigger_word.as_deref());
+    }
+    Ok(items)
+}
+
+fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Item>, Error> {
+    let extension = config.caption_extension.as_deref().unwrap_or(".txt");
+    let (mut sources, mut captions, mut others) =
+        (Vec::new(), BTreeMap::new(), Complaints::default());
+    for path in entries(folder)? {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_file() && name.ends_with(extension) {
+            let stem = name.strip_suffix(extension).unwrap_or_default().to_owned();
+            captions.insert(stem, path);
+            continue;
+        }
+        match Source::of(&path)? {
+            Some(source) => sources.push(source),
+            None => others.add(format!("`{name}`")),
+        }
+    }
+    others.warn(&format!(
+        "in `{}`, these are no videos, images, folders of pictures or captions (`*{extension}`), and \
+         are not used",
+        folder.display()
+    ));
+    let (mut items, mut wrong, mut used) = (Vec::new(), Complaints::default(), Vec::new());
+    for source in sources {
+        let path = source.path();
+        let whole = path.file_name().unwrap_or_default().to_string_lossy();
+        let stem = match path.is_dir() {
+            true => whole.clone(),
+            false => path.file_stem().unwrap_or_default().to_string_lossy(),
+        };
+        // `a.txt` is of `a.mp4`, and so is `a.mp4.txt`.
+        let found = [&whole, &stem]
+            .into_iter()
+            .find(|name| captions.contains_key(&***name));
+        let caption = match found {
+            Some(name) => {
+                used.push(name.to_string());
+                match read_caption(&captions[&**name]) {
+                    Ok(caption) => caption,
+                    Err(complaint) => {
+                        wrong.add(complaint);
+                        continue;
+                    }
+                }
+            }
+            None if config.trigger_word.is_some() => String::new(),
+            None => {
+                wrong.add(format!(
+                    "`{whole}` has no caption `{stem}{extension}` beside it"
+                ));
+                continue;
+            }
+        };
+        items.push(Item { source, caption });
+    }
+    wrong.refuse(&format!(
+        "captions in `{}` (an empty file is an empty caption; with `data.trigger_word`, what has none \
+         gets that word)",
+        folder.display()
+    ))?;
+    let mut orphans = Complaints::default();
+    for (stem, path) in captions.iter().filter(|(stem, _)| !used.contains(stem)) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        orphans.add(format!("`{name}`: no video or image is called `{stem}`"));
+    }
+    orphans.warn("captions without anything that they describe are not used");
+    Ok(items)
+}
+
+/// Keys that name a file, in JSON lines of several programs.
+const FILE_KEYS: [&str; 6] = [
+    "file_name",
+    "path",
+    "video_path",
+    "image_path",
+    "video",
+    "image",
+];
+/// Keys that hold its caption.
+const CAPTION_KEYS: [&str; 2] = ["caption", "text"];
+
+fn in_lines(path: &Path) -> Result<Vec<Item>, Error> {
+    let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| Error::Data(format!("`{}` is not UTF-8 text", path.display())))?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let (mut items, mut wrong) = (Vec::new(), Complaints::default());
+    for (number, line) in text.lines().enumerate() {
+        if line.trim().is_empty() {
+            continue;
+        }
+        match in_line(folder, line) {
+            Ok(item) => items.push(item),
+            Err(complaint) => wrong.add(format!("line {}: {complaint}", number + 1)),
+        }
+    }
+    wrong.refuse(&format!("`{}`", path.display()))?;
+    Ok(items)
+}
+
+fn in_line(folder: &Path, line: &str) -> Result<Item, String> {
+    let value: Value = serde_json::from_str(line).map_err(|error| format!("no JSON: {error}"))?;
+    let object = value.as_object().ok_or("no JSON object")?;
+    let text = |keys: &[&str]| -> Result<Option<String>, String> {
+        let mut found = keys.iter().filter_map(|key| Some((key, object.get(*key)?)));
+        match (found.next(), found.next()) {
+            (None, _) => Ok(None),
+            (Some((one, _)), Some((other, _))) => Err(format!("both `{one}` and `{other}`")),
+            (Some((_, Value::String(text))), None) => Ok(Some(text.clone())),
+            (Some((key, other)), None) => Err(format!("`{key}` is no text: {other}")),
+        }
+    };
+    let known =
+        |key: &&String| FILE_KEYS.contains(&key.as_str()) || CAPTION_KEYS.contains(&key.as_str());
+    if let Some(key) = object.keys().find(|key| !known(key)) {
+        return Err(format!(
+            "unknown key `{key}`; known are {} and {}",
+            FILE_KEYS.join(", "),
+            CAPTION_KEYS.join(", ")
+        ));
+    }
+    let name = text(&FILE_KEYS)?.ok_or_else(|| format!("none of {}", FILE_KEYS.join(", ")))?;
+    let caption = text(&CAPTION_KEYS)?.ok_or("neither `caption` nor `text`")?;
+    let path = folder.join(&name);
+    if !path.exists() {
+        return Err(format!("`{name}` does not exist"));
+    }
+    let source = Source::of(&path).map_err(|error| error.to_string())?;
+    let source =
+        source.ok_or_else(|| format!("`{name}` is no video, image or folder of pictures"))?;
+    Ok(Item { source, caption })
+}
+
+/// The caption in a file, or what is wrong with it.
+fn read_caption(path: &Path) -> Result<String, String> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let bytes = std::fs::read(path).map_err(|error| format!("`{name}` cannot be read: {error}"))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        format!("`{name}` is not UTF-8 text (byte {at})")
+    })?;
+    if let Some(at) = text.find(['\0', '\u{fffd}']) {
+        return Err(format!("`{name}` is no text (byte {at})"));
+    }
+    Ok(text.trim_start_matches('\u{feff}').trim().to_owned())
+}
+
+/// `[trigger]` replaced by the word; else the word before the caption, if it is not in it.
+fn with_trigger(caption: &str, word: Option<&str>) -> String {
+    let Some(word) = word else {
+        return caption.to_owned();
+    };
+    let replaced = caption.replace("[trigger]", word);
+    match (replaced.contains(word), replaced.is_empty()) {
+        (true, _) => replaced,
+        (false, true) => word.to_owned(),
+        (false, false) => format!("{word}, {replaced}"),
+    }
+}
+
+/// What is in a folder, in the order of the names; hidden things are left out.
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let failed = |error| Error::io("read", folder, error);
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if !entry.file_name().to_string_lossy().starts_with('.') {
+            paths.push(entry.path());
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+fn ending(path: &Path) -> String {
+    path.extension()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .to_lowercase()
+}
+
+/// The name as people sort it: `frame2` before `frame10`.
+fn natural(path: &Path) -> Vec<(String, u64)> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let (mut parts, mut text, mut number) = (Vec::new(), String::new(), None::<u64>);
+    for character in name.chars() {
+        match (character.to_digit(10), number) {
+            (Some(digit), so_far) => {
+                let so_far = so_far.unwrap_or(0).saturating_mul(10);
+                number = Some(so_far.saturating_add(digit.into()));
+            }
+            (None, None) => text.push(character),
+            (None, Some(whole)) => {
+                parts.push((std::mem::take(&mut text), whole));
+                number = None;
+                text.push(character);
+            }
+        }
+    }
+    parts.push((text, number.unwrap_or(0)));
+    parts
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+use std::fs;
+
+use super::*;
+
+fn folder(files: &[(&str, &[u8])]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in files {
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    folder
+}
+
+fn names(items: &[Item]) -> Vec<(String, &str)> {
+    let name = |item: &Item| {
+        let name = item.source.path().file_name().unwrap();
+        name.to_string_lossy().into_owned()
+    };
+    let pairs = items.iter().map(|item| (name(item), &*item.caption));
+    pairs.collect()
+}
+
+#[test]
+fn media_are_found_with_their_captions_in_order() {
+    let folder = folder(&[
+        ("b.mp4", b""),
+        ("b.txt", b"\xef\xbb\xbf a dog \n"),
+        ("a.png", b""),
+        ("a.png.txt", b"a cat"),
+        ("run/f10.png", b""),
+        ("run/f2.png", b""),
+        ("run.txt", b""),
+        (".hidden.mp4", b""),
+        ("notes.md", b"not used, and told"),
+    ]);
+    let items = list(folder.path(), &DataConfig::default()).unwrap();
+    let found = [("a.png", "a cat"), ("b.mp4", "a dog"), ("run", "")];
+    let found = found.map(|(name, caption)| (name.to_owned(), caption));
+    assert_eq!(names(&items), found);
+    let Source::Frames(_, files) = &items[2].source else {
+        panic!("{items:?}");
+    };
+    assert!(files[0].ends_with("f2.png") && files[1].ends_with("f10.png"));
+}
+
+#[test]
+fn captions_that_are_missing_or_no_text_are_all_named() {
+    let folder = folder(&[
+        ("a.mp4", b""),
+        ("b.mp4", b""),
+        ("b.txt", &[0x66, 0xff, 0xfe]),
+        ("c.mp4", b""),
+        ("c.txt", b"x\0y"),
+    ]);
+    let error = list(folder.path(), &DataConfig::default())
+        .unwrap_err()
+        .to_string();
+    for part in [
+        "`a.mp4` has no caption `a.txt`",
+        "`b.txt` is not UTF-8 text (byte 1)",
+        "`c.txt` is no text (byte 1)",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn the_trigger_word_is_in_every_caption() {
+    let config = DataConfig {
+        trigger_word: Some("ohwx".into()),
+        ..DataConfig::default()
+    };
+    let folder = folder(&[
+        ("a.mp4", b""),
+        ("b.mp4", b""),
+        ("b.txt", b"a [trigger] dog"),
+        ("c.mp4", b""),
+        ("c.txt", b"a dog"),
+        ("d.mp4", b""),
+        ("d.txt", b"see ohwx"),
+    ]);
+    let items = list(folder.path(), &config).unwrap();
+    let captions: Vec<_> = items.iter().map(|item| &*item.caption).collect();
+    assert_eq!(captions, ["ohwx", "a ohwx dog", "ohwx, a dog", "see ohwx"]);
+}
+
+#[test]
+fn lines_name_files_beside_them_and_mistakes_have_their_line() {
+    let folder = folder(&[
+        ("x/a.mp4", b""),
+        (
+            "good.jsonl",
+            b"{\"file_name\": \"x/a.mp4\", \"caption\": \"one\"}\n\n{\"video\": \"x/a.mp4\", \"text\": \"two\"}\n",
+        ),
+        (
+            "bad.jsonl",
+            b"{\"path\": \"x/a.mp4\", \"caption\": \"one\", \"weight\": 2}\n{\"path\": \"gone.mp4\", \"caption\": \"\"}\n[]\n{\"path\": \"x/a.mp4\", \"caption\": 3}\n",
+        ),
+    ]);
+    let items = list(&folder.path().join("good.jsonl"), &DataConfig::default()).unwrap();
+    assert_eq!(items.len(), 2);
+    assert_eq!(items[1].caption, "two");
+    let error = list(&folder.path().join("bad.jsonl"), &DataConfig::default());
+    let error = error.unwrap_err().to_string();
+    for part in [
+        "line 1: unknown key `weight`",
+        "line 2: `gone.mp4` does not exist",
+        "line 3: no JSON object",
+        "line 4: `caption` is no text: 3",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn a_folder_without_media_says_what_is_known() {
+    let folder = folder(&[("a.txt", b"x")]);
+    let error = list(folder.path(), &DataConfig::default()).unwrap_err();
+    assert!(error.to_string().contains(".mp4"), "{error}");
+}

@@ -1,0 +1,370 @@
+//! A LoRA on a tiny Wan: its losses beside those of PEFT, and the way from a folder of clips to a file.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use image::codecs::gif::GifEncoder;
+use image::{Delay, Frame, Rgb, RgbImage, Rgba, RgbaImage};
+use models::formats::{SafetensorsFile, TensorSource};
+use placement::{Placer, Policy};
+use surefoot_trainer::optim::{AdamW, Gradients};
+use surefoot_trainer::task::wan::WanLora;
+use surefoot_trainer::task::{Batch, Task};
+use surefoot_trainer::{Allocator, Config, Error, NoObserver, Stop, Summary};
+use tch::{Device, Kind};
+
+fn golden(name: &str) -> PathBuf {
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/golden");
+    let folder = std::env::var_os("SUREFOOT_GOLDEN").map_or(kept, PathBuf::from);
+    folder.join("wan").join(name)
+}
+
+/// Words and letters, as the file of a tokenizer has them.
+const TOKENIZER: &str = r#"{"version": "1.0", "truncation": null, "padding": null,
+ "added_tokens": [
+  {"id": 0, "content": "<pad>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},
+  {"id": 1, "content": "</s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true},
+  {"id": 2, "content": "<unk>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true}],
+ "normalizer": null,
+ "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+ "post_processor": {"type": "TemplateProcessing",
+  "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
+  "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+  "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}}},
+ "decoder": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+ "model": {"type": "Unigram", "unk_id": 2, "byte_fallback": false, "vocab": [["<pad>", 0.0], ["</s>", 0.0],
+  ["<unk>", 0.0], ["▁", -2.0], ["▁a", -2.1], ["▁cat", -2.2], ["▁dog", -2.3], ["▁run", -2.4], ["s", -2.5],
+  ["▁grey", -2.6]]}}"#;
+
+/// A folder with a model, media and runs.
+struct Place {
+    root: tempfile::TempDir,
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+}
+
+impl Place {
+    fn new() -> Self {
+        let place = Self {
+            root: tempfile::tempdir().unwrap(),
+        };
+        let model = place.path("model");
+        copy(&golden("training/transformer"), &model.join("transformer"));
+        copy(&golden("autoencoder-2.1"), &model.join("vae"));
+        copy(&golden("text-encoder"), &model.join("text_encoder"));
+        fs::create_dir_all(model.join("tokenizer")).unwrap();
+        fs::write(model.join("tokenizer/tokenizer.json"), TOKENIZER).unwrap();
+        let index = r#"{"_class_name": "WanPipeline", "boundary_ratio": null}"#;
+        fs::write(model.join("model_index.json"), index).unwrap();
+        let media = place.path("media");
+        fs::create_dir_all(media.join("walk")).unwrap();
+        for index in 0..3u8 {
+            plain(20 + 40 * index)
+                .save(media.join(format!("{index}.png")))
+                .unwrap();
+            let caption = format!("a grey cat {}", "s".repeat(index.into()));
+            fs::write(media.join(format!("{index}.txt")), caption).unwrap();
+        }
+        for index in 0..6u8 {
+            plain(index * 40)
+                .save(media.join(format!("walk/{index}.png")))
+                .unwrap();
+        }
+        fs::write(media.join("walk.txt"), "a dog runs").unwrap();
+        // One second: sixteen frames at the model's rate.
+        let file = fs::File::create(media.join("dog.gif")).unwrap();
+        let mut gif = GifEncoder::new(file);
+        for level in [0, 80, 160, 240] {
+            let picture = RgbaImage::from_pixel(48, 32, Rgba([level, 40, 0, 255]));
+            let delay = Delay::from_numer_denom_ms(250, 1);
+            gif.encode_frame(Frame::from_parts(picture, 0, 0, delay))
+                .unwrap();
+        }
+        drop(gif);
+        fs::write(media.join("dog.txt"), "a dog").unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.root.path().join(name)
+    }
+
+    fn config(&self, overrides: &[&str]) -> Config {
+        let root = self.root.path().display();
+        let text = format!(
+            "name: clips\noutput_dir: {root}/runs\ndevice: cpu\nthreads: 1\nseed: 3\n\
+             model: {{name_or_path: {root}/model}}\nadapter: {{r: 2, lora_alpha: 4}}\n\
+             data: {{path: {root}/media, resolution: 32, num_frames: 5, frame_extraction: chunk, \
+             cache_dir: {root}/cache, validation_fraction: 0.2, caption_dropout: 0.3}}\n\
+             train: {{max_steps: 6, per_device_train_batch_size: 2, learning_rate: 0.01, bf16: false, \
+             lr_scheduler_type: constant, logging_steps: 1, eval_steps: 3, save_steps: 2}}\n"
+        );
+        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+        Config::parse("clips.yaml", &text, &overrides).unwrap()
+    }
+
+    fn run(&self, overrides: &[&str]) -> Result<Summary, Error> {
+        let config = self.config(overrides);
+        let allocator = Allocator::torch();
+        surefoot_trainer::run(&config, &allocator, &mut NoObserver, &Stop::default())
+    }
+
+    /// How many clips and captions a run would encode now.
+    fn encoded(&self, overrides: &[&str]) -> (usize, usize) {
+        let config = self.config(overrides);
+        let done = surefoot_trainer::encode(&config, &Allocator::torch(), &mut NoObserver);
+        let done = done.unwrap();
+        (done.encoded_clips, done.encoded_captions)
+    }
+}
+
+fn plain(level: u8) -> RgbImage {
+    RgbImage::from_pixel(40, 40, Rgb([level, 200 - level / 2, 90]))
+}
+
+/// The trained weights of a run.
+fn weights(run: &Path) -> Vec<u8> {
+    let checkpoints = run.join("checkpoints");
+    fs::read(checkpoints.join("step-000006/model.safetensors")).unwrap()
+}
+
+#[test]
+fn losses_of_five_steps_are_those_of_peft() {
+    let place = Place::new();
+    let adapter = format!(
+        "adapter.resume_from={}",
+        golden("training/adapter").display()
+    );
+    let config = place.config(&[&adapter, "train.weight_decay=0.05"]);
+    let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
+    let model = place.path("model");
+    let task = WanLora::open(&config, &model, &mut placer, &mut NoObserver).unwrap();
+    let file = SafetensorsFile::open(&golden("training/expected.safetensors")).unwrap();
+    let read = |name: &str| file.read(name, Kind::Float).unwrap();
+    let text = read("text").constant_pad_nd([0, 0, 0, 492]);
+    let theirs = file.read("losses", Kind::Double).unwrap();
+    let theirs = Vec::<f64>::try_from(&theirs).unwrap();
+    let mut optimizer = AdamW::from_config(&config, task.parameters()).unwrap();
+    for (step, theirs) in theirs.iter().enumerate() {
+        let of_step = |name: &str| read(name).select(0, step as i64);
+        let tensors = vec![
+            ("latents", of_step("latents")),
+            ("noise", of_step("noise")),
+            ("sigma", of_step("sigma")),
+            ("text", text.shallow_clone()),
+        ];
+        let loss = task.loss(&Batch::new(tensors, 1)).unwrap();
+        let mut gradients = Gradients::default();
+        gradients.accumulate(&loss, task.parameters()).unwrap();
+        let norm = f64::try_from(&gradients.norm().unwrap()).unwrap();
+        gradients.clip(norm, 1.0).unwrap();
+        optimizer.step(&gradients, 0.01).unwrap();
+        let ours = f64::try_from(&loss).unwrap();
+        let apart = (ours / theirs - 1.0).abs();
+        assert!(apart <= 1e-5, "step {step}: {ours} and {theirs}: {apart:e}");
+    }
+    let (mut numbers, mut near) = (0, 0.0);
+    for parameter in task.parameters().iter() {
+        let theirs = read(&format!("after.{}", parameter.name));
+        let apart = (&parameter.tensor - theirs).abs();
+        numbers += apart.numel();
+        near += f64::try_from(&apart.le(1e-4).sum(Kind::Double)).unwrap();
+    }
+    assert!(near >= 0.999 * numbers as f64, "{near} of {numbers}");
+}
+
+#[test]
+fn a_folder_of_clips_becomes_a_lora_and_is_encoded_once() {
+    let place = Place::new();
+    // Three pictures, a folder of six frames (one clip of five), and three clips of the GIF.
+    assert_eq!(place.encoded(&[]), (7, 6));
+    assert_eq!(place.encoded(&[]), (0, 0));
+    fs::write(place.path("media/1.txt"), "a dog s").unwrap();
+    assert_eq!(place.encoded(&[]), (0, 1));
+    plain(7).save(place.path("media/2.png")).unwrap();
+    assert_eq!(place.encoded(&[]), (1, 0));
+    // Renamed is not changed, and another size is.
+    for ending in ["png", "txt"] {
+        let name = |stem: &str| place.path(&format!("media/{stem}.{ending}"));
+        fs::rename(name("0"), name("zero")).unwrap();
+    }
+    assert_eq!(place.encoded(&[]), (0, 0));
+    assert_eq!(place.encoded(&["data.resolution=[64, 32]"]), (7, 0));
+
+    let summary = place.run(&[]).unwrap();
+    assert_eq!(summary.steps, 6);
+    let held_out = summary.held_out.unwrap();
+    assert!(held_out.loss.is_finite() && held_out.complete && held_out.samples == 1);
+    let run = place.path("runs/clips");
+    // As PEFT has it, and under the names that ComfyUI looks for.
+    let adapter = run.join("adapter");
+    let peft = SafetensorsFile::open(&adapter.join("adapter_model.safetensors")).unwrap();
+    let kohya = SafetensorsFile::open(&adapter.join("clips.safetensors")).unwrap();
+    assert_eq!((peft.names().len(), kohya.names().len()), (40, 60));
+    assert_eq!(kohya.metadata()["ss_network_dim"], "2");
+    let read = |file: &SafetensorsFile, name: &str| file.read(name, Kind::Float).unwrap();
+    let layer = "lora_unet_blocks_1_cross_attn_o";
+    assert_eq!(
+        read(&kohya, &format!("{layer}.alpha")).double_value(&[]),
+        4.0
+    );
+    for (part, theirs) in [("down", "A"), ("up", "B")] {
+        let ours = read(&kohya, &format!("{layer}.lora_{part}.weight"));
+        let name = format!("base_model.model.blocks.1.attn2.to_out.0.lora_{theirs}.weight");
+        assert_eq!(ours, read(&peft, &name));
+    }
+    let state = fs::read_to_string(run.join("checkpoints/step-000006/state.json")).unwrap();
+    assert!(state.contains("\"order\""), "{state}");
+}
+
+#[test]
+fn what_was_killed_while_encoding_goes_on_where_files_are_missing() {
+    let place = Place::new();
+    place.encoded(&[]);
+    let latents = place.path("cache/latents");
+    let mut files: Vec<_> = fs::read_dir(&latents)
+        .unwrap()
+        .map(|f| f.unwrap().path())
+        .collect();
+    files.sort();
+    let kept = fs::read(&files[0]).unwrap();
+    let whole = fs::read(&files[1]).unwrap();
+    // One file less, one that broke off in the middle, and a draft.
+    fs::remove_file(&files[0]).unwrap();
+    fs::write(&files[1], &whole[..whole.len() / 2]).unwrap();
+    fs::write(latents.join("x.tmp-1"), b"half").unwrap();
+    assert_eq!(place.encoded(&[]), (2, 0));
+    assert_eq!(fs::read(&files[0]).unwrap(), kept);
+    assert_eq!(fs::read(&files[1]).unwrap(), whole);
+}
+
+#[test]
+fn a_run_that_is_resumed_ends_with_the_same_bits() {
+    let place = Place::new();
+    place.run(&["name=whole"]).unwrap();
+    place.run(&["name=parts", "train.max_steps=2"]).unwrap();
+    let resume = "train.resume_from_checkpoint=latest";
+    place
+        .run(&["name=parts", "train.max_steps=4", resume])
+        .unwrap();
+    place.run(&["name=parts", resume]).unwrap();
+    let (whole, parts) = (place.path("runs/whole"), place.path("runs/parts"));
+    assert!(weights(&whole) == weights(&parts));
+    // Other captions are other data.
+    fs::write(place.path("media/1.txt"), "a dog s").unwrap();
+    let error = place
+        .run(&["name=parts", "train.max_steps=8", resume])
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("differ from those of the checkpoint"),
+        "{error}"
+    );
+}
+
+#[test]
+fn streamed_and_checkpointed_blocks_learn_the_same() {
+    let place = Place::new();
+    place.run(&["name=plain"]).unwrap();
+    place
+        .run(&[
+            "name=other",
+            "train.gradient_checkpointing=true",
+            "model.blocks_to_swap=1",
+        ])
+        .unwrap();
+    assert!(weights(&place.path("runs/plain")) == weights(&place.path("runs/other")));
+}
+
+#[test]
+fn media_that_cannot_be_used_are_all_named() {
+    let place = Place::new();
+    fs::write(place.path("media/broken.png"), b"no picture").unwrap();
+    fs::write(place.path("media/broken.txt"), "a cat").unwrap();
+    fs::write(place.path("media/walk/0.png"), b"no picture").unwrap();
+    let error = place.run(&[]).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("`broken.png`") && text.contains("walk/0.png"),
+        "{text}"
+    );
+    assert!(error.is_bad_usage());
+}
+
+#[test]
+fn clips_that_are_too_short_are_told_with_what_would_fit() {
+    let place = Place::new();
+    for index in 0..3 {
+        for ending in ["png", "txt"] {
+            fs::remove_file(place.path(&format!("media/{index}.{ending}"))).unwrap();
+        }
+    }
+    let error = place.run(&["data.num_frames=81"]).unwrap_err().to_string();
+    for part in [
+        "`walk` has 6 frames",
+        "up to 5 fits",
+        "`dog.gif` has 16 frames",
+        "up to 13",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    let error = place
+        .run(&["data.num_frames=null"])
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("`data.num_frames` is not set"), "{error}");
+}
+
+#[test]
+fn a_model_of_videos_asks_for_what_it_needs() {
+    let place = Place::new();
+    let two = place.path("model/transformer_2");
+    copy(&place.path("model/transformer"), &two);
+    let error = place.run(&[]).unwrap_err().to_string();
+    assert!(error.contains("set `train.experts`"), "{error}");
+    let error = place.run(&["train.experts=low"]).unwrap_err().to_string();
+    assert!(error.contains("`model.boundary_ratio`"), "{error}");
+    let sides = ["train.experts=low", "model.boundary_ratio=0.9"];
+    let part = [&sides[..], &["adapter.target_modules=[attn1.to_q]"]].concat();
+    assert_eq!(place.run(&part).unwrap().steps, 6);
+    // One layer of each of two blocks, its strength folded in.
+    let file = place.path("runs/clips/adapter/clips_low_noise.safetensors");
+    let file = SafetensorsFile::open(&file).unwrap();
+    assert_eq!(file.names().len(), 4);
+    let peft = place.path("runs/clips/adapter/adapter_model.safetensors");
+    let peft = SafetensorsFile::open(&peft).unwrap();
+    let peft = peft.read(
+        "base_model.model.blocks.0.attn1.to_q.lora_B.weight",
+        Kind::Float,
+    );
+    let name = "diffusion_model.blocks.0.self_attn.q.lora_B.weight";
+    assert_eq!(file.read(name, Kind::Float).unwrap(), peft.unwrap() * 2.0);
+    let whole = [&part[..], &["adapter.format=kohya"]].concat();
+    let error = place.run(&whole).unwrap_err().to_string();
+    assert!(error.contains("`adapter.format: kohya` needs"), "{error}");
+    let none = [&sides[..], &["train.min_sigma=0.95"]].concat();
+    let error = place.run(&none).unwrap_err().to_string();
+    assert!(error.contains("leave no level"), "{error}");
+    let config = place.config(&[]);
+    let mut text = config.clone();
+    text.data.resolution = None;
+    let stop = Stop::default();
+    let error = surefoot_trainer::run(&text, &Allocator::torch(), &mut NoObserver, &stop);
+    assert!(
+        error
+            .unwrap_err()
+            .to_string()
+            .contains("set `data.resolution`")
+    );
+}
