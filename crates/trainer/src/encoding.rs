@@ -1,9 +1,8 @@
 //! Filling the cache of a run on videos without training: `surefoot cache CONFIG`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use models::pretrained::locate;
-use serde::Serialize;
 
 use crate::Error;
 use crate::allocator::Allocator;
@@ -12,21 +11,7 @@ use crate::data::models_folder;
 use crate::observer::Observer;
 use crate::setup::Machine;
 use crate::task::wan::encode_data;
-
-/// What was encoded.
-#[derive(Debug, Clone, Serialize)]
-pub struct Encoded {
-    /// The folder of the cache.
-    pub folder: PathBuf,
-    /// Clips to train on.
-    pub clips: usize,
-    /// Clips to measure on.
-    pub held_out: usize,
-    /// Clips that were not in the cache yet.
-    pub encoded_clips: usize,
-    /// Captions that were not in the cache yet.
-    pub encoded_captions: usize,
-}
+use crate::video::Encoded;
 
 /// Encodes the clips and captions that `config` names, as far as they are not in the cache.
 ///

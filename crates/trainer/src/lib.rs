@@ -46,7 +46,7 @@ mod video;
 pub use allocator::Allocator;
 pub use config::Config;
 pub use dry_run::{DryRun, dry_run};
-pub use encoding::{Encoded, encode};
+pub use encoding::encode;
 pub use error::Error;
 pub use estimate::{Estimate, EstimateError, Footprint};
 pub use events::{
@@ -61,3 +61,4 @@ pub use run::{run, run_task};
 pub use run_folder::RunFolder;
 pub use stop::Stop;
 pub use summary::{Ending, Environment, MemorySummary, Summary};
+pub use video::Encoded;

@@ -21,7 +21,26 @@ pub(crate) use density::Density;
 pub(crate) use encode::{Clip, VideoData};
 pub(crate) use model_folder::{ModelFolder, Pipeline};
 
+use std::path::PathBuf;
+
+use serde::Serialize;
+
 use crate::Error;
+
+/// What was encoded.
+#[derive(Debug, Clone, Serialize)]
+pub struct Encoded {
+    /// The folder of the cache.
+    pub folder: PathBuf,
+    /// Clips to train on.
+    pub clips: usize,
+    /// Clips to measure on.
+    pub held_out: usize,
+    /// Clips that were not in the cache yet.
+    pub encoded_clips: usize,
+    /// Captions that were not in the cache yet.
+    pub encoded_captions: usize,
+}
 
 /// What is wrong with data, told all at once.
 #[derive(Debug, Default)]

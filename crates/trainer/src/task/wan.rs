@@ -26,12 +26,11 @@ use super::clip_order::{ClipOrder, Position};
 use super::{Batch, Task};
 use crate::Error;
 use crate::config::{Config, Experts, LoraFormat, ModuleNames, Quantization};
-use crate::encoding::Encoded;
 use crate::estimate::Footprint;
 use crate::events::{Evaluation, Sample};
 use crate::observer::Observer;
 use crate::text::thousands;
-use crate::video::{Clip, Density, ModelFolder, Pipeline, VideoData};
+use crate::video::{Clip, Density, Encoded, ModelFolder, Pipeline, VideoData};
 
 /// The linear layers of a block, which is what programs that load LoRAs of Wan know.
 const LAYERS: [&str; 6] = [

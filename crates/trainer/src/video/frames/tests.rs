@@ -1,3 +1,5 @@
+//! Frames at a rate, and of one size.
+
 use image::codecs::gif::GifEncoder;
 use image::{Delay, Frame, Rgb, Rgba, RgbaImage};
 

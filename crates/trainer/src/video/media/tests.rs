@@ -1,3 +1,5 @@
+//! What is found in a folder, and what is told.
+
 use std::fs;
 
 use super::*;
