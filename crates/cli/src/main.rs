@@ -8,7 +8,7 @@
 //! ```text
 //! surefoot ── doctor, env, run, activate, explain, probe, replay, cache, completions (platform, hip-alloc),
 //!        │    runs, ui (ui)
-//!        └─exec─▶ surefoot-trainer ── train, eval, generate, cache CONFIG (trainer ▶ libtorch)
+//!        └─exec─▶ surefoot-trainer ── train, eval, generate, encode, convert-lora, cache CONFIG (trainer ▶ libtorch)
 //! ```
 //!
 //! Exit codes: 0 fine, 1 the job failed, 2 bad usage or config, 3 doctor found
@@ -57,6 +57,12 @@ enum Command {
     /// Generate from a trained model or adapter
     #[command(disable_help_flag = true)]
     Generate(commands::delegate::Args),
+    /// Encode or decode as a video model does
+    #[command(disable_help_flag = true)]
+    Encode(commands::delegate::Args),
+    /// Write a LoRA for Wan in the form of another program
+    #[command(disable_help_flag = true)]
+    ConvertLora(commands::delegate::Args),
 }
 
 fn main() -> ExitCode {
@@ -80,6 +86,8 @@ fn main() -> ExitCode {
         Command::Train(args) => commands::delegate::run("train", &args, json),
         Command::Eval(args) => commands::delegate::run("eval", &args, json),
         Command::Generate(args) => commands::delegate::run("generate", &args, json),
+        Command::Encode(args) => commands::delegate::run("encode", &args, json),
+        Command::ConvertLora(args) => commands::delegate::run("convert-lora", &args, json),
     };
     output::exit_code(result)
 }

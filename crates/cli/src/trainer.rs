@@ -7,9 +7,12 @@ mod commands {
     //! The files of `commands/` that belong to this binary.
     pub(crate) mod cache_clips;
     pub(crate) mod config_report;
+    pub(crate) mod convert_lora;
+    pub(crate) mod encode;
     pub(crate) mod eval;
     pub(crate) mod fault_matrix;
     pub(crate) mod generate;
+    pub(crate) mod generate_video;
     pub(crate) mod model_options;
     pub(crate) mod native_check;
     pub(crate) mod train;
@@ -48,7 +51,9 @@ enum Command {
     Cache(commands::cache_clips::Args),
     Train(commands::train::Args),
     Eval(commands::eval::Args),
-    Generate(commands::generate::Args),
+    Generate(Box<commands::generate::Args>),
+    Encode(commands::encode::Args),
+    ConvertLora(commands::convert_lora::Args),
 }
 
 fn main() -> ExitCode {
@@ -62,6 +67,8 @@ fn main() -> ExitCode {
         Command::Train(args) => commands::train::run(&args, json),
         Command::Eval(args) => commands::eval::run(&args, json),
         Command::Generate(args) => commands::generate::run(&args, json),
+        Command::Encode(args) => commands::encode::run(&args, json),
+        Command::ConvertLora(args) => commands::convert_lora::run(&args, json),
     };
     output::exit_code(result)
 }

@@ -42,6 +42,7 @@ mod summary;
 pub mod task;
 pub mod text;
 mod video;
+pub mod video_sampling;
 
 pub use allocator::Allocator;
 pub use config::Config;

@@ -1,18 +1,19 @@
-//! `surefoot generate`: lets a model continue a text or answer in a chat.
+//! `surefoot generate`: lets a model continue a text, answer in a chat, or make a video.
 
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::examples::{Conversation, Message};
 use trainer::inference::{self, SamplingSettings};
 
+use super::generate_video::VideoOptions;
 use super::model_options::{ModelOptions, failure};
 
-/// Let a model continue a text
+/// Let a model continue a text, or make a video
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelOptions,
 
-    /// The text to continue
+    /// The text to continue, or what the video shows
     #[arg(long, value_name = "TEXT")]
     prompt: String,
 
@@ -20,21 +21,24 @@ pub(crate) struct Args {
     #[arg(long)]
     chat: bool,
 
-    /// Most tokens to generate
-    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
-    max_new_tokens: u32,
+    /// Most tokens to generate [default: 100]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    max_new_tokens: Option<u32>,
 
-    /// How far to stray from the likeliest token; 0 always takes it
-    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature, allow_negative_numbers = true)]
-    temperature: f64,
+    /// How far to stray from the likeliest token; 0 always takes it [default: 0]
+    #[arg(long, value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
+    temperature: Option<f64>,
 
-    /// Choose among the likeliest tokens that together have this probability
-    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = probability)]
-    top_p: f64,
+    /// Choose among the likeliest tokens that together have this probability [default: 1]
+    #[arg(long, value_name = "P", value_parser = probability)]
+    top_p: Option<f64>,
 
     /// Seed of the random choices
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
+
+    #[command(flatten)]
+    video: VideoOptions,
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -53,12 +57,33 @@ fn probability(text: &str) -> Result<f64, String> {
 
 /// Generates; the new text goes to stdout as it comes.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    if let Some(folder) = args.model.video() {
+        let of_texts = [
+            ("--chat", args.chat),
+            ("--max-new-tokens", args.max_new_tokens.is_some()),
+            ("--temperature", args.temperature.is_some()),
+            ("--top-p", args.top_p.is_some()),
+        ];
+        if let Some((name, _)) = of_texts.into_iter().find(|(_, given)| *given) {
+            return Err(Failure::usage(format_args!(
+                "`{name}` is for language models, and this one makes videos"
+            )));
+        }
+        return args
+            .video
+            .run(folder, &args.prompt, args.seed, args.model.machine()?, json);
+    }
+    if let Some(name) = args.video.given() {
+        return Err(Failure::usage(format_args!(
+            "`{name}` is for video models (a folder with a `model_index.json`), and this one continues texts"
+        )));
+    }
     let model = args.model.load(i64::MAX)?;
     let prompt = prompt_tokens(args, &model).map_err(failure)?;
     let settings = SamplingSettings {
-        max_new_tokens: args.max_new_tokens as usize,
-        temperature: args.temperature,
-        top_p: args.top_p,
+        max_new_tokens: args.max_new_tokens.unwrap_or(100) as usize,
+        temperature: args.temperature.unwrap_or(0.0),
+        top_p: args.top_p.unwrap_or(1.0),
     };
     let mut broken = None;
     let mut told = |text: &str| {

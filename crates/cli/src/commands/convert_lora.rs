@@ -1,0 +1,69 @@
+//! `surefoot convert-lora`: a LoRA for Wan under the names of another program.
+
+use std::path::PathBuf;
+
+use clap::ValueEnum;
+use surefoot_cli::output::{self, Failure, Outcome};
+use trainer::video_sampling::{self, Expert, LoraForm};
+
+use super::model_options::failure;
+
+/// Write a LoRA for Wan in the form of another program
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The LoRA: a file of kohya's, ComfyUI's, diffusers' or PEFT's form, or a folder of PEFT
+    #[arg(value_name = "IN")]
+    from: PathBuf,
+
+    /// The file to write
+    #[arg(value_name = "OUT")]
+    to: PathBuf,
+
+    /// The form to write
+    #[arg(long, value_enum)]
+    format: Format,
+
+    /// Of a file that holds both experts: which one
+    #[arg(long, value_enum)]
+    expert: Option<Which>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    /// Read by ComfyUI, diffusers and musubi-tuner; all linear layers of every block
+    Kohya,
+    /// Read by ComfyUI and diffusers
+    Comfy,
+    /// Read by diffusers
+    Diffusers,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Which {
+    High,
+    Low,
+}
+
+/// Converts.
+pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let form = match args.format {
+        Format::Kohya => LoraForm::Kohya,
+        Format::Comfy => LoraForm::Comfy,
+        Format::Diffusers => LoraForm::Diffusers,
+    };
+    let expert = args.expert.map(|which| match which {
+        Which::High => Expert::High,
+        Which::Low => Expert::Low,
+    });
+    let modules =
+        video_sampling::convert_lora(&args.from, &args.to, form, expert).map_err(failure)?;
+    let report = match json {
+        true => format!(
+            "{}\n",
+            serde_json::json!({ "output": args.to, "modules": modules })
+        ),
+        false => format!("{}: {modules} layers\n", args.to.display()),
+    };
+    output::print(&report)?;
+    Ok(Outcome::Fine)
+}

@@ -1,0 +1,59 @@
+//! `surefoot encode`: what the encoders of a video model make of texts and media, and back.
+
+use std::path::PathBuf;
+
+use surefoot_cli::output::{self, Failure, Outcome};
+use trainer::video_sampling::{self, Coding};
+
+use super::model_options::{ModelOptions, failure};
+
+/// Encode texts, pictures and videos as a video model does, or decode its latents
+#[derive(clap::Args)]
+#[command(group = clap::ArgGroup::new("what").required(true))]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelOptions,
+
+    /// Texts, to tensors `text_0…` [tokens, width]
+    #[arg(long, value_name = "PROMPT", num_args = 1.., group = "what")]
+    text: Vec<String>,
+
+    /// Pictures, animations, folders of pictures and videos, to `latents_0…` [C, T, H, W]
+    #[arg(long, value_name = "FILE", num_args = 1.., group = "what")]
+    media: Vec<PathBuf>,
+
+    /// Latents, to `pixels_0…` [F, H, W, 3] from 0 to 1
+    #[arg(long, value_name = "LATENTS.safetensors", group = "what")]
+    decode: Option<PathBuf>,
+
+    /// The file to write
+    #[arg(long, value_name = "OUT.safetensors")]
+    output: PathBuf,
+}
+
+/// Encodes or decodes.
+pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let folder = args.model.video().ok_or_else(|| {
+        Failure::usage("`--model` must be a folder of diffusers with a video model: it has no `model_index.json`")
+    })?;
+    let what = match &args.decode {
+        Some(path) => Coding::Latents(path.clone()),
+        None if !args.media.is_empty() => Coding::Media(args.media.clone()),
+        None => Coding::Texts(args.text.clone()),
+    };
+    let machine = args.model.machine()?;
+    let tensors = video_sampling::code(folder, &what, &args.output, machine).map_err(failure)?;
+    if json {
+        let tensors: serde_json::Map<_, _> = tensors
+            .into_iter()
+            .map(|(name, shape)| (name, shape.into()))
+            .collect();
+        let report = serde_json::json!({ "output": args.output, "tensors": tensors });
+        output::print(&format!("{report}\n"))?;
+        return Ok(Outcome::Fine);
+    }
+    for (name, shape) in tensors {
+        output::print(&format!("{name} {shape:?}\n"))?;
+    }
+    Ok(Outcome::Fine)
+}

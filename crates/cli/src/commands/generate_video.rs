@@ -1,0 +1,186 @@
+//! The part of `surefoot generate` that makes videos.
+
+use std::path::{Path, PathBuf};
+
+use surefoot_cli::output::{self, Failure, Outcome};
+use trainer::video_sampling::{self, Lora, Machine, Request, Scheduler};
+
+use super::model_options::failure;
+
+/// What only videos have.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Videos")]
+pub(crate) struct VideoOptions {
+    /// What the video should not show [default: nothing]
+    #[arg(long, value_name = "TEXT")]
+    negative_prompt: Option<String>,
+
+    /// Pixels [default: 832; 1280 for TI2V-5B]
+    #[arg(long, value_name = "N")]
+    width: Option<i64>,
+
+    /// Pixels [default: 480; 704 for TI2V-5B]
+    #[arg(long, value_name = "N")]
+    height: Option<i64>,
+
+    /// Frames, 4 n + 1; 1 is a picture [default: 81; 121 for TI2V-5B]
+    #[arg(long, value_name = "N")]
+    num_frames: Option<i64>,
+
+    /// Frames of a second of the file [default: 16; 24 for TI2V-5B]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=240))]
+    fps: Option<u32>,
+
+    /// Steps of the solver [default: 50]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    num_inference_steps: Option<u32>,
+
+    /// How far to go from the negative prompt to the prompt; up to 1 the negative one is not asked [default: 5]
+    #[arg(long, value_name = "G", value_parser = finite, allow_negative_numbers = true)]
+    guidance_scale: Option<f64>,
+
+    /// The same for the low-noise expert [default: as --guidance-scale]
+    #[arg(long, value_name = "G", value_parser = finite, allow_negative_numbers = true)]
+    guidance_scale_2: Option<f64>,
+
+    /// How far steps are shifted towards noise [default: the model's]
+    #[arg(long, value_name = "S", value_parser = positive)]
+    flow_shift: Option<f64>,
+
+    /// The solver: `unipc` or `euler` [default: the model's]
+    #[arg(long, value_name = "NAME", value_parser = scheduler)]
+    scheduler: Option<Scheduler>,
+
+    /// Where the low-noise expert begins, from 0 to 1, or `none` for the first expert alone [default: the
+    /// model's]
+    #[arg(long, value_name = "R|none", value_parser = boundary)]
+    boundary_ratio: Option<Boundary>,
+
+    /// The picture that the video begins with
+    #[arg(long, value_name = "FILE")]
+    image: Option<PathBuf>,
+
+    /// A LoRA for the high-noise or only expert; may be given again
+    #[arg(long, value_name = "FILE[:STRENGTH]")]
+    lora: Vec<Lora>,
+
+    /// A LoRA for the low-noise expert; may be given again
+    #[arg(long = "lora-2", value_name = "FILE[:STRENGTH]")]
+    lora_2: Vec<Lora>,
+
+    /// The noise to begin with, in place of the seed's: tensor `latents`, [1, C, T, H, W]
+    #[arg(long, value_name = "IN.safetensors")]
+    latents: Option<PathBuf>,
+
+    /// Write the result before it is decoded: tensor `latents`
+    #[arg(long, value_name = "OUT.safetensors")]
+    save_latents: Option<PathBuf>,
+
+    /// The video: .mp4 (by ffmpeg), animated .webp, .png for one frame, or a new folder of pictures
+    #[arg(long, value_name = "FILE|DIR")]
+    output: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Boundary(Option<f64>);
+
+fn boundary(text: &str) -> Result<Boundary, String> {
+    match text.parse() {
+        _ if text == "none" => Ok(Boundary(None)),
+        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok(Boundary(Some(ratio))),
+        _ => Err("must be a number from 0 to 1, or `none`".into()),
+    }
+}
+
+fn finite(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite());
+    number.ok_or_else(|| "must be a number".into())
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = finite(text).ok().filter(|number| *number > 0.0);
+    number.ok_or_else(|| "must be greater than 0".into())
+}
+
+fn scheduler(text: &str) -> Result<Scheduler, String> {
+    match text {
+        "unipc" => Ok(Scheduler::UniPc),
+        "euler" => Ok(Scheduler::Euler),
+        _ => Err("must be `unipc` or `euler`".into()),
+    }
+}
+
+impl VideoOptions {
+    /// The first of them that was given.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let all = [
+            ("--negative-prompt", self.negative_prompt.is_some()),
+            ("--width", self.width.is_some()),
+            ("--height", self.height.is_some()),
+            ("--num-frames", self.num_frames.is_some()),
+            ("--fps", self.fps.is_some()),
+            ("--num-inference-steps", self.num_inference_steps.is_some()),
+            ("--guidance-scale", self.guidance_scale.is_some()),
+            ("--guidance-scale-2", self.guidance_scale_2.is_some()),
+            ("--flow-shift", self.flow_shift.is_some()),
+            ("--scheduler", self.scheduler.is_some()),
+            ("--boundary-ratio", self.boundary_ratio.is_some()),
+            ("--image", self.image.is_some()),
+            ("--lora", !self.lora.is_empty()),
+            ("--lora-2", !self.lora_2.is_empty()),
+            ("--latents", self.latents.is_some()),
+            ("--save-latents", self.save_latents.is_some()),
+            ("--output", self.output.is_some()),
+        ];
+        all.into_iter()
+            .find(|(_, given)| *given)
+            .map(|(name, _)| name)
+    }
+
+    /// Makes a video; steps are told on stderr.
+    pub(crate) fn run(
+        &self,
+        folder: &Path,
+        prompt: &str,
+        seed: u64,
+        machine: Machine,
+        json: bool,
+    ) -> Result<Outcome, Failure> {
+        let request = Request {
+            prompt: prompt.to_owned(),
+            negative_prompt: self.negative_prompt.clone().unwrap_or_default(),
+            width: self.width,
+            height: self.height,
+            num_frames: self.num_frames,
+            fps: self.fps,
+            num_inference_steps: self.num_inference_steps.unwrap_or(50) as usize,
+            guidance_scale: self.guidance_scale.unwrap_or(5.0),
+            guidance_scale_2: self.guidance_scale_2,
+            flow_shift: self.flow_shift,
+            scheduler: self.scheduler,
+            boundary_ratio: self.boundary_ratio.map(|boundary| boundary.0),
+            seed,
+            image: self.image.clone(),
+            loras: self.lora.clone(),
+            loras_2: self.lora_2.clone(),
+            latents: self.latents.clone(),
+            save_latents: self.save_latents.clone(),
+            output: self.output.clone(),
+        };
+        let mut told = |step, of| {
+            if !json {
+                eprintln!("step {step} of {of}");
+            }
+        };
+        let made =
+            video_sampling::generate(folder, &request, machine, &mut told).map_err(failure)?;
+        if json {
+            output::print(&format!("{}\n", serde_json::to_value(&made)?))?;
+            return Ok(Outcome::Fine);
+        }
+        for path in [&made.latents, &made.output].into_iter().flatten() {
+            output::print(&format!("{}\n", path.display()))?;
+        }
+        Ok(Outcome::Fine)
+    }
+}

@@ -1,0 +1,507 @@
+//! Using a video model: sampling a video, and encoding and decoding by themselves.
+
+mod media;
+mod output;
+#[cfg(test)]
+mod tests;
+
+use std::path::{Path, PathBuf};
+
+use models::formats::{SafetensorsFile, TensorSource, write_tensors};
+use models::wan::autoencoder::{FRAMES_PER_LATENT, Tiling};
+pub use models::wan::folder::WanFolder;
+pub use models::wan::lora::{Expert, LoraFile, LoraForm};
+use models::wan::pipeline::{Conditions, Experts, ImageCondition, Sampling, sample};
+pub use models::wan::schedule::Scheduler;
+use models::wan::text_encoder::TEXT_ROWS;
+use models::wan::transformer::Transformer;
+use tch::{Device, Kind, Tensor};
+
+pub use self::output::Output;
+use crate::Error;
+
+/// A LoRA file and its strength.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lora {
+    /// The file, or a folder of PEFT.
+    pub path: PathBuf,
+    /// What its change is multiplied with.
+    pub strength: f64,
+}
+
+impl std::str::FromStr for Lora {
+    type Err = String;
+
+    /// `FILE` or `FILE:STRENGTH`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let split = text.rsplit_once(':');
+        let (path, strength) = match split.map(|(path, number)| (path, number.parse::<f64>())) {
+            Some((path, Ok(strength))) if strength.is_finite() => (path, strength),
+            Some((_, Ok(strength))) => return Err(format!("a strength of {strength}")),
+            _ => (text, 1.0),
+        };
+        match path.is_empty() {
+            true => Err("must be FILE or FILE:STRENGTH".into()),
+            false => Ok(Self {
+                path: path.into(),
+                strength,
+            }),
+        }
+    }
+}
+
+/// What to make.
+#[derive(Debug)]
+pub struct Request {
+    /// The text.
+    pub prompt: String,
+    /// What to go away from.
+    pub negative_prompt: String,
+    /// Pixels.
+    pub width: Option<i64>,
+    /// Pixels.
+    pub height: Option<i64>,
+    /// 4 n + 1.
+    pub num_frames: Option<i64>,
+    /// Frames of a second.
+    pub fps: Option<u32>,
+    /// Steps of the solver.
+    pub num_inference_steps: usize,
+    /// How far to go from the negative text to the text.
+    pub guidance_scale: f64,
+    /// The same for the low-noise expert.
+    pub guidance_scale_2: Option<f64>,
+    /// In place of that of the model's scheduler.
+    pub flow_shift: Option<f64>,
+    /// In place of the model's.
+    pub scheduler: Option<Scheduler>,
+    /// In place of the model's; `Some(None)` asks the first model alone.
+    pub boundary_ratio: Option<Option<f64>>,
+    /// Of the noise.
+    pub seed: u64,
+    /// The picture that the video begins with.
+    pub image: Option<PathBuf>,
+    /// For the high-noise or only expert.
+    pub loras: Vec<Lora>,
+    /// For the low-noise expert.
+    pub loras_2: Vec<Lora>,
+    /// The noise, in place of the seed's.
+    pub latents: Option<PathBuf>,
+    /// Where the latents are written.
+    pub save_latents: Option<PathBuf>,
+    /// Where the video is written.
+    pub output: Option<PathBuf>,
+}
+
+/// What was made.
+#[derive(Debug, serde::Serialize)]
+pub struct Made {
+    /// Pixels.
+    pub width: i64,
+    /// Pixels.
+    pub height: i64,
+    /// Frames.
+    pub frames: i64,
+    /// Frames of a second.
+    pub fps: u32,
+    /// Steps of the solver.
+    pub steps: usize,
+    /// Where the noise came from.
+    pub seed: Option<u64>,
+    /// The video.
+    pub output: Option<PathBuf>,
+    /// The latents.
+    pub latents: Option<PathBuf>,
+}
+
+/// Where and in which type to compute.
+#[derive(Debug, Clone, Copy)]
+pub struct Machine {
+    /// Where.
+    pub device: Device,
+    /// The type of weights and matrix products; the autoencoder is in fp32 always.
+    pub compute: Kind,
+}
+
+/// Samples a video. `told` hears of each step of so many.
+///
+/// # Errors
+/// When what is asked for does not fit the model, a file cannot be read or written, or memory runs out.
+pub fn generate(
+    folder: &Path,
+    request: &Request,
+    machine: Machine,
+    told: &mut dyn FnMut(usize, usize),
+) -> Result<Made, Error> {
+    crate::device::choose_products(machine.device)?;
+    let _guard = tch::no_grad_guard();
+    let model = WanFolder::open(folder)?;
+    let plan = Plan::new(&model, request)?;
+    if request.output.is_none() && request.save_latents.is_none() {
+        return Err(Error::Data(
+            "name what to write: `--output`, `--save-latents`, or both".into(),
+        ));
+    }
+    if let Some(path) = &request.save_latents {
+        output::expect_new(path)?;
+    }
+    let output = request
+        .output
+        .as_deref()
+        .map(|path| Output::choose(path, plan.frames))
+        .transpose()?;
+    let noise = noise(&model, request, &plan)?.to_device(machine.device);
+    let loras = |list: &[Lora], expert| -> Result<Vec<(LoraFile, f64)>, Error> {
+        let read = |lora: &Lora| Ok((LoraFile::read(&lora.path, Some(expert))?, lora.strength));
+        list.iter().map(read).collect()
+    };
+    // Read now, so that a file that cannot be is told before the long part.
+    let both = [
+        loras(&request.loras, Expert::High)?,
+        loras(&request.loras_2, Expert::Low)?,
+    ];
+    let texts = [
+        Some(&request.prompt),
+        plan.sampling
+            .is_guided()
+            .then_some(&request.negative_prompt),
+    ];
+    let texts = encode_texts(
+        &model,
+        &texts.into_iter().flatten().collect::<Vec<_>>(),
+        machine,
+    )?;
+    let padded = |rows: &Tensor| -> Result<Tensor, Error> {
+        let rest = TEXT_ROWS - rows.size()[0];
+        let rows = rows
+            .f_constant_pad_nd([0, 0, 0, rest])
+            .map_err(models::Error::from)?;
+        Ok(rows.unsqueeze(0))
+    };
+    let conditions = Conditions {
+        text: padded(&texts[0])?,
+        negative: texts.get(1).map(padded).transpose()?,
+        image: request
+            .image
+            .as_deref()
+            .map(|path| condition(&model, path, &plan, machine))
+            .transpose()?,
+    };
+    let mut experts = OneAtATime {
+        model: &model,
+        machine,
+        loras: both.map(Some),
+        current: None,
+    };
+    let steps = plan.sampling.steps;
+    let latents = sample(
+        &mut experts,
+        &noise,
+        &conditions,
+        &plan.sampling,
+        &mut |step| told(step, steps),
+    )?;
+    drop(experts);
+    let latents = latents.to_device(Device::Cpu).contiguous();
+    if let Some(path) = &request.save_latents {
+        write_tensors(path, &[("latents".to_owned(), &latents)])?;
+    }
+    if let Some(output) = &output {
+        let autoencoder = model.autoencoder(machine.device)?;
+        let mut writer = output.writer(plan.width, plan.height, plan.fps)?;
+        let latents = latents.squeeze_dim(0);
+        let (_, frames, height, width) = latents.size4().map_err(models::Error::from)?;
+        let mut decoding = autoencoder.decoding(height, width, tiling(&plan))?;
+        for frame in 0..frames {
+            let pixels = decoding.push(&latents.select(1, frame))?;
+            for picture in media::bytes(&pixels)? {
+                writer.push(picture)?;
+            }
+        }
+        writer.finish()?;
+    }
+    Ok(Made {
+        width: plan.width,
+        height: plan.height,
+        frames: plan.frames,
+        fps: plan.fps,
+        steps,
+        seed: request.latents.is_none().then_some(request.seed),
+        output: request.output.clone(),
+        latents: request.save_latents.clone(),
+    })
+}
+
+/// Sizes and settings that fit the model.
+struct Plan {
+    width: i64,
+    height: i64,
+    frames: i64,
+    fps: u32,
+    sampling: Sampling,
+}
+
+impl Plan {
+    fn new(model: &WanFolder, request: &Request) -> Result<Self, Error> {
+        let is_5b = model.expand_timesteps;
+        let (width, height, frames, fps) = if is_5b {
+            (1280, 704, 121, 24)
+        } else {
+            (832, 480, 81, 16)
+        };
+        let width = request.width.unwrap_or(width);
+        let height = request.height.unwrap_or(height);
+        let frames = request.num_frames.unwrap_or(frames);
+        let [_, rows, columns] = model.transformer.patch_size;
+        let step = model.autoencoder.scale_factor_spatial;
+        for (name, size, step) in [
+            ("--width", width, step * columns),
+            ("--height", height, step * rows),
+        ] {
+            if size < step || size % step != 0 {
+                let (below, above) = ((size / step).max(1) * step, (size / step + 1) * step);
+                return Err(Error::Data(format!(
+                    "`{name} {size}`: this model makes multiples of {step}, such as {below} or {above}"
+                )));
+            }
+        }
+        if frames < 1 || (frames - 1) % FRAMES_PER_LATENT != 0 {
+            let below = (frames.max(1) - 1) / FRAMES_PER_LATENT * FRAMES_PER_LATENT + 1;
+            return Err(Error::Data(format!(
+                "`--num-frames {frames}`: this model makes 4 n + 1 frames, such as {below} or {}",
+                below + FRAMES_PER_LATENT
+            )));
+        }
+        let usage = |text: &str| Err(Error::Data(text.into()));
+        let boundary_ratio = request.boundary_ratio.unwrap_or(model.boundary_ratio);
+        match (boundary_ratio, model.has_low_noise) {
+            (Some(_), false) => {
+                return usage("`--boundary-ratio`: this model has one transformer; give `none`");
+            }
+            (None, _) if request.guidance_scale_2.is_some() => {
+                return usage(
+                    "`--guidance-scale-2` is for the low-noise expert, and none is asked",
+                );
+            }
+            (None, _) if !request.loras_2.is_empty() => {
+                return usage(
+                    "`--lora-2` is for the low-noise expert, and none is asked; give `--lora`",
+                );
+            }
+            _ => {}
+        }
+        match (&request.image, model.needs_image(), model.expand_timesteps) {
+            (None, true, _) => {
+                return usage("this model makes videos of pictures: give one with `--image`");
+            }
+            (Some(_), false, false) => {
+                return usage("`--image`: this model makes videos of texts alone");
+            }
+            _ => {}
+        }
+        let sampling = Sampling {
+            scheduler: request.scheduler.unwrap_or(model.scheduler),
+            steps: request.num_inference_steps,
+            flow_shift: request.flow_shift.unwrap_or(model.flow_shift),
+            guidance_scale: request.guidance_scale,
+            guidance_scale_2: request.guidance_scale_2,
+            boundary_ratio,
+        };
+        Ok(Self {
+            width,
+            height,
+            frames,
+            fps: request.fps.unwrap_or(fps),
+            sampling,
+        })
+    }
+
+    /// `[1, channels, frames, height, width]`
+    fn shape(&self, model: &WanFolder) -> [i64; 5] {
+        let step = model.autoencoder.scale_factor_spatial;
+        let frames = (self.frames - 1) / FRAMES_PER_LATENT + 1;
+        [
+            1,
+            model.autoencoder.z_dim,
+            frames,
+            self.height / step,
+            self.width / step,
+        ]
+    }
+}
+
+/// Large pictures in tiles: whole ones take gigabytes.
+fn tiling(plan: &Plan) -> Option<Tiling> {
+    (plan.width * plan.height > 1280 * 720).then_some(Tiling {
+        size: (512, 512),
+        stride: (384, 384),
+    })
+}
+
+/// The noise of the file, or of the seed as PyTorch draws it on the CPU.
+fn noise(model: &WanFolder, request: &Request, plan: &Plan) -> Result<Tensor, Error> {
+    let shape = plan.shape(model);
+    let Some(path) = &request.latents else {
+        tch::manual_seed(request.seed as i64);
+        return Ok(Tensor::randn(shape, (Kind::Float, Device::Cpu)));
+    };
+    let file = SafetensorsFile::open(path)?;
+    let noise = file.read("latents", Kind::Float)?;
+    match noise.size() == shape {
+        true => Ok(noise),
+        false => Err(Error::Data(format!(
+            "`{}`: `latents` is {:?}, and a video of this size takes {shape:?}",
+            path.display(),
+            noise.size()
+        ))),
+    }
+}
+
+/// The embedding of each text, `[tokens, width]` fp32; the encoder is gone afterwards.
+fn encode_texts(
+    model: &WanFolder,
+    texts: &[&String],
+    machine: Machine,
+) -> Result<Vec<Tensor>, Error> {
+    let tokenizer = model.tokenizer()?;
+    let encoder = model.text_encoder(machine.device, machine.compute)?;
+    let encode = |text: &&String| Ok(encoder.encode(&tokenizer.tokens(text)?)?);
+    texts.iter().map(encode).collect()
+}
+
+fn condition(
+    model: &WanFolder,
+    path: &Path,
+    plan: &Plan,
+    machine: Machine,
+) -> Result<ImageCondition, Error> {
+    let picture = media::picture(path, plan.width, plan.height)?;
+    let autoencoder = model.autoencoder(machine.device)?;
+    Ok(match model.expand_timesteps {
+        true => ImageCondition::first_frame(&autoencoder, &picture, tiling(plan))?,
+        false => ImageCondition::channels(&autoencoder, &picture, plan.frames, tiling(plan))?,
+    })
+}
+
+/// Experts that are read when they are asked, of which one is in memory.
+struct OneAtATime<'a> {
+    model: &'a WanFolder,
+    machine: Machine,
+    /// Of the high-noise and the low-noise expert, until they are read.
+    loras: [Option<Vec<(LoraFile, f64)>>; 2],
+    current: Option<(Expert, Transformer)>,
+}
+
+impl Experts for OneAtATime<'_> {
+    fn transformer(&mut self, expert: Expert) -> Result<&Transformer, models::Error> {
+        if self.current.as_ref().is_none_or(|(of, _)| *of != expert) {
+            self.current = None;
+            let loras = self.loras[usize::from(expert == Expert::Low)]
+                .take()
+                .unwrap_or_default();
+            let Machine { device, compute } = self.machine;
+            let read = self.model.transformer(expert, loras, device, compute)?;
+            self.current = Some((expert, read));
+        }
+        match &self.current {
+            Some((_, transformer)) => Ok(transformer),
+            None => unreachable!("it was read just now"),
+        }
+    }
+}
+
+/// Writes the LoRA at `from` to a new file in another form.
+///
+/// # Errors
+/// When it cannot be read, the form cannot hold it, or there is something at `to`.
+pub fn convert_lora(
+    from: &Path,
+    to: &Path,
+    form: LoraForm,
+    expert: Option<Expert>,
+) -> Result<usize, Error> {
+    output::expect_new(to)?;
+    let lora = LoraFile::read(from, expert)?;
+    lora.write(to, form)?;
+    Ok(lora.modules.len())
+}
+
+/// What to encode, or to decode.
+#[derive(Debug)]
+pub enum Coding {
+    /// Texts to `text_0…` `[length, width]`.
+    Texts(Vec<String>),
+    /// Pictures and videos to `latents_0…` `[channels, frames, height, width]`.
+    Media(Vec<PathBuf>),
+    /// Every tensor of a file, `[channels, frames, height, width]` or with a batch of one before, to
+    /// `pixels_0…` `[frames, height, width, 3]`, from 0 to 1.
+    Latents(PathBuf),
+}
+
+/// Encodes or decodes into a new file; returns the names and shapes of what is in it.
+///
+/// # Errors
+/// When a file cannot be read or written or does not fit the model, or memory runs out.
+pub fn code(
+    folder: &Path,
+    what: &Coding,
+    output: &Path,
+    machine: Machine,
+) -> Result<Vec<(String, Vec<i64>)>, Error> {
+    crate::device::choose_products(machine.device)?;
+    let _guard = tch::no_grad_guard();
+    output::expect_new(output)?;
+    let model = WanFolder::open(folder)?;
+    let mut tensors = Vec::new();
+    match what {
+        Coding::Texts(texts) => {
+            let encoded = encode_texts(&model, &texts.iter().collect::<Vec<_>>(), machine)?;
+            tensors.extend(encoded.into_iter().map(|rows| ("text", rows)));
+        }
+        Coding::Media(files) => {
+            let autoencoder = model.autoencoder(machine.device)?;
+            for path in files {
+                let pixels = media::video(path)?;
+                let latents = autoencoder.encode(&pixels, None);
+                let latents = latents
+                    .map_err(|error| Error::Data(format!("`{}`: {error}", path.display())))?;
+                tensors.push(("latents", latents));
+            }
+        }
+        Coding::Latents(path) => {
+            let autoencoder = model.autoencoder(machine.device)?;
+            let file = SafetensorsFile::open(path)?;
+            for name in file.names() {
+                let latents = file.read(&name, Kind::Float)?;
+                let latents = match latents.size().as_slice() {
+                    [1, _, _, _, _] => latents.squeeze_dim(0),
+                    _ => latents,
+                };
+                let pixels = autoencoder.decode(&latents, None);
+                let pixels = pixels.map_err(|error| {
+                    Error::Data(format!("`{}`: `{name}`: {error}", path.display()))
+                })?;
+                tensors.push(("pixels", (pixels.permute([0, 2, 3, 1]) + 1.0) / 2.0));
+            }
+        }
+    }
+    let named: Vec<(String, Tensor)> = tensors
+        .into_iter()
+        .enumerate()
+        .map(|(index, (kind, tensor))| {
+            (
+                format!("{kind}_{index}"),
+                tensor.to_device(Device::Cpu).contiguous(),
+            )
+        })
+        .collect();
+    let list: Vec<_> = named
+        .iter()
+        .map(|(name, tensor)| (name.clone(), tensor))
+        .collect();
+    write_tensors(output, &list)?;
+    Ok(named
+        .iter()
+        .map(|(name, tensor)| (name.clone(), tensor.size()))
+        .collect())
+}
