@@ -135,6 +135,26 @@ function Why({ name }: { name: string }) {
   );
 }
 
+/** A field for a step. What is typed stays while the page is drawn again, and counts once it is confirmed. */
+function StepInput(props: { placeholder: string; value: number | undefined; onCommit: (step: number) => void }) {
+  const [typed, setTyped] = useState<string | null>(null);
+  const commit = () => {
+    const value = Number(typed);
+    setTyped(null);
+    if (typed && Number.isInteger(value) && value >= 0) props.onCommit(value);
+  };
+  return (
+    <input
+      type="number"
+      min="0"
+      placeholder={props.placeholder}
+      value={typed ?? props.value ?? ""}
+      onInput={(event) => setTyped(event.currentTarget.value)}
+      onChange={commit}
+    />
+  );
+}
+
 export function RunView({ name }: { name: string }) {
   const [range, setRange] = useState<[number, number] | null>(null);
   const [smoothing, setSmoothing] = useState(0);
@@ -192,9 +212,7 @@ export function RunView({ name }: { name: string }) {
       ]
     : [of("process", "--one", "resident")];
   const level = typeof peak === "number" ? { level: { label: "expected of a step", value: peak } } : {};
-  const step = (which: 0 | 1) => (event: { currentTarget: HTMLInputElement }) => {
-    const value = Number(event.currentTarget.value);
-    if (event.currentTarget.value === "" || !Number.isInteger(value) || value < 0) return;
+  const step = (which: 0 | 1) => (value: number) => {
     const steps = kept.series.get("loss")?.steps ?? [];
     const next: [number, number] = range ?? [steps[0] ?? 0, steps.at(-1) ?? 1];
     const made: [number, number] = which === 0 ? [value, next[1]] : [next[0], value];
@@ -287,10 +305,10 @@ export function RunView({ name }: { name: string }) {
         </label>
         <label>
           Steps from{" "}
-          <input type="number" min="0" placeholder="first" value={range?.[0] ?? ""} onChange={step(0)} />
+          <StepInput placeholder="first" value={range?.[0]} onCommit={step(0)} />
         </label>
         <label>
-          to <input type="number" min="0" placeholder="last" value={range?.[1] ?? ""} onChange={step(1)} />
+          to <StepInput placeholder="last" value={range?.[1]} onCommit={step(1)} />
         </label>
         <button type="button" disabled={!range} onClick={() => setRange(null)}>
           All steps
