@@ -81,11 +81,23 @@ impl TextTokenizer {
     /// # Errors
     /// When the tokenizer fails.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let most = TEXT_ROWS as usize - 1;
+        let ids = self.cut(text)?;
+        Ok(ids.into_iter().take(most).chain([self.end]).collect())
+    }
+
+    /// How many tokens `text` has before it is cut to [`TEXT_ROWS`], `</s>` among them.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn count(&self, text: &str) -> Result<usize, Error> {
+        Ok(self.cut(text)?.len() + 1)
+    }
+
+    fn cut(&self, text: &str) -> Result<Vec<u32>, Error> {
         let cut = self.tokenizer.encode_fast(clean(text), false);
         let cut = cut.map_err(|error| Error::Invalid(format!("{text:?}: {error}")))?;
-        let most = TEXT_ROWS as usize - 1;
-        let ids = cut.get_ids().iter().copied().take(most);
-        Ok(ids.chain([self.end]).collect())
+        Ok(cut.get_ids().to_vec())
     }
 
     fn of_json(path: &Path) -> Result<Self, Error> {

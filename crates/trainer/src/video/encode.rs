@@ -9,9 +9,9 @@ use models::pretrained::fingerprint;
 use models::wan::autoencoder::{Autoencoder, AutoencoderConfig};
 use models::wan::files::{Part, PartFile};
 use models::wan::text_encoder::{TEXT_ROWS, TextEncoder, TextEncoderConfig};
+use models::wan::tokenizer::TextTokenizer;
 use placement::Placer;
 use tch::{Device, Kind, Tensor};
-use tokenizers::Tokenizer;
 
 use super::Complaints;
 use super::buckets::{Buckets, Size};
@@ -478,16 +478,14 @@ fn built<T>(
 
 /// How captions become tokens, and what else their encoding depends on.
 struct TextKeys {
-    tokenizer: Tokenizer,
+    tokenizer: TextTokenizer,
     part: PartFile,
     fingerprint: String,
 }
 
 impl TextKeys {
     fn open(model: &Path) -> Result<Self, Error> {
-        let path = model.join("tokenizer/tokenizer.json");
-        let tokenizer = Tokenizer::from_file(&path)
-            .map_err(|error| Error::Data(format!("the tokenizer `{}`: {error}", path.display())))?;
+        let tokenizer = TextTokenizer::open(&model.join("tokenizer"))?;
         let part = PartFile::open(Part::TextEncoder, &model.join("text_encoder"))?;
         Ok(Self {
             tokenizer,
@@ -498,20 +496,11 @@ impl TextKeys {
 
     /// The tokens of a caption, at most as many as the model reads, the last of which ends it.
     fn tokens(&self, caption: &str) -> Result<Vec<u32>, Error> {
-        let words: Vec<&str> = caption.split_whitespace().collect();
-        let encoding = self.tokenizer.encode(words.join(" "), true);
-        let encoding = encoding.map_err(|error| Error::Data(format!("{caption:?}: {error}")))?;
-        let mask = encoding.get_attention_mask().iter();
-        let pairs = encoding.get_ids().iter().zip(mask);
-        let mut tokens: Vec<u32> = pairs.filter(|(_, m)| **m == 1).map(|(id, _)| *id).collect();
-        let end = tokens.last().copied();
-        if let (Some(end), true) = (end, tokens.len() > TEXT_ROWS as usize) {
-            let count = tokens.len();
-            tokens.truncate(TEXT_ROWS as usize - 1);
-            tokens.push(end);
+        let count = self.tokenizer.count(caption)?;
+        if count > TEXT_ROWS as usize {
             tracing::warn!("a caption of {count} tokens ends after {TEXT_ROWS}: {caption:?}");
         }
-        Ok(tokens)
+        Ok(self.tokenizer.tokens(caption)?)
     }
 }
 

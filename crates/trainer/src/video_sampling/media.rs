@@ -173,7 +173,7 @@ fn decoded(path: &Path) -> Result<Vec<RgbImage>, Error> {
         let (header, after) = ppm(rest).ok_or_else(wrong)?;
         let size = header.0 as usize * header.1 as usize * 3;
         let pixels = after.get(..size).ok_or_else(wrong)?;
-        frames.extend(RgbImage::from_raw(header.0, header.1, pixels.to_vec()));
+        frames.extend(RgbImage::from_raw(header.0, header.1, Vec::from(pixels)));
         rest = &after[size..];
     }
     Ok(frames)
