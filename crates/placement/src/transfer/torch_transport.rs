@@ -299,6 +299,7 @@ impl TorchTransport {
     }
 
     /// Whether the device computes, and its sums can be believed; the CPU's always can.
+    #[cfg(any(test, feature = "test-support"))]
     pub(crate) fn sums_itself(&mut self) -> bool {
         self.device == Device::Cpu || matches!(self.device_sums(), Ok(DeviceSums::Right(_)))
     }
