@@ -1,5 +1,8 @@
 //! `cargo xtask test`: every test that needs no GPU.
 
+use std::ffi::OsString;
+use std::path::Path;
+
 use anyhow::Result;
 use xshell::{Shell, cmd};
 
@@ -17,13 +20,17 @@ use crate::workspace;
 #[derive(clap::Args)]
 pub(crate) struct Test {
     /// Also run what needs real PyTorch: the Python activation, and live parity of the trainer
-    /// (makes two environments the first time, with the workspace's PyTorch and with the newest:
-    /// 2.5 GB each to download)
+    /// (makes an environment with the workspace's PyTorch the first time: 2.5 GB to download)
     #[arg(long)]
     heavy: bool,
-    /// With --heavy: instead of the newest PyTorch that is known to work, the one that PyPI
-    /// has today
+    /// With --heavy: also what a release needs and an hour has no room for: the crates used from a
+    /// registry, the wheel built and installed, and the Python tests under the newest PyTorch that
+    /// is known to work, in an environment of its own
     #[arg(long, requires = "heavy")]
+    all: bool,
+    /// With --all: instead of the newest PyTorch that is known to work, the one that PyPI has
+    /// today
+    #[arg(long, requires = "all")]
     newest_torch: bool,
 }
 
@@ -48,7 +55,7 @@ impl Test {
             .run()?;
         }
         if self.heavy {
-            heavy(&shell, &libtorch, self.newest_torch)?;
+            heavy(&shell, &libtorch, self.all.then_some(self.newest_torch))?;
         }
         Ok(())
     }
@@ -67,14 +74,35 @@ fn has_nextest(shell: &Shell) -> bool {
 
 /// The tests under real PyTorch: the allocator and the simulated device as Python programs
 /// meet them; the trainer's numbers against those of the libraries it is measured by, made
-/// now; and a whole training run against the reference, loss by loss.
-fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: bool) -> Result<()> {
+/// now; and a whole training run against the reference, loss by loss. `newest_torch` is set for
+/// all that a release needs: whether it takes the PyTorch of today or the newest that is known.
+fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: Option<bool>) -> Result<()> {
     real_hip(shell)?;
     sanitize::run(shell)?;
     fuzz::briefly()?;
     ui::browser_tests(shell)?;
-    package_check::check(Some(libtorch), &[])?;
     let python = setup::reference_python()?;
+    let libraries = python_tests(shell, &python)?;
+    references::check(shell, libtorch, &python)?;
+    let target = workspace::target(shell)?;
+    bench::TrainBench::parity_check(target.join("bench/parity.json")).run()?;
+    let Some(of_today) = newest_torch else {
+        return Ok(());
+    };
+    package_check::check(Some(libtorch), &[])?;
+    let options = dist::test_options(&setup::dist_python()?)?;
+    cmd!(
+        shell,
+        "{python} -m pytest python/tests/test_wheel.py {libraries...} {options...}"
+    )
+    .run()?;
+    python_tests(shell, &setup::newest_python(of_today)?)?;
+    Ok(())
+}
+
+/// The tests in Python, in the environment of `python`; returns the options that name the libraries
+/// under test.
+fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
     let cargo = workspace::cargo();
     cmd!(
         shell,
@@ -83,23 +111,17 @@ fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: bool) -> Result<()> {
     .run()?;
     // Verified transfers by real libtorch, which python/tests/test_rust_placement.py puts on the simulator.
     cmd!(shell, "{cargo} build --package harness --bin on-device").run()?;
-    let target = workspace::target(shell)?;
-    let built = target.join("release");
-    let simulator = built.join("libdevice_sim.so");
-    let allocator = built.join("libhip_alloc.so");
-    let libraries = ["--device-sim".as_ref(), simulator.as_os_str()];
-    let libraries = &[libraries, ["--hip-alloc".as_ref(), allocator.as_os_str()]].concat();
-    for python in [&python, &setup::newest_python(newest_torch)?] {
-        cmd!(shell, "{python} -m pytest python/tests {libraries...}").run()?;
-    }
-    let options = dist::test_options(&setup::dist_python()?)?;
-    cmd!(
-        shell,
-        "{python} -m pytest python/tests/test_wheel.py {libraries...} {options...}"
-    )
-    .run()?;
-    references::check(shell, libtorch, &python)?;
-    bench::TrainBench::parity_check(target.join("bench/parity.json")).run()
+    let built = workspace::target(shell)?.join("release");
+    let libraries = vec![
+        "--device-sim".into(),
+        built.join("libdevice_sim.so").into(),
+        "--hip-alloc".into(),
+        built.join("libhip_alloc.so").into(),
+    ];
+    cmd!(shell, "{python} -m pytest python/tests")
+        .args(&libraries)
+        .run()?;
+    Ok(libraries)
 }
 
 /// The allocator against AMD's own runtime, as far as that goes without a GPU.

@@ -56,7 +56,7 @@ pub(crate) fn ensure_newest(cache: &Cache) -> Result<PathBuf> {
     if let Some(release) = newer_release(&python) {
         eprintln!(
             "PyPI has PyTorch {release}, newer than the one that is tested here: \
-             `cargo xtask test --heavy --newest-torch` tests it, `{NEWEST_REQUIREMENTS}` names it"
+             `cargo xtask test --heavy --all --newest-torch` tests it, `{NEWEST_REQUIREMENTS}` names it"
         );
     }
     Ok(python)
