@@ -23,8 +23,8 @@ pub(crate) struct Test {
     /// (makes an environment with the workspace's PyTorch the first time: 2.5 GB to download)
     #[arg(long)]
     heavy: bool,
-    /// With --heavy: also what a release needs and an hour has no room for: the crates used from a
-    /// registry, the wheel built and installed, and the Python tests under the newest PyTorch that
+    /// With --heavy: also what a release needs and an hour has no room for: the reference files
+    /// made anew, the crates used from a registry, the wheel built and installed, and the Python tests under the newest PyTorch that
     /// is known to work, in an environment of its own
     #[arg(long, requires = "heavy")]
     all: bool,
@@ -89,6 +89,7 @@ fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: Option<bool>) -> Resu
     let Some(of_today) = newest_torch else {
         return Ok(());
     };
+    references::golden(shell, &python)?;
     package_check::check(Some(libtorch), &[])?;
     let options = dist::test_options(&setup::dist_python()?)?;
     cmd!(
