@@ -16,6 +16,7 @@ from pathlib import Path
 import ftfy
 import sentencepiece
 from diffusers.pipelines.wan.pipeline_wan import prompt_clean
+from sentencepiece import sentencepiece_model_pb2
 from transformers import AutoTokenizer, T5Tokenizer
 
 # A folder as the first argument takes the place of `golden`.
@@ -94,6 +95,12 @@ def train(folder):
         pad_id=0, eos_id=1, unk_id=2, bos_id=-1, normalization_rule_tsv=str(table), hard_vocab_limit=False,
         character_coverage=0.98, num_threads=1)
     (GOLDEN / "spiece.vocab").unlink()
+    # The file keeps where it was trained, which is nobody's business and another place each time.
+    model = sentencepiece_model_pb2.ModelProto.FromString((GOLDEN / "spiece.model").read_bytes())
+    model.trainer_spec.ClearField("input")
+    model.trainer_spec.ClearField("model_prefix")
+    model.normalizer_spec.ClearField("normalization_rule_tsv")
+    (GOLDEN / "spiece.model").write_bytes(model.SerializeToString())
 
 
 def main():
