@@ -6,6 +6,8 @@ use surefoot_doctor::explain::{Explainer, Hints, catalogue, explain};
 
 #[path = "catalogue/messages.rs"]
 mod messages;
+#[path = "catalogue/places.rs"]
+mod places;
 #[path = "catalogue/posted.rs"]
 mod posted;
 

@@ -333,20 +333,24 @@ fn install(gfx: Option<Gfx>) -> Vec<String> {
 
 /// A step, or nothing if it is for another system than the one that shows.
 fn for_system(step: String, system: Option<System>) -> Option<String> {
-    for (mark, of) in [
-        ("Linux: ", System::Linux),
-        ("WSL: ", System::Wsl),
-        ("Windows: ", System::Windows),
-    ] {
-        let Some(rest) = step.strip_prefix(mark) else {
-            continue;
-        };
-        return match system {
-            Some(system) => (system == of).then(|| rest.to_owned()),
-            None => (of != System::Wsl).then_some(step),
-        };
+    const MARKS: [(&str, &[System]); 4] = [
+        ("Linux: ", &[System::Linux]),
+        ("WSL: ", &[System::Wsl]),
+        ("Windows: ", &[System::Windows]),
+        ("Linux, WSL: ", &[System::Linux, System::Wsl]),
+    ];
+    let marked = MARKS
+        .iter()
+        .find_map(|(mark, of)| Some((step.strip_prefix(mark)?, *of)));
+    let Some((rest, of)) = marked else {
+        return Some(step);
+    };
+    match system {
+        Some(system) => of.contains(&system).then(|| rest.to_owned()),
+        None if of == [System::Wsl] => None,
+        None if of.len() > 1 => Some(format!("Linux: {rest}")),
+        None => Some(step),
     }
-    Some(step)
 }
 
 /// The release of a kernel that a line names as a distribution does.

@@ -112,52 +112,7 @@ fn parts(line: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use platform::machine::System;
     use std::collections::HashSet;
-
-    /// What is told of a text from Windows or WSL must be possible there.
-    #[test]
-    fn nothing_of_linux_is_told_on_windows() {
-        for entry in catalogue::entries() {
-            for (system, mark, foreign) in [
-                (
-                    System::Windows,
-                    "Windows: ",
-                    &[
-                        "sudo ",
-                        "modprobe",
-                        "usermod",
-                        "update-grub",
-                        "/dev/kfd",
-                        "apt ",
-                    ][..],
-                ),
-                (
-                    System::Wsl,
-                    "WSL: ",
-                    &["modprobe", "usermod", "update-grub", "render group"][..],
-                ),
-            ] {
-                if !entry.scope.holds_on(Some(system)) {
-                    continue;
-                }
-                let is_told = |step: &&&str| {
-                    ["Linux: ", "WSL: ", "Windows: "]
-                        .iter()
-                        .all(|other| *other == mark || !step.starts_with(other))
-                };
-                for text in [&entry.cause]
-                    .into_iter()
-                    .chain(entry.fix)
-                    .chain(entry.ask)
-                    .filter(is_told)
-                {
-                    let found = foreign.iter().find(|word| text.contains(**word));
-                    assert_eq!(found, None, "{} on {system:?}: {text}", entry.id);
-                }
-            }
-        }
-    }
 
     #[test]
     fn the_catalogue_is_well_formed() {

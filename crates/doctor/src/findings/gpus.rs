@@ -22,7 +22,9 @@ fn none(machine: &Machine, found: &mut Vec<Finding>) {
     ) || machine.posted.is_cut
         || !machine.posted.other_gpus.is_empty()
         || is_without_torch(machine);
-    if !machine.gpus.is_empty() || nothing_to_say || machine.system == System::Wsl {
+    // What a live WSL lacks is told in `system.rs`.
+    let is_live_wsl = machine.system == System::Wsl && machine.is_complete;
+    if !machine.gpus.is_empty() || nothing_to_say || is_live_wsl {
         return;
     }
     let absence = absence(machine);
@@ -61,6 +63,23 @@ fn absence(machine: &Machine) -> Absence {
         }
     };
     match (&machine.pci_bus, &machine.container) {
+        _ if machine.system == System::Wsl => Absence {
+            seen: "The output lists only CPUs.".to_owned(),
+            why: "ROCm reaches the GPU of Windows through librocdxg and /dev/dxg: one of them is missing, or the driver on Windows does not offer the GPU to WSL.",
+            fix: steps(&[
+                "ls /dev/dxg  # missing: `wsl --update` in PowerShell, then `wsl --shutdown`",
+                "export HSA_ENABLE_DXG_DETECTION=1",
+                "# install the newest Adrenalin driver on Windows, and a ROCm for WSL with librocdxg",
+            ]),
+        },
+        _ if machine.system == System::Windows => Absence {
+            seen: "The output lists no GPU that HIP can use.".to_owned(),
+            why: "The driver of Windows has none for HIP: it is too old, it is that of Windows Update, or the GPU is not one that it supports.",
+            fix: steps(&[
+                "# install AMD's newest driver (Adrenalin), then restart",
+                "hipInfo.exe  # from the HIP SDK, or from the wheel's _rocm_sdk_core folder",
+            ]),
+        },
         _ if !machine.unseen.is_empty() => Absence {
             seen: format!(
                 "{} there, and HIP sees none of them.",

@@ -10,6 +10,7 @@ mod ids;
 mod kernel;
 mod memory;
 mod overrides;
+mod places;
 mod posted;
 mod python;
 mod system;
@@ -133,6 +134,7 @@ pub fn findings(machine: &Machine, plan: &Plan) -> Vec<Finding> {
     overrides::find(machine, &mut found);
     visibility::find(machine, plan, &mut found);
     variables::find(machine, &mut found);
+    places::fit(machine.system, &mut found);
     found.sort_by_key(|finding| (finding.severity, finding.check));
     found
 }

@@ -33,7 +33,7 @@ fn judge(machine: &Machine, name: &str, value: &str, found: &mut Vec<Finding>) {
             )
             .seen(seen)
             .why("The Windows runtime does not go through HSA and never reads it.")
-            .fix([format!("Remove-Item Env:{name}")])
+            .fix([format!("unset {name}")])
             .source("https://github.com/ROCm/TheRock/issues/1719"),
         );
         return;

@@ -34,7 +34,7 @@ fn text(machine: &Machine, found: &mut Vec<Finding>) {
             Finding::new(Check::Gpu, Severity::Info, "npu-is-no-gpu", "The NPU in this text is no GPU")
                 .seen("An agent named aie2 (an AI Engine) is listed.")
                 .why("HIP and PyTorch do not compute on it; the GPU is an agent of its own, with a name that begins with gfx.")
-                .fix(["rocminfo | grep -A 4 gfx"])
+                .fix([if machine.system == System::Windows { "hipInfo.exe" } else { "rocminfo | grep -A 4 gfx" }])
                 .source("https://ryzenai.docs.amd.com/en/latest/"),
         );
     }

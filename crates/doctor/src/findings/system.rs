@@ -124,7 +124,7 @@ fn wsl(machine: &Machine, found: &mut Vec<Finding>) {
         found.push(
             Finding::new(Check::Gpu, Severity::Error, "wsl-without-gpu", "This WSL has no GPU")
                 .seen("There is no /dev/dxg, through which WSL reaches the GPU of Windows.")
-                .why("It needs WSL 2, and on Windows a driver (Adrenalin) that offers the GPU to it; /dev/kfd never exists here and modprobe changes nothing.")
+                .why("It needs WSL 2, and on Windows a driver (Adrenalin) that offers the GPU to it; no kernel module inside of WSL is needed.")
                 .fix([
                     "# in PowerShell: wsl --update, then wsl --shutdown",
                     "# in PowerShell: wsl --list --verbose must say VERSION 2 for this distribution",

@@ -4,9 +4,9 @@ use super::{Check, Finding, Severity};
 use crate::plan::{AOTRITON, AOTRITON_CHECK};
 use platform::machine::{Machine, System};
 
-/// A variable, the value that makes it a problem, and why.
+/// Variables, the values that make them a problem, and why.
 struct Rule {
-    name: &'static str,
+    names: &'static [&'static str],
     severity: Severity,
     id: &'static str,
     /// Whether this value is a problem.
@@ -21,7 +21,7 @@ const DEBUG: &str =
 
 const RULES: &[Rule] = &[
     Rule {
-        name: "PYTORCH_MAX_SPLIT_SIZE_MB",
+        names: &["PYTORCH_MAX_SPLIT_SIZE_MB"],
         severity: Severity::Warning,
         id: "variable-does-not-exist",
         applies: any,
@@ -30,7 +30,7 @@ const RULES: &[Rule] = &[
         source: "https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf",
     },
     Rule {
-        name: "TORCH_USE_HIP_DSA",
+        names: &["TORCH_USE_HIP_DSA", "TORCH_USE_CUDA_DSA"],
         severity: Severity::Info,
         id: "variable-compile-time",
         applies: any,
@@ -39,16 +39,7 @@ const RULES: &[Rule] = &[
         source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
     },
     Rule {
-        name: "TORCH_USE_CUDA_DSA",
-        severity: Severity::Info,
-        id: "variable-compile-time",
-        applies: any,
-        why: "It is a switch of the compiler; an installed wheel does not read it.",
-        instead: "",
-        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
-    },
-    Rule {
-        name: "PYTORCH_ROCM_ARCH",
+        names: &["PYTORCH_ROCM_ARCH"],
         severity: Severity::Info,
         id: "variable-compile-time",
         applies: any,
@@ -57,7 +48,10 @@ const RULES: &[Rule] = &[
         source: "https://github.com/pytorch/pytorch/blob/main/.ci/docker/manywheel/build.sh",
     },
     Rule {
-        name: "PYTORCH_NO_HIP_MEMORY_CACHING",
+        names: &[
+            "PYTORCH_NO_HIP_MEMORY_CACHING",
+            "PYTORCH_NO_CUDA_MEMORY_CACHING",
+        ],
         severity: Severity::Warning,
         id: "debug-variable-left-on",
         applies: any,
@@ -66,16 +60,11 @@ const RULES: &[Rule] = &[
         source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
     },
     Rule {
-        name: "PYTORCH_NO_CUDA_MEMORY_CACHING",
-        severity: Severity::Warning,
-        id: "debug-variable-left-on",
-        applies: any,
-        why: "A debug switch: every tensor becomes a hipMalloc and a hipFree that waits for the whole GPU. It does not help against the limits of unified memory.",
-        instead: "surefoot run --alloc -- …  # holds what is live without that cost",
-        source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
-    },
-    Rule {
-        name: "AMD_SERIALIZE_KERNEL",
+        names: &[
+            "AMD_SERIALIZE_KERNEL",
+            "AMD_SERIALIZE_COPY",
+            "HIP_LAUNCH_BLOCKING",
+        ],
         severity: Severity::Warning,
         id: "debug-variable-left-on",
         applies: not_zero,
@@ -84,25 +73,7 @@ const RULES: &[Rule] = &[
         source: "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html",
     },
     Rule {
-        name: "AMD_SERIALIZE_COPY",
-        severity: Severity::Warning,
-        id: "debug-variable-left-on",
-        applies: not_zero,
-        why: DEBUG,
-        instead: "",
-        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html",
-    },
-    Rule {
-        name: "HIP_LAUNCH_BLOCKING",
-        severity: Severity::Warning,
-        id: "debug-variable-left-on",
-        applies: not_zero,
-        why: DEBUG,
-        instead: "",
-        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html",
-    },
-    Rule {
-        name: "CUDA_LAUNCH_BLOCKING",
+        names: &["CUDA_LAUNCH_BLOCKING"],
         severity: Severity::Warning,
         id: "debug-variable-left-on",
         applies: not_zero,
@@ -111,7 +82,7 @@ const RULES: &[Rule] = &[
         source: "https://docs.pytorch.org/docs/stable/notes/hip.html",
     },
     Rule {
-        name: "AMD_LOG_LEVEL",
+        names: &["AMD_LOG_LEVEL"],
         severity: Severity::Warning,
         id: "debug-variable-left-on",
         applies: three_or_more,
@@ -120,7 +91,7 @@ const RULES: &[Rule] = &[
         source: "https://rocm.docs.amd.com/projects/HIP/en/latest/how-to/logging.html",
     },
     Rule {
-        name: "HSAKMT_DEBUG_LEVEL",
+        names: &["HSAKMT_DEBUG_LEVEL"],
         severity: Severity::Warning,
         id: "debug-variable-left-on",
         applies: three_or_more,
@@ -129,7 +100,7 @@ const RULES: &[Rule] = &[
         source: "https://github.com/ROCm/rocm-systems/tree/develop/projects/rocr-runtime",
     },
     Rule {
-        name: "MIOPEN_LOG_LEVEL",
+        names: &["MIOPEN_LOG_LEVEL"],
         severity: Severity::Warning,
         id: "debug-variable-left-on",
         applies: five_or_more,
@@ -138,7 +109,7 @@ const RULES: &[Rule] = &[
         source: "https://rocm.docs.amd.com/projects/MIOpen/en/latest/reference/env_variables.html",
     },
     Rule {
-        name: "MIOPEN_ENABLE_LOGGING_CMD",
+        names: &["MIOPEN_ENABLE_LOGGING_CMD"],
         severity: Severity::Info,
         id: "debug-variable-left-on",
         applies: not_zero,
@@ -147,7 +118,7 @@ const RULES: &[Rule] = &[
         source: "https://rocm.docs.amd.com/projects/MIOpen/en/latest/reference/env_variables.html",
     },
     Rule {
-        name: "MIOPEN_FIND_ENFORCE",
+        names: &["MIOPEN_FIND_ENFORCE"],
         severity: Severity::Warning,
         id: "debug-variable-left-on",
         applies: three_or_more,
@@ -156,7 +127,7 @@ const RULES: &[Rule] = &[
         source: "https://rocm.docs.amd.com/projects/MIOpen/en/latest/reference/env_variables.html",
     },
     Rule {
-        name: "HSA_XNACK",
+        names: &["HSA_XNACK"],
         severity: Severity::Info,
         id: "variable-without-effect",
         applies: any,
@@ -165,7 +136,7 @@ const RULES: &[Rule] = &[
         source: "https://rocm.docs.amd.com/en/latest/conceptual/gpu-memory.html",
     },
     Rule {
-        name: "HIP_FORCE_DEV_KERNARG",
+        names: &["HIP_FORCE_DEV_KERNARG"],
         severity: Severity::Info,
         id: "variable-without-effect",
         applies: any,
@@ -174,7 +145,7 @@ const RULES: &[Rule] = &[
         source: "https://github.com/ROCm/clr/blob/develop/rocclr/utils/flags.hpp",
     },
     Rule {
-        name: "GPU_SINGLE_ALLOC_PERCENT",
+        names: &["GPU_SINGLE_ALLOC_PERCENT", "GPU_MAX_HEAP_SIZE"],
         severity: Severity::Info,
         id: "variable-without-effect",
         applies: any,
@@ -183,16 +154,7 @@ const RULES: &[Rule] = &[
         source: "https://github.com/ROCm/clr/blob/develop/rocclr/utils/flags.hpp",
     },
     Rule {
-        name: "GPU_MAX_HEAP_SIZE",
-        severity: Severity::Info,
-        id: "variable-without-effect",
-        applies: any,
-        why: "A tip from the days of OpenCL mining; the limit it raises is gone.",
-        instead: "",
-        source: "https://github.com/ROCm/clr/blob/develop/rocclr/utils/flags.hpp",
-    },
-    Rule {
-        name: "PYTORCH_TUNABLEOP_ENABLED",
+        names: &["PYTORCH_TUNABLEOP_ENABLED"],
         severity: Severity::Info,
         id: "slow-first-run",
         applies: not_zero,
@@ -201,7 +163,7 @@ const RULES: &[Rule] = &[
         source: "https://github.com/comfyanonymous/ComfyUI#amd-rocm-tips",
     },
     Rule {
-        name: "HSA_ENABLE_INTERRUPT",
+        names: &["HSA_ENABLE_INTERRUPT"],
         severity: Severity::Info,
         id: "work-around-left-on",
         applies: zero,
@@ -210,7 +172,7 @@ const RULES: &[Rule] = &[
         source: "https://github.com/ROCm/ROCm/issues/6530",
     },
     Rule {
-        name: "HSA_ENABLE_SDMA",
+        names: &["HSA_ENABLE_SDMA"],
         severity: Severity::Info,
         id: "work-around-left-on",
         applies: zero,
@@ -219,7 +181,7 @@ const RULES: &[Rule] = &[
         source: "https://rocm.docs.amd.com/projects/ROCR-Runtime/en/latest/",
     },
     Rule {
-        name: "ROCBLAS_USE_HIPBLASLT",
+        names: &["ROCBLAS_USE_HIPBLASLT"],
         severity: Severity::Info,
         id: "leave-to-the-library",
         applies: any,
@@ -228,7 +190,7 @@ const RULES: &[Rule] = &[
         source: "https://rocm.docs.amd.com/projects/rocBLAS/en/latest/reference/env-variables.html",
     },
     Rule {
-        name: "TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL",
+        names: &["TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL"],
         severity: Severity::Info,
         id: "aotriton-unverified",
         applies: not_zero,
@@ -278,38 +240,36 @@ const KNOWN: [&str; 19] = [
 ];
 
 pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
-    for rule in RULES {
-        let Some(value) = machine
-            .variable(rule.name)
-            .filter(|value| (rule.applies)(value))
-        else {
+    let named = |rule: &'static Rule| rule.names.iter().map(move |&name| (name, rule));
+    for (name, rule) in RULES.iter().flat_map(named) {
+        let Some(value) = machine.variable(name).filter(|value| (rule.applies)(value)) else {
             continue;
         };
-        let tried = (rule.name == AOTRITON)
+        let tried = (name == AOTRITON)
             .then(|| machine.probed.get(AOTRITON_CHECK))
             .flatten();
         match tried {
             Some(true) => continue,
             Some(false) => {
-                found.push(aotriton_failed(machine, value));
+                found.push(aotriton_failed(value));
                 continue;
             }
             None => {}
         }
         let title = match rule.id {
-            "variable-does-not-exist" => format!("{} does not exist", rule.name),
-            "variable-compile-time" => format!("{} does nothing at run time", rule.name),
-            "variable-without-effect" => format!("{} has no effect", rule.name),
-            "debug-variable-left-on" => format!("{} is on", rule.name),
-            _ => format!("{} is set", rule.name),
+            "variable-does-not-exist" => format!("{} does not exist", name),
+            "variable-compile-time" => format!("{} does nothing at run time", name),
+            "variable-without-effect" => format!("{} has no effect", name),
+            "debug-variable-left-on" => format!("{} is on", name),
+            _ => format!("{} is set", name),
         };
-        let mut fix = vec![unset(machine, rule.name)];
+        let mut fix = vec![format!("unset {name}")];
         if !rule.instead.is_empty() {
             fix.push(rule.instead.to_owned());
         }
         found.push(
             Finding::new(Check::Variables, rule.severity, rule.id, title)
-                .seen(format!("{}={value}", rule.name))
+                .seen(format!("{}={value}", name))
                 .why(rule.why)
                 .fix(fix)
                 .source(rule.source),
@@ -319,7 +279,7 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     slips(machine, found);
 }
 
-fn aotriton_failed(machine: &Machine, value: &str) -> Finding {
+fn aotriton_failed(value: &str) -> Finding {
     Finding::new(
         Check::Variables,
         Severity::Error,
@@ -330,15 +290,8 @@ fn aotriton_failed(machine: &Machine, value: &str) -> Finding {
         "{AOTRITON}={value}, and `surefoot probe` found attention failing or wrong under it."
     ))
     .why("This build has no kernels for the GPU, or wrong ones.")
-    .fix([unset(machine, AOTRITON)])
+    .fix([format!("unset {AOTRITON}")])
     .source("https://github.com/pytorch/pytorch/pull/166397")
-}
-
-fn unset(machine: &Machine, name: &str) -> String {
-    match machine.system {
-        System::Windows => format!("Remove-Item Env:{name}"),
-        _ => format!("unset {name}"),
-    }
 }
 
 /// `expandable_segments` where it is refused or corrupts.
@@ -389,7 +342,7 @@ fn allocator(machine: &Machine, found: &mut Vec<Finding>) {
             .seen(format!("{name}={value}"))
             .why(why)
             .fix([
-                unset(machine, name),
+                format!("unset {name}"),
                 "surefoot run --alloc -- …  # against fragmentation".to_owned(),
             ])
             .source("https://github.com/pytorch/pytorch/issues/195202"),
@@ -402,7 +355,7 @@ fn allocator(machine: &Machine, found: &mut Vec<Finding>) {
             Finding::new(Check::Variables, Severity::Warning, "allocator-settings-differ", "Two names of the allocator's settings differ")
                 .seen(format!("{first}={a} and {last}={b}"))
                 .why("They are older and newer names of one setting; which one counts depends on the version of torch.")
-                .fix([unset(machine, last)])
+                .fix([format!("unset {last}")])
                 .source("https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf"),
         );
     }
@@ -414,7 +367,7 @@ fn slips(machine: &Machine, found: &mut Vec<Finding>) {
         KNOWN
             .iter()
             .copied()
-            .chain(RULES.iter().map(|rule| rule.name))
+            .chain(RULES.iter().flat_map(|rule| rule.names.iter().copied()))
     };
     for name in machine.variables.keys() {
         // `…_1` is the form of the override for one KFD node.
@@ -434,7 +387,7 @@ fn slips(machine: &Machine, found: &mut Vec<Finding>) {
             )
             .seen(name.clone())
             .why("Nothing reads it.")
-            .fix([unset(machine, name)])
+            .fix([format!("unset {name}")])
             .source(
                 "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html",
             ),

@@ -142,7 +142,7 @@ fn set_by_user(machine: &Machine, found: &mut Vec<Finding>) {
             "rocr-mask-on-windows",
             "ROCR_VISIBLE_DEVICES has no effect on Windows",
             "There is no ROCr on Windows. HIP_VISIBLE_DEVICES does the same there.",
-            "Remove-Item Env:ROCR_VISIBLE_DEVICES".to_owned(),
+            "unset ROCR_VISIBLE_DEVICES".to_owned(),
             SOURCE,
         );
     }
@@ -246,10 +246,7 @@ fn integrated(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
         .variables
         .iter()
         .filter(|variable| VISIBILITY.contains(&variable.name.as_str()))
-        .map(|variable| match machine.system {
-            System::Windows => format!("$env:{} = \"{}\"", variable.name, variable.value),
-            _ => format!("export {}={}", variable.name, variable.value),
-        })
+        .map(|variable| format!("export {}={}", variable.name, variable.value))
         .collect();
     fix.push("surefoot run -- …  # does the same".to_owned());
     found.push(

@@ -5,6 +5,7 @@
 
 mod hardware;
 mod machines;
+mod places;
 mod posted;
 mod software;
 

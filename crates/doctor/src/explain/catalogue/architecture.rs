@@ -75,7 +75,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "{install}",
             "HSA_OVERRIDE_GFX_VERSION={override}: the code of a neighbour runs on {gpu}",
-            "hide the GPU that is not meant: ROCR_VISIBLE_DEVICES=<index>, on Windows HIP_VISIBLE_DEVICES (`surefoot env` prints it)",
+            "Linux, WSL: hide the GPU that is not meant: ROCR_VISIBLE_DEVICES=<index> (`surefoot env` prints it)",
+            "Windows: hide the GPU that is not meant: HIP_VISIBLE_DEVICES=<index> (`surefoot env` prints it)",
             "gfx803, gfx900 and gfx906 are no longer supported by current releases: take an older one that was",
         ],
         ask: &[
@@ -196,7 +197,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "reinstall rocBLAS from one source (all its files of one version), or take another version or build of it: AMD's package instead of the distribution's",
             "or build it for this architecture (-DGPU_TARGETS=<gfx>)",
         ],
-        ask: &["ls /opt/rocm/lib/rocblas/library | grep <gfx>"],
+        ask: &["Linux, WSL: ls /opt/rocm/lib/rocblas/library | grep <gfx>"],
         source: "https://github.com/ROCm/Tensile/issues/1130",
         ..BASE
     },
@@ -216,7 +217,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "{install}",
             "HSA_OVERRIDE_GFX_VERSION={override}: the kernels of a neighbour run on {gpu}",
             "a HIP SDK whose rocBLAS was replaced by hand: rocblas.dll and rocblas/library must come from one build for this SDK version; reinstall both",
-            "remove a foreign rocBLAS from LD_LIBRARY_PATH",
+            "Linux, WSL: remove a foreign rocBLAS from LD_LIBRARY_PATH",
         ],
         source: "https://github.com/ROCm/ROCm/issues/2719",
         ..BASE

@@ -105,12 +105,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "DeepSpeed looks for a CUDA toolkit to compile its ops with: it sees no ROCm. Either torch is not a ROCm build here (a build in isolation has its own), or hipcc is missing, or the check of this version forgets ROCm.",
         fix: &[
             "install the ROCm build of torch first, then pip install deepspeed --no-build-isolation",
-            "install hipcc and the ROCm development packages, and export ROCM_HOME=/opt/rocm",
+            "Linux, WSL: install hipcc and the ROCm development packages, and export ROCM_HOME=/opt/rocm",
             "no ops built ahead: DS_BUILD_OPS=0; DS_SKIP_CUDA_CHECK=1; a newer version of DeepSpeed",
         ],
         ask: &[
             "python -c 'import torch; print(torch.__version__, torch.version.hip)'",
-            "which hipcc; echo $ROCM_HOME",
+            "Linux, WSL: which hipcc; echo $ROCM_HOME",
         ],
         source: "https://github.com/deepspeedai/DeepSpeed/issues/3091",
         ..BASE
@@ -125,12 +125,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "torch's builder of extensions found neither ROCm nor a CUDA toolkit: the torch that it used is not a ROCm build (a build in isolation installs its own), or the ROCm development files are not where it looks.",
         fix: &[
             "install the ROCm build of torch (`surefoot doctor` prints the command), then build the extension with --no-build-isolation",
-            "export ROCM_HOME=/opt/rocm (ROCM_PATH), with hipcc and the development packages (rocm-dev) installed",
+            "Linux, WSL: export ROCM_HOME=/opt/rocm (ROCM_PATH), with hipcc and the development packages (rocm-dev) installed",
             "no CUDA toolkit: it would not help an AMD card",
         ],
         ask: &[
             "python -c 'import torch; print(torch.__version__, torch.version.hip)'",
-            "which hipcc; echo $ROCM_HOME $ROCM_PATH",
+            "Linux, WSL: which hipcc; echo $ROCM_HOME $ROCM_PATH",
         ],
         source: "https://github.com/ROCm/DeepEP/issues/1",
         ..BASE
@@ -267,13 +267,13 @@ pub(super) const ENTRIES: &[Entry] = &[
         covers: &["miopen-unknown-error"],
         cause: "comgr, which compiles kernels at run time, does not understand what it is asked for (the name of the architecture): two ROCm versions are mixed, the library's and comgr's.",
         fix: &[
-            "one ROCm only: torch and the system's libraries of the same version, LD_LIBRARY_PATH unset",
+            "one ROCm only: torch and the system's libraries of the same version, no foreign folder of libraries in the search path",
             "reinstall torch, or take a newer release of it",
         ],
         ask: &[
-            "cat /opt/rocm/.info/version; ls /opt",
+            "Linux, WSL: cat /opt/rocm/.info/version; ls /opt",
             "pip list | grep -iE 'torch|rocm'",
-            "env | grep -E 'LD_LIBRARY_PATH|ROCM'",
+            "Linux, WSL: env | grep -E 'LD_LIBRARY_PATH|ROCM'",
         ],
         source: "https://github.com/ROCm/MIOpen/issues/1254",
         ..BASE
@@ -291,7 +291,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "Linux: headers of C++: sudo apt install libstdc++-14-dev (of the newest GCC on the machine), or g++",
             "Windows: Build Tools for Visual Studio, or a newer ROCm build with complete headers",
-            "one ROCm only: unset LD_LIBRARY_PATH ROCM_PATH HIP_PATH, and install torch and its ROCm from one index",
+            "Linux, WSL: one ROCm only: unset LD_LIBRARY_PATH ROCM_PATH HIP_PATH, and install torch and its ROCm from one index",
+            "Windows: one ROCm only: no ROCM_PATH and HIP_PATH, and torch and its ROCm from one index",
             "delete ~/.cache/miopen ~/.cache/comgr",
         ],
         source: "https://github.com/ROCm/MIOpen/issues/2049",

@@ -29,7 +29,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "without DKMS: sudo apt purge amdgpu-dkms, then sudo amdgpu-install --usecase=rocm --no-dkms; the kernel's own amdgpu driver is enough for ROCm",
             "or a newer ROCm release, whose amdgpu-dkms supports this kernel",
-            "or boot an older kernel that the release supports, with its headers installed",
+            "Linux: or boot an older kernel that the release supports, with its headers installed",
         ],
         ask: &[
             "uname -r; dkms status",
@@ -86,12 +86,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "The GPU could not be initialised, so the driver gave it up: the card does not answer or refuses its firmware. Reasons are its power supply, its slot, riser or bridge, a state left by a reset or a virtual machine, or a defect.",
         fix: &[
             "power the machine off (not restart) and on again",
-            "linux-firmware and kernel of the same age; a newer BIOS of the board",
+            "Linux: linux-firmware and kernel of the same age; a newer BIOS of the board",
             "reseat the card; another slot and power cable; no riser, no bridge between cards",
         ],
         ask: &[
             "Linux: dmesg | grep -iE 'amdgpu|psp|firmware'",
-            "lspci -nnk -d 1002:",
+            "Linux: lspci -nnk -d 1002:",
         ],
         source: "https://github.com/ROCm/legacy-rocm-build/issues/2747",
         ..BASE
@@ -105,6 +105,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "An optional firmware file is missing (trusted applications for content protection and the like): the GPU starts and ROCm does not need it.",
         fix: &["nothing; a newer linux-firmware brings the file and ends the message"],
         source: "https://github.com/ROCm/legacy-rocm-build/issues/912",
+        scope: BareMetal,
         ..BASE
     },
     Entry {
@@ -240,7 +241,9 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         cause: "The GPU hung: a ring did not finish its work in time, and the kernel reset it. Programs that used it are lost. Known causes: bugs of kernel, firmware or ROCm of that time (saving wave state, mended at the end of 2025), an index out of range in a kernel, too little voltage or an overclock, a gfx1103 under an override, a carve-out too small on a 780M.",
         fix: &[
-            "a newer kernel, linux-firmware and ROCm",
+            "Linux: a newer kernel, linux-firmware and ROCm",
+            "WSL: a newer Adrenalin driver on Windows, and a newer ROCm",
+            "Windows: a newer Adrenalin driver, and a newer ROCm",
             "unset HSA_OVERRIDE_GFX_VERSION and use a wheel with native code",
             "take back undervolting and overclocking; check the power cables",
             "the same step on the CPU shows an index out of range",
@@ -248,7 +251,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &[
             "Linux: dmesg | grep -iE 'amdgpu|kfd|ring|reset' | tail -n 60",
-            "uname -r; dpkg -l linux-firmware",
+            "Linux: uname -r; dpkg -l linux-firmware",
         ],
         source: "https://github.com/ROCm/TheRock/issues/2151",
         ..BASE
@@ -437,7 +440,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         cause: "`--gpus` asks for NVIDIA's container runtime. A container gets an AMD GPU as devices.",
         fix: &[
-            "docker run --device /dev/kfd --device /dev/dri --group-add video --group-add $(stat -c %g /dev/kfd) --security-opt seccomp=unconfined --ipc=host …, with an image for ROCm",
+            "Linux: docker run --device /dev/kfd --device /dev/dri --group-add video --group-add $(stat -c %g /dev/kfd) --security-opt seccomp=unconfined --ipc=host …, with an image for ROCm",
             "WSL: docker run --device /dev/dxg -v /usr/lib/wsl:/usr/lib/wsl …",
         ],
         scope: NotWindows,

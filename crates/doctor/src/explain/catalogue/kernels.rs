@@ -1,5 +1,6 @@
 //! What the GPU ran, and how it crashed.
 
+use super::Scope::BareMetal;
 use super::{BASE, Entry};
 use crate::explain::Confidence::{Low, Medium};
 
@@ -31,6 +32,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "unset HSA_OVERRIDE_GFX_VERSION",
         ],
         source: "https://github.com/ROCm/ROCm/issues/5991",
+        scope: BareMetal,
         ..BASE
     },
     Entry {
@@ -44,14 +46,15 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "A kernel on the GPU touched memory that is not mapped; node-N is the KFD node. Usual causes, in this order: an override on a GPU with native code, kernel driver, firmware and ROCm that do not fit together, a bug in a library, an overclocked or undervolted card (sporadic, under load).",
         fix: &[
             "unset HSA_OVERRIDE_GFX_VERSION",
-            "gfx1151: kernel 6.18.4 or newer and a linux-firmware other than 20251125; all: another ROCm version",
+            "Linux: gfx1151: kernel 6.18.4 or newer and a linux-firmware other than 20251125",
+            "another ROCm version",
             "stock clocks and voltage: no overclocking, no undervolting",
             "to find the kernel that does it: `surefoot run --debug -- …` (slow; for diagnosis only)",
         ],
         ask: &[
-            "env | grep -E 'HSA_|HIP_'",
-            "uname -r; dpkg -l linux-firmware",
-            "dmesg | grep -iE 'amdgpu|fault' | tail -n 30",
+            "Linux, WSL: env | grep -E 'HSA_|HIP_'",
+            "Linux: uname -r; dpkg -l linux-firmware",
+            "Linux: dmesg | grep -iE 'amdgpu|fault' | tail -n 30",
         ],
         source: "https://github.com/ROCm/ROCm/issues/5405",
         ..BASE
@@ -71,9 +74,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             "rebuild the program (llama.cpp: AMDGPU_TARGETS=<gfx>), or reinstall the wheel, for this GPU and the installed ROCm",
         ],
         ask: &[
-            "env | grep HSA_OVERRIDE",
-            "rocminfo | grep gfx",
-            "cat /opt/rocm/.info/version; ls /opt",
+            "Linux, WSL: env | grep HSA_OVERRIDE",
+            "Linux, WSL: rocminfo | grep gfx",
+            "Linux, WSL: cat /opt/rocm/.info/version; ls /opt",
         ],
         source: "https://github.com/ROCm/ROCm/issues/5824",
         ..BASE
@@ -145,7 +148,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "The heap of the process is corrupted: in a ROCm program mostly because two copies of one library are loaded (amd_smi or rocm_smi of the system and of the wheel, two ROCm versions), and both free the same object at the end.",
         fix: &[
             "pip uninstall amdsmi: torch works without it",
-            "one ROCm only: unset LD_LIBRARY_PATH, remove the system's ROCm libraries or the wheel's",
+            "one ROCm only, and no folder of another in the search path: remove the system's ROCm libraries or the wheel's",
             "at exit only, after all results: harmless for them",
         ],
         ask: &[
@@ -166,12 +169,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "The process crashed within the ROCm runtime or one of its libraries, which the line names (libhsa-runtime64 is ROCr): that version of it crashes on this machine.",
         fix: &[
             "a newer ROCm build of torch, or another version of the wheel",
-            "one GPU visible: ROCR_VISIBLE_DEVICES=<index>",
+            "one GPU visible: HIP_VISIBLE_DEVICES=<index>",
             "unset HSA_OVERRIDE_GFX_VERSION",
         ],
         ask: &[
             "pip list | grep -iE 'torch|rocm'",
-            "uname -r; rocminfo | grep gfx",
+            "Linux, WSL: uname -r; rocminfo | grep gfx",
         ],
         source: "https://github.com/ROCm/TheRock/issues/3081",
         ..BASE
@@ -256,14 +259,15 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "A kernel on the GPU touched memory that is not its own, or raised a hardware exception, and ROCr ended its queue. Usual causes: an override, a bug in a library of this ROCm version, kernel driver and firmware that do not fit it, an overclocked or undervolted card.",
         fix: &[
             "unset HSA_OVERRIDE_GFX_VERSION",
-            "another ROCm version; a newer kernel and linux-firmware",
+            "another ROCm version",
+            "Linux: a newer kernel and linux-firmware",
             "stock clocks and voltage",
             "`surefoot run --debug -- …` serialises the launches, so that the message names the right call",
         ],
         ask: &[
             "env | grep -E 'HSA_|HIP_'",
-            "dmesg | grep -iE 'amdgpu|fault' | tail -n 30",
-            "uname -r; pip list | grep -iE 'torch|rocm'",
+            "Linux: dmesg | grep -iE 'amdgpu|fault' | tail -n 30",
+            "Linux, WSL: uname -r; pip list | grep -iE 'torch|rocm'",
         ],
         source: "https://rocm.docs.amd.com/projects/ROCR-Runtime/en/latest/",
         ..BASE
@@ -277,7 +281,9 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         cause: "The HIP runtime gave up without saying why: the kernel driver is older or newer than it can use, the GPU was reset before, or the runtime does not support the card.",
         fix: &[
-            "kernel driver and ROCm of one age: a newer kernel (Windows: Adrenalin driver), another wheel",
+            "Linux: kernel driver and ROCm of one age: a newer kernel, another wheel",
+            "WSL: driver and ROCm of one age: a newer Adrenalin driver on Windows, another wheel",
+            "Windows: driver and ROCm of one age: a newer Adrenalin driver, another wheel",
             "restart, and look at the first error of the log",
             "one visible GPU, without HSA_OVERRIDE_GFX_VERSION",
         ],

@@ -158,7 +158,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &[
             "the 50 lines above this one",
-            "ls /opt/rocm/lib/rocblas/library | head",
+            "Linux, WSL: ls /opt/rocm/lib/rocblas/library | head",
         ],
         source: "https://github.com/ggml-org/llama.cpp/issues/10234",
         ..BASE
@@ -198,14 +198,15 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "A collective operation between GPUs (RCCL, ROCm's NCCL) failed: it has no code for the architecture, the GPUs cannot reach each other's memory (peer access, IOMMU), or shared memory is too small. The line of RCCL above says which.",
         fix: &[
             "NCCL_DEBUG=INFO shows the first error",
-            "NCCL_P2P_DISABLE=1 goes without peer access; iommu=pt on the kernel command line mends it",
+            "NCCL_P2P_DISABLE=1 goes without peer access",
+            "Linux: iommu=pt on the kernel command line mends peer access",
             "container: --ipc=host, or --shm-size=16g",
             "all visible GPUs of one architecture, which the RCCL of the wheel has code for",
         ],
         ask: &[
             "NCCL_DEBUG=INFO <your program> 2>&1 | grep -i -E 'warn|error'",
             "rocminfo | grep gfx",
-            "cat /proc/cmdline",
+            "Linux: cat /proc/cmdline",
         ],
         scope: NotWindows,
         source: "https://rocm.docs.amd.com/projects/rccl/en/latest/",

@@ -1,5 +1,6 @@
 //! Memory, as far as a message tells it without numbers (those are in `oom.rs`).
 
+use super::Scope::BareMetal;
 use super::{BASE, Entry};
 use crate::explain::Confidence::Medium;
 use crate::explain::Severity::{Info, Warning};
@@ -19,13 +20,15 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         cause: "hipMallocAsync and its memory pools (stream-ordered allocation) fail although there is memory: before ROCm 7.0 by a bug of the runtime, and with ROCm 7 on a kernel driver that is older than it.",
         fix: &[
-            "ROCm 7.0 or newer together with a kernel driver of its time (a newer kernel, or its amdgpu-dkms)",
+            "Linux: ROCm 7.0 or newer together with a kernel driver of its time (a newer kernel, or its amdgpu-dkms)",
+            "WSL: ROCm 7.0 or newer together with the Adrenalin driver of its time on Windows",
+            "Windows: ROCm 7.0 or newer together with the Adrenalin driver of its time",
             "or without it: allocate with hipMalloc (Kokkos_ENABLE_IMPL_HIP_MALLOC_ASYNC=OFF, no backend:cudaMallocAsync, JULIA_AMDGPU_DISABLE_MALLOC_ASYNC)",
         ],
         ask: &[
             "uname -r",
-            "modinfo -F version amdgpu; dkms status",
-            "cat /opt/rocm/.info/version",
+            "Linux: modinfo -F version amdgpu; dkms status",
+            "Linux, WSL: cat /opt/rocm/.info/version",
         ],
         source: "https://github.com/kokkos/kokkos/issues/8008",
         ..BASE
@@ -95,6 +98,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "set ttm.pages_limit (pages of 4 KiB) on the kernel command line and remove amdgpu.gttsize",
         ],
         source: "https://github.com/ROCm/ROCm/issues/5595",
+        scope: BareMetal,
         ..BASE
     },
     Entry {
@@ -146,7 +150,10 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "too-many-open-files",
         patterns: &[r"(?i)too many open files", r"\bEMFILE\b"],
         cause: "The process reached its limit of open files; every handle of virtual memory and every shared tensor is one.",
-        fix: &["ulimit -n 65536"],
+        fix: &[
+            "Linux, WSL: ulimit -n 65536",
+            "fewer data loader workers, or torch.multiprocessing.set_sharing_strategy('file_system')",
+        ],
         source: "https://pytorch.org/docs/stable/multiprocessing.html",
         ..BASE
     },
@@ -187,7 +194,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)(?:hipHostMalloc|cudaHostAlloc|hipHostRegister|cudaHostRegister|pin(?:ned)?[_ ]memory).{0,80}(?:fail|error|out of memory|invalid)",
         ],
-        cause: "Pinning host memory was refused: too much of the RAM is pinned, or a limit (ulimit -l, a container, the memory given to WSL) is lower than what was asked for.",
+        cause: "Pinning host memory was refused: too much of the RAM is pinned, or a limit (of locked memory, of a container, of the memory given to WSL) is lower than what was asked for.",
         fix: &[
             "pin_memory=False, or fewer pinned buffers (ComfyUI: --disable-pinned-memory)",
             "Linux: ulimit -l unlimited",

@@ -30,7 +30,7 @@ use platform::machine::System;
 /// the cause, `{kernel}` is the release of the kernel in brackets, or nothing. In
 /// `fix`, `<gfx>` is the same within a command, the step `{install}` becomes the commands that
 /// install a torch for it, and a step with `{override}` is told where an override is safe. A
-/// step that begins with `Linux: `, `WSL: ` or `Windows: ` is not told of another system.
+/// step that begins with `Linux: `, `WSL: `, `Windows: ` or `Linux, WSL: ` is not told of another system.
 #[derive(Debug)]
 pub struct Entry {
     /// Its name, stable across versions.

@@ -214,7 +214,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "windows-arch-tool-missing",
         severity: Info,
         patterns: &[r"(?i)could not detect ROCm GPU architecture.*WinError 2"],
-        cause: "A tool calls rocminfo or hipInfo, and on Windows neither is on PATH.",
+        cause: "A tool asks a program of ROCm for the architecture, and hipInfo, which tells it on Windows, is not on PATH.",
         fix: &["activate the environment whose wheel brings hipInfo.exe"],
         source: "https://github.com/ROCm/TheRock/blob/main/RELEASES.md",
         ..BASE

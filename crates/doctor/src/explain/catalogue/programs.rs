@@ -19,7 +19,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "The value of the override contains quotes or a name: HSA_OVERRIDE_GFX_VERSION must be three numbers and nothing else, or HIP finds no device.",
         fix: &[
             "write it without quotes in unit files and compose files: HSA_OVERRIDE_GFX_VERSION=11.0.2 (a chip that the program has code for; 11.0.3 is in no build)",
-            "container: pass /dev/kfd and /dev/dri",
+            "Linux: container: pass /dev/kfd and /dev/dri",
         ],
         scope: NotWindows,
         source: "https://github.com/ollama/ollama/issues/4358",
@@ -72,7 +72,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         cause: "vLLM asks amd-smi (the Python package amdsmi) for the GPUs, and amdsmi is missing or does not work here (under WSL it does not), or this vLLM is not a ROCm build.",
         fix: &[
-            "install amdsmi of the installed ROCm: pip install /opt/rocm/share/amd_smi",
+            "Linux, WSL: install amdsmi of the installed ROCm: pip install /opt/rocm/share/amd_smi",
             "a ROCm build of vLLM: its container (rocm/vllm), or build vLLM with VLLM_TARGET_DEVICE=rocm; the wheel of PyPI is for CUDA",
         ],
         ask: &[

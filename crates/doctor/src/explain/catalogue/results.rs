@@ -52,7 +52,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         cause: "NaN appears in the copy to the GPU itself, before anything was computed: seen on gfx1030 with kernel 5.15 and ROCm 6.4.2.",
         fix: &[
-            "a newer kernel",
+            "Linux: a newer kernel",
             "`surefoot probe --only copy` repeats the copies bit by bit; HSA_ENABLE_SDMA=0 sends them another way",
             "`surefoot train` verifies its transfers and falls back by itself",
         ],

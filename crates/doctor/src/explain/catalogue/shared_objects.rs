@@ -154,6 +154,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         ask: &["ldd -r <the library of the message>"],
         source: "https://github.com/ROCm/ROCm/issues/5339",
+        scope: NotWindows,
         ..BASE
     },
     Entry {

@@ -1,0 +1,99 @@
+//! Windows and WSL: which findings have a meaning there, and commands for the shell of Windows.
+
+use super::Finding;
+use platform::machine::System;
+
+/// About `amdgpu` and KFD, the GPU driver of Linux, with its files, limits and firmware. Under
+/// WSL and on Windows the driver is that of Windows.
+const OF_THE_DRIVER: &[&str] = &[
+    "gpu-without-driver",
+    "gpu-with-other-driver",
+    "gpu-not-in-kfd",
+    "gpu-hidden-by-cgroup",
+    "kernel-without-gfx-version",
+    "kfd-missing",
+    "kfd-refuses",
+    "kfd-no-memory",
+    "kfd-unusable",
+    "device-permission",
+    "kernel-gfx1030-nan-copies",
+    "kernel-gfx1151",
+    "firmware-gfx1151",
+    "iommu-off",
+    "ttm-limit-default",
+    "ttm-limit-unknown",
+    "gtt-size-typo",
+    "gttsize-deprecated",
+    "gttsize-without-pages-limit",
+    "gtt-above-ram",
+    "gtt-above-ttm",
+    "pages-limit-not-in-effect",
+    "kernel-uses-carveout-only",
+];
+
+/// About what WSL has and Windows has not.
+const OF_LINUX: &[&str] = &[
+    "kernel-slow-mmap",
+    "open-files",
+    "small-shm",
+    "cgroup-limit",
+    "library-path-over-wheel",
+];
+
+/// Leaves out what has no meaning on a system, and says the rest in its shell.
+pub(super) fn fit(system: System, found: &mut Vec<Finding>) {
+    let holds = |id: &str| match system {
+        System::Linux | System::Macos => true,
+        System::Wsl => !OF_THE_DRIVER.contains(&id),
+        System::Windows => !OF_THE_DRIVER.contains(&id) && !OF_LINUX.contains(&id),
+    };
+    found.retain(|finding| holds(&finding.id));
+    if system == System::Windows {
+        for step in found.iter_mut().flat_map(|finding| &mut finding.fix) {
+            if let Some(said) = in_powershell(step) {
+                *step = said;
+            }
+        }
+    }
+}
+
+/// A command that sets or removes variables, as PowerShell has it; `None` for any other.
+fn in_powershell(step: &str) -> Option<String> {
+    let (command, remark) = match step.split_once("  #") {
+        Some((command, remark)) => (command, format!("  #{remark}")),
+        None => (step, String::new()),
+    };
+    if let Some(names) = command.strip_prefix("unset ") {
+        let names: Vec<_> = names
+            .split_whitespace()
+            .map(|name| format!("Env:{name}"))
+            .collect();
+        return Some(format!("Remove-Item {}{remark}", names.join(", ")));
+    }
+    let (name, value) = command.strip_prefix("export ")?.split_once('=')?;
+    Some(format!("$env:{name} = \"{value}\"{remark}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::findings::IDS;
+
+    #[test]
+    fn the_lists_name_findings() {
+        for id in OF_THE_DRIVER.iter().chain(OF_LINUX) {
+            assert!(IDS.contains(id), "{id}");
+        }
+    }
+
+    #[test]
+    fn variables_are_set_and_removed_in_powershell() {
+        let said = |step| in_powershell(step);
+        assert_eq!(
+            said("unset A B  # then: surefoot env").as_deref(),
+            Some("Remove-Item Env:A, Env:B  # then: surefoot env")
+        );
+        assert_eq!(said("export A=b:c").as_deref(), Some("$env:A = \"b:c\""));
+        assert_eq!(said("surefoot env"), None);
+    }
+}
