@@ -13,6 +13,7 @@ mod jinja;
 mod reader;
 #[cfg(test)]
 mod record_keys;
+mod record_shapes;
 mod template_source;
 #[cfg(test)]
 mod templates;

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::chat::{Conversation, Message};
+use super::record_shapes;
 use crate::Error;
 use crate::config::DataFormat;
 use crate::data::{file_format, files_in};
@@ -248,7 +249,7 @@ impl Iterator for Lines {
 fn json(path: &Path) -> Result<Vec<Result<Located, Error>>, Error> {
     let text = whole(path)?;
     let mut value: Value = serde_json::from_str(&text)
-        .map_err(|error| at(path, error.line() as u64, format!("not JSON: {error}")))?;
+        .map_err(|error| at(path, error.line() as u64, not_json(&error)))?;
     let mut unread = Unread::default();
     let (values, places) = match &mut value {
         Value::Array(list) => {
@@ -421,11 +422,21 @@ impl Unread {
     }
 }
 
+/// What is wrong with JSON, and in which column: whoever says it names the line of the file.
+fn not_json(error: &serde_json::Error) -> String {
+    let (reason, place) = (
+        error.to_string(),
+        format!(" at line {} column {}", error.line(), error.column()),
+    );
+    let reason = reason.strip_suffix(&place).unwrap_or(&reason);
+    format!("not JSON: {reason}, in column {}", error.column())
+}
+
 /// The record on one line.
 pub(super) fn record(line: &[u8], unread: &mut Unread) -> Result<Record, String> {
     let text =
         std::str::from_utf8(line).map_err(|error| not_utf8(line, &line[..error.valid_up_to()]))?;
-    let value: Value = serde_json::from_str(text).map_err(|error| format!("not JSON: {error}"))?;
+    let value: Value = serde_json::from_str(text).map_err(|error| not_json(&error))?;
     match value {
         Value::Object(object) => record_of(object, unread),
         _ => Err("not a JSON object".into()),
@@ -435,7 +446,7 @@ pub(super) fn record(line: &[u8], unread: &mut Unread) -> Result<Record, String>
 fn record_of(mut object: Map<String, Value>, unread: &mut Unread) -> Result<Record, String> {
     let keys: Vec<_> = object.keys().map(|key| format!("`{key}`")).collect();
     let record = if let Some(messages) = object.shift_remove("messages") {
-        Record::Chat(conversation(messages, &mut object, unread)?)
+        Record::Chat(conversation("messages", messages, &mut object, unread)?)
     } else if object.contains_key("prompt") || object.contains_key("completion") {
         Record::Completion {
             prompt: string(&mut object, "prompt")?,
@@ -443,9 +454,12 @@ fn record_of(mut object: Map<String, Value>, unread: &mut Unread) -> Result<Reco
         }
     } else if object.contains_key("text") {
         Record::Text(string(&mut object, "text")?)
+    } else if let Some((key, messages)) = record_shapes::messages(&mut object)? {
+        Record::Chat(conversation(key, messages, &mut object, unread)?)
     } else {
         return Err(format!(
-            "neither `text`, nor `prompt` and `completion`, nor `messages`, but {}",
+            "neither `text`, nor `prompt` and `completion`, nor `messages`, `conversations` or \
+             `instruction` and `output`, but {}",
             if keys.is_empty() {
                 "nothing".into()
             } else {
@@ -485,6 +499,7 @@ const MESSAGE_KEYS: [&str; 10] = [
 ];
 
 fn conversation(
+    name: &str,
     messages: Value,
     object: &mut Map<String, Value>,
     unread: &mut Unread,
@@ -492,19 +507,19 @@ fn conversation(
     // Tables hold lists as their JSON.
     let messages = unpacked(messages);
     let Value::Array(list) = messages else {
-        return Err("`messages` must be a list of {role, content}".into());
+        return Err(format!("`{name}` must be a list of {{role, content}}"));
     };
     let mut messages = Vec::with_capacity(list.len());
     for (turn, message) in list.into_iter().enumerate() {
         let message = Message::from_json(message)
-            .map_err(|reason| format!("turn {} of `messages` {reason}", turn + 1))?;
+            .map_err(|reason| format!("turn {} of `{name}` {reason}", turn + 1))?;
         for key in message
             .fields()
             .keys()
             .filter(|key| !MESSAGE_KEYS.contains(&key.as_str()))
         {
             // A template may read them still; transformers gives it every key, too.
-            unread.note(&format!("messages[].{key}"));
+            unread.note(&format!("{name}[].{key}"));
         }
         if message
             .fields()
@@ -512,7 +527,7 @@ fn conversation(
             .is_some_and(|weight| weight != 1)
         {
             return Err(format!(
-                "turn {} of `messages` has a `weight`: all turns of the assistant are learned \
+                "turn {} of `{name}` has a `weight`: all turns of the assistant are learned \
                  alike here; take out the turns or records that should not be",
                 turn + 1
             ));
@@ -520,7 +535,7 @@ fn conversation(
         messages.push(message);
     }
     if !messages.iter().any(|message| message.role() == "assistant") {
-        return Err("`messages` has no turn of the assistant to learn".into());
+        return Err(format!("`{name}` has no turn of the assistant to learn"));
     }
     let mut objects = |key: &str| match object.shift_remove(key).map(unpacked) {
         None | Some(Value::Null) => Ok(None),
@@ -542,7 +557,7 @@ fn conversation(
 }
 
 /// A list that was written as a string of JSON.
-fn unpacked(value: Value) -> Value {
+pub(super) fn unpacked(value: Value) -> Value {
     match &value {
         Value::String(text) => serde_json::from_str(text).unwrap_or(value),
         _ => value,

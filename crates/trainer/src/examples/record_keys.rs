@@ -65,6 +65,9 @@ fn each_key_of_a_record_is_obeyed_told_or_refused() {
     let pair = json!({"prompt": "a", "completion": "b"});
     let text = json!({"text": "a"});
     let none = json!({});
+    let shared = json!([{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]);
+    let share_gpt = json!({"conversations": shared});
+    let alpaca = json!({"instruction": "a", "input": "", "output": "b"});
     let tool = json!([{"type": "function", "function": {"name": "f"}}]);
     for (record, key, value, treatment) in [
         (&none, "text", json!("b"), Obeyed),
@@ -103,8 +106,31 @@ fn each_key_of_a_record_is_obeyed_told_or_refused() {
         (&text, "completion_mask", json!([0, 1]), Told),
         (&text, "assistant_masks", json!([0, 1]), Told),
         // What others call a conversation.
+        (&none, "conversations", shared.clone(), Obeyed),
+        (&none, "conversations", json!(shared.to_string()), Obeyed),
         (&none, "conversations", json!([]), Refused),
-        (&none, "instruction", json!("c"), Refused),
+        (&none, "conversations", json!("hello"), Refused),
+        (&none, "conversations", json!([{"from": "gpt"}]), Refused),
+        (
+            &none,
+            "conversations",
+            json!([{"from": "function_call", "value": "c"}]),
+            Refused,
+        ),
+        (&share_gpt, "system", json!("c"), Obeyed),
+        (&share_gpt, "system", json!(7), Refused),
+        (&share_gpt, "tools", json!([{"type": "function"}]), Obeyed),
+        (&share_gpt, "id", json!("identity_0"), Told),
+        (&alpaca, "instruction", json!("c"), Obeyed),
+        (&alpaca, "instruction", json!(null), Refused),
+        (&alpaca, "input", json!("c"), Obeyed),
+        (&alpaca, "input", json!(["c"]), Refused),
+        (&alpaca, "output", json!("c"), Obeyed),
+        (&alpaca, "output", json!(7), Refused),
+        (&alpaca, "system", json!("c"), Obeyed),
+        (&alpaca, "history", json!([["q", "a"]]), Obeyed),
+        (&alpaca, "history", json!([["q"]]), Refused),
+        (&alpaca, "category", json!("c"), Told),
         (&none, "output", json!("c"), Refused),
         (&chat, "system", json!("c"), Told),
         (&chat, "functions", json!([]), Told),
@@ -176,5 +202,51 @@ fn each_key_of_a_turn_is_obeyed_told_or_refused() {
         json!("b"),
     ] {
         assert!(read(&of(other)).0.is_err());
+    }
+}
+
+#[test]
+fn conversations_of_share_gpt_and_alpaca_are_the_same_as_messages() {
+    let messages = read(&json!({"messages": [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
+        {"role": "user", "content": "do\nthis"}, {"role": "assistant", "content": "done"}]}))
+    .0
+    .unwrap();
+    for same in [
+        json!({"system": "s", "instruction": "do", "input": "this", "output": "done",
+               "history": [["q", "a"]]}),
+        json!({"conversations": [
+            {"from": "system", "value": "s"}, {"from": "human", "value": "q"},
+            {"from": "gpt", "value": "a"}, {"from": "user", "value": "do\nthis"},
+            {"from": "chatgpt", "value": "done"}]}),
+        json!({"system": "s", "conversations": [
+            {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
+            {"from": "human", "value": "do\nthis"}, {"from": "model", "value": "done"}]}),
+    ] {
+        assert_eq!(read(&same), (Ok(messages.clone()), String::new()), "{same}");
+    }
+}
+
+#[test]
+fn shapes_that_are_not_whole_are_refused_with_the_key() {
+    for (record, reason) in [
+        (json!({"instruction": "a"}), "`output` is missing"),
+        (
+            json!({"system": "s", "conversations": [
+                {"from": "system", "value": "t"}, {"from": "gpt", "value": "a"}]}),
+            "`system` is there twice",
+        ),
+        (
+            json!({"conversations": [{"from": "human", "value": "a"}]}),
+            "`conversations` has no turn of the assistant",
+        ),
+        (
+            json!({"conversations": [{"from": "gpt", "value": "a", "weight": 0}]}),
+            "turn 1 of `conversations` has a `weight`",
+        ),
+    ] {
+        let refused = read(&record).0.unwrap_err();
+        assert!(refused.contains(reason), "{refused}");
     }
 }

@@ -348,8 +348,8 @@ fn lines_are_read_by_their_keys_and_errors_name_the_line() {
         Record::Chat(chat(&[("assistant", "m")]))
     );
     let error = read[3].as_ref().unwrap_err().to_string();
-    let reason =
-        "data.jsonl:5: neither `text`, nor `prompt` and `completion`, nor `messages`, but `answer`";
+    let reason = "data.jsonl:5: neither `text`, nor `prompt` and `completion`, nor `messages`, `conversations` or \
+         `instruction` and `output`, but `answer`";
     assert!(error.ends_with(reason), "{error}");
 }
 

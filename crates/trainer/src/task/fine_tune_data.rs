@@ -209,6 +209,11 @@ impl Parts<'_> {
                  {block}"
             )));
         }
+        if tokens == 0 && whole.is_none() {
+            return Err(Error::Data(format!(
+                "`{path}` has no tokens to train on: there is no text in it, or all of it is held out"
+            )));
+        }
         if whole.is_none() && tokens <= block as u64 {
             let smaller = match tokens {
                 ..=2 => String::new(),

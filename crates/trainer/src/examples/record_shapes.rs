@@ -1,0 +1,121 @@
+//! Records in the shapes of ShareGPT and Alpaca, as the conversations that they mean.
+
+use serde_json::{Map, Value, json};
+
+use super::reader::unpacked;
+
+/// The turns of a record with `conversations` or an `instruction`, as `messages` has them, and the
+/// key that they come from; what was read is taken out of the record.
+///
+/// ShareGPT has `conversations` of `from` and `value` (or of `role` and `content`), Alpaca an
+/// `instruction`, an `input` on a line of its own below it, and the `output`; `history` is a list
+/// of questions and answers before it. Both may have a `system` prompt. This is how LLaMA-Factory
+/// reads them; the headings "### Instruction:" of the first Alpaca are not written, since the
+/// model's chat template tells turns apart.
+///
+/// # Errors
+/// The reason, with the key in question, when a turn has another form, when a speaker has no role
+/// in chat templates, or when there are two system prompts.
+pub(super) fn messages(
+    object: &mut Map<String, Value>,
+) -> Result<Option<(&'static str, Value)>, String> {
+    let (key, mut turns) = if let Some(turns) = object.shift_remove("conversations") {
+        ("conversations", share_gpt(unpacked(turns))?)
+    } else if object.contains_key("instruction") {
+        ("instruction", alpaca(object)?)
+    } else {
+        return Ok(None);
+    };
+    if let Some(system) = optional(object, "system")? {
+        if turns.iter().any(|turn| turn["role"] == "system") {
+            return Err("`system` is there twice: as a key and as a turn".into());
+        }
+        turns.insert(0, turn("system", system));
+    }
+    Ok(Some((key, turns.into())))
+}
+
+fn turn(role: &str, content: String) -> Value {
+    json!({"role": role, "content": content})
+}
+
+fn share_gpt(turns: Value) -> Result<Vec<Value>, String> {
+    let Value::Array(turns) = turns else {
+        return Err("`conversations` must be a list of {from, value}".into());
+    };
+    let convert = |(index, turn): (usize, Value)| {
+        let refused = |reason: String| format!("turn {} of `conversations` {reason}", index + 1);
+        let Value::Object(mut turn) = turn else {
+            return Err(refused("is not an object".into()));
+        };
+        if let Some(speaker) = turn.shift_remove("from") {
+            let role = role(&speaker).map_err(refused)?;
+            let value = turn.shift_remove("value");
+            let Some(content @ Value::String(_)) = value else {
+                return Err(refused("has no text in `value`".into()));
+            };
+            // Before other keys, as a template that writes them all expects.
+            turn.shift_insert(0, "role".into(), role.into());
+            turn.shift_insert(1, "content".into(), content);
+        }
+        Ok(Value::Object(turn))
+    };
+    turns.into_iter().enumerate().map(convert).collect()
+}
+
+/// The role of a speaker in ShareGPT's words.
+fn role(speaker: &Value) -> Result<&'static str, String> {
+    match speaker.as_str() {
+        Some("human" | "user") => Ok("user"),
+        Some("gpt" | "assistant" | "chatgpt" | "model") => Ok("assistant"),
+        Some("system") => Ok("system"),
+        Some("tool" | "observation" | "function_response") => Ok("tool"),
+        _ => Err(format!(
+            "is from {speaker}, whose role is not known; known are human, gpt, system and tool, \
+             and calls of functions are `tool_calls` in `messages`"
+        )),
+    }
+}
+
+fn alpaca(object: &mut Map<String, Value>) -> Result<Vec<Value>, String> {
+    let mut turns = Vec::new();
+    match object.shift_remove("history").map(unpacked) {
+        None | Some(Value::Null) => {}
+        Some(Value::Array(rounds)) => {
+            for round in rounds {
+                let [Value::String(question), Value::String(answer)] =
+                    round.as_array().map_or(&[][..], Vec::as_slice)
+                else {
+                    return Err("`history` must be a list of [question, answer]".into());
+                };
+                turns.push(turn("user", question.clone()));
+                turns.push(turn("assistant", answer.clone()));
+            }
+        }
+        Some(_) => return Err("`history` must be a list of [question, answer]".into()),
+    }
+    let mut question = required(object, "instruction")?;
+    if let Some(input) = optional(object, "input")? {
+        question = format!("{question}\n{input}");
+    }
+    turns.push(turn("user", question));
+    turns.push(turn("assistant", required(object, "output")?));
+    Ok(turns)
+}
+
+fn required(object: &mut Map<String, Value>, key: &str) -> Result<String, String> {
+    match object.shift_remove(key) {
+        Some(Value::String(text)) => Ok(text),
+        Some(_) => Err(format!("`{key}` must be a string")),
+        None => Err(format!("`{key}` is missing")),
+    }
+}
+
+/// A text that may be absent, null or empty, which all mean that there is none.
+fn optional(object: &mut Map<String, Value>, key: &str) -> Result<Option<String>, String> {
+    match object.shift_remove(key) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text).filter(|text| !text.is_empty())),
+        Some(_) => Err(format!("`{key}` must be a string")),
+    }
+}
