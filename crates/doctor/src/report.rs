@@ -4,17 +4,20 @@
 //! not known is null, `class` too (`apu` or `dgpu` only where one of them is certain);
 //! `memory_rule` has a word for it, `unknown`.
 
+mod facts;
+mod text;
+
 use crate::explain;
 use crate::findings::{Check, Finding, Severity, findings};
 use crate::plan::{Plan, plan};
 use crate::wheels;
-use anstyle::{AnsiColor, Style};
-use platform::machine;
-use platform::machine::{Gpu, Machine, ReadFrom, System};
-use platform::memory::{Capacity, MemoryRule};
+use platform::machine::{Gpu, Machine, ReadFrom};
+use platform::memory::Capacity;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+pub use text::explanation_text;
+use text::{Paint, wrap};
 
 /// The diagnosis of a machine: its facts, what is wrong, and a verdict.
 #[derive(Clone, Debug, Serialize)]
@@ -292,203 +295,6 @@ impl Report {
         }
         script
     }
-
-    /// Whether a check without a finding is nevertheless not fine: without a GPU nobody
-    /// misses its devices.
-    fn is_missing(&self, check: Check) -> bool {
-        check == Check::Access
-            && self.machine.system != System::Wsl
-            && self
-                .machine
-                .devices
-                .iter()
-                .any(|device| device.access != "ok")
-    }
-
-    /// The facts behind a check; `None` when nothing is known about it.
-    fn summary(&self, check: Check) -> Option<String> {
-        let machine = &self.machine;
-        match check {
-            Check::Gpu if self.gpus.is_empty() => {
-                let is_about_gpus = machine.read_from != ReadFrom::Log;
-                if machine.posted.is_cut {
-                    Some("none in this part of the text".to_owned())
-                } else {
-                    is_about_gpus.then(|| "none that HIP can use".to_owned())
-                }
-            }
-            Check::Gpu => Some(
-                self.gpus
-                    .iter()
-                    .map(|entry| self.describe(entry))
-                    .collect::<Vec<_>>()
-                    .join("\n                   "),
-            ),
-            Check::Access => {
-                let devices: Vec<String> = machine
-                    .devices
-                    .iter()
-                    // WSL has none, and needs none.
-                    .filter(|device| machine.system != System::Wsl || device.path != "/dev/kfd")
-                    .map(|device| format!("{} {}", device.path, device.access))
-                    .collect();
-                (!devices.is_empty()).then(|| devices.join(", "))
-            }
-            Check::Kernel => {
-                let mut words = Vec::new();
-                words.extend(machine.kernel.as_ref().map(|kernel| kernel.release.clone()));
-                words.extend(machine.distribution.clone());
-                words.extend(machine.firmware.clone());
-                words.extend(
-                    machine
-                        .container
-                        .as_ref()
-                        .map(|container| format!("in {container}")),
-                );
-                words.extend(
-                    machine
-                        .posted
-                        .rocm
-                        .as_ref()
-                        .map(|version| format!("ROCm {version}")),
-                );
-                words.extend((machine.system == System::Wsl).then(|| "WSL".to_owned()));
-                (!words.is_empty()).then(|| words.join(", "))
-            }
-            Check::Memory => {
-                let mut words = Vec::new();
-                words.extend(machine.memory.total.map(|total| format!("{total} RAM")));
-                words.extend(
-                    machine
-                        .memory
-                        .available
-                        .map(|available| format!("{available} available")),
-                );
-                words.extend(machine.memory.swap_total.map(|swap| format!("{swap} swap")));
-                words.extend(
-                    machine
-                        .cgroup
-                        .limit
-                        .map(|limit| format!("{limit} for this process")),
-                );
-                words.extend(
-                    machine
-                        .ttm_pages_limit
-                        .map(|pages| format!("{} for GPUs (TTM)", platform::Bytes::pages(pages))),
-                );
-                (!words.is_empty()).then(|| words.join(", "))
-            }
-            Check::Python => {
-                let python = machine.python.as_ref()?;
-                let torch = python
-                    .torch
-                    .as_ref()
-                    .map_or("no torch".to_owned(), |torch| {
-                        format!("torch {}", torch.version)
-                    });
-                Some(format!("{torch} in {}", python.prefix))
-            }
-            Check::Override | Check::Visibility | Check::Variables | Check::Limits => {
-                self.summary_of_settings(check)
-            }
-        }
-    }
-
-    fn summary_of_settings(&self, check: Check) -> Option<String> {
-        let machine = &self.machine;
-        let set = |is: fn(&str) -> bool| -> Option<String> {
-            let set: Vec<String> = machine
-                .variables
-                .iter()
-                .filter(|(name, _)| is(name))
-                .map(|(name, value)| format!("{name}={value}"))
-                .collect();
-            match (set.is_empty(), machine.is_complete) {
-                (false, _) => Some(set.join(" ")),
-                (true, true) => Some("none set".to_owned()),
-                (true, false) => None,
-            }
-        };
-        match check {
-            Check::Override => set(|name| name.starts_with("HSA_OVERRIDE_GFX_VERSION")),
-            Check::Visibility => {
-                let hidden = self
-                    .hide
-                    .iter()
-                    .map(usize::to_string)
-                    .collect::<Vec<_>>()
-                    .join(", ");
-                let set = set(|name| crate::plan::VISIBILITY.contains(&name));
-                if self.hide.is_empty() {
-                    set
-                } else {
-                    Some(format!(
-                        "train on GPU {}, hide {hidden}",
-                        self.pick.unwrap_or(0)
-                    ))
-                }
-            }
-            Check::Variables => {
-                let count = machine
-                    .variables
-                    .keys()
-                    .filter(|name| !is_shown_elsewhere(name))
-                    .count();
-                (machine.is_complete || count > 0).then(|| format!("{count} that concern the GPU"))
-            }
-            _ => machine.open_files.map(|limit| match limit {
-                u64::MAX => "open files unlimited".to_owned(),
-                limit => format!("{limit} open files"),
-            }),
-        }
-    }
-
-    fn describe(&self, entry: &Entry) -> String {
-        let gpu = &entry.gpu;
-        let mut words = vec![gpu.name()];
-        words.extend(gpu.class.map(|class| match class {
-            machine::Class::Apu => "APU".to_owned(),
-            machine::Class::Dgpu => "card".to_owned(),
-        }));
-        words.extend(gpu.compute_units.map(|units| format!("{units} CUs")));
-        words.extend(
-            gpu.usable_bytes
-                .map(|bytes| format!("{bytes} usable ({})", rule_name(gpu.memory_rule))),
-        );
-        if gpu.usable_bytes.is_none() {
-            words.extend(gpu.vram_bytes.map(|bytes| format!("{bytes} VRAM")));
-        }
-        // What the host and its limits leave of the pool; on a card only the driver knows.
-        let is_known = gpu.is_apu() && self.machine.memory.available.is_some();
-        let shared = entry.capacity.filter(|_| is_known);
-        let now = shared.filter(|capacity| Some(capacity.free) < gpu.usable_bytes);
-        words.extend(now.map(|capacity| format!("{} for a process now", capacity.free)));
-        words.extend(gpu.pci.map(|pci| pci.to_string()));
-        let mark = if Some(gpu.index) == self.pick {
-            "▸"
-        } else {
-            " "
-        };
-        format!("{mark} {}: {}", gpu.index, words.join(", "))
-    }
-}
-
-fn is_shown_elsewhere(name: &str) -> bool {
-    name.starts_with("HSA_OVERRIDE_GFX_VERSION")
-        || crate::plan::VISIBILITY.contains(&name)
-        || matches!(
-            name,
-            "VIRTUAL_ENV" | "CONDA_PREFIX" | "PYTHONPATH" | "PYTHONHOME"
-        )
-}
-
-fn rule_name(rule: Option<MemoryRule>) -> &'static str {
-    match rule {
-        Some(MemoryRule::Gtt) => "RAM, up to the TTM limit",
-        Some(MemoryRule::Carveout) => "BIOS carve-out",
-        Some(MemoryRule::Discrete) => "its own",
-        Some(MemoryRule::Unknown) | None => "rule not known",
-    }
 }
 
 fn name(check: Check) -> &'static str {
@@ -508,89 +314,4 @@ fn name(check: Check) -> &'static str {
 /// Text of a dump must not become a second line of a script.
 fn one_line(text: &str) -> String {
     text.replace(['\n', '\r'], " ")
-}
-
-/// Breaks a sentence into lines of at most 100 columns; all but the first are indented.
-fn wrap(text: &str, indent: usize) -> String {
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let options = textwrap::Options::new(100 - indent)
-        .break_words(false)
-        .word_separator(textwrap::WordSeparator::AsciiSpace)
-        .word_splitter(textwrap::WordSplitter::NoHyphenation);
-    let indentation = format!("\n{}", " ".repeat(indent));
-    textwrap::fill(&words.join(" "), options).replace('\n', &indentation)
-}
-
-struct Paint {
-    colour: bool,
-}
-
-impl Paint {
-    fn label(&self, severity: Option<Severity>) -> String {
-        let (word, colour) = match severity {
-            None => ("ok", AnsiColor::Green),
-            Some(Severity::Info) => ("note", AnsiColor::Cyan),
-            Some(Severity::Warning) => ("warn", AnsiColor::Yellow),
-            Some(Severity::Error) => ("ERROR", AnsiColor::Red),
-        };
-        self.style(&format!("{word:>5}"), colour.on_default())
-    }
-
-    fn bold(&self, text: &str) -> String {
-        self.style(text, Style::new().bold())
-    }
-
-    fn style(&self, text: &str, style: Style) -> String {
-        let style = if self.colour { style } else { Style::new() };
-        format!("{style}{text}{style:#}")
-    }
-}
-
-/// An explanation, for people.
-#[must_use]
-pub fn explanation_text(explanation: &explain::Explanation, colour: bool) -> String {
-    let paint = Paint { colour };
-    let mut text = String::new();
-    for found in &explanation.matches {
-        let times = if found.count > 1 {
-            format!(" ({} times)", found.count)
-        } else {
-            String::new()
-        };
-        let _ = writeln!(
-            text,
-            "{} {}",
-            paint.label(Some(found.severity)),
-            paint.bold(&format!(
-                "line {}{times}: {}",
-                found.line_number,
-                explain::clip(&found.line, 160)
-            ))
-        );
-        let _ = writeln!(text, "    cause {}", wrap(&found.cause, 10));
-        for (index, step) in found.fix.iter().enumerate() {
-            let _ = writeln!(text, "    {:<6}{step}", if index == 0 { "fix" } else { "" });
-        }
-        let confidence = match found.confidence {
-            explain::Confidence::High => "certain",
-            explain::Confidence::Medium => "likely",
-            explain::Confidence::Low => "one of several causes",
-        };
-        if !found.facts.is_empty() {
-            let facts = found.facts.join(", ");
-            let _ = writeln!(text, "    from  line {}, and {facts}", found.line_number);
-        }
-        let _ = writeln!(
-            text,
-            "    see   {}   [{}, {confidence}]\n",
-            found.source, found.id
-        );
-    }
-    if explanation.matches.is_empty() {
-        text.push_str("Nothing in this text is a message we know. To find out more, collect:\n");
-        for step in explain::WHAT_TO_COLLECT {
-            let _ = writeln!(text, "    {step}");
-        }
-    }
-    text
 }
