@@ -68,6 +68,18 @@ pub fn decode(bytes: &[u8]) -> String {
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
 }
 
+/// Whether a decoded beginning is that of no text: an archive, a core, a picture.
+///
+/// Looks at the first 64 KiB: most of them are characters that no text has.
+#[must_use]
+pub fn is_binary(start: &[u8]) -> bool {
+    let head = String::from_utf8_lossy(&start[..start.len().min(64 << 10)]);
+    let is_strange =
+        |c: &char| *c == '\u{fffd}' || c.is_control() && !c.is_whitespace() && *c != '\u{1b}';
+    let strange = head.chars().filter(is_strange).count();
+    strange > 64 && strange * 8 > head.chars().count()
+}
+
 /// Turns a text of any encoding into UTF-8, in pieces that may end anywhere.
 ///
 /// Bytes of a UTF-8 text are passed on as they are, broken ones too.

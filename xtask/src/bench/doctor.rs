@@ -5,6 +5,7 @@
 
 mod corpus;
 mod judge;
+mod long;
 mod scores;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use serde::Serialize;
 
 use self::corpus::{Case, Kind};
 use self::judge::{Class, Judgement, judge};
+use self::long::Measured;
 use self::scores::Scores;
 use crate::workspace;
 
@@ -30,6 +32,10 @@ pub(crate) struct DoctorBench {
     /// Show the held-out texts too; not while rules are written
     #[arg(long)]
     held_out: bool,
+
+    /// Leave out the files of 200 MB, for which `surefoot` is built for release
+    #[arg(long)]
+    quick: bool,
 
     /// Make the scores the new baseline, `tests/corpus/scores.json`
     #[arg(long)]
@@ -52,6 +58,8 @@ struct Document {
     scores: Scores,
     median_milliseconds: f64,
     slowest_milliseconds: f64,
+    /// Files of 200 MB; none with `--quick`.
+    long: Vec<Measured>,
     /// Of the open part, unless the held-out one was asked for.
     texts: Vec<Text>,
 }
@@ -80,7 +88,14 @@ impl DoctorBench {
         if self.list {
             print_unmet(&judged, self.held_out);
         }
-        self.write_document(&judged, &scores)?;
+        let long = match self.quick {
+            true => Vec::new(),
+            false => long::measure()?,
+        };
+        if !self.quick {
+            long::print(&long);
+        }
+        self.write_document(&judged, &scores, long)?;
         if self.write {
             scores.write_baseline()?;
             eprintln!("wrote {}", scores::BASELINE);
@@ -97,7 +112,12 @@ impl DoctorBench {
         Ok(())
     }
 
-    fn write_document(&self, judged: &[Judged], scores: &Scores) -> Result<()> {
+    fn write_document(
+        &self,
+        judged: &[Judged],
+        scores: &Scores,
+        long: Vec<Measured>,
+    ) -> Result<()> {
         let path = match &self.out {
             Some(path) => path.clone(),
             None => workspace::target(&workspace::shell()?)?.join("bench/doctor.json"),
@@ -111,6 +131,7 @@ impl DoctorBench {
                 &judged.iter().map(Judged::milliseconds).collect::<Vec<_>>(),
             ),
             slowest_milliseconds: judged.iter().map(Judged::milliseconds).fold(0.0, f64::max),
+            long,
             texts: shown.map(Text::of).collect(),
         };
         if let Some(folder) = path.parent() {

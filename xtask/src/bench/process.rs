@@ -19,17 +19,22 @@ pub(crate) struct PeakMemory {
 
 /// Runs `command` to its end; what it prints goes to our stderr.
 pub(crate) fn run(mut command: Command) -> Result<PeakMemory> {
+    command.stdout(std::io::stderr());
+    run_to(command, 0)
+}
+
+/// Runs `command` to its end, which must have this exit code.
+pub(crate) fn run_to(mut command: Command, code: i32) -> Result<PeakMemory> {
     let described = format!("{command:?}");
     let mut child = command
         .stdin(Stdio::null())
-        .stdout(std::io::stderr())
         .spawn()
         .with_context(|| format!("cannot start {described}"))?;
     let mut peak = PeakMemory::default();
     loop {
         peak.look(&child);
         if let Some(status) = child.try_wait()? {
-            if !status.success() {
+            if status.code() != Some(code) {
                 bail!("{described} failed: {status}");
             }
             return Ok(peak);

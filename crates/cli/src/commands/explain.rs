@@ -1,6 +1,6 @@
 //! `surefoot explain`: what an error message means.
 
-use doctor::encoding::Decoder;
+use doctor::encoding::{Decoder, is_binary};
 use doctor::explain::{Explainer, Explanation, Hints};
 use doctor::report::explanation_text;
 use std::fs::File;
@@ -85,12 +85,21 @@ fn feed(path: &Path, explainer: &mut Explainer) -> io::Result<()> {
     };
     let mut piece = vec![0; 256 << 10];
     let mut decoder = Decoder::default();
+    // Of the first piece; nothing is read behind the beginning of an archive.
+    let mut is_text = None;
     loop {
         match from.read(&mut piece) {
             Ok(0) => break,
-            Ok(length) => decoder.read(&piece[..length], |text| explainer.read(text)),
+            Ok(length) => decoder.read(&piece[..length], |text| {
+                if *is_text.get_or_insert_with(|| !is_binary(text)) {
+                    explainer.read(text);
+                }
+            }),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
+        }
+        if is_text == Some(false) {
+            return Err(io::Error::other("it is no text"));
         }
     }
     decoder.finish(|text| explainer.read(text));

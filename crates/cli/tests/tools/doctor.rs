@@ -227,6 +227,20 @@ fn what_would_settle_an_uncertain_answer_is_asked_for() {
 }
 
 #[test]
+fn what_is_no_text_is_refused() {
+    let archive: Vec<u8> = (0..4096u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8)
+        .collect();
+    let output = explained(&archive, &[]);
+    insta::assert_snapshot!(show(&output), @r"
+    exit code: Some(2)
+    ----- stdout -----
+    ----- stderr -----
+    surefoot: cannot read stdin: it is no text
+    ");
+}
+
+#[test]
 fn a_log_in_utf16_without_a_mark_is_read() {
     let text = "PS C:\\ai> python main.py\r\nRuntimeError: HIP error: invalid device function\r\n";
     let bytes: Vec<u8> = text.encode_utf16().flat_map(u16::to_le_bytes).collect();

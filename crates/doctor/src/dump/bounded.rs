@@ -1,7 +1,7 @@
 //! A text of any size, of which what matters is kept: its beginning, its end, and between
 //! them the lines that name a GPU, its software or an error.
 
-use crate::encoding::Decoder;
+use crate::encoding::{Decoder, is_binary};
 use regex::bytes::Regex;
 use std::io::{self, Read};
 use std::sync::LazyLock;
@@ -23,6 +23,7 @@ static RELEVANT: LazyLock<Option<Regex>> = LazyLock::new(|| {
 /// Reads a text and decodes it, in bounded memory.
 ///
 /// Lines that are left out of a long text become empty ones, so that the numbers of the others hold.
+/// Of what begins as no text does only that beginning is read; [`crate::dump::read`] refuses it.
 ///
 /// # Errors
 /// Those of the reader.
@@ -33,7 +34,13 @@ pub fn read_text(mut from: impl Read) -> io::Result<String> {
     loop {
         match from.read(&mut piece) {
             Ok(0) => break,
-            Ok(length) => decoder.read(&piece[..length], |text| kept.read(text)),
+            Ok(length) => {
+                let is_first = kept.text.is_empty();
+                decoder.read(&piece[..length], |text| kept.read(text));
+                if is_first && is_binary(&kept.text) {
+                    break;
+                }
+            }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
@@ -89,22 +96,40 @@ impl Kept {
     }
 }
 
+/// Keeps the lines that matter, and an empty line for each other one, while there is room.
+///
+/// Searches the whole part at once: most of it has no match, and a search for each line costs
+/// several times as much.
 fn keep_relevant(part: &[u8], text: &mut Vec<u8>, room: &mut usize) {
-    for line in part.split_inclusive(|&byte| byte == b'\n') {
-        let is_relevant = RELEVANT
-            .as_ref()
-            .is_some_and(|pattern| pattern.is_match(line));
-        let kept: &[u8] = if is_relevant && line.len() <= *room {
-            line
-        } else {
-            b"\n"
-        };
-        // Empty lines count as well: there is no bound but this one.
-        if *room > 0 {
-            text.extend_from_slice(kept);
-            *room -= kept.len().min(*room);
+    let mut keep = |bytes: &[u8]| {
+        let kept = &bytes[..bytes.len().min(*room)];
+        text.extend_from_slice(kept);
+        *room -= kept.len();
+        *room > 0
+    };
+    let mut at = 0;
+    while let Some(found) = RELEVANT
+        .as_ref()
+        .and_then(|pattern| pattern.find_at(part, at))
+    {
+        let before = &part[at..found.start()];
+        let start = before.iter().rposition(|&byte| byte == b'\n');
+        let start = start.map_or(at, |newline| at + newline + 1);
+        let rest = &part[found.end()..];
+        let end = rest.iter().position(|&byte| byte == b'\n');
+        let end = end.map_or(part.len(), |newline| found.end() + newline + 1);
+        if !keep(&empty_lines(&part[at..start])) || !keep(&part[start..end]) {
+            // Whatever was cut is not to run into what follows.
+            text.push(b'\n');
+            return;
         }
+        at = end;
     }
+    keep(&empty_lines(&part[at..]));
+}
+
+fn empty_lines(part: &[u8]) -> Vec<u8> {
+    part.iter().copied().filter(|&byte| byte == b'\n').collect()
 }
 
 #[cfg(test)]
@@ -131,6 +156,16 @@ mod tests {
         let bytes: Vec<u8> = long.encode_utf16().flat_map(u16::to_le_bytes).collect();
         let text = read_text(&bytes[..]).expect("a text");
         assert!(text.ends_with("line\ngfx1151\n") && text.lines().count() == long.lines().count());
+    }
+
+    #[test]
+    fn of_an_archive_only_the_beginning_is_read() {
+        let bytes = (0..1u32 << 24).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8);
+        let archive: Vec<u8> = bytes.collect();
+        let mut rest = &archive[..];
+        let text = read_text(&mut rest).expect("its beginning");
+        assert!(crate::dump::read(&text).is_err());
+        assert!(rest.len() > archive.len() - (1 << 20), "{}", rest.len());
     }
 
     #[test]

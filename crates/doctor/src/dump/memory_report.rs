@@ -264,6 +264,9 @@ fn take(quantity: Quantity, number: Bytes, machine: &mut Machine) {
 /// The numbers of a line; the first pattern of each quantity counts.
 fn quantities(line: &str) -> Vec<(Quantity, Bytes)> {
     let mut found: Vec<(Quantity, Bytes)> = Vec::new();
+    if !line.bytes().any(|byte| byte.is_ascii_digit()) {
+        return found;
+    }
     for (quantity, pattern) in &*PATTERNS {
         if found.iter().any(|(known, _)| known == quantity) {
             continue;

@@ -15,6 +15,7 @@ mod listing;
 mod lspci;
 mod memory_report;
 mod pairs;
+mod place;
 mod python_report;
 mod remarks;
 mod rocm_smi;
@@ -41,14 +42,14 @@ use platform::{describe, detect, source};
 )]
 pub struct UnknownFormat;
 
-pub use crate::encoding::decode;
+pub use crate::encoding::{decode, is_binary};
 
 /// Reads a machine from a text of any kind.
 ///
 /// # Errors
 /// [`UnknownFormat`] when nothing in the text describes a GPU, its memory or an error.
 pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
-    if is_binary(text) {
+    if is_binary(text.as_bytes()) {
         return Err(UnknownFormat);
     }
     let text = &*plain(text.trim_start_matches('\u{feff}'));
@@ -219,7 +220,7 @@ fn listed(text: &str, snapshot: &Snapshot) -> Option<Machine> {
 
 /// What the whole text adds, and what follows from it.
 fn finish(text: &str, machine: &mut Machine) {
-    if let Some(system) = pairs::system(text)
+    if let Some(system) = place::of(text)
         && machine.system == System::Linux
     {
         machine.system = system;
@@ -236,15 +237,6 @@ fn finish(text: &str, machine: &mut Machine) {
     remarks::read(text, machine);
     describe::complete(machine);
     remarks::reject_impossible(machine);
-}
-
-/// Whether most of a text is bytes that no text has: an archive, a core, a picture.
-fn is_binary(text: &str) -> bool {
-    let head = explain::clip(text, 64 << 10);
-    let is_strange =
-        |c: &char| *c == '\u{fffd}' || c.is_control() && !c.is_whitespace() && *c != '\u{1b}';
-    let strange = head.chars().filter(is_strange).count();
-    strange > 64 && strange * 8 > head.chars().count()
 }
 
 /// Assignments of variables that matter, on lines of their own, in any shell.

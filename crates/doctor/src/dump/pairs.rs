@@ -6,7 +6,7 @@
 
 use super::listing;
 use super::sighting::{Sighting, is_amd_graphics, is_other_vendor};
-use platform::machine::{Class, Machine, System};
+use platform::machine::{Class, Machine};
 use platform::pci::{DeviceId, PciAddress};
 use platform::{Bytes, Gfx};
 use regex::Regex;
@@ -165,6 +165,10 @@ pub(super) fn sightings(text: &str, machine: &mut Machine) -> Vec<Sighting> {
         }
         if line.trim().is_empty() {
             reader.pause();
+        }
+        // `lshw` begins each device like this.
+        if line.trim_start().starts_with("*-") {
+            reader.close();
         }
         let number = number_of(line);
         if number.is_some() {
@@ -474,68 +478,6 @@ fn memory(key: &str, value: &str) -> Option<Bytes> {
     }
     let number = value.split(['(', ',']).next().unwrap_or(value).trim();
     Bytes::parse_tool_output(number).filter(|&bytes| bytes >= Bytes::mib(1))
-}
-
-/// What is not a GPU and tells where the text comes from.
-pub(super) fn system(text: &str) -> Option<System> {
-    let has = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
-    if has(&[
-        "microsoft-standard-WSL",
-        "WSL environment detected",
-        "/dev/dxg",
-        "librocdxg",
-        "WSL2",
-        "wsl.exe",
-    ]) {
-        return Some(System::Wsl);
-    }
-    if has(&[
-        "MoltenVK",
-        "apple-darwin",
-        "macOS-",
-        "Mac OS X",
-        "** Platform: Darwin",
-        "OS: macOS",
-    ]) {
-        return Some(System::Macos);
-    }
-    let is_windows = has(&[
-        "Platform: Windows",
-        "win_amd64",
-        "PS C:\\",
-        "PS D:\\",
-        "PS E:\\",
-        "PS F:\\",
-        "C:\\Users\\",
-        "C:\\Program",
-        "MSC v.19",
-        "OS: nt",
-        "amd_windows.go",
-        "gpu_windows.go",
-        "pc-windows-msvc",
-        "Windows-10",
-        "Windows-11",
-        "Direct3D",
-        "atiadlxx",
-        "win32",
-        "AppData\\Local",
-        "DriverVersion",
-        "hipblas.dll",
-        "_rocm_sdk_core",
-        ".exe\"",
-        "\"OS Version\":\"Windows",
-        "Microsoft Windows",
-        "\\venv\\Scripts",
-        "python_env\\python.exe",
-        "checkHipErrors() HIP API error",
-    ]) || text
-        .lines()
-        .any(|line| line.trim_start_matches(['>', ' ']).starts_with("set ") && line.contains('='));
-    // A mount of Windows within Linux is WSL.
-    if is_windows && has(&["/mnt/c/", "/usr/lib/wsl"]) {
-        return Some(System::Wsl);
-    }
-    is_windows.then_some(System::Windows)
 }
 
 #[cfg(test)]

@@ -1,0 +1,93 @@
+//! On which system a text was written, by paths and names that only one of them has.
+
+use platform::machine::System;
+
+/// The system, where a text shows it.
+pub(super) fn of(text: &str) -> Option<System> {
+    let has = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
+    if has(&[
+        "microsoft-standard-WSL",
+        "WSL environment detected",
+        "/dev/dxg",
+        "librocdxg",
+        "WSL2",
+        "wsl.exe",
+    ]) {
+        return Some(System::Wsl);
+    }
+    if has(&[
+        "MoltenVK",
+        "apple-darwin",
+        "macOS-",
+        "Mac OS X",
+        "** Platform: Darwin",
+        "OS: macOS",
+    ]) {
+        return Some(System::Macos);
+    }
+    let is_windows = has(&[
+        "Platform: Windows",
+        "win_amd64",
+        "PS C:\\",
+        "PS D:\\",
+        "PS E:\\",
+        "PS F:\\",
+        "C:\\Users\\",
+        "C:\\Program",
+        "MSC v.19",
+        "OS: nt",
+        "amd_windows.go",
+        "gpu_windows.go",
+        "pc-windows-msvc",
+        "Windows-10",
+        "Windows-11",
+        "Direct3D",
+        "atiadlxx",
+        "win32",
+        "AppData\\Local",
+        "DriverVersion",
+        "hipblas.dll",
+        "\\_rocm_sdk_core",
+        ".exe\"",
+        "\"OS Version\":\"Windows",
+        "Microsoft Windows",
+        "\\venv\\Scripts",
+        "python_env\\python.exe",
+        "checkHipErrors() HIP API error",
+    ]) || text
+        .lines()
+        .any(|line| line.trim_start_matches(['>', ' ']).starts_with("set ") && line.contains('='));
+    // A mount of Windows within Linux is WSL.
+    if is_windows && has(&["/mnt/c/", "/usr/lib/wsl"]) {
+        return Some(System::Wsl);
+    }
+    is_windows.then_some(System::Windows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_names_tell_the_system() {
+        for (text, system) in [
+            ("WSL environment detected.", Some(System::Wsl)),
+            ("/mnt/c/Users C:\\Users\\user", Some(System::Wsl)),
+            ("PS C:\\ComfyUI> python main.py", Some(System::Windows)),
+            (
+                "Lib\\site-packages\\_rocm_sdk_core\\bin\\amdhip64_7.dll",
+                Some(System::Windows),
+            ),
+            ("set HIP_VISIBLE_DEVICES=1", Some(System::Windows)),
+            ("Platform: macOS-14.5-arm64", Some(System::Macos)),
+            // The wheels of TheRock have that package on Linux too.
+            (
+                "/venv/lib/python3.12/site-packages/_rocm_sdk_core/lib/libamdhip64.so.7",
+                None,
+            ),
+            ("gfx1100", None),
+        ] {
+            assert_eq!(of(text), system, "{text}");
+        }
+    }
+}
