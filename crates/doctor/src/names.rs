@@ -78,13 +78,16 @@ const NAMES: &[(&str, (u8, u8, u8))] = &[
         (8, 0, 3),
     ),
     (
-        r"Tonga|R9 ?(?:285|380|M39[05])|Iceland|Topaz|WX? ?7100 M",
+        r"Tonga|Amethyst|Antigua|R9 ?(?:285|380|M39[05])|Iceland|Topaz|\b(?:Meso|Weston) (?:XT|PRO|LE|\[)|WX? ?7100 M",
         (8, 0, 2),
     ),
     (r"Carrizo|Bristol ?Ridge", (8, 0, 1)),
     (r"Stoney", (8, 1, 0)),
     (r"Hawaii|Grenada|R9 ?(?:290|390|295)|W[89]100", (7, 0, 1)),
-    (r"Bonaire|R7 ?(?:260|360)|HD ?7790", (7, 0, 4)),
+    (
+        r"Bonaire|Tobago|\bSaturn (?:XT|PRO|\[)|R7 ?(?:260|360)|HD ?7790",
+        (7, 0, 4),
+    ),
     (
         r"Kaveri|Spectre|Godavari|A\d+-[78]\d{3}B?\b|R7 Graphics|R5 Graphics",
         (7, 0, 0),
@@ -92,17 +95,17 @@ const NAMES: &[(&str, (u8, u8, u8))] = &[
     (r"Kabini|Mullins|Temash", (7, 0, 3)),
     (r"Tahiti|R9 ?280|HD ?79[579]0|HD ?8990", (6, 0, 0)),
     (
-        r"Pitcairn|Cape ?Verde|Curacao|R9 ?270|R7 ?(?:250X|265)|HD ?7[78][0-9]0|HD ?88[0-9]0",
+        r"Pitcairn|Cape ?Verde|Curacao|Wimbledon|Heathrow|\b(?:Chelsea|Neptune|Venus|Trinidad|Tropo|Strato) (?:XT|PRO|LE|\[)|R9 ?270|R7 ?(?:250X|265)|HD ?7[78][0-9]0|HD ?88[0-9]0",
         (6, 0, 1),
     ),
     (
-        r"Oland|Hainan|R[57] ?2[345]0\b|HD ?8[56][0-9]0|R5 ?M\d30|HD 8800",
+        r"Oland|Hainan|\b(?:Mars|Opal|Litho|Sun|Jet|Exo|Banks) (?:XT|PRO|LE|LP|\[)|R[57] ?2[345]0\b|HD ?8[56][0-9]0|R5 ?M\d30|HD 8800",
         (6, 0, 2),
     ),
 ];
 
 /// TeraScale, before 2012: ROCm never knew it, and it has no name of an architecture.
-const BEFORE_ROCM: &str = r"(?i)TeraScale|\b(?:Cedar|Redwood|Juniper|Cypress|Hemlock|Caicos|Turks|Barts|Cayman|Palm|Sumo|Wrestler|Trinity|Richland|RV\d{3}|RS\d{3})\b|\bHD ?[2-6]\d{3}[GMD]?\b";
+const BEFORE_ROCM: &str = r"(?i)TeraScale|\b(?:Cedar|Redwood|Juniper|Cypress|Hemlock|Caicos|Turks|Barts|Cayman|Antilles|Palm|(?:Super)?Sumo|Wrestler|Trinity|Richland|Devastator|Scrapper|Loveland|Thames|Whistler|Seymour|Blackcomb|Lombok|Robson|Granville|Pinewood|Capilano|RV\d{3}|RS\d{3})\b|\b(?:Park|Madison|Broadway|Onega) (?:XT|PRO|LP|\[)|\bHD ?[2-6]\d{3}[GMD]?\b|\bHD ?7[3-6]\d{2}[GMDA]?\b";
 
 static OLDEST: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(BEFORE_ROCM).ok());
 
@@ -168,6 +171,23 @@ mod tests {
         for (name, gfx) in cases {
             assert_eq!(architecture_of(name), gfx.parse().ok(), "{name}");
         }
+        for (name, gfx) in [
+            ("Opal XT [Radeon R7 M265/M365X/M465]", "gfx602"),
+            ("Sun XT [Radeon HD 8670A/8670M/8690M]", "gfx602"),
+            ("Venus XT [Radeon HD 8870M / R9 M270X]", "gfx601"),
+            ("Meso XT [Radeon R5 M315]", "gfx802"),
+        ] {
+            assert_eq!(architecture_of(name), gfx.parse().ok(), "{name}");
+        }
+        for name in [
+            "Thames [Radeon HD 7550M/7570M/7650M]",
+            "Whistler [Radeon HD 6630M/6650M/6750M]",
+            "Park [Mobility Radeon HD 5430]",
+            "AMD Radeon HD 7660D",
+        ] {
+            assert!(is_before_rocm(name), "{name}");
+        }
+        assert!(!is_before_rocm("AMD Radeon HD 7770") && !is_before_rocm("Central Park"));
         for other in [
             "AMD Radeon Graphics",
             "AMD Ryzen 5 7600 6-Core Processor",

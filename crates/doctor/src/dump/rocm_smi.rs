@@ -135,7 +135,8 @@ fn from_json(json: &serde_json::Value, gpus: &mut BTreeMap<u32, Gpu>) {
 /// ("Radeon HD 6470M" for a 780M): the device id decides where there is one.
 fn fact(gpu: &mut Gpu, key: &str, value: &str) {
     match key {
-        "Device ID" => gpu.device_id = DeviceId::parse(value).or(gpu.device_id),
+        // The same under its name before 6.0.
+        "Device ID" | "GPU ID" => gpu.device_id = DeviceId::parse(value).or(gpu.device_id),
         // Versions before 6.0 print the subsystem's id here.
         "Card Model" | "Card model" => {
             let known = DeviceId::parse(value).filter(|id| id.gfx().is_some());

@@ -18,6 +18,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"hipErrorNoDevice|hipErrorInvalidDevice\b",
             r"/dev/kfd.*(?:No such file|Permission denied)",
             r"(?i)ROCk module is NOT loaded",
+            r"(?i)No WDDM adapters found",
+            r"(?i)hsa_init Failed, possibly no supported GPU",
             r"(?i)ggml_cuda_init: (?:failed to initialize|no) ROCm",
         ],
         scope: Wsl,
