@@ -29,14 +29,16 @@ const UNSAFE_ALLOWED: [&str; 15] = [
 ];
 
 /// Licences of our dependencies: all permissive. A new one is a decision, not an accident.
-const LICENCES: [&str; 27] = [
+const LICENCES: [&str; 30] = [
     "BSD-3-Clause OR Apache-2.0",
     "MIT OR Apache-2.0 OR Zlib",
     "(Apache-2.0 OR MIT) AND BSD-3-Clause",
     "(MIT OR Apache-2.0) AND Unicode-3.0",
     "0BSD OR MIT OR Apache-2.0",
     "Apache-2.0 / MIT",
+    "Apache-2.0 AND ISC",
     "Apache-2.0 OR BSL-1.0",
+    "Apache-2.0 OR ISC OR MIT",
     "Apache-2.0 OR MIT OR Zlib",
     "Apache-2.0 OR MIT",
     "Apache-2.0 WITH LLVM-exception OR Apache-2.0 OR MIT",
@@ -45,6 +47,7 @@ const LICENCES: [&str; 27] = [
     "BSD-2-Clause OR Apache-2.0 OR MIT",
     "BSD-3-Clause",
     "CC0-1.0",
+    "CDLA-Permissive-2.0", // the list of certificate authorities
     "ISC",
     "MIT AND BSD-3-Clause",
     "MIT OR Apache-2.0 OR LGPL-2.1-or-later", // taken under MIT

@@ -3,6 +3,7 @@
 
 pub mod cache;
 pub mod live;
+pub mod notify;
 pub mod output;
 pub mod unsafe_gpu;
 

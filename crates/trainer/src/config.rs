@@ -20,6 +20,7 @@ mod check;
 mod consistency;
 mod data;
 mod memory;
+mod notify;
 mod paths;
 mod problem;
 mod schema;
@@ -40,6 +41,7 @@ pub use adapter::{AdapterConfig, BiasConfig, ModuleNames};
 pub use bf16::Bf16;
 pub use data::{DataConfig, DataFormat, Dataset, TokenizerKind};
 pub use memory::{DeviceMapConfig, MemoryLimits, MemoryProfile, PlaceConfig, Size};
+pub use notify::NotifyConfig;
 pub use problem::{ConfigError, Problem};
 pub use schema::schema_json;
 pub use train::{
@@ -80,6 +82,8 @@ pub struct Config {
     pub train: TrainConfig,
     /// Text generated along the way.
     pub sample: SampleConfig,
+    /// Messages elsewhere.
+    pub notify: NotifyConfig,
 }
 
 /// A decoder-only transformer of the Llama family, by the key names of its `config.json`.
@@ -205,6 +209,7 @@ impl Default for Config {
             data: DataConfig::default(),
             train: TrainConfig::default(),
             sample: SampleConfig::default(),
+            notify: NotifyConfig::default(),
         }
     }
 }
@@ -342,6 +347,13 @@ impl Config {
     pub(crate) fn without_resume(&self) -> Self {
         let mut config = self.clone();
         config.train.resume_from_checkpoint = None;
+        config
+    }
+
+    /// The same without what only who runs it may know, for files that are passed on.
+    pub(crate) fn without_secrets(&self) -> Self {
+        let mut config = self.clone();
+        config.notify.url = None;
         config
     }
 

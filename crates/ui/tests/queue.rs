@@ -3,12 +3,13 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::cell::RefCell;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use surefoot_ui::queue::{Ended, Job, JobId, NewJob, Queue, State, Work, Worked, work};
+use surefoot_ui::queue::{CutOff, Ended, Job, JobId, NewJob, Queue, State, Work, Worked, work};
 use surefoot_ui::runs::{Error, Runs, boot_id};
 
 /// Passes every check but that of a config with `refuse` in it; a run is a folder that says it was completed.
@@ -67,7 +68,11 @@ impl Place {
     }
 
     fn work(&self) -> Worked {
-        work(&self.queue, &self.program).unwrap()
+        self.work_and_tell(&|_| {})
+    }
+
+    fn work_and_tell(&self, tell: &dyn Fn(&CutOff)) -> Worked {
+        work(&self.queue, &self.program, tell).unwrap()
     }
 
     fn jobs(&self) -> Vec<Job> {
@@ -230,9 +235,18 @@ fn what_was_killed_without_a_reboot_is_not_started_again() {
     place.cut_off("a", true);
     let id = place.add("a", "");
     place.leave(id, &dead(&boot_id()));
-    place.work();
+    let config = place.queue.runs().root().join("a/config.yaml");
+    fs::write(config, "name: a\nnotify: {url: 'https://a.org/b'}\n").unwrap();
+    let told = RefCell::new(Vec::new());
+    place.work_and_tell(&|cut| told.borrow_mut().push(cut.clone()));
     assert_eq!(place.how(id).0, Ended::Failed);
     assert!(place.started().is_empty());
+    let cut = CutOff {
+        run: "a".parse().unwrap(),
+        step: 0,
+        notify_url: Some("https://a.org/b".into()),
+    };
+    assert_eq!(told.take(), [cut]);
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use surefoot_cli::notify::{self, Event};
 use surefoot_cli::output::{self, Failure};
-use surefoot_ui::queue::{self, Job, JobId, Listing, NewJob, Queue, State, Work, Worked};
+use surefoot_ui::queue::{self, CutOff, Job, JobId, Listing, NewJob, Queue, State, Work, Worked};
 use surefoot_ui::runs::{RunName, Runs};
 
 use super::runs::{columns, failure, print_json, printable};
@@ -163,12 +164,24 @@ pub(crate) fn run(runs: Runs, args: &Args, json: bool) -> Result<(), Failure> {
         Command::Work => {
             // Already the first of a session where somebody started it so.
             let _ = rustix::process::setsid();
-            if queue::work(&queue, &program()?).map_err(failure)? == Worked::Elsewhere {
+            let worked = queue::work(&queue, &program()?, &tell).map_err(failure)?;
+            if worked == Worked::Elsewhere {
                 eprintln!("surefoot: another process works off this queue");
             }
         }
     }
     Ok(())
+}
+
+/// Tells whom the config of a run names that it was cut off.
+fn tell(cut: &CutOff) {
+    if let Some(url) = &cut.notify_url {
+        notify::tell(
+            url,
+            cut.run.as_str(),
+            &Event::Interrupted { step: cut.step },
+        );
+    }
 }
 
 /// Starts a process that works off the queue, if there is something to do and nobody does it.

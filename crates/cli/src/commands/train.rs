@@ -9,13 +9,14 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use platform::Bytes;
 use platform::Machine;
 use surefoot_cli::live::{self, Python};
+use surefoot_cli::notify::{Event, Notifier};
 use surefoot_cli::output::{self, Failure, Outcome};
 use surefoot_cli::unsafe_gpu;
 use trainer::config::ConfigError;
 use trainer::text::thousands;
 use trainer::{
-    Allocator, Config, Evaluation, Metrics, Observer, OomRetry, Rollback, Sample, SkippedStep,
-    Start, Stop,
+    Allocator, Config, Ending, Evaluation, Metrics, Observer, OomRetry, Rollback, Sample,
+    SkippedStep, Start, Stop, Summary,
 };
 
 use super::model_options::failure;
@@ -84,11 +85,16 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     }
     let stop = Stop::default();
     on_signals(&stop)?;
+    let rank = trainer::rank_of_this_process();
+    if rank == 0 {
+        display.name.clone_from(&config.name);
+        display.notifier = Notifier::new(config.notify.url.clone());
+    }
     let result = install(&config).and_then(|allocator| {
         trainer::run(&config, &allocator, &mut display, &stop).map_err(failure)
     });
     display.bar.finish_and_clear();
-    let rank = trainer::rank_of_this_process();
+    display.notify_of_the_end(result.as_ref());
     // The terminal shows the messages of all.
     let summary = result.map_err(|failure| failure.of_rank(rank))?;
     // What all have done is shown once.
@@ -272,6 +278,11 @@ pub(crate) struct ProgressDisplay {
     interactive: bool,
     /// The last line on preparations, and when it was written.
     prepared: Option<(String, Instant)>,
+    /// What the run is called.
+    name: String,
+    /// The last step that was done.
+    step: u64,
+    notifier: Notifier,
 }
 
 impl ProgressDisplay {
@@ -283,7 +294,29 @@ impl ProgressDisplay {
             folder: PathBuf::new(),
             interactive,
             prepared: None,
+            name: String::new(),
+            step: 0,
+            notifier: Notifier::default(),
         }
+    }
+
+    /// Tells who is to know of it how the run ended.
+    fn notify_of_the_end(&mut self, result: Result<&Summary, &Failure>) {
+        let event = match result {
+            Ok(summary) if summary.ending == Ending::Completed => Event::Completed {
+                steps: summary.steps,
+                loss: summary.last_loss.map(|loss| format!("{loss:.4}")),
+            },
+            Ok(summary) => Event::Stopped {
+                steps: summary.steps,
+                of: summary.max_steps,
+            },
+            Err(Failure::Usage(error) | Failure::Job(error)) => Event::Failed {
+                step: self.step,
+                error: format!("{error:#}"),
+            },
+        };
+        self.notifier.send(&self.name, event);
     }
 
     /// Takes the bar away.
@@ -329,6 +362,10 @@ impl Observer for ProgressDisplay {
 
     fn started(&mut self, start: &Start<'_>) {
         self.folder = start.folder.to_owned();
+        if let Some(name) = start.folder.file_name() {
+            self.name = name.to_string_lossy().into_owned();
+        }
+        self.step = start.resumed_at.unwrap_or(0);
         let environment = start.environment;
         self.line(format!("libtorch   {}", environment.libtorch));
         self.line(format!("device     {}", environment.device));
@@ -366,6 +403,7 @@ impl Observer for ProgressDisplay {
     }
 
     fn stepped(&mut self, step: u64) {
+        self.step = step;
         self.bar.set_position(step);
     }
 
@@ -418,6 +456,10 @@ impl Observer for ProgressDisplay {
             rollback.from_step, rollback.to_step,
         ));
         self.bar.set_position(rollback.to_step);
+        self.step = rollback.to_step;
+        let (from, to) = (rollback.from_step, rollback.to_step);
+        self.notifier
+            .send(&self.name, Event::RolledBack { from, to });
     }
 
     fn best_loaded(&mut self, step: u64, value: f64) {

@@ -138,6 +138,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("sample.max_new_tokens", Free),
     ("sample.temperature", Free),
     ("sample.top_p", Free),
+    ("notify.url", Unrelated),
 ];
 
 /// The rule of a key.

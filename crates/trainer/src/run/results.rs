@@ -127,7 +127,8 @@ impl Run<'_> {
             written: now.unwrap_or_default().as_secs(),
             warmup_steps: self.config.train.warmup_steps,
             commands,
-            config: self.config.to_yaml()?,
+            // The page is what people pass on.
+            config: self.config.without_secrets().to_yaml()?,
         };
         self.page_written = Instant::now();
         page.write(&self.folder.join("report.html"))

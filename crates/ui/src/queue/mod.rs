@@ -30,7 +30,7 @@ use crate::runs::{Error, Runs, is_locked};
 pub use check::Question;
 pub use job::{Ended, Job, JobId, NewJob, State, Work, name_of};
 pub use log::{LogPart, plain};
-pub use worker::{Worked, work};
+pub use worker::{CutOff, Worked, work};
 
 /// The queue of a folder of runs.
 #[derive(Debug, Clone)]

@@ -8,6 +8,8 @@ use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use super::job::{Ended, Job, State, Work};
 use super::log::{OUTPUT, plain};
 use super::store::{Next, ended, has_checkpoint};
@@ -32,16 +34,32 @@ pub enum Worked {
     Elsewhere,
 }
 
-/// Does what the queue has, until that is nothing. `program` is `surefoot`.
+/// A run that ended without a word, so that it could tell nobody.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CutOff {
+    /// The run.
+    pub run: RunName,
+    /// The last step that it logged.
+    pub step: u64,
+    /// `notify.url` of its config.
+    pub notify_url: Option<String>,
+}
+
+/// Does what the queue has, until that is nothing. `program` is `surefoot`; `tell` is called with each run that
+/// ended without a word and is not resumed.
 ///
 /// # Errors
 /// When a file of the queue cannot be read or written. What was begun goes on, and is found by the next one.
-pub fn work(queue: &Queue, program: &Path) -> Result<Worked, Error> {
+pub fn work(queue: &Queue, program: &Path, tell: &dyn Fn(&CutOff)) -> Result<Worked, Error> {
     let mut lock = queue.try_work_lock()?;
     if lock.is_none() {
         return Ok(Worked::Elsewhere);
     }
-    let worker = Worker { queue, program };
+    let worker = Worker {
+        queue,
+        program,
+        tell,
+    };
     loop {
         worker.wait_for_other_runs()?;
         match queue.next(&mut lock)? {
@@ -55,6 +73,7 @@ pub fn work(queue: &Queue, program: &Path) -> Result<Worked, Error> {
 struct Worker<'a> {
     queue: &'a Queue,
     program: &'a Path,
+    tell: &'a dyn Fn(&CutOff),
 }
 
 impl Worker<'_> {
@@ -168,7 +187,24 @@ impl Worker<'_> {
         let status = status.map_err(|error| Error::io("wait for", self.program, error))?;
         self.move_log(&job, &run);
         let end = self.ending(&run, Some((status, &log, begins)));
-        self.queue.note(&mut job, end)
+        self.queue.note(&mut job, end)?;
+        self.tell_of_a_cut(&job, &run);
+        Ok(())
+    }
+
+    /// Tells of a run that could not do so itself, unless somebody ended it.
+    fn tell_of_a_cut(&self, job: &Job, run: &RunName) {
+        let has_failed = matches!(&job.state, State::Ended { how, .. } if *how == Ended::Failed);
+        let Ok(detail) = self.queue.runs().detail(run) else {
+            return;
+        };
+        if has_failed && detail.overview.status == Status::Interrupted {
+            (self.tell)(&CutOff {
+                run: run.clone(),
+                step: detail.overview.latest.step,
+                notify_url: notify_url(&detail.config),
+            });
+        }
     }
 
     /// Waits for the end of a process that trains, and sees meanwhile which run that is.
@@ -222,7 +258,9 @@ impl Worker<'_> {
                     end = ended(Ended::Stopped, None, self.status(&run).map(|_| run.clone()));
                 }
                 if !was_cut_off || job.attempts >= ATTEMPTS {
-                    return self.queue.note(&mut job, end);
+                    self.queue.note(&mut job, end)?;
+                    self.tell_of_a_cut(&job, &run);
+                    return Ok(());
                 }
                 if has_checkpoint(&self.queue.runs().root().join(run.as_str())) {
                     job.what.work = Work::Resume { run };
@@ -349,6 +387,22 @@ fn wait(process: Option<&Process>, at_most: Duration) {
     if ended.is_none() {
         std::thread::sleep(at_most);
     }
+}
+
+/// `notify.url` of a config.
+fn notify_url(config: &str) -> Option<String> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Notify {
+        url: Option<String>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Config {
+        notify: Notify,
+    }
+    let config = serde_saphyr::from_str::<Config>(config).ok()?;
+    config.notify.url
 }
 
 /// The last error that was printed behind `begins`, or how the process ended.

@@ -1,0 +1,231 @@
+//! `notify.url`: tells a web address how a run goes.
+//!
+//! One POST whose JSON ntfy, Slack and Discord take: Slack shows `text`, Discord `content`, and the headers have
+//! ntfy (2.10 or newer) show `content`, too. Redirects are not followed, no answer is waited for longer than
+//! [`LIMIT`], and whatever goes wrong is a line on stderr: a run never fails because of it.
+
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde_json::json;
+
+/// Most time for one message, from the name's look-up to the end of the answer.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Most characters of a message: Discord takes 2000.
+const LONGEST: usize = 1500;
+
+/// What happened to a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// All steps were done.
+    Completed {
+        /// How many.
+        steps: u64,
+        /// The last training loss, as text.
+        loss: Option<String>,
+    },
+    /// Somebody asked it to stop.
+    Stopped {
+        /// Steps done.
+        steps: u64,
+        /// Steps that were asked for.
+        of: u64,
+    },
+    /// An error ended it.
+    Failed {
+        /// Steps done, as far as was logged.
+        step: u64,
+        /// The error.
+        error: String,
+    },
+    /// It ended without a word.
+    Interrupted {
+        /// Steps done, as far as was logged.
+        step: u64,
+    },
+    /// It went back to a checkpoint.
+    RolledBack {
+        /// The step that it had come to.
+        from: u64,
+        /// The step of the checkpoint.
+        to: u64,
+    },
+}
+
+impl Event {
+    /// The word for it, for programs.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Completed { .. } => "completed",
+            Self::Stopped { .. } => "stopped",
+            Self::Failed { .. } => "failed",
+            Self::Interrupted { .. } => "interrupted",
+            Self::RolledBack { .. } => "rolled_back",
+        }
+    }
+
+    fn step(&self) -> u64 {
+        match self {
+            Self::Completed { steps, .. } | Self::Stopped { steps, .. } => *steps,
+            Self::Failed { step, .. } | Self::Interrupted { step } => *step,
+            Self::RolledBack { to, .. } => *to,
+        }
+    }
+
+    fn sentence(&self, run: &str) -> String {
+        match self {
+            Self::Completed { steps, loss } => {
+                let loss = loss.as_ref().map(|loss| format!(", loss {loss}"));
+                format!("{run} is done: {steps} steps{}", loss.unwrap_or_default())
+            }
+            Self::Stopped { steps, of } => format!("{run} was stopped after {steps} of {of} steps"),
+            Self::Failed { step, error } => format!("{run} broke after step {step}: {error}"),
+            Self::Interrupted { step } => format!(
+                "{run} ended without a word after step {step}: killed, or the machine went down"
+            ),
+            Self::RolledBack { from, to } => format!(
+                "{run} went back from step {from} to the checkpoint of step {to}: losses or gradients \
+                 were not finite"
+            ),
+        }
+    }
+}
+
+/// Sends what happens to one run.
+#[derive(Debug, Default)]
+pub struct Notifier {
+    url: Option<String>,
+    sending: Vec<JoinHandle<()>>,
+}
+
+impl Notifier {
+    /// Sends to `url`, if there is one.
+    pub fn new(url: Option<String>) -> Self {
+        let sending = Vec::new();
+        Self { url, sending }
+    }
+
+    /// Sends while the run goes on.
+    pub fn send(&mut self, run: &str, event: Event) {
+        let Some(url) = self.url.clone() else {
+            return;
+        };
+        let run = run.to_owned();
+        let thread = std::thread::Builder::new().name("notify".into());
+        let sending = thread.spawn(move || tell(&url, &run, &event));
+        self.sending.extend(sending);
+    }
+}
+
+/// Waits for what is being sent, which takes [`LIMIT`] at most.
+impl Drop for Notifier {
+    fn drop(&mut self) {
+        for sending in self.sending.drain(..) {
+            let _ = sending.join();
+        }
+    }
+}
+
+/// Sends one message, and says on stderr when that did not work.
+pub fn tell(url: &str, run: &str, event: &Event) {
+    if let Err(problem) = post(url, &body(run, event)) {
+        // The address is as good as a password, and so is what an error repeats of it.
+        let problem = problem.replace(url, "it");
+        eprintln!("surefoot: `notify.url` ({}): {problem}", host(url));
+    }
+}
+
+fn post(url: &str, body: &str) -> Result<(), String> {
+    let config = ureq::Agent::config_builder()
+        .timeout_global(Some(LIMIT))
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .http_status_as_error(false)
+        .user_agent(concat!("surefoot/", env!("CARGO_PKG_VERSION")));
+    let request = ureq::Agent::new_with_config(config.build())
+        .post(url)
+        .header("Content-Type", "application/json")
+        .header("X-Template", "yes")
+        .header("X-Title", "{{.title}}")
+        .header("X-Message", "{{.content}}");
+    let answer = request.send(body).map_err(|error| error.to_string())?;
+    let status = answer.status();
+    match (status.is_success(), status.is_redirection()) {
+        (true, _) => Ok(()),
+        (_, true) => Err(format!(
+            "it answers with a redirect ({status}), which is not followed: name the address itself"
+        )),
+        _ => Err(format!("it answers {status}")),
+    }
+}
+
+/// What is sent, as JSON.
+fn body(run: &str, event: &Event) -> String {
+    let sentence = plain(&event.sentence(run));
+    let title = plain(&format!("{run}: {}", event.word().replace('_', " ")));
+    let value = json!({
+        "event": event.word(),
+        "run": run,
+        "step": event.step(),
+        "title": title,
+        // `<!channel>` would call everybody there.
+        "text": sentence.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;"),
+        "content": sentence,
+        // Nor is `@everyone` anybody here.
+        "allowed_mentions": { "parse": [] },
+    });
+    value.to_string()
+}
+
+/// Text without control characters, cut where it is too long.
+fn plain(text: &str) -> String {
+    let is_shown = |c: &char| *c == '\n' || !c.is_control();
+    let mut shown: String = text.chars().filter(is_shown).take(LONGEST + 1).collect();
+    if let Some((cut, _)) = shown.char_indices().nth(LONGEST) {
+        shown.truncate(cut);
+        shown.push('…');
+    }
+    shown
+}
+
+/// The part of an address that is no secret.
+fn host(url: &str) -> &str {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    rest.split(['/', '?', '#']).next().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_text_for_each_of_the_services() {
+        let error = format!("<!channel> @everyone \u{1b}[31mred & {}", "x".repeat(9000));
+        let event = Event::Failed { step: 7, error };
+        let body: serde_json::Value = serde_json::from_str(&body("a", &event)).expect("JSON");
+        let (text, content) = (&body["text"], &body["content"]);
+        let begins = "a broke after step 7: &lt;!channel&gt; @everyone [31mred &amp; xxx";
+        assert!(text.as_str().is_some_and(|text| text.starts_with(begins)));
+        let content = content.as_str().expect("a text");
+        assert_eq!(content.chars().count(), LONGEST + 1);
+        assert!(content.ends_with("x…"), "{content}");
+        assert_eq!(body["title"], "a: failed");
+        assert_eq!(
+            (&body["event"], &body["step"]),
+            (&"failed".into(), &7.into())
+        );
+        assert_eq!(body["allowed_mentions"], json!({ "parse": [] }));
+    }
+
+    #[test]
+    fn only_the_host_of_an_address_is_said() {
+        for url in [
+            "https://a.org/secret",
+            "http://a.org?auth=x",
+            "https://a.org",
+        ] {
+            assert_eq!(host(url), "a.org");
+        }
+        assert_eq!(host("http://127.0.0.1:80/x"), "127.0.0.1:80");
+    }
+}
