@@ -7,11 +7,14 @@
 //!                  ▲
 //! job files ────▶ queue    runs to come, and the process that starts them
 //!                  ▲
+//! sysfs ────────▶ gpus     what the driver says of them now
+//!                  ▲
 //! a browser ──▶ server     who may ask, the routes, the page
 //! ```
 
 #![forbid(unsafe_code)]
 
+pub mod gpus;
 pub mod queue;
 pub mod runs;
 pub mod server;

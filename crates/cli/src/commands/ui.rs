@@ -46,6 +46,9 @@ pub(crate) struct Args {
     open: bool,
 }
 
+/// A variable with another folder for `/sys` and `/proc` to read GPUs from, for tests.
+const SYSTEM: &str = "SUREFOOT_SYSTEM";
+
 /// Serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let state = state_folder()?;
@@ -58,6 +61,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         folder: std::env::current_dir().context("cannot tell the current folder")?,
         data: args.data.clone(),
         token_file: state.join("ui-token"),
+        system: std::env::var_os(SYSTEM).map_or("/".into(), PathBuf::from),
         diagnose: || diagnose(live_machine()),
         dump: || super::doctor::without_home(&live::snapshot(&Python::Active).to_text()),
     };

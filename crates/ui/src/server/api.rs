@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use super::error::Refusal;
 use super::{State, lock, routes};
+use crate::gpus;
 use crate::runs::{self, Metrics, Range, RunName, Status, Stopping};
 
 type Answer<T> = Result<T, Refusal>;
@@ -206,6 +207,23 @@ fn serde_urlencoded(query: &str) -> Answer<Vec<(String, String)>> {
         .map_err(|_| bad("that is no query"))?;
     let Query(pairs) = Query::try_from_uri(&uri).map_err(|error| bad(error.body_text()))?;
     Ok(pairs)
+}
+
+/// The GPUs as they are now.
+pub(super) async fn gpus(Shared(state): Of<State>) -> Answer<Json<Value>> {
+    blocking(move || {
+        let running = state
+            .runs
+            .list()?
+            .into_iter()
+            .filter_map(|run| match run.status {
+                Status::Running { process, .. } => Some((run.name, process?.pid)),
+                _ => None,
+            });
+        let running: Vec<_> = running.collect();
+        Ok(Json(json!({ "gpus": gpus::read(&state.system, &running) })))
+    })
+    .await
 }
 
 /// The doctor's report on this machine.

@@ -69,6 +69,8 @@ pub struct Options {
     pub data: Vec<PathBuf>,
     /// Where the token is kept.
     pub token_file: PathBuf,
+    /// Where `sys` and `proc` are: `/`, but for tests.
+    pub system: PathBuf,
     /// Diagnoses this machine.
     pub diagnose: fn() -> doctor::Report,
     /// A description of this machine that can be posted.
@@ -83,6 +85,7 @@ pub struct State {
     /// Configs that the trainer looks at, at once.
     pub(crate) asking: Arc<Semaphore>,
     pub(crate) guard: Guard,
+    pub(crate) system: PathBuf,
     pub(crate) diagnose: fn() -> doctor::Report,
     pub(crate) dump: fn() -> String,
     metrics: Mutex<VecDeque<(RunName, Arc<Mutex<Metrics>>)>>,
@@ -157,6 +160,7 @@ impl Server {
             asking: Arc::new(Semaphore::new(1)),
             runs,
             guard: Guard::new(token, address, &options.names),
+            system: options.system,
             diagnose: options.diagnose,
             dump: options.dump,
             metrics: Mutex::default(),

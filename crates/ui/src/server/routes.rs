@@ -13,7 +13,7 @@ use super::{State, api, assets, queue, stream};
 pub const OPENAPI: &str = include_str!("../../openapi.json");
 
 /// Method and path of every route. A test holds the description and the router against it.
-pub const ROUTES: [(&str, &str); 30] = [
+pub const ROUTES: [(&str, &str); 31] = [
     ("GET", "/"),
     ("GET", "/assets/{name}"),
     ("POST", "/api/session"),
@@ -21,6 +21,7 @@ pub const ROUTES: [(&str, &str); 30] = [
     ("GET", "/api/runs"),
     ("GET", "/api/stream"),
     ("GET", "/api/compare"),
+    ("GET", "/api/gpus"),
     ("GET", "/api/doctor"),
     ("GET", "/api/doctor/dump"),
     ("POST", "/api/explain"),
@@ -55,6 +56,7 @@ pub(super) fn router(state: Arc<State>) -> Router {
         .route("/api/runs", get(api::runs))
         .route("/api/stream", get(stream::runs))
         .route("/api/compare", get(api::compare))
+        .route("/api/gpus", get(api::gpus))
         .route("/api/doctor", get(api::doctor))
         .route("/api/doctor/dump", get(api::dump))
         .route("/api/explain", post(api::explain_text))

@@ -56,6 +56,7 @@ impl Place {
             },
             asking: Arc::new(Semaphore::new(1)),
             guard: Guard::new(token, SocketAddr::new(ip, 8420), names),
+            system: folder.path().join("system"),
             diagnose: || {
                 doctor::diagnose_text("nothing")
                     .unwrap_or_else(|_| doctor::diagnose(platform::Machine::default()))

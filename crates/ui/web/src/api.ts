@@ -30,6 +30,27 @@ export interface Detail extends Overview {
   expected_memory: Record<string, unknown> | null;
 }
 
+export interface GpuMemory {
+  used: number | null;
+  total: number | null;
+}
+
+/** What the driver does not say is null. */
+export interface Gpu {
+  card: string;
+  slot: string | null;
+  name: string | null;
+  asleep: boolean;
+  vram: GpuMemory;
+  gtt: GpuMemory;
+  busy: number | null;
+  clock: number | null;
+  watts: number | null;
+  temperature: number | null;
+  hottest: number | null;
+  runs: { run: string; pid: number; vram: number | null; gtt: number | null }[];
+}
+
 export interface Curve {
   name: string;
   mean: (number | null)[];

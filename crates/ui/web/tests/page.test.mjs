@@ -1,11 +1,11 @@
 // The page in a real browser, on a real server.
 import assert from "node:assert/strict";
-import { readFileSync, rmSync } from "node:fs";
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { spawn } from "node:child_process";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { Place, trainLine, writeRun } from "./place.mjs";
+import { Place, trainLine, writeGpu, writeRun } from "./place.mjs";
 
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 const pictures = process.env.SCREENSHOTS;
@@ -142,6 +142,44 @@ test("the end of a run is told, if that was asked for", async () => {
   await page.waitForFunction(() => globalThis.told.length > 0);
   assert.deepEqual(await page.evaluate(() => globalThis.told), ["night: interrupted"]);
   rmSync(folder, { recursive: true });
+  await page.context().close();
+});
+
+test("the GPUs are shown as they are, and what the driver does not say as unknown", async () => {
+  const system = join(place.folder, "system");
+  const page = await place.page();
+  await at(page, "#/doctor");
+  await page.waitForSelector("h2:has-text('What does this message mean?')");
+  assert.equal(await page.locator("article.gpu").count(), 0);
+  writeGpu(system, "card0");
+  await at(page, "#/");
+  await page.waitForSelector("table");
+  await at(page, "#/doctor");
+  const figure = (name) => page.locator("article.gpu[aria-label=card0] .figure", { hasText: name }).locator("dd");
+  assert.match(await figure("VRAM").textContent(), /^9\.5 GiB of 16 GiB/);
+  assert.equal(await figure("Busy").textContent(), "97 %");
+  assert.equal(await figure("Clock").textContent(), "2,450 MHz");
+  assert.equal(await figure("Hottest").textContent(), "unknown");
+  assert.deepEqual(await serious(page), []);
+  if (pictures) await page.locator("section:has(article.gpu)").screenshot({ path: join(pictures, "ui-gpu.png") });
+  // It comes anew, and an APU that is silent on something has no number there.
+  writeGpu(system, "card0", { gpu_busy_percent: null, mem_info_gtt_used: 2 * 2 ** 30, "hwmon/hwmon3/power1_average": 0 });
+  await page.waitForFunction(() => document.querySelector("article.gpu").textContent.includes("2 GiB of 31 GiB"));
+  assert.equal(await figure("Busy").textContent(), "unknown");
+  assert.equal(await figure("Power").textContent(), "0 W");
+  // It stands beside a run that goes on, with what that takes of it.
+  const folder = writeRun(place.runs, "busy", { done: 20, ending: "running" });
+  const run = spawn("flock", ["--no-fork", folder, "sleep", "600"]);
+  const fdinfo = join(system, "proc", String(run.pid), "fdinfo");
+  mkdirSync(fdinfo, { recursive: true });
+  writeFileSync(join(fdinfo, "5"), "drm-driver:\tamdgpu\ndrm-client-id:\t3\ndrm-pdev:\t0000:03:00.0\ndrm-memory-vram:\t4096 KiB\n");
+  await at(page, "#/run/busy");
+  await page.waitForSelector(`article.gpu:has-text('busy, process ${run.pid}: 4 MiB VRAM, unknown GTT')`);
+  run.kill("SIGKILL");
+  await page.locator("article.gpu").waitFor({ state: "detached" });
+  rmSync(folder, { recursive: true });
+  rmSync(system, { recursive: true });
+  assert.deepEqual(page.complaints, []);
   await page.context().close();
 });
 

@@ -2,7 +2,7 @@
 import { spawn } from "node:child_process";
 import { appendFileSync, existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { chromium } from "playwright-core";
 
 const root = new URL("../../../..", import.meta.url).pathname;
@@ -68,6 +68,31 @@ export function writeRun(runs, name, { rate = 2e-3, steps = 800, done = steps, e
   return folder;
 }
 
+const DEVICE = {
+  vendor: "0x1002",
+  uevent: "DRIVER=amdgpu\nPCI_SLOT_NAME=0000:03:00.0",
+  mem_info_vram_used: 9.5 * 2 ** 30,
+  mem_info_vram_total: 16 * 2 ** 30,
+  mem_info_gtt_used: 512 * 2 ** 20,
+  mem_info_gtt_total: 31 * 2 ** 30,
+  gpu_busy_percent: 97,
+  "hwmon/hwmon3/freq1_label": "sclk",
+  "hwmon/hwmon3/freq1_input": 2450e6,
+  "hwmon/hwmon3/power1_average": 214e6,
+  "hwmon/hwmon3/temp1_label": "edge",
+  "hwmon/hwmon3/temp1_input": 61000,
+};
+
+/** A GPU in a made-up sysfs, as the driver shows a card; `files` are other files of it, or `null` for none. */
+export function writeGpu(system, card, files = {}) {
+  for (const [name, value] of Object.entries({ ...DEVICE, ...files })) {
+    const path = join(system, "sys/class/drm", card, "device", name);
+    mkdirSync(dirname(path), { recursive: true });
+    if (value === null) rmSync(path, { force: true });
+    else writeFileSync(path, `${value}\n`);
+  }
+}
+
 export class Place {
   static async open() {
     const place = new Place();
@@ -87,7 +112,7 @@ export class Place {
     if (!existsSync(program)) throw new Error(`${program} is not built`);
     this.server = spawn(program, ["--json", "ui", "--runs", this.runs, "--port", String(this.port ?? 0)], {
       cwd: this.folder,
-      env: { ...process.env, XDG_STATE_HOME: join(this.folder, "state"), SUREFOOT_CACHE: join(this.folder, "cache"), HIP_ALLOC: "0" },
+      env: { ...process.env, SUREFOOT_SYSTEM: join(this.folder, "system"), XDG_STATE_HOME: join(this.folder, "state"), SUREFOOT_CACHE: join(this.folder, "cache"), HIP_ALLOC: "0" },
       stdio: ["ignore", "pipe", "inherit"],
     });
     const said = await new Promise((resolve, reject) => {

@@ -94,7 +94,7 @@ test("a queue of three real runs goes on after one that breaks, and after the se
   await up.focus();
   await page.keyboard.press("Enter");
   await page.waitForFunction(() => document.querySelectorAll("li.job")[1]?.ariaLabel === "Job 3, steep, waiting");
-  if (pictures) await page.screenshot({ path: join(pictures, "ui-queue.png"), fullPage: true });
+  if (pictures) await page.locator("main").screenshot({ path: join(pictures, "ui-queue.png") });
   await page.getByRole("button", { name: "Start the queue" }).click();
   await page.waitForSelector("h2:has-text('Now')");
   await place.stop("SIGKILL");
@@ -122,6 +122,7 @@ test("what is wrong with a config is told while it is typed, with its place", as
   await problem.waitFor();
   assert.match(await problem.textContent(), /unknown key `loging_steps`.*did you mean `logging_steps`/);
   assert.ok(await page.getByRole("button", { name: "Add to the queue" }).isDisabled());
+  if (pictures) await page.locator("main").screenshot({ path: join(pictures, "ui-new.png") });
   await problem.click();
   const caret = await box.evaluate((area) => area.value.slice(area.selectionStart).split("\n")[0]);
   assert.equal(caret, "loging_steps: 2");

@@ -1,6 +1,7 @@
 // What is wrong with this machine, and what a log means.
 import { useEffect, useState } from "preact/hooks";
 import { read, readText, send, type Doctor, type Explanation } from "../api";
+import { Gpus } from "./gpus";
 import { Copy, Problem, Section } from "../widgets";
 
 export function DoctorView() {
@@ -38,6 +39,7 @@ export function DoctorView() {
           ))}
         </>
       )}
+      <Gpus />
       <Section title="What does this message mean?">
         <label class="stack">
           Paste the end of a log

@@ -6,6 +6,7 @@ import { bytes, duration, number, whole } from "../format";
 import { saw } from "../notify";
 import { follow, keep, type Kept } from "../series";
 import { Badge, Confirm, Copy, Figure, Problem, Progress, Section } from "../widgets";
+import { Gpus } from "./gpus";
 import { Log } from "./log";
 import { SamplesPart } from "./samples";
 
@@ -352,6 +353,7 @@ export function RunView({ name }: { name: string }) {
       {!counted && kept.series.has("resident") && (
         <p class="note">What tensors take is unknown: the allocator of this run does not count it.</p>
       )}
+      {running && <Gpus />}
       {detail.state === "failed" && <Why name={name} />}
       {samples && <SamplesPart samples={samples} />}
       {(kept.events.length > 0 || kept.unreadable > 0) && (
