@@ -8,6 +8,7 @@ mod measured;
 mod placement;
 mod process;
 mod train;
+mod ui;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -17,6 +18,7 @@ use alloc::AllocBench;
 use lora::LoraBench;
 use placement::PlacementBench;
 pub(crate) use train::TrainBench;
+use ui::UiBench;
 
 /// Measure this project against its peers, on this machine.
 #[derive(clap::Args)]
@@ -37,6 +39,8 @@ enum Benchmark {
     Lora(LoraBench),
     /// Training speed and memory, against the same model in plain Python PyTorch
     Train(TrainBench),
+    /// The page: memory, CPU, first paint, and what it takes from a training
+    Ui(UiBench),
 }
 
 impl Bench {
@@ -47,6 +51,7 @@ impl Bench {
             Benchmark::Placement(bench) => bench.run(),
             Benchmark::Lora(bench) => bench.run(),
             Benchmark::Train(bench) => bench.run(),
+            Benchmark::Ui(bench) => bench.run(),
         }
     }
 }

@@ -15,6 +15,9 @@ use xshell::{Shell, cmd};
 
 use crate::workspace;
 
+/// Debian's.
+const BROWSER: &str = "/usr/bin/chromium";
+
 /// Build the page of `surefoot ui` again.
 #[derive(clap::Args)]
 pub(crate) struct Ui {
@@ -49,20 +52,24 @@ pub(crate) fn check_where_node_is(shell: &Shell) -> Result<()> {
 
 /// The page in a browser, on the server that was built before; says so where node or Chromium is missing.
 pub(crate) fn browser_tests(shell: &Shell) -> Result<()> {
-    let browser = Path::new("/usr/bin/chromium");
-    if !has_node(shell) || !browser.exists() {
-        eprintln!(
-            "not run: the tests of the page, which need node, npm and {}",
-            browser.display()
-        );
+    let Some(web) = browser_place(shell)? else {
+        eprintln!("not run: the tests of the page, which need node, npm and {BROWSER}");
         return Ok(());
+    };
+    let program = workspace::target(shell)?.join("debug/surefoot");
+    let _web = shell.push_dir(web);
+    cmd!(shell, "npm test").env("SUREFOOT", program).run()?;
+    Ok(())
+}
+
+/// The folder of the page's sources, with all that its browser tests need; nothing where node or Chromium is missing.
+pub(crate) fn browser_place(shell: &Shell) -> Result<Option<PathBuf>> {
+    if !has_node(shell) || !Path::new(BROWSER).exists() {
+        return Ok(None);
     }
     let folder = crate_folder(shell);
     install(shell, &folder)?;
-    let program = workspace::target(shell)?.join("debug/surefoot");
-    let _web = shell.push_dir(folder.join("web"));
-    cmd!(shell, "npm test").env("SUREFOOT", program).run()?;
-    Ok(())
+    Ok(Some(folder.join("web")))
 }
 
 fn has_node(shell: &Shell) -> bool {

@@ -1,0 +1,157 @@
+// What the page costs, for `cargo xtask bench ui`: memory and CPU of the server, first paint, a long run, and how much
+// slower a training is with five tabs open on it. Prints one JSON object.
+import { spawn } from "node:child_process";
+import { readFileSync, writeFileSync } from "node:fs";
+import { cpus } from "node:os";
+import { join } from "node:path";
+import { Place, program, trainLine, writeRun } from "./place.mjs";
+
+const PAIRS = Number(process.env.PAIRS ?? 10);
+const STEPS = Number(process.env.STEPS ?? 1500);
+const IDLE = 30_000;
+/** Ticks of proc(5) in a second. */
+const TICKS = 100;
+
+const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
+const sorted = (values) => [...values].sort((a, b) => a - b);
+const quantile = (values, q) => sorted(values)[Math.round((values.length - 1) * q)];
+const told = (text) => process.stderr.write(`${text}\n`);
+
+function usage(pid) {
+  const stat = readFileSync(`/proc/${pid}/stat`, "utf8").split(") ")[1].split(" ");
+  const status = readFileSync(`/proc/${pid}/status`, "utf8");
+  return { seconds: (Number(stat[11]) + Number(stat[12])) / TICKS, resident: Number(/VmRSS:\s+(\d+)/.exec(status)[1]) * 1024 };
+}
+
+/** Share of a core, in percent, and memory, while nothing happens. */
+async function idle(place) {
+  const before = usage(place.server.pid);
+  await sleep(IDLE);
+  const after = usage(place.server.pid);
+  return { cpu_percent: ((after.seconds - before.seconds) / (IDLE / 1000)) * 100, resident_bytes: after.resident };
+}
+
+/** Milliseconds from the navigation to the first content, of a server and a browser without anything in their caches. */
+async function firstPaint(place) {
+  await place.stop();
+  await place.start();
+  const context = await place.browser.newContext();
+  const page = await context.newPage();
+  await page.goto(place.url);
+  await page.waitForSelector("table");
+  const found = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0].startTime);
+  await context.close();
+  return found;
+}
+
+/** A run of 100,000 points: how long it takes to be seen, and the work of the page's thread each time its curves are
+ * smoothed anew, drawing included. */
+async function longRun(place) {
+  const lines = [];
+  for (let step = 1; step <= 100_000; step += 1) lines.push(trainLine(step, 100_000, 1e-3, () => Math.random() - 0.5));
+  place.append("run-0", `${lines.join("\n")}\n`);
+  const page = await place.page();
+  const began = performance.now();
+  await page.goto(`http://127.0.0.1:${place.port}/#/run/run-0`);
+  await page.waitForFunction(() => document.querySelector(".chart [role=img]")?.ariaLabel.includes("at step 100000"));
+  const shown = performance.now() - began;
+  const client = await page.context().newCDPSession(page);
+  await client.send("Performance.enable");
+  const work = async () => {
+    const { metrics } = await client.send("Performance.getMetrics");
+    return metrics.find((metric) => metric.name === "TaskDuration").value * 1000;
+  };
+  const frames = [];
+  for (let turn = 1; turn <= 50; turn += 1) {
+    const before = await work();
+    await page.evaluate(async (value) => {
+      const slider = document.querySelector("input[type=range]");
+      slider.value = value;
+      slider.dispatchEvent(new Event("input", { bubbles: true }));
+      await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    }, String(turn / 60));
+    frames.push((await work()) - before);
+  }
+  await page.context().close();
+  return { shown_ms: shown, frame_ms_median: quantile(frames, 0.5), frame_ms_most: Math.max(...frames) };
+}
+
+const CONFIG = `name: tiny
+device: cpu
+threads: 1
+model: {hidden_size: 64, intermediate_size: 128, num_hidden_layers: 2, num_attention_heads: 2}
+data: {path: text.txt, block_size: 64}
+sample: {max_new_tokens: 0}
+train: {bf16: false, max_steps: ${STEPS}, per_device_train_batch_size: 4, logging_steps: 10, eval_steps: 0, save_steps: 0}
+`;
+
+/** Seconds of training, as the run itself counts them. */
+async function train(folder, name) {
+  const child = spawn(program, ["--json", "train", "config.yaml", "--set", `name=${name}`], {
+    cwd: folder,
+    env: { ...process.env, HIP_ALLOC: "0", SUREFOOT_CACHE: join(folder, "cache") },
+    stdio: ["ignore", "pipe", "pipe"],
+  });
+  let [said, errors] = ["", ""];
+  child.stdout.on("data", (piece) => (said += piece));
+  child.stderr.on("data", (piece) => (errors += piece));
+  const code = await new Promise((done) => child.on("close", done));
+  if (code !== 0) throw new Error(errors);
+  const summary = JSON.parse(said);
+  return summary.tokens / summary.tokens_per_second;
+}
+
+/** How much longer a training takes with five tabs open on it, in percent, for each pair. */
+async function tabs(place) {
+  writeFileSync(join(place.folder, "text.txt"), Array.from({ length: 4000 }, (_, n) => `${n} bottles of ale\n`).join(""));
+  writeFileSync(join(place.folder, "config.yaml"), CONFIG);
+  const slower = [];
+  for (let pair = 0; pair < PAIRS; pair += 1) {
+    const seconds = {};
+    // Which is first changes from pair to pair.
+    for (const open of pair % 2 === 0 ? [false, true] : [true, false]) {
+      const name = `pair-${pair}-${open ? "tabs" : "alone"}`;
+      const pages = [];
+      if (open) {
+        for (let tab = 0; tab < 5; tab += 1) {
+          pages.push(await place.page());
+          await pages.at(-1).goto(`http://127.0.0.1:${place.port}/#/run/${name}`);
+        }
+      }
+      seconds[open] = await train(place.folder, name);
+      for (const page of pages) await page.context().close();
+    }
+    slower.push((seconds[true] / seconds[false] - 1) * 100);
+    told(`pair ${pair + 1} of ${PAIRS}: ${slower.at(-1).toFixed(2)} %`);
+  }
+  return { pairs: slower, median_percent: quantile(slower, 0.5), quarter_percent: quantile(slower, 0.25), three_quarters_percent: quantile(slower, 0.75) };
+}
+
+const place = await Place.open();
+try {
+  for (let run = 0; run < 200; run += 1) writeRun(place.runs, `run-${run}`, { done: 20, ending: "completed" });
+  told("idle");
+  const alone = await idle(place);
+  const page = await place.page();
+  await page.waitForSelector("table");
+  const watched = await idle(place);
+  await page.context().close();
+  told("first paint");
+  const paints = [];
+  for (let turn = 0; turn < 9; turn += 1) paints.push(await firstPaint(place));
+  told("100,000 points");
+  const long = await longRun(place);
+  const document = {
+    cpu: cpus()[0].model,
+    cores: cpus().length,
+    runs_in_folder: 200,
+    idle: alone,
+    idle_with_the_list_open: watched,
+    first_paint_ms: { median: quantile(paints, 0.5), most: Math.max(...paints) },
+    points_100000: long,
+    training_with_five_tabs: PAIRS > 0 ? await tabs(place) : null,
+  };
+  process.stdout.write(`${JSON.stringify(document, null, 2)}\n`);
+} finally {
+  await place.close();
+}
