@@ -400,4 +400,25 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "nan-in-half-precision",
         "modules.devices.NansException: A tensor with all NaNs was produced in VAE.",
     ),
+    (
+        "hip-headers-missing",
+        "  Could not find a package configuration file provided by \"hip\" with any of the following names:",
+    ),
+    (
+        "hip-headers-missing",
+        "/usr/bin/ld: cannot find -lamdhip64: No such file or directory",
+    ),
+    ("hip-headers-missing", "/bin/sh: 1: hipcc: not found"),
+    (
+        "kfd-permission",
+        "level=ERROR source=amd_linux.go:364 msg=\"amdgpu devices detected but permission problems block access\"",
+    ),
+    (
+        "rccl-error",
+        "RuntimeError: unhandled cuda error, NCCL version 2.18.6",
+    ),
+    (
+        "torchvision-other-build",
+        "NotImplementedError: Could not run 'torchvision::nms' with arguments from the 'CUDA' backend.",
+    ),
 ];

@@ -48,6 +48,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"fatal error: .?(?:hip/\w+|hipblas\w*|rocblas|rocrand|hiprand|hipsparse|hipcub|thrust|rocprim|miopen|rccl|rocm_smi)[/\w]*\.h(?:pp)?\b",
             r"(?i)Could NOT find (?:HIP|hip|rocblas|hipblas|MIOpen|rocm)\b",
             r"(?i)CMake Error.*(?:hip-config|hip-lang|hipConfig)\.cmake|(?:hip|rocblas|hipblas|rocwmma)-config\.cmake",
+            r#"(?i)package configuration file provided by "(?:hip|rocblas|hipblas|hipblaslt|rocwmma|miopen|rocm)\w*""#,
+            r"cannot find -l(?:amdhip64|hipblas|rocblas|hiprtc|MIOpen)\b",
+            r"\bhipcc: (?:command )?not found|\bhipcc not found",
         ],
         cause: "The HIP headers or their CMake files (the development part of ROCm, hip-dev) are not installed, or not where the compiler looks.",
         fix: &[

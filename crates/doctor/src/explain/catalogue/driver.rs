@@ -135,6 +135,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"/dev/kfd.*Permission denied",
             r"(?i)(?:permission denied|not accessible).*/dev/kfd",
             r"/dev/kfd.*\bEACCES\b",
+            r"(?i)amdgpu devices detected but permission problems block access",
             r#"is not member of "\w+" group, the default DRM access group"#,
         ],
         scope: BareMetal,

@@ -194,6 +194,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)NCCL error(?::| in)|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclInvalidUsage|RCCL.*\berror\b",
             r"(?i)DistBackendError",
+            r"(?i)unhandled (?:cuda|system) error, NCCL version",
         ],
         cause: "A collective operation between GPUs (RCCL, ROCm's NCCL) failed: it has no code for the architecture, the GPUs cannot reach each other's memory (peer access, IOMMU), or shared memory is too small. The line of RCCL above says which.",
         fix: &[

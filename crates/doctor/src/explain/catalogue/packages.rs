@@ -86,6 +86,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)(?:torchvision|torchaudio).*undefined symbol",
             r"(?i)partially initialized module 'torchvision' has no attribute 'extension'",
             r"(?i)operator torchvision::nms does not exist",
+            r"(?i)Could not run 'torchvision::nms' with arguments from the '(?:CUDA|HIP)' backend",
             r"(?i)Couldn't load custom C\+\+ ops",
             r"(?i)Detected that PyTorch and torchvision were compiled with different CUDA (?:major )?versions",
         ],
