@@ -2,7 +2,7 @@
 //!
 //! `crates/ui/web/tests/bench.mjs` does it, with the release build and Debian's Chromium: memory and CPU of a
 //! server that has nothing to do, first paint, a run of 100,000 points, and how much slower a training is
-//! with five tabs open on it, in pairs.
+//! with five tabs open on it in a browser elsewhere, in pairs.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,5 +1,6 @@
 // What the page costs, for `cargo xtask bench ui`: memory and CPU of the server, first paint, a long run, and how much
-// slower a training is with five tabs open on it. Prints one JSON object.
+// slower a training is with five tabs open on it in a browser elsewhere, whose drawing takes nothing from it. Prints one
+// JSON object.
 import { spawn } from "node:child_process";
 import { readFileSync, writeFileSync } from "node:fs";
 import { cpus } from "node:os";
@@ -101,6 +102,21 @@ async function train(folder, name) {
   return summary.tokens / summary.tokens_per_second;
 }
 
+/** A tab in a browser on another machine, as this one sees it: its requests, and no drawing. */
+async function remoteTab(place, name, signal) {
+  const token = new URLSearchParams(new URL(place.url).hash.slice(1)).get("token");
+  const ask = (path) => fetch(`http://127.0.0.1:${place.port}/api/runs/${name}${path}`, { signal, headers: { authorization: `Bearer ${token}` } });
+  try {
+    while (!(await ask("")).ok) await sleep(500);
+    const { inode, offset } = await (await ask("/curves")).json();
+    const stream = await ask(`/stream?inode=${inode}&offset=${offset}`);
+    let bytes = 0;
+    for await (const piece of stream.body) bytes += piece.length;
+  } catch (error) {
+    if (!signal.aborted) throw error;
+  }
+}
+
 /** How much longer a training takes with five tabs open on it, in percent, for each pair. */
 async function tabs(place) {
   writeFileSync(join(place.folder, "text.txt"), Array.from({ length: 4000 }, (_, n) => `${n} bottles of ale\n`).join(""));
@@ -111,15 +127,11 @@ async function tabs(place) {
     // Which is first changes from pair to pair.
     for (const open of pair % 2 === 0 ? [false, true] : [true, false]) {
       const name = `pair-${pair}-${open ? "tabs" : "alone"}`;
-      const pages = [];
-      if (open) {
-        for (let tab = 0; tab < 5; tab += 1) {
-          pages.push(await place.page());
-          await pages.at(-1).goto(`http://127.0.0.1:${place.port}/#/run/${name}`);
-        }
-      }
+      const closing = new AbortController();
+      const clients = open ? Array.from({ length: 5 }, () => remoteTab(place, name, closing.signal)) : [];
       seconds[open] = await train(place.folder, name);
-      for (const page of pages) await page.context().close();
+      closing.abort();
+      await Promise.all(clients);
     }
     slower.push((seconds[true] / seconds[false] - 1) * 100);
     told(`pair ${pair + 1} of ${PAIRS}: ${slower.at(-1).toFixed(2)} %`);
