@@ -306,6 +306,10 @@ fn fifty_examples_train_or_say_what_to_set() {
     assert!(said.contains("data.validation_fraction: 0"), "{said}");
     let summary = place.run("small", &["data.packing=false", "data.block_size=100000"]);
     assert_eq!(summary.steps, 4);
+    let empty = place.path("empty.jsonl");
+    std::fs::write(&empty, "\n \n").unwrap();
+    let said = place.refused(&[&format!("data.path={}", empty.display())]);
+    assert!(said.contains("no text in it"), "{said}");
 }
 
 /// The template says the time to the microsecond: every encoding of the data is another one.
