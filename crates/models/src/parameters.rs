@@ -37,6 +37,15 @@ impl Parameters {
         Ok(tensor)
     }
 
+    /// Adds those of `other` behind these, their names after `prefix`.
+    pub fn extend(&mut self, prefix: &str, other: &Self) {
+        self.list.extend(other.iter().map(|parameter| Parameter {
+            name: format!("{prefix}{}", parameter.name),
+            tensor: parameter.tensor.shallow_clone(),
+            decay: parameter.decay,
+        }));
+    }
+
     /// The parameters in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Parameter> {
         self.list.iter()

@@ -44,6 +44,9 @@ pub struct State {
     /// Steps that the optimizer took: those done less those that were skipped.
     #[serde(default)]
     pub optimizer_steps: Option<u64>,
+    /// The same of each turn, where parameters learn in several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub turn_steps: Vec<u64>,
     /// The best evaluation so far.
     #[serde(default)]
     pub best: Option<Best>,
@@ -63,6 +66,16 @@ pub struct State {
     pub records: u64,
     /// CRC-32C of each other file, by its name.
     pub checksums: BTreeMap<String, u32>,
+}
+
+impl State {
+    /// Steps that the optimizer took in each turn.
+    pub(crate) fn steps_of_turns(&self) -> Vec<u64> {
+        match self.turn_steps.is_empty() {
+            true => vec![self.optimizer_steps.unwrap_or(self.step)],
+            false => self.turn_steps.clone(),
+        }
+    }
 }
 
 /// Progress that goes into a checkpoint.
@@ -209,6 +222,10 @@ impl Draft {
             units,
             train_seconds,
             optimizer_steps: Some(trained.optimizer.steps()),
+            turn_steps: match trained.optimizer.steps_of_turns() {
+                steps if steps.len() > 1 => steps,
+                _ => Vec::new(),
+            },
             best,
             micro_batch,
             ranks: Some(ranks),
@@ -300,8 +317,7 @@ impl Checkpoint {
             }
         }
         drop(optimizer_targets);
-        let steps = state.optimizer_steps.unwrap_or(state.step);
-        trained.optimizer.set_steps(steps)?;
+        trained.optimizer.set_steps(&state.steps_of_turns())?;
         Ok(state)
     }
 }

@@ -75,7 +75,9 @@ pub fn dry_run(
     let resumed = Resumed::open(config)?;
     let mut task = setup::task(config, allocator, &mut placer, observer)?;
     let parameters = task.parameters();
-    let mut optimizer = AdamW::from_config(config, parameters)?;
+    let turns = task.turns();
+    let ranges: Vec<_> = turns.iter().map(|turn| turn.parameters.clone()).collect();
+    let mut optimizer = AdamW::from_config(config, parameters, &ranges)?;
     let ema = Ema::from_config(config, parameters)?;
     let (folder, resumed_at, changes) = match resumed {
         None => {
@@ -107,9 +109,13 @@ pub fn dry_run(
     let (mut loss, mut gradient_norm, mut units, mut seconds) = (0.0, 0.0, 0, 0.0);
     for _ in 0..2 {
         let began = Instant::now();
+        let turn = task.begin_step(resumed_at.unwrap_or(0), &mut placer)?;
         let batch = placer.batch(task.next_batch()?)?;
         let value = task.loss(&batch)?;
-        let mut gradients = Gradients::default();
+        let mut gradients = match turns.get(turn) {
+            Some(turn) => Gradients::of(turn.parameters.clone()),
+            None => Gradients::default(),
+        };
         gradients.accumulate(&value, task.parameters())?;
         loss = f64::try_from(&value)?;
         gradient_norm = f64::try_from(&gradients.norm()?)?;

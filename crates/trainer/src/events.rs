@@ -1,5 +1,6 @@
 //! What happens in a run, as it is recorded, shown and saved.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use platform::Bytes;
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::memory::MemorySample;
 
 /// The numbers of a logged step.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Metrics {
     /// Optimizer steps done.
     pub step: u64,
@@ -22,10 +23,21 @@ pub struct Metrics {
     pub units_per_second: f64,
     /// Memory in use at this step.
     pub memory: MemorySample,
+    /// Of parameters that learn in turn, those that did since the last record, by name.
+    pub turns: BTreeMap<String, TurnMetrics>,
+}
+
+/// The numbers of parameters that learn in steps of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TurnMetrics {
+    /// Mean training loss of their steps since the last record.
+    pub loss: f64,
+    /// Norm of their last gradient before clipping.
+    pub grad_norm: f64,
 }
 
 /// A loss on held-out data.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Evaluation {
     /// Mean loss of a unit: nats per token, for text.
     pub loss: f64,
@@ -35,6 +47,9 @@ pub struct Evaluation {
     pub samples: u64,
     /// Whether that was all held-out data.
     pub complete: bool,
+    /// The loss of each model, where several learn in turn, by name; the loss above is their mean.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub turns: BTreeMap<String, f64>,
 }
 
 /// Something the model made.

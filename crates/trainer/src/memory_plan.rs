@@ -289,7 +289,7 @@ impl PlannedModel<'_> {
         };
         let rest = self.decoder.rope_bytes();
         let footprint = estimate::decoder(self.shape, self.parameters, rest, &usage);
-        let optimizer = AdamW::from_config(self.config, self.parameters)?;
+        let optimizer = AdamW::from_config(self.config, self.parameters, &[])?;
         let moments = optimizer.state_bytes(self.parameters);
         Ok(Bytes(
             Estimate::new(self.config, footprint, self.parameters, moments, None).peak,

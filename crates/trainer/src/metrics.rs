@@ -4,13 +4,14 @@ mod jsonl;
 mod plots;
 mod tensorboard;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::Error;
-use crate::events::{Evaluation, Metrics, Rollback, Sample, SkippedStep};
+use crate::events::{Evaluation, Metrics, Rollback, Sample, SkippedStep, TurnMetrics};
 use crate::memory::MemorySample;
 use crate::resume::Change;
 use crate::run_folder::{RunFolder, replace};
@@ -33,6 +34,9 @@ pub enum Record {
         tokens_per_second: f64,
         /// Memory in use at this step.
         memory: MemorySample,
+        /// Loss and gradient norm of each of the models that learn in turn, by name.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        turns: BTreeMap<String, TurnMetrics>,
     },
     /// An evaluation on held-out data.
     Eval {
@@ -45,6 +49,9 @@ pub enum Record {
         eval_nats_per_byte: Option<f64>,
         /// Whether all held-out data was measured.
         complete: bool,
+        /// The loss of each of the models that learn in turn, by name.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        turns: BTreeMap<String, f64>,
     },
     /// Text that the model generated from the prompts.
     Samples {
@@ -148,7 +155,17 @@ impl Recorder {
             gradient_norm,
             units_per_second,
             memory,
+            ref turns,
         } = *metrics;
+        let tags: Vec<_> = turns
+            .iter()
+            .flat_map(|(name, turn)| {
+                [
+                    (format!("train/loss_{name}"), turn.loss),
+                    (format!("train/grad_norm_{name}"), turn.grad_norm),
+                ]
+            })
+            .collect();
         let mut values = vec![
             ("train/loss", loss),
             ("train/learning_rate", learning_rate),
@@ -167,6 +184,7 @@ impl Recorder {
                 .iter()
                 .filter_map(|(tag, bytes)| Some((*tag, (*bytes)? as f64))),
         );
+        values.extend(tags.iter().map(|(tag, value)| (tag.as_str(), *value)));
         self.scalars(step, &values)?;
         self.record(Record::Train {
             step,
@@ -175,11 +193,16 @@ impl Recorder {
             grad_norm: gradient_norm,
             tokens_per_second: units_per_second,
             memory,
+            turns: turns.clone(),
         })
     }
 
     pub(crate) fn evaluation(&mut self, step: u64, evaluation: &Evaluation) -> Result<(), Error> {
+        let tags: Vec<_> = (evaluation.turns.iter())
+            .map(|(name, loss)| (format!("eval/loss_{name}"), *loss))
+            .collect();
         let mut values = vec![("eval/loss", evaluation.loss)];
+        values.extend(tags.iter().map(|(tag, loss)| (tag.as_str(), *loss)));
         values.extend(
             evaluation
                 .nats_per_byte
@@ -191,6 +214,7 @@ impl Recorder {
             eval_loss: evaluation.loss,
             eval_nats_per_byte: evaluation.nats_per_byte,
             complete: evaluation.complete,
+            turns: evaluation.turns.clone(),
         })
     }
 
@@ -223,12 +247,12 @@ impl Recorder {
         self.record(Record::RolledBack(rollback.clone()))
     }
 
-    /// Draws the curves anew.
-    pub(crate) fn draw(&self) -> Result<(), Error> {
+    /// Draws the curves anew; losses are measured in `unit`.
+    pub(crate) fn draw(&self, unit: &str) -> Result<(), Error> {
         let Some(Files { folder, .. }) = &self.files else {
             return Ok(());
         };
-        plots::loss(&folder.join("loss.svg"), &self.records)?;
+        plots::loss(&folder.join("loss.svg"), &self.records, unit)?;
         plots::memory(&folder.join("memory.svg"), &self.records)
     }
 

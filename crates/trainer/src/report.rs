@@ -32,6 +32,8 @@ pub(crate) struct Page<'a> {
     pub(crate) error: Option<String>,
     /// When the page was written, in seconds since 1970.
     pub(crate) written: u64,
+    /// What a loss is measured in.
+    pub(crate) loss_unit: &'static str,
     /// Steps of the warm-up of the learning rate.
     pub(crate) warmup_steps: u64,
     /// What to type to use the result.

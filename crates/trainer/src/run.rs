@@ -13,6 +13,7 @@ mod oom;
 mod ranks;
 mod results;
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::Placer;
@@ -23,7 +24,7 @@ use crate::allocator::Allocator;
 use crate::checkpoint::{self, Trained};
 use crate::config::Config;
 use crate::estimate::Estimate;
-use crate::events::{Best, Evaluation, Metrics, SkippedStep};
+use crate::events::{Best, Evaluation, Metrics, SkippedStep, TurnMetrics};
 use crate::metrics::{Record, Recorder};
 use crate::observer::{NoObserver, Observer, Start};
 use crate::optim::{AdamW, Ema, Gradients, Schedule};
@@ -33,7 +34,7 @@ use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::stop::Stop;
 use crate::summary::{Ending, Environment, Summary};
-use crate::task::{Batch, Task};
+use crate::task::{Batch, Task, Turn};
 
 use guard::Guard;
 use idle::{OffloadedState, StepPhase};
@@ -134,6 +135,8 @@ struct Run<'a> {
     /// What the task stands on, for checkpoints.
     identity: serde_json::Value,
     task: Box<dyn Task>,
+    /// Which parameters learn in turn, if not all in every step.
+    turns: Vec<Turn>,
     placer: Placer,
     machine: Machine,
     environment: Environment,
@@ -160,6 +163,8 @@ struct Run<'a> {
 
 /// What the passes of a step gave.
 struct Passes {
+    /// Whose turn it was.
+    turn: usize,
     gradients: Gradients,
     loss: f64,
     norm: f64,
@@ -176,6 +181,8 @@ struct Window {
     norm: f64,
     units: u64,
     seconds: f64,
+    /// Of parameters that learn in turn: loss and number of their steps, and the norm.
+    turns: BTreeMap<&'static str, (f64, u64, f64)>,
 }
 
 impl<'a> Run<'a> {
@@ -190,7 +197,9 @@ impl<'a> Run<'a> {
         began: Instant,
     ) -> Result<Self, Error> {
         let parameters = task.parameters();
-        let mut optimizer = AdamW::from_config(config, parameters)?;
+        let turns = task.turns();
+        let ranges: Vec<_> = turns.iter().map(|turn| turn.parameters.clone()).collect();
+        let mut optimizer = AdamW::from_config(config, parameters, &ranges)?;
         let ema = Ema::from_config(config, parameters)?;
         let identity = task.identity()?;
         ranks.expect_same(&ranks::foundation(task.as_ref(), &identity)?)?;
@@ -257,6 +266,7 @@ impl<'a> Run<'a> {
             recorder,
             folder,
             task,
+            turns,
             placer,
             machine,
             optimizer,
@@ -352,6 +362,7 @@ impl<'a> Run<'a> {
         let position = self.task.data_state()?;
         self.enter(StepPhase::ForwardBackward)?;
         let Passes {
+            turn,
             mut gradients,
             loss,
             norm,
@@ -375,12 +386,17 @@ impl<'a> Run<'a> {
         gradients.clip(norm, self.config.train.max_grad_norm)?;
         self.optimizer.step(&gradients, learning_rate)?;
         if let Some(ema) = &mut self.ema {
-            ema.update(self.task.parameters(), self.optimizer.steps())?;
+            let parameters = self.task.parameters();
+            let range = gradients.range(parameters.iter().len());
+            let steps = self.optimizer.steps_of_turns();
+            let steps = steps.get(turn).copied().unwrap_or_default();
+            ema.update(parameters, range, steps)?;
         }
         self.guard.stepped();
         self.oom.stepped();
         self.machine.step_ends();
-        self.window.add(loss, norm, units);
+        let turn = self.turns.get(turn).map(|turn| turn.name);
+        self.window.add(loss, norm, units, turn);
         self.window.seconds += began.elapsed().as_secs_f64();
         Ok(None)
     }
@@ -391,7 +407,11 @@ impl<'a> Run<'a> {
         // generator state to save.
         let rank = (self.ranks.rank() as u64).rotate_left(56);
         torch_ext::random::manual_seed(self.config.seed ^ self.step.rotate_left(32) ^ rank)?;
-        let mut gradients = Gradients::default();
+        let turn = self.task.begin_step(self.step, &mut self.placer)?;
+        let mut gradients = match self.turns.get(turn) {
+            Some(turn) => Gradients::of(turn.parameters.clone()),
+            None => Gradients::default(),
+        };
         let mut losses = Vec::new();
         let (batches, units) = self.batches()?;
         for (batch, batch_share) in batches {
@@ -415,6 +435,7 @@ impl<'a> Run<'a> {
         let numbers = Tensor::f_stack(&losses, 0)?.f_to_kind(tch::Kind::Double)?;
         let mut numbers = Vec::<f64>::try_from(&numbers)?;
         Ok(Passes {
+            turn,
             gradients,
             norm: numbers.pop().unwrap_or(f64::NAN),
             loss: numbers.iter().sum(),
@@ -518,6 +539,7 @@ impl<'a> Run<'a> {
             gradient_norm: window.norm,
             units_per_second: window.units as f64 / window.seconds,
             memory: self.machine.memory(),
+            turns: window.turns(),
         };
         self.recorder.train(&metrics)?;
         observer.logged(&metrics);
@@ -537,10 +559,10 @@ impl<'a> Run<'a> {
         self.ranks.doing(&what)?;
         let evaluation = self.with_averages(|run| run.task.evaluate(limit, &mut run.placer))?;
         let evaluation = self.as_first_measured(evaluation)?;
-        self.last_evaluation = Some((self.step, evaluation));
         self.recorder.evaluation(self.step, &evaluation)?;
         observer.evaluated(self.step, &evaluation);
-        self.recorder.draw()
+        self.last_evaluation = Some((self.step, evaluation));
+        self.recorder.draw(self.config.loss_unit())
     }
 
     /// Does something with the averaged weights, if the run keeps them.
@@ -573,11 +595,28 @@ impl<'a> Run<'a> {
 }
 
 impl Window {
-    fn add(&mut self, loss: f64, norm: f64, units: u64) {
+    fn add(&mut self, loss: f64, norm: f64, units: u64, turn: Option<&'static str>) {
+        if let Some(turn) = turn {
+            let (sum, steps, last) = self.turns.entry(turn).or_default();
+            *sum += loss;
+            *steps += 1;
+            *last = norm;
+        }
         self.loss += loss;
         self.norm = norm;
         self.steps += 1;
         self.units += units;
+    }
+
+    fn turns(&self) -> BTreeMap<String, TurnMetrics> {
+        let turns = self.turns.iter().map(|(name, (sum, steps, norm))| {
+            let metrics = TurnMetrics {
+                loss: sum / *steps as f64,
+                grad_norm: *norm,
+            };
+            ((*name).to_owned(), metrics)
+        });
+        turns.collect()
     }
 }
 

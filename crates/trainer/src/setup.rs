@@ -187,7 +187,9 @@ pub(crate) fn task(
     if let Some(name) = &config.model.name_or_path {
         if config.is_video() {
             let path = locate(Path::new(name), &models_folder(), &|_, _| ())?;
-            return Ok(Box::new(WanLora::open(config, &path, placer, observer)?));
+            let memory = memory_for_plans(allocator, placer);
+            let task = WanLora::open(config, &path, placer, memory, observer)?;
+            return Ok(Box::new(task));
         }
         let places = [PathBuf::from(name), models_folder().join(name)];
         if places.iter().any(|path| ModelFolder::is_at(path)) {

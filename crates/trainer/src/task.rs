@@ -16,6 +16,7 @@ mod held_out;
 mod sequences;
 pub mod wan;
 
+use std::ops::Range;
 use std::path::Path;
 
 use placement::swap::SwapReport;
@@ -39,6 +40,21 @@ pub trait Task {
 
     /// What the optimizer may change.
     fn parameters(&self) -> &Parameters;
+
+    /// The parameters that learn in turn, of tasks that train several models in one run: a step is one
+    /// turn's. Together the ranges are all parameters, in order. None where all learn in every step.
+    fn turns(&self) -> Vec<Turn> {
+        Vec::new()
+    }
+
+    /// Gets ready for the step after `steps` steps, and says whose turn it is: a number in
+    /// [`Task::turns`]. It is asked before the batches of a step, and again when a step is repeated.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn begin_step(&mut self, _steps: u64, _placer: &mut Placer) -> Result<usize, Error> {
+        Ok(0)
+    }
 
     /// What a step needs of the device's memory, before any was made.
     fn footprint(&self) -> Footprint;
@@ -174,6 +190,15 @@ pub trait Task {
     fn export_name(&self) -> &'static str {
         "model"
     }
+}
+
+/// Parameters that learn together, in steps of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn {
+    /// What records and messages call them.
+    pub name: &'static str,
+    /// Their positions in [`Task::parameters`].
+    pub parameters: Range<usize>,
 }
 
 /// Tensors that go through one forward pass together, by name.

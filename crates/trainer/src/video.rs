@@ -19,7 +19,7 @@ mod model_folder;
 
 pub(crate) use density::Density;
 pub(crate) use encode::{Clip, VideoData};
-pub(crate) use model_folder::{ModelFolder, Pipeline};
+pub(crate) use model_folder::{ModelFolder, Pipeline, TrainedPart};
 
 use std::path::PathBuf;
 

@@ -254,6 +254,7 @@ impl Task for FlowMatching {
             nats_per_byte: None,
             samples: count as u64,
             complete: count == HELD_OUT,
+            ..Evaluation::default()
         })
     }
 

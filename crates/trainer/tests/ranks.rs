@@ -110,6 +110,7 @@ impl Task for Waves {
             nats_per_byte: None,
             samples: 1,
             complete: true,
+            ..Evaluation::default()
         })
     }
 

@@ -116,6 +116,7 @@ impl Task for Distillation {
             nats_per_byte: None,
             samples: 1,
             complete: true,
+            ..Evaluation::default()
         })
     }
 

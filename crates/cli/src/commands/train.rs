@@ -408,8 +408,11 @@ impl Observer for ProgressDisplay {
     }
 
     fn logged(&mut self, metrics: &Metrics) {
+        let turns: String = (metrics.turns.iter())
+            .map(|(name, turn)| format!(" ({name} {:.4})", turn.loss))
+            .collect();
         let text = format!(
-            "loss {:.4}  lr {:.2e}  {} tokens/s  {}",
+            "loss {:.4}{turns}  lr {:.2e}  {} tokens/s  {}",
             metrics.loss,
             metrics.learning_rate,
             thousands(metrics.units_per_second.round() as u64),

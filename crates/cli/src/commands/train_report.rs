@@ -185,5 +185,8 @@ pub(crate) fn evaluation(evaluation: &Evaluation) -> String {
         .map(|nats| format!(" = {nats:.4} nats per byte"))
         .unwrap_or_default();
     let share = if evaluation.complete { "" } else { " (a part)" };
-    format!("loss {:.4}{per_byte}{share}", evaluation.loss)
+    let turns: String = (evaluation.turns.iter())
+        .map(|(name, loss)| format!(", {name} {loss:.4}"))
+        .collect();
+    format!("loss {:.4}{per_byte}{turns}{share}", evaluation.loss)
 }

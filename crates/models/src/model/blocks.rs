@@ -160,15 +160,21 @@ impl<L: Layer> Blocks<L> {
     /// Bytes of the blocks on their device: those that stay, and the ring.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
         let mut sum = self.report().map_or(0, |report| report.device_bytes().0);
+        self.look(&mut |tensor| sum += frozen_bytes(tensor))?;
+        Ok(sum)
+    }
+
+    /// Shows `see` the frozen tensors of the blocks that stay.
+    pub(crate) fn look(&self, see: &mut dyn FnMut(&Tensor)) -> Result<(), Error> {
         for block in &self.list {
             if let Block::Resident(layer) = block {
                 layer.with_base(&mut |tensor| {
-                    sum += frozen_bytes(tensor);
+                    see(tensor);
                     shared(tensor)
                 })?;
             }
         }
-        Ok(sum)
+        Ok(())
     }
 
     /// The sizes of the tensors of block `index`, if it is in memory.

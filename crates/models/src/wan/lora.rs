@@ -23,6 +23,7 @@ use serde_json::Value;
 use tch::{Kind, Tensor};
 
 pub use self::apply::WithLoras;
+pub use self::names::LINEAR;
 use self::names::{Key, Role, original_module, parse};
 use crate::Error;
 use crate::formats::{LazyTensor, SafetensorsFile, TensorSource, write_safetensors_with};

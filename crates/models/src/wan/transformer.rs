@@ -26,7 +26,7 @@ use self::rotary::Rotary;
 use crate::Error;
 use crate::model::layers::Linear;
 use crate::model::{Blocks, Builder, Initial, Pass};
-use crate::tensor::to_kind;
+use crate::tensor::{shared, to_kind};
 use crate::weight::Weight;
 
 /// The model. Its trainable tensors are in the [`Parameters`](crate::Parameters) it was built with.
@@ -136,6 +136,31 @@ impl Transformer {
     /// What streaming did so far, if blocks are streamed.
     pub fn streamed(&self) -> Option<SwapReport> {
         self.blocks.report()
+    }
+
+    /// Handles ([`Tensor::shallow_clone`]) on the frozen tensors that stay in memory, numbered; those of
+    /// streamed blocks are the stream's. Whoever moves their memory away brings it back before the model
+    /// is asked.
+    ///
+    /// # Errors
+    /// When libtorch refuses.
+    pub fn frozen(&self) -> Result<Vec<(String, Tensor)>, Error> {
+        let mut list = Vec::new();
+        let mut see = |tensor: &Tensor| {
+            if !tensor.requires_grad() {
+                list.push((list.len().to_string(), tensor.shallow_clone()));
+            }
+        };
+        let linears = [&self.patches, &self.time_to_modulation, &self.output];
+        for linear in linears.into_iter().chain(&self.time).chain(&self.text) {
+            linear.with_base(&mut |tensor| {
+                see(tensor);
+                shared(tensor)
+            })?;
+        }
+        see(&self.table);
+        self.blocks.look(&mut see)?;
+        Ok(list)
     }
 
     /// The velocity at noisy `latents` `[batch, in channels, frames, height, width]`, under `text`

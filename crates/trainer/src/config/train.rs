@@ -119,9 +119,13 @@ pub struct TrainConfig {
     /// expert's range ends.
     #[schemars(range(min = 0, max = 1))]
     pub max_sigma: Option<f64>,
-    /// Which expert of a Wan 2.2 model with two is trained: each has a LoRA of its own, from a run
-    /// of its own.
+    /// Which experts of a Wan 2.2 model with two are trained: each has a LoRA of its own. Unset means
+    /// `both`.
     pub experts: Option<Experts>,
+    /// Steps in a row that one of both experts learns before it is the other's turn. Unset means 10;
+    /// where the other is off the device meanwhile, fewer cost more time.
+    #[schemars(range(min = 1))]
+    pub steps_per_expert: Option<u64>,
     /// Continue from this checkpoint or run folder; `latest` takes the newest run of this name.
     #[schemars(extend("format" = "path"))]
     pub resume_from_checkpoint: Option<String>,
@@ -268,6 +272,7 @@ impl Default for TrainConfig {
             min_sigma: None,
             max_sigma: None,
             experts: None,
+            steps_per_expert: None,
             resume_from_checkpoint: None,
         }
     }

@@ -65,7 +65,7 @@ pub enum FrameExtraction {
     Full,
 }
 
-/// Which of two experts is trained.
+/// Which of two experts are trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Experts {
@@ -73,6 +73,8 @@ pub enum Experts {
     High,
     /// That of low noise, which makes details.
     Low,
+    /// Both in turn, with a LoRA file for each.
+    Both,
 }
 
 /// Whose names a LoRA file has.
@@ -94,6 +96,14 @@ impl Config {
     /// Whether the run is one on videos.
     pub fn is_video(&self) -> bool {
         self.data.resolution.is_some()
+    }
+
+    /// What a loss is measured in.
+    pub(crate) fn loss_unit(&self) -> &'static str {
+        match self.is_video() {
+            true => "mean squared error",
+            false => "nats per token",
+        }
     }
 
     /// Keys of videos that are set.
@@ -135,6 +145,11 @@ impl Config {
             ("train", "min_sigma", train.min_sigma.is_some()),
             ("train", "max_sigma", train.max_sigma.is_some()),
             ("train", "experts", train.experts.is_some()),
+            (
+                "train",
+                "steps_per_expert",
+                train.steps_per_expert.is_some(),
+            ),
             (
                 "model",
                 "boundary_ratio",
@@ -378,6 +393,15 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
                 "set that, or drop the key",
             );
         }
+    }
+    if train.steps_per_expert.is_some()
+        && matches!(train.experts, Some(Experts::High | Experts::Low))
+    {
+        report(
+            ["train", "steps_per_expert"],
+            "`train.steps_per_expert` is for runs that train both experts".into(),
+            "set `train.experts: both`, or drop the key",
+        );
     }
     let (low, high) = (
         train.min_sigma.unwrap_or(0.0),

@@ -71,7 +71,11 @@ fn keys_that_belong_to_others_say_which() {
         ),
         (vec!["data.resolution=[1, 2, 3]"], "has 3 numbers"),
         (vec!["data.resolution=0"], "out of range"),
-        (vec!["train.experts=both"], "allowed: `high`, `low`"),
+        (vec!["train.experts=all"], "allowed: `high`, `low`, `both`"),
+        (
+            vec!["train.experts=low", "train.steps_per_expert=2"],
+            "is for runs that train both experts",
+        ),
         (vec!["model.ring_slots=3"], "no block is streamed"),
     ] {
         let got = problems(&[&VIDEO[..], &keys].concat());

@@ -1,5 +1,6 @@
 //! The curves of a run as SVG files: loss, and memory.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use platform::Bytes;
@@ -15,18 +16,28 @@ const GRID: RGBColor = RGBColor(0xE2, 0xE8, 0xF0);
 const BLUE: RGBColor = RGBColor(0x25, 0x63, 0xEB);
 const PALE_BLUE: RGBColor = RGBColor(0x93, 0xB4, 0xF5);
 const ORANGE: RGBColor = RGBColor(0xEA, 0x58, 0x0C);
+const PALE_ORANGE: RGBColor = RGBColor(0xFD, 0xBA, 0x74);
 const FONT: &str = "system-ui, sans-serif";
 
 /// A named line over steps.
 struct Curve {
-    name: &'static str,
+    name: String,
     colour: RGBColor,
     points: Vec<(f64, f64)>,
     dots: bool,
 }
 
-/// Draws `loss.svg`: the training loss, and the held-out loss on the same scale.
-pub(super) fn loss(path: &Path, records: &[Record]) -> Result<(), Error> {
+/// Draws `loss.svg`: the training loss, and the held-out loss on the same scale; of models that learn in
+/// turn, those of each.
+pub(super) fn loss(path: &Path, records: &[Record], unit: &str) -> Result<(), Error> {
+    let turns = records.iter().flat_map(|record| match record {
+        Record::Train { turns, .. } => turns.keys().collect(),
+        _ => Vec::new(),
+    });
+    let turns: BTreeSet<&String> = turns.collect();
+    if !turns.is_empty() {
+        return draw(path, "Loss", unit, &of_turns(records, &turns), None);
+    }
     let training = points(records, |record| match record {
         Record::Train { loss, .. } => Some(*loss),
         _ => None,
@@ -37,30 +48,59 @@ pub(super) fn loss(path: &Path, records: &[Record]) -> Result<(), Error> {
     });
     let curves = [
         Curve {
-            name: "training",
+            name: "training".into(),
             colour: PALE_BLUE,
             points: training,
             dots: false,
         },
         Curve {
-            name: "held out",
+            name: "held out".into(),
             colour: BLUE,
             points: held_out,
             dots: true,
         },
     ];
-    draw(path, "Loss", "nats per token", &curves, None)
+    draw(path, "Loss", unit, &curves, None)
+}
+
+/// Two curves of each, in colours of its own.
+fn of_turns(records: &[Record], turns: &BTreeSet<&String>) -> Vec<Curve> {
+    let colours = [(PALE_BLUE, BLUE), (PALE_ORANGE, ORANGE)]
+        .into_iter()
+        .cycle();
+    let curves = turns.iter().zip(colours).flat_map(|(turn, (pale, full))| {
+        let training = points(records, |record| match record {
+            Record::Train { turns, .. } => turns.get(*turn).map(|turn| turn.loss),
+            _ => None,
+        });
+        let held_out = points(records, |record| match record {
+            Record::Eval { turns, .. } => turns.get(*turn).copied(),
+            _ => None,
+        });
+        let name = turn.replace('_', " ");
+        let curve = |what: &str, colour, points, dots| Curve {
+            name: format!("{name}, {what}"),
+            colour,
+            points,
+            dots,
+        };
+        [
+            curve("training", pale, training, false),
+            curve("held out", full, held_out, true),
+        ]
+    });
+    curves.collect()
 }
 
 /// Draws `memory.svg`: what is live and what is held, or the process where nobody counts.
 pub(super) fn memory(path: &Path, records: &[Record]) -> Result<(), Error> {
-    let curve = |name, colour, value: fn(&crate::MemorySample) -> Option<u64>| {
+    let curve = |name: &str, colour, value: fn(&crate::MemorySample) -> Option<u64>| {
         let points = points(records, |record| match record {
             Record::Train { memory, .. } => value(memory).map(|bytes| Bytes(bytes).as_gib()),
             _ => None,
         });
         Curve {
-            name,
+            name: name.into(),
             colour,
             points,
             dots: false,
@@ -69,11 +109,7 @@ pub(super) fn memory(path: &Path, records: &[Record]) -> Result<(), Error> {
     let counted = [
         curve("held, peak", ORANGE, |memory| memory.held_peak),
         curve("live, peak", BLUE, |memory| memory.live_peak),
-        curve(
-            "held after the step",
-            RGBColor(0xFD, 0xBA, 0x74),
-            |memory| memory.held,
-        ),
+        curve("held after the step", PALE_ORANGE, |memory| memory.held),
         curve("live after the step", PALE_BLUE, |memory| memory.live),
     ];
     if counted.iter().any(|curve| !curve.points.is_empty()) {
@@ -154,7 +190,7 @@ fn paint(
         let style = curve.colour.stroke_width(2);
         chart
             .draw_series(LineSeries::new(curve.points.iter().copied(), style))?
-            .label(curve.name)
+            .label(&curve.name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
         if curve.dots {
             let dot = |point: &(f64, f64)| Circle::new(*point, 3, curve.colour.filled());

@@ -4,6 +4,8 @@
 //! fp32 moments, and one for each slice of a parameter whose moments have eight bits; here
 //! is what surrounds it: the groups, the state and its names.
 
+use std::ops::Range;
+
 use tch::Tensor;
 use torch_ext::AdamWState;
 
@@ -48,12 +50,21 @@ impl From<&TrainConfig> for AdamWSettings {
 pub struct AdamW {
     settings: AdamWSettings,
     groups: Vec<Group>,
+    turns: Vec<Turn>,
+}
+
+/// Parameters that are stepped together.
+#[derive(Debug)]
+struct Turn {
+    /// Their positions.
+    parameters: Range<usize>,
     steps: u64,
 }
 
-/// A parameter group with the state of its parameters.
+/// A parameter group, within one turn, with the state of its parameters.
 #[derive(Debug)]
 struct Group {
+    turn: usize,
     learning_rate_ratio: f64,
     weight_decay: f64,
     /// Parameters with fp32 moments, as the parallel lists the kernel takes.
@@ -101,38 +112,79 @@ impl AdamW {
         groups: Vec<ParameterGroup>,
         parameters: &Parameters,
     ) -> Result<Self, Error> {
-        let groups = groups
-            .into_iter()
-            .map(|group| Group::new(group, settings, parameters))
-            .collect::<Result<_, _>>()?;
+        let all = 0..parameters.iter().len();
+        Self::in_turns(settings, &groups, &[all], parameters)
+    }
+
+    /// As [`AdamW::with_groups`], of parameters that learn in turn: those of each range of positions in
+    /// steps of their own, which are counted apart.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn in_turns(
+        settings: AdamWSettings,
+        groups: &[ParameterGroup],
+        turns: &[Range<usize>],
+        parameters: &Parameters,
+    ) -> Result<Self, Error> {
+        let mut own = Vec::new();
+        for (turn, range) in turns.iter().enumerate() {
+            for group in groups {
+                let mut group = group.clone();
+                group.indices.retain(|index| range.contains(index));
+                if !group.indices.is_empty() {
+                    own.push(Group::new(turn, group, settings, parameters)?);
+                }
+            }
+        }
+        let turns = turns.iter().map(|range| Turn {
+            parameters: range.clone(),
+            steps: 0,
+        });
         Ok(Self {
             settings,
-            groups,
-            steps: 0,
+            groups: own,
+            turns: turns.collect(),
         })
     }
 
-    /// The optimizer that `config` describes.
+    /// The optimizer that `config` describes, of parameters that learn in these turns; none are one
+    /// turn of all.
     ///
     /// # Errors
     /// When a parameter group of the config makes no sense, or memory runs out.
-    pub fn from_config(config: &Config, parameters: &Parameters) -> Result<Self, Error> {
+    pub fn from_config(
+        config: &Config,
+        parameters: &Parameters,
+        turns: &[Range<usize>],
+    ) -> Result<Self, Error> {
         let groups = parameter_groups(config, parameters)?;
-        Self::with_groups((&config.train).into(), groups, parameters)
+        let all = [0..parameters.iter().len()];
+        let turns = if turns.is_empty() { &all } else { turns };
+        Self::in_turns((&config.train).into(), &groups, turns, parameters)
     }
 
-    /// Updates the parameters in place.
+    /// Updates the parameters that `gradients` are of in place.
     ///
     /// # Errors
     /// When gradients do not fit the parameters, or memory runs out.
     pub fn step(&mut self, gradients: &Gradients, learning_rate: f64) -> Result<(), Error> {
+        let last = self.turns.last().map_or(0, |turn| turn.parameters.end);
+        let range = gradients.range(last);
+        let mut turns = self.turns.iter();
+        let Some(number) = turns.position(|turn| turn.parameters == range) else {
+            return Err(Error::Internal(format!(
+                "gradients of parameters {range:?}, which do not learn together"
+            )));
+        };
+        let turn = &self.turns[number];
         let AdamWSettings {
             beta1,
             beta2,
             epsilon,
             ..
         } = self.settings;
-        for group in &self.groups {
+        for group in self.groups.iter().filter(|group| group.turn == number) {
             let options = torch_ext::AdamW {
                 learning_rate: learning_rate * group.learning_rate_ratio,
                 beta1,
@@ -141,7 +193,8 @@ impl AdamW {
                 epsilon,
             };
             let full = &group.full;
-            let gradient = |index: &usize| gradients.tensors()[*index].shallow_clone();
+            let gradient =
+                |index: &usize| gradients.tensors()[*index - range.start].shallow_clone();
             let list: Vec<Tensor> = full.indices.iter().map(gradient).collect();
             let state = AdamWState {
                 parameters: &full.parameters,
@@ -152,33 +205,45 @@ impl AdamW {
             };
             torch_ext::fused_adamw(&options, state)?;
             for part in &group.eight {
-                let moved = (&part.parameter, &gradients.tensors()[part.index]);
+                let gradient = &gradients.tensors()[part.index - range.start];
                 let moments = (&part.average, &part.square);
-                step_in_slices(&options, moved, moments, self.steps)?;
+                step_in_slices(&options, (&part.parameter, gradient), moments, turn.steps)?;
             }
         }
-        self.steps += 1;
+        self.turns[number].steps += 1;
         Ok(())
     }
 
-    /// Number of steps that were taken.
+    /// Number of steps that were taken, of all turns.
     pub fn steps(&self) -> u64 {
-        self.steps
+        self.turns.iter().map(|turn| turn.steps).sum()
     }
 
-    /// Declares that the state, filled in place, is that after `steps` steps.
+    /// The same of each turn.
+    pub fn steps_of_turns(&self) -> Vec<u64> {
+        self.turns.iter().map(|turn| turn.steps).collect()
+    }
+
+    /// Declares that the state, filled in place, is that after so many steps of each turn.
     ///
     /// # Errors
-    /// When the device fails.
-    pub fn set_steps(&mut self, steps: u64) -> Result<(), Error> {
-        self.steps = steps;
-        for counter in self
-            .groups
-            .iter_mut()
-            .flat_map(|group| &mut group.full.steps)
-        {
-            // Exact up to 2^24 steps, which is the kernel's own limit.
-            let _ = counter.f_fill_(steps as f64)?;
+    /// When there are other turns than these, or the device fails.
+    pub fn set_steps(&mut self, steps: &[u64]) -> Result<(), Error> {
+        if steps.len() != self.turns.len() {
+            return Err(Error::Internal(format!(
+                "the steps of {} turns for an optimizer of {}",
+                steps.len(),
+                self.turns.len()
+            )));
+        }
+        for (turn, steps) in self.turns.iter_mut().zip(steps) {
+            turn.steps = *steps;
+        }
+        for group in &mut self.groups {
+            for counter in &mut group.full.steps {
+                // Exact up to 2^24 steps, which is the kernel's own limit.
+                let _ = counter.f_fill_(steps[group.turn] as f64)?;
+            }
         }
         Ok(())
     }
@@ -232,6 +297,7 @@ impl AdamW {
 
 impl Group {
     fn new(
+        turn: usize,
         group: ParameterGroup,
         settings: AdamWSettings,
         all: &Parameters,
@@ -242,6 +308,7 @@ impl Group {
             indices,
         } = group;
         let mut group = Self {
+            turn,
             learning_rate_ratio,
             weight_decay,
             full: Full::default(),

@@ -5,6 +5,8 @@
 //! in diffusers: `min(decay, (1 + n) / (10 + n))` after `n` steps, so that the initial
 //! weights are soon forgotten.
 
+use std::ops::Range;
+
 use tch::Tensor;
 
 use crate::Error;
@@ -40,15 +42,21 @@ impl Ema {
         decay.map(|decay| Self::new(decay, parameters)).transpose()
     }
 
-    /// Takes in the parameters after `steps` steps.
+    /// Takes in the parameters at positions `range` after their `steps` steps.
     ///
     /// # Errors
     /// When the device fails.
-    pub fn update(&mut self, parameters: &Parameters, steps: u64) -> Result<(), Error> {
+    pub fn update(
+        &mut self,
+        parameters: &Parameters,
+        range: Range<usize>,
+        steps: u64,
+    ) -> Result<(), Error> {
         let _no_grad = tch::no_grad_guard();
         let steps = steps as f64;
         let decay = self.decay.min((1.0 + steps) / (10.0 + steps));
-        for (average, tensor) in self.averages.iter_mut().zip(parameters.tensors()) {
+        let both = self.averages.iter_mut().zip(parameters.tensors());
+        for (average, tensor) in both.skip(range.start).take(range.len()) {
             let _ = average.f_lerp_(&tensor.f_detach()?, 1.0 - decay)?;
         }
         Ok(())
@@ -103,10 +111,10 @@ mod tests {
         let mut ema = Ema::new(0.9, &parameters).unwrap();
         let _ = tensor.detach().fill_(1.0);
         // (1 + 0) / (10 + 0): nine tenths of the way at once.
-        ema.update(&parameters, 0).unwrap();
+        ema.update(&parameters, 0..1, 0).unwrap();
         assert!((ema.averages[0].double_value(&[0]) - 0.9).abs() < 1e-6);
         // Long after, a tenth of what is left.
-        ema.update(&parameters, 1_000_000).unwrap();
+        ema.update(&parameters, 0..1, 1_000_000).unwrap();
         assert!((ema.averages[0].double_value(&[0]) - 0.91).abs() < 1e-6);
         ema.swap(&parameters).unwrap();
         assert!((value(&parameters) - 0.91).abs() < 1e-6);

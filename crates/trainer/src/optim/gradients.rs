@@ -4,19 +4,45 @@
 //! taken out at once, so that the first pass of a step is moved, not added to zeros,
 //! and nothing has to be cleared.
 
+use std::ops::Range;
+
 use tch::Tensor;
 
 use crate::Error;
-use models::Parameters;
+use models::{Parameter, Parameters};
 
-/// One gradient for each parameter, in the parameters' order.
+/// One gradient for each parameter that learns in a step, in the parameters' order.
 #[derive(Debug, Default)]
 pub struct Gradients {
     /// Empty before the first backward pass.
     list: Vec<Tensor>,
+    /// Positions of these parameters; `None` for all.
+    range: Option<Range<usize>>,
 }
 
 impl Gradients {
+    /// Those of the parameters at these positions alone.
+    pub fn of(range: Range<usize>) -> Self {
+        Self {
+            list: Vec::new(),
+            range: Some(range),
+        }
+    }
+
+    /// Positions of the parameters that these are of, out of `count`.
+    pub fn range(&self, count: usize) -> Range<usize> {
+        self.range.clone().unwrap_or(0..count)
+    }
+
+    /// The parameters that these are of.
+    pub fn of_parameters<'a>(
+        &self,
+        parameters: &'a Parameters,
+    ) -> impl Iterator<Item = &'a Parameter> + use<'a> {
+        let range = self.range(parameters.iter().len());
+        parameters.iter().skip(range.start).take(range.len())
+    }
+
     /// Adds the gradients of `loss` (a scalar) to these.
     ///
     /// # Errors
@@ -24,8 +50,8 @@ impl Gradients {
     pub fn accumulate(&mut self, loss: &Tensor, parameters: &Parameters) -> Result<(), Error> {
         // Not into chosen inputs: backward would then pass by checkpointed blocks.
         torch_ext::backward(loss)?;
-        let fresh = parameters
-            .iter()
+        let fresh = self
+            .of_parameters(parameters)
             .map(|parameter| {
                 let gradient = torch_ext::take_gradient(&mut parameter.tensor.shallow_clone())?;
                 let name = &parameter.name;
@@ -90,7 +116,7 @@ impl Gradients {
         Ok(())
     }
 
-    /// The gradients in the order of the parameters.
+    /// The gradients in the order of their parameters.
     pub fn tensors(&self) -> &[Tensor] {
         &self.list
     }

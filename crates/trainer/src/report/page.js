@@ -248,7 +248,20 @@ function header() {
 function curves() {
   const loss = points("train", (r) => r.loss);
   const mean = smooth(loss);
-  chart({ title: "Loss", unit: "nats per token", wide: true, curves: [
+  /* Models that learn in turn, whose losses are on scales of their own. */
+  const turns = [...new Set(records.flatMap((r) => Object.keys(r.turns ?? {})))].sort();
+  for (const [index, turn] of turns.entries()) {
+    const colour = index % 2 ? "two" : "one";
+    const name = turn.replaceAll("_", " ");
+    const own = points("train", (r) => r.turns?.[turn]?.loss);
+    const smoothed = smooth(own);
+    chart({ title: `Loss, ${name}`, unit: data.loss_unit, wide: true, curves: [
+      { name: "training", colour: smoothed.length ? `${colour}-pale` : colour, points: own },
+      { name: "training, smoothed", colour, points: smoothed },
+      { name: "held-out data", colour: index % 2 ? "one" : "two", points: points("eval", (r) => r.turns?.[turn]), dots: true },
+    ] });
+  }
+  if (turns.length === 0) chart({ title: "Loss", unit: data.loss_unit, wide: true, curves: [
     { name: "training", colour: mean.length ? "one-pale" : "one", points: loss },
     { name: "training, smoothed", colour: "one", points: mean },
     { name: "held-out data", colour: "two", points: points("eval", (r) => r.eval_loss), dots: true },
@@ -265,7 +278,9 @@ function curves() {
     { name: "training", colour: "one", points: points("train", (r) => r.tokens_per_second) }] });
   chart({ title: "Learning rate", unit: "per step", zero: true, curves: [
     { name: "schedule", colour: "one", points: points("train", (r) => r.learning_rate) }] });
-  chart({ title: "Gradient norm", unit: "norm before clipping", zero: true, curves: [
+  const norms = turns.map((turn, index) => ({ name: turn.replaceAll("_", " "), colour: index % 2 ? "two" : "one",
+    points: points("train", (r) => r.turns?.[turn]?.grad_norm) }));
+  chart({ title: "Gradient norm", unit: "norm before clipping", zero: true, curves: norms.length ? norms : [
     { name: "norm", colour: "one", points: points("train", (r) => r.grad_norm) }] });
 }
 

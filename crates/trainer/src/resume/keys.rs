@@ -132,6 +132,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("train.min_sigma", Free),
     ("train.max_sigma", Free),
     ("train.experts", Fixed),
+    ("train.steps_per_expert", Free),
     ("train.resume_from_checkpoint", Unrelated),
     ("sample.sample_steps", Free),
     ("sample.prompts", Free),

@@ -10,17 +10,17 @@ use crate::observer::Observer;
 impl Run<'_> {
     /// Whether the evaluation of this step is the best so far and somebody will want it.
     pub(super) fn note_if_best(&mut self) -> bool {
-        let Some((step, evaluation)) = self.last_evaluation else {
+        let Some((step, evaluation)) = self.last_evaluation.as_ref() else {
             return false;
         };
-        if !self.config.train.load_best_model_at_end || step != self.step {
+        if !self.config.train.load_best_model_at_end || *step != self.step {
             return false;
         }
-        let found = value(self.config.train.metric_for_best_model, &evaluation);
+        let found = value(self.config.train.metric_for_best_model, evaluation);
         let found = found.filter(|found| found.is_finite());
         let better = found.filter(|value| self.best.is_none_or(|best| *value < best.value));
         if let Some(value) = better {
-            self.best = Some(Best { step, value });
+            self.best = Some(Best { step: *step, value });
         }
         better.is_some()
     }

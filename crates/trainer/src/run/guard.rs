@@ -99,7 +99,8 @@ pub(super) fn describe(
 ) -> Result<SkippedStep, Error> {
     let mut tensors = Vec::new();
     let mut further_tensors = 0;
-    for (parameter, gradient) in parameters.iter().zip(gradients.tensors()) {
+    let own = gradients.of_parameters(parameters);
+    for (parameter, gradient) in own.zip(gradients.tensors()) {
         let count = |tensor: Tensor| -> Result<u64, Error> {
             Ok(i64::try_from(&tensor.f_sum(Kind::Int64)?)? as u64)
         };

@@ -100,8 +100,7 @@ pub(super) fn share_trained(
         }
     }
     if let Some(state) = state {
-        let steps = state.optimizer_steps.unwrap_or(state.step);
-        trained.optimizer.set_steps(steps)?;
+        trained.optimizer.set_steps(&state.steps_of_turns())?;
     }
     Ok(())
 }

@@ -91,7 +91,7 @@ impl Run<'_> {
             return Ok(summary);
         }
         self.export(ending)?;
-        self.recorder.draw()?;
+        self.recorder.draw(self.config.loss_unit())?;
         let summary = self.summary(ending);
         let path = self.folder.join("summary.json");
         let text = serde_json::to_string_pretty(&summary)
@@ -125,6 +125,7 @@ impl Run<'_> {
             placement: self.placer.report(),
             error: error.map(ToString::to_string),
             written: now.unwrap_or_default().as_secs(),
+            loss_unit: self.config.loss_unit(),
             warmup_steps: self.config.train.warmup_steps,
             commands,
             // The page is what people pass on.
@@ -151,7 +152,10 @@ impl Run<'_> {
             repeated_steps: self.oom.repeated_steps,
             micro_batch: self.oom.micro_batch(),
             best: self.best,
-            held_out: self.last_evaluation.map(|(_, evaluation)| evaluation),
+            held_out: self
+                .last_evaluation
+                .as_ref()
+                .map(|(_, evaluation)| evaluation.clone()),
             tokens: units,
             tokens_per_second: if train_seconds > 0.0 {
                 units as f64 / train_seconds

@@ -224,6 +224,7 @@ impl Task for CausalLm {
             nats_per_byte: Some(nats / bytes as f64),
             samples: starts.len() as u64,
             complete,
+            ..Evaluation::default()
         })
     }
 

@@ -242,6 +242,7 @@ impl Task for FineTune {
             nats_per_byte: None,
             samples: rows.len() as u64,
             complete,
+            ..Evaluation::default()
         })
     }
 

@@ -3,69 +3,61 @@
 //! At level σ a clip is (1 − σ) · clean + σ · noise, the model is told the time 1000 σ, and the loss is the
 //! mean squared error of its velocity, which should be noise − clean.
 
+mod expert;
 mod lora_file;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use models::Parameters;
-use models::adapters::{
-    Attached, Attachment, LoraConfig, Modules, PeftAdapter, adapter_config, write_peft,
-};
 use models::formats::{SafetensorsFile, TensorSource};
-use models::model::{Base, Builder, FileWeights, Pass, Streaming};
-use models::pretrained::fingerprint;
+use models::model::Pass;
 use models::wan::files::{Part, PartFile};
+use models::wan::lora::Expert as Which;
 use models::wan::text_encoder::TEXT_ROWS;
-use models::wan::transformer::{Times, Transformer, TransformerConfig};
+use models::wan::transformer::{Times, TransformerConfig};
 use placement::Placer;
-use placement::swap::{SwapOptions, SwapReport};
+use placement::plan::Memory;
+use placement::swap::SwapReport;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
+use self::expert::{Expert, Residency, base_bytes};
 use super::clip_order::{ClipOrder, Position};
-use super::{Batch, Task};
+use super::{Batch, Task, Turn};
 use crate::Error;
-use crate::config::{Config, Experts, LoraFormat, ModuleNames, Quantization};
+use crate::config::Config;
 use crate::estimate::Footprint;
 use crate::events::{Evaluation, Sample};
 use crate::observer::Observer;
 use crate::text::thousands;
-use crate::video::{Clip, Density, Encoded, ModelFolder, Pipeline, VideoData};
+use crate::video::{Clip, Encoded, ModelFolder, Pipeline, VideoData};
 
-/// The linear layers of a block, which is what programs that load LoRAs of Wan know.
-const LAYERS: [&str; 6] = [
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out.0",
-    "ffn.net.0.proj",
-    "ffn.net.2",
-];
+/// Steps in a row of each of two experts, where the config says nothing.
+const STEPS_PER_EXPERT: u64 = 10;
 /// Levels at which the held-out loss is measured, spread evenly over what is trained.
 const LEVELS: u32 = 5;
 
-/// A video model, its LoRA, and the clips that it learns.
+/// A video model, its LoRAs, and the clips that they learn.
 pub struct WanLora {
-    model: Transformer,
-    folder: ModelFolder,
-    fingerprint: String,
-    adapter: Attached,
+    /// Those that are trained, that of high noise first.
+    experts: Vec<Expert>,
+    residency: RefCell<Residency>,
+    /// The expert that learns in this step.
+    turn: usize,
+    /// Of all experts.
     parameters: Parameters,
-    /// Bytes of the model in memory that do not learn.
-    base_bytes: u64,
+    folder: ModelFolder,
     data: VideoData,
     order: ClipOrder,
-    density: Density,
-    /// The levels that are trained, from the lowest to the highest.
-    range: (f64, f64),
-    format: LoraFormat,
     config: Config,
     compute: Kind,
 }
 
 impl WanLora {
-    /// The model in the folder `path` with a LoRA, and the data, as `config` says; what is not in the
-    /// cache yet is encoded first.
+    /// The model in the folder `path` with a LoRA for each expert that is trained, and the data, as
+    /// `config` says; what is not in the cache yet is encoded first. `memory` is what plans may use.
     ///
     /// # Errors
     /// When a file is missing, damaged or not known here, the adapter does not fit, media or captions
@@ -74,54 +66,78 @@ impl WanLora {
         config: &Config,
         path: &Path,
         placer: &mut Placer,
+        memory: Memory,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
         let folder = ModelFolder::open(path)?;
-        let (part, low, high) = folder.trained(config)?;
-        let shape = TransformerConfig::read(&part.join("config.json"))?;
-        check_inputs(config, &folder, &shape)?;
+        let parts = folder.trained(config)?;
+        let shape = shape(config, &folder)?;
         let data = VideoData::prepare(config, &folder, shape.patch_size[1], placer, observer)?;
-        observer.preparing("loading the transformer");
-        let weights = PartFile::open(Part::Transformer, &part)?;
         let compute = match config.train.bf16.on(placer.device()) {
             true => Kind::BFloat16,
             false => Kind::Float,
         };
+        let mut residency = Residency::all();
+        if parts.len() > 1 {
+            let mut needed = activations(config, &shape, &data, compute);
+            for part in &parts {
+                let weights = PartFile::open(Part::Transformer, &part.path)?;
+                needed += base_bytes(config, &weights, compute);
+            }
+            residency = Residency::one(config, memory, needed)?;
+        }
         tch::manual_seed(config.seed as i64);
-        let mut attachment = attachment(config)?;
-        let mut parameters = Parameters::default();
-        let device = placer.device();
-        let streaming = streaming(config, &shape, placer);
-        let mut source = FileWeights::new(&weights, compute, placer);
-        let base = Base::Frozen(compute);
-        let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
-            .with_adapters(&mut attachment)
-            .quantized(config.model.quantization.map(Into::into))
-            .streamed(streaming);
-        let mut model = Transformer::new(&shape, device, &mut builder)?;
-        model.offload_activations(config.train.activation_offload && device != Device::Cpu);
-        let adapter = attachment.finish()?;
-        let wanted = config.adapter.as_ref().and_then(|adapter| adapter.format);
-        let format = lora_file::form(wanted, &adapter.modules, shape.num_layers)?;
+        let (mut experts, mut parameters) = (Vec::new(), Parameters::default());
+        for part in &parts {
+            observer.preparing("loading the transformer");
+            // Room for the next.
+            residency.enter(&experts, None, placer)?;
+            let expert = Expert::open(config, part, compute, placer)?;
+            let prefix = match parts.len() {
+                1 => String::new(),
+                _ => format!("{}.", expert.name()),
+            };
+            parameters.extend(&prefix, &expert.parameters);
+            experts.push(expert);
+            residency.forget();
+        }
+        residency.enter(&experts, Some(0), placer)?;
+        if let Some(steps) = Self::steps_per_expert(config, &experts)
+            && config.train.max_steps <= steps
+        {
+            tracing::warn!(
+                "`train.max_steps` {} is over before the expert of low noise learns anything: lower \
+                 `train.steps_per_expert` ({steps})",
+                config.train.max_steps
+            );
+        }
         let shapes: Vec<_> = data.training.iter().map(|clip| clip.shape).collect();
-        let train = &config.train;
-        let rows = train.per_device_train_batch_size as usize;
+        let rows = config.train.per_device_train_batch_size as usize;
         let repeats = config.data.num_repeats.unwrap_or(1) as usize;
         Ok(Self {
-            model,
-            fingerprint: fingerprint(&weights)?,
-            folder,
-            adapter,
-            format,
+            experts,
+            residency: RefCell::new(residency),
+            turn: 0,
             parameters,
-            base_bytes: base_bytes(config, &weights, compute),
+            folder,
             order: ClipOrder::new(config.seed, &shapes, rows, repeats),
             data,
-            density: Density::new(train, low, high)?,
-            range: (low, high),
             config: config.clone(),
             compute,
         })
+    }
+
+    /// Steps in a row of each expert, where there are several.
+    fn steps_per_expert(config: &Config, experts: &[Expert]) -> Option<u64> {
+        let steps = config.train.steps_per_expert.unwrap_or(STEPS_PER_EXPERT);
+        (experts.len() > 1).then_some(steps)
+    }
+
+    /// Has that expert on the device.
+    fn bring(&self, number: Option<usize>, placer: &mut Placer) -> Result<(), Error> {
+        self.residency
+            .borrow_mut()
+            .enter(&self.experts, number, placer)
     }
 
     /// The tensors of clips, each at a level of noise.
@@ -162,8 +178,9 @@ impl WanLora {
         Ok(Batch::new(tensors, tokens))
     }
 
-    /// The mean squared error of each clip of a batch on the device, `[rows]`.
-    fn losses(&self, batch: &Batch, pass: Pass) -> Result<Tensor, Error> {
+    /// The mean squared error of each clip of a batch on the device, `[rows]`, of an expert that is
+    /// there too.
+    fn losses(&self, expert: &Expert, batch: &Batch, pass: Pass) -> Result<Tensor, Error> {
         let (clean, noise) = (batch.get("latents")?, batch.get("noise")?);
         let sigma = batch.get("sigma")?.f_to_kind(Kind::Float)?;
         let level = sigma.f_view([-1, 1, 1, 1, 1])?;
@@ -188,7 +205,7 @@ impl WanLora {
             Some(condition) => Tensor::f_cat(&[&noisy, condition], 1)?,
             None => noisy,
         };
-        let velocity = self
+        let velocity = expert
             .model
             .velocity(&input, &times, batch.get("text")?, pass)?;
         let mut apart = velocity.f_sub(&noise.f_sub(clean)?)?;
@@ -200,44 +217,29 @@ impl WanLora {
             .f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?)
     }
 
-    /// Name of the LoRA file: that of the run, and the expert's.
-    fn file_name(&self) -> String {
-        let expert = match self.config.train.experts {
-            Some(Experts::High) => "_high_noise",
-            Some(Experts::Low) => "_low_noise",
-            None => "",
-        };
-        let name = &self.config.name;
-        // Other files of a checkpoint are called so.
-        match ["model", "optimizer", "adapter_model"].contains(&name.as_str()) {
-            true => format!("{name}_lora{expert}.safetensors"),
-            false => format!("{name}{expert}.safetensors"),
+    /// The mean over the held-out clips, each at the same levels with the same noise every time.
+    fn held_out_loss(
+        &self,
+        expert: &Expert,
+        numbers: &[u64],
+        placer: &mut Placer,
+    ) -> Result<f64, Error> {
+        let (low, high) = expert.range;
+        let mut sum = 0.0;
+        for number in numbers {
+            let clip = &self.data.held_out[*number as usize];
+            for level in 0..LEVELS {
+                let share = (f64::from(level) + 0.5) / f64::from(LEVELS);
+                let sigma = low + share * (high - low);
+                let sigma = Tensor::f_from_slice(&[sigma as f32])?;
+                torch_ext::random::manual_seed((number << 8) | u64::from(level))?;
+                let noise = |latents: &Tensor| Ok(latents.f_randn_like()?);
+                let batch = placer.batch(self.batch(&[clip], &[false], &sigma, noise)?)?;
+                let losses = self.losses(expert, &batch, Pass::Evaluate)?;
+                sum += f64::try_from(&losses.f_mean(Kind::Float)?)?;
+            }
         }
-    }
-
-    /// What the metadata of the LoRA file say.
-    fn about(&self) -> Vec<(&'static str, String)> {
-        let lora = &self.adapter.config;
-        let mut about = vec![
-            ("format", "pt".to_owned()),
-            ("modelspec.title", self.config.name.clone()),
-            ("modelspec.architecture", "wan/lora".to_owned()),
-            ("ss_network_module", "networks.lora_wan".to_owned()),
-            ("ss_network_dim", lora.rank.to_string()),
-            ("ss_network_alpha", lora.alpha.to_string()),
-            ("ss_output_name", self.config.name.clone()),
-            ("ss_sd_model_name", self.folder.path.display().to_string()),
-            ("surefoot.version", env!("CARGO_PKG_VERSION").to_owned()),
-        ];
-        if let Some(word) = &self.config.data.trigger_word {
-            about.push(("modelspec.trigger_phrase", word.clone()));
-        }
-        match self.config.train.experts {
-            Some(Experts::High) => about.push(("surefoot.expert", "high_noise".to_owned())),
-            Some(Experts::Low) => about.push(("surefoot.expert", "low_noise".to_owned())),
-            None => {}
-        }
-        about
+        Ok(sum / (numbers.len().max(1) as f64 * f64::from(LEVELS)))
     }
 
     /// Numbers of held-out clips to measure, and whether those are all.
@@ -254,9 +256,7 @@ pub(crate) fn encode_data(
     observer: &mut dyn Observer,
 ) -> Result<Encoded, Error> {
     let folder = ModelFolder::open(path)?;
-    let (part, ..) = folder.trained(config)?;
-    let shape = TransformerConfig::read(&part.join("config.json"))?;
-    check_inputs(config, &folder, &shape)?;
+    let shape = shape(config, &folder)?;
     let data = VideoData::prepare(config, &folder, shape.patch_size[1], placer, observer)?;
     Ok(Encoded {
         folder: data.folder,
@@ -302,83 +302,69 @@ fn check_inputs(
     Ok(())
 }
 
-/// The LoRA to put on the model, fresh or from its file.
-fn attachment(config: &Config) -> Result<Attachment, Error> {
-    let Some(adapter) = &config.adapter else {
-        return Err(Error::Data(
-            "of a video model, a LoRA is trained: add `adapter`".into(),
-        ));
-    };
-    if let Some(folder) = &adapter.resume_from {
-        return Ok(Attachment::saved(PeftAdapter::open(folder)?)?);
+/// The sizes of the transformers that are trained, which fit the pipeline.
+fn shape(config: &Config, folder: &ModelFolder) -> Result<TransformerConfig, Error> {
+    let mut first = None;
+    for part in folder.trained(config)? {
+        let shape = TransformerConfig::read(&part.path.join("config.json"))?;
+        check_inputs(config, folder, &shape)?;
+        match &first {
+            None => first = Some(shape),
+            Some(first) if *first == shape => {}
+            Some(_) => {
+                return Err(Error::Data(format!(
+                    "the two transformers in `{}` are of different sizes",
+                    folder.path.display()
+                )));
+            }
+        }
     }
-    let mut lora: LoraConfig = adapter.lora()?;
-    let all = ModuleNames::Pattern("all-linear".into());
-    if adapter.target_modules == all {
-        lora.target_modules = Modules::Suffixes(LAYERS.map(str::to_owned).into());
-    }
-    Ok(Attachment::fresh(&lora)?)
+    first.ok_or_else(|| Error::Internal("no transformer is trained".into()))
 }
 
-/// Which blocks travel, if any.
-fn streaming(config: &Config, shape: &TransformerConfig, placer: &Placer) -> Option<Streaming> {
-    let count = shape.num_layers.max(0) as usize;
-    let away = match (config.model.low_vram, config.model.blocks_to_swap) {
-        (Some(true), _) => count,
-        (_, Some(blocks)) => count.min(blocks as usize),
-        _ => 0,
-    };
-    // Spread evenly.
-    let blocks: Vec<usize> = (0..away).map(|index| index * count / away).collect();
-    (!blocks.is_empty()).then(|| Streaming {
-        blocks,
-        options: SwapOptions {
-            slots: config.model.ring_slots.unwrap_or(2) as usize,
-            verify: placer.policy().verify,
-            transport: placer.options().clone(),
-            preserve_generators: config
-                .adapter
-                .as_ref()
-                .is_some_and(|a| a.lora_dropout > 0.0),
-            offload_inputs: config.train.activation_offload && placer.device() != Device::Cpu,
-            ..SwapOptions::default()
-        },
-    })
-}
-
-/// Bytes of the frozen weights.
-fn base_bytes(config: &Config, weights: &PartFile, compute: Kind) -> u64 {
-    let matrix = match config.model.quantization {
-        None => compute.elt_size_in_bytes() as f64,
-        Some(Quantization::Int8) => 1.0,
-        // Half a byte, and a scale of four bytes for 64.
-        Some(Quantization::Nf4) => 0.5 + 4.0 / 64.0,
-    };
-    let names = weights.names().into_iter();
-    let bytes = names.filter_map(|name| {
-        let shape = weights.shape(&name)?;
-        let numbers = shape.iter().product::<i64>() as f64;
-        Some(numbers * if shape.len() == 2 { matrix } else { 4.0 })
-    });
-    bytes.sum::<f64>() as u64
+/// Bytes that a pass keeps for its way back: of each block the stream, what its norms, attentions and
+/// adapters see, and the inside of its feed-forward layer; with checkpoints the stream before each block,
+/// and the inside of one.
+fn activations(config: &Config, shape: &TransformerConfig, data: &VideoData, compute: Kind) -> u64 {
+    let (width, inner) = (shape.width() as u64, shape.ffn_dim as u64);
+    let compute = compute.elt_size_in_bytes() as u64;
+    let rows = u64::from(config.train.per_device_train_batch_size);
+    let longest = data.training.iter().map(|clip| clip.tokens).max();
+    let tokens = rows * longest.unwrap_or(0);
+    // Three norms of the stream and two of queries and keys in fp32, inputs of six adapters in fp32,
+    // and queries, keys, values and results of two attentions.
+    let kept = tokens * (width * (4 * (3 + 3) + 4 * 5 + compute * 7) + inner * (4 + 2 * compute));
+    let layers = shape.num_layers as u64;
+    let stream = tokens * width * compute;
+    match config.train.gradient_checkpointing {
+        true => layers * stream + kept,
+        false => layers * kept,
+    }
 }
 
 impl Task for WanLora {
     fn description(&self) -> String {
-        let expert = match self.config.train.experts {
-            Some(Experts::High) => ", the expert of high noise",
-            Some(Experts::Low) => ", the expert of low noise",
-            None => "",
+        let first = &self.experts[0];
+        let which = match (self.experts.len(), first.which) {
+            (1, None) => "",
+            (1, Some(Which::High)) => ", the expert of high noise",
+            (1, Some(Which::Low)) => ", the expert of low noise",
+            _ => ", both experts in turn",
         };
+        let ranges = self.experts.iter();
+        let ranges = ranges.map(|expert| format!("{} to {}", expert.range.0, expert.range.1));
         format!(
-            "{}{expert}, with a LoRA of rank {} on {} layers, {} parameters trained at levels of noise from \
-             {} to {}",
+            "{}{which}, with a LoRA of rank {} on {} layers{}, {} parameters trained at levels of noise from {}",
             self.folder.path.display(),
-            self.adapter.config.rank,
-            self.adapter.modules.len(),
+            first.adapter.config.rank,
+            first.adapter.modules.len(),
+            if self.experts.len() > 1 {
+                " of each"
+            } else {
+                ""
+            },
             thousands(self.parameters.count()),
-            self.range.0,
-            self.range.1,
+            ranges.collect::<Vec<_>>().join(" and from "),
         )
     }
 
@@ -398,34 +384,45 @@ impl Task for WanLora {
         &self.parameters
     }
 
-    /// Of each block the stream, what its norms, attentions and adapters see, and the inside of its
-    /// feed-forward layer; with checkpoints the stream before each block, and the inside of one.
+    fn turns(&self) -> Vec<Turn> {
+        if self.experts.len() == 1 {
+            return Vec::new();
+        }
+        let mut end = 0;
+        let turns = self.experts.iter().map(|expert| {
+            let start = end;
+            end += expert.parameters.iter().len();
+            Turn {
+                name: expert.name(),
+                parameters: start..end,
+            }
+        });
+        turns.collect()
+    }
+
+    fn begin_step(&mut self, steps: u64, placer: &mut Placer) -> Result<usize, Error> {
+        let per_expert = Self::steps_per_expert(&self.config, &self.experts);
+        self.turn = per_expert.map_or(0, |own| steps / own % self.experts.len() as u64) as usize;
+        self.bring(Some(self.turn), placer)?;
+        Ok(self.turn)
+    }
+
     fn footprint(&self) -> Footprint {
-        let shape = self.model.config();
-        let (width, inner) = (shape.width() as u64, shape.ffn_dim as u64);
-        let compute = self.compute.elt_size_in_bytes() as u64;
-        let rows = u64::from(self.config.train.per_device_train_batch_size);
-        let longest = self.data.training.iter().map(|clip| clip.tokens).max();
-        let tokens = rows * longest.unwrap_or(0);
-        // Three norms of the stream and two of queries and keys in fp32, inputs of six adapters in fp32,
-        // and queries, keys, values and results of two attentions.
-        let kept =
-            tokens * (width * (4 * (3 + 3) + 4 * 5 + compute * 7) + inner * (4 + 2 * compute));
-        let layers = shape.num_layers as u64;
-        let stream = tokens * width * compute;
-        let activations = match self.config.train.gradient_checkpointing {
-            true => layers * stream + kept,
-            false => layers * kept,
+        let shape = self.experts[0].model.config();
+        let bases = self.experts.iter().map(|expert| expert.base_bytes);
+        let base: u64 = match self.residency.borrow().is_one_at_a_time() {
+            true => bases.max().unwrap_or(0),
+            false => bases.sum(),
         };
         Footprint {
-            weights: self.base_bytes + self.parameters.count() * 4,
-            activations,
+            weights: base + self.parameters.count() * 4,
+            activations: activations(&self.config, shape, &self.data, self.compute),
             logits: 0,
         }
     }
 
     fn streamed(&self) -> Option<SwapReport> {
-        self.model.streamed()
+        self.experts[0].model.streamed()
     }
 
     fn starts_trained(&self) -> bool {
@@ -442,7 +439,8 @@ impl Task for WanLora {
         let options = (Kind::Double, Device::Cpu);
         let drawn = Tensor::f_rand([2, clips.len() as i64], options)?;
         let uniform = Vec::<f64>::try_from(&drawn.f_select(0, 0)?)?;
-        let sigma = uniform.into_iter().map(|u| self.density.sigma(u));
+        let density = &self.experts[self.turn].density;
+        let sigma = uniform.into_iter().map(|u| density.sigma(u));
         let sigma = Tensor::f_from_slice(&sigma.collect::<Result<Vec<_>, _>>()?)?;
         let share = self.config.data.caption_dropout.unwrap_or(0.0);
         let dropped = Vec::<f64>::try_from(&drawn.f_select(0, 1)?)?.into_iter();
@@ -462,36 +460,34 @@ impl Task for WanLora {
         let pass = Pass::Train {
             checkpoint: self.config.train.gradient_checkpointing,
         };
-        Ok(self.losses(batch, pass)?.f_mean(Kind::Float)?)
+        let expert = &self.experts[self.turn];
+        Ok(self.losses(expert, batch, pass)?.f_mean(Kind::Float)?)
     }
 
     fn evaluates(&self) -> bool {
         !self.data.held_out.is_empty()
     }
 
-    /// The mean over the held-out clips, each at the same levels with the same noise every time.
+    /// The mean of the experts, each at levels of its own.
     fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
         let _no_grad = tch::no_grad_guard();
         let (numbers, complete) = self.measured(limit);
-        let mut sum = 0.0;
-        for number in &numbers {
-            let clip = &self.data.held_out[*number as usize];
-            for level in 0..LEVELS {
-                let share = (f64::from(level) + 0.5) / f64::from(LEVELS);
-                let sigma = self.range.0 + share * (self.range.1 - self.range.0);
-                let sigma = Tensor::f_from_slice(&[sigma as f32])?;
-                torch_ext::random::manual_seed((number << 8) | u64::from(level))?;
-                let noise = |latents: &Tensor| Ok(latents.f_randn_like()?);
-                let batch = placer.batch(self.batch(&[clip], &[false], &sigma, noise)?)?;
-                sum += f64::try_from(&self.losses(&batch, Pass::Evaluate)?.f_mean(Kind::Float)?)?;
-            }
+        let mut turns = BTreeMap::new();
+        for (index, expert) in self.experts.iter().enumerate() {
+            self.bring(Some(index), placer)?;
+            let loss = self.held_out_loss(expert, &numbers, placer)?;
+            turns.insert(expert.name().to_owned(), loss);
         }
-        let samples = numbers.len() as u64;
+        let loss = turns.values().sum::<f64>() / turns.len() as f64;
+        if self.experts.len() == 1 {
+            turns.clear();
+        }
         Ok(Evaluation {
-            loss: sum / (samples.max(1) as f64 * f64::from(LEVELS)),
+            loss,
             nats_per_byte: None,
-            samples,
+            samples: numbers.len() as u64,
             complete,
+            turns,
         })
     }
 
@@ -537,26 +533,23 @@ impl Task for WanLora {
     }
 
     fn identity(&self) -> Result<Value, Error> {
-        let mut adapter = adapter_config(&self.adapter, "");
-        if let Some(keys) = adapter.as_object_mut() {
-            keys.retain(|key, _| key != "base_model_name_or_path" && key != "lora_dropout");
-            keys.insert("layers".into(), json!(self.adapter.modules));
+        let mut identity = json!({ "adapter": self.experts[0].adapter_identity() });
+        for (expert, key) in self.experts.iter().zip(["transformer", "transformer_2"]) {
+            identity[key] = json!(expert.fingerprint);
         }
-        Ok(json!({ "transformer": self.fingerprint, "adapter": adapter }))
+        Ok(identity)
     }
 
-    /// The LoRA under the names that others look for, and in PEFT's form, from which training goes on.
+    /// The LoRAs under the names that others look for, and in PEFT's form, from which training goes on;
+    /// that of each of two experts in a folder of its own.
     fn export_adapter(&self, folder: &Path) -> Result<bool, Error> {
-        let base = self.folder.path.display().to_string();
-        write_peft(folder, &self.adapter, &self.parameters, &base)?;
-        let path = folder.join("adapter_config.json");
-        let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
-        // To PEFT, a video model is of no kind.
-        let text = text.replace("\"CAUSAL_LM\"", "null");
-        std::fs::write(&path, text).map_err(|error| Error::io("write", &path, error))?;
-        let path = folder.join(self.file_name());
-        let (adapter, parameters) = (&self.adapter, &self.parameters);
-        lora_file::write(&path, self.format, adapter, parameters, &self.about())?;
+        for expert in &self.experts {
+            let peft = match self.experts.len() {
+                1 => folder.to_owned(),
+                _ => folder.join(expert.name()),
+            };
+            expert.export(&self.config, &self.folder, folder, &peft)?;
+        }
         Ok(true)
     }
 

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::Error;
 use crate::config::{Config, Experts};
+use models::wan::lora::Expert;
 
 /// A folder with a `model_index.json`.
 #[derive(Debug, Clone)]
@@ -16,6 +17,17 @@ pub(crate) struct ModelFolder {
     pub(crate) expand_timesteps: bool,
     /// The level from which on the first of two transformers is used.
     pub(crate) boundary: Option<f64>,
+}
+
+/// A transformer that is trained.
+#[derive(Debug, Clone)]
+pub(crate) struct TrainedPart {
+    /// Which of two it is, where there are two.
+    pub(crate) expert: Option<Expert>,
+    /// Its folder.
+    pub(crate) path: PathBuf,
+    /// The lowest and the highest level of noise that it learns.
+    pub(crate) range: (f64, f64),
 }
 
 /// What is made from what.
@@ -73,56 +85,86 @@ impl ModelFolder {
         self.path.join("transformer_2").is_dir()
     }
 
-    /// The transformer that is trained: its folder, and the lowest and highest level that it sees.
+    /// The transformers that are trained, that of high noise first.
     ///
     /// # Errors
-    /// When the config names an expert that there is not, names none of two, or leaves no level.
-    pub(crate) fn trained(&self, config: &Config) -> Result<(PathBuf, f64, f64), Error> {
-        let wrong = |reason: String| Err(Error::Data(reason));
+    /// When the config names experts that there are not, or leaves one no level.
+    pub(crate) fn trained(&self, config: &Config) -> Result<Vec<TrainedPart>, Error> {
         let train = &config.train;
-        let (part, from, to) = match (self.has_two(), train.experts) {
-            (false, None) => ("transformer", 0.0, 1.0),
-            (false, Some(_)) => {
-                return wrong(format!(
-                    "`train.experts`: `{}` has one transformer; drop the key",
+        if !self.has_two() {
+            let set = [
+                ("train.experts", train.experts.is_some()),
+                ("train.steps_per_expert", train.steps_per_expert.is_some()),
+                (
+                    "model.boundary_ratio",
+                    config.model.boundary_ratio.is_some(),
+                ),
+            ];
+            if let Some((key, _)) = set.into_iter().find(|(_, set)| *set) {
+                return Err(Error::Data(format!(
+                    "`{key}`: `{}` has one transformer; drop the key",
                     self.path.display()
-                ));
+                )));
             }
-            (true, None) => {
-                return wrong(format!(
-                    "`{}` has two experts, each of which gets a LoRA of its own: set `train.experts` to \
-                     `high` (layout and motion) or `low` (details), and train the other in another run",
-                    self.path.display()
-                ));
-            }
-            (true, Some(expert)) => {
-                let boundary = config.model.boundary_ratio.or(self.boundary);
-                let Some(boundary) = boundary else {
-                    return wrong(format!(
-                        "`{}` says no `boundary_ratio`: set `model.boundary_ratio` (0.875 for text to \
-                         video, 0.9 for image to video)",
-                        self.path.join("model_index.json").display()
-                    ));
-                };
-                match expert {
-                    Experts::High => ("transformer", boundary, 1.0),
-                    Experts::Low => ("transformer_2", 0.0, boundary),
-                }
-            }
-        };
-        if config.model.boundary_ratio.is_some() && !self.has_two() {
-            return wrong(
-                "`model.boundary_ratio`: this model has one transformer; drop the key".into(),
-            );
+            return Ok(vec![self.part(config, None, (0.0, 1.0))?]);
         }
-        let low = train.min_sigma.unwrap_or(0.0).max(from);
-        let high = train.max_sigma.unwrap_or(1.0).min(to);
+        let boundary = self.boundary(config)?;
+        let high = || self.part(config, Some(Expert::High), (boundary, 1.0));
+        let low = || self.part(config, Some(Expert::Low), (0.0, boundary));
+        Ok(match train.experts {
+            Some(Experts::High) => vec![high()?],
+            Some(Experts::Low) => vec![low()?],
+            Some(Experts::Both) | None => vec![high()?, low()?],
+        })
+    }
+
+    /// The level from which on the first of two transformers is used.
+    ///
+    /// # Errors
+    /// When neither the model nor the config says it.
+    pub(crate) fn boundary(&self, config: &Config) -> Result<f64, Error> {
+        let boundary = config.model.boundary_ratio.or(self.boundary);
+        boundary.ok_or_else(|| {
+            Error::Data(format!(
+                "`{}` says no `boundary_ratio`: set `model.boundary_ratio` (0.875 for text to \
+                 video, 0.9 for image to video)",
+                self.path.join("model_index.json").display()
+            ))
+        })
+    }
+
+    /// The folder of a transformer.
+    pub(crate) fn transformer(&self, expert: Option<Expert>) -> PathBuf {
+        self.path.join(match expert {
+            Some(Expert::Low) => "transformer_2",
+            _ => "transformer",
+        })
+    }
+
+    /// A transformer that sees the levels `from` to `to`, as far as the config leaves them to it.
+    fn part(
+        &self,
+        config: &Config,
+        expert: Option<Expert>,
+        (from, to): (f64, f64),
+    ) -> Result<TrainedPart, Error> {
+        let low = config.train.min_sigma.unwrap_or(0.0).max(from);
+        let high = config.train.max_sigma.unwrap_or(1.0).min(to);
         if low >= high {
-            return wrong(format!(
-                "`train.min_sigma` and `train.max_sigma` leave no level of noise of this expert, which \
+            let which = match expert {
+                None => "the model",
+                Some(Expert::High) => "the expert of high noise",
+                Some(Expert::Low) => "the expert of low noise",
+            };
+            return Err(Error::Data(format!(
+                "`train.min_sigma` and `train.max_sigma` leave no level of noise of {which}, which \
                  sees {from} to {to}"
-            ));
+            )));
         }
-        Ok((self.path.join(part), low, high))
+        Ok(TrainedPart {
+            expert,
+            path: self.transformer(expert),
+            range: (low, high),
+        })
     }
 }

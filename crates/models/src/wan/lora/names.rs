@@ -4,7 +4,7 @@ use super::Expert;
 use crate::wan::files::transformer_name;
 
 /// The linear layers of a block: in diffusers, and in the original files.
-pub(super) const LINEAR: [(&str, &str); 10] = [
+pub const LINEAR: [(&str, &str); 10] = [
     ("attn1.to_q", "self_attn.q"),
     ("attn1.to_k", "self_attn.k"),
     ("attn1.to_v", "self_attn.v"),

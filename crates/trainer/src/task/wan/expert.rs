@@ -1,0 +1,335 @@
+//! The experts of a run: what is trained of each, and which of them is on the device.
+
+use std::path::{Path, PathBuf};
+
+use models::Parameters;
+use models::adapters::{
+    Attached, Attachment, LoraConfig, Modules, PeftAdapter, adapter_config, write_peft,
+};
+use models::formats::TensorSource;
+use models::model::{Base, Builder, FileWeights, Streaming};
+use models::pretrained::fingerprint;
+use models::wan::files::{Part, PartFile};
+use models::wan::lora::{Expert as Which, LoraForm};
+use models::wan::transformer::{Transformer, TransformerConfig};
+use placement::oom::{Idle, Part as IdlePart};
+use placement::plan::Memory;
+use placement::swap::SwapOptions;
+use placement::{Bytes, Placer};
+use serde_json::{Value, json};
+use tch::{Device, Kind};
+
+use super::lora_file;
+use crate::Error;
+use crate::config::{Config, ModuleNames, Quantization};
+use crate::memory_plan::offload_folder;
+use crate::video::{Density, ModelFolder, TrainedPart};
+
+/// The linear layers of a block, which is what programs that load LoRAs of Wan know.
+const LAYERS: [&str; 6] = [
+    "to_q",
+    "to_k",
+    "to_v",
+    "to_out.0",
+    "ffn.net.0.proj",
+    "ffn.net.2",
+];
+
+/// A transformer with its LoRA.
+pub(super) struct Expert {
+    /// Which of two it is, where there are two.
+    pub(super) which: Option<Which>,
+    pub(super) model: Transformer,
+    pub(super) fingerprint: String,
+    pub(super) adapter: Attached,
+    /// Those of the LoRA, by PEFT's names.
+    pub(super) parameters: Parameters,
+    /// Bytes of the model that do not learn.
+    pub(super) base_bytes: u64,
+    pub(super) density: Density,
+    /// The levels that are trained, from the lowest to the highest.
+    pub(super) range: (f64, f64),
+    pub(super) form: LoraForm,
+}
+
+impl Expert {
+    /// The transformer `part` of the model in `folder` with a LoRA, as `config` says.
+    ///
+    /// # Errors
+    /// When a file is missing, damaged or not known here, the adapter does not fit, or memory runs out.
+    pub(super) fn open(
+        config: &Config,
+        part: &TrainedPart,
+        compute: Kind,
+        placer: &mut Placer,
+    ) -> Result<Self, Error> {
+        let shape = TransformerConfig::read(&part.path.join("config.json"))?;
+        let weights = PartFile::open(Part::Transformer, &part.path)?;
+        let mut attachment = attachment(config, part.expert)?;
+        let mut parameters = Parameters::default();
+        let device = placer.device();
+        let streaming = streaming(config, &shape, placer);
+        let mut source = FileWeights::new(&weights, compute, placer);
+        let base = Base::Frozen(compute);
+        let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
+            .with_adapters(&mut attachment)
+            .quantized(config.model.quantization.map(Into::into))
+            .streamed(streaming);
+        let mut model = Transformer::new(&shape, device, &mut builder)?;
+        model.offload_activations(config.train.activation_offload && device != Device::Cpu);
+        let adapter = attachment.finish()?;
+        let wanted = config.adapter.as_ref().and_then(|adapter| adapter.format);
+        let (low, high) = part.range;
+        Ok(Self {
+            which: part.expert,
+            form: lora_file::form(wanted, &adapter.modules, shape.num_layers)?,
+            model,
+            fingerprint: fingerprint(&weights)?,
+            adapter,
+            parameters,
+            base_bytes: base_bytes(config, &weights, compute),
+            density: Density::new(&config.train, low, high)?,
+            range: part.range,
+        })
+    }
+
+    /// What files and records call it.
+    pub(super) fn name(&self) -> &'static str {
+        name(self.which)
+    }
+
+    /// Name of its LoRA file: that of the run, and its own.
+    fn file_name(&self, run: &str) -> String {
+        let expert = match self.which {
+            Some(_) => format!("_{}", self.name()),
+            None => String::new(),
+        };
+        // Other files of a checkpoint are called so.
+        match ["model", "optimizer", "adapter_model"].contains(&run) {
+            true => format!("{run}_lora{expert}.safetensors"),
+            false => format!("{run}{expert}.safetensors"),
+        }
+    }
+
+    /// The shape of the adapter, for comparing runs.
+    pub(super) fn adapter_identity(&self) -> Value {
+        let mut adapter = adapter_config(&self.adapter, "");
+        if let Some(keys) = adapter.as_object_mut() {
+            keys.retain(|key, _| key != "base_model_name_or_path" && key != "lora_dropout");
+            keys.insert("layers".into(), json!(self.adapter.modules));
+        }
+        adapter
+    }
+
+    /// Writes the LoRA into `folder` under the names that others look for, and into `peft` in PEFT's
+    /// form, from which training goes on.
+    pub(super) fn export(
+        &self,
+        config: &Config,
+        model: &ModelFolder,
+        folder: &Path,
+        peft: &Path,
+    ) -> Result<(), Error> {
+        let base = model.path.display().to_string();
+        write_peft(peft, &self.adapter, &self.parameters, &base)?;
+        let path = peft.join("adapter_config.json");
+        let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
+        // To PEFT, a video model is of no kind.
+        let text = text.replace("\"CAUSAL_LM\"", "null");
+        std::fs::write(&path, text).map_err(|error| Error::io("write", &path, error))?;
+        let mut file = lora_file::of(&self.adapter, &self.parameters)?;
+        file.metadata = self.about(config, &base).into_iter().collect();
+        file.write(&folder.join(self.file_name(&config.name)), self.form)?;
+        Ok(())
+    }
+
+    /// What the metadata of the LoRA file say beside rank and alpha.
+    fn about(&self, config: &Config, base: &str) -> Vec<(String, String)> {
+        let mut about = vec![
+            ("modelspec.title", config.name.clone()),
+            ("modelspec.architecture", "wan/lora".to_owned()),
+            ("ss_output_name", config.name.clone()),
+            ("ss_sd_model_name", base.to_owned()),
+            ("surefoot.version", env!("CARGO_PKG_VERSION").to_owned()),
+        ];
+        if let Some(word) = &config.data.trigger_word {
+            about.push(("modelspec.trigger_phrase", word.clone()));
+        }
+        if self.which.is_some() {
+            about.push(("surefoot.expert", self.name().to_owned()));
+        }
+        let owned = about
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value));
+        owned.collect()
+    }
+}
+
+/// What files and records call an expert.
+pub(super) fn name(which: Option<Which>) -> &'static str {
+    match which {
+        Some(Which::Low) => "low_noise",
+        Some(Which::High) => "high_noise",
+        None => "model",
+    }
+}
+
+/// Where the experts are.
+pub(super) struct Residency {
+    /// Takes those that do not learn at the moment; `None` where all stay.
+    idle: Option<Idle>,
+    /// Whose weights are on the device, once that is known.
+    here: Option<Option<usize>>,
+}
+
+impl Residency {
+    /// All stay.
+    pub(super) fn all() -> Self {
+        Self {
+            idle: None,
+            here: None,
+        }
+    }
+
+    /// The one that learns is on the device: of a device with memory of its own the others leave for
+    /// the host, and where there is one memory they stay if `needed` bytes fit, and wait in a file if not.
+    ///
+    /// # Errors
+    /// When the file cannot be made.
+    pub(super) fn one(config: &Config, memory: Memory, needed: u64) -> Result<Self, Error> {
+        let fits = match memory {
+            Memory::Discrete { .. } => false,
+            Memory::Unified { device, pool, .. } => Bytes(needed) <= device.min(pool),
+        };
+        if fits {
+            return Ok(Self::all());
+        }
+        let folder = offload_folder(config);
+        let made = std::fs::create_dir_all(&folder).and_then(|()| Idle::new(memory, &folder));
+        Ok(Self {
+            idle: Some(made.map_err(|error| Error::io("write to", &folder, error))?),
+            here: None,
+        })
+    }
+
+    /// There is one more expert, which is on the device.
+    pub(super) fn forget(&mut self) {
+        self.here = None;
+    }
+
+    /// Whether those that are not in use leave.
+    pub(super) fn is_one_at_a_time(&self) -> bool {
+        self.idle.is_some()
+    }
+
+    /// Has the weights of that expert on the device, and of no other.
+    ///
+    /// # Errors
+    /// When memory runs out, or what left does not come back; entering again goes on.
+    pub(super) fn enter(
+        &mut self,
+        experts: &[Expert],
+        number: Option<usize>,
+        placer: &mut Placer,
+    ) -> Result<(), Error> {
+        let Some(idle) = &mut self.idle else {
+            return Ok(());
+        };
+        if self.here == Some(number) {
+            return Ok(());
+        }
+        self.here = None;
+        let parts = experts.iter().enumerate().map(|(index, expert)| {
+            let mut tensors = expert.model.frozen()?;
+            // Others would come back in another layout, and with it other sums.
+            tensors.retain(|(_, tensor)| tensor.is_contiguous());
+            Ok(IdlePart::new(expert.name(), tensors, Some(index) == number))
+        });
+        let mut parts = parts.collect::<Result<Vec<_>, Error>>()?;
+        idle.enter(placer, &mut parts)?;
+        self.here = Some(number);
+        Ok(())
+    }
+}
+
+/// The LoRA to put on a model, fresh or from its file.
+fn attachment(config: &Config, which: Option<Which>) -> Result<Attachment, Error> {
+    let Some(adapter) = &config.adapter else {
+        return Err(Error::Data(
+            "of a video model, a LoRA is trained: add `adapter`".into(),
+        ));
+    };
+    if let Some(folder) = &adapter.resume_from {
+        let folder = saved(config, folder, which)?;
+        return Ok(Attachment::saved(PeftAdapter::open(&folder)?)?);
+    }
+    let mut lora: LoraConfig = adapter.lora()?;
+    let all = ModuleNames::Pattern("all-linear".into());
+    if adapter.target_modules == all {
+        lora.target_modules = Modules::Suffixes(LAYERS.map(str::to_owned).into());
+    }
+    Ok(Attachment::fresh(&lora)?)
+}
+
+/// Where in `adapter.resume_from` the adapter of this expert is: a run that trains both writes each
+/// into a folder of its own.
+fn saved(config: &Config, folder: &Path, which: Option<Which>) -> Result<PathBuf, Error> {
+    let own = folder.join(name(which));
+    let both = config
+        .train
+        .experts
+        .is_none_or(|e| e == crate::config::Experts::Both);
+    match which {
+        Some(_) if own.is_dir() => Ok(own),
+        Some(_) if both => Err(Error::Data(format!(
+            "`adapter.resume_from`: `{}` has no folder `{}`, and both experts are trained: give the `adapter` \
+             folder of a run on both, or set `train.experts`",
+            folder.display(),
+            name(which)
+        ))),
+        _ => Ok(folder.to_owned()),
+    }
+}
+
+/// Which blocks travel, if any.
+fn streaming(config: &Config, shape: &TransformerConfig, placer: &Placer) -> Option<Streaming> {
+    let count = shape.num_layers.max(0) as usize;
+    let away = match (config.model.low_vram, config.model.blocks_to_swap) {
+        (Some(true), _) => count,
+        (_, Some(blocks)) => count.min(blocks as usize),
+        _ => 0,
+    };
+    // Spread evenly.
+    let blocks: Vec<usize> = (0..away).map(|index| index * count / away).collect();
+    (!blocks.is_empty()).then(|| Streaming {
+        blocks,
+        options: SwapOptions {
+            slots: config.model.ring_slots.unwrap_or(2) as usize,
+            verify: placer.policy().verify,
+            transport: placer.options().clone(),
+            preserve_generators: config
+                .adapter
+                .as_ref()
+                .is_some_and(|a| a.lora_dropout > 0.0),
+            offload_inputs: config.train.activation_offload && placer.device() != Device::Cpu,
+            ..SwapOptions::default()
+        },
+    })
+}
+
+/// Bytes of the frozen weights.
+pub(super) fn base_bytes(config: &Config, weights: &PartFile, compute: Kind) -> u64 {
+    let matrix = match config.model.quantization {
+        None => compute.elt_size_in_bytes() as f64,
+        Some(Quantization::Int8) => 1.0,
+        // Half a byte, and a scale of four bytes for 64.
+        Some(Quantization::Nf4) => 0.5 + 4.0 / 64.0,
+    };
+    let names = weights.names().into_iter();
+    let bytes = names.filter_map(|name| {
+        let shape = weights.shape(&name)?;
+        let numbers = shape.iter().product::<i64>() as f64;
+        Some(numbers * if shape.len() == 2 { matrix } else { 4.0 })
+    });
+    bytes.sum::<f64>() as u64
+}

@@ -1,0 +1,249 @@
+//! Both experts in one run.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use models::formats::{SafetensorsFile, TensorSource};
+use placement::Bytes;
+use placement::plan::Memory;
+use surefoot_trainer::task::Task;
+use surefoot_trainer::task::wan::WanLora;
+use surefoot_trainer::{Allocator, NoObserver, Observer, Stop};
+use tch::Kind;
+
+use crate::place::{Place, copy, weights};
+
+const BOTH: [&str; 3] = [
+    "model.boundary_ratio=0.9",
+    "train.steps_per_expert=2",
+    "train.ema_decay=0.9",
+];
+
+/// A model whose second expert is not the first: one number of each file differs.
+fn place() -> Place {
+    let place = Place::new();
+    let (first, second) = (
+        place.path("model/transformer"),
+        place.path("model/transformer_2"),
+    );
+    copy(&first, &second);
+    for entry in fs::read_dir(&second).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|e| e == "safetensors") {
+            let mut bytes = fs::read(&path).unwrap();
+            // The last number of the last tensor, in the low bits of its fraction.
+            let last = bytes.len() - 3;
+            bytes[last] ^= 0x10;
+            fs::write(&path, bytes).unwrap();
+        }
+    }
+    place
+}
+
+fn with(more: &[&'static str]) -> Vec<&'static str> {
+    BOTH.iter().chain(more).copied().collect()
+}
+
+fn tensors(path: &Path) -> Vec<(String, tch::Tensor)> {
+    let file = SafetensorsFile::open(path).unwrap();
+    let read = |name: String| {
+        let tensor = file.read(&name, Kind::Float).unwrap();
+        (name, tensor)
+    };
+    file.names().into_iter().map(read).collect()
+}
+
+#[test]
+fn each_expert_learns_in_its_turn_and_has_a_file() {
+    let place = place();
+    let summary = place.run(&with(&["train.max_steps=6"])).unwrap();
+    let held_out = summary.held_out.unwrap();
+    let losses: Vec<f64> = held_out.turns.values().copied().collect();
+    let names: Vec<&str> = held_out.turns.keys().map(String::as_str).collect();
+    assert_eq!(names, ["high_noise", "low_noise"]);
+    assert!((held_out.loss - (losses[0] + losses[1]) / 2.0).abs() < 1e-9);
+    let run = place.path("runs/clips");
+    let adapter = run.join("adapter");
+    for name in ["high_noise", "low_noise"] {
+        let file =
+            SafetensorsFile::open(&adapter.join(format!("clips_{name}.safetensors"))).unwrap();
+        assert_eq!(file.names().len(), 60);
+        assert_eq!(file.metadata()["surefoot.expert"], name);
+        let peft = tensors(&adapter.join(name).join("adapter_model.safetensors"));
+        assert_eq!(peft.len(), 40);
+    }
+    // Two steps of high noise, two of low, two of high: after the second step nothing of the low one has
+    // moved, and its optimizer has seen four and two.
+    let state = |step: u64, file: &str| run.join(format!("checkpoints/step-{step:06}/{file}"));
+    let moved = |expert: &str, from: u64, to: u64| -> bool {
+        let (from, to) = (
+            tensors(&state(from, "model.safetensors")),
+            tensors(&state(to, "model.safetensors")),
+        );
+        let own = from
+            .iter()
+            .zip(&to)
+            .filter(|((name, _), _)| name.starts_with(expert));
+        own.clone().count() == 40 && own.into_iter().any(|((_, a), (_, b))| a != b)
+    };
+    assert!(moved("low_noise", 2, 4) && !moved("high_noise", 2, 4));
+    assert!(moved("high_noise", 4, 6) && !moved("low_noise", 4, 6));
+    let text = fs::read_to_string(state(6, "state.json")).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["turn_steps"], serde_json::json!([4, 2]));
+    let ends = tensors(&state(2, "optimizer.safetensors"));
+    let idle = ends
+        .iter()
+        .filter(|(name, _)| name.starts_with("exp_avg.low_noise"));
+    assert!(
+        idle.clone().count() == 40
+            && idle
+                .into_iter()
+                .all(|(_, t)| t.abs().max().double_value(&[]) == 0.0)
+    );
+    // A record of each step names whose it was.
+    let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let turns: Vec<String> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .filter(|record| record["kind"] == "train")
+        .map(|record| {
+            let turns = record["turns"].as_object().unwrap();
+            assert_eq!(turns.len(), 1);
+            let (name, numbers) = turns.iter().next().unwrap();
+            assert_eq!(numbers["loss"], record["loss"]);
+            name.clone()
+        })
+        .collect();
+    let (high, low) = ("high_noise", "low_noise");
+    assert_eq!(turns, [high, high, low, low, high, high]);
+}
+
+/// Ends the process, as far as a run can tell, when a step is done.
+struct Killer(u64);
+
+impl Observer for Killer {
+    fn stepped(&mut self, step: u64) {
+        assert!(step < self.0, "killed");
+    }
+}
+
+#[test]
+fn a_run_that_is_killed_anywhere_ends_with_the_same_bits() {
+    let place = place();
+    let overrides = with(&["train.save_steps=1"]);
+    place
+        .run(&[&overrides[..], &["name=whole"]].concat())
+        .unwrap();
+    for step in 2..=6 {
+        let name = format!("name=killed{step}");
+        let run = [&overrides[..], &[name.as_str()]].concat();
+        let config = place.config(&run);
+        let killed = catch_unwind(AssertUnwindSafe(|| {
+            let allocator = Allocator::torch();
+            surefoot_trainer::run(&config, &allocator, &mut Killer(step), &Stop::default())
+        }));
+        assert!(killed.is_err());
+        let resume = "train.resume_from_checkpoint=latest";
+        place.run(&[&run[..], &[resume]].concat()).unwrap();
+        let [whole, parts] =
+            ["whole".to_owned(), format!("killed{step}")].map(|name| place.path("runs").join(name));
+        assert!(
+            weights(&whole) == weights(&parts),
+            "killed after step {step}"
+        );
+        for file in [
+            "adapter/high_noise/adapter_model.safetensors",
+            "checkpoints/step-000006/optimizer.safetensors",
+        ] {
+            let read = |run: &Path| fs::read(run.join(file)).unwrap();
+            assert!(read(&whole) == read(&parts), "{file}");
+        }
+    }
+}
+
+#[test]
+fn an_expert_that_waits_elsewhere_learns_the_same() {
+    let place = place();
+    let here = place.run(&with(&["name=here"])).unwrap();
+    let resident = here.memory_estimate.weights;
+    let folder = format!("model.offload_folder={}", place.path("away").display());
+    for (name, memory) in [
+        // A card with no room on the host: a file.
+        (
+            "file",
+            Memory::Discrete {
+                device: Bytes::gib(1),
+                host: Bytes(0),
+            },
+        ),
+        (
+            "host",
+            Memory::Discrete {
+                device: Bytes::gib(1),
+                host: Bytes::gib(1),
+            },
+        ),
+        // One memory, in which both do not fit.
+        (
+            "small",
+            Memory::Unified {
+                device: Bytes(4096),
+                pool: Bytes(4096),
+                zero_copy: true,
+            },
+        ),
+    ] {
+        let name = format!("name={name}");
+        let mut overrides: Vec<&str> = with(&["model.ring_slots=2", "model.blocks_to_swap=1"]);
+        overrides.extend([&*folder, &*name]);
+        let config = place.config(&overrides);
+        let (allocator, stop) = (Allocator::torch(), Stop::default());
+        let made = surefoot_trainer::run_task(
+            &config,
+            &allocator,
+            &mut NoObserver,
+            &stop,
+            |placer, observer| {
+                let path = place.path("model");
+                let task = WanLora::open(&config, &path, placer, memory, observer)?;
+                assert!(task.footprint().weights < resident);
+                Ok(Box::new(task))
+            },
+        );
+        assert_eq!(made.unwrap().steps, 6);
+        let run = place.path("runs").join(&name["name=".len()..]);
+        assert!(weights(&place.path("runs/here")) == weights(&run), "{name}");
+    }
+}
+
+#[test]
+fn a_run_goes_on_from_the_adapters_of_both() {
+    let place = place();
+    place.run(&with(&[])).unwrap();
+    let from = |folder: &str| format!("adapter.resume_from={}", place.path(folder).display());
+    let both = from("runs/clips/adapter");
+    let run = |more: &[&str]| {
+        let overrides = [
+            &BOTH[..],
+            &["train.max_steps=1", "train.learning_rate=1e-12"],
+            more,
+        ]
+        .concat();
+        place.run(&overrides)
+    };
+    run(&["name=further", &both]).unwrap();
+    for name in ["high_noise", "low_noise"] {
+        let of = |run: &str| {
+            let folder = place.path(&format!("runs/{run}/adapter/{name}"));
+            tensors(&folder.join("adapter_model.safetensors"))
+        };
+        for ((key, a), (_, b)) in of("clips").iter().zip(&of("further")) {
+            assert!((a - b).abs().max().double_value(&[]) < 1e-9, "{key}");
+        }
+    }
+    let one = from("runs/clips/adapter/low_noise");
+    let error = run(&[&one]).unwrap_err().to_string();
+    assert!(error.contains("has no folder `high_noise`"), "{error}");
+}
