@@ -22,6 +22,7 @@ mod data;
 mod memory;
 mod notify;
 mod paths;
+mod previews;
 mod problem;
 mod schema;
 #[cfg(test)]
@@ -42,6 +43,7 @@ pub use bf16::Bf16;
 pub use data::{DataConfig, DataFormat, Dataset, TokenizerKind};
 pub use memory::{DeviceMapConfig, MemoryLimits, MemoryProfile, PlaceConfig, Size};
 pub use notify::NotifyConfig;
+pub(crate) use previews::Preview;
 pub use problem::{ConfigError, Problem};
 pub use schema::schema_json;
 pub use train::{
@@ -80,7 +82,7 @@ pub struct Config {
     pub data: DataConfig,
     /// The optimization.
     pub train: TrainConfig,
-    /// Text generated along the way.
+    /// Text or videos generated along the way.
     pub sample: SampleConfig,
     /// Messages elsewhere.
     pub notify: NotifyConfig,
@@ -176,13 +178,17 @@ impl From<Quantization> for models::quant::Quantization {
     }
 }
 
-/// Text generated along the way, to see what the numbers mean.
+/// Text or videos generated along the way, to see what the numbers mean.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SampleConfig {
-    /// Generate every this many steps; 0 leaves only the sample at the end.
+    /// Generate every this many steps; 0 leaves only the sample at the end and, of a model that knows
+    /// something already, that before the first step.
     pub sample_steps: u64,
-    /// What the model is asked to continue.
+    /// What the model is asked to continue. Of videos, what they show: unset makes none. Options may
+    /// stand behind a prompt as musubi-tuner has them: `--w` (width), `--h` (height), `--f` (frames),
+    /// `--d` (seed), `--s` (steps), `--l` (guidance), `--fs` (shift), `--n` (negative prompt),
+    /// `--i` (image).
     #[schemars(length(min = 1))]
     pub prompts: Vec<String>,
     /// Length of each sample, in tokens; 0 switches samples off.
@@ -194,6 +200,36 @@ pub struct SampleConfig {
     /// Sample from the likeliest tokens that together have this probability.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
     pub top_p: f64,
+    /// Of videos, what they are to go away from.
+    pub negative_prompt: Option<String>,
+    /// Of videos, pixels in a row. Unset means that of `data.resolution`.
+    #[schemars(range(min = 8, max = 8192))]
+    pub width: Option<u32>,
+    /// Of videos, rows of pixels. Unset means that of `data.resolution`.
+    #[schemars(range(min = 8, max = 8192))]
+    pub height: Option<u32>,
+    /// Of videos, frames: 4 n + 1. Unset means the most of `data.num_frames`, or one.
+    #[schemars(range(min = 1, max = 10_000))]
+    pub num_frames: Option<u32>,
+    /// Of videos, where their noise comes from. Unset means `seed`.
+    pub seed: Option<u64>,
+    /// Of videos, steps of the solver. Unset means 20.
+    #[schemars(range(min = 1, max = 1000))]
+    pub num_inference_steps: Option<u32>,
+    /// Of videos, how far to go from the negative prompt to the prompt; up to 1 the negative one is not
+    /// asked, which takes half the time. Unset means 5.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 100))]
+    pub guidance_scale: Option<f64>,
+    /// The same for the expert of low noise. Unset means `guidance_scale`.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 100))]
+    pub guidance_scale_2: Option<f64>,
+    /// Of videos, how far the solver's steps are shifted towards noise. Unset means what the model's
+    /// scheduler says.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
+    pub flow_shift: Option<f64>,
+    /// Of videos that begin with a picture, the picture.
+    #[schemars(length(min = 1), extend("format" = "path"))]
+    pub image: Option<PathBuf>,
 }
 
 impl Default for Config {
@@ -250,6 +286,16 @@ impl Default for SampleConfig {
             max_new_tokens: 200,
             temperature: 0.8,
             top_p: 0.95,
+            negative_prompt: None,
+            width: None,
+            height: None,
+            num_frames: None,
+            seed: None,
+            num_inference_steps: None,
+            guidance_scale: None,
+            guidance_scale_2: None,
+            flow_shift: None,
+            image: None,
         }
     }
 }
@@ -304,6 +350,11 @@ impl Config {
             let config: Self = serde_json::from_value(tree.to_json())
                 .map_err(|error| ConfigError::from(Problem::at(&tree.place, error.to_string())))?;
             problems = consistency::check(&config, &tree);
+            if std::env::var_os(FOLDERS).is_some() && config.names_images_in_prompts() {
+                let place = tree.find(&["sample", "prompts"]).unwrap_or(&tree);
+                let message = "`--i` behind a prompt is not allowed here: set `sample.image`";
+                problems.push(Problem::at(&place.place, message.to_owned()));
+            }
             if problems.is_empty() {
                 let unused = consistency::unused(&config, &tree);
                 for warning in &unused {

@@ -53,12 +53,16 @@ pub struct Evaluation {
 }
 
 /// Something the model made.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// What it was asked.
     pub prompt: String,
-    /// What it answered.
+    /// What it answered; of a video, its size and where it came from.
     pub text: String,
+    /// Files of what is no text: a video or a picture, and of a video a sheet of its frames. In records the
+    /// paths are from the run folder on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<String>,
 }
 
 /// The best evaluation of a run, and so the checkpoint worth keeping.

@@ -97,7 +97,14 @@ const SAMPLES: &str = "samples.txt";
 
 fn samples_text(step: u64, samples: &[Sample]) -> String {
     let shown = samples.iter();
-    let shown = shown.map(|sample| format!("--- {:?} ---\n{}\n", sample.prompt, sample.text));
+    let shown = shown.map(|sample| {
+        let files: String = sample
+            .files
+            .iter()
+            .map(|file| format!("{file}\n"))
+            .collect();
+        format!("--- {:?} ---\n{}\n{files}", sample.prompt, sample.text)
+    });
     format!("=== step {step} ===\n{}", shown.collect::<String>())
 }
 

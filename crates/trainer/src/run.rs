@@ -12,8 +12,9 @@ mod idle;
 mod oom;
 mod ranks;
 mod results;
+mod samples;
+mod window;
 
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use placement::Placer;
@@ -24,7 +25,7 @@ use crate::allocator::Allocator;
 use crate::checkpoint::{self, Trained};
 use crate::config::Config;
 use crate::estimate::Estimate;
-use crate::events::{Best, Evaluation, Metrics, SkippedStep, TurnMetrics};
+use crate::events::{Best, Evaluation, Metrics, SkippedStep};
 use crate::metrics::{Record, Recorder};
 use crate::observer::{NoObserver, Observer, Start};
 use crate::optim::{AdamW, Ema, Gradients, Schedule};
@@ -39,6 +40,7 @@ use crate::task::{Batch, Task, Turn};
 use guard::Guard;
 use idle::{OffloadedState, StepPhase};
 use oom::OomRecovery;
+use window::Window;
 
 /// Trains as `config` says, to the end or until `stop`.
 ///
@@ -169,20 +171,6 @@ struct Passes {
     loss: f64,
     norm: f64,
     units: u64,
-}
-
-/// What happened since the last record.
-#[derive(Default)]
-struct Window {
-    /// Of the steps that were not skipped.
-    loss: f64,
-    steps: u64,
-    /// Norm of the last gradient before clipping.
-    norm: f64,
-    units: u64,
-    seconds: f64,
-    /// Of parameters that learn in turn: loss and number of their steps, and the norm.
-    turns: BTreeMap<&'static str, (f64, u64, f64)>,
 }
 
 impl<'a> Run<'a> {
@@ -579,44 +567,6 @@ impl<'a> Run<'a> {
         ema.swap(self.task.parameters())?;
         self.ema = Some(ema);
         result
-    }
-
-    fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
-        if self.config.sample.max_new_tokens == 0 || !self.folder.is_written_here() {
-            return Ok(());
-        }
-        let what = format!("the samples after step {}", self.step);
-        self.ranks.doing(&what)?;
-        let samples = self.with_averages(|run| run.task.sample(run.step, &mut run.placer))?;
-        self.recorder.samples(self.step, &samples)?;
-        observer.sampled(self.step, &samples);
-        Ok(())
-    }
-}
-
-impl Window {
-    fn add(&mut self, loss: f64, norm: f64, units: u64, turn: Option<&'static str>) {
-        if let Some(turn) = turn {
-            let (sum, steps, last) = self.turns.entry(turn).or_default();
-            *sum += loss;
-            *steps += 1;
-            *last = norm;
-        }
-        self.loss += loss;
-        self.norm = norm;
-        self.steps += 1;
-        self.units += units;
-    }
-
-    fn turns(&self) -> BTreeMap<String, TurnMetrics> {
-        let turns = self.turns.iter().map(|(name, (sum, steps, norm))| {
-            let metrics = TurnMetrics {
-                loss: sum / *steps as f64,
-                grad_norm: *norm,
-            };
-            ((*name).to_owned(), metrics)
-        });
-        turns.collect()
     }
 }
 

@@ -7,6 +7,7 @@
 //!             loss.svg  memory.svg       curves
 //!             report.html                all of it on one page
 //!             samples.txt                generated text
+//!             samples/step-000100/       generated videos and pictures
 //!             checkpoints/step-000100/   to continue from
 //!             model/                     the result, for others to load; `adapter/` of adapters,
 //!                                        and `merged/` if that was asked for

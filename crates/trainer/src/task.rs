@@ -138,11 +138,12 @@ pub trait Task {
     /// When memory runs out.
     fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error>;
 
-    /// Shows what the model has learned. `step` varies the random choices.
+    /// Shows what the model has learned. `step` varies the random choices. What is no text goes into
+    /// `folder`, which is made if there is any, and the samples name it by the names there.
     ///
     /// # Errors
     /// When memory runs out.
-    fn sample(&self, step: u64, placer: &mut Placer) -> Result<Vec<Sample>, Error>;
+    fn sample(&self, step: u64, folder: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error>;
 
     /// Where the task stands in its data, for a checkpoint. Its key `order`, where there is
     /// one, names the next batch to people.

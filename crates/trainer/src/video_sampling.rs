@@ -2,13 +2,14 @@
 
 mod media;
 mod output;
+mod sheet;
 #[cfg(test)]
 mod tests;
 
 use std::path::{Path, PathBuf};
 
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
-use models::wan::autoencoder::{FRAMES_PER_LATENT, Tiling};
+use models::wan::autoencoder::{Autoencoder, FRAMES_PER_LATENT, Tiling};
 pub use models::wan::folder::WanFolder;
 pub use models::wan::lora::{Expert, LoraFile, LoraForm};
 use models::wan::pipeline::{Conditions, Experts, ImageCondition, Sampling, sample};
@@ -18,6 +19,7 @@ use models::wan::transformer::Transformer;
 use tch::{Device, Kind, Tensor};
 
 pub use self::output::Output;
+pub(crate) use self::sheet::ContactSheet;
 use crate::Error;
 
 /// A LoRA file and its strength.
@@ -209,15 +211,9 @@ pub fn generate(
     if let Some(output) = &output {
         let autoencoder = model.autoencoder(machine.device)?;
         let mut writer = output.writer(plan.width, plan.height, plan.fps)?;
-        let latents = latents.squeeze_dim(0);
-        let (_, frames, height, width) = latents.size4().map_err(models::Error::from)?;
-        let mut decoding = autoencoder.decoding(height, width, tiling(&plan))?;
-        for frame in 0..frames {
-            let pixels = decoding.push(&latents.select(1, frame))?;
-            for picture in media::bytes(&pixels)? {
-                writer.push(picture)?;
-            }
-        }
+        decode(&autoencoder, &latents, &plan, &mut |picture| {
+            writer.push(picture)
+        })?;
         writer.finish()?;
     }
     Ok(Made {
@@ -232,17 +228,37 @@ pub fn generate(
     })
 }
 
+/// Decodes latents `[1, channels, frames, height, width]` to frames of red, green and blue bytes.
+pub(crate) fn decode(
+    autoencoder: &Autoencoder,
+    latents: &Tensor,
+    plan: &Plan,
+    take: &mut dyn FnMut(Vec<u8>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let latents = latents.squeeze_dim(0);
+    let (_, frames, height, width) = latents.size4().map_err(models::Error::from)?;
+    let mut decoding = autoencoder.decoding(height, width, tiling(plan))?;
+    for frame in 0..frames {
+        let pixels = decoding.push(&latents.select(1, frame))?;
+        for picture in media::bytes(&pixels)? {
+            take(picture)?;
+        }
+    }
+    Ok(())
+}
+
 /// Sizes and settings that fit the model.
-struct Plan {
-    width: i64,
-    height: i64,
-    frames: i64,
-    fps: u32,
-    sampling: Sampling,
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) width: i64,
+    pub(crate) height: i64,
+    pub(crate) frames: i64,
+    pub(crate) fps: u32,
+    pub(crate) sampling: Sampling,
 }
 
 impl Plan {
-    fn new(model: &WanFolder, request: &Request) -> Result<Self, Error> {
+    pub(crate) fn new(model: &WanFolder, request: &Request) -> Result<Self, Error> {
         let is_5b = model.expand_timesteps;
         let (width, height, frames, fps) = if is_5b {
             (1280, 704, 121, 24)
@@ -317,7 +333,7 @@ impl Plan {
     }
 
     /// `[1, channels, frames, height, width]`
-    fn shape(&self, model: &WanFolder) -> [i64; 5] {
+    pub(crate) fn shape(&self, model: &WanFolder) -> [i64; 5] {
         let step = model.autoencoder.scale_factor_spatial;
         let frames = (self.frames - 1) / FRAMES_PER_LATENT + 1;
         [
@@ -369,7 +385,8 @@ fn encode_texts(
     texts.iter().map(encode).collect()
 }
 
-fn condition(
+/// The picture at `path` as the model is told it.
+pub(crate) fn condition(
     model: &WanFolder,
     path: &Path,
     plan: &Plan,

@@ -258,7 +258,7 @@ impl Task for FlowMatching {
         })
     }
 
-    fn sample(&self, step: u64, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
+    fn sample(&self, step: u64, _: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
         let _no_grad = tch::no_grad_guard();
         torch_ext::random::manual_seed(step)?;
         let noise = Tensor::f_randn([&[1, CHANNELS], &VIDEO[..]].concat(), tch::kind::FLOAT_CPU)?;
@@ -274,6 +274,7 @@ impl Task for FlowMatching {
         Ok(vec![Sample {
             prompt: "clip 0".into(),
             text: format!("{error:.4} from the clip"),
+            files: Vec::new(),
         }])
     }
 

@@ -114,7 +114,7 @@ impl Task for Waves {
         })
     }
 
-    fn sample(&self, _: u64, _: &mut placement::Placer) -> Result<Vec<Sample>, Error> {
+    fn sample(&self, _: u64, _: &Path, _: &mut placement::Placer) -> Result<Vec<Sample>, Error> {
         Ok(Vec::new())
     }
 

@@ -148,8 +148,8 @@ impl Task for NanOnZ {
         self.0.evaluate(limit, placer)
     }
 
-    fn sample(&self, step: u64, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
-        self.0.sample(step, placer)
+    fn sample(&self, step: u64, folder: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
+        self.0.sample(step, folder, placer)
     }
 
     fn data_state(&self) -> Result<Value, Error> {

@@ -120,7 +120,7 @@ impl Task for Distillation {
         })
     }
 
-    fn sample(&self, _: u64, _: &mut placement::Placer) -> Result<Vec<Sample>, Error> {
+    fn sample(&self, _: u64, _: &Path, _: &mut placement::Placer) -> Result<Vec<Sample>, Error> {
         Ok(Vec::new())
     }
 

@@ -441,6 +441,9 @@ impl Observer for ProgressDisplay {
             for line in sample.text.trim_matches('\n').lines() {
                 self.line(format!("    │ {line}"));
             }
+            for file in &sample.files {
+                self.line(format!("    │ {file}"));
+            }
         }
     }
 

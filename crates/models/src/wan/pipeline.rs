@@ -83,6 +83,14 @@ pub enum ImageCondition {
 }
 
 impl ImageCondition {
+    /// Another handle to the same.
+    pub fn shallow_clone(&self) -> Self {
+        match self {
+            Self::Channels(channels) => Self::Channels(channels.shallow_clone()),
+            Self::FirstFrame(frame) => Self::FirstFrame(frame.shallow_clone()),
+        }
+    }
+
     /// The channels for a video of `frames` frames that begins with `picture` `[3, height, width]`, from
     /// −1 to 1: which frames are known, and the latents of a video that is grey from then on.
     ///
@@ -151,60 +159,112 @@ pub fn sample(
     settings: &Sampling,
     told: &mut dyn FnMut(usize),
 ) -> Result<Tensor, Error> {
-    let _guard = tch::no_grad_guard();
-    let schedule = Schedule::new(settings.scheduler, settings.steps, settings.flow_shift)?;
-    let mut sampler = Sampler::new(settings.scheduler, schedule);
-    let negative = match (settings.is_guided(), &conditions.negative) {
-        (false, _) => None,
-        (true, Some(negative)) => Some(negative),
-        (true, None) => {
+    let mut video = Unfinished::new(noise, conditions, settings)?;
+    let mut step = 0;
+    while let Some(expert) = video.expert() {
+        video.step(experts.transformer(expert)?)?;
+        step += 1;
+        told(step);
+    }
+    video.finish()
+}
+
+/// A video between two steps, so that several can take the steps of one expert before the next is
+/// brought.
+#[derive(Debug)]
+pub struct Unfinished<'a> {
+    sampler: Sampler,
+    latents: Tensor,
+    conditions: &'a Conditions,
+    settings: &'a Sampling,
+}
+
+impl<'a> Unfinished<'a> {
+    /// Noise `[1, channels, frames, height, width]`.
+    ///
+    /// # Errors
+    /// When settings and conditions do not go together.
+    pub fn new(
+        noise: &Tensor,
+        conditions: &'a Conditions,
+        settings: &'a Sampling,
+    ) -> Result<Self, Error> {
+        if settings.is_guided() && conditions.negative.is_none() {
             return Err(Error::Invalid(
                 "guidance above 1 takes a negative text, which may be empty".into(),
             ));
         }
-    };
-    let mut latents = noise.f_to_kind(Kind::Float)?;
-    let mut step = 0;
-    while let Some(time) = sampler.timestep() {
-        let expert = settings.expert(time);
-        let transformer = experts.transformer(expert)?;
+        let schedule = Schedule::new(settings.scheduler, settings.steps, settings.flow_shift)?;
+        Ok(Self {
+            sampler: Sampler::new(settings.scheduler, schedule),
+            latents: noise.f_to_kind(Kind::Float)?,
+            conditions,
+            settings,
+        })
+    }
+
+    /// Which expert takes the next step; `None` after the last.
+    pub fn expert(&self) -> Option<Expert> {
+        let time = self.sampler.timestep();
+        time.map(|time| self.settings.expert(time))
+    }
+
+    /// Takes a step; nothing happens after the last.
+    ///
+    /// # Errors
+    /// When the conditions do not fit the model, or memory runs out.
+    pub fn step(&mut self, transformer: &Transformer) -> Result<(), Error> {
+        let _guard = tch::no_grad_guard();
+        let Some(time) = self.sampler.timestep() else {
+            return Ok(());
+        };
+        let latents = &self.latents;
         let times = Tensor::f_from_slice(&[time])?;
-        let (input, times) = match &conditions.image {
+        let (input, times) = match &self.conditions.image {
             None => (latents.shallow_clone(), Times::Whole(times)),
-            Some(ImageCondition::Channels(channels)) => (
-                Tensor::f_cat(&[&latents, channels], 1)?,
-                Times::Whole(times),
-            ),
+            Some(ImageCondition::Channels(channels)) => {
+                (Tensor::f_cat(&[latents, channels], 1)?, Times::Whole(times))
+            }
             Some(ImageCondition::FirstFrame(frame)) => {
                 let first = times.f_zeros_like()?;
                 let others = times;
                 (
-                    with_first(&latents, frame)?,
+                    with_first(latents, frame)?,
                     Times::FirstFrame { first, others },
                 )
             }
         };
         let ask = |text| transformer.velocity(&input, &times, text, Pass::Evaluate);
-        let mut velocity = ask(&conditions.text)?;
-        if let Some(negative) = negative {
+        let mut velocity = ask(&self.conditions.text)?;
+        if let Some(negative) = &self.conditions.negative
+            && self.settings.is_guided()
+        {
             let away = ask(negative)?;
             let guided = velocity.f_sub(&away)?;
-            velocity = away.f_add(&guided.f_mul_scalar(settings.guidance(expert))?)?;
+            let scale = self.settings.guidance(self.settings.expert(time));
+            velocity = away.f_add(&guided.f_mul_scalar(scale)?)?;
         }
-        latents = sampler.step(&velocity, &latents)?;
-        step += 1;
-        told(step);
+        self.latents = self.sampler.step(&velocity, latents)?;
+        Ok(())
     }
-    if let Some(ImageCondition::FirstFrame(frame)) = &conditions.image {
-        latents = with_first(&latents, frame)?;
-    }
-    let is_finite = latents.f_isfinite()?.f_all()?.f_int64_value(&[])? == 1;
-    match is_finite {
-        true => Ok(latents),
-        false => Err(Error::Invalid(
-            "the latents have NaN or infinite values: with these settings the model diverges"
-                .into(),
-        )),
+
+    /// The latents `[1, channels, frames, height, width]` fp32.
+    ///
+    /// # Errors
+    /// When a number is not finite.
+    pub fn finish(self) -> Result<Tensor, Error> {
+        let latents = match &self.conditions.image {
+            Some(ImageCondition::FirstFrame(frame)) => with_first(&self.latents, frame)?,
+            _ => self.latents,
+        };
+        let is_finite = latents.f_isfinite()?.f_all()?.f_int64_value(&[])? == 1;
+        match is_finite {
+            true => Ok(latents),
+            false => Err(Error::Invalid(
+                "the latents have NaN or infinite values: with these settings the model diverges"
+                    .into(),
+            )),
+        }
     }
 }
 

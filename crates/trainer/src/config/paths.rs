@@ -353,6 +353,7 @@ mod tests {
                 "model.name_or_path",
                 "model.offload_folder",
                 "output_dir",
+                "sample.image",
                 "train.resume_from_checkpoint",
             ]
         );

@@ -110,6 +110,7 @@ impl Config {
     pub(super) fn video_keys(&self) -> Vec<Set> {
         let (data, train) = (&self.data, &self.train);
         let adapter = self.adapter.as_ref();
+        let sample = &self.sample;
         vec![
             ("data", "num_frames", data.num_frames.is_some()),
             ("data", "frame_extraction", data.frame_extraction.is_some()),
@@ -155,6 +156,28 @@ impl Config {
                 "boundary_ratio",
                 self.model.boundary_ratio.is_some(),
             ),
+            (
+                "sample",
+                "negative_prompt",
+                sample.negative_prompt.is_some(),
+            ),
+            ("sample", "width", sample.width.is_some()),
+            ("sample", "height", sample.height.is_some()),
+            ("sample", "num_frames", sample.num_frames.is_some()),
+            ("sample", "seed", sample.seed.is_some()),
+            (
+                "sample",
+                "num_inference_steps",
+                sample.num_inference_steps.is_some(),
+            ),
+            ("sample", "guidance_scale", sample.guidance_scale.is_some()),
+            (
+                "sample",
+                "guidance_scale_2",
+                sample.guidance_scale_2.is_some(),
+            ),
+            ("sample", "flow_shift", sample.flow_shift.is_some()),
+            ("sample", "image", sample.image.is_some()),
             (
                 "adapter",
                 "format",
@@ -254,12 +277,6 @@ impl Config {
             ),
             (
                 "sample",
-                "sample_steps",
-                sample.sample_steps != no_sample.sample_steps,
-            ),
-            ("sample", "prompts", sample.prompts != no_sample.prompts),
-            (
-                "sample",
                 "max_new_tokens",
                 sample.max_new_tokens != no_sample.max_new_tokens,
             ),
@@ -317,6 +334,13 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
             ["data", "resolution"],
             format!("`data.resolution` has {sides} numbers"),
             "give the side of a square, or width and height",
+        );
+    }
+    if let Err(reason) = config.previews() {
+        report(
+            ["sample", "prompts"],
+            reason,
+            "see `sample.prompts` in the handbook",
         );
     }
     let extraction = data.frame_extraction.unwrap_or(FrameExtraction::Head);

@@ -19,6 +19,7 @@ fn every_key_of_the_other_kind_is_refused_by_name() {
         "data.num_frames=[1, 49]",
         "data.trigger_word=x",
         "train.flow_shift=3",
+        "sample.num_frames=5",
         "model.boundary_ratio=0.9",
     ];
     for key in set {
@@ -38,7 +39,7 @@ fn every_key_of_the_other_kind_is_refused_by_name() {
         "data.packing=true",
         "model.hidden_size=64",
         "model.max_memory={device: 8GB}",
-        "sample.prompts=[x]",
+        "sample.top_p=0.5",
         "adapter.use_dora=true",
     ] {
         let name = key.split('=').next().unwrap();

@@ -113,7 +113,7 @@ impl AdamW {
         parameters: &Parameters,
     ) -> Result<Self, Error> {
         let all = 0..parameters.iter().len();
-        Self::in_turns(settings, &groups, &[all], parameters)
+        Self::in_turns(settings, &groups, std::slice::from_ref(&all), parameters)
     }
 
     /// As [`AdamW::with_groups`], of parameters that learn in turn: those of each range of positions in
@@ -159,8 +159,11 @@ impl AdamW {
         turns: &[Range<usize>],
     ) -> Result<Self, Error> {
         let groups = parameter_groups(config, parameters)?;
-        let all = [0..parameters.iter().len()];
-        let turns = if turns.is_empty() { &all } else { turns };
+        let all = 0..parameters.iter().len();
+        let turns = match turns {
+            [] => std::slice::from_ref(&all),
+            turns => turns,
+        };
         Self::in_turns((&config.train).into(), &groups, turns, parameters)
     }
 

@@ -315,12 +315,21 @@ function events() {
   at("events").querySelector("div").append(table(["step", "loss", "gradient norm", "batch", "gradients not finite"], rows));
 }
 
+/* A file beside this page. */
+function medium(file) {
+  if (!file.endsWith(".mp4")) return make("img", { src: file, alt: "", loading: "lazy" });
+  const video = make("video", { src: file, controls: "", loop: "", autoplay: "", playsinline: "" });
+  video.muted = true;
+  return video;
+}
+
 function samples() {
   const list = records.filter((r) => r.kind === "samples");
   if (list.length === 0) return;
   at("samples").hidden = false;
   const shown = (record, index) => make("div", {},
     make("p", {}, record.step === 0 ? "before training" : `after step ${whole.format(record.step)}`),
+    ...(record.samples[index].files ?? []).map(medium),
     make("pre", {}, record.samples[index].text.trim() || "(nothing)"));
   const last = list.at(-1);
   last.samples.forEach((sample, index) => {

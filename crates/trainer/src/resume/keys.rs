@@ -140,6 +140,16 @@ const KEYS: &[(&str, Rule)] = &[
     ("sample.temperature", Free),
     ("sample.top_p", Free),
     ("notify.url", Unrelated),
+    ("sample.negative_prompt", Free),
+    ("sample.width", Free),
+    ("sample.height", Free),
+    ("sample.num_frames", Free),
+    ("sample.seed", Free),
+    ("sample.num_inference_steps", Free),
+    ("sample.guidance_scale", Free),
+    ("sample.guidance_scale_2", Free),
+    ("sample.flow_shift", Free),
+    ("sample.image", Free),
 ];
 
 /// The rule of a key.

@@ -228,7 +228,7 @@ impl Task for CausalLm {
         })
     }
 
-    fn sample(&self, step: u64, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
+    fn sample(&self, step: u64, _: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
         let _no_grad = tch::no_grad_guard();
         let mut samples = Vec::new();
         for (index, prompt) in self.sample_config.prompts.iter().enumerate() {
@@ -237,6 +237,7 @@ impl Task for CausalLm {
             samples.push(Sample {
                 prompt: prompt.clone(),
                 text,
+                files: Vec::new(),
             });
         }
         Ok(samples)

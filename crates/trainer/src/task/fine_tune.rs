@@ -246,7 +246,7 @@ impl Task for FineTune {
         })
     }
 
-    fn sample(&self, step: u64, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
+    fn sample(&self, step: u64, _: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
         let config = &self.config.sample;
         let settings = SamplingSettings {
             max_new_tokens: config.max_new_tokens as usize,
@@ -270,6 +270,7 @@ impl Task for FineTune {
             samples.push(Sample {
                 prompt: prompt.clone(),
                 text: generated.text,
+                files: Vec::new(),
             });
         }
         Ok(samples)

@@ -5,6 +5,7 @@
 
 mod expert;
 mod lora_file;
+mod previews;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use self::expert::{Expert, Residency, base_bytes};
+use self::previews::Previews;
 use super::clip_order::{ClipOrder, Position};
 use super::{Batch, Task, Turn};
 use crate::Error;
@@ -50,6 +52,7 @@ pub struct WanLora {
     parameters: Parameters,
     folder: ModelFolder,
     data: VideoData,
+    previews: Option<Previews>,
     order: ClipOrder,
     config: Config,
     compute: Kind,
@@ -72,16 +75,24 @@ impl WanLora {
         let folder = ModelFolder::open(path)?;
         let parts = folder.trained(config)?;
         let shape = shape(config, &folder)?;
-        let data = VideoData::prepare(config, &folder, shape.patch_size[1], placer, observer)?;
+        let mut previews = Previews::open(config, &folder, placer.device())?;
+        let texts = previews.as_ref().map_or(Vec::new(), Previews::texts);
+        let patch = shape.patch_size[1];
+        let mut data = VideoData::prepare(config, &folder, patch, &texts, placer, observer)?;
+        if let Some(previews) = &mut previews {
+            previews.set_texts(std::mem::take(&mut data.texts));
+        }
         let compute = match config.train.bf16.on(placer.device()) {
             true => Kind::BFloat16,
             false => Kind::Float,
         };
         let mut residency = Residency::all();
-        if parts.len() > 1 {
+        // One that is not trained is asked for previews.
+        if folder.has_two() && (parts.len() > 1 || previews.is_some()) {
             let mut needed = activations(config, &shape, &data, compute);
-            for part in &parts {
-                let weights = PartFile::open(Part::Transformer, &part.path)?;
+            for which in [Which::High, Which::Low] {
+                let path = folder.transformer(Some(which));
+                let weights = PartFile::open(Part::Transformer, &path)?;
                 needed += base_bytes(config, &weights, compute);
             }
             residency = Residency::one(config, memory, needed)?;
@@ -122,6 +133,7 @@ impl WanLora {
             folder,
             order: ClipOrder::new(config.seed, &shapes, rows, repeats),
             data,
+            previews,
             config: config.clone(),
             compute,
         })
@@ -257,7 +269,10 @@ pub(crate) fn encode_data(
 ) -> Result<Encoded, Error> {
     let folder = ModelFolder::open(path)?;
     let shape = shape(config, &folder)?;
-    let data = VideoData::prepare(config, &folder, shape.patch_size[1], placer, observer)?;
+    let previews = Previews::open(config, &folder, placer.device())?;
+    let texts = previews.map_or(Vec::new(), |previews| previews.texts());
+    let patch = shape.patch_size[1];
+    let data = VideoData::prepare(config, &folder, patch, &texts, placer, observer)?;
     Ok(Encoded {
         folder: data.folder,
         clips: data.training.len(),
@@ -491,9 +506,21 @@ impl Task for WanLora {
         })
     }
 
-    /// Previews are not made yet.
-    fn sample(&self, _step: u64, _placer: &mut Placer) -> Result<Vec<Sample>, Error> {
-        Ok(Vec::new())
+    /// The previews; where they cannot be made, a run that is learning goes on without them.
+    fn sample(&self, step: u64, folder: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
+        let Some(previews) = &self.previews else {
+            return Ok(Vec::new());
+        };
+        match previews.make(self, folder, placer) {
+            Err(error)
+                if error.is_out_of_memory()
+                    || matches!(error, Error::Data(_) | Error::Io { .. }) =>
+            {
+                tracing::warn!("no previews after step {step}: {error}");
+                Ok(Vec::new())
+            }
+            made => made,
+        }
     }
 
     fn data_state(&self) -> Result<Value, Error> {

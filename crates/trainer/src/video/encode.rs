@@ -52,6 +52,8 @@ pub(crate) struct VideoData {
     pub(crate) empty: PathBuf,
     /// The folder of the cache.
     pub(crate) folder: PathBuf,
+    /// Files of the other texts that were asked for, in their order.
+    pub(crate) texts: Vec<PathBuf>,
     /// How many clips and texts were encoded now.
     pub(crate) encoded: (usize, usize),
 }
@@ -79,7 +81,8 @@ struct Encoder<'a> {
 }
 
 impl VideoData {
-    /// The clips that `config` describes for `model`; what is not in the cache is encoded.
+    /// The clips that `config` describes for `model`, and other `texts`; what is not in the cache is
+    /// encoded.
     ///
     /// # Errors
     /// Everything that is wrong with media and captions; when a part of the model is missing or
@@ -88,6 +91,7 @@ impl VideoData {
         config: &Config,
         model: &ModelFolder,
         patch: i64,
+        texts: &[String],
         placer: &mut Placer,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
@@ -113,12 +117,17 @@ impl VideoData {
             autoencoder: (shape, part, String::new()),
             texts: TextKeys::open(&model.path)?,
         };
-        encoder.run(placer, observer)
+        encoder.run(texts, placer, observer)
     }
 }
 
 impl Encoder<'_> {
-    fn run(mut self, placer: &mut Placer, observer: &mut dyn Observer) -> Result<VideoData, Error> {
+    fn run(
+        mut self,
+        texts: &[String],
+        placer: &mut Placer,
+        observer: &mut dyn Observer,
+    ) -> Result<VideoData, Error> {
         self.autoencoder.2 = fingerprint(&self.autoencoder.1)?;
         let buckets = self.buckets()?;
         let data = &self.config.data;
@@ -133,6 +142,8 @@ impl Encoder<'_> {
             }
         };
         let empty = self.text_file("", &mut captions)?;
+        let others = texts.iter().map(|text| self.text_file(text, &mut captions));
+        let others = others.collect::<Result<_, _>>()?;
         let texts = self.encode_texts(&captions, placer, observer)?;
         let all: Vec<&Planned> = training.iter().chain(&held_out).collect();
         let latents = self.encode_clips(&all, placer, observer)?;
@@ -141,6 +152,7 @@ impl Encoder<'_> {
             training: clips(training),
             held_out: clips(held_out),
             empty,
+            texts: others,
             folder: self.cache.folder().to_owned(),
             encoded: (latents, texts),
         })

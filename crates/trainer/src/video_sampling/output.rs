@@ -37,6 +37,13 @@ pub(super) fn expect_new(path: &Path) -> Result<(), Error> {
     }
 }
 
+/// Fails when ffmpeg does not start.
+fn start_ffmpeg() -> std::io::Result<()> {
+    let mut command = Command::new("ffmpeg");
+    command.arg("-version").stdout(Stdio::null());
+    command.stderr(Stdio::null()).status().map(drop)
+}
+
 impl Output {
     /// The form that `path` asks for by its extension; without one it is a folder of pictures.
     ///
@@ -69,16 +76,11 @@ impl Output {
                 return Err(Error::Data(reason));
             }
         };
-        if form == Form::Mp4 {
-            let found = Command::new("ffmpeg")
-                .arg("-version")
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status();
-            if let Err(error) = found {
-                let reason = format!("`{}`: {}", path.display(), no_ffmpeg("write mp4", &error));
-                return Err(Error::Data(reason));
-            }
+        if form == Form::Mp4
+            && let Err(error) = start_ffmpeg()
+        {
+            let reason = format!("`{}`: {}", path.display(), no_ffmpeg("write mp4", &error));
+            return Err(Error::Data(reason));
         }
         Ok(Self {
             path: path.to_owned(),
@@ -86,8 +88,28 @@ impl Output {
         })
     }
 
+    /// A new file in `folder` for the preview of this number: a picture, or a video as mp4 where there is an
+    /// ffmpeg, else as WebP.
+    pub(crate) fn preview(folder: &Path, number: usize, frames: i64) -> Self {
+        let (form, extension) = match frames {
+            1 => (Form::Png, "png"),
+            _ if start_ffmpeg().is_ok() => (Form::Mp4, "mp4"),
+            _ => (Form::WebP, "webp"),
+        };
+        Self {
+            path: folder.join(format!("{number}.{extension}")),
+            form,
+        }
+    }
+
+    /// The last part of its path.
+    pub(crate) fn file_name(&self) -> String {
+        let name = self.path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
     /// Begins to write frames of this size.
-    pub(super) fn writer(&self, width: i64, height: i64, fps: u32) -> Result<Writer, Error> {
+    pub(crate) fn writer(&self, width: i64, height: i64, fps: u32) -> Result<Writer, Error> {
         let size = (width as u32, height as u32);
         let sink = match self.form {
             Form::Mp4 => Sink::Ffmpeg(Ffmpeg::start(&self.draft(), size, fps)?),
@@ -135,7 +157,7 @@ impl Output {
 
 /// A video on its way to the disk.
 #[derive(Debug)]
-pub(super) struct Writer {
+pub(crate) struct Writer {
     output: Output,
     /// Width and height.
     size: (u32, u32),
@@ -153,7 +175,7 @@ enum Sink {
 
 impl Writer {
     /// Takes a frame: red, green and blue of each pixel, row by row.
-    pub(super) fn push(&mut self, pixels: Vec<u8>) -> Result<(), Error> {
+    pub(crate) fn push(&mut self, pixels: Vec<u8>) -> Result<(), Error> {
         let (width, height) = self.size;
         self.count += 1;
         match &mut self.sink {
@@ -178,7 +200,7 @@ impl Writer {
     }
 
     /// Ends the video.
-    pub(super) fn finish(self) -> Result<(), Error> {
+    pub(crate) fn finish(self) -> Result<(), Error> {
         match self.sink {
             Sink::Ffmpeg(ffmpeg) => ffmpeg.finish(&self.output),
             Sink::WebP(animation) => self.output.put(&animation.finish()),

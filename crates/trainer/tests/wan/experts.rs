@@ -21,7 +21,7 @@ const BOTH: [&str; 3] = [
 ];
 
 /// A model whose second expert is not the first: one number of each file differs.
-fn place() -> Place {
+pub(crate) fn place() -> Place {
     let place = Place::new();
     let (first, second) = (
         place.path("model/transformer"),

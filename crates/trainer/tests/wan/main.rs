@@ -4,6 +4,7 @@
 
 mod experts;
 mod place;
+mod previews;
 
 use std::fs;
 

@@ -252,6 +252,26 @@ impl Residency {
     }
 }
 
+/// A transformer without a LoRA.
+pub(super) fn frozen(
+    config: &Config,
+    path: &Path,
+    compute: Kind,
+    placer: &mut Placer,
+) -> Result<Transformer, Error> {
+    let shape = TransformerConfig::read(&path.join("config.json"))?;
+    let weights = PartFile::open(Part::Transformer, path)?;
+    let device = placer.device();
+    let streaming = streaming(config, &shape, placer);
+    let mut parameters = Parameters::default();
+    let mut source = FileWeights::new(&weights, compute, placer);
+    let base = Base::Frozen(compute);
+    let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
+        .quantized(config.model.quantization.map(Into::into))
+        .streamed(streaming);
+    Ok(Transformer::new(&shape, device, &mut builder)?)
+}
+
 /// The LoRA to put on a model, fresh or from its file.
 fn attachment(config: &Config, which: Option<Which>) -> Result<Attachment, Error> {
     let Some(adapter) = &config.adapter else {

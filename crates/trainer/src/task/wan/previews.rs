@@ -1,0 +1,237 @@
+//! Previews: what the model makes of the config's prompts on the way, with the LoRAs as they are.
+//!
+//! All prompts take their steps with one expert before the other is brought, so that the experts change
+//! places once a round; then the autoencoder decodes what they made.
+
+use std::path::{Path, PathBuf};
+
+use models::formats::{SafetensorsFile, TensorSource};
+use models::wan::folder::WanFolder;
+use models::wan::lora::Expert as Which;
+use models::wan::pipeline::{Conditions, ImageCondition, Unfinished};
+use models::wan::text_encoder::TEXT_ROWS;
+use models::wan::transformer::Transformer;
+use placement::Placer;
+use tch::{Device, Kind, Tensor};
+
+use super::WanLora;
+use super::expert::frozen;
+use crate::Error;
+use crate::config::{Config, Preview};
+use crate::events::Sample;
+use crate::video::ModelFolder;
+use crate::video_sampling::{ContactSheet, Machine, Output, Plan, Request, condition, decode};
+
+/// What to make, with all that does not change between rounds.
+pub(super) struct Previews {
+    model: WanFolder,
+    list: Vec<Prepared>,
+    /// Files of the texts: the prompt and the negative prompt of each.
+    texts: Vec<PathBuf>,
+}
+
+struct Prepared {
+    preview: Preview,
+    plan: Plan,
+    image: Option<ImageCondition>,
+}
+
+impl Previews {
+    /// What `config` asks for, if anything; pictures are encoded now.
+    ///
+    /// # Errors
+    /// When a prompt's options do not fit the model, a picture cannot be read, or memory runs out.
+    pub(super) fn open(
+        config: &Config,
+        folder: &ModelFolder,
+        device: Device,
+    ) -> Result<Option<Self>, Error> {
+        let previews = config.previews().map_err(Error::Data)?;
+        if previews.is_empty() {
+            return Ok(None);
+        }
+        let model = WanFolder::open(&folder.path)?;
+        let boundary = folder
+            .has_two()
+            .then(|| folder.boundary(config))
+            .transpose()?;
+        let machine = Machine {
+            device,
+            compute: Kind::Float,
+        };
+        let _no_grad = tch::no_grad_guard();
+        let prepared = previews.into_iter().enumerate().map(|(index, preview)| {
+            let prepare = || {
+                let plan = Plan::new(&model, &request(&preview, boundary))?;
+                let path = preview.image.as_deref();
+                let image = path.map(|path| condition(&model, path, &plan, machine));
+                Ok((plan, image.transpose()?))
+            };
+            let (plan, image) = prepare().map_err(|error| match error {
+                Error::Data(reason) => Error::Data(format!("`sample.prompts[{index}]`: {reason}")),
+                other => other,
+            })?;
+            Ok(Prepared {
+                preview,
+                plan,
+                image,
+            })
+        });
+        Ok(Some(Self {
+            list: prepared.collect::<Result<_, Error>>()?,
+            model,
+            texts: Vec::new(),
+        }))
+    }
+
+    /// The texts that they need, two of each.
+    pub(super) fn texts(&self) -> Vec<String> {
+        let texts = self.list.iter().flat_map(|prepared| {
+            let Preview {
+                prompt,
+                negative_prompt,
+                ..
+            } = &prepared.preview;
+            [prompt.clone(), negative_prompt.clone()]
+        });
+        texts.collect()
+    }
+
+    /// Where the encodings of [`Previews::texts`] are.
+    pub(super) fn set_texts(&mut self, files: Vec<PathBuf>) {
+        self.texts = files;
+    }
+
+    /// Makes them all and writes them into `folder`, which is made.
+    ///
+    /// # Errors
+    /// When a file cannot be read or written, the model diverges, or memory runs out.
+    pub(super) fn make(
+        &self,
+        task: &WanLora,
+        folder: &Path,
+        placer: &mut Placer,
+    ) -> Result<Vec<Sample>, Error> {
+        let _no_grad = tch::no_grad_guard();
+        std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+        let mut conditions = Vec::new();
+        for (prepared, files) in self.list.iter().zip(self.texts.chunks(2)) {
+            let mut encoded = files.iter().map(|file| text(file, placer));
+            let mut next = || encoded.next().transpose();
+            conditions.push(Conditions {
+                text: next()?.ok_or_else(|| Error::Internal("a prompt without a text".into()))?,
+                negative: next()?,
+                image: prepared.image.as_ref().map(ImageCondition::shallow_clone),
+            });
+        }
+        let mut videos = Vec::new();
+        for (prepared, conditions) in self.list.iter().zip(&conditions) {
+            let options = (Kind::Float, Device::Cpu);
+            tch::manual_seed(prepared.preview.seed as i64);
+            let noise = Tensor::f_randn(prepared.plan.shape(&self.model), options)?;
+            let noise = placer.batch(noise)?;
+            videos.push(Unfinished::new(
+                &noise,
+                conditions,
+                &prepared.plan.sampling,
+            )?);
+        }
+        for expert in [Which::High, Which::Low] {
+            self.steps_of(expert, &mut videos, task, placer)?;
+        }
+        // The autoencoder takes their place.
+        task.bring(None, placer)?;
+        let autoencoder = self.model.autoencoder(placer.device())?;
+        let mut samples = Vec::new();
+        for (index, (prepared, video)) in self.list.iter().zip(videos).enumerate() {
+            let Prepared { preview, plan, .. } = prepared;
+            let latents = video.finish()?;
+            let output = Output::preview(folder, index, plan.frames);
+            let mut sheet = ContactSheet::new(plan);
+            let mut writer = output.writer(plan.width, plan.height, plan.fps)?;
+            decode(&autoencoder, &latents, plan, &mut |picture| {
+                sheet.push(&picture)?;
+                writer.push(picture)
+            })?;
+            writer.finish()?;
+            let mut files = vec![output.file_name()];
+            if plan.frames > 1 {
+                files.push(format!("{index}-frames.png"));
+                sheet.save(&folder.join(&files[1]))?;
+            }
+            samples.push(Sample {
+                prompt: preview.prompt.clone(),
+                text: format!(
+                    "{} × {} pixels, {} frames, seed {}, {} steps",
+                    plan.width, plan.height, plan.frames, preview.seed, plan.sampling.steps
+                ),
+                files,
+            });
+        }
+        Ok(samples)
+    }
+
+    /// Lets every video take the steps of one expert.
+    fn steps_of(
+        &self,
+        expert: Which,
+        videos: &mut [Unfinished<'_>],
+        task: &WanLora,
+        placer: &mut Placer,
+    ) -> Result<(), Error> {
+        if !videos.iter().any(|video| video.expert() == Some(expert)) {
+            return Ok(());
+        }
+        let is_it = |other: &super::Expert| other.which.unwrap_or(Which::High) == expert;
+        let trained = task.experts.iter().position(is_it);
+        task.bring(trained, placer)?;
+        let loaded: Transformer;
+        let model = match trained {
+            Some(number) => &task.experts[number].model,
+            // It has no LoRA of this run.
+            None => {
+                let path = task.folder.transformer(Some(expert));
+                loaded = frozen(&task.config, &path, task.compute, placer)?;
+                &loaded
+            }
+        };
+        for video in videos {
+            while video.expert() == Some(expert) {
+                video.step(model)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A text as the model reads it, `[1, 512, width]`.
+fn text(file: &Path, placer: &mut Placer) -> Result<Tensor, Error> {
+    let rows = SafetensorsFile::open(file)?.read("text", Kind::Float)?;
+    let missing = TEXT_ROWS - rows.size()[0];
+    let rows = rows.f_constant_pad_nd([0, 0, 0, missing])?;
+    Ok(placer.batch(rows.f_unsqueeze(0)?)?)
+}
+
+fn request(preview: &Preview, boundary: Option<f64>) -> Request {
+    Request {
+        prompt: preview.prompt.clone(),
+        negative_prompt: preview.negative_prompt.clone(),
+        width: Some(preview.width.into()),
+        height: Some(preview.height.into()),
+        num_frames: Some(preview.num_frames.into()),
+        fps: None,
+        num_inference_steps: preview.num_inference_steps as usize,
+        guidance_scale: preview.guidance_scale,
+        guidance_scale_2: preview.guidance_scale_2,
+        flow_shift: preview.flow_shift,
+        scheduler: None,
+        boundary_ratio: Some(boundary),
+        seed: preview.seed,
+        image: preview.image.clone(),
+        loras: Vec::new(),
+        loras_2: Vec::new(),
+        latents: None,
+        save_latents: None,
+        output: None,
+    }
+}
