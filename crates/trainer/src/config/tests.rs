@@ -41,7 +41,7 @@ fn every_config_in_the_repository_is_valid() {
             seen += 1;
         }
     }
-    assert!(seen >= 2);
+    assert!(seen >= 6);
 }
 
 #[test]
