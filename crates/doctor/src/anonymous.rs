@@ -47,13 +47,41 @@ static ADDRESS: LazyLock<Option<Regex>> =
 static IDENTITY: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"(GPU-|unique_id )([0-9a-f]{8,20})\b").ok());
 
+static HOMES: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(PATTERNS[0].0).ok());
+
+/// Names of home folders that name no person, many of which stand in a report for what they mean.
+#[rustfmt::skip]
+const NOBODY: &[&str] = &[
+    "admin", "administrator", "amdgpu", "arch", "build", "builder", "cache", "comfy",
+    "comfyui", "conda", "container", "data", "debian", "default", "developer", "docker",
+    "fedora", "guest", "home", "jovyan", "jupyter", "kernel", "kohya", "linux", "local",
+    "models", "nobody", "ollama", "owner", "public", "python", "pytorch", "radeon", "rocm",
+    "root", "runner", "runneradmin", "server", "shared", "steam", "surefoot", "test", "torch",
+    "training", "ubuntu", "user", "users", "venv", "vllm", "windows", "work", "workspace",
+    "wsluser",
+];
+
+/// The people whose home folders stand in the text.
+fn people(text: &str) -> Vec<String> {
+    let mut people: Vec<String> = HOMES
+        .iter()
+        .flat_map(|pattern| pattern.captures_iter(text))
+        .map(|found| found[2].to_lowercase())
+        .filter(|name| name.len() > 2 && !NOBODY.contains(&name.as_str()))
+        .collect();
+    people.sort();
+    people.dedup();
+    people
+}
+
 /// The text without what identifies people and machines. `names` are those of this user and this
-/// host, which are removed wherever they stand.
+/// host, which are removed wherever they stand, as are the names of home folders in the text.
 ///
 /// Identities of GPUs become numbers, the same for the same card: which partitions share one
 /// is still to be seen.
 #[must_use]
 pub fn anonymous(text: &str, names: &[String]) -> String {
+    let people = people(text);
     let mut text = text.to_owned();
     for (pattern, with) in &*COMPILED {
         text = pattern
@@ -88,9 +116,12 @@ pub fn anonymous(text: &str, names: &[String]) -> String {
             })
             .into_owned();
     }
-    for name in names.iter().filter(|name| name.len() > 2) {
-        if let Ok(pattern) = Regex::new(&format!(r"\b{}\b", regex::escape(name))) {
-            text = pattern.replace_all(&text, "removed").into_owned();
+    let own = names.iter().filter(|name| name.len() > 2);
+    let own = own.map(|name| ("", name, "removed"));
+    let others = people.iter().map(|name| ("(?i)", name, "user"));
+    for (flags, name, with) in own.chain(others) {
+        if let Ok(pattern) = Regex::new(&format!(r"{flags}\b{}\b", regex::escape(name))) {
+            text = pattern.replace_all(&text, with).into_owned();
         }
     }
     text
@@ -130,6 +161,11 @@ mod tests {
         for (text, posted) in [
             ("/home/jane/venv/bin", "/home/user/venv/bin"),
             (r"C:\Users\Jane\x", r"C:\Users\user\x"),
+            (
+                "/home/jane/venv is Jane's, janet has none",
+                "/home/user/venv is user's, janet has none",
+            ),
+            ("/home/rocm/x with rocm 7.2", "/home/user/x with rocm 7.2"),
             ("jane@tower:~$ ls", "user@host:~$ ls"),
             ("connected to 192.168.1.17:80", "connected to 0.0.0.0:80"),
             (
