@@ -110,9 +110,10 @@ impl Ranks {
             let text = serde_json::to_vec(&found).map_err(json)?;
             let set = joined.store.set(&key, &text);
             set.map_err(|error| joined.store_is_gone(&error))?;
+            joined.meet()?;
             return Ok(found);
         }
-        joined.wait_for(&[(0, key.clone())])?;
+        joined.meet()?;
         let text = joined.store.get(&key, GRACE);
         let text = text.map_err(|error| joined.store_is_gone(&error))?;
         serde_json::from_slice(&text).map_err(json)
@@ -137,17 +138,10 @@ impl Ranks {
 
     /// Waits until all ranks are here.
     pub(crate) fn meet(&mut self) -> Result<(), Error> {
-        let Some(joined) = &mut self.joined else {
-            return Ok(());
-        };
-        joined.meetings += 1;
-        let name = format!("met/{}", joined.meetings);
-        joined.set(&name, b"")?;
-        let others = (0..joined.me.size).filter(|rank| *rank != joined.me.rank);
-        let keys: Vec<_> = others
-            .map(|rank| (rank, joined.key_of(&name, rank)))
-            .collect();
-        joined.wait_for(&keys)
+        match &mut self.joined {
+            None => Ok(()),
+            Some(joined) => joined.meet(),
+        }
     }
 
     /// The sums of these numbers over all ranks.

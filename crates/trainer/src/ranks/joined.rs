@@ -146,6 +146,12 @@ impl Joined {
         done.map_err(|error| self.explain(error, began))
     }
 
+    /// Waits until all ranks are here: by a sum, since the connection of one that was killed breaks,
+    /// and a key in the store would be waited for until the time is over.
+    pub(super) fn meet(&mut self) -> Result<(), Error> {
+        self.exchange(|group| group.sum_numbers(&[0.0])).map(drop)
+    }
+
     pub(super) fn key(&self, name: &str) -> String {
         format!("{}/{name}", self.me.prefix)
     }
@@ -168,7 +174,7 @@ impl Joined {
     }
 
     /// Waits until these ranks have set these keys.
-    pub(super) fn wait_for(&self, keys: &[(usize, String)]) -> Result<(), Error> {
+    fn wait_for(&self, keys: &[(usize, String)]) -> Result<(), Error> {
         let names: Vec<&str> = keys.iter().map(|(_, key)| &**key).collect();
         let until = Instant::now() + self.timeout;
         let mut pause = Duration::from_millis(1);
