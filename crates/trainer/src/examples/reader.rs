@@ -429,7 +429,11 @@ fn not_json(error: &serde_json::Error) -> String {
         format!(" at line {} column {}", error.line(), error.column()),
     );
     let reason = reason.strip_suffix(&place).unwrap_or(&reason);
-    format!("not JSON: {reason}, in column {}", error.column())
+    match error.column() {
+        // It ends too early.
+        0 => format!("not JSON: {reason}"),
+        column => format!("not JSON: {reason}, in column {column}"),
+    }
 }
 
 /// The record on one line.
