@@ -60,16 +60,18 @@ impl Drop for Place {
     }
 }
 
-/// In the run's folder, which the lock's file descriptor names whatever its number is.
-fn program(rest: &str) -> String {
+/// Says that it has begun, in the run's folder, which the lock's file descriptor names whatever its number is.
+/// What it does with signals is settled by then.
+fn program(signals: &str) -> String {
     format!(
-        "for fd in /proc/$$/fd/*; do [ -f \"$fd/config.yaml\" ] && touch \"$fd/begun\"; done; {rest}"
+        "{signals} for fd in /proc/$$/fd/*; do [ -f \"$fd/config.yaml\" ] && touch \"$fd/begun\"; done; \
+         exec sleep 600"
     )
 }
 
 #[test]
 fn who_holds_the_lock_is_the_run_and_gets_the_signal_of_ctrl_c() {
-    let mut place = Place::new(&program("exec sleep 600"));
+    let mut place = Place::new(&program(""));
     let (process, stopping) = place.process();
     assert_eq!((process.pid, stopping), (place.child.id(), false));
     assert_eq!(
@@ -84,7 +86,7 @@ fn who_holds_the_lock_is_the_run_and_gets_the_signal_of_ctrl_c() {
 
 #[test]
 fn a_second_request_sends_nothing_unless_it_is_meant_so() {
-    let place = Place::new(&program("trap '' INT; exec sleep 600"));
+    let place = Place::new(&program("trap '' INT;"));
     let stop = |again| place.runs.stop(&place.name, again).unwrap();
     assert_eq!(stop(false), Stopping::Asked);
     assert!(place.process().1);
@@ -96,7 +98,7 @@ fn a_second_request_sends_nothing_unless_it_is_meant_so() {
 
 #[test]
 fn two_who_ask_at_once_send_one_signal() {
-    let place = Place::new(&program("trap '' INT; exec sleep 600"));
+    let place = Place::new(&program("trap '' INT;"));
     let answers: Vec<Stopping> = std::thread::scope(|scope| {
         let ask = || place.runs.stop(&place.name, false).unwrap();
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
