@@ -9,6 +9,11 @@
 //! HIP_ALLOC_CONF=large_block_mb:128 cargo run …                  with other settings
 //! HANDLE_MB=64 cargo run …                                       memory mapped in handles
 //! ```
+//!
+//! Replays run with `keep:none` unless the settings say otherwise: with any other `keep`, the pool
+//! decides by itself what stays in empty blocks, and [`Policy::slack`] is not asked.
+//!
+//! [`Policy::slack`]: hip_alloc::pool::policy::Policy::slack
 
 #![allow(clippy::unwrap_used, reason = "an example")]
 
@@ -26,7 +31,11 @@ use std::time::Duration;
 
 fn main() {
     let settings = std::env::var("HIP_ALLOC_CONF").unwrap_or_default();
-    let config = Config::parse(&settings).unwrap().pool(512);
+    // Of two values of a key the later one counts.
+    let settings = format!("keep:none,{settings}");
+    let settings = settings.trim_end_matches(',');
+    let config = Config::parse(settings).unwrap().pool(512);
+    println!("settings: {settings}");
     let mut named: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
     let mut policy = POLICIES[0];
     if named
@@ -35,7 +44,7 @@ fn main() {
     {
         let name = named.drain(..2).next_back().unwrap();
         let found = POLICIES.iter().find(|(known, _)| Path::new(known) == name);
-        let known = POLICIES.map(|(known, _)| known);
+        let known: Vec<_> = POLICIES.iter().map(|(known, _)| known).collect();
         policy = *found.unwrap_or_else(|| panic!("no policy {}: {known:?}", name.display()));
     }
     let wide = named
@@ -114,6 +123,10 @@ fn compare(policy: (&str, Run), named: &[PathBuf], config: &PoolConfig) {
             columns.join("  ")
         );
     }
+    println!(
+        "peak: held / live; excess: MiB held beyond live between steps; calls: of the driver, per step;\n\
+         oom: requests refused with 3 % more memory than the live peak; *: a bound is missed"
+    );
 }
 
 /// Marks a bound that is missed.

@@ -12,7 +12,7 @@ use hip_alloc::units::MIB;
 pub type Run = fn(&Trace, PoolConfig, SimOrders) -> Outcome;
 
 /// All policies by name, the one that is used first.
-pub const POLICIES: [(&str, Run); 2] = [
+pub const POLICIES: &[(&str, Run)] = &[
     ("step", |trace, config, orders| {
         let policy = StepPolicy::new(&config);
         replay_with(policy, trace, config, orders, &mut |_| {})

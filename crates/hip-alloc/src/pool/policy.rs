@@ -119,7 +119,8 @@ pub trait Policy: Send {
         false
     }
 
-    /// How many bytes may be held beyond those in use, where `floor` always may.
+    /// How many bytes may be held beyond those in use, where `floor` always may. Asked only while the
+    /// pool keeps nothing by itself: with [`Keep::None`](super::Keep::None), or while memory is short.
     fn slack(&self, floor: u64) -> u64 {
         floor
     }
