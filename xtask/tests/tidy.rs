@@ -14,7 +14,7 @@ const UNSAFE_ALLOWED: [&str; 15] = [
     "crates/device-sim/",                               // is a C library
     "crates/hip-alloc/src/driver/",                     // calls the GPU runtimes
     "crates/hip-alloc/src/ffi.rs",                      // is called by PyTorch
-    "crates/hip-alloc/src/giver_back.rs",               // blocks the signals of a thread
+    "crates/hip-alloc/src/background_reclaim.rs",       // blocks the signals of a thread
     "crates/hip-alloc/src/neighbours.rs",               // locks a file
     "crates/hip-alloc/src/lock.rs",                     // is a mutex
     "crates/hip-alloc/src/python_stacks.rs",            // calls Python

@@ -78,7 +78,7 @@ impl AllocatorBuilder {
     }
 
     /// Calls `look_after`, under the allocator's lock, where memory begins to be kept that
-    /// a [`GiverBack`](crate::giver_back::GiverBack) must look after. Without this the caller
+    /// a [`BackgroundReclaim`](crate::background_reclaim::BackgroundReclaim) must look after. Without this the caller
     /// lets one look by itself.
     pub(crate) fn looked_after(self, look_after: impl Fn() + Send + 'static) -> Self {
         Self {

@@ -4,7 +4,7 @@
 //! and everything else happens in safe code.
 
 use crate::allocator::Allocator;
-use crate::giver_back;
+use crate::background_reclaim;
 use crate::history::StackId;
 use crate::python_stacks::{self, Python};
 use crate::refusal::Refusal;
@@ -494,7 +494,7 @@ fn allocator_of(device: c_int) -> Result<&'static Allocator, String> {
 /// Ends recordings when the process does, and calls no driver from threads of ours after that.
 fn watch_exit() {
     extern "C" fn at_exit() {
-        giver_back::end();
+        background_reclaim::end();
         for allocator in existing().into_iter().flat_map(|registry| registry.all()) {
             allocator.wait_until_left();
             allocator.finish_recording();

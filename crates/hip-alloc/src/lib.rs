@@ -7,7 +7,7 @@
 //!            │            (lock)
 //!            └─▶ config, capacity (what this machine has)
 //! recorder: writes what a program asked for; snapshot: writes what is held
-//! giver_back: a thread that gives kept memory back when it is needed or unused
+//! background_reclaim: a thread that gives kept memory back when it is needed or unused
 //! neighbours: other processes with this library that use the same memory
 //! ```
 //!
@@ -15,13 +15,13 @@
 //! replayed by the crate `alloc-lab`.
 
 pub mod allocator;
+pub mod background_reclaim;
 pub mod capacity;
 pub mod config;
 mod deferred_errors;
 pub mod driver;
 pub mod ffi;
 mod fork;
-pub mod giver_back;
 mod history;
 mod limit;
 mod lock;

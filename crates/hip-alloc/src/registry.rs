@@ -5,6 +5,7 @@
 pub(crate) mod fork_handlers;
 
 use crate::allocator::Allocator;
+use crate::background_reclaim;
 use crate::capacity;
 use crate::config::{Backend, Config, ConfigError, Mapped, Reserve, Warmup};
 use crate::driver::Driver;
@@ -13,7 +14,6 @@ use crate::driver::host::HostDriver;
 use crate::driver::runtime::{self, Family, Runtime, Search};
 use crate::driver::sim::{SimDriver, SimOrders};
 use crate::fork::making;
-use crate::giver_back;
 use crate::lock::Slot;
 use crate::neighbours::Neighbours;
 use crate::pool::{Keep, PoolConfig};
@@ -210,7 +210,7 @@ impl Registry {
             .neighbours(neighbours)
             .looked_after(move || {
                 if let Some(Ok(allocator)) = existing().map(|registry| registry.get(device)) {
-                    giver_back::start(allocator);
+                    background_reclaim::start(allocator);
                 }
             })
             .history(self.history.load(Ordering::Relaxed));

@@ -29,7 +29,7 @@ impl Allocator {
     }
 }
 
-/// What a [`GiverBack`](crate::giver_back::GiverBack) sees and does.
+/// What a [`BackgroundReclaim`](crate::background_reclaim::BackgroundReclaim) sees and does.
 pub(crate) struct Look<'a> {
     inner: &'a mut Inner,
 }

@@ -1,4 +1,4 @@
-//! Gives kept memory back when somebody needs it, or nobody uses it.
+//! Background reclaim: gives kept memory back when somebody needs it, or nobody uses it.
 //!
 //! A pool that keeps memory for the next step cannot see that another program runs short of it,
 //! nor that its own has stopped to ask: nobody calls it then. So a thread looks every 50 ms,
@@ -51,9 +51,9 @@ pub(crate) fn start(allocator: &'static Allocator) {
     let builder = std::thread::Builder::new().name("hip-alloc".to_owned());
     let started = without_signals(|| {
         builder.spawn(move || {
-            let mut giver_back = GiverBack::new();
+            let mut reclaim = BackgroundReclaim::new();
             let began = std::time::Instant::now();
-            while giver_back.look(allocator, began.elapsed()) {
+            while reclaim.look(allocator, began.elapsed()) {
                 std::thread::sleep(INTERVAL);
             }
         })
@@ -83,7 +83,7 @@ fn without_signals<T>(act: impl FnOnce() -> T) -> T {
 }
 
 /// Looks after one allocator.
-pub struct GiverBack {
+pub struct BackgroundReclaim {
     pressure: MemoryPressure,
     waited: Option<Duration>,
     /// Requests and frees so far, and since when there were no more.
@@ -92,7 +92,7 @@ pub struct GiverBack {
     looked_at: Duration,
 }
 
-impl GiverBack {
+impl BackgroundReclaim {
     /// One that has seen nothing yet.
     pub fn new() -> Self {
         Self::watching(MemoryPressure::new())
@@ -100,7 +100,7 @@ impl GiverBack {
 
     /// As [`new`](Self::new), where `pressure` tells whether programs wait for memory.
     pub fn watching(pressure: MemoryPressure) -> Self {
-        GiverBack {
+        BackgroundReclaim {
             pressure,
             waited: None,
             operations: 0,
@@ -157,7 +157,7 @@ impl GiverBack {
     }
 }
 
-impl Default for GiverBack {
+impl Default for BackgroundReclaim {
     fn default() -> Self {
         Self::new()
     }

@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use hip_alloc::allocator::Allocator;
+use hip_alloc::background_reclaim::BackgroundReclaim;
 use hip_alloc::driver::sim::{SimDriver, SimOrders};
 use hip_alloc::driver::{Driver, DriverError, EventId, MemoryInfo};
-use hip_alloc::giver_back::GiverBack;
 use hip_alloc::pool::{Keep, PoolConfig};
 use hip_alloc::units::{DeviceIndex, GIB, MIB, StreamId};
 use platform::memory::MemoryPressure;
@@ -91,7 +91,7 @@ impl Driver for Shared {
 struct Program {
     machine: Machine,
     allocator: Allocator,
-    giver_back: GiverBack,
+    reclaim: BackgroundReclaim,
     now: Duration,
 }
 
@@ -113,7 +113,7 @@ impl Program {
         Program {
             machine,
             allocator: allocator.build(),
-            giver_back: GiverBack::watching(MemoryPressure::below(nothing.path())),
+            reclaim: BackgroundReclaim::watching(MemoryPressure::below(nothing.path())),
             now: Duration::ZERO,
         }
     }
@@ -135,7 +135,7 @@ impl Program {
     /// Lets it look after so many milliseconds.
     fn look_after(&mut self, milliseconds: u64) -> bool {
         self.now += Duration::from_millis(milliseconds);
-        self.giver_back.look(&self.allocator, self.now)
+        self.reclaim.look(&self.allocator, self.now)
     }
 }
 
@@ -229,7 +229,7 @@ fn a_lost_device_is_left_alone() {
     assert!(before > 0);
     for _ in 0..100 {
         let now = Duration::from_secs(100);
-        assert!(!program.giver_back.look(&program.allocator, now));
+        assert!(!program.reclaim.look(&program.allocator, now));
     }
     assert_eq!(calls(), before);
 }
