@@ -2,110 +2,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod keys;
+mod place;
+
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use models::formats::{SafetensorsFile, TensorSource};
-use surefoot_trainer::{
-    Allocator, Config, Ending, Error, Metrics, Observer, Record, Stop, Summary,
-};
+use surefoot_trainer::{Config, Ending, Metrics, Observer, Stop};
 
-const MODEL: &str = "
-seed: 3
-device: cpu
-threads: 1
-model: {hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, num_attention_heads: 2}
-data: {block_size: 16}
-sample: {max_new_tokens: 8}
-train:
-  bf16: false
-  max_steps: 8
-  per_device_train_batch_size: 2
-  gradient_accumulation_steps: 2
-  learning_rate: 0.01
-  warmup_steps: 2
-  weight_decay: 0.1
-  logging_steps: 2
-  eval_steps: 4
-  save_steps: 4
-";
-
-/// A folder with a text, and configs that train on it there.
-struct Place {
-    folder: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let text: String = (0..400).map(|n| format!("{n} bottles of ale\n")).collect();
-        fs::write(folder.path().join("text.txt"), text).unwrap();
-        Self { folder }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    fn config(&self, name: &str, overrides: &[&str]) -> Config {
-        let mut all = vec![
-            format!("name={name}"),
-            format!("output_dir={}", self.path("runs").display()),
-            format!("data.path={}", self.path("text.txt").display()),
-        ];
-        all.extend(overrides.iter().map(|text| (*text).to_owned()));
-        Config::parse("test.yaml", MODEL, &all).unwrap()
-    }
-
-    fn run(&self, name: &str, overrides: &[&str]) -> Result<Summary, Error> {
-        self.watched(
-            name,
-            overrides,
-            &mut surefoot_trainer::NoObserver,
-            &Stop::default(),
-        )
-    }
-
-    fn watched(
-        &self,
-        name: &str,
-        overrides: &[&str],
-        observer: &mut dyn Observer,
-        stop: &Stop,
-    ) -> Result<Summary, Error> {
-        let config = self.config(name, overrides);
-        surefoot_trainer::run(&config, &Allocator::torch(), observer, stop)
-    }
-
-    /// Runs `name` and asks it to stop in step `step`.
-    fn run_until(&self, name: &str, step: u64, overrides: &[&str]) -> Summary {
-        let stop = Stop::default();
-        let mut observer = StopAt {
-            step,
-            stop: stop.clone(),
-        };
-        self.watched(name, overrides, &mut observer, &stop).unwrap()
-    }
-
-    fn checkpoint(&self, run: &str, step: u64) -> PathBuf {
-        self.path("runs")
-            .join(run)
-            .join(format!("checkpoints/step-{step:06}"))
-    }
-}
-
-struct StopAt {
-    step: u64,
-    stop: Stop,
-}
-
-impl Observer for StopAt {
-    fn stepped(&mut self, step: u64) {
-        if step == self.step {
-            self.stop.request();
-        }
-    }
-}
+use crate::place::{Place, losses};
 
 /// Asks for a checkpoint and for samples in step 3.
 #[derive(Default)]
@@ -142,21 +48,6 @@ fn what_a_run_is_asked_for_comes_once_after_the_step() {
         observer.seen,
         what.into_iter().zip(steps).collect::<Vec<_>>()
     );
-}
-
-fn records(run: &Path) -> Vec<Record> {
-    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    text.lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect()
-}
-
-fn losses(run: &Path) -> Vec<(u64, f64)> {
-    let loss = |record| match record {
-        Record::Train { step, loss, .. } => Some((step, loss)),
-        _ => None,
-    };
-    records(run).into_iter().filter_map(loss).collect()
 }
 
 #[test]
@@ -323,20 +214,6 @@ fn an_existing_run_is_never_touched() {
     assert_eq!(fs::read(place.path("runs/a/summary.json")).unwrap(), before);
 }
 
-#[test]
-fn only_the_newest_checkpoints_are_kept() {
-    let place = Place::new();
-    place
-        .run("a", &["train.save_steps=1", "train.save_total_limit=2"])
-        .unwrap();
-    let mut kept: Vec<_> = fs::read_dir(place.path("runs/a/checkpoints"))
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    kept.sort();
-    assert_eq!(kept, ["step-000007", "step-000008"]);
-}
-
 /// Resumes run `a` and expects to be refused with these words.
 fn assert_refused(place: &Place, overrides: &[&str], words: &str) {
     let overrides = [&["train.resume_from_checkpoint=latest"], overrides].concat();
@@ -478,122 +355,4 @@ fn a_device_that_is_not_there_says_what_is() {
         text.contains("`device: gpu:63` is not there: libtorch sees"),
         "{text}"
     );
-}
-
-#[test]
-fn bf16_and_a_bpe_train_and_resume_exactly() {
-    let place = Place::new();
-    let options = [
-        "train.bf16=true",
-        "data.tokenizer=bpe",
-        "data.vocab_size=300",
-    ];
-    place.run("whole", &options).unwrap();
-    place.run_until("cut", 5, &options);
-    place
-        .run(
-            "cut",
-            &[&options[..], &["train.resume_from_checkpoint=latest"]].concat(),
-        )
-        .unwrap();
-    let bytes = |run| fs::read(place.checkpoint(run, 8).join("model.safetensors")).unwrap();
-    assert!(bytes("whole") == bytes("cut"));
-}
-
-#[test]
-fn moments_of_eight_bits_train_and_resume_exactly() {
-    let place = Place::new();
-    let options = ["train.optim=adamw_8bit", "model.hidden_size=64"];
-    place.run("whole", &options).unwrap();
-    place.run_until("cut", 5, &options);
-    let resume = [&options[..], &["train.resume_from_checkpoint=latest"]].concat();
-    place.run("cut", &resume).unwrap();
-    for file in ["model.safetensors", "optimizer.safetensors"] {
-        let bytes = |run| fs::read(place.checkpoint(run, 8).join(file)).unwrap();
-        assert!(bytes("whole") == bytes("cut"), "{file}");
-        let full_size = bytes("whole").len();
-        assert!(full_size > 4096);
-    }
-    let state = fs::read(place.checkpoint("whole", 8).join("optimizer.safetensors")).unwrap();
-    let header = String::from_utf8_lossy(&state[8..8000]).into_owned();
-    assert!(
-        header.contains("q_proj.weight.values"),
-        "no eight bits: {header}"
-    );
-    // The other kind of moments is not taken for these.
-    let other = [&resume[1..], &["train.optim=adamw_torch"]].concat();
-    let error = place.run("cut", &other).unwrap_err().to_string();
-    assert!(error.contains("`train.optim`"), "{error}");
-}
-
-/// Losses of the evaluations on the way and at the end.
-fn evaluations(run: &Path) -> Vec<(u64, f64, bool)> {
-    let evaluation = |record| match record {
-        Record::Eval {
-            step,
-            eval_loss,
-            complete,
-            ..
-        } => Some((step, eval_loss, complete)),
-        _ => None,
-    };
-    records(run).into_iter().filter_map(evaluation).collect()
-}
-
-#[test]
-fn the_best_weights_are_exported_and_their_checkpoint_kept() {
-    let place = Place::new();
-    // A rate at which the model gets worse again.
-    let options = [
-        "train.max_steps=60",
-        "train.eval_steps=5",
-        "train.learning_rate=0.3",
-        "train.warmup_steps=0",
-        "train.lr_scheduler_type=constant",
-        "train.save_steps=5",
-        "train.save_total_limit=1",
-        "train.load_best_model_at_end=true",
-    ];
-    let summary = place.run("a", &options).unwrap();
-    let best = summary.best.unwrap();
-    let run = place.path("runs/a");
-    let on_the_way = evaluations(&run);
-    let (least, _, _) = on_the_way[..on_the_way.len() - 1]
-        .iter()
-        .copied()
-        .min_by(|a, b| a.1.total_cmp(&b.1))
-        .unwrap();
-    assert_eq!(best.step, least);
-    assert!(best.step < 60, "the test needs a run that gets worse");
-    assert_eq!(summary.held_out.unwrap().loss, best.value);
-    let checkpoint = place.checkpoint("a", best.step).join("model.safetensors");
-    let kept = SafetensorsFile::open(&checkpoint).unwrap();
-    let exported = SafetensorsFile::open(&run.join("model/model.safetensors")).unwrap();
-    for name in exported.names() {
-        let same = exported
-            .read_stored(&name)
-            .unwrap()
-            .equal(&kept.read_stored(&name).unwrap());
-        assert!(same, "{name}");
-    }
-}
-
-#[test]
-fn averaged_weights_are_evaluated_exported_and_resumed() {
-    let place = Place::new();
-    let options = ["train.ema_decay=0.9"];
-    place.run("whole", &options).unwrap();
-    place.run_until("cut", 5, &options);
-    let resume = [&options[..], &["train.resume_from_checkpoint=latest"]].concat();
-    place.run("cut", &resume).unwrap();
-    let exported = |run: &str| {
-        let path = place.path("runs").join(run);
-        fs::read(path.join("model/model.safetensors")).unwrap()
-    };
-    assert!(exported("whole") == exported("cut"), "the averages differ");
-    place.run("last", &[]).unwrap();
-    assert!(exported("whole") != exported("last"));
-    // Training itself goes on with the last weights, not the averages.
-    let trained = |run: &str| fs::read(place.checkpoint(run, 8).join("model.safetensors")).unwrap();
-    assert!(trained("whole") == trained("last"));
 }
