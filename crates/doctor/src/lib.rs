@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod anonymous;
+mod ansi;
 pub mod dump;
 pub mod encoding;
 pub mod explain;
@@ -23,7 +24,6 @@ pub mod findings;
 #[cfg(feature = "live")]
 pub mod live;
 mod names;
-mod plain;
 pub mod plan;
 #[cfg(feature = "live")]
 pub mod probe_cache;

@@ -6,10 +6,10 @@ use surefoot_doctor::explain::{Explainer, Hints, catalogue, explain};
 
 #[path = "catalogue/messages.rs"]
 mod messages;
-#[path = "catalogue/places.rs"]
-mod places;
 #[path = "catalogue/posted.rs"]
 mod posted;
+#[path = "catalogue/wsl_and_windows.rs"]
+mod wsl_and_windows;
 
 /// What the log says, and the entry that must recognise it.
 fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {

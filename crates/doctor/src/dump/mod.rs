@@ -14,8 +14,8 @@ mod layout;
 mod listing;
 mod lspci;
 mod memory_report;
+mod operating_system;
 mod pairs;
-mod place;
 mod python_report;
 mod remarks;
 mod rocm_smi;
@@ -25,7 +25,7 @@ mod sysfs;
 
 pub use bounded::read_text;
 
-use crate::plain::plain;
+use crate::ansi::strip_escapes;
 use crate::{explain, names};
 use platform::machine::{Gpu, Machine, Posted, ReadFrom, System};
 use platform::pci::DeviceId;
@@ -52,7 +52,7 @@ pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
     if is_binary(text.as_bytes()) {
         return Err(UnknownFormat);
     }
-    let text = &*plain(text.trim_start_matches('\u{feff}'));
+    let text = &*strip_escapes(text.trim_start_matches('\u{feff}'));
     if text.starts_with(DUMP_HEADER) {
         return Ok(detect::machine(&Snapshot::parse(text)));
     }
@@ -220,7 +220,7 @@ fn listed(text: &str, snapshot: &Snapshot) -> Option<Machine> {
 
 /// What the whole text adds, and what follows from it.
 fn finish(text: &str, machine: &mut Machine) {
-    if let Some(system) = place::of(text)
+    if let Some(system) = operating_system::of(text)
         && machine.system == System::Linux
     {
         machine.system = system;

@@ -13,7 +13,7 @@ pub mod oom;
 mod patterns;
 mod translations;
 
-use crate::plain::plain;
+use crate::ansi::strip_escapes;
 use context::Context;
 use patterns::{PATTERNS, Role};
 use platform::Bytes;
@@ -231,7 +231,7 @@ impl Explainer {
             return;
         }
         let bytes = std::mem::take(&mut self.partial);
-        self.line(&plain(&String::from_utf8_lossy(&bytes)));
+        self.line(&strip_escapes(&String::from_utf8_lossy(&bytes)));
         self.partial = bytes;
         self.partial.clear();
     }

@@ -10,12 +10,12 @@ mod ids;
 mod kernel;
 mod memory;
 mod overrides;
-mod places;
 mod posted;
 mod python;
 mod system;
 mod variables;
 mod visibility;
+mod wsl_and_windows;
 
 pub use crate::explain::Severity;
 use crate::plan::Plan;
@@ -134,7 +134,7 @@ pub fn findings(machine: &Machine, plan: &Plan) -> Vec<Finding> {
     overrides::find(machine, &mut found);
     visibility::find(machine, plan, &mut found);
     variables::find(machine, &mut found);
-    places::fit(machine.system, &mut found);
+    wsl_and_windows::fit(machine.system, &mut found);
     found.sort_by_key(|finding| (finding.severity, finding.check));
     found
 }

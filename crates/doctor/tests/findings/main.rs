@@ -5,9 +5,9 @@
 
 mod hardware;
 mod machines;
-mod places;
 mod posted;
 mod software;
+mod wsl_and_windows;
 
 use machines::{Case, card, halo};
 use std::collections::BTreeSet;

@@ -15,11 +15,11 @@ mod kernels;
 mod libraries;
 mod memory;
 mod packages;
-mod places;
 mod programs;
 mod python;
 mod results;
 mod shared_objects;
+mod wsl_and_windows;
 
 use super::{Confidence, Severity};
 use platform::machine::System;
@@ -110,7 +110,7 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         architecture::ENTRIES,
         memory::ENTRIES,
         driver::ENTRIES,
-        places::ENTRIES,
+        wsl_and_windows::ENTRIES,
         kernels::ENTRIES,
         results::ENTRIES,
         compilers::ENTRIES,

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 /// Removes colours, cursor movements and links, also those whose escape character a copy
 /// turned into the letters `ESC`. Returns the same text where there is nothing to remove.
-pub(crate) fn plain(text: &str) -> Cow<'_, str> {
+pub(crate) fn strip_escapes(text: &str) -> Cow<'_, str> {
     let Some(mut at) = next_escape(text) else {
         return Cow::Borrowed(text);
     };
@@ -73,14 +73,14 @@ mod tests {
             ("cut\u{1b}", "cut"),
             ("cut\u{1b}[", "cut"),
         ] {
-            assert_eq!(plain(text), shown, "{text:?}");
+            assert_eq!(strip_escapes(text), shown, "{text:?}");
         }
     }
 
     proptest! {
         #[test]
         fn never_panics_and_leaves_no_escape(text in "(ESC\\[|\u{1b}|\u{7}|\\[|\\]|[0-9;?mK]|\\PC){0,24}") {
-            let escapes = plain(&text).matches('\u{1b}').count();
+            let escapes = strip_escapes(&text).matches('\u{1b}').count();
             prop_assert_eq!(escapes, 0);
         }
     }
