@@ -1,4 +1,4 @@
-//! A driver whose gifts and returns are noted, for the history's segment events: the pool
+//! A driver whose allocations and releases are noted, for the history's segment events: the pool
 //! knows nothing of histories, and the driver is the one place that all memory passes.
 
 use super::Action;
