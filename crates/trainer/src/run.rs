@@ -147,7 +147,7 @@ struct Run<'a> {
     ema: Option<Ema>,
     guard: Guard,
     oom: OomRecovery,
-    /// What is not in use, once memory was retry.
+    /// What is off the device while it is not in use, once a step has run out of memory.
     offloaded: Option<OffloadedState>,
     best: Option<Best>,
     recorder: Recorder,
