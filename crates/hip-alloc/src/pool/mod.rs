@@ -14,7 +14,7 @@
 //!
 //! A request takes the best-fitting free span of its region, then an empty
 //! block, then a new block. Whether a block that becomes empty goes back to the driver is
-//! [`reclaimer`]'s rule: with `keep:none` at once, unless what the pool holds beyond the memory in
+//! the rule of `reclaimer`: with `keep:none` at once, unless what the pool holds beyond the memory in
 //! use is within the warm-up floor, or within what the policy expects the rest of this step to
 //! use again; with any other `keep` also what a step used before stays.
 
