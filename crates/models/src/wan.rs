@@ -10,8 +10,8 @@
 
 pub mod autoencoder;
 pub mod files;
-pub mod folder;
 pub mod lora;
+pub mod model;
 pub mod pipeline;
 pub mod schedule;
 pub mod text;

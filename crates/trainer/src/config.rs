@@ -93,9 +93,27 @@ pub struct Config {
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
     /// A published model to start from: a Hugging Face folder, a GGUF file, or the name of
-    /// one in the cache. All other keys here then come from it.
+    /// one in the cache; of Wan, a folder of diffusers or a single file of the transformer (that of
+    /// high noise, where there are two). All other keys here then come from it.
     #[schemars(length(min = 1), extend("format" = "path"))]
     pub name_or_path: Option<String>,
+    /// Of Wan: the transformer, or that of high noise, in place of the folder's. A folder of diffusers or a
+    /// single file, as the other parts.
+    #[schemars(extend("format" = "path"))]
+    pub transformer: Option<PathBuf>,
+    /// Of Wan 2.2 A14B: the transformer of low noise.
+    #[schemars(extend("format" = "path"))]
+    pub transformer_2: Option<PathBuf>,
+    /// Of Wan: the autoencoder.
+    #[schemars(extend("format" = "path"))]
+    pub vae: Option<PathBuf>,
+    /// Of Wan: the text encoder.
+    #[schemars(extend("format" = "path"))]
+    pub text_encoder: Option<PathBuf>,
+    /// Of Wan: the tokenizer, a folder, `tokenizer.json` or `spiece.model`; unset takes the folder's, or the
+    /// one inside the single file of the text encoder.
+    #[schemars(extend("format" = "path"))]
+    pub tokenizer: Option<PathBuf>,
     /// Keep the frozen matrices of a published model in fewer bits under an adapter; the
     /// embedding and the head stay as they are. Unset keeps every number.
     pub quantization: Option<Quantization>,
@@ -254,6 +272,11 @@ impl Default for ModelConfig {
     fn default() -> Self {
         Self {
             name_or_path: None,
+            transformer: None,
+            transformer_2: None,
+            vae: None,
+            text_encoder: None,
+            tokenizer: None,
             quantization: None,
             boundary_ratio: None,
             profile: None,

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use models::pretrained::locate;
+use models::wan::model::WanModel;
 use placement::plan::Memory;
 use placement::torch_transport::TransportOptions;
 use placement::{Bytes, Placer, Verify};
@@ -23,7 +24,6 @@ use crate::task::Task;
 use crate::task::causal_lm::CausalLm;
 use crate::task::fine_tune::FineTune;
 use crate::task::wan::WanLora;
-use crate::video::ModelFolder;
 use crate::{Error, device, ranks};
 
 /// The machine as this run uses it.
@@ -192,7 +192,7 @@ pub(crate) fn task(
             return Ok(Box::new(task));
         }
         let places = [PathBuf::from(name), models_folder().join(name)];
-        if places.iter().any(|path| ModelFolder::is_at(path)) {
+        if places.iter().any(|path| WanModel::is_at(path)) {
             return Err(Error::Data(format!(
                 "`{name}` is a model of videos: set `data.resolution` (and `data.num_frames`) to train it \
                  on videos and images"

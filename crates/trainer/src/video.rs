@@ -15,11 +15,11 @@ mod encode;
 mod ffmpeg;
 mod frames;
 mod media;
-mod model_folder;
+mod trained;
 
 pub(crate) use density::Density;
 pub(crate) use encode::{Clip, VideoData};
-pub(crate) use model_folder::{ModelFolder, Pipeline, TrainedPart};
+pub(crate) use trained::{TrainedPart, boundary, trained_parts};
 
 use std::path::PathBuf;
 

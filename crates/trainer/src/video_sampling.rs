@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use models::wan::autoencoder::{Autoencoder, FRAMES_PER_LATENT, Tiling};
-pub use models::wan::folder::WanFolder;
 pub use models::wan::lora::{Expert, LoraFile, LoraForm};
+pub use models::wan::model::{PartPaths, WanModel};
 use models::wan::pipeline::{Conditions, Experts, ImageCondition, Sampling, sample};
 pub use models::wan::schedule::Scheduler;
 use models::wan::text_encoder::TEXT_ROWS;
@@ -130,15 +130,21 @@ pub struct Machine {
 /// # Errors
 /// When what is asked for does not fit the model, a file cannot be read or written, or memory runs out.
 pub fn generate(
-    folder: &Path,
+    model: &WanModel,
     request: &Request,
     machine: Machine,
     told: &mut dyn FnMut(usize, usize),
 ) -> Result<Made, Error> {
     crate::device::choose_products(machine.device)?;
     let _guard = tch::no_grad_guard();
-    let model = WanFolder::open(folder)?;
-    let plan = Plan::new(&model, request)?;
+    let plan = Plan::new(model, request)?;
+    if model.may_lack_an_expert() {
+        tracing::warn!(
+            "`{}` is used at all levels of noise, as Wan 2.1 14B: an expert of Wan 2.2 A14B looks alike, and needs \
+             the other one, `--transformer-2`",
+            model.path.display()
+        );
+    }
     if request.output.is_none() && request.save_latents.is_none() {
         return Err(Error::Data(
             "name what to write: `--output`, `--save-latents`, or both".into(),
@@ -152,7 +158,7 @@ pub fn generate(
         .as_deref()
         .map(|path| Output::choose(path, plan.frames))
         .transpose()?;
-    let noise = noise(&model, request, &plan)?.to_device(machine.device);
+    let noise = noise(model, request, &plan)?.to_device(machine.device);
     let loras = |list: &[Lora], expert| -> Result<Vec<(LoraFile, f64)>, Error> {
         let read = |lora: &Lora| Ok((LoraFile::read(&lora.path, Some(expert))?, lora.strength));
         list.iter().map(read).collect()
@@ -169,7 +175,7 @@ pub fn generate(
             .then_some(&request.negative_prompt),
     ];
     let texts = encode_texts(
-        &model,
+        model,
         &texts.into_iter().flatten().collect::<Vec<_>>(),
         machine,
     )?;
@@ -186,11 +192,11 @@ pub fn generate(
         image: request
             .image
             .as_deref()
-            .map(|path| condition(&model, path, &plan, machine))
+            .map(|path| condition(model, path, &plan, machine))
             .transpose()?,
     };
     let mut experts = OneAtATime {
-        model: &model,
+        model,
         machine,
         loras: both.map(Some),
         current: None,
@@ -258,7 +264,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(model: &WanFolder, request: &Request) -> Result<Self, Error> {
+    pub(crate) fn new(model: &WanModel, request: &Request) -> Result<Self, Error> {
         let is_5b = model.expand_timesteps;
         let (width, height, frames, fps) = if is_5b {
             (1280, 704, 121, 24)
@@ -289,8 +295,19 @@ impl Plan {
             )));
         }
         let usage = |text: &str| Err(Error::Data(text.into()));
-        let boundary_ratio = request.boundary_ratio.unwrap_or(model.boundary_ratio);
-        match (boundary_ratio, model.has_low_noise) {
+        let (solver, shift) = model.scheduler()?;
+        let boundary_ratio = match request.boundary_ratio {
+            Some(given) => given,
+            None if model.has_low_noise() && model.boundary_ratio.is_none() => {
+                return Err(Error::Data(format!(
+                    "`{}` has two transformers and says no `boundary_ratio`: give `--boundary-ratio` (0.875 for text \
+                     to video, 0.9 for image to video)",
+                    model.path.display()
+                )));
+            }
+            None => model.boundary_ratio,
+        };
+        match (boundary_ratio, model.has_low_noise()) {
             (Some(_), false) => {
                 return usage("`--boundary-ratio`: this model has one transformer; give `none`");
             }
@@ -316,9 +333,9 @@ impl Plan {
             _ => {}
         }
         let sampling = Sampling {
-            scheduler: request.scheduler.unwrap_or(model.scheduler),
+            scheduler: request.scheduler.unwrap_or(solver),
             steps: request.num_inference_steps,
-            flow_shift: request.flow_shift.unwrap_or(model.flow_shift),
+            flow_shift: request.flow_shift.unwrap_or(shift),
             guidance_scale: request.guidance_scale,
             guidance_scale_2: request.guidance_scale_2,
             boundary_ratio,
@@ -333,7 +350,7 @@ impl Plan {
     }
 
     /// `[1, channels, frames, height, width]`
-    pub(crate) fn shape(&self, model: &WanFolder) -> [i64; 5] {
+    pub(crate) fn shape(&self, model: &WanModel) -> [i64; 5] {
         let step = model.autoencoder.scale_factor_spatial;
         let frames = (self.frames - 1) / FRAMES_PER_LATENT + 1;
         [
@@ -355,7 +372,7 @@ fn tiling(plan: &Plan) -> Option<Tiling> {
 }
 
 /// The noise of the file, or of the seed as PyTorch draws it on the CPU.
-fn noise(model: &WanFolder, request: &Request, plan: &Plan) -> Result<Tensor, Error> {
+fn noise(model: &WanModel, request: &Request, plan: &Plan) -> Result<Tensor, Error> {
     let shape = plan.shape(model);
     let Some(path) = &request.latents else {
         tch::manual_seed(request.seed as i64);
@@ -375,7 +392,7 @@ fn noise(model: &WanFolder, request: &Request, plan: &Plan) -> Result<Tensor, Er
 
 /// The embedding of each text, `[tokens, width]` fp32; the encoder is gone afterwards.
 fn encode_texts(
-    model: &WanFolder,
+    model: &WanModel,
     texts: &[&String],
     machine: Machine,
 ) -> Result<Vec<Tensor>, Error> {
@@ -387,7 +404,7 @@ fn encode_texts(
 
 /// The picture at `path` as the model is told it.
 pub(crate) fn condition(
-    model: &WanFolder,
+    model: &WanModel,
     path: &Path,
     plan: &Plan,
     machine: Machine,
@@ -402,7 +419,7 @@ pub(crate) fn condition(
 
 /// Experts that are read when they are asked, of which one is in memory.
 struct OneAtATime<'a> {
-    model: &'a WanFolder,
+    model: &'a WanModel,
     machine: Machine,
     /// Of the high-noise and the low-noise expert, until they are read.
     loras: [Option<Vec<(LoraFile, f64)>>; 2],
@@ -460,7 +477,7 @@ pub enum Coding {
 /// # Errors
 /// When a file cannot be read or written or does not fit the model, or memory runs out.
 pub fn code(
-    folder: &Path,
+    model: &WanModel,
     what: &Coding,
     output: &Path,
     machine: Machine,
@@ -468,11 +485,10 @@ pub fn code(
     crate::device::choose_products(machine.device)?;
     let _guard = tch::no_grad_guard();
     output::expect_new(output)?;
-    let model = WanFolder::open(folder)?;
     let mut tensors = Vec::new();
     match what {
         Coding::Texts(texts) => {
-            let encoded = encode_texts(&model, &texts.iter().collect::<Vec<_>>(), machine)?;
+            let encoded = encode_texts(model, &texts.iter().collect::<Vec<_>>(), machine)?;
             tensors.extend(encoded.into_iter().map(|rows| ("text", rows)));
         }
         Coding::Media(files) => {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::video_sampling::{self, Coding};
 
-use super::model_options::{ModelOptions, failure};
+use super::model_options::{ModelOptions, PartOptions, failure};
 
 /// Encode texts, pictures and videos as a video model does, or decode its latents
 #[derive(clap::Args)]
@@ -13,6 +13,9 @@ use super::model_options::{ModelOptions, failure};
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelOptions,
+
+    #[command(flatten)]
+    parts: PartOptions,
 
     /// Texts, to tensors `text_0…` [tokens, width]
     #[arg(long, value_name = "PROMPT", num_args = 1.., group = "what")]
@@ -33,8 +36,11 @@ pub(crate) struct Args {
 
 /// Encodes or decodes.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
-    let folder = args.model.video().ok_or_else(|| {
-        Failure::usage("`--model` must be a folder of diffusers with a video model: it has no `model_index.json`")
+    let path = args.model.video().ok_or_else(|| {
+        Failure::usage(
+            "`--model` must be a video model: a folder of diffusers with a `model_index.json`, or a single file of \
+             its transformer",
+        )
     })?;
     let what = match &args.decode {
         Some(path) => Coding::Latents(path.clone()),
@@ -42,7 +48,8 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         None => Coding::Texts(args.text.clone()),
     };
     let machine = args.model.machine()?;
-    let tensors = video_sampling::code(folder, &what, &args.output, machine).map_err(failure)?;
+    let model = args.parts.open(path)?;
+    let tensors = video_sampling::code(&model, &what, &args.output, machine).map_err(failure)?;
     if json {
         let tensors: serde_json::Map<_, _> = tensors
             .into_iter()

@@ -5,7 +5,7 @@ use trainer::examples::{Conversation, Message};
 use trainer::inference::{self, SamplingSettings};
 
 use super::generate_video::VideoOptions;
-use super::model_options::{ModelOptions, failure};
+use super::model_options::{ModelOptions, PartOptions, failure};
 
 /// Let a model continue a text, or make a video
 #[derive(clap::Args)]
@@ -39,6 +39,9 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     video: VideoOptions,
+
+    #[command(flatten)]
+    parts: PartOptions,
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -57,7 +60,7 @@ fn probability(text: &str) -> Result<f64, String> {
 
 /// Generates; the new text goes to stdout as it comes.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
-    if let Some(folder) = args.model.video() {
+    if let Some(path) = args.model.video() {
         let of_texts = [
             ("--chat", args.chat),
             ("--max-new-tokens", args.max_new_tokens.is_some()),
@@ -69,13 +72,16 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
                 "`{name}` is for language models, and this one makes videos"
             )));
         }
+        let machine = args.model.machine()?;
+        let model = args.parts.open(path)?;
         return args
             .video
-            .run(folder, &args.prompt, args.seed, args.model.machine()?, json);
+            .run(&model, &args.prompt, args.seed, machine, json);
     }
-    if let Some(name) = args.video.given() {
+    if let Some(name) = args.video.given().or(args.parts.given()) {
         return Err(Failure::usage(format_args!(
-            "`{name}` is for video models (a folder with a `model_index.json`), and this one continues texts"
+            "`{name}` is for video models (a folder with a `model_index.json`, or a file of a transformer), and \
+             this one continues texts"
         )));
     }
     let model = args.model.load(i64::MAX)?;

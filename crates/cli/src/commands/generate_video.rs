@@ -1,9 +1,9 @@
 //! The part of `surefoot generate` that makes videos.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use surefoot_cli::output::{self, Failure, Outcome};
-use trainer::video_sampling::{self, Lora, Machine, Request, Scheduler};
+use trainer::video_sampling::{self, Lora, Machine, Request, Scheduler, WanModel};
 
 use super::model_options::failure;
 
@@ -140,7 +140,7 @@ impl VideoOptions {
     /// Makes a video; steps are told on stderr.
     pub(crate) fn run(
         &self,
-        folder: &Path,
+        model: &WanModel,
         prompt: &str,
         seed: u64,
         machine: Machine,
@@ -173,7 +173,7 @@ impl VideoOptions {
             }
         };
         let made =
-            video_sampling::generate(folder, &request, machine, &mut told).map_err(failure)?;
+            video_sampling::generate(model, &request, machine, &mut told).map_err(failure)?;
         if json {
             output::print(&format!("{}\n", serde_json::to_value(&made)?))?;
             return Ok(Outcome::Fine);

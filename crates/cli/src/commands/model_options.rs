@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use surefoot_cli::output::Failure;
 use trainer::device;
 use trainer::inference::{LanguageModel, LoadOptions};
-use trainer::video_sampling::{Machine, WanFolder};
+use trainer::video_sampling::{Machine, PartPaths, WanModel};
 
 /// Which model, and how it is loaded.
 #[derive(clap::Args)]
 pub(crate) struct ModelOptions {
     /// The model: a Hugging Face folder, a GGUF file, or the name of one in the cache; of Wan, a folder of
-    /// diffusers
-    #[arg(long, value_name = "DIR|GGUF")]
+    /// diffusers, or a single file of the transformer
+    #[arg(long, value_name = "DIR|FILE")]
     model: PathBuf,
 
     /// A LoRA adapter for it: a folder in PEFT's format
@@ -28,10 +28,62 @@ pub(crate) struct ModelOptions {
     bf16: bool,
 }
 
+/// Where the parts of a video model are.
+#[derive(clap::Args)]
+#[command(next_help_heading = "Parts of a video model, folders of diffusers or single files")]
+pub(crate) struct PartOptions {
+    /// The transformer, or that of high noise, in place of the folder's
+    #[arg(long, value_name = "DIR|FILE")]
+    transformer: Option<PathBuf>,
+
+    /// The transformer of low noise
+    #[arg(long, value_name = "DIR|FILE")]
+    transformer_2: Option<PathBuf>,
+
+    /// The autoencoder
+    #[arg(long, value_name = "DIR|FILE")]
+    vae: Option<PathBuf>,
+
+    /// The text encoder
+    #[arg(long, value_name = "DIR|FILE")]
+    text_encoder: Option<PathBuf>,
+
+    /// The tokenizer, if not that of the folder or the one inside the file of the text encoder
+    #[arg(long, value_name = "DIR|FILE")]
+    tokenizer: Option<PathBuf>,
+}
+
+impl PartOptions {
+    /// One that is given.
+    pub(crate) fn given(&self) -> Option<&'static str> {
+        let all = [
+            ("--transformer", &self.transformer),
+            ("--transformer-2", &self.transformer_2),
+            ("--vae", &self.vae),
+            ("--text-encoder", &self.text_encoder),
+            ("--tokenizer", &self.tokenizer),
+        ];
+        let found = all.into_iter().find(|(_, path)| path.is_some());
+        found.map(|(name, _)| name)
+    }
+
+    /// The model at `path` with these parts.
+    pub(crate) fn open(&self, path: &Path) -> Result<WanModel, Failure> {
+        let parts = PartPaths {
+            transformer: self.transformer.clone(),
+            transformer_2: self.transformer_2.clone(),
+            vae: self.vae.clone(),
+            text_encoder: self.text_encoder.clone(),
+            tokenizer: self.tokenizer.clone(),
+        };
+        WanModel::open(path, &parts).map_err(|error| failure(error.into()))
+    }
+}
+
 impl ModelOptions {
-    /// The folder, if it holds a video model.
+    /// The folder or file, if it is a video model.
     pub(crate) fn video(&self) -> Option<&Path> {
-        WanFolder::is_one(&self.model).then_some(self.model.as_path())
+        WanModel::is_at(&self.model).then_some(self.model.as_path())
     }
 
     /// Where and in which type a video model computes.

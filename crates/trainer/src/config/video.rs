@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use models::wan::model::PartPaths;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +93,19 @@ pub enum LoraFormat {
 /// A key that says something, of those that a run of the other kind cannot obey.
 type Set = (&'static str, &'static str, bool);
 
+impl ModelConfig {
+    /// Parts of a video model that lie elsewhere than in its folder.
+    pub(crate) fn parts(&self) -> PartPaths {
+        PartPaths {
+            transformer: self.transformer.clone(),
+            transformer_2: self.transformer_2.clone(),
+            vae: self.vae.clone(),
+            text_encoder: self.text_encoder.clone(),
+            tokenizer: self.tokenizer.clone(),
+        }
+    }
+}
+
 impl Config {
     /// Whether the run is one on videos.
     pub fn is_video(&self) -> bool {
@@ -108,10 +122,15 @@ impl Config {
 
     /// Keys of videos that are set.
     pub(super) fn video_keys(&self) -> Vec<Set> {
-        let (data, train) = (&self.data, &self.train);
+        let (model, data, train) = (&self.model, &self.data, &self.train);
         let adapter = self.adapter.as_ref();
         let sample = &self.sample;
         vec![
+            ("model", "transformer", model.transformer.is_some()),
+            ("model", "transformer_2", model.transformer_2.is_some()),
+            ("model", "vae", model.vae.is_some()),
+            ("model", "text_encoder", model.text_encoder.is_some()),
+            ("model", "tokenizer", model.tokenizer.is_some()),
             ("data", "num_frames", data.num_frames.is_some()),
             ("data", "frame_extraction", data.frame_extraction.is_some()),
             ("data", "frame_stride", data.frame_stride.is_some()),
@@ -318,7 +337,7 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
         report(
             ["data", "resolution"],
             "only a published video model is trained on videos".into(),
-            "set `model.name_or_path` to a folder of Wan in diffusers' form",
+            "set `model.name_or_path` to a folder of Wan in diffusers' form, or to a single file of its transformer",
         );
     }
     if config.adapter.is_none() {

@@ -23,6 +23,12 @@ const KEYS: &[(&str, Rule)] = &[
     ("threads", Free),
     // The architecture and the weights are compared by themselves, whatever names them.
     ("model.name_or_path", Free),
+    ("model.transformer", Free),
+    ("model.transformer_2", Free),
+    // What they make is compared as the clips that are learned.
+    ("model.vae", Free),
+    ("model.text_encoder", Free),
+    ("model.tokenizer", Free),
     ("model.hidden_size", Free),
     ("model.intermediate_size", Free),
     ("model.num_hidden_layers", Free),

@@ -21,11 +21,16 @@ use crate::{Error, config::ConfigError};
 
 /// Keys that say where and how fast, and may differ between machines. What a path names is compared
 /// itself; where a run goes on from is rank 0's to say.
-const OF_THE_MACHINE: [&str; 16] = [
+const OF_THE_MACHINE: [&str; 21] = [
     "output_dir",
     "device",
     "threads",
     "model.name_or_path",
+    "model.transformer",
+    "model.transformer_2",
+    "model.vae",
+    "model.text_encoder",
+    "model.tokenizer",
     "model.profile",
     "model.low_vram",
     "model.blocks_to_swap",

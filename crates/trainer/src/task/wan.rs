@@ -16,6 +16,7 @@ use models::formats::{SafetensorsFile, TensorSource};
 use models::model::Pass;
 use models::wan::files::{Part, PartFile};
 use models::wan::lora::Expert as Which;
+use models::wan::model::{Pipeline, WanModel};
 use models::wan::text_encoder::TEXT_ROWS;
 use models::wan::transformer::{Times, TransformerConfig};
 use placement::Placer;
@@ -34,7 +35,7 @@ use crate::estimate::Footprint;
 use crate::events::{Evaluation, Sample};
 use crate::observer::Observer;
 use crate::text::thousands;
-use crate::video::{Clip, Encoded, ModelFolder, Pipeline, VideoData};
+use crate::video::{Clip, Encoded, VideoData, trained_parts};
 
 /// Steps in a row of each of two experts, where the config says nothing.
 const STEPS_PER_EXPERT: u64 = 10;
@@ -50,7 +51,7 @@ pub struct WanLora {
     turn: usize,
     /// Of all experts.
     parameters: Parameters,
-    folder: ModelFolder,
+    model: WanModel,
     data: VideoData,
     previews: Option<Previews>,
     order: ClipOrder,
@@ -59,7 +60,7 @@ pub struct WanLora {
 }
 
 impl WanLora {
-    /// The model in the folder `path` with a LoRA for each expert that is trained, and the data, as
+    /// The model at `path` with a LoRA for each expert that is trained, and the data, as
     /// `config` says; what is not in the cache yet is encoded first. `memory` is what plans may use.
     ///
     /// # Errors
@@ -72,13 +73,13 @@ impl WanLora {
         memory: Memory,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
-        let folder = ModelFolder::open(path)?;
-        let parts = folder.trained(config)?;
-        let shape = shape(config, &folder)?;
-        let mut previews = Previews::open(config, &folder, placer.device())?;
+        let model = WanModel::open(path, &config.model.parts())?;
+        let parts = trained_parts(&model, config)?;
+        let shape = shape(config, &model)?;
+        let mut previews = Previews::open(config, &model, placer.device())?;
         let texts = previews.as_ref().map_or(Vec::new(), Previews::texts);
         let patch = shape.patch_size[1];
-        let mut data = VideoData::prepare(config, &folder, patch, &texts, placer, observer)?;
+        let mut data = VideoData::prepare(config, &model, patch, &texts, placer, observer)?;
         if let Some(previews) = &mut previews {
             previews.set_texts(std::mem::take(&mut data.texts));
         }
@@ -88,11 +89,10 @@ impl WanLora {
         };
         let mut residency = Residency::all();
         // One that is not trained is asked for previews.
-        if folder.has_two() && (parts.len() > 1 || previews.is_some()) {
+        if model.has_low_noise() && (parts.len() > 1 || previews.is_some()) {
             let mut needed = activations(config, &shape, &data, compute);
             for which in [Which::High, Which::Low] {
-                let path = folder.transformer(Some(which));
-                let weights = PartFile::open(Part::Transformer, &path)?;
+                let weights = PartFile::open(Part::Transformer, model.transformer_path(which))?;
                 needed += base_bytes(config, &weights, compute);
             }
             residency = Residency::one(config, memory, needed)?;
@@ -103,7 +103,7 @@ impl WanLora {
             observer.preparing("loading the transformer");
             // Room for the next.
             residency.enter(&experts, None, placer)?;
-            let expert = Expert::open(config, part, compute, placer)?;
+            let expert = Expert::open(config, &model, part, compute, placer)?;
             let prefix = match parts.len() {
                 1 => String::new(),
                 _ => format!("{}.", expert.name()),
@@ -130,7 +130,7 @@ impl WanLora {
             residency: RefCell::new(residency),
             turn: 0,
             parameters,
-            folder,
+            model,
             order: ClipOrder::new(config.seed, &shapes, rows, repeats),
             data,
             previews,
@@ -164,7 +164,7 @@ impl WanLora {
         for (clip, dropped) in clips.iter().zip(dropped) {
             let file = SafetensorsFile::open(&clip.latents)?;
             latents.push(file.read("latents", Kind::Float)?);
-            if self.folder.pipeline == Pipeline::Image {
+            if self.model.pipeline == Pipeline::Image {
                 conditions.push(file.read("condition", Kind::Float)?);
             }
             let text = if *dropped {
@@ -267,12 +267,12 @@ pub(crate) fn encode_data(
     placer: &mut Placer,
     observer: &mut dyn Observer,
 ) -> Result<Encoded, Error> {
-    let folder = ModelFolder::open(path)?;
-    let shape = shape(config, &folder)?;
-    let previews = Previews::open(config, &folder, placer.device())?;
+    let model = WanModel::open(path, &config.model.parts())?;
+    let shape = shape(config, &model)?;
+    let previews = Previews::open(config, &model, placer.device())?;
     let texts = previews.map_or(Vec::new(), |previews| previews.texts());
     let patch = shape.patch_size[1];
-    let data = VideoData::prepare(config, &folder, patch, &texts, placer, observer)?;
+    let data = VideoData::prepare(config, &model, patch, &texts, placer, observer)?;
     Ok(Encoded {
         folder: data.folder,
         clips: data.training.len(),
@@ -283,19 +283,15 @@ pub(crate) fn encode_data(
 }
 
 /// Fails where the transformer reads something else than what its pipeline would give it.
-fn check_inputs(
-    config: &Config,
-    folder: &ModelFolder,
-    shape: &TransformerConfig,
-) -> Result<(), Error> {
-    let needed = match folder.pipeline {
+fn check_inputs(config: &Config, model: &WanModel, shape: &TransformerConfig) -> Result<(), Error> {
+    let needed = match model.pipeline {
         Pipeline::Text => shape.out_channels,
-        Pipeline::Image if folder.expand_timesteps => {
+        Pipeline::Image if model.expand_timesteps => {
             return Err(Error::Data(format!(
                 "`{}` is an image-to-video pipeline of Wan 2.2 5B, whose transformer is that of \
                  text-to-video: set `_class_name` of its `model_index.json` to `WanPipeline`, and \
                  `data.image_to_video: true` to train it on given first frames",
-                folder.path.display()
+                model.path.display()
             )));
         }
         Pipeline::Image => 2 * shape.out_channels + 4,
@@ -303,11 +299,11 @@ fn check_inputs(
     if shape.in_channels != needed {
         return Err(Error::Data(format!(
             "the transformer in `{}` has {} input channels, and this pipeline gives it {needed}",
-            folder.path.display(),
+            model.path.display(),
             shape.in_channels
         )));
     }
-    if config.data.image_to_video.is_some() && !folder.expand_timesteps {
+    if config.data.image_to_video.is_some() && !model.expand_timesteps {
         return Err(Error::Data(
             "`data.image_to_video` is for Wan 2.2 5B (`expand_timesteps`): image-to-video models of 14B \
              are trained so without it, and text-to-video models cannot be"
@@ -318,18 +314,18 @@ fn check_inputs(
 }
 
 /// The sizes of the transformers that are trained, which fit the pipeline.
-fn shape(config: &Config, folder: &ModelFolder) -> Result<TransformerConfig, Error> {
+fn shape(config: &Config, model: &WanModel) -> Result<TransformerConfig, Error> {
     let mut first = None;
-    for part in folder.trained(config)? {
-        let shape = TransformerConfig::read(&part.path.join("config.json"))?;
-        check_inputs(config, folder, &shape)?;
+    for part in trained_parts(model, config)? {
+        let shape = model.transformer_config(part.expert.unwrap_or(Which::High))?;
+        check_inputs(config, model, &shape)?;
         match &first {
             None => first = Some(shape),
             Some(first) if *first == shape => {}
             Some(_) => {
                 return Err(Error::Data(format!(
                     "the two transformers in `{}` are of different sizes",
-                    folder.path.display()
+                    model.path.display()
                 )));
             }
         }
@@ -370,7 +366,7 @@ impl Task for WanLora {
         let ranges = ranges.map(|expert| format!("{} to {}", expert.range.0, expert.range.1));
         format!(
             "{}{which}, with a LoRA of rank {} on {} layers{}, {} parameters trained at levels of noise from {}",
-            self.folder.path.display(),
+            self.model.path.display(),
             first.adapter.config.rank,
             first.adapter.modules.len(),
             if self.experts.len() > 1 {
@@ -575,7 +571,7 @@ impl Task for WanLora {
                 1 => folder.to_owned(),
                 _ => folder.join(expert.name()),
             };
-            expert.export(&self.config, &self.folder, folder, &peft)?;
+            expert.export(&self.config, &self.model, folder, &peft)?;
         }
         Ok(true)
     }

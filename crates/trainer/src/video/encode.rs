@@ -7,8 +7,9 @@ use models::Parameters;
 use models::model::{Base, Builder, FileWeights};
 use models::pretrained::fingerprint;
 use models::wan::autoencoder::{Autoencoder, AutoencoderConfig};
-use models::wan::files::{Part, PartFile};
-use models::wan::text_encoder::{TEXT_ROWS, TextEncoder, TextEncoderConfig};
+use models::wan::files::PartFile;
+use models::wan::model::{Pipeline, WanModel};
+use models::wan::text_encoder::{TEXT_ROWS, TextEncoder};
 use models::wan::tokenizer::TextTokenizer;
 use placement::Placer;
 use tch::{Device, Kind, Tensor};
@@ -19,7 +20,6 @@ use super::cache::{self, Cache};
 use super::clips::{Cutting, Span, whole_chunks};
 use super::frames::{self, Shape};
 use super::media::{self, Source};
-use super::model_folder::{ModelFolder, Pipeline};
 use crate::Error;
 use crate::config::{Config, DataConfig};
 use crate::observer::Observer;
@@ -70,7 +70,7 @@ struct Planned {
 /// What encoding depends on besides media.
 struct Encoder<'a> {
     config: &'a Config,
-    model: &'a ModelFolder,
+    model: &'a WanModel,
     cache: Cache,
     fps: f64,
     /// Pixels along one side of a token.
@@ -89,7 +89,7 @@ impl VideoData {
     /// damaged, the disk is full, or memory runs out.
     pub(crate) fn prepare(
         config: &Config,
-        model: &ModelFolder,
+        model: &WanModel,
         patch: i64,
         texts: &[String],
         placer: &mut Placer,
@@ -99,8 +99,8 @@ impl VideoData {
             Some(folder) => folder.clone(),
             None => crate::data::cache_folder().join("videos"),
         };
-        let part = PartFile::open(Part::Autoencoder, &model.path.join("vae"))?;
-        let shape = AutoencoderConfig::read(&model.path.join("vae/config.json"))?;
+        let part = model.autoencoder_weights()?;
+        let shape = model.autoencoder.clone();
         let encoder = Encoder {
             config,
             model,
@@ -115,7 +115,7 @@ impl VideoData {
                 false => Kind::Float,
             },
             autoencoder: (shape, part, String::new()),
-            texts: TextKeys::open(&model.path)?,
+            texts: TextKeys::open(model)?,
         };
         encoder.run(texts, placer, observer)
     }
@@ -333,8 +333,7 @@ impl Encoder<'_> {
         observer.preparing("loading the text encoder");
         let _no_grad = tch::no_grad_guard();
         let device = placer.device();
-        let folder = self.model.path.join("text_encoder");
-        let shape = TextEncoderConfig::read(&folder.join("config.json"))?;
+        let shape = self.model.text_encoder_config(&self.texts.part)?;
         let encoder = built(&self.texts.part, self.compute, placer, |builder| {
             Ok(TextEncoder::new(&shape, device, builder)?)
         })?;
@@ -496,9 +495,9 @@ struct TextKeys {
 }
 
 impl TextKeys {
-    fn open(model: &Path) -> Result<Self, Error> {
-        let tokenizer = TextTokenizer::open(&model.join("tokenizer"))?;
-        let part = PartFile::open(Part::TextEncoder, &model.join("text_encoder"))?;
+    fn open(model: &WanModel) -> Result<Self, Error> {
+        let tokenizer = model.tokenizer()?;
+        let part = model.text_encoder_weights()?;
         Ok(Self {
             tokenizer,
             fingerprint: fingerprint(&part)?,

@@ -5,6 +5,7 @@
 mod experts;
 mod place;
 mod previews;
+mod single_files;
 
 use std::fs;
 

@@ -11,6 +11,7 @@ use models::model::{Base, Builder, FileWeights, Streaming};
 use models::pretrained::fingerprint;
 use models::wan::files::{Part, PartFile};
 use models::wan::lora::{Expert as Which, LoraForm};
+use models::wan::model::WanModel;
 use models::wan::transformer::{Transformer, TransformerConfig};
 use placement::oom::{Idle, Part as IdlePart};
 use placement::plan::Memory;
@@ -23,7 +24,7 @@ use super::lora_file;
 use crate::Error;
 use crate::config::{Config, ModuleNames, Quantization};
 use crate::memory_plan::offload_folder;
-use crate::video::{Density, ModelFolder, TrainedPart};
+use crate::video::{Density, TrainedPart};
 
 /// The linear layers of a block, which is what programs that load LoRAs of Wan know.
 const LAYERS: [&str; 6] = [
@@ -53,17 +54,18 @@ pub(super) struct Expert {
 }
 
 impl Expert {
-    /// The transformer `part` of the model in `folder` with a LoRA, as `config` says.
+    /// The transformer `part` of `wan` with a LoRA, as `config` says.
     ///
     /// # Errors
     /// When a file is missing, damaged or not known here, the adapter does not fit, or memory runs out.
     pub(super) fn open(
         config: &Config,
+        wan: &WanModel,
         part: &TrainedPart,
         compute: Kind,
         placer: &mut Placer,
     ) -> Result<Self, Error> {
-        let shape = TransformerConfig::read(&part.path.join("config.json"))?;
+        let shape = wan.transformer_config(part.expert.unwrap_or(Which::High))?;
         let weights = PartFile::open(Part::Transformer, &part.path)?;
         let mut attachment = attachment(config, part.expert)?;
         let mut parameters = Parameters::default();
@@ -126,7 +128,7 @@ impl Expert {
     pub(super) fn export(
         &self,
         config: &Config,
-        model: &ModelFolder,
+        model: &WanModel,
         folder: &Path,
         peft: &Path,
     ) -> Result<(), Error> {
@@ -255,12 +257,13 @@ impl Residency {
 /// A transformer without a LoRA.
 pub(super) fn frozen(
     config: &Config,
-    path: &Path,
+    wan: &WanModel,
+    which: Which,
     compute: Kind,
     placer: &mut Placer,
 ) -> Result<Transformer, Error> {
-    let shape = TransformerConfig::read(&path.join("config.json"))?;
-    let weights = PartFile::open(Part::Transformer, path)?;
+    let shape = wan.transformer_config(which)?;
+    let weights = PartFile::open(Part::Transformer, wan.transformer_path(which))?;
     let device = placer.device();
     let streaming = streaming(config, &shape, placer);
     let mut parameters = Parameters::default();

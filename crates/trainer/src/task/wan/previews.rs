@@ -6,8 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use models::formats::{SafetensorsFile, TensorSource};
-use models::wan::folder::WanFolder;
 use models::wan::lora::Expert as Which;
+use models::wan::model::WanModel;
 use models::wan::pipeline::{Conditions, ImageCondition, Unfinished};
 use models::wan::text_encoder::TEXT_ROWS;
 use models::wan::transformer::Transformer;
@@ -19,12 +19,12 @@ use super::expert::frozen;
 use crate::Error;
 use crate::config::{Config, Preview};
 use crate::events::Sample;
-use crate::video::ModelFolder;
+use crate::video::boundary;
 use crate::video_sampling::{ContactSheet, Machine, Output, Plan, Request, condition, decode};
 
 /// What to make, with all that does not change between rounds.
 pub(super) struct Previews {
-    model: WanFolder,
+    model: WanModel,
     list: Vec<Prepared>,
     /// Files of the texts: the prompt and the negative prompt of each.
     texts: Vec<PathBuf>,
@@ -43,17 +43,16 @@ impl Previews {
     /// When a prompt's options do not fit the model, a picture cannot be read, or memory runs out.
     pub(super) fn open(
         config: &Config,
-        folder: &ModelFolder,
+        model: &WanModel,
         device: Device,
     ) -> Result<Option<Self>, Error> {
         let previews = config.previews().map_err(Error::Data)?;
         if previews.is_empty() {
             return Ok(None);
         }
-        let model = WanFolder::open(&folder.path)?;
-        let boundary = folder
-            .has_two()
-            .then(|| folder.boundary(config))
+        let boundary = model
+            .has_low_noise()
+            .then(|| boundary(model, config))
             .transpose()?;
         let machine = Machine {
             device,
@@ -62,9 +61,9 @@ impl Previews {
         let _no_grad = tch::no_grad_guard();
         let prepared = previews.into_iter().enumerate().map(|(index, preview)| {
             let prepare = || {
-                let plan = Plan::new(&model, &request(&preview, boundary))?;
+                let plan = Plan::new(model, &request(&preview, boundary))?;
                 let path = preview.image.as_deref();
-                let image = path.map(|path| condition(&model, path, &plan, machine));
+                let image = path.map(|path| condition(model, path, &plan, machine));
                 Ok((plan, image.transpose()?))
             };
             let (plan, image) = prepare().map_err(|error| match error {
@@ -79,7 +78,7 @@ impl Previews {
         });
         Ok(Some(Self {
             list: prepared.collect::<Result<_, Error>>()?,
-            model,
+            model: model.clone(),
             texts: Vec::new(),
         }))
     }
@@ -190,8 +189,7 @@ impl Previews {
             Some(number) => &task.experts[number].model,
             // It has no LoRA of this run.
             None => {
-                let path = task.folder.transformer(Some(expert));
-                loaded = frozen(&task.config, &path, task.compute, placer)?;
+                loaded = frozen(&task.config, &task.model, expert, task.compute, placer)?;
                 &loaded
             }
         };
