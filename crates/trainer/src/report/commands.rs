@@ -36,14 +36,11 @@ pub(crate) fn commands(
         return commands;
     }
     let base = config.model.name_or_path.as_deref();
-    let base = base.filter(|_| config.adapter.is_some()).map(|name| {
-        let path = Path::new(name);
-        match path.exists() {
-            true => absolute(path),
-            // The name of one in the cache.
-            false => path.to_owned(),
-        }
-    });
+    let base = base.filter(|_| config.adapter.is_some()).map(model_path);
+    if config.is_video() {
+        commands.extend(base.map_or(Vec::new(), |base| of_videos(config, &base, &result)));
+        return commands;
+    }
     let mut options = match &base {
         Some(base) => format!("--model {} --adapter {}", word(base), word(&result)),
         None => format!("--model {}", word(&result)),
@@ -103,6 +100,90 @@ pub(crate) fn commands(
             ),
         ),
     }
+    commands
+}
+
+/// A model as it is named from anywhere.
+fn model_path(name: &str) -> PathBuf {
+    let path = Path::new(name);
+    match path.exists() {
+        true => absolute(path),
+        // The name of one in the cache.
+        false => path.to_owned(),
+    }
+}
+
+/// The commands for LoRAs of the video model `base`, of which those in the folder `result` are files.
+fn of_videos(config: &Config, base: &Path, result: &Path) -> Vec<Command> {
+    let file = |expert: &str| {
+        let path = result.join(format!("{}{expert}.safetensors", config.name));
+        path.is_file().then_some(path)
+    };
+    // That of the only transformer takes the place of the one for high noise.
+    let high = file("").or_else(|| file("_high_noise"));
+    let loras = [("--lora", high), ("--lora-2", file("_low_noise"))];
+    let loras: Vec<(&str, PathBuf)> = loras
+        .into_iter()
+        .filter_map(|(option, path)| Some((option, path?)))
+        .collect();
+    if loras.is_empty() {
+        return Vec::new();
+    }
+    let mut line = format!("surefoot generate --model {}", word(base));
+    let model = &config.model;
+    for (option, path) in [
+        ("--transformer", &model.transformer),
+        ("--transformer-2", &model.transformer_2),
+        ("--vae", &model.vae),
+        ("--text-encoder", &model.text_encoder),
+        ("--tokenizer", &model.tokenizer),
+    ] {
+        if let Some(path) = path {
+            line += &format!(" {option} {}", word(&absolute(path)));
+        }
+    }
+    for (option, path) in &loras {
+        line += &format!(" {option} {}", word(path));
+    }
+    if let Some(boundary) = model.boundary_ratio {
+        line += &format!(" --boundary-ratio {boundary}");
+    }
+    if config.device != "auto" {
+        line += &format!(" --device {}", config.device);
+    }
+    // A prompt of the run, with what was asked for it.
+    let preview = config
+        .previews()
+        .ok()
+        .and_then(|list| list.into_iter().next());
+    match &preview {
+        Some(preview) => {
+            line += &format!(
+                " --width {} --height {} --num-frames {} --prompt {}",
+                preview.width,
+                preview.height,
+                preview.num_frames,
+                quoted(&preview.prompt)
+            );
+            if let Some(image) = &preview.image {
+                line += &format!(" --image {}", word(&absolute(image)));
+            }
+        }
+        None => {
+            let word = config.data.trigger_word.as_deref().unwrap_or("a video");
+            line += &format!(" --prompt {}", quoted(word));
+        }
+    }
+    line += &format!(" --output {}.mp4", word(Path::new(&config.name)));
+    let mut commands = vec![Command {
+        what: "make a video with it",
+        line,
+    }];
+    let files: Vec<String> = loras.iter().map(|(_, path)| word(path)).collect();
+    commands.push(Command {
+        what: "give it to ComfyUI",
+        line: format!("cp {} ~/ComfyUI/models/loras/", files.join(" ")),
+    });
     commands
 }
 
@@ -183,5 +264,42 @@ mod tests {
         assert!(made[0].starts_with("surefoot generate"), "{made:?}");
         // Nothing is there to use yet.
         assert_eq!(lines(&config, "model", Ending::Running).len(), 1);
+    }
+
+    #[test]
+    fn a_lora_for_videos_makes_videos() {
+        let folder = tempfile::tempdir().unwrap();
+        let adapter = folder.path().join("adapter");
+        std::fs::create_dir(&adapter).unwrap();
+        let text = "name: cat\nmodel: {name_or_path: wan, vae: /m/vae.safetensors}\nadapter: {}\n\
+                    data: {path: clips, resolution: 64, num_frames: 5}\n\
+                    sample: {prompts: ['a cat --f 9']}\n";
+        let config = Config::parse("cat.yaml", text, &[]).unwrap();
+        let lines = || -> Vec<String> {
+            let found = commands(&config, folder.path(), "adapter", Ending::Completed);
+            found.into_iter().map(|command| command.line).collect()
+        };
+        // No file yet.
+        assert!(lines().is_empty());
+        let at = adapter.display();
+        for name in ["cat_high_noise", "cat_low_noise"] {
+            std::fs::write(adapter.join(format!("{name}.safetensors")), "").unwrap();
+        }
+        let options = "--width 64 --height 64 --num-frames 9 --prompt 'a cat' --output cat.mp4";
+        assert_eq!(
+            lines(),
+            [
+                format!(
+                    "surefoot generate --model wan --vae /m/vae.safetensors --lora {at}/cat_high_noise.safetensors \
+                     --lora-2 {at}/cat_low_noise.safetensors {options}"
+                ),
+                format!(
+                    "cp {at}/cat_high_noise.safetensors {at}/cat_low_noise.safetensors ~/ComfyUI/models/loras/"
+                ),
+            ]
+        );
+        std::fs::write(adapter.join("cat.safetensors"), "").unwrap();
+        std::fs::remove_file(adapter.join("cat_low_noise.safetensors")).unwrap();
+        assert!(lines()[0].contains(&format!("--lora {at}/cat.safetensors --width")));
     }
 }
