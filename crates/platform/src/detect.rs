@@ -12,6 +12,7 @@ use crate::machine::{Gpu, Kernel, Machine, PciBus, ReadFrom, System, UnusableGpu
 use crate::memory::HostMemory;
 use crate::pci::{self, DeviceId, PciAddress};
 use crate::snapshot::Snapshot;
+use crate::source::FFMPEG;
 use crate::{Bytes, Gfx, describe, python};
 use host::{
     cgroup, container, device_files, groups, kernel_parameters, open_files, os_release, shm_size,
@@ -40,6 +41,11 @@ pub fn machine(snapshot: &Snapshot) -> Machine {
             .find_map(|module| snapshot.number(&format!("module/{module}/parameters/pages_limit"))),
         shared_memory: snapshot.text("proc/mounts").and_then(shm_size),
         open_files: snapshot.text("proc/self/limits").and_then(open_files),
+        has_ffmpeg: match snapshot.value(FFMPEG) {
+            Some("found") => Some(true),
+            Some("missing") => Some(false),
+            _ => None,
+        },
         kernel_parameters: kernel_parameters(snapshot),
         devices: device_files(snapshot),
         groups: groups(snapshot),

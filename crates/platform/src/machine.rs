@@ -122,6 +122,9 @@ pub struct Machine {
     /// How many files a process may open.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_files: Option<u64>,
+    /// Whether there is an `ffmpeg`, without which no video is read or written; a dump may not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub has_ffmpeg: Option<bool>,
     /// The parameters of the kernel, one a line: its command line and modprobe.d.
     #[serde(skip)]
     pub kernel_parameters: Vec<Parameter>,

@@ -86,6 +86,7 @@ pub fn collect(source: &dyn Source) -> Snapshot {
     reader.devices();
     reader.packages();
     reader.environment();
+    reader.ffmpeg();
     reader.snapshot
 }
 
@@ -335,7 +336,28 @@ impl Reader<'_> {
         }
         self.snapshot.insert_text("environment", text);
     }
+
+    /// Whether there is an `ffmpeg`: not where, which may name a person.
+    fn ffmpeg(&mut self) {
+        let variables = self.source.variables();
+        let get = |wanted: &str| {
+            let mut all = variables.iter();
+            let found = all.find(|(name, value)| name == wanted && !value.is_empty());
+            found.map(|(_, value)| value.as_str())
+        };
+        let in_folder = |folder: &str| self.source.owner(&format!("{folder}/ffmpeg")).is_some();
+        let found = match (get("SUREFOOT_FFMPEG"), get("PATH")) {
+            (Some(path), _) if path.contains('/') => self.source.owner(path).is_some(),
+            (_, Some(folders)) => folders.split(':').any(in_folder),
+            (_, None) => return,
+        };
+        let word = if found { "found" } else { "missing" };
+        self.snapshot.insert_text(FFMPEG, word);
+    }
 }
+
+/// Whether there is an `ffmpeg`: `found` or `missing`.
+pub(crate) const FFMPEG: &str = "surefoot/ffmpeg";
 
 fn dpkg_version<'a>(status: &'a str, package: &str) -> Option<&'a str> {
     let start = status.find(&format!("Package: {package}\n"))?;
@@ -349,6 +371,14 @@ fn dpkg_version<'a>(status: &'a str, package: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+
+    #[test]
+    fn ffmpeg_is_looked_for_in_the_search_path() {
+        for (path, expected) in [("/usr/bin/ffmpeg", "found"), ("/home/me/ffmpeg", "missing")] {
+            let machine = Fake([(path, "")].into());
+            assert_eq!(collect(&machine).value(FFMPEG), Some(expected), "{path}");
+        }
+    }
 
     /// A machine made of a map.
     #[derive(Default)]
@@ -394,6 +424,7 @@ mod tests {
                 ("HIP_VISIBLE_DEVICES", "0"),
                 ("AWS_SECRET", "x"),
                 ("HF_TOKEN", "y"),
+                ("PATH", "/opt/bin:/usr/bin"),
             ]
             .map(|(n, v)| (n.into(), v.into()))
             .to_vec()

@@ -38,6 +38,7 @@ pub const IDS: &[&str] = &[
     "wsl-without-gpu",
     "open-files",
     "small-shm",
+    "no-ffmpeg",
     "kernel-gfx1030-nan-copies",
     "kernel-slow-mmap",
     "kernel-gfx1151",

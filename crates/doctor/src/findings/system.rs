@@ -174,4 +174,16 @@ fn limits(machine: &Machine, found: &mut Vec<Finding>) {
                 .source("https://github.com/pytorch/pytorch#docker-image"),
         );
     }
+    if machine.has_ffmpeg == Some(false) {
+        found.push(
+            Finding::new(Check::Limits, Severity::Info, "no-ffmpeg", "No ffmpeg: video files cannot be read or written")
+                .seen("There is no program `ffmpeg` in PATH, and SUREFOOT_FFMPEG names none.")
+                .why("A LoRA for Wan learns from .mp4 and its relatives through it. Pictures, GIF, animated WebP and folders of frames need none.")
+                .fix([match machine.system {
+                    System::Windows => "winget install Gyan.FFmpeg",
+                    _ => "sudo apt install ffmpeg  # Fedora: sudo dnf install ffmpeg-free, Arch: sudo pacman -S ffmpeg",
+                }])
+                .source("https://ffmpeg.org/download.html"),
+        );
+    }
 }

@@ -103,6 +103,11 @@ pub(crate) fn of_the_system() -> Vec<Case> {
         ("open-files", files(1024), files(65_536)),
         ("small-shm", shm("65536k"), shm("16777216k")),
         (
+            "no-ffmpeg",
+            card(110_000) + "== surefoot/ffmpeg\nmissing\n",
+            card(110_000) + "== surefoot/ffmpeg\nfound\n",
+        ),
+        (
             "kernel-gfx1030-nan-copies",
             card(100_300) + &kernel("5.15.0-91-generic") + &packages("torch 2.9.1+rocm6.4"),
             card(100_300) + &kernel("6.8.0-91-generic") + &packages("torch 2.9.1+rocm6.4"),
