@@ -15,7 +15,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod anonymous;
 mod ansi;
 pub mod dump;
 pub mod encoding;
@@ -27,6 +26,7 @@ mod names;
 pub mod plan;
 #[cfg(feature = "live")]
 pub mod probe_cache;
+pub mod redact;
 pub mod report;
 pub mod wheels;
 

@@ -1,7 +1,7 @@
 //! Lines in which programs say which GPUs they found when they started: llama.cpp and what
 //! is built on it, ollama, ComfyUI, Forge, SD.Next, torch itself.
 
-use super::sighting::{Sighting, is_amd_graphics, is_other_vendor};
+use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
 use platform::machine::{Class, Machine};
 use platform::pci::PciAddress;
 use platform::{Bytes, Gfx};
@@ -102,7 +102,7 @@ static COMPILED: LazyLock<Option<Compiled>> = LazyLock::new(|| {
 });
 
 /// The GPUs that lines of a text name; what they say besides goes to the machine.
-pub(super) fn sightings(text: &str, machine: &mut Machine) -> Vec<Sighting> {
+pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
     let mut seen = Vec::new();
     let Some(compiled) = &*COMPILED else {
         return seen;
@@ -115,7 +115,7 @@ pub(super) fn sightings(text: &str, machine: &mut Machine) -> Vec<Sighting> {
             let (tool, pattern) = &compiled.patterns[at];
             for found in pattern.captures_iter(line).take(64) {
                 let group = |name: &str| found.name(name).map(|found| found.as_str());
-                seen.extend(sighting(tool, group, machine));
+                seen.extend(mention(tool, group, machine));
             }
         }
         if line.contains("level=") || line.contains("msg=") {
@@ -125,7 +125,7 @@ pub(super) fn sightings(text: &str, machine: &mut Machine) -> Vec<Sighting> {
         if word.starts_with("gfx") && word.len() < 8 {
             // `gfx000` is the CPU, and cannot be read.
             if let Ok(gfx) = word.parse() {
-                seen.push(Sighting::new("enumerator", Some(enumerated)).reporting(Some(gfx)));
+                seen.push(GpuMention::new("enumerator", Some(enumerated)).reporting(Some(gfx)));
                 enumerated += 1;
             }
         }
@@ -133,18 +133,18 @@ pub(super) fn sightings(text: &str, machine: &mut Machine) -> Vec<Sighting> {
             machine.memory.total = machine.memory.total.or(Some(ram));
         }
     }
-    seen.retain(Sighting::says_something);
+    seen.retain(GpuMention::says_something);
     comfy_memory(text, &mut seen);
     seen
 }
 
-fn sighting<'a>(
+fn mention<'a>(
     tool: &'static str,
     group: impl Fn(&str) -> Option<&'a str>,
     machine: &mut Machine,
-) -> Option<Sighting> {
+) -> Option<GpuMention> {
     let number = |name: &str| group(name).and_then(|digits| digits.parse().ok());
-    let mut one = Sighting::new(tool, number("i"));
+    let mut one = GpuMention::new(tool, number("i"));
     if let Some(name) = group("n") {
         if is_other_vendor(name) {
             other(name, machine);
@@ -210,7 +210,7 @@ pub(super) fn other(name: &str, machine: &mut Machine) {
 }
 
 /// ollama's `key=value` lines.
-fn from_ollama(line: &str, machine: &mut Machine) -> Option<Sighting> {
+fn from_ollama(line: &str, machine: &mut Machine) -> Option<GpuMention> {
     let field = |key: &str| field(line, key).filter(|value| !value.is_empty());
     if line.contains("amdgpu is not supported") {
         let (kind, supported) = (field("gpu_type")?, line.split_once("supported")?.1);
@@ -232,7 +232,7 @@ fn from_ollama(line: &str, machine: &mut Machine) -> Option<Sighting> {
     }
     if let Some(kind) = field("gpu_type") {
         let number = field("gpu").and_then(|number| number.parse().ok());
-        return Some(Sighting::new("ollama-types", number).reporting(kind.parse().ok()));
+        return Some(GpuMention::new("ollama-types", number).reporting(kind.parse().ok()));
     }
     if !line.contains("inference compute") && !line.contains("amdgpu memory") {
         return None;
@@ -253,7 +253,7 @@ fn from_ollama(line: &str, machine: &mut Machine) -> Option<Sighting> {
         .or_else(|| field("id"))
         .or_else(|| field("gpu"));
     let number = identity.and_then(|number| number.parse().ok());
-    let mut one = Sighting::new("ollama", number)
+    let mut one = GpuMention::new("ollama", number)
         .named(name)
         .reporting(field("compute").and_then(|gfx| gfx.parse().ok()));
     one.gpu.pci = identity.and_then(PciAddress::parse);
@@ -286,7 +286,7 @@ fn total_ram(line: &str) -> Option<Bytes> {
 }
 
 /// `Total VRAM 24560 MB, total RAM …`: of the first device, which is often the only one.
-fn comfy_memory(text: &str, seen: &mut [Sighting]) {
+fn comfy_memory(text: &str, seen: &mut [GpuMention]) {
     let total = text.lines().find_map(|line| {
         let (_, rest) = line.split_once("Total VRAM ")?;
         let (number, rest) = rest.split_once(' ')?;

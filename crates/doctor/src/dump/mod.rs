@@ -8,6 +8,7 @@
 mod amd_smi;
 mod bounded;
 mod csv;
+mod gpu_mention;
 mod hipinfo;
 mod kernel_log;
 mod layout;
@@ -20,7 +21,6 @@ mod python_report;
 mod remarks;
 mod rocm_smi;
 mod rocminfo;
-mod sighting;
 mod sysfs;
 
 pub use bounded::read_text;
@@ -76,9 +76,9 @@ pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
         ..detect::machine(&snapshot)
     };
     let mut noted = machine.clone();
-    let seen = listing::sightings(text, &mut noted);
-    let paired = pairs::sightings(text, &mut noted);
-    noted.gpus = sighting::merged(seen.into_iter().chain(paired).collect(), &mut noted);
+    let seen = listing::mentions(text, &mut noted);
+    let paired = pairs::mentions(text, &mut noted);
+    noted.gpus = gpu_mention::merged(seen.into_iter().chain(paired).collect(), &mut noted);
     finish(text, &mut noted);
     let remarks = Posted {
         has_failed: false,
@@ -169,8 +169,8 @@ fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
         if is_empty && !recognised_without_a_gpu {
             continue;
         }
-        let mut seen = listing::sightings(text, &mut machine);
-        seen.extend(pairs::sightings(text, &mut machine));
+        let mut seen = listing::mentions(text, &mut machine);
+        seen.extend(pairs::mentions(text, &mut machine));
         // The lists of these tools are whole; elsewhere another line may know more GPUs.
         let is_whole = matches!(
             read_from,
@@ -191,11 +191,11 @@ fn by_tool(text: &str, snapshot: &Snapshot) -> Option<Machine> {
             }
         }
         machine.gpus = if is_whole && !is_empty {
-            sighting::completed(known, seen, &mut machine)
+            gpu_mention::completed(known, seen, &mut machine)
         } else {
             let known = known.into_iter().enumerate();
-            let known = known.map(|(index, gpu)| sighting::Sighting::of(index, gpu));
-            sighting::merged(known.chain(seen).collect(), &mut machine)
+            let known = known.map(|(index, gpu)| gpu_mention::GpuMention::of(index, gpu));
+            gpu_mention::merged(known.chain(seen).collect(), &mut machine)
         };
         if is_empty && !machine.gpus.is_empty() {
             machine.read_from = ReadFrom::Listing;
@@ -212,9 +212,9 @@ fn listed(text: &str, snapshot: &Snapshot) -> Option<Machine> {
         variables: variables(text),
         ..detect::machine(snapshot)
     };
-    let mut seen = listing::sightings(text, &mut machine);
-    seen.extend(pairs::sightings(text, &mut machine));
-    machine.gpus = sighting::merged(seen, &mut machine);
+    let mut seen = listing::mentions(text, &mut machine);
+    seen.extend(pairs::mentions(text, &mut machine));
+    machine.gpus = gpu_mention::merged(seen, &mut machine);
     (!machine.gpus.is_empty()).then_some(machine)
 }
 

@@ -4,8 +4,8 @@
 //! Every tool has its own keys, and few of them matter: a name, a device id, an address, a
 //! size. Pairs are collected into a record until one of them comes again.
 
+use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
 use super::listing;
-use super::sighting::{Sighting, is_amd_graphics, is_other_vendor};
 use platform::machine::{Class, Machine};
 use platform::pci::{DeviceId, PciAddress};
 use platform::{Bytes, Gfx};
@@ -142,7 +142,7 @@ static JSON: LazyLock<Option<Regex>> = LazyLock::new(|| {
 });
 
 struct Record {
-    sighting: Sighting,
+    mention: GpuMention,
     keys: Vec<(String, String)>,
     age: usize,
     /// A card of somebody else.
@@ -150,7 +150,7 @@ struct Record {
 }
 
 /// The GPUs that keys and values of a text describe.
-pub(super) fn sightings(text: &str, machine: &mut Machine) -> Vec<Sighting> {
+pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
     let mut reader = Reader {
         machine,
         record: None,
@@ -228,7 +228,7 @@ pub(super) fn sightings(text: &str, machine: &mut Machine) -> Vec<Sighting> {
 struct Reader<'a> {
     machine: &'a mut Machine,
     record: Option<Record>,
-    found: Vec<Sighting>,
+    found: Vec<GpuMention>,
     tool: &'static str,
     /// That of the heading above, for the next record.
     number: Option<u32>,
@@ -277,21 +277,21 @@ impl Reader<'_> {
             self.number = None;
         }
         let record = self.record.get_or_insert_with(|| Record {
-            sighting: Sighting::new("", number),
+            mention: GpuMention::new("", number),
             keys: Vec::new(),
             age: 0,
             is_foreign: false,
         });
         record.keys.push((key.to_owned(), value.to_owned()));
         record.age += 1;
-        let one = &mut record.sighting;
+        let one = &mut record.mention;
         match field {
             Field::Name if is_other_vendor(value) => {
                 record.is_foreign = true;
                 listing::other(value, self.machine);
             }
             Field::Name => {
-                let named = Sighting::default().named(value);
+                let named = GpuMention::default().named(value);
                 one.gpu.gfx = one.gpu.gfx.or(named.gpu.gfx);
                 one.gpu.device_id = one.gpu.device_id.or(named.gpu.device_id);
                 one.reported = one.reported.or(named.reported);
@@ -331,7 +331,7 @@ impl Reader<'_> {
     fn pause(&mut self) {
         if self.record.as_ref().is_some_and(|record| {
             record.is_foreign
-                || record.sighting.gpu.product.is_some() && record.sighting.gpu.device_id.is_some()
+                || record.mention.gpu.product.is_some() && record.mention.gpu.device_id.is_some()
         }) {
             self.close();
         }
@@ -341,7 +341,7 @@ impl Reader<'_> {
         let Some(mut record) = self.record.take() else {
             return;
         };
-        let one = &mut record.sighting;
+        let one = &mut record.mention;
         let is_gpu = one.gpu.product.is_some()
             || one.gpu.device_id.is_some()
             || one.gpu.gfx.is_some()
@@ -360,7 +360,7 @@ impl Reader<'_> {
             )
             .ok();
         }
-        self.found.push(record.sighting);
+        self.found.push(record.mention);
     }
 }
 
@@ -484,8 +484,8 @@ fn memory(key: &str, value: &str) -> Option<Bytes> {
 mod tests {
     use super::*;
 
-    fn found(text: &str) -> Vec<Sighting> {
-        sightings(text, &mut Machine::default())
+    fn found(text: &str) -> Vec<GpuMention> {
+        mentions(text, &mut Machine::default())
     }
 
     #[test]
@@ -525,7 +525,7 @@ mod tests {
     #[test]
     fn equal_cards_with_numbers_are_two() {
         let text = "GPU0:\n  deviceName = AMD Radeon RX 7900 XTX\nGPU1:\n  deviceName = AMD Radeon RX 7900 XTX\n";
-        let gpus = super::super::sighting::merged(found(text), &mut Machine::default());
+        let gpus = super::super::gpu_mention::merged(found(text), &mut Machine::default());
         assert_eq!(gpus.len(), 2);
     }
 

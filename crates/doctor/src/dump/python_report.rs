@@ -74,7 +74,7 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
                 machine.system = platform::machine::System::Windows;
             }
         } else if let Some(name) = gpu_name(line) {
-            if super::sighting::is_other_vendor(name) {
+            if super::gpu_mention::is_other_vendor(name) {
                 super::listing::other(name, machine);
             } else {
                 gpus.extend(gpu(name));

@@ -64,7 +64,7 @@ pub(super) fn is_other_vendor(name: &str) -> bool {
 
 /// A GPU that one program named.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Sighting {
+pub(super) struct GpuMention {
     /// Which program, or which kind of line: GPUs of one kind are one list.
     pub(super) tool: &'static str,
     /// Its number in that list.
@@ -77,7 +77,7 @@ pub(super) struct Sighting {
     pub(super) about: Option<Bytes>,
 }
 
-impl Sighting {
+impl GpuMention {
     pub(super) fn new(tool: &'static str, index: Option<u32>) -> Self {
         Self {
             tool,
@@ -213,15 +213,15 @@ fn product(name: &str) -> &str {
 }
 
 /// One list of the GPUs that were seen: the list that tells most, completed by the others.
-pub(super) fn merged(mut seen: Vec<Sighting>, machine: &mut Machine) -> Vec<Gpu> {
-    for sighting in &mut seen {
-        sighting.settle(machine);
+pub(super) fn merged(mut seen: Vec<GpuMention>, machine: &mut Machine) -> Vec<Gpu> {
+    for mention in &mut seen {
+        mention.settle(machine);
     }
-    let mut lists: Vec<(&'static str, Vec<Sighting>)> = Vec::new();
-    for sighting in seen {
-        match lists.iter_mut().find(|(tool, _)| *tool == sighting.tool) {
-            Some((_, list)) => join(list, sighting),
-            None => lists.push((sighting.tool, vec![sighting])),
+    let mut lists: Vec<(&'static str, Vec<GpuMention>)> = Vec::new();
+    for mention in seen {
+        match lists.iter_mut().find(|(tool, _)| *tool == mention.tool) {
+            Some((_, list)) => join(list, mention),
+            None => lists.push((mention.tool, vec![mention])),
         }
     }
     // The first of the best: `max_by_key` would take the last.
@@ -243,24 +243,24 @@ pub(super) fn merged(mut seen: Vec<Sighting>, machine: &mut Machine) -> Vec<Gpu>
 /// Adds to GPUs that a tool listed what other lines of the text say about them.
 pub(super) fn completed(
     known: Vec<Gpu>,
-    mut seen: Vec<Sighting>,
+    mut seen: Vec<GpuMention>,
     machine: &mut Machine,
 ) -> Vec<Gpu> {
-    for sighting in &mut seen {
-        sighting.settle(machine);
+    for mention in &mut seen {
+        mention.settle(machine);
     }
-    let mut gpus: Vec<Sighting> = known
+    let mut gpus: Vec<GpuMention> = known
         .into_iter()
-        .map(|gpu| Sighting {
+        .map(|gpu| GpuMention {
             gpu,
-            ..Sighting::default()
+            ..GpuMention::default()
         })
         .collect();
     complete(&mut gpus, seen, false);
     gpus.into_iter().map(into_gpu).collect()
 }
 
-fn into_gpu(one: Sighting) -> Gpu {
+fn into_gpu(one: GpuMention) -> Gpu {
     let mut gpu = one.gpu;
     let is_card = gpu
         .gfx
@@ -274,7 +274,7 @@ fn into_gpu(one: Sighting) -> Gpu {
 }
 
 /// A line of a list is a new GPU, unless it has the number of one or says the same again.
-fn join(list: &mut Vec<Sighting>, one: Sighting) {
+fn join(list: &mut Vec<GpuMention>, one: GpuMention) {
     let known = list
         .iter_mut()
         .find(|other| match (other.index, one.index) {
@@ -293,14 +293,14 @@ fn join(list: &mut Vec<Sighting>, one: Sighting) {
     }
 }
 
-fn complete(gpus: &mut Vec<Sighting>, others: Vec<Sighting>, may_add: bool) {
+fn complete(gpus: &mut Vec<GpuMention>, others: Vec<GpuMention>, may_add: bool) {
     let (one_each, as_many) = (
         gpus.len() == 1 && others.len() == 1,
         gpus.len() == others.len(),
     );
     let mut taken = vec![false; gpus.len()];
     for (place, other) in others.into_iter().enumerate() {
-        let same = |one: &Sighting| match (one.gpu.pci, other.gpu.pci) {
+        let same = |one: &GpuMention| match (one.gpu.pci, other.gpu.pci) {
             (Some(a), Some(b)) => a == b,
             _ => match (one.gpu.device_id, other.gpu.device_id) {
                 (Some(a), Some(b)) => a == b,
@@ -331,7 +331,7 @@ fn complete(gpus: &mut Vec<Sighting>, others: Vec<Sighting>, may_add: bool) {
     }
 }
 
-fn add(one: &mut Sighting, other: Sighting) {
+fn add(one: &mut GpuMention, other: GpuMention) {
     let (gpu, more) = (&mut one.gpu, other.gpu);
     let is_generic = gpu
         .product
