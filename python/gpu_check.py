@@ -11,7 +11,8 @@ Needs Python and a PyTorch (2.8 or newer, for ROCm or CUDA); `libhip_alloc.so` a
 - out of memory is `torch.OutOfMemoryError`, and the program can go on
 - tensors arrive on the device intact, also from and to pinned memory and on two streams
 - with `mapped:on`, memory that is mapped holds what is written to it
-- what programs ask about memory is answered, and graph capture is refused with advice
+- a captured graph keeps its memory until it is gone
+- what programs ask about memory is answered
 
 Step time and memory are reported, not judged. Losses that are all zero or no numbers say
 nothing, and nothing that ran on a simulated device does: then no check has failed, and yet

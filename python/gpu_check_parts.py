@@ -222,14 +222,28 @@ def mapped(torch):
 
 
 def graphs(torch):
-    """Graph capture cannot work, and must say so without harm to the program."""
-    try:
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            torch.ones(3, device="cuda")
-    except RuntimeError as problem:
-        fine = torch.arange(100.0).to("cuda").cpu().sum().item() == sum(range(100))
-        return {"passed": fine and "HIP_ALLOC=1" in str(problem), "message": str(problem)}
-    return {"passed": False, "message": "a graph was captured in memory that others may be given"}
+    """A captured graph gives what its work gives, whatever was asked for and freed beside it, and its memory goes back."""
+    static = torch.zeros(1 << 20, device="cuda")
+    kept = [torch.ones(16 << 20, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        passing = static.clone()
+        kept.clear()
+        result = passing.clone()
+        del passing
+    pools = {tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()}
+    wrong = 0
+    for number in range(8):
+        others = [torch.full((1 << 20,), -1.0, device="cpu").to("cuda") for _ in range(8)]
+        static.copy_(torch.full((1 << 20,), float(number), device="cpu"))
+        graph.replay()
+        wrong += bool((result.cpu() != float(number)).any()) + sum(bool((other.cpu() != -1.0).any()) for other in others)
+    apart = graph.pool() in pools
+    torch.cuda.synchronize()
+    del graph, result
+    torch.cuda.empty_cache()
+    left = sum(any(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot())
+    return {"passed": wrong == 0 and apart and left == 0, "wrong": wrong, "in a pool": apart, "segments left": left}
 
 
 def questions(torch):

@@ -1,4 +1,5 @@
-//! Compiles what speaks C++ to PyTorch: exceptions, which Rust cannot throw, and its profiler.
+//! Compiles what speaks C++ to PyTorch: exceptions, which Rust cannot throw, its
+//! profiler, and the functions by which it directs requests to pools.
 
 fn main() {
     println!("cargo:rerun-if-changed=cpp");
@@ -11,6 +12,7 @@ fn main() {
         .std("c++17")
         .warnings(true)
         .file("cpp/exceptions.cpp")
+        .file("cpp/pools.cpp")
         .file("cpp/profiler.cpp")
         .compile("hip_alloc_cpp");
 }

@@ -14,6 +14,7 @@ memory are answered from it.
     _answers   answers torch.cuda.memory_allocated and its sisters
     _history   the memory history: events and Python's stacks
     _summary   torch.cuda.memory_summary, of what is really known
+    _pools     memory pools of the program's own, and captured graphs
     _refusals  says plainly what does not work under it
     _installer puts all of this into an environment
     _startup   what calls it there

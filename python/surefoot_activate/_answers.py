@@ -13,6 +13,7 @@ import functools
 from . import _library, _summary
 from ._features import find
 from ._history import History
+from ._pools import of_pool
 
 
 def answer(torch, library):
@@ -41,8 +42,12 @@ def answer(torch, library):
 
     history = History(library)
 
-    def snapshot(*_pool_and_options, **_options):
-        return history.snapshot()
+    def snapshot(pool=None, **_options):
+        """Of a pool, where two numbers name one; PyTorch 2.13 puts behind them whether traces are wanted, too."""
+        snapshot = history.snapshot()
+        if pool is not None and any(pool[:2]):
+            snapshot["segments"] = of_pool(snapshot["segments"], pool[:2])
+        return snapshot
 
     fractions = {}
 

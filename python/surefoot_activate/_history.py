@@ -98,6 +98,7 @@ class History:
         texts = {tag: text for text, tag in self._tags.items()}
         named = functools.cache(functools.partial(self._stack, texts))
         for segment in snapshot["segments"]:
+            segment["segment_pool_id"] = tuple(segment["segment_pool_id"])
             for block in segment["blocks"]:
                 block["frames"], _ = named(block.pop("stack", 0))
         # With 'state' only what is live has a stack, and with 'alloc' what was asked for, too.

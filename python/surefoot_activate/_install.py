@@ -4,7 +4,7 @@ import ctypes
 import os
 import re
 
-from . import _answers, _features, _library, _refusals
+from . import _answers, _features, _library, _pools, _refusals
 from ._errors import ActivationError, say
 
 OLDEST = (2, 8)  # up to 2.7, ROCm builds declare the functions with the wrong stream type
@@ -71,6 +71,8 @@ def _put_under(torch, library):
         raise RuntimeError(f"its allocator is still the {backend} one")
     _answers.answer(torch, library)
     _refusals.refuse(torch)
+    if _pools.are_known(torch):
+        _pools.replace(torch, library)
 
 
 def _connect(torch, allocator, library):
@@ -85,6 +87,8 @@ def _connect(torch, allocator, library):
     reset = ctypes.CFUNCTYPE(None)(empty_cache)
     _kept.append(reset)
     native.set_reset_fn(ctypes.cast(reset, ctypes.c_void_p).value)
+    if _pools.are_known(torch):
+        _pools.connect(native, library)
 
 
 def _version(torch):

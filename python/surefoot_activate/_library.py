@@ -29,6 +29,12 @@ class Stats(ctypes.Structure):
     )]
 
 
+class PoolId(ctypes.Structure):
+    """`struct hip_alloc_pool_id`."""
+
+    _fields_ = [("first", ctypes.c_uint64), ("second", ctypes.c_uint64)]
+
+
 class PythonInterface(ctypes.Structure):
     """`struct hip_alloc_python`; the library finds a stack with these."""
 
@@ -76,6 +82,18 @@ class Library:
 
     def set_memory_fraction(self, device, fraction):
         self._call("hip_alloc_set_memory_fraction", device, fraction)
+
+    def retain_pool(self, device, pool, use_on_oom=False):
+        """One user more of a private pool, which is two numbers; made for the first."""
+        self._call("hip_alloc_retain_pool", device, PoolId(*pool), use_on_oom)
+
+    def release_pool(self, device, pool):
+        """One user less."""
+        self._functions.hip_alloc_release_pool(device, PoolId(*pool))
+
+    def pool_users(self, device, pool):
+        """How many have it."""
+        return self._functions.hip_alloc_pool_users(device, PoolId(*pool))
 
     def record_stacks(self, walks, tag):
         """Names Python's stack at every request and free: its frames if `walks`, and the number `tag`, where 0 is none."""
@@ -140,10 +158,18 @@ class Library:
             "hip_alloc_python_stack": [ctypes.c_uint64, pointer, pointer, pointer, size],
             "hip_alloc_snapshot": [ctypes.c_char_p],
             "hip_alloc_check_settings": [ctypes.c_char_p, size],
+            "hip_alloc_begin_allocate_to_pool": [device, PoolId, pointer],
+            "hip_alloc_end_allocate_to_pool": [device, PoolId],
+            "hip_alloc_release_pool": [device, PoolId],
+            "hip_alloc_retain_pool": [device, PoolId, device],
+            "hip_alloc_pool_users": [device, PoolId],
         }.items():
             function = self._function(name)
             function.argtypes, function.restype = arguments, ctypes.c_int
         self._functions.hip_alloc_python_stack.restype = size
+        self._functions.hip_alloc_begin_allocate_to_pool.restype = None
+        self._functions.hip_alloc_end_allocate_to_pool.restype = None
+        self._functions.hip_alloc_release_pool.restype = None
 
     def _function(self, name):
         try:

@@ -1,39 +1,34 @@
-"""Says plainly what does not work under hip-alloc, instead of failing somewhere inside PyTorch.
-
-Pools of one's own and graph capture need memory that stays put until a graph is
-gone; hip-alloc gives every freed range to whoever asks next.
-"""
+"""Says plainly what does not work under hip-alloc, instead of failing somewhere inside PyTorch."""
 
 import functools
 import warnings
 
+from . import _pools
+from ._errors import NotUnderHipAlloc
 from ._features import find
-
-
-class NotUnderHipAlloc(RuntimeError):
-    """A feature of PyTorch's own allocator was used."""
 
 
 def refuse(torch):
     """Puts clear messages in front of what hip-alloc cannot do."""
-    graph = (
-        "graph capture does not work under HIP_ALLOC=1 (what a graph used must stay its own for as long as it can be replayed, and "
-        "hip-alloc gives what is freed to whoever asks next; the graphs of torch.compile also ask for checkPoolLiveAllocations, which "
-        "PyTorch's pluggable allocators lack: pytorch/pytorch#163257): leave out torch.cuda.graph and make_graphed_callables, "
-        "compile with mode default or max-autotune-no-cudagraphs, or run with HIP_ALLOC=0"
+    if not _pools.are_known(torch):
+        _refuse_pools(torch)
+    trees = (
+        "the graph trees of torch.compile (mode reduce-overhead or max-autotune, backend cudagraphs) do not work under HIP_ALLOC=1 (they "
+        "have the allocator go back to an earlier state of a pool, and ask what is live in it, checkPoolLiveAllocations, which PyTorch's "
+        "pluggable allocators lack: pytorch/pytorch#163257): set torch._inductor.config.triton.cudagraph_trees = False, which captures "
+        "each graph by itself (a call then overwrites what the call before it returned), compile with mode default or "
+        "max-autotune-no-cudagraphs, or run with HIP_ALLOC=0"
     )
-    # The class in C++ too, for those who go past the one in Python.
-    for owner in ("cuda.CUDAGraph", "_C._CUDAGraph"):
-        _raise_from(find(torch, owner), "capture_begin", graph)
+    for name in ("_cuda_getCheckpointState", "_cuda_setCheckpointPoolState", "_cuda_checkPoolLiveAllocations"):
+        _raise_from(find(torch, "_C"), name, trees)
     pool = (
-        "torch.cuda.MemPool does not work under HIP_ALLOC=1 (what makes a pool, createOrIncrefPool, is one of the functions that "
-        "PyTorch's pluggable allocators lack: pytorch/pytorch#163257): leave the pool out, or run with HIP_ALLOC=0"
+        "torch._C._MemPool does not work under HIP_ALLOC=1 (what makes it, createOrIncrefPool, is one of the functions that "
+        "PyTorch's pluggable allocators lack: pytorch/pytorch#98481): take torch.cuda.MemPool, or run with HIP_ALLOC=0"
     )
-    for owner in ("cuda.memory.MemPool", "_C._MemPool"):
-        _raise_from(find(torch, owner), "__init__", pool)
+    _raise_from(find(torch, "_C._MemPool"), "__init__", pool)
     sharing = (
         "tensors on the device cannot be shared with other processes under HIP_ALLOC=1 (PyTorch's pluggable allocators have no "
-        "shareIpcHandle and no getIpcDevPtr): "
+        "shareIpcHandle and no getIpcDevPtr: pytorch/pytorch#98481): "
         "send a copy on the CPU (tensor.cpu()), or run with HIP_ALLOC=0"
     )
     _raise_from(find(torch, "UntypedStorage"), "_share_cuda_", sharing)
@@ -52,6 +47,23 @@ def refuse(torch):
 
     if torch.version.hip is None:
         _leave_cudnn_benchmark_off(torch)
+
+
+def _refuse_pools(torch):
+    """For a PyTorch that does not say where requests go in the way that is known here."""
+    lacks = f"this PyTorch has no {', '.join(_pools.SETTERS)} on its pluggable allocator"
+    graph = (
+        f"graph capture does not work under HIP_ALLOC=1 with PyTorch {torch.__version__} ({lacks}): leave out torch.cuda.graph and "
+        "make_graphed_callables, compile with mode default or max-autotune-no-cudagraphs, or run with HIP_ALLOC=0"
+    )
+    # The class in C++ too, for those who go past the one in Python.
+    for owner in ("cuda.CUDAGraph", "_C._CUDAGraph"):
+        _raise_from(find(torch, owner), "capture_begin", graph)
+    pool = (
+        f"torch.cuda.MemPool does not work under HIP_ALLOC=1 with PyTorch {torch.__version__} ({lacks}): leave the pool out, or run "
+        "with HIP_ALLOC=0"
+    )
+    _raise_from(find(torch, "cuda.memory.MemPool"), "__init__", pool)
 
 
 def _leave_cudnn_benchmark_off(torch):

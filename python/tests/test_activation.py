@@ -186,22 +186,16 @@ def test_forked_workers_leave_the_device_alone(run):
     assert run(load_with_workers, hip_alloc=True) == [100.0 * sum(range(64)), sum(range(1000)), 0]
 
 
-def own_pool():
-    with torch.cuda.use_mem_pool(torch.cuda.MemPool()):
-        torch.ones(3, device="cuda")
+def pool_past_python():
+    torch._C._MemPool(None, True, False, False)
 
 
-def captured_graph():
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        torch.ones(3, device="cuda")
+def pool_with_an_allocator():
+    torch.cuda.MemPool(torch._C._cuda_getAllocator())
 
 
-def graph_past_python():
-    torch._C._CUDAGraph().capture_begin(None, "global")
-
-
-def graphed_callables():
-    torch.cuda.make_graphed_callables(torch.nn.Linear(4, 4).cuda(), (torch.ones(2, 4, device="cuda"),))
+def pool_without_splitting():
+    torch.cuda.MemPool(no_split=True)
 
 
 def compiled_with_graphs():
@@ -222,11 +216,10 @@ def out_of_memory_observer():
 
 
 REFUSED = {
-    own_pool: "leave the pool out",
-    captured_graph: "leave out torch.cuda.graph",
-    graph_past_python: "leave out torch.cuda.graph",
-    graphed_callables: "make_graphed_callables",
-    compiled_with_graphs: "mode default or max-autotune-no-cudagraphs",
+    pool_past_python: "take torch.cuda.MemPool",
+    pool_with_an_allocator: "leave the allocator out",
+    pool_without_splitting: "leave no_split out",
+    compiled_with_graphs: "torch._inductor.config.triton.cudagraph_trees = False",
     shared_with_another_process: "tensor.cpu()",
     another_allocator: "change_current_allocator out",
     out_of_memory_observer: "catch torch.OutOfMemoryError",
@@ -275,8 +268,8 @@ def test_what_does_not_work_says_so_and_what_to_do_instead(run):
     for use, advice in REFUSED.items():
         message = seen[use.__name__]
         assert "HIP_ALLOC=1" in message and advice in message, message
-    for use in (own_pool, captured_graph):
-        assert "pytorch/pytorch#163257" in seen[use.__name__]
+    assert "pytorch/pytorch#163257" in seen["compiled_with_graphs"]
+    assert "pytorch/pytorch#98481" in seen["pool_past_python"] and "pytorch/pytorch#98481" in seen["pool_with_an_allocator"]
 
 
 def profiled():

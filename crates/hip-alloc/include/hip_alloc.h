@@ -146,6 +146,39 @@ unsigned hip_alloc_abi_version(void);
  * cannot be read, hip_alloc_malloc throws and the other functions fail, for that reason. */
 int hip_alloc_check_settings(char *message, size_t size);
 
+/* The name of a private pool: PyTorch's MempoolId_t. Two zeros name none. */
+struct hip_alloc_pool_id {
+  uint64_t first;
+  uint64_t second;
+};
+
+/* Private pools. What a request gets in one, only requests in the same pool get again, and none of
+ * its memory goes back to the driver, until the last of its users has let it go; what is live then
+ * stays valid until it is freed. A pool is made for its first user. */
+
+/* From now on requests that the filter takes are served by the pool, which has one user more, until
+ * hip_alloc_end_allocate_to_pool; where several filters take one, that which came first decides.
+ * `filter` is the address of a std::function<bool(hipStream_t)>, of which a copy is called in the
+ * thread of each request, with its stream. Until it has taken a request for work on a stream that
+ * is not captured, a graph may be captured: then no memory is given back to any device, and no
+ * event recorded. Throws as hip_alloc_malloc does, also where requests go to the pool already.
+ * PyTorch calls this, and declares the same function with a pair of two unsigned long long and a
+ * std::function by value. */
+void hip_alloc_begin_allocate_to_pool(int device, struct hip_alloc_pool_id pool, const void *filter);
+
+/* Requests go to the pool no longer. It keeps the user that it had for that. */
+void hip_alloc_end_allocate_to_pool(int device, struct hip_alloc_pool_id pool);
+
+/* One user of the pool less. Waits for the device where that was the last one. */
+void hip_alloc_release_pool(int device, struct hip_alloc_pool_id pool);
+
+/* One user of the pool more. With `use_on_oom` other than 0, what is free in the pool serves other
+ * requests, too, before they are refused. */
+int hip_alloc_retain_pool(int device, struct hip_alloc_pool_id pool, int use_on_oom);
+
+/* How many users the pool has; 0 where there is none, below 0 where the device cannot be used. */
+int hip_alloc_pool_users(int device, struct hip_alloc_pool_id pool);
+
 /* The release of the library, as "0.1.0". */
 const char *hip_alloc_release(void);
 

@@ -1,6 +1,9 @@
 //! One device's pool, its driver, and the lock around them.
 
 mod look;
+mod pools;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use look::Look;
 
@@ -11,6 +14,7 @@ use crate::limit::within;
 use crate::lock::{Guard, Lock};
 use crate::neighbours::{self, Neighbours};
 use crate::pool::{AllocateError, FreeError, Keep, Pool, PoolConfig, PoolStats};
+use crate::private_pools::PrivatePools;
 use crate::recorder::Recorder;
 use crate::refusal::{Refusal, Situation};
 use crate::report::{self, Repeated};
@@ -35,8 +39,19 @@ struct Inner {
     /// Has somebody look after what is kept, from the first time that it is more than the floor.
     look_after: Option<Box<dyn Fn() + Send>>,
     looked_after: bool,
+    private: Box<PrivatePools>,
+    standing: Standing,
+}
+
+/// What is to be asked before the pool of the device is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Standing {
+    /// Nothing.
+    Alone,
+    /// The program has pools of its own, or captures a graph.
+    AmongPools,
     /// This process was forked from the one that uses the device.
-    orphaned: bool,
+    Orphaned,
 }
 
 /// Why a forked child has no accelerator.
@@ -115,7 +130,8 @@ impl AllocatorBuilder {
                 neighbours: self.neighbours,
                 look_after: self.look_after,
                 looked_after: false,
-                orphaned: false,
+                private: Box::default(),
+                standing: Standing::Alone,
             }),
         }
     }
@@ -139,15 +155,23 @@ impl Allocator {
     /// What is live stays, also above it; what is held beyond that is given back.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), DriverError> {
         let mut inner = self.inner.lock();
-        let Inner { pool, driver, .. } = &mut *inner;
-        let stats = pool.stats();
-        let total = driver.memory_info(stats.held_bytes)?.total;
+        let stats = inner.stats();
+        let held = stats.held_bytes;
+        let total = inner
+            .beside_captures(|_, driver| driver.memory_info(held))?
+            .total;
         let limit = match fraction < 1.0 {
             true => (total as f64 * fraction) as u64,
             false => u64::MAX,
         };
-        pool.set_limit(limit);
-        if stats.held_bytes > limit {
+        let Inner {
+            pool,
+            driver,
+            private,
+            ..
+        } = &mut *inner;
+        private.set_limit(pool, limit);
+        if held > limit {
             pool.trim(driver.as_mut(), limit.saturating_sub(stats.live_bytes));
         }
         inner.report_deferred(self.device);
@@ -167,10 +191,13 @@ impl Allocator {
         stack: StackId,
     ) -> Result<u64, Refusal> {
         let mut inner = self.inner.lock();
-        if inner.orphaned {
+        let mut served = if inner.standing == Standing::Alone {
+            inner.with_driver(|pool, driver| pool.allocate(driver, bytes, stream))
+        } else if inner.standing == Standing::AmongPools {
+            inner.allocate_among_pools(bytes, stream)
+        } else {
             return Err(Refusal::Failed(format!("{}: {ORPHANED}", self.device)));
-        }
-        let mut served = inner.with_driver(|pool, driver| pool.allocate(driver, bytes, stream));
+        };
         if served == Err(AllocateError::OutOfMemory) {
             (inner, served) = self.wait_for_others(inner, bytes, stream);
         }
@@ -219,11 +246,10 @@ impl Allocator {
             drop(inner);
             std::thread::sleep(neighbours::INTERVAL);
             inner = self.inner.lock();
-            if inner.orphaned {
+            if inner.standing == Standing::Orphaned {
                 break;
             }
-            inner.pool.ask_again();
-            served = inner.with_driver(|pool, driver| pool.allocate(driver, bytes, stream));
+            served = inner.allocate_again(bytes, stream);
         }
         (inner, served)
     }
@@ -236,11 +262,13 @@ impl Allocator {
     /// As [`free`](Self::free), for a program that is at `stack`.
     pub(crate) fn free_from(&self, address: u64, stack: StackId) {
         let mut inner = self.inner.lock();
-        if inner.orphaned {
+        let freed = match inner.standing {
+            Standing::Alone => inner.with_driver(|pool, driver| pool.free(driver, address)),
+            Standing::AmongPools => inner.free_among_pools(address),
             // The memory is the parent's, and only the parent can give it back.
-            return;
-        }
-        match inner.with_driver(|pool, driver| pool.free(driver, address)) {
+            Standing::Orphaned => return,
+        };
+        match freed {
             Ok(bytes) => {
                 if let Some(recorder) = &mut inner.recorder {
                     recorder.freed(address);
@@ -264,7 +292,9 @@ impl Allocator {
 
     /// Notes that another stream uses an allocation; the error is for an address that is none.
     pub fn record_stream(&self, address: u64, stream: StreamId) -> Result<(), FreeError> {
-        self.inner.lock().pool.record_stream(address, stream)
+        let mut inner = self.inner.lock();
+        let Inner { pool, private, .. } = &mut *inner;
+        private.record_stream(pool, address, stream)
     }
 
     /// What can still be allocated, and what could be in all.
@@ -274,13 +304,14 @@ impl Allocator {
 
     /// What the pool did and holds.
     pub fn stats(&self) -> PoolStats {
-        self.inner.lock().pool.stats()
+        self.inner.lock().stats()
     }
 
     /// Starts the peaks again, and marks a step in a recording.
     pub fn reset_peaks(&self) {
         let mut inner = self.inner.lock();
-        inner.pool.reset_peaks();
+        let Inner { pool, private, .. } = &mut *inner;
+        private.reset_peaks(pool);
         if let Some(recorder) = &mut inner.recorder {
             recorder.step();
             inner.check_recorder();
@@ -303,10 +334,11 @@ impl Allocator {
     /// As [`trim`](Self::trim), for a program that is at `stack`.
     pub(crate) fn trim_from(&self, keep: u64, stack: StackId) {
         let mut inner = self.inner.lock();
-        if inner.orphaned {
-            return;
+        match inner.standing {
+            Standing::Alone => inner.with_driver(|pool, driver| pool.trim(driver, keep)),
+            Standing::AmongPools => inner.trim_among_pools(keep),
+            Standing::Orphaned => return,
         }
-        inner.with_driver(|pool, driver| pool.trim(driver, keep));
         if inner.history.is_on() {
             inner.complete_history(StreamId(0), stack);
         }
@@ -347,8 +379,8 @@ impl Allocator {
     /// What is held, and what happened until now.
     pub(crate) fn state(&self) -> DeviceState {
         let inner = self.inner.lock();
-        let blocks = inner.pool.layout();
-        let live = blocks.iter().flat_map(|block| &block.spans);
+        let blocks = inner.layout();
+        let live = blocks.iter().flat_map(|(_, block)| &block.spans);
         let stacks = live.map(|span| (span.address, inner.history.stack_of(span.address)));
         DeviceState {
             device: self.device,
@@ -379,7 +411,9 @@ impl Held<'_> {
     pub(crate) fn adopt(&mut self) {
         // The file is the parent's: closing the recording would write its end there.
         std::mem::forget(self.0.recorder.take());
-        self.0.orphaned |= !self.0.driver.survives_fork();
+        if !self.0.driver.survives_fork() {
+            self.0.standing = Standing::Orphaned;
+        }
         // The thread that did is not in the child.
         self.0.looked_after = false;
     }
@@ -397,12 +431,14 @@ impl Inner {
 
     /// The driver's answer; what is held but not live can be allocated too.
     fn memory_info(&mut self) -> Result<MemoryInfo, DriverError> {
-        if self.orphaned {
+        if self.standing == Standing::Orphaned {
             return Err(DriverError::Orphaned(ORPHANED));
         }
+        let held = self.stats().held_bytes;
+        let info = self.beside_captures(|_, driver| driver.memory_info(held))?;
+        let info = within(self.private.limit(&self.pool), held, info);
+        // What is free in a pool of the program's is not there for others.
         let stats = self.pool.stats();
-        let held = stats.held_bytes;
-        let info = within(self.pool.limit(), held, self.driver.memory_info(held)?);
         let slack = stats.held_bytes.saturating_sub(stats.live_bytes);
         Ok(MemoryInfo {
             free: info.free.saturating_add(slack).min(info.total),
@@ -419,7 +455,7 @@ impl Inner {
             },
             requested,
             error,
-            stats: self.pool.stats(),
+            stats: self.stats(),
             info: self.memory_info().ok(),
             gives_back_holes: self.driver.mapping().is_some(),
         };
@@ -441,9 +477,15 @@ impl Inner {
     }
 
     fn complete_history(&mut self, stream: StreamId, stack: StackId) {
-        let Inner { pool, history, .. } = self;
+        let Inner {
+            pool,
+            private,
+            history,
+            ..
+        } = self;
         history.complete(stream, stack, |address| {
-            pool.pending().any(|waiting| waiting == address)
+            let mut waiting = pool.pending().chain(private.pending());
+            waiting.any(|waiting| waiting == address)
         });
     }
 
@@ -467,101 +509,5 @@ impl Inner {
         for error in self.pool.take_deferred_errors() {
             self.deferred.report(device, &error);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::driver::host::{HostDriver, HostMemory};
-    use crate::driver::sim::{SimDriver, SimOrders};
-    use crate::driver::{LimitedBy, Mapping};
-    use crate::units::{GIB, MIB};
-
-    #[test]
-    fn a_fraction_that_cannot_be_set_leaves_the_limit_before() {
-        let refused = DriverError::Failed {
-            call: "MemGetInfo",
-            code: 1,
-            message: "invalid argument".to_owned(),
-        };
-        let driver = SimDriver::new(SimOrders {
-            capacity: 8 * GIB,
-            // The first asks for the warm-up, the second for the first fraction.
-            fail_call: Some((3, refused.clone())),
-            ..SimOrders::default()
-        });
-        let allocator = without_floor(driver);
-        assert_eq!(allocator.set_memory_fraction(0.5), Ok(()));
-        assert_eq!(allocator.set_memory_fraction(0.75), Err(refused));
-        assert_eq!(allocator.inspect(Pool::limit), 4 * GIB);
-        assert_eq!(allocator.memory_info().map(|info| info.total), Ok(4 * GIB));
-    }
-
-    fn without_floor(driver: impl Driver + 'static) -> Allocator {
-        let config = PoolConfig {
-            warmup_bytes: 0,
-            ..PoolConfig::default()
-        };
-        Allocator::builder(DeviceIndex(0), driver)
-            .config(config)
-            .build()
-    }
-
-    /// As many bytes as the allocator gives, in requests of 64 MiB.
-    fn fill(allocator: &Allocator, most: u64) -> u64 {
-        let request = 64 * MIB;
-        let given = (0..most / request)
-            .take_while(|_| allocator.allocate(request, StreamId::DEFAULT).is_ok());
-        given.count() as u64 * request
-    }
-
-    #[test]
-    fn half_of_a_simulated_device_is_half() {
-        for handle in [None, Some(32 * MIB)] {
-            let driver = SimDriver::new(SimOrders {
-                capacity: 4 * GIB,
-                mapping: handle.map(|handle| Mapping {
-                    handle,
-                    granule: 2 * MIB,
-                }),
-                ..SimOrders::default()
-            });
-            let allocator = without_floor(driver);
-            assert_eq!(allocator.set_memory_fraction(0.5), Ok(()));
-            assert_eq!(fill(&allocator, 4 * GIB), 2 * GIB);
-            assert!(allocator.stats().held_bytes <= 2 * GIB);
-            let Err(Refusal::OutOfMemory(message)) = allocator.allocate(MIB, StreamId::DEFAULT)
-            else {
-                panic!("beyond the limit");
-            };
-            assert!(
-                message.contains("set_per_process_memory_fraction"),
-                "{message}"
-            );
-            assert_eq!(allocator.set_memory_fraction(1.0), Ok(()));
-            assert_eq!(fill(&allocator, GIB), GIB);
-        }
-    }
-
-    #[test]
-    fn a_part_of_the_host_is_that_part() {
-        struct Memory;
-        impl HostMemory for Memory {
-            fn read(&mut self, untouched: u64) -> MemoryInfo {
-                MemoryInfo {
-                    free: 2 * GIB - untouched,
-                    total: 2 * GIB,
-                    ..MemoryInfo::default()
-                }
-            }
-        }
-        let allocator = without_floor(HostDriver::new(Box::new(Memory)));
-        assert_eq!(allocator.set_memory_fraction(0.25), Ok(()));
-        assert_eq!(fill(&allocator, 2 * GIB), GIB / 2);
-        assert_eq!(
-            allocator.memory_info().map(|info| info.limited_by),
-            Ok(LimitedBy::Fraction)
-        );
     }
 }

@@ -3,6 +3,8 @@
 //! Thin on purpose: pointers become numbers, errors become codes or exceptions,
 //! and everything else happens in safe code.
 
+pub mod pools;
+
 use crate::allocator::Allocator;
 use crate::background_reclaim;
 use crate::history::StackId;

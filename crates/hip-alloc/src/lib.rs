@@ -6,6 +6,7 @@
 //! ffi ──▶ registry ──▶ allocator ──▶ pool (pure) ──▶ driver: host, sim, …
 //!            │            (lock)
 //!            └─▶ config, capacity (what this machine has)
+//! private_pools: the program's own, beside that of the device, and captures of graphs
 //! recorder: writes what a program asked for; snapshot: writes what is held
 //! background_reclaim: a thread that gives kept memory back when it is needed or unused
 //! neighbours: other processes with this library that use the same memory
@@ -28,6 +29,7 @@ mod lock;
 mod neighbours;
 pub mod pickle;
 pub mod pool;
+mod private_pools;
 mod python_stacks;
 pub mod recorder;
 pub mod refusal;

@@ -4,14 +4,14 @@
 use crate::history::{Action, Entry, StackId};
 use crate::pickle::Writer;
 use crate::pool::{BlockLayout, SpanUse};
-use crate::units::DeviceIndex;
+use crate::units::{DeviceIndex, PoolId};
 use std::collections::HashMap;
 
 /// What the allocator of a device holds, and how that came about.
 pub(crate) struct DeviceState {
     pub(crate) device: DeviceIndex,
-    /// In address order.
-    pub(crate) blocks: Vec<BlockLayout>,
+    /// With the private pool that each is of; in address order within a pool.
+    pub(crate) blocks: Vec<(Option<PoolId>, BlockLayout)>,
     /// Oldest first.
     pub(crate) history: Vec<Entry>,
     /// Where the program was when it asked for what is live, by address, as far as known.
@@ -32,8 +32,8 @@ pub(crate) fn pickle(devices: &[DeviceState]) -> Vec<u8> {
         writer.text("segments");
         writer.list(|writer| {
             for device in devices {
-                for block in &device.blocks {
-                    segment(writer, device, block);
+                for (pool, block) in &device.blocks {
+                    segment(writer, device, *pool, block);
                 }
             }
         });
@@ -83,7 +83,7 @@ fn frames(writer: &mut Writer, stack: StackId) {
     }
 }
 
-fn segment(writer: &mut Writer, device: &DeviceState, block: &BlockLayout) {
+fn segment(writer: &mut Writer, device: &DeviceState, pool: Option<PoolId>, block: &BlockLayout) {
     let sum = |count: fn(SpanUse) -> bool, requested: bool| -> i64 {
         let spans = block.spans.iter().filter(|span| count(span.state));
         let bytes = spans.map(|span| {
@@ -108,7 +108,9 @@ fn segment(writer: &mut Writer, device: &DeviceState, block: &BlockLayout) {
         writer.text("segment_type");
         writer.text(if block.direct { "large" } else { "small" });
         writer.text("segment_pool_id");
-        writer.list(|writer| (0..2).for_each(|_| writer.number(0)));
+        // That of the device has these two numbers, which are no private pool's.
+        let id = pool.map_or([0, 0], |id| [id.first, id.second]);
+        writer.list(|writer| id.iter().for_each(|part| writer.number(*part as i64)));
         writer.text("is_expandable");
         writer.bool(false);
         writer.text("frames");

@@ -37,6 +37,16 @@ impl StreamId {
     pub const DEFAULT: StreamId = StreamId(0);
 }
 
+/// The name of a private pool: PyTorch's `MempoolId_t`. Two zeros are that of no pool.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PoolId {
+    /// Counts the pools of graphs.
+    pub first: u64,
+    /// Counts the pools that programs make.
+    pub second: u64,
+}
+
 /// `value` rounded up to a multiple of `step`, a power of two; `None` beyond 64 bits.
 pub(crate) fn round_up(value: u64, step: u64) -> Option<u64> {
     debug_assert!(step.is_power_of_two());

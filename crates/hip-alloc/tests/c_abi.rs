@@ -64,6 +64,42 @@ fn a_wrong_setting_is_an_exception_that_says_what_is_allowed_until_it_is_right()
 }
 
 #[test]
+fn a_cpp_program_directs_requests_to_a_pool_as_pytorch_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile("pools.cpp", folder.path());
+    let output = Command::new(program)
+        .arg(library())
+        .env("HIP_ALLOC_CONF", "backend:host")
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(
+        lines[..2],
+        ["2 of the filter and 1 of the pool", "again 1 other 0"]
+    );
+    assert!(
+        lines[2].contains("which memory pool a request is for")
+            && lines[2].contains("no such stream"),
+        "{text}"
+    );
+    assert_eq!(
+        lines[3..],
+        [
+            "memory pool (3, 4) is in use already: requests on this device go there",
+            "1 of the filter and 1 of the pool",
+            "0"
+        ]
+    );
+    assert!(
+        errors.contains("memory pool (3, 4) is not in use"),
+        "{errors}"
+    );
+}
+
+#[test]
 fn the_library_needs_neither_hip_nor_libtorch_and_stays_loaded() {
     let output = Command::new("readelf")
         .arg("-d")

@@ -1,6 +1,6 @@
 //! What somebody sees and does who looks after the memory that is kept.
 
-use super::{Allocator, Inner};
+use super::{Allocator, Inner, Standing};
 use crate::driver::{DriverError, MemoryInfo};
 use crate::history::StackId;
 use crate::limit::within;
@@ -12,7 +12,11 @@ impl Allocator {
     pub(crate) fn look(&self, judge: impl FnOnce(&mut Look<'_>) -> bool) -> bool {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        let usable = !inner.orphaned && !inner.deferred.device_lost();
+        if inner.captures() {
+            // Nothing can be given back, nor the device asked.
+            return true;
+        }
+        let usable = inner.standing != Standing::Orphaned && !inner.deferred.device_lost();
         let again = usable && judge(&mut Look { inner });
         inner.report_deferred(self.device);
         if inner.history.is_on() {
@@ -37,15 +41,19 @@ pub(crate) struct Look<'a> {
 impl Look<'_> {
     /// Requests and frees so far.
     pub(crate) fn operations(&self) -> u64 {
-        let stats = self.inner.pool.stats();
+        let stats = self.inner.stats();
         stats.allocations + stats.frees
     }
 
     /// What can be had from the machine, beside what is held.
     pub(crate) fn free_memory(&mut self) -> Result<MemoryInfo, DriverError> {
-        let held = self.inner.pool.stats().held_bytes;
+        let held = self.inner.stats().held_bytes;
         let memory = self.inner.driver.glance(held)?;
-        Ok(within(self.inner.pool.limit(), held, memory))
+        Ok(within(
+            self.inner.private.limit(&self.inner.pool),
+            held,
+            memory,
+        ))
     }
 
     /// How many bytes more would be held at the most that was ever used.
@@ -65,7 +73,13 @@ impl Look<'_> {
 
     /// Whether the device works with what was freed.
     pub(crate) fn works(&mut self) -> bool {
-        self.inner.with_driver(|pool, driver| pool.works(driver))
+        let Inner {
+            pool,
+            private,
+            driver,
+            ..
+        } = &mut *self.inner;
+        pool.works(driver.as_mut()) || private.work(driver.as_mut())
     }
 
     /// Whether memory is kept from now on.

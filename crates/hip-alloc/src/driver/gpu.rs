@@ -1,7 +1,9 @@
 //! Device memory of a HIP or CUDA runtime.
 
 use super::mapped::{Failure, MappedMemory};
-use super::numbers::{EVENT_DISABLE_TIMING, NOT_READY, OUT_OF_MEMORY, SUCCESS};
+use super::numbers::{
+    CAPTURE_MODE_RELAXED, EVENT_DISABLE_TIMING, NOT_CAPTURING, NOT_READY, OUT_OF_MEMORY, SUCCESS,
+};
 use super::runtime::{Family, Runtime};
 use super::{
     Driver, DriverCost, DriverError, EventId, LimitedBy, Mapping, MemoryInfo, measured, monotonic,
@@ -9,7 +11,7 @@ use super::{
 use crate::fork::forking_on_its_own;
 use crate::report::Repeated;
 use crate::units::{DeviceIndex, StreamId};
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +28,8 @@ pub struct GpuDriver {
     held: u64,
     /// Events that are not in use, to be recorded again.
     spare: Vec<*mut c_void>,
+    /// The thread that entered a capture had this mode before.
+    mode_before: Option<c_int>,
 }
 
 // SAFETY: event handles belong to the device, not to a thread: both runtimes
@@ -43,6 +47,7 @@ impl GpuDriver {
             mapped: None,
             held: 0,
             spare: Vec::new(),
+            mode_before: None,
         }
     }
 
@@ -154,6 +159,17 @@ impl GpuDriver {
             total: total as u64,
             limited_by: LimitedBy::Device,
         })
+    }
+
+    /// How much this thread minds captures of others, which it told before; `None` where the runtime
+    /// has no such thing.
+    fn exchange_capture_mode(&self, mode: c_int) -> Option<c_int> {
+        let functions = self.runtime.capture_functions.as_ref()?;
+        let mut mode = mode;
+        // SAFETY: reads and writes one int in a live local.
+        let status = unsafe { (functions.exchange_capture_mode)(&mut mode) };
+        self.check("ThreadExchangeStreamCaptureMode", status).ok()?;
+        Some(mode)
     }
 
     fn finish(&mut self, event: EventId) {
@@ -284,6 +300,29 @@ impl Driver for GpuDriver {
             // SAFETY: takes nothing; waits for the current device.
             unsafe { (runtime.functions.device_synchronize)() }
         })
+    }
+
+    fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DriverError> {
+        let Some(functions) = &self.runtime.capture_functions else {
+            return Ok(false);
+        };
+        let mut status = 0;
+        self.on_device("StreamIsCapturing", |_| {
+            // SAFETY: the stream is the program's, which promises that it lives as long as memory
+            // is used on it (the header says so); writes one int to a live local.
+            unsafe { (functions.stream_is_capturing)(stream.0 as *mut c_void, &mut status) }
+        })?;
+        Ok(status != NOT_CAPTURING)
+    }
+
+    fn enter_capture(&mut self) {
+        self.mode_before = self.exchange_capture_mode(CAPTURE_MODE_RELAXED);
+    }
+
+    fn leave_capture(&mut self) {
+        if let Some(mode) = self.mode_before.take() {
+            self.exchange_capture_mode(mode);
+        }
     }
 
     fn runtime(&self) -> &'static str {

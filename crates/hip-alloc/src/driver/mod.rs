@@ -129,6 +129,18 @@ pub trait Driver: Send {
     /// Waits for all work on the device. Only for when an event cannot be had.
     fn synchronize(&mut self) -> Result<(), DriverError>;
 
+    /// Whether work on the stream is captured for a graph, instead of done.
+    fn is_capturing(&mut self, _stream: StreamId) -> Result<bool, DriverError> {
+        Ok(false)
+    }
+
+    /// While work is captured anywhere in the process, taking memory would end that, unless
+    /// this thread says before that it knows ...
+    fn enter_capture(&mut self) {}
+
+    /// ... and that it is done, after which it is as careful as before.
+    fn leave_capture(&mut self) {}
+
     /// The name of the runtime, as its errors begin.
     fn runtime(&self) -> &'static str {
         "HIP"

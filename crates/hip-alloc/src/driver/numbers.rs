@@ -17,6 +17,11 @@ pub(super) const NOT_READY: u32 = 600;
 /// `hipEventDisableTiming`, `cudaEventDisableTiming`.
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 
+/// `hipStreamCaptureModeRelaxed`, `cudaStreamCaptureModeRelaxed`.
+pub(super) const CAPTURE_MODE_RELAXED: c_int = 2;
+/// `hipStreamCaptureStatusNone`, `cudaStreamCaptureStatusNone`.
+pub(super) const NOT_CAPTURING: c_int = 0;
+
 /// `hipDeviceAttributePciDomainID`, `…PciBusId`, `…PciDeviceId` and `…Integrated`.
 pub(super) const HIP_PLACE_ATTRIBUTES: [c_int; 4] = [69, 67, 68, 16];
 /// `cudaDevAttrPciDomainId`, `…PciBusId`, `…PciDeviceId` and `…Integrated`.
@@ -58,6 +63,8 @@ mod check {
         NO_DEVICE => hipError_t::hipErrorNoDevice,
         NOT_READY => hipError_t::hipErrorNotReady,
         EVENT_DISABLE_TIMING => hipEventDisableTiming,
+        CAPTURE_MODE_RELAXED => hipStreamCaptureMode::hipStreamCaptureModeRelaxed,
+        NOT_CAPTURING => hipStreamCaptureStatus::hipStreamCaptureStatusNone,
         HIP_PLACE_ATTRIBUTES[0] => hipDeviceAttribute_t::hipDeviceAttributePciDomainID,
         HIP_PLACE_ATTRIBUTES[1] => hipDeviceAttribute_t::hipDeviceAttributePciBusId,
         HIP_PLACE_ATTRIBUTES[2] => hipDeviceAttribute_t::hipDeviceAttributePciDeviceId,

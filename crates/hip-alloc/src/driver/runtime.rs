@@ -203,11 +203,20 @@ function_table! {
     }
 }
 
+function_table! {
+    /// What captures of graphs need; runtimes without these have no captures.
+    CaptureFunctions {
+    stream_is_capturing: "StreamIsCapturing" fn(*mut c_void, *mut c_int) -> Status;
+    exchange_capture_mode: "ThreadExchangeStreamCaptureMode" fn(*mut c_int) -> Status;
+    }
+}
+
 /// A runtime of this process.
 pub struct Runtime {
     /// Which one it is.
     pub family: Family,
     pub(super) functions: Functions,
+    pub(super) capture_functions: Option<CaptureFunctions>,
 }
 
 impl Runtime {
@@ -218,9 +227,14 @@ impl Runtime {
             searched_disk: search == Search::LoadedOrDisk,
         })?;
         let functions = Functions::load(&library, family, family.prefix())?;
+        let capture_functions = CaptureFunctions::load(&library, family, family.prefix()).ok();
         // Closing it would unload a runtime that holds our memory.
         std::mem::forget(library);
-        Ok(Runtime { family, functions })
+        Ok(Runtime {
+            family,
+            functions,
+            capture_functions,
+        })
     }
 
     /// How many devices the runtime sees; none is an error that says so.

@@ -83,6 +83,18 @@ impl Driver for Watched<'_> {
         self.driver.synchronize()
     }
 
+    fn is_capturing(&mut self, stream: StreamId) -> Result<bool, DriverError> {
+        self.driver.is_capturing(stream)
+    }
+
+    fn enter_capture(&mut self) {
+        self.driver.enter_capture();
+    }
+
+    fn leave_capture(&mut self) {
+        self.driver.leave_capture();
+    }
+
     fn runtime(&self) -> &'static str {
         self.driver.runtime()
     }

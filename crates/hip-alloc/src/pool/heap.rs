@@ -451,7 +451,7 @@ impl Heap {
 
     /// A span that nobody uses any more becomes free, as that free of its stream; it merges
     /// with its free neighbours.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn free(&mut self, index: SpanIndex, freed_at: u64) -> Freed {
         let span = &mut self.spans[index];
         span.state = SpanState::Free { freed_at };

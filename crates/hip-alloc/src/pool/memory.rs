@@ -15,6 +15,7 @@ use super::device_memory::DeviceMemory;
 use super::heap::{BlockIndex, Freed, Heap, Owner, SpanIndex};
 use super::policy::{Held, Policy, Region, Usage};
 use super::reclaimer::{Reclaimer, Spare};
+use super::restraint::Restraint;
 use super::stream_fences::{Departing, Errors, Patience, StreamFences};
 use crate::driver::{Driver, DriverError};
 use crate::units::MIB;
@@ -50,7 +51,9 @@ pub(crate) struct Memory {
     pub(crate) device: DeviceMemory,
     pub(crate) reclaimer: Reclaimer,
     /// No larger block is mapped.
-    most_mapped: u64,
+    pub(super) most_mapped: u64,
+    /// What must be left undone for now.
+    pub(super) restraint: Restraint,
     /// Bytes that went back only to make room for others, since the step block was last made.
     displaced: u64,
     /// The largest block that something transient asked for.
@@ -71,6 +74,7 @@ impl Memory {
             device: DeviceMemory::new(),
             reclaimer: Reclaimer::new(config.keep, config.warmup_bytes, config.floor_part),
             most_mapped: config.max_split_bytes.max(config.block_bytes),
+            restraint: Restraint::default(),
             displaced: 0,
             displaced_at: 0,
             largest_transient: 0,
@@ -137,7 +141,7 @@ impl Memory {
             }
         }
         match self.take_block(driver, bytes, region, owner) {
-            Err(DriverError::OutOfMemory) => {}
+            Err(DriverError::OutOfMemory) if !self.restraint.captured => {}
             result => return result,
         }
         self.device.count_retry();
@@ -159,7 +163,7 @@ impl Memory {
         span: SpanIndex,
         (requested, shared): (u64, bool),
     ) {
-        if shared && (self.fences).defer(driver, span, requested, &mut self.errors) {
+        if shared && self.defer(driver, span, requested) {
             self.heap.set_pending(span);
         } else {
             self.release(driver, policy, span);
@@ -169,6 +173,12 @@ impl Memory {
         {
             self.make_step_block(driver, policy, bytes);
         }
+    }
+
+    /// Whether a freed span has to wait for the streams that were recorded on it.
+    fn defer(&mut self, driver: &mut dyn Driver, span: SpanIndex, requested: u64) -> bool {
+        let driver = (!self.restraint.captured).then_some(driver);
+        (self.fences).defer(driver, span, requested, &mut self.errors)
     }
 
     /// A span that nothing uses any more becomes free.
@@ -190,7 +200,7 @@ impl Memory {
     /// A block became empty.
     fn emptied(&mut self, driver: &mut dyn Driver, policy: &impl Policy, block: BlockIndex) {
         self.heap.list_empty(block);
-        if self.heap.block(block).absent > 0 {
+        if self.heap.block(block).absent > 0 && self.restraint.may_give_back() {
             self.give_back_at(driver, self.heap.empty().len() - 1);
         }
         self.trim_to_slack(driver, policy);
@@ -203,6 +213,7 @@ impl Memory {
         if self.displaced < LEAST_STEP_BLOCK
             || !self.reclaimer.keeps_between_steps()
             || !policy.is_between_steps()
+            || !self.restraint.may_give_back()
         {
             return None;
         }
@@ -259,6 +270,9 @@ impl Memory {
     /// becomes one empty block if their work is done. If it is not, that happens at the
     /// next hand-over.
     fn unite(&mut self, driver: &mut dyn Driver, policy: &impl Policy, block: BlockIndex) {
+        if self.restraint.captured {
+            return;
+        }
         let Some(owners) = self.heap.owners_of_pieces(block) else {
             return;
         };
@@ -275,12 +289,17 @@ impl Memory {
 
     /// Asks, without waiting, which freed spans and empty blocks are safe by now.
     pub(crate) fn poll(&mut self, driver: &mut dyn Driver, policy: &impl Policy) {
-        self.finish(driver, policy, Patience::Query);
+        if !self.restraint.captured {
+            self.finish(driver, policy, Patience::Query);
+        }
     }
 
     /// Waits until every freed span and departing block is safe. What cannot be waited
     /// for by an event is waited for with the whole device.
     fn settle(&mut self, driver: &mut dyn Driver, policy: &impl Policy) {
+        if self.restraint.captured {
+            return;
+        }
         self.finish(driver, policy, Patience::Wait);
         if self.fences.synchronize(driver, &mut self.errors) {
             self.finish(driver, policy, Patience::Wait);
@@ -319,6 +338,9 @@ impl Memory {
         patience: Patience,
     ) -> bool {
         let mut any = false;
+        if self.restraint.captured {
+            return any;
+        }
         for owner in self.fences.owners() {
             if owner == to || !self.heap.has_free(owner) {
                 continue;
@@ -348,6 +370,9 @@ impl Memory {
     /// Gives empty blocks back until at most `slack` bytes are held beyond what is in use.
     /// Waits for the work that still uses them, so that they are gone when this returns.
     pub(crate) fn trim(&mut self, driver: &mut dyn Driver, policy: &impl Policy, slack: u64) {
+        if self.restraint.captured {
+            return;
+        }
         self.device.count_sync();
         self.settle(driver, policy);
         self.hand_over(driver, policy, Owner::ANYONE, Patience::Wait);
@@ -391,7 +416,8 @@ impl Memory {
     /// Whether work in flight uses what was freed.
     pub(crate) fn works(&mut self, driver: &mut dyn Driver) -> bool {
         let mut owners = self.fences.owners();
-        owners.any(|owner| !matches!(self.fences.is_idle(driver, owner), Ok(true)))
+        self.restraint.captured
+            || owners.any(|owner| !matches!(self.fences.is_idle(driver, owner), Ok(true)))
     }
 
     fn trim_to(&mut self, driver: &mut dyn Driver, policy: &impl Policy, slack: u64, spare: Spare) {
@@ -423,7 +449,9 @@ impl Memory {
 
     /// `false` if there is nothing to give back, or the driver refused.
     fn give_back_one(&mut self, driver: &mut dyn Driver, spare: Spare) -> bool {
-        Reclaimer::first_to_go(&self.heap, spare).is_some_and(|at| self.give_back_at(driver, at))
+        self.restraint.may_give_back()
+            && Reclaimer::first_to_go(&self.heap, spare)
+                .is_some_and(|at| self.give_back_at(driver, at))
     }
 
     fn give_back_at(&mut self, driver: &mut dyn Driver, at: usize) -> bool {
@@ -463,6 +491,7 @@ impl Memory {
     /// none, or the driver refused.
     fn give_back_hole(&mut self, driver: &mut dyn Driver, policy: &impl Policy) -> bool {
         let hole = self.device.handle();
+        let hole = hole.filter(|_| self.restraint.may_give_back());
         let Some(hole) = hole.and_then(|handle| self.heap.largest_hole(handle)) else {
             return false;
         };

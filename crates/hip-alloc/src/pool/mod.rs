@@ -25,6 +25,7 @@ mod layout;
 mod memory;
 pub mod policy;
 mod reclaimer;
+mod restraint;
 mod stats;
 mod stream_fences;
 
@@ -389,6 +390,10 @@ impl<P: Policy> Pool<P> {
         bytes: u64,
     ) -> Result<SpanIndex, AllocateError> {
         if let Some(span) = self.take_anywhere(owner, bytes) {
+            return Ok(span);
+        }
+        // Where blocks do not go back, those that others emptied are everybody's by now.
+        if let Some(span) = self.open_empty(region, owner, bytes) {
             return Ok(span);
         }
         let size = round_up(bytes, DIRECT_STEP).ok_or(AllocateError::OutOfMemory)?;

@@ -46,3 +46,56 @@ pub struct PoolStats {
     /// Times that memory which was kept went back because somebody might lack it.
     pub give_backs: u64,
 }
+
+impl PoolStats {
+    /// What two pools hold and did together. Peaks are added too: the real ones are at most that.
+    pub(crate) fn plus(self, other: PoolStats) -> PoolStats {
+        PoolStats {
+            live_bytes: self.live_bytes + other.live_bytes,
+            live_peak_bytes: self.live_peak_bytes + other.live_peak_bytes,
+            held_bytes: self.held_bytes + other.held_bytes,
+            held_peak_bytes: self.held_peak_bytes + other.held_peak_bytes,
+            live_allocations: self.live_allocations + other.live_allocations,
+            allocations: self.allocations + other.allocations,
+            frees: self.frees + other.frees,
+            driver_allocs: self.driver_allocs + other.driver_allocs,
+            driver_frees: self.driver_frees + other.driver_frees,
+            out_of_memory: self.out_of_memory + other.out_of_memory,
+            pending_bytes: self.pending_bytes + other.pending_bytes,
+            allocated_bytes: self.allocated_bytes + other.allocated_bytes,
+            driver_alloc_bytes: self.driver_alloc_bytes + other.driver_alloc_bytes,
+            live_allocations_peak: self.live_allocations_peak + other.live_allocations_peak,
+            driver_blocks_peak: self.driver_blocks_peak + other.driver_blocks_peak,
+            alloc_retries: self.alloc_retries + other.alloc_retries,
+            stream_syncs: self.stream_syncs + other.stream_syncs,
+            active_peak_bytes: self.active_peak_bytes + other.active_peak_bytes,
+            driver_free_bytes: self.driver_free_bytes + other.driver_free_bytes,
+            driver_nanoseconds: self.driver_nanoseconds + other.driver_nanoseconds,
+            give_backs: self.give_backs + other.give_backs,
+        }
+    }
+
+    /// The same with the peaks of now.
+    pub(crate) fn at_this_moment(self) -> PoolStats {
+        PoolStats {
+            live_peak_bytes: self.live_bytes,
+            held_peak_bytes: self.held_bytes,
+            live_allocations_peak: self.live_allocations,
+            driver_blocks_peak: self.driver_allocs - self.driver_frees,
+            active_peak_bytes: self.live_bytes + self.pending_bytes,
+            ..self
+        }
+    }
+
+    /// The same with each peak at least that of `other`.
+    pub(crate) fn with_peaks_of(self, other: &PoolStats) -> PoolStats {
+        PoolStats {
+            live_peak_bytes: self.live_peak_bytes.max(other.live_peak_bytes),
+            held_peak_bytes: self.held_peak_bytes.max(other.held_peak_bytes),
+            live_allocations_peak: self.live_allocations_peak.max(other.live_allocations_peak),
+            driver_blocks_peak: self.driver_blocks_peak.max(other.driver_blocks_peak),
+            active_peak_bytes: self.active_peak_bytes.max(other.active_peak_bytes),
+            ..self
+        }
+    }
+}

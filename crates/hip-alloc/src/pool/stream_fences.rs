@@ -19,8 +19,8 @@ pub(crate) type Errors = Vec<DriverError>;
 enum Fence {
     /// The event is reached.
     Event(EventId),
-    /// An event on this stream: recording one failed, and is tried again. A later event
-    /// covers more work than the one that failed, so it is as safe.
+    /// An event on this stream: recording one failed, or was not possible then, and is tried
+    /// again. A later event covers more work than that one would have, so it is as safe.
     Recording(StreamId),
 }
 
@@ -135,10 +135,11 @@ impl StreamFences {
     }
 
     /// A span was freed for which `requested` bytes were asked, and other streams were
-    /// recorded on it. Whether it has to wait for them.
+    /// recorded on it. Whether it has to wait for them. Without a driver the events are
+    /// recorded later.
     pub(crate) fn defer(
         &mut self,
-        driver: &mut dyn Driver,
+        mut driver: Option<&mut dyn Driver>,
         span: SpanIndex,
         requested: u64,
         errors: &mut Errors,
@@ -146,13 +147,14 @@ impl StreamFences {
         let streams = self.recorded.remove(&span).unwrap_or_default();
         let mut fences = Vec::with_capacity(streams.len());
         for stream in streams {
-            match driver.record(stream) {
-                Ok(Some(event)) => fences.push(Fence::Event(event)),
-                Ok(None) => {}
-                Err(error) => {
+            match driver.as_deref_mut().map(|driver| driver.record(stream)) {
+                Some(Ok(Some(event))) => fences.push(Fence::Event(event)),
+                Some(Ok(None)) => {}
+                Some(Err(error)) => {
                     errors.push(error);
                     fences.push(Fence::Recording(stream));
                 }
+                None => fences.push(Fence::Recording(stream)),
             }
         }
         let waits = !fences.is_empty();
@@ -343,7 +345,7 @@ mod tests {
     fn a_freed_span_waits_for_every_stream_that_was_recorded_on_it() {
         let (mut fences, mut driver, mut errors) = (StreamFences::default(), driver(2), Vec::new());
         fences.record_use(span(), STREAM);
-        assert!(fences.defer(&mut driver, span(), 100, &mut errors));
+        assert!(fences.defer(Some(&mut driver), span(), 100, &mut errors));
         assert_eq!((fences.waiting(), fences.pending_bytes()), (true, 100));
         let mut polls = 0;
         while fences
@@ -355,7 +357,7 @@ mod tests {
         assert!(polls > 0 && !fences.waiting() && errors.is_empty());
         assert_eq!(fences.pending_bytes(), 0);
         // Nothing was recorded on it since.
-        assert!(!fences.defer(&mut driver, span(), 100, &mut errors));
+        assert!(!fences.defer(Some(&mut driver), span(), 100, &mut errors));
     }
 
     #[test]
@@ -386,7 +388,7 @@ mod tests {
         let mut driver = driver(0);
         driver.orders_mut().fail_call = Some((1, DriverError::OutOfMemory));
         fences.record_use(span(), STREAM);
-        assert!(fences.defer(&mut driver, span(), 100, &mut errors));
+        assert!(fences.defer(Some(&mut driver), span(), 100, &mut errors));
         assert_eq!(errors, [DriverError::OutOfMemory]);
         let completed = fences.take_completed(&mut driver, Patience::Query, &mut errors);
         assert_eq!((completed.len(), errors.len()), (1, 1));

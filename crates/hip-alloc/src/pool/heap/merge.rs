@@ -75,7 +75,7 @@ impl Heap {
     }
 
     /// Merges a free span with the one after it, which retires.
-    #[inline]
+    #[inline(always)]
     pub(super) fn absorb_next(&mut self, index: SpanIndex) {
         let next = self.spans[index].after;
         let absorbed = self.spans[next];
@@ -90,7 +90,7 @@ impl Heap {
     }
 
     /// Merges a free span with the one before it, which retires.
-    #[inline]
+    #[inline(always)]
     pub(super) fn absorb_before(&mut self, index: SpanIndex) {
         let previous = self.spans[index].before;
         let absorbed = self.spans[previous];

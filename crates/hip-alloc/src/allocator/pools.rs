@@ -1,0 +1,168 @@
+//! Pools of the program's own, and captures of graphs: what an allocator does while there are any.
+
+use super::{Allocator, Inner, Standing};
+use crate::driver::Driver;
+use crate::pool::{AllocateError, BlockLayout, FreeError, Pool, PoolStats};
+use crate::private_pools::{AlreadyBegun, Captured, Filter, PrivatePools};
+use crate::units::{PoolId, StreamId};
+
+impl Allocator {
+    /// Has requests that the filter takes served by a pool, which is made if it is not there, until
+    /// [`end_pool`](Self::end_pool). It has one user more. What comes back says, as long as it is
+    /// true, that a graph may be captured.
+    ///
+    /// # Errors
+    /// Requests go to that pool already.
+    pub(crate) fn begin_pool(
+        &self,
+        id: PoolId,
+        filter: Box<dyn Filter>,
+    ) -> Result<Captured, AlreadyBegun> {
+        let mut inner = self.inner.lock();
+        let granule = inner.pool.config().granule;
+        inner.among_pools(|private, _, driver| private.begin(driver, granule, id, filter))
+    }
+
+    /// Whether requests went to the pool; they do no longer.
+    pub(crate) fn end_pool(&self, id: PoolId) -> bool {
+        let mut inner = self.inner.lock();
+        let ended = inner.among_pools(|private, pool, driver| private.end(pool, driver, id));
+        inner.report_deferred(self.device);
+        ended
+    }
+
+    /// One user more of a pool, which is made for the first. With `use_on_oom`, what is free in it
+    /// serves other requests before they are refused.
+    pub(crate) fn retain_pool(&self, id: PoolId, use_on_oom: bool) {
+        let mut inner = self.inner.lock();
+        let granule = inner.pool.config().granule;
+        inner.among_pools(|private, _, driver| {
+            private.retain(driver, granule, id);
+            if use_on_oom {
+                private.use_on_oom(id);
+            }
+        });
+    }
+
+    /// One user less; with the last, the pool's memory goes back as soon as nothing of it is live.
+    /// Whether there was such a pool.
+    pub(crate) fn release_pool(&self, id: PoolId) -> bool {
+        let mut inner = self.inner.lock();
+        let released = inner.among_pools(|private, pool, driver| private.release(pool, driver, id));
+        inner.report_deferred(self.device);
+        released
+    }
+
+    /// How many have a pool; 0 where there is none.
+    pub(crate) fn pool_users(&self, id: PoolId) -> u32 {
+        self.inner.lock().private.users(id)
+    }
+
+    /// A graph may be captured on another device, as long as `captured` is true.
+    pub(crate) fn heed_capture(&self, captured: Captured) {
+        let mut inner = self.inner.lock();
+        inner.among_pools(|private, pool, _| {
+            private.heed(captured);
+            private.look_around(pool);
+        });
+    }
+}
+
+impl Inner {
+    /// Runs `act` among the program's pools, and notes whether there are any afterwards. What it
+    /// takes from the driver and gives back is noted if that is wanted.
+    fn among_pools<T>(
+        &mut self,
+        act: impl FnOnce(&mut PrivatePools, &mut Pool, &mut dyn Driver) -> T,
+    ) -> T {
+        let Inner {
+            pool,
+            driver,
+            history,
+            private,
+            ..
+        } = self;
+        let captures = private.captured();
+        if captures {
+            driver.enter_capture();
+        }
+        let result = match history.is_on() {
+            true => act(private, pool, &mut history.watch(driver.as_mut())),
+            false => act(private, pool, driver.as_mut()),
+        };
+        if captures {
+            driver.leave_capture();
+        }
+        if self.standing != Standing::Orphaned {
+            self.standing = match private.are_used() {
+                true => Standing::AmongPools,
+                false => Standing::Alone,
+            };
+        }
+        result
+    }
+
+    #[cold]
+    pub(super) fn allocate_among_pools(
+        &mut self,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<u64, AllocateError> {
+        self.among_pools(|private, pool, driver| private.allocate(pool, driver, bytes, stream))
+    }
+
+    /// As the first time, when the request was refused.
+    pub(super) fn allocate_again(
+        &mut self,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<u64, AllocateError> {
+        self.among_pools(|private, pool, driver| {
+            private.ask_again(pool);
+            private.allocate(pool, driver, bytes, stream)
+        })
+    }
+
+    #[cold]
+    pub(super) fn free_among_pools(&mut self, address: u64) -> Result<u64, FreeError> {
+        self.among_pools(|private, pool, driver| private.free(pool, driver, address))
+    }
+
+    #[cold]
+    pub(super) fn trim_among_pools(&mut self, keep: u64) {
+        self.among_pools(|private, pool, driver| private.trim(pool, driver, keep));
+    }
+
+    /// Whether a graph is, or may be, captured.
+    pub(super) fn captures(&mut self) -> bool {
+        self.standing == Standing::AmongPools
+            && self.among_pools(|private, pool, _| {
+                private.look_around(pool);
+                private.captured()
+            })
+    }
+
+    /// Asks the driver something that would end captures without notice.
+    pub(super) fn beside_captures<T>(
+        &mut self,
+        ask: impl FnOnce(&mut Pool, &mut dyn Driver) -> T,
+    ) -> T {
+        match self.standing {
+            Standing::AmongPools => self.among_pools(|_, pool, driver| ask(pool, driver)),
+            _ => ask(&mut self.pool, self.driver.as_mut()),
+        }
+    }
+
+    /// What all pools do and hold.
+    pub(super) fn stats(&self) -> PoolStats {
+        self.private.stats(&self.pool)
+    }
+
+    /// What all pools hold.
+    pub(super) fn layout(&self) -> Vec<(Option<PoolId>, BlockLayout)> {
+        let own = self.pool.layout().into_iter().map(|block| (None, block));
+        let private = self.private.layout().into_iter();
+        own.chain(private.map(|(id, block)| (Some(id), block)))
+            .collect()
+    }
+}

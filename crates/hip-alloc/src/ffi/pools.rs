@@ -1,0 +1,173 @@
+//! Private pools: what PyTorch tells its allocator of captures and of memory pools.
+
+use super::{ERROR_ARGUMENT, OK, failed, throw, with_device};
+use crate::allocator::Allocator;
+use crate::private_pools::{AlreadyBegun, Filter};
+use crate::refusal::Refusal;
+use crate::registry::existing;
+use crate::units::{DeviceIndex, PoolId, StreamId};
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+unsafe extern "C" {
+    /// `cpp/pools.cpp`: a copy of a `std::function<bool(stream)>`, or null. Never throws.
+    fn hip_alloc_copy_filter(filter: *const c_void) -> *mut c_void;
+    /// Ends such a copy.
+    fn hip_alloc_drop_filter(filter: *mut c_void);
+    /// Calls it: 1, 0, or -1 with the reason in `message`. Never throws.
+    fn hip_alloc_ask_filter(
+        filter: *const c_void,
+        stream: *mut c_void,
+        message: *mut c_char,
+        size: usize,
+    ) -> c_int;
+}
+
+/// A copy of PyTorch's `std::function`.
+struct PytorchFilter(*mut c_void);
+
+// SAFETY: PyTorch's filters may be called from any thread, as its own allocator does: they compare
+// a thread's or a stream's name, or ask the runtime for the capture of a stream. All access goes
+// through `&mut self`.
+unsafe impl Send for PytorchFilter {}
+
+impl Filter for PytorchFilter {
+    fn takes(&mut self, stream: StreamId) -> Result<bool, String> {
+        let mut message: [c_char; 512] = [0; 512];
+        // SAFETY: the pointer is to our own copy, which lives until it is dropped; as many bytes
+        // as are said may be written to the local.
+        let answer = unsafe {
+            hip_alloc_ask_filter(
+                self.0,
+                stream.0 as *mut c_void,
+                message.as_mut_ptr(),
+                message.len(),
+            )
+        };
+        if answer >= 0 {
+            return Ok(answer != 0);
+        }
+        // SAFETY: all zeros at first, and whoever wrote there ended with a zero within the size.
+        let message = unsafe { CStr::from_ptr(message.as_ptr()) };
+        Err(message.to_string_lossy().into_owned())
+    }
+}
+
+impl Drop for PytorchFilter {
+    fn drop(&mut self) {
+        // SAFETY: `hip_alloc_copy_filter` gave it, and it is dropped once.
+        unsafe { hip_alloc_drop_filter(self.0) };
+    }
+}
+
+/// Has requests that the filter takes served by a pool, until `hip_alloc_end_allocate_to_pool`.
+/// Throws a C++ exception where they are already.
+///
+/// # Safety
+/// `filter` is null, or the address of a `std::function` that takes one pointer and returns a
+/// `bool`, which lives through the call. A C++ caller that passes one by value does that: the
+/// Itanium C++ ABI (3.1.1) has the address of a temporary passed for types that are not trivial
+/// for calls, as it has a pair of two `unsigned long long` passed like [`PoolId`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn hip_alloc_begin_allocate_to_pool(
+    device: c_int,
+    id: PoolId,
+    filter: *const c_void,
+) {
+    const FUNCTION: &str = "hip_alloc_begin_allocate_to_pool";
+    let copy = if filter.is_null() {
+        std::ptr::null_mut()
+    } else {
+        // SAFETY: not null, and the caller promises that it is such a function, which is copied.
+        unsafe { hip_alloc_copy_filter(filter) }
+    };
+    let mut problem = None;
+    if copy.is_null() {
+        problem = Some(format!("{FUNCTION}: no filter, or no memory for a copy"));
+    } else {
+        let filter = Box::new(PytorchFilter(copy));
+        let code = with_device(FUNCTION, device, |allocator| {
+            match allocator.begin_pool(id, filter) {
+                Ok(captured) => others(allocator.device())
+                    .for_each(|other| other.heed_capture(captured.clone())),
+                Err(AlreadyBegun) => {
+                    problem = Some(format!(
+                        "memory pool ({}, {}) is in use already: requests on this device go there",
+                        id.first, id.second
+                    ));
+                }
+            }
+            OK
+        });
+        if code != OK {
+            problem = Some(format!("{FUNCTION} failed; see standard error"));
+        }
+    }
+    if let Some(problem) = problem {
+        throw(Refusal::Failed(problem));
+    }
+}
+
+/// The accelerators in use beside this one: a capture forbids some calls on all of them.
+fn others(device: DeviceIndex) -> impl Iterator<Item = &'static Allocator> {
+    let all = existing().into_iter().flat_map(|registry| registry.all());
+    all.filter(move |other| other.device() != device && other.device() != DeviceIndex::HOST)
+}
+
+/// Requests go to the pool no longer. Nothing happens where they did not.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_end_allocate_to_pool(device: c_int, id: PoolId) {
+    with_device(
+        "hip_alloc_end_allocate_to_pool",
+        device,
+        |allocator| match allocator.end_pool(id) {
+            true => OK,
+            false => no_such("hip_alloc_end_allocate_to_pool", id),
+        },
+    );
+}
+
+/// One user of a pool less; with the last, its memory goes back as soon as nothing of it is live.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_release_pool(device: c_int, id: PoolId) {
+    with_device(
+        "hip_alloc_release_pool",
+        device,
+        |allocator| match allocator.release_pool(id) {
+            true => OK,
+            false => no_such("hip_alloc_release_pool", id),
+        },
+    );
+}
+
+/// One user of a pool more, which is made for the first. With `use_on_oom` other than 0, what is
+/// free in it serves other requests before they are refused.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_retain_pool(
+    device: c_int,
+    id: PoolId,
+    use_on_oom: c_int,
+) -> c_int {
+    with_device("hip_alloc_retain_pool", device, |allocator| {
+        allocator.retain_pool(id, use_on_oom != 0);
+        OK
+    })
+}
+
+/// How many have a pool; 0 where there is none, and below 0 where the device cannot be used.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_pool_users(device: c_int, id: PoolId) -> c_int {
+    let mut users = 0;
+    let code = with_device("hip_alloc_pool_users", device, |allocator| {
+        users = c_int::try_from(allocator.pool_users(id)).unwrap_or(c_int::MAX);
+        OK
+    });
+    if code == OK { users } else { -code }
+}
+
+fn no_such(function: &str, id: PoolId) -> c_int {
+    let (first, second) = (id.first, id.second);
+    failed(
+        ERROR_ARGUMENT,
+        &format!("{function}: memory pool ({first}, {second}) is not in use"),
+    )
+}

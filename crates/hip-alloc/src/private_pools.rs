@@ -1,0 +1,471 @@
+//! Pools of the program's own beside that of the device: what PyTorch calls a `MemPool`, and what
+//! the memory of a captured graph comes from.
+//!
+//! ```text
+//!  request ──▶ asks the routes, the oldest first ──▶ none takes it ──▶ the pool of the device
+//!                        │ takes it
+//!                        ▼
+//!                  a private pool: serves from its own blocks, or takes more of them, and gives
+//!                  none back until everybody who uses it has let it go
+//! ```
+//!
+//! A graph repeats the work that was captured, with the addresses of then: so what a request got
+//! in a private pool is given again only to requests in the same pool. The program promises that
+//! graphs which share a pool run in the order in which they were captured.
+//!
+//! While a graph is captured no memory goes back to the driver, of any pool, and no event is
+//! recorded or asked for: both would end the capture ([`Pool::set_captured`]). A route is taken for
+//! one until the first request that it takes shows on what kind of stream it is.
+
+mod policy;
+#[cfg(test)]
+mod tests;
+
+use crate::driver::{Driver, DriverError};
+use crate::pool::{AllocateError, BlockLayout, FreeError, Keep, Pool, PoolConfig, PoolStats};
+use crate::units::{PoolId, StreamId};
+use policy::InOnePool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Which requests go to a pool.
+pub(crate) trait Filter: Send {
+    /// Whether a request of this thread for work on the stream does; the error says why that is
+    /// not known.
+    fn takes(&mut self, stream: StreamId) -> Result<bool, String>;
+}
+
+/// Whether a graph is, or may be, captured.
+pub(crate) type Captured = Arc<AtomicBool>;
+
+/// Requests that the filter takes go to a pool.
+struct Route {
+    id: PoolId,
+    filter: Box<dyn Filter>,
+    captured: Captured,
+}
+
+struct PrivatePool {
+    id: PoolId,
+    /// How many have it: the program's objects, graphs, and whoever directs requests to it.
+    users: u32,
+    /// What is free in it serves requests of others before they are refused.
+    use_on_oom: bool,
+    pool: Pool<InOnePool>,
+}
+
+/// The private pools of a device.
+#[derive(Default)]
+pub(crate) struct PrivatePools {
+    pools: Vec<PrivatePool>,
+    /// The oldest first.
+    routes: Vec<Route>,
+    /// Captures on other devices.
+    elsewhere: Vec<Captured>,
+    /// What pools did that are gone.
+    gone: PoolStats,
+    /// The highest that was seen of all pools together, since the last reset.
+    peaks: PoolStats,
+    /// The most bytes that all pools together take from the driver, if that is limited.
+    limit: Option<u64>,
+    /// The pool whose request was refused last; `None` for the device's.
+    refused: Option<PoolId>,
+}
+
+impl PrivatePools {
+    /// Whether requests and frees have to ask here.
+    pub(crate) fn are_used(&self) -> bool {
+        !(self.pools.is_empty() && self.routes.is_empty() && self.elsewhere.is_empty())
+    }
+
+    /// Whether a graph is, or may be, captured now, here or on another device.
+    pub(crate) fn captured(&self) -> bool {
+        let here = self.routes.iter().map(|route| &route.captured);
+        let mut all = here.chain(&self.elsewhere);
+        all.any(|captured| captured.load(Ordering::SeqCst))
+    }
+
+    /// A graph may be captured on another device, as long as `captured` says so.
+    pub(crate) fn heed(&mut self, captured: Captured) {
+        self.elsewhere.push(captured);
+    }
+
+    /// One user more of a pool, which is made for the first.
+    pub(crate) fn retain(&mut self, driver: &mut dyn Driver, granule: u64, id: PoolId) {
+        if let Some(private) = self.find(id) {
+            private.users += 1;
+            private.pool.set_holding(true);
+            return;
+        }
+        let mut pool = Pool::with_policy(config(granule), InOnePool);
+        pool.map_nothing();
+        pool.set_holding(true);
+        pool.warm_up(driver);
+        self.pools.push(PrivatePool {
+            id,
+            users: 1,
+            use_on_oom: false,
+            pool,
+        });
+    }
+
+    /// What is free in a pool serves requests of others too, before they are refused.
+    pub(crate) fn use_on_oom(&mut self, id: PoolId) {
+        if let Some(private) = self.find(id) {
+            private.use_on_oom = true;
+        }
+    }
+
+    /// How many have the pool.
+    pub(crate) fn users(&self, id: PoolId) -> u32 {
+        let found = self.pools.iter().find(|private| private.id == id);
+        found.map_or(0, |private| private.users)
+    }
+
+    /// Has requests that the filter takes go to a pool, which has one user more.
+    ///
+    /// # Errors
+    /// Requests go there already.
+    pub(crate) fn begin(
+        &mut self,
+        driver: &mut dyn Driver,
+        granule: u64,
+        id: PoolId,
+        filter: Box<dyn Filter>,
+    ) -> Result<Captured, AlreadyBegun> {
+        if self.routes.iter().any(|route| route.id == id) {
+            return Err(AlreadyBegun);
+        }
+        self.retain(driver, granule, id);
+        let captured = Captured::new(AtomicBool::new(true));
+        self.routes.push(Route {
+            id,
+            filter,
+            captured: captured.clone(),
+        });
+        Ok(captured)
+    }
+
+    /// Requests go to the pool no longer; whether they did.
+    pub(crate) fn end(&mut self, main: &mut Pool, driver: &mut dyn Driver, id: PoolId) -> bool {
+        let Some(at) = self.routes.iter().position(|route| route.id == id) else {
+            return false;
+        };
+        let route = self.routes.remove(at);
+        route.captured.store(false, Ordering::SeqCst);
+        self.look_around(main);
+        self.clear(main, driver);
+        true
+    }
+
+    /// One user less. What the last one leaves behind goes back to the driver, what is live of
+    /// it as soon as it is freed. Whether there was such a pool.
+    pub(crate) fn release(&mut self, main: &mut Pool, driver: &mut dyn Driver, id: PoolId) -> bool {
+        let Some(private) = self.find(id).filter(|private| private.users > 0) else {
+            return false;
+        };
+        private.users -= 1;
+        private.pool.set_holding(private.users > 0);
+        self.look_around(main);
+        self.clear(main, driver);
+        true
+    }
+
+    /// Serves a request from the pool that it belongs to.
+    pub(crate) fn allocate(
+        &mut self,
+        main: &mut Pool,
+        driver: &mut dyn Driver,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<u64, AllocateError> {
+        self.refused = None;
+        let chosen = self.choose(driver, stream)?;
+        self.look_around(main);
+        let served = match chosen {
+            Some(at) => self.allocate_in(at, main, driver, bytes, stream),
+            None => self.allocate_outside(main, driver, bytes, stream),
+        };
+        self.finish(main);
+        served
+    }
+
+    /// The last request was refused, and is asked for again.
+    pub(crate) fn ask_again(&mut self, main: &mut Pool) {
+        match self.refused.and_then(|id| self.find(id)) {
+            Some(private) => private.pool.ask_again(),
+            None => main.ask_again(),
+        }
+    }
+
+    /// The place of the pool that a request belongs to.
+    fn choose(
+        &mut self,
+        driver: &mut dyn Driver,
+        stream: StreamId,
+    ) -> Result<Option<usize>, AllocateError> {
+        for route in &mut self.routes {
+            let takes = route.filter.takes(stream).map_err(not_known)?;
+            if !takes {
+                continue;
+            }
+            // Who directs the requests of a thread or a stream to a pool need not capture.
+            if route.captured.load(Ordering::SeqCst) && driver.is_capturing(stream) == Ok(false) {
+                route.captured.store(false, Ordering::SeqCst);
+            }
+            let id = route.id;
+            return Ok(self.pools.iter().position(|private| private.id == id));
+        }
+        Ok(None)
+    }
+
+    fn allocate_in(
+        &mut self,
+        at: usize,
+        main: &mut Pool,
+        driver: &mut dyn Driver,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<u64, AllocateError> {
+        let captured = self.captured();
+        if let Some(limit) = self.limit {
+            let held = |private: &PrivatePool| private.pool.stats().held_bytes;
+            let others: u64 = self.pools.iter().map(held).sum::<u64>() + main.stats().held_bytes;
+            let others = others - held(&self.pools[at]);
+            let pool = &mut self.pools[at].pool;
+            pool.set_limit(limit.saturating_sub(others));
+        }
+        let private = &mut self.pools[at];
+        let served = private.pool.allocate(driver, bytes, stream);
+        if served != Err(AllocateError::OutOfMemory) {
+            return served;
+        }
+        self.refused = Some(private.id);
+        if captured {
+            return served;
+        }
+        let before = main.stats().held_bytes;
+        main.trim(driver, 0);
+        if main.stats().held_bytes == before {
+            return served;
+        }
+        private.pool.ask_again();
+        if self.limit.is_some() {
+            let room = before - main.stats().held_bytes;
+            private.pool.set_limit(private.pool.limit() + room);
+        }
+        private.pool.allocate(driver, bytes, stream)
+    }
+
+    fn allocate_outside(
+        &mut self,
+        main: &mut Pool,
+        driver: &mut dyn Driver,
+        bytes: u64,
+        stream: StreamId,
+    ) -> Result<u64, AllocateError> {
+        let served = main.allocate(driver, bytes, stream);
+        if served != Err(AllocateError::OutOfMemory) {
+            return served;
+        }
+        let mut willing = self.pools.iter_mut().filter(|private| private.use_on_oom);
+        let found =
+            willing.find_map(|private| private.pool.allocate_from_held(driver, bytes, stream));
+        if let Some(address) = found {
+            main.ask_again();
+            return Ok(address);
+        }
+        served
+    }
+
+    /// Takes memory back, of whichever pool it is.
+    pub(crate) fn free(
+        &mut self,
+        main: &mut Pool,
+        driver: &mut dyn Driver,
+        address: u64,
+    ) -> Result<u64, FreeError> {
+        self.look_around(main);
+        let mut pools = self.pools.iter_mut().map(|private| &mut private.pool);
+        let freed = match pools.find(|pool| pool.has(address)) {
+            Some(pool) => pool.free(driver, address),
+            None => main.free(driver, address),
+        };
+        self.clear(main, driver);
+        freed
+    }
+
+    /// Work on `stream` uses the memory at `address` too.
+    pub(crate) fn record_stream(
+        &mut self,
+        main: &mut Pool,
+        address: u64,
+        stream: StreamId,
+    ) -> Result<(), FreeError> {
+        let mut pools = self.pools.iter_mut().map(|private| &mut private.pool);
+        match pools.find(|pool| pool.has(address)) {
+            Some(pool) => pool.record_stream(address, stream),
+            None => main.record_stream(address, stream),
+        }
+    }
+
+    /// Tells all pools whether a graph is captured. To be called before anything is asked of them.
+    pub(crate) fn look_around(&mut self, main: &mut Pool) {
+        (self.elsewhere).retain(|captured| captured.load(Ordering::SeqCst));
+        let captured = self.captured();
+        main.set_captured(captured);
+        for private in &mut self.pools {
+            private.pool.set_captured(captured);
+        }
+    }
+
+    /// Gives back what nobody has any more, if that can be done now.
+    fn clear(&mut self, main: &mut Pool, driver: &mut dyn Driver) {
+        let captured = self.captured();
+        for private in &mut self.pools {
+            let pool = &mut private.pool;
+            let stats = pool.stats();
+            let left = private.users == 0 && stats.live_allocations == 0;
+            if !captured && left && stats.held_bytes > 0 {
+                // A graph may have run on any stream.
+                match driver.synchronize() {
+                    Ok(()) => pool.trim(driver, 0),
+                    Err(error) => pool.defer_errors([error]),
+                }
+            }
+        }
+        self.finish(main);
+        let gone = &mut self.gone;
+        self.pools.retain(|private| {
+            let stats = private.pool.stats();
+            let stays = private.users > 0 || stats.held_bytes > 0;
+            if !stays {
+                *gone = gone.plus(stats);
+            }
+            stays
+        });
+    }
+
+    /// After anything that may have changed what is held.
+    fn finish(&mut self, main: &mut Pool) {
+        for private in &mut self.pools {
+            if private.pool.has_deferred_errors() {
+                main.defer_errors(private.pool.take_deferred_errors());
+            }
+        }
+        if let Some(limit) = self.limit {
+            main.set_limit(limit.saturating_sub(self.held()));
+        }
+        let now = self.sum(main).at_this_moment();
+        self.peaks = now.with_peaks_of(&self.peaks);
+    }
+
+    fn held(&self) -> u64 {
+        let held = self
+            .pools
+            .iter()
+            .map(|private| private.pool.stats().held_bytes);
+        held.sum()
+    }
+
+    fn sum(&self, main: &Pool) -> PoolStats {
+        let pools = self.pools.iter().map(|private| private.pool.stats());
+        let private = pools.fold(self.gone, PoolStats::plus);
+        private.plus(main.stats())
+    }
+
+    /// What all pools of the device do and hold.
+    pub(crate) fn stats(&self, main: &Pool) -> PoolStats {
+        let main_alone = main.stats();
+        let now = self.sum(main).at_this_moment();
+        now.with_peaks_of(&self.peaks).with_peaks_of(&main_alone)
+    }
+
+    /// Starts the peaks again.
+    pub(crate) fn reset_peaks(&mut self, main: &mut Pool) {
+        main.reset_peaks();
+        self.peaks = self.sum(main).at_this_moment();
+    }
+
+    /// The most bytes that all pools hold; `u64::MAX` for no limit.
+    pub(crate) fn set_limit(&mut self, main: &mut Pool, bytes: u64) {
+        self.limit = (bytes < u64::MAX).then_some(bytes);
+        for private in &mut self.pools {
+            private.pool.set_limit(u64::MAX);
+        }
+        main.set_limit(bytes.saturating_sub(match self.limit {
+            Some(_) => self.held(),
+            None => 0,
+        }));
+    }
+
+    /// That limit.
+    pub(crate) fn limit(&self, main: &Pool) -> u64 {
+        self.limit.unwrap_or(main.limit())
+    }
+
+    /// Gives back all that is free, but in pools that somebody has.
+    pub(crate) fn trim(&mut self, main: &mut Pool, driver: &mut dyn Driver, keep: u64) {
+        self.look_around(main);
+        main.trim(driver, keep);
+        for private in &mut self.pools {
+            if private.users == 0 {
+                private.pool.trim(driver, 0);
+            }
+        }
+        self.clear(main, driver);
+    }
+
+    /// Whether work in flight uses what was freed in a private pool.
+    pub(crate) fn work(&mut self, driver: &mut dyn Driver) -> bool {
+        let mut pools = self.pools.iter_mut();
+        pools.any(|private| private.pool.works(driver))
+    }
+
+    /// Addresses that were freed in private pools while another stream may still use them.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = u64> {
+        self.pools.iter().flat_map(|private| private.pool.pending())
+    }
+
+    /// What the private pools hold.
+    pub(crate) fn layout(&self) -> Vec<(PoolId, BlockLayout)> {
+        let layout = |private: &PrivatePool| {
+            let id = private.id;
+            private
+                .pool
+                .layout()
+                .into_iter()
+                .map(move |block| (id, block))
+        };
+        self.pools.iter().flat_map(layout).collect()
+    }
+
+    fn find(&mut self, id: PoolId) -> Option<&mut PrivatePool> {
+        self.pools.iter_mut().find(|private| private.id == id)
+    }
+}
+
+/// Requests go to this pool already.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct AlreadyBegun;
+
+fn not_known(message: String) -> AllocateError {
+    AllocateError::Driver(DriverError::Failed {
+        call: "the question which memory pool a request is for",
+        code: 0,
+        message,
+    })
+}
+
+/// Blocks serve several requests, whatever their size, since none goes back; and nothing is
+/// left when the last user is gone.
+fn config(granule: u64) -> PoolConfig {
+    PoolConfig {
+        granule,
+        warmup_bytes: u64::MAX,
+        max_split_bytes: u64::MAX,
+        keep: Keep::None,
+        floor_part: u64::MAX,
+        ..PoolConfig::default()
+    }
+}
