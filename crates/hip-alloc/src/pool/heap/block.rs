@@ -82,6 +82,7 @@ impl BlockTable {
 impl std::ops::Index<BlockIndex> for BlockTable {
     type Output = Block;
 
+    #[inline(always)]
     fn index(&self, index: BlockIndex) -> &Block {
         match &self.blocks[index.0 as usize] {
             Some(block) => block,
@@ -91,6 +92,7 @@ impl std::ops::Index<BlockIndex> for BlockTable {
 }
 
 impl std::ops::IndexMut<BlockIndex> for BlockTable {
+    #[inline(always)]
     fn index_mut(&mut self, index: BlockIndex) -> &mut Block {
         match &mut self.blocks[index.0 as usize] {
             Some(block) => block,
