@@ -73,6 +73,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "gguf_formats",
         "adapters",
         "quantisation",
+        "schedules",
         // The first of these begins the folder that the others write into.
         "wan",
         "wan_text",

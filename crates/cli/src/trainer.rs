@@ -16,6 +16,7 @@ mod commands {
     pub(crate) mod model_options;
     pub(crate) mod native_check;
     pub(crate) mod train;
+    pub(crate) mod train_data;
     pub(crate) mod train_environment;
     #[cfg(unix)]
     pub(crate) mod train_ranks;

@@ -429,3 +429,70 @@ fn answers_of_chats_are_learned() {
     let lines: Vec<Value> = (0..120).map(chat).collect();
     assert_learned(&place.tune(&lines));
 }
+
+impl Place {
+    /// What `train --show-data` says of these lines.
+    fn show(&self, lines: &[Value], more: &[&str]) -> Output {
+        let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+        self.write("data.jsonl", &text);
+        self.write("config.yaml", CONFIG);
+        let model = format!("model.name_or_path={}", model().display());
+        let fixed = ["train", "config.yaml", "--set", &model];
+        self.run(&[&fixed, more].concat())
+    }
+}
+
+#[test]
+fn rows_of_data_are_shown_with_what_is_learned_and_what_is_cut() {
+    let place = Place::new();
+    let pair = |n: usize| {
+        let answer = " the 42.".repeat(2 * n + 1);
+        json!({"prompt": format!("on {n}"), "completion": answer})
+    };
+    let lines: Vec<Value> = (0..6).map(pair).collect();
+    let more = [
+        "--show-data",
+        "9",
+        "--set",
+        "validation_fraction=0",
+        "--set",
+        "block_size=24",
+    ];
+    let each = [&more[..], &["--set", "packing=false"]].concat();
+    insta::assert_snapshot!(
+        "each_example",
+        stdout(&place.show(&lines, &each))
+            .replace(&place.folder.path().display().to_string(), "[folder]")
+    );
+    let wrapped = stdout(&place.show(&lines, &more));
+    assert!(
+        wrapped.contains("tokens behind, in other rows"),
+        "{wrapped}"
+    );
+    let json = stdout(&place.show(&lines, &[&each[..], &["--json"]].concat()));
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let row = &json["rows"][0];
+    let pieces = row["examples"][0]["pieces"].as_array().unwrap();
+    let learned = pieces.iter().filter(|piece| piece["learned"] == true);
+    let learned: usize = learned
+        .map(|piece| piece["ids"].as_array().unwrap().len())
+        .sum();
+    assert_eq!(row["learned"], learned);
+    assert_eq!(json["truncated"], 4);
+    assert!(!place.path("runs").exists(), "nothing is left behind");
+}
+
+#[test]
+fn text_that_a_model_from_scratch_learns_is_shown_and_its_control_characters_are_not_obeyed() {
+    let place = Place::new();
+    place.write("text.txt", &"red \u{1b}[31m and\n".repeat(200));
+    place.write("config.yaml", "data: {path: text.txt, block_size: 32}\n");
+    let output = place.run(&["train", "config.yaml", "--show-data", "1"]);
+    let shown = stdout(&output);
+    assert!(shown.contains("33 tokens, 32 of them learned"), "{shown}");
+    assert!(
+        shown.contains("\\u{1b}[31m") && !shown.contains('\u{1b}'),
+        "{shown}"
+    );
+    assert!(shown.contains("[["), "{shown}");
+}

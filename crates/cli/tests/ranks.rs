@@ -204,6 +204,52 @@ fn ranks_learn_what_one_with_their_batch_would() {
     );
 }
 
+/// The last step of a pass has no batch for some of the ranks, and a smaller one for another.
+#[test]
+fn ranks_go_through_epochs_as_one_does() {
+    let place = Place::new();
+    let text: String = (0..30).map(|n| format!("{n} bottles of ale\n")).collect();
+    fs::write(place.path("text.txt"), text).unwrap();
+    let epochs = CONFIG.replace("max_steps: 8", "num_train_epochs: 3");
+    let epochs = epochs.replace("eval_steps: 4\n  save_steps: 4", "eval_strategy: epoch");
+    fs::write(place.path("config.yaml"), epochs).unwrap();
+    for (name, batch, ranks) in [("one", 4, 1), ("two", 2, 2), ("four", 1, 4)] {
+        let (name, batch) = (
+            format!("name={name}"),
+            format!("per_device_train_batch_size={batch}"),
+        );
+        let mut arguments = vec!["--set", &name, "--set", &batch];
+        let ranks = ranks.to_string();
+        if ranks != "1" {
+            arguments.extend(["--nproc", &ranks]);
+        }
+        assert_fine(&place.train(&arguments));
+    }
+    let summary = |run: &str| -> Value {
+        let text = fs::read_to_string(place.path("runs").join(run).join("summary.json")).unwrap();
+        serde_json::from_str(&text).unwrap()
+    };
+    let one = summary("one");
+    let blocks = one["tokens"].as_u64().unwrap() / 16;
+    assert!(
+        blocks < one["steps"].as_u64().unwrap() * 4,
+        "no step is smaller: {one}"
+    );
+    for run in ["two", "four"] {
+        for key in ["steps", "max_steps", "tokens"] {
+            assert_eq!(one[key], summary(run)[key], "{key} of {run}");
+        }
+        let evaluated = |run: &str| -> Vec<Value> {
+            let records = place.records(run).into_iter();
+            let records = records.filter(|record| record["kind"] == "eval");
+            records.map(|record| record["step"].clone()).collect()
+        };
+        assert_eq!(evaluated("one"), evaluated(run));
+        let losses = distance(&place.losses("one"), &place.losses(run));
+        assert!(losses < 1e-6, "{run}: losses differ by {losses}");
+    }
+}
+
 #[test]
 fn adapters_learn_what_one_rank_would() {
     let place = Place::new();

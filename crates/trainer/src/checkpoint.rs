@@ -50,6 +50,12 @@ pub struct State {
     /// The best evaluation so far.
     #[serde(default)]
     pub best: Option<Best>,
+    /// Evaluations since then that were no better.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub waited: u32,
+    /// The steps of a run that is as long as so many passes over its data.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planned: Option<PlannedSteps>,
     /// Samples in one pass, where memory was too short for what the config says.
     #[serde(default)]
     pub micro_batch: Option<u32>,
@@ -68,6 +74,11 @@ pub struct State {
     pub checksums: BTreeMap<String, u32>,
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
 impl State {
     /// Steps that the optimizer took in each turn.
     pub(crate) fn steps_of_turns(&self) -> Vec<u64> {
@@ -76,6 +87,18 @@ impl State {
             false => self.turn_steps.clone(),
         }
     }
+}
+
+/// The steps of a run that is as long as so many passes over its data, for a checkpoint: a run that
+/// goes on has as many, unless what they follow from changed.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PlannedSteps {
+    /// Passes over the data.
+    pub num_train_epochs: f64,
+    /// Samples in a step.
+    pub samples: u64,
+    /// Optimizer steps of the whole run.
+    pub max_steps: u64,
 }
 
 /// Progress that goes into a checkpoint.
@@ -89,6 +112,10 @@ pub struct Progress {
     pub train_seconds: f64,
     /// The best evaluation so far; its checkpoint is kept.
     pub best: Option<Best>,
+    /// Evaluations since then that were no better.
+    pub waited: u32,
+    /// The steps of a run that is as long as so many passes over its data.
+    pub planned: Option<PlannedSteps>,
     /// Samples in one pass, where memory was too short for what the config says.
     pub micro_batch: Option<u32>,
     /// Processes that train together.
@@ -209,6 +236,8 @@ impl Draft {
             units,
             train_seconds,
             best,
+            waited,
+            planned,
             micro_batch,
             ranks,
             data,
@@ -227,6 +256,8 @@ impl Draft {
                 _ => Vec::new(),
             },
             best,
+            waited,
+            planned,
             micro_batch,
             ranks: Some(ranks),
             data,

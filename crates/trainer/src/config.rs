@@ -24,10 +24,14 @@ mod notify;
 mod paths;
 mod previews;
 mod problem;
+mod schedule;
 mod schema;
+mod strategy;
 #[cfg(test)]
 mod tests;
 mod train;
+#[cfg(test)]
+mod train_tests;
 mod tree;
 mod video;
 #[cfg(test)]
@@ -45,10 +49,11 @@ pub use memory::{DeviceMapConfig, MemoryLimits, MemoryProfile, PlaceConfig, Size
 pub use notify::NotifyConfig;
 pub(crate) use previews::Preview;
 pub use problem::{ConfigError, Problem};
+pub(crate) use schedule::POLYNOMIAL_END;
+pub use schedule::{LrSchedulerKwargs, LrSchedulerType, RampType};
 pub use schema::schema_json;
-pub use train::{
-    BestMetric, LrSchedulerType, Optim, ParameterGroup, TrainConfig, VerifyMode, WeightingScheme,
-};
+pub use strategy::Strategy;
+pub use train::{BestMetric, Optim, ParameterGroup, TrainConfig, VerifyMode, WeightingScheme};
 pub use video::{Experts, FrameExtraction, LoraFormat, Numbers};
 
 /// The variable with the only folders, separated like those of `PATH`, that the paths of a config may lead
@@ -92,9 +97,10 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// A published model to start from: a Hugging Face folder, a GGUF file, or the name of
-    /// one in the cache; of Wan, a folder of diffusers or a single file of the transformer (that of
-    /// high noise, where there are two). All other keys here then come from it.
+    /// A published model to start from: a Hugging Face folder, a GGUF file, the name of one in the
+    /// cache, or of one on the Hugging Face hub, as `org/name` or `org/name@revision`, which is fetched
+    /// once; of Wan, a folder of diffusers or a single file of the transformer (that of high noise,
+    /// where there are two). All other keys here then come from it.
     #[schemars(length(min = 1), extend("format" = "path"))]
     pub name_or_path: Option<String>,
     /// Of Wan: the transformer, or that of high noise, in place of the folder's. A folder of diffusers or a
@@ -413,6 +419,19 @@ impl Config {
     fn without_unused(mut self) -> Self {
         if self.data.eval_dataset.is_some() {
             self.data.validation_fraction = 0.0;
+        }
+        let train = &mut self.train;
+        train.max_steps = train.steps();
+        for (strategy, steps) in [
+            (train.eval_strategy, &mut train.eval_steps),
+            (train.save_strategy, &mut train.save_steps),
+        ] {
+            if strategy != Strategy::Steps {
+                *steps = 0;
+            }
+        }
+        if train.lr_scheduler_type.is_constant() {
+            train.min_lr = 0.0;
         }
         self
     }

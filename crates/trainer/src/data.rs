@@ -53,6 +53,12 @@ impl TextData {
         let path = text_path(config)?;
         let read = |path: &Path| source::read_documents(path, config.format, records);
         let (documents, whole_files) = read(&path)?;
+        if whole_files && !config.columns.is_empty() {
+            return Err(Error::Data(format!(
+                "`{}` is plain text, and `data.columns` names columns: drop that, or give records",
+                path.display()
+            )));
+        }
         let count = documents.len();
         let bytes: usize = documents.iter().map(String::len).sum();
         let fraction = config.validation_fraction;

@@ -22,6 +22,7 @@ use crate::resume::{Change, Resumed};
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::summary::{Environment, MemorySummary};
+use crate::timetable::Timetable;
 
 /// What a dry run found.
 #[derive(Debug, Clone, Serialize)]
@@ -79,11 +80,11 @@ pub fn dry_run(
     let ranges: Vec<_> = turns.iter().map(|turn| turn.parameters.clone()).collect();
     let mut optimizer = AdamW::from_config(config, parameters, &ranges)?;
     let ema = Ema::from_config(config, parameters)?;
-    let (folder, resumed_at, changes) = match resumed {
+    let (folder, resumed_at, planned, changes) = match resumed {
         None => {
             let folder = RunFolder::planned(config);
             require_writable(&folder)?;
-            (folder, None, Vec::new())
+            (folder, None, None, Vec::new())
         }
         Some(resumed) => {
             resumed.expect_identity(&task.identity()?)?;
@@ -99,9 +100,12 @@ pub fn dry_run(
                 ema: ema.as_ref(),
             })?;
             task.restore_data(&state.data)?;
-            (folder.path().to_owned(), Some(state.step), changes)
+            let folder = folder.path().to_owned();
+            (folder, Some(state.step), state.planned, changes)
         }
     };
+    let at = resumed_at.map(|step| (step, planned));
+    let max_steps = Timetable::new(config, task.as_ref(), 1, at)?.max_steps;
 
     let memory_estimate = machine.estimate(config, task.as_ref(), &optimizer);
     observer.preparing("two passes over the first batch");
@@ -133,17 +137,14 @@ pub fn dry_run(
         false => None,
     };
     let passes = u64::from(config.train.gradient_accumulation_steps);
-    let remaining = config
-        .train
-        .max_steps
-        .saturating_sub(resumed_at.unwrap_or(0));
+    let remaining = max_steps.saturating_sub(resumed_at.unwrap_or(0));
     Ok(DryRun {
         folder,
         environment: machine.environment(task.as_ref()),
         trained_parameters: task.parameters().count(),
         resumed_at,
         changes,
-        max_steps: config.train.max_steps,
+        max_steps,
         loss,
         gradient_norm,
         held_out_loss,

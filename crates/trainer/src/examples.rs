@@ -8,6 +8,7 @@
 //! Records stream: neither the text nor its tokens are ever in memory as a whole.
 
 mod chat;
+mod columns;
 mod encoder;
 mod jinja;
 mod reader;
@@ -23,7 +24,8 @@ mod token_file;
 mod tokenizer_keys;
 
 pub use chat::{ChatTemplate, Conversation, Message};
+pub use columns::Columns;
 pub use encoder::{Encoder, Example};
 pub(crate) use reader::texts;
-pub use reader::{Located, Record, records};
+pub use reader::{Located, Record, records, records_of_columns};
 pub use token_file::{Span, TokenFile};

@@ -41,6 +41,7 @@ mod stop;
 mod summary;
 pub mod task;
 pub mod text;
+mod timetable;
 mod video;
 pub mod video_sampling;
 
@@ -60,6 +61,8 @@ pub use observer::{NoObserver, Observer, Start};
 pub use ranks::rank_of_this_process;
 pub use run::{run, run_task};
 pub use run_folder::RunFolder;
+pub use setup::show_data;
 pub use stop::Stop;
 pub use summary::{Ending, Environment, MemorySummary, Summary};
+pub use task::{Piece, ShownData, ShownExample, ShownRow};
 pub use video::Encoded;

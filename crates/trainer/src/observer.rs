@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use crate::estimate::Estimate;
-use crate::events::{Evaluation, Metrics, OomRetry, Rollback, Sample, SkippedStep};
+use crate::events::{Best, Evaluation, Metrics, OomRetry, Rollback, Sample, SkippedStep};
 use crate::memory_plan::MemoryPlan;
 use crate::resume::Change;
 use crate::summary::{Environment, Summary};
@@ -56,6 +56,8 @@ pub trait Observer {
     fn skipped(&mut self, step: &SkippedStep) {}
     /// The run went back to a checkpoint after several such steps.
     fn rolled_back(&mut self, rollback: &Rollback) {}
+    /// The run ends after `step`, since the last `evaluations` were no better than the best.
+    fn stopped_early(&mut self, step: u64, evaluations: u32, best: &Best) {}
     /// The best weights took the place of the last; `value` is what they are best by.
     fn best_loaded(&mut self, step: u64, value: f64) {}
     /// A checkpoint was written.

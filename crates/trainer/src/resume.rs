@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::Error;
-use crate::checkpoint::{self, Checkpoint};
+use crate::checkpoint::{self, Checkpoint, PlannedSteps};
 use crate::config::Config;
 use crate::run_folder::RunFolder;
 
@@ -228,9 +228,20 @@ fn compare(path: &str, before: &Value, now: &Value, found: &mut Vec<String>) {
     }
 }
 
-/// The config in force of a run, with the changes on the way as comments above it.
-pub(crate) fn config_text(config: &Config, resumes: &[(u64, &[Change])]) -> Result<String, Error> {
+/// The config in force of a run, with the changes on the way as comments above it, and the steps that
+/// its passes over the data come to.
+pub(crate) fn config_text(
+    config: &Config,
+    planned: Option<PlannedSteps>,
+    resumes: &[(u64, &[Change])],
+) -> Result<String, Error> {
     let mut text = String::new();
+    if let Some(planned) = planned {
+        text += &format!(
+            "# max_steps: {} ({} epochs)\n",
+            planned.max_steps, planned.num_train_epochs
+        );
+    }
     if let Some((last, _)) = resumes.last() {
         text += &format!(
             "# In force from step {} on. What changed on the way:\n",

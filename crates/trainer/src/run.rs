@@ -9,6 +9,7 @@
 mod best;
 mod guard;
 mod idle;
+mod measure;
 mod oom;
 mod ranks;
 mod results;
@@ -25,7 +26,7 @@ use crate::allocator::Allocator;
 use crate::checkpoint::{self, Trained};
 use crate::config::Config;
 use crate::estimate::Estimate;
-use crate::events::{Best, Evaluation, Metrics, SkippedStep};
+use crate::events::{Best, Evaluation, SkippedStep};
 use crate::metrics::{Record, Recorder};
 use crate::observer::{NoObserver, Observer, Start};
 use crate::optim::{AdamW, Ema, Gradients, Schedule};
@@ -36,9 +37,11 @@ use crate::setup::{self, Machine};
 use crate::stop::Stop;
 use crate::summary::{Ending, Environment, Summary};
 use crate::task::{Batch, Task, Turn};
+use crate::timetable::Timetable;
 
 use guard::Guard;
 use idle::{OffloadedState, StepPhase};
+use measure::due;
 use oom::OomRecovery;
 use window::Window;
 
@@ -111,7 +114,7 @@ fn run_rank(
         advice: &run.advice(),
         resumed_at: run.resumed_at,
         changes: run.changes(),
-        max_steps: config.train.max_steps,
+        max_steps: run.timetable.max_steps,
     });
     run.write_page(Ending::Running, None)?;
     let ended = run.train(observer, stop);
@@ -123,9 +126,6 @@ fn run_rank(
     }
     ended
 }
-
-/// How often the report page of a run that goes on is written anew.
-const PAGE_EVERY: Duration = Duration::from_secs(20);
 
 /// A run in progress.
 struct Run<'a> {
@@ -150,6 +150,12 @@ struct Run<'a> {
     /// What is off the device while it is not in use, once a step has run out of memory.
     offloaded: Option<OffloadedState>,
     best: Option<Best>,
+    /// Evaluations since then that were no better.
+    waited: u32,
+    /// How many those were when the run ended because of them.
+    stopped_early: Option<u32>,
+    timetable: Timetable,
+    schedule: Schedule,
     recorder: Recorder,
     step: u64,
     resumed_at: Option<u64>,
@@ -233,16 +239,18 @@ impl<'a> Run<'a> {
         if let Some(state) = &state {
             task.restore_data(&state.data)?;
         }
+        let at = state.as_ref().map(|state| (state.step, state.planned));
+        let timetable = Timetable::new(config, task.as_ref(), ranks.size(), at)?;
         let estimate = machine.estimate(config, task.as_ref(), &optimizer);
         let step = state.as_ref().map_or(0, |state| state.step);
         let at_step = state.as_ref().map_or(0, |state| state.records);
         let mut recorder = Recorder::open(&folder, step, at_step)?;
-        if state.is_some() && folder.is_written_here() {
+        if (state.is_some() || timetable.planned.is_some()) && folder.is_written_here() {
             if !changes.is_empty() {
                 recorder.resumed(step, changes)?;
             }
             let resumes: Vec<_> = resumes(recorder.records()).collect();
-            folder.write_config(&resume::config_text(config, &resumes)?)?;
+            folder.write_config(&resume::config_text(config, timetable.planned, &resumes)?)?;
         }
         let mut run = Self {
             config,
@@ -266,6 +274,10 @@ impl<'a> Run<'a> {
             ),
             offloaded: None,
             best: state.as_ref().and_then(|state| state.best),
+            waited: state.as_ref().map_or(0, |state| state.waited),
+            stopped_early: None,
+            timetable,
+            schedule: Schedule::new(&config.train, timetable.max_steps),
             step,
             resumed_at: state.as_ref().map(|state| state.step),
             units: state.as_ref().map_or(0, |state| state.units),
@@ -298,37 +310,36 @@ impl<'a> Run<'a> {
     /// All remaining steps.
     fn train(&mut self, observer: &mut dyn Observer, stop: &Stop) -> Result<Ending, Error> {
         let config = &self.config.train;
-        let schedule = Schedule::new(config);
+        let max_steps = self.timetable.max_steps;
         if self.step == 0 && self.task.starts_trained() {
             self.evaluate(config.max_eval_samples, observer)?;
             self.sample(observer)?;
         }
-        while self.step < config.max_steps {
+        while self.step < max_steps && !self.ends_early(observer) {
             if self.is_to_stop(stop) {
                 return Ok(Ending::Stopped);
             }
-            let learning_rate = schedule.at(self.step);
+            let learning_rate = self.schedule.at(self.step);
             if let Some(skipped) = self.step(learning_rate, observer, stop)? {
                 self.skip(skipped, observer)?;
                 continue;
             }
             observer.stepped(self.step);
-            if due(self.step, config.logging_steps) || self.step == config.max_steps {
+            let on_the_way = self.step < max_steps;
+            if due(self.step, config.logging_steps) || !on_the_way {
                 self.log(learning_rate, observer)?;
             }
-            if due(self.step, config.eval_steps) && self.step < config.max_steps {
+            if on_the_way && self.is_due(config.eval_strategy, config.eval_steps) {
                 self.evaluate(config.max_eval_samples, observer)?;
             }
             let is_asked = stop.take_sample();
-            if (is_asked || due(self.step, self.config.sample.sample_steps))
-                && self.step < config.max_steps
-            {
+            if on_the_way && (is_asked || due(self.step, self.config.sample.sample_steps)) {
                 self.sample(observer)?;
             }
             // Saved after all that happens in a step, so that a run that goes on from here has
             // all of it, once.
-            let is_wanted = self.note_if_best() | self.may_save_now(stop);
-            if (is_wanted || due(self.step, config.save_steps))
+            let is_wanted = self.note_evaluation() | self.may_save_now(stop);
+            if (is_wanted || self.is_due(config.save_strategy, config.save_steps))
                 && self.last_saved != Some(self.step)
             {
                 self.save(observer)?;
@@ -439,20 +450,31 @@ impl<'a> Run<'a> {
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
         // Every rank goes through the batches of all, so that the position in the data is that of
         // the step, and N ranks learn from what one with N times the batch would.
-        let (mut own, mut total, mut units) = (Vec::new(), 0.0, 0);
-        for number in 0..passes * size {
+        let (mut own, mut total, mut units, mut given) = (Vec::new(), 0.0, 0, 0);
+        let mut last = None;
+        while given < passes * size {
             let batch = self.task.next_batch()?;
             let weight = self.task.loss_weight(&batch)?;
             total += weight;
             units += batch.units;
-            if number % size == rank {
+            // Where the last step of a pass has no batch for a rank, that of another goes through
+            // its model and counts for nothing: all ranks make the same steps.
+            last = (size > 1).then(|| batch.shallow_clone());
+            if given % size == rank {
                 own.push((batch, weight));
             }
+            given += 1;
+            if self.config.train.by_epoch() && self.epoch_is_over() {
+                break;
+            }
+        }
+        if own.is_empty() {
+            own.extend(last.map(|batch| (batch, 0.0)));
         }
         let share = |weight: f64| match total > 0.0 {
             true => weight / total,
             // Nothing to learn: every loss is zero.
-            false => 1.0 / (passes * size) as f64,
+            false => 1.0 / given as f64,
         };
         let own = own
             .into_iter()
@@ -497,6 +519,7 @@ impl<'a> Run<'a> {
             // The data go on: the same batches would lead to the same place.
             self.step = state.step;
             self.last_saved = Some(state.step);
+            self.waited = state.waited;
             self.units = state.units;
             self.window = Window::default();
             self.last_evaluation = None;
@@ -515,59 +538,6 @@ impl<'a> Run<'a> {
             ema: self.ema.as_ref(),
         }
     }
-
-    fn log(&mut self, learning_rate: f64, observer: &mut dyn Observer) -> Result<(), Error> {
-        let window = std::mem::take(&mut self.window);
-        self.units += window.units;
-        self.train_seconds += window.seconds;
-        let metrics = Metrics {
-            step: self.step,
-            loss: window.loss / window.steps as f64,
-            learning_rate,
-            gradient_norm: window.norm,
-            units_per_second: window.units as f64 / window.seconds,
-            memory: self.machine.memory(),
-            turns: window.turns(),
-        };
-        self.recorder.train(&metrics)?;
-        observer.logged(&metrics);
-        let first = self.recorder.training_losses().len() == 1;
-        if first || self.page_written.elapsed() > PAGE_EVERY {
-            self.write_page(Ending::Running, None)?;
-        }
-        Ok(())
-    }
-
-    /// Measures the held-out loss, if anything is held out.
-    fn evaluate(&mut self, limit: Option<u64>, observer: &mut dyn Observer) -> Result<(), Error> {
-        if !self.task.evaluates() {
-            return Ok(());
-        }
-        let what = format!("the evaluation after step {}", self.step);
-        self.ranks.doing(&what)?;
-        let evaluation = self.with_averages(|run| run.task.evaluate(limit, &mut run.placer))?;
-        let evaluation = self.as_first_measured(evaluation)?;
-        self.recorder.evaluation(self.step, &evaluation)?;
-        observer.evaluated(self.step, &evaluation);
-        self.last_evaluation = Some((self.step, evaluation));
-        self.recorder.draw(self.config.loss_unit())
-    }
-
-    /// Does something with the averaged weights, if the run keeps them.
-    fn with_averages<T>(
-        &mut self,
-        work: impl FnOnce(&mut Self) -> Result<T, Error>,
-    ) -> Result<T, Error> {
-        self.enter(StepPhase::Evaluation)?;
-        let Some(mut ema) = self.ema.take() else {
-            return work(self);
-        };
-        ema.swap(self.task.parameters())?;
-        let result = work(self);
-        ema.swap(self.task.parameters())?;
-        self.ema = Some(ema);
-        result
-    }
 }
 
 /// The steps at which a run was resumed with another config, and what changed.
@@ -576,9 +546,4 @@ fn resumes(records: &[Record]) -> impl Iterator<Item = (u64, &[Change])> {
         Record::Resumed { step, changes } => Some((*step, changes.as_slice())),
         _ => None,
     })
-}
-
-/// Whether something that happens every `every` steps (0: never) happens after `step`.
-fn due(step: u64, every: u64) -> bool {
-    every > 0 && step.is_multiple_of(every)
 }

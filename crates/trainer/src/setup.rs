@@ -20,10 +20,10 @@ use crate::memory::{self, MemorySample};
 use crate::observer::Observer;
 use crate::optim::AdamW;
 use crate::summary::{Environment, MemorySummary};
-use crate::task::Task;
 use crate::task::causal_lm::CausalLm;
 use crate::task::fine_tune::FineTune;
 use crate::task::wan::WanLora;
+use crate::task::{ShownData, Task};
 use crate::{Error, device, ranks};
 
 /// The machine as this run uses it.
@@ -203,9 +203,38 @@ pub(crate) fn task(
         return Ok(Box::new(task));
     }
     observer.preparing("reading and tokenising the text");
-    let data = TextData::load(&config.data, config.seed, &texts)?;
+    let data = TextData::load(&config.data, config.seed, &|path, format| {
+        texts(path, format, &config.data.columns)
+    })?;
     observer.preparing("building the model");
     Ok(Box::new(CausalLm::from_scratch(config, data, placer)?))
+}
+
+/// The first `count` rows of the training data of `config`, as text, in the order in which a run would
+/// see them. No weights are loaded.
+///
+/// # Errors
+/// What a run would end with before it loads its model; for videos, which are no text.
+pub fn show_data(
+    config: &Config,
+    count: u64,
+    observer: &mut dyn Observer,
+) -> Result<ShownData, Error> {
+    if config.is_video() {
+        return Err(Error::Data(
+            "`--show-data` shows text, and this config trains on videos and images: `surefoot cache \
+             CONFIG` tells which clips are cut from them"
+                .into(),
+        ));
+    }
+    if let Some(name) = &config.model.name_or_path {
+        return FineTune::show_data(config, name, count, observer);
+    }
+    observer.preparing("reading and tokenising the text");
+    let data = TextData::load(&config.data, config.seed, &|path, format| {
+        texts(path, format, &config.data.columns)
+    })?;
+    CausalLm::show_data(config, &data, count)
 }
 
 /// Bytes of the device that can still be allocated, and that there are.

@@ -11,7 +11,7 @@ use crate::memory_plan::MemoryPlan;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ending {
-    /// All steps were done.
+    /// All steps were done, or it ended early because it learned nothing more.
     Completed,
     /// Somebody asked it to stop; it can be resumed.
     Stopped,
@@ -32,6 +32,9 @@ pub struct Summary {
     pub steps: u64,
     /// Optimizer steps asked for.
     pub max_steps: u64,
+    /// Evaluations, one after the other, that were no better than the best, after which it ended
+    /// early (`train.early_stopping_patience`); unset when it did not.
+    pub stopped_early: Option<u32>,
     /// Mean training loss of the first record.
     pub first_loss: Option<f64>,
     /// Mean training loss of the last record.
@@ -44,7 +47,7 @@ pub struct Summary {
     pub repeated_steps: u64,
     /// Samples in one pass at the end, when memory was short and the config's batch was cut.
     pub micro_batch: Option<u32>,
-    /// The best evaluation on the way, when the run kept it.
+    /// The best evaluation on the way, where the config asks for it.
     pub best: Option<Best>,
     /// The last evaluation: of all held-out data when the run completed.
     pub held_out: Option<Evaluation>,

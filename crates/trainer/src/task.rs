@@ -10,10 +10,12 @@ mod base_model;
 mod blocks;
 pub mod causal_lm;
 mod clip_order;
+mod epochs;
 pub mod fine_tune;
 mod fine_tune_data;
 mod held_out;
 mod sequences;
+mod shown;
 pub mod wan;
 
 use std::ops::Range;
@@ -29,6 +31,10 @@ use crate::estimate::Footprint;
 use crate::events::{Evaluation, Sample};
 use crate::memory_plan::MemoryPlan;
 use models::Parameters;
+
+pub use epochs::Epochs;
+pub(crate) use epochs::{steps_left, steps_of};
+pub use shown::{Piece, ShownData, ShownExample, ShownRow};
 
 /// Something that can be trained.
 pub trait Task {
@@ -90,6 +96,12 @@ pub trait Task {
     /// # Errors
     /// When the data cannot be read.
     fn next_batch(&mut self) -> Result<Batch, Error>;
+
+    /// The passes over the data, of a task that has them: without, neither `train.num_train_epochs` nor
+    /// the strategy `epoch` is possible. Where the config asks for one of them, no batch is of two passes.
+    fn epochs(&self) -> Option<&dyn Epochs> {
+        None
+    }
 
     /// What the mean loss of a batch on the host counts for beside those of others: how much
     /// there is to learn in it.
@@ -251,6 +263,17 @@ impl Batch {
                 })
             })
             .collect()
+    }
+
+    /// The same batch, of the same tensors.
+    pub(crate) fn shallow_clone(&self) -> Self {
+        let tensors = self.tensors.iter();
+        Self {
+            tensors: tensors
+                .map(|(name, tensor)| (*name, tensor.shallow_clone()))
+                .collect(),
+            units: self.units,
+        }
     }
 
     /// The tensor of this name, if the batch has one.

@@ -366,3 +366,33 @@ fn a_template_that_writes_the_date_resumes_with_that_of_the_first_day() {
     let later = read(&place.path("runs/later/checkpoints/step-000004/state.json"));
     assert_ne!(later["data"]["fingerprint"], before["fingerprint"]);
 }
+
+#[test]
+fn columns_with_names_of_their_own_are_learned_alike_from_each_kind_of_file() {
+    let place = Place::new(60);
+    let text = fs::read_to_string(place.path("data.jsonl")).unwrap();
+    let other = text
+        .replace("\"prompt\"", "\"question\"")
+        .replace("\"completion\"", "\"reply\"");
+    fs::write(place.path("other-names.jsonl"), &other).unwrap();
+    let list: Vec<_> = other.lines().collect();
+    fs::write(place.path("list.json"), format!("[{}]", list.join(",\n"))).unwrap();
+    let columns = "data.columns={prompt: question, completion: reply}";
+    place.run("plain", &[]);
+    for file in ["other-names.jsonl", "list.json"] {
+        let path = format!("data.path={}", place.path(file).display());
+        let name = file.replace('.', "-");
+        place.run(&name, &[columns, &path]);
+        assert_eq!(place.numbers("plain"), place.numbers(&name), "{file}");
+    }
+    let path = format!("data.path={}", place.path("other-names.jsonl").display());
+    let told = place.refused(&[&path]);
+    assert!(told.contains("but `question`, `reply`"), "{told}");
+    fs::write(place.path("plain.txt"), "a text").unwrap();
+    let path = format!("data.path={}", place.path("plain.txt").display());
+    let told = place.refused(&[&path, columns]);
+    assert!(
+        told.contains("is plain text, and `data.columns` names columns"),
+        "{told}"
+    );
+}

@@ -15,14 +15,14 @@ use surefoot_cli::unsafe_gpu;
 use trainer::config::ConfigError;
 use trainer::text::thousands;
 use trainer::{
-    Allocator, Config, Ending, Evaluation, Metrics, Observer, OomRetry, Rollback, Sample,
+    Allocator, Best, Config, Ending, Evaluation, Metrics, Observer, OomRetry, Rollback, Sample,
     SkippedStep, Start, Stop, Summary,
 };
 
 use super::model_options::failure;
 #[cfg(unix)]
 use super::train_ranks;
-use super::{config_report, train_environment, train_report};
+use super::{config_report, train_data, train_environment, train_report};
 
 /// What is trained when nothing is named.
 const DEFAULT_CONFIG: &str = "configs/small.yaml";
@@ -63,6 +63,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     nproc: Option<u32>,
 
+    /// Print so many rows of the training data as the model sees them, what it learns marked, and train
+    /// nothing
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u64).range(1..=10_000),
+        conflicts_with_all = ["dry_run", "check", "nproc"]
+    )]
+    show_data: Option<u64>,
+
     /// Check the config alone, in a moment; with `--json`, its problems as a list on stdout
     #[arg(long, conflicts_with = "dry_run")]
     check: bool,
@@ -74,6 +84,9 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         return check(args, json);
     }
     let config = config(args)?;
+    if let Some(count) = args.show_data {
+        return show_data(&config, count, json);
+    }
     #[cfg(unix)]
     if !args.dry_run && train_ranks::are_to_be_started(args.nproc)? {
         return train_ranks::run(args.nproc.unwrap_or(1));
@@ -107,6 +120,20 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     } else {
         output::print(&train_report::summary(&summary, &display.folder))?;
     }
+    Ok(Outcome::Fine)
+}
+
+/// Shows rows of the data; they go to stdout.
+fn show_data(config: &Config, count: u64, json: bool) -> Result<Outcome, Failure> {
+    let mut display = ProgressDisplay::new();
+    let result = trainer::show_data(config, count, &mut display).map_err(failure);
+    display.clear();
+    let shown = result?;
+    let text = match json {
+        true => serde_json::to_string_pretty(&shown)? + "\n",
+        false => train_data::shown(&shown, output::wants_colour(&std::io::stdout())),
+    };
+    output::print(&text)?;
     Ok(Outcome::Fine)
 }
 
@@ -466,6 +493,14 @@ impl Observer for ProgressDisplay {
         let (from, to) = (rollback.from_step, rollback.to_step);
         self.notifier
             .send(&self.name, Event::RolledBack { from, to });
+    }
+
+    fn stopped_early(&mut self, step: u64, evaluations: u32, best: &Best) {
+        self.line(format!(
+            "step {step:>6}  {evaluations} evaluations in a row were no better than {:.4} after step {}: \
+             the run ends early",
+            best.value, best.step
+        ));
     }
 
     fn best_loaded(&mut self, step: u64, value: f64) {

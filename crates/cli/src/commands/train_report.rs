@@ -10,6 +10,11 @@ use trainer::{DryRun, Ending, Evaluation, MemoryPlan, Summary};
 pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
     let mut lines = Vec::new();
     lines.push(match summary.ending {
+        Ending::Completed if summary.stopped_early.is_some() => format!(
+            "done: {} of {} steps, ended early",
+            thousands(summary.steps),
+            thousands(summary.max_steps)
+        ),
         Ending::Completed => format!("done: {} steps", thousands(summary.steps)),
         Ending::Stopped if summary.steps == 0 => "stopped before the first step".into(),
         _ => format!(

@@ -1,8 +1,9 @@
 //! What the schema cannot say: rules between keys.
 
+use super::data::RECORD_KEYS;
 use super::problem::Problem;
 use super::tree::Node;
-use super::{BestMetric, Config, DeviceMapConfig};
+use super::{BestMetric, Config, DeviceMapConfig, Strategy};
 
 /// Problems of a config whose keys are each allowed by themselves.
 pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
@@ -139,6 +140,26 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "set `model.name_or_path`, or drop `data.packing`",
         );
     }
+    for (name, column) in &data.columns {
+        if !RECORD_KEYS.contains(&name.as_str()) {
+            report(
+                &["data", "columns"],
+                format!("`{name}` is no key of a record that is read"),
+                &format!(
+                    "write `{{prompt: {column}}}`; known are {}",
+                    RECORD_KEYS.join(", ")
+                ),
+            );
+        }
+        let mut others = data.columns.iter().filter(|(other, _)| *other > name);
+        if let Some((other, _)) = others.find(|(_, of_other)| *of_other == column) {
+            report(
+                &["data", "columns"],
+                format!("`{name}` and `{other}` are both to be `{column}`"),
+                "keep one of the two",
+            );
+        }
+    }
     let split = data.eval_dataset.is_none() && data.validation_fraction > 0.0;
     if data.validation_shuffle && !split {
         report(
@@ -147,15 +168,6 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "drop `data.validation_shuffle`, or `data.eval_dataset` and `data.validation_fraction: 0`",
         );
     }
-    if config.train.load_best_model_at_end && data.eval_dataset.is_none() && !split {
-        report(
-            &["train", "load_best_model_at_end"],
-            "nothing is held out that the best model could be measured on".into(),
-            "raise `data.validation_fraction`, set `data.eval_dataset`, or drop \
-             `train.load_best_model_at_end`",
-        );
-    }
-
     let train = &config.train;
     if train.min_lr > train.learning_rate {
         report(
@@ -167,21 +179,60 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "the schedule falls from `learning_rate` to `min_lr`",
         );
     }
-    if train.warmup_steps > train.max_steps {
-        report(
-            &["train", "warmup_steps"],
-            format!(
-                "a warm-up of {} steps does not fit into {} steps",
-                train.warmup_steps, train.max_steps
-            ),
-            "lower `train.warmup_steps` or raise `train.max_steps`",
-        );
+    let alternatives = [
+        (
+            "max_steps",
+            train.max_steps.is_some() && train.num_train_epochs.is_some(),
+            "`train.max_steps` and `train.num_train_epochs` both say how long the run is",
+        ),
+        (
+            "warmup_steps",
+            train.warmup_steps > 0 && train.warmup_ratio.is_some(),
+            "`train.warmup_steps` and `train.warmup_ratio` both say how long the warm-up is",
+        ),
+    ];
+    for (key, both, message) in alternatives {
+        if both {
+            report(&["train", key], message.into(), "keep one of the two");
+        }
     }
-    if train.load_best_model_at_end && train.eval_steps == 0 {
+    let shape = super::schedule::problems(train);
+    let fits = train.steps().filter(|_| shape.is_empty());
+    let misfit = fits.and_then(|steps| super::schedule::misfit(train, steps));
+    for (key, message, help) in shape.into_iter().chain(misfit) {
+        report(&["train", key], message, &help);
+    }
+    for (key, set) in [
+        ("load_best_model_at_end", train.load_best_model_at_end),
+        (
+            "early_stopping_patience",
+            train.early_stopping_patience.is_some(),
+        ),
+    ] {
+        if set && !train.evaluates_on_the_way() {
+            report(
+                &["train", key],
+                "nothing is evaluated on the way that could be the best".into(),
+                &format!(
+                    "set `train.eval_steps` or `train.eval_strategy: epoch`, or drop `train.{key}`"
+                ),
+            );
+        }
+        if set && data.eval_dataset.is_none() && !split {
+            report(
+                &["train", key],
+                "nothing is held out that the best model could be measured on".into(),
+                &format!(
+                    "raise `data.validation_fraction`, set `data.eval_dataset`, or drop `train.{key}`"
+                ),
+            );
+        }
+    }
+    if train.early_stopping_threshold.is_some() && train.early_stopping_patience.is_none() {
         report(
-            &["train", "load_best_model_at_end"],
-            "nothing is evaluated on the way that could be the best".into(),
-            "set `train.eval_steps`, or drop `train.load_best_model_at_end`",
+            &["train", "early_stopping_threshold"],
+            "nothing is stopped early that could have a threshold".into(),
+            "set `train.early_stopping_patience`, or drop `train.early_stopping_threshold`",
         );
     }
     if train.metric_for_best_model == BestMetric::EvalNatsPerByte && published {
@@ -220,5 +271,26 @@ pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
         );
         warnings.push(Problem::at(&place.place, message));
     }
+    let train = &config.train;
+    let mut warn = |key: &str, set: bool, message: &str| {
+        if let Some(place) = tree.find(&["train", key]).filter(|_| set) {
+            warnings.push(Problem::at(&place.place, message));
+        }
+    };
+    warn(
+        "eval_steps",
+        train.eval_steps > 0 && train.eval_strategy != Strategy::Steps,
+        "`train.eval_steps` has no effect without `train.eval_strategy: steps`",
+    );
+    warn(
+        "save_steps",
+        train.save_steps > 0 && train.save_strategy != Strategy::Steps,
+        "`train.save_steps` has no effect without `train.save_strategy: steps`",
+    );
+    warn(
+        "min_lr",
+        train.min_lr > 0.0 && train.lr_scheduler_type.is_constant(),
+        "`train.min_lr` has no effect on a learning rate that is constant",
+    );
     warnings
 }

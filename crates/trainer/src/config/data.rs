@@ -1,5 +1,6 @@
 //! The config's section `data`.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
@@ -26,6 +27,9 @@ pub struct DataConfig {
     pub eval_dataset: Option<PathBuf>,
     /// What every file of `path` holds, where names and contents do not say it, or say it wrong.
     pub format: Option<DataFormat>,
+    /// Names that columns of tables and keys of records have in these data, by the names that are read
+    /// here: `{prompt: question, completion: answer}`.
+    pub columns: BTreeMap<String, String>,
     /// Tokens in one training sequence.
     #[schemars(range(min = 2, max = 1_048_576))]
     pub block_size: u32,
@@ -94,6 +98,23 @@ pub struct DataConfig {
     pub cache_dir: Option<PathBuf>,
 }
 
+/// The keys of records that `data.columns` can give.
+pub(crate) const RECORD_KEYS: [&str; 13] = [
+    "text",
+    "prompt",
+    "completion",
+    "messages",
+    "tools",
+    "documents",
+    "chat_template_kwargs",
+    "conversations",
+    "instruction",
+    "input",
+    "output",
+    "history",
+    "system",
+];
+
 /// Data sets known by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -144,6 +165,7 @@ impl Default for DataConfig {
             path: None,
             eval_dataset: None,
             format: None,
+            columns: BTreeMap::new(),
             block_size: 256,
             packing: None,
             validation_fraction: 0.05,

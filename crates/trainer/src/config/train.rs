@@ -4,15 +4,22 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::bf16::Bf16;
+use super::schedule::{LrSchedulerKwargs, LrSchedulerType};
+use super::strategy::Strategy;
 use super::video::Experts;
 
 /// The optimization: Hugging Face's `TrainingArguments` by name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// Optimizer steps of the whole run.
+    /// Optimizer steps of the whole run. Unset means 1000, or what `num_train_epochs` makes of the data.
     #[schemars(range(min = 1))]
-    pub max_steps: u64,
+    pub max_steps: Option<u64>,
+    /// Passes over the training data, in place of `max_steps`; 0.5 is half of one. The steps of a pass
+    /// are counted as transformers' Trainer does, from the rows that the data make, the batch size,
+    /// `gradient_accumulation_steps` and the processes; the last step of a pass may have a smaller batch.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1_000_000))]
+    pub num_train_epochs: Option<f64>,
     /// Sequences in one forward pass.
     #[schemars(range(min = 1, max = 65_536))]
     pub per_device_train_batch_size: u32,
@@ -33,8 +40,13 @@ pub struct TrainConfig {
     pub min_lr: f64,
     /// Shape of the learning rate after the warm-up.
     pub lr_scheduler_type: LrSchedulerType,
+    /// What that shape takes.
+    pub lr_scheduler_kwargs: LrSchedulerKwargs,
     /// Steps over which the learning rate rises linearly from zero.
     pub warmup_steps: u64,
+    /// The same as a share of all steps, in place of `warmup_steps`; a part of a step is a whole one.
+    #[schemars(range(min = 0, max = 1))]
+    pub warmup_ratio: Option<f64>,
     /// Decay of AdamW's running mean of the gradient.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub adam_beta1: f64,
@@ -70,12 +82,16 @@ pub struct TrainConfig {
     /// Record metrics every this many steps.
     #[schemars(range(min = 1))]
     pub logging_steps: u64,
-    /// Measure the held-out loss every this many steps; 0 leaves only the one at the end.
+    /// When the held-out loss is measured on the way; at the end it always is.
+    pub eval_strategy: Strategy,
+    /// With `eval_strategy: steps`, after every this many; 0 leaves only the one at the end.
     pub eval_steps: u64,
     /// Held-out sequences in each evaluation on the way; the last one always takes all of them.
     #[schemars(range(min = 1))]
     pub max_eval_samples: Option<u64>,
-    /// Write a checkpoint every this many steps; 0 leaves only the one at the end.
+    /// When a checkpoint is written on the way; at the end one always is.
+    pub save_strategy: Strategy,
+    /// With `save_strategy: steps`, after every this many; 0 leaves only the one at the end.
     pub save_steps: u64,
     /// Keep this many checkpoints, the newest; unset keeps all.
     #[schemars(range(min = 1))]
@@ -85,6 +101,13 @@ pub struct TrainConfig {
     pub load_best_model_at_end: bool,
     /// By what they are best; the least is.
     pub metric_for_best_model: BestMetric,
+    /// End the run once so many evaluations on the way, one after the other, were no better than the
+    /// best before them, by `metric_for_best_model`. Unset goes on to the last step.
+    #[schemars(range(min = 1))]
+    pub early_stopping_patience: Option<u32>,
+    /// How much better counts as better for that; any is without it.
+    #[schemars(range(min = 0))]
+    pub early_stopping_threshold: Option<f64>,
     /// Which tensors are compared, by a checksum, with what was sent once they are on the device.
     pub verify: VerifyMode,
     /// Seconds that one copy to or from the device may take before it counts as hung, beside the
@@ -206,18 +229,6 @@ impl Optim {
     }
 }
 
-/// Shape of the learning rate after the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum LrSchedulerType {
-    /// Stays at `learning_rate`.
-    Constant,
-    /// Falls in a straight line to `min_lr`.
-    Linear,
-    /// Falls along half a cosine to `min_lr`.
-    Cosine,
-}
-
 /// How levels of noise are drawn for flow matching, by diffusers' names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -235,7 +246,8 @@ pub enum WeightingScheme {
 impl Default for TrainConfig {
     fn default() -> Self {
         Self {
-            max_steps: 1000,
+            max_steps: None,
+            num_train_epochs: None,
             per_device_train_batch_size: 16,
             per_device_eval_batch_size: None,
             gradient_accumulation_steps: 1,
@@ -243,7 +255,9 @@ impl Default for TrainConfig {
             learning_rate: 1e-3,
             min_lr: 0.0,
             lr_scheduler_type: LrSchedulerType::Cosine,
+            lr_scheduler_kwargs: LrSchedulerKwargs::default(),
             warmup_steps: 0,
+            warmup_ratio: None,
             adam_beta1: 0.9,
             adam_beta2: 0.999,
             adam_epsilon: 1e-8,
@@ -255,12 +269,16 @@ impl Default for TrainConfig {
             gradient_checkpointing: false,
             activation_offload: false,
             logging_steps: 10,
+            eval_strategy: Strategy::Steps,
             eval_steps: 100,
             max_eval_samples: None,
+            save_strategy: Strategy::Steps,
             save_steps: 500,
             save_total_limit: None,
             load_best_model_at_end: false,
             metric_for_best_model: BestMetric::EvalLoss,
+            early_stopping_patience: None,
+            early_stopping_threshold: None,
             verify: VerifyMode::First,
             transfer_deadline: 120,
             rank_timeout: 600,
@@ -275,5 +293,39 @@ impl Default for TrainConfig {
             steps_per_expert: None,
             resume_from_checkpoint: None,
         }
+    }
+}
+
+/// Steps of a run of which nothing says how long it is.
+const DEFAULT_STEPS: u64 = 1000;
+
+impl TrainConfig {
+    /// Optimizer steps of the whole run, unless the data say it (`num_train_epochs`).
+    pub fn steps(&self) -> Option<u64> {
+        match (self.max_steps, self.num_train_epochs) {
+            (Some(steps), _) => Some(steps),
+            (None, Some(_)) => None,
+            (None, None) => Some(DEFAULT_STEPS),
+        }
+    }
+
+    /// Whether the data are gone through pass by pass, so that no batch is of two.
+    pub(crate) fn by_epoch(&self) -> bool {
+        self.num_train_epochs.is_some()
+            || [self.eval_strategy, self.save_strategy].contains(&Strategy::Epoch)
+    }
+
+    /// Whether the held-out loss is measured before the end.
+    pub(crate) fn evaluates_on_the_way(&self) -> bool {
+        match self.eval_strategy {
+            Strategy::No => false,
+            Strategy::Steps => self.eval_steps > 0,
+            Strategy::Epoch => true,
+        }
+    }
+
+    /// Whether evaluations decide something: which weights are kept, or when the run ends.
+    pub(crate) fn judges(&self) -> bool {
+        self.load_best_model_at_end || self.early_stopping_patience.is_some()
     }
 }

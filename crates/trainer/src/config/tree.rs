@@ -100,7 +100,11 @@ pub(crate) fn parse_file(name: &str, text: &str) -> Result<Node, ConfigError> {
 
 /// Keys of which one at most is set: an override that sets one takes the other back, unless that
 /// is an override, too.
-const ALTERNATIVES: [[&str; 2]; 2] = [["data", "dataset"], ["data", "path"]];
+const ALTERNATIVES: [[[&str; 2]; 2]; 3] = [
+    [["data", "dataset"], ["data", "path"]],
+    [["train", "max_steps"], ["train", "num_train_epochs"]],
+    [["train", "warmup_steps"], ["train", "warmup_ratio"]],
+];
 /// What overrides are called in messages.
 const OVERRIDE: &str = "--set";
 
@@ -137,8 +141,10 @@ pub(crate) fn apply_override(
         );
     }
     let node = parse(&source, value, path.len() + 1)?;
-    if ALTERNATIVES.iter().any(|key| keys == key) && !matches!(node.value, Value::Null) {
-        for other in ALTERNATIVES.iter().filter(|other| keys != *other) {
+    let set = !matches!(node.value, Value::Null);
+    let mut choices = ALTERNATIVES.iter();
+    if let Some(choice) = choices.find(|choice| set && choice.iter().any(|key| keys == key)) {
+        for other in choice.iter().filter(|other| keys != *other) {
             take_back(tree, other);
         }
     }

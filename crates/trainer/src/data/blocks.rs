@@ -61,6 +61,22 @@ impl BlockOrder {
         start as usize
     }
 
+    /// The starts of the blocks of the current pass, in their order.
+    pub fn starts(&self) -> &[u32] {
+        &self.starts
+    }
+
+    /// Blocks of the current pass that are still to come.
+    pub fn left(&self) -> usize {
+        self.starts.len() - self.state.position as usize
+    }
+
+    /// Blocks in the pass of this number.
+    pub fn blocks_in(&self, epoch: u64) -> usize {
+        let (_, offset, last) = self.cut(epoch);
+        (last - offset) / self.block_size + 1
+    }
+
     /// Where the order stands.
     pub fn state(&self) -> OrderState {
         self.state
@@ -72,12 +88,19 @@ impl BlockOrder {
         self.shuffle();
     }
 
-    /// Cuts and shuffles the current pass.
-    fn shuffle(&mut self) {
-        let mut random = SplitMix64::new(&[self.seed, self.state.epoch]);
+    /// The generator of a pass after its first draw, that draw, which is where the first block begins,
+    /// and where the last one may.
+    fn cut(&self, epoch: u64) -> (SplitMix64, usize, usize) {
+        let mut random = SplitMix64::new(&[self.seed, epoch]);
         // The last start must leave room for the block and the token after it.
         let last = self.tokens - self.block_size - 1;
         let offset = random.below(last.min(self.block_size - 1) as u64 + 1) as usize;
+        (random, offset, last)
+    }
+
+    /// Cuts and shuffles the current pass.
+    fn shuffle(&mut self) {
+        let (mut random, offset, last) = self.cut(self.state.epoch);
         self.starts.clear();
         self.starts.extend(
             (offset..=last)
@@ -105,6 +128,7 @@ mod tests {
             let mut order = BlockOrder::new(seed, tokens, block_size);
             for _ in 0..3 {
                 let epoch = order.state().epoch;
+                prop_assert_eq!(order.left(), order.blocks_in(epoch));
                 let mut starts = Vec::new();
                 while order.state().epoch == epoch {
                     starts.push(order.next_start());

@@ -1,6 +1,5 @@
 //! Records out of files: plain text, JSON lines, JSON, and CSV.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -8,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 
 use super::chat::{Conversation, Message};
+use super::columns::{Columns, Keys};
 use super::record_shapes;
 use crate::Error;
 use crate::config::DataFormat;
@@ -69,15 +69,39 @@ pub fn records(
     path: &Path,
     format: Option<DataFormat>,
 ) -> Result<impl Iterator<Item = Result<Located, Error>> + use<>, Error> {
+    records_of_columns(path, format, &Columns::new())
+}
+
+/// As [`records`], of files that have names of their own for the keys of records: `columns` has theirs
+/// by ours.
+///
+/// # Errors
+/// As [`records`], and where a file is plain text, which has no columns.
+pub fn records_of_columns(
+    path: &Path,
+    format: Option<DataFormat>,
+    columns: &Columns,
+) -> Result<impl Iterator<Item = Result<Located, Error>> + use<>, Error> {
     let mut files = Vec::new();
     for file in files_in(path, format)? {
-        files.push((file_format(&file, format)?, file));
+        let found = file_format(&file, format)?;
+        if found == DataFormat::Text && !columns.is_empty() {
+            return Err(Error::Data(format!(
+                "`{}` is plain text, and `data.columns` names columns: drop that, or give records",
+                file.display()
+            )));
+        }
+        files.push((found, file));
     }
-    Ok(files.into_iter().flat_map(|(format, file)| match format {
-        DataFormat::Text => once(move || text(&file)),
-        DataFormat::Jsonl => Box::new(Lines::new(file)) as Records,
-        DataFormat::Json => all(move || json(&file)),
-        DataFormat::Csv => all(move || csv(&file)),
+    let columns = columns.clone();
+    Ok(files.into_iter().flat_map(move |(format, file)| {
+        let columns = columns.clone();
+        match format {
+            DataFormat::Text => once(move || text(&file)),
+            DataFormat::Jsonl => Box::new(Lines::new(file, &columns)) as Records,
+            DataFormat::Json => all(move || json(&file, &columns)),
+            DataFormat::Csv => all(move || csv(&file, &columns)),
+        }
     }))
 }
 
@@ -85,8 +109,13 @@ pub fn records(
 ///
 /// # Errors
 /// As [`records`], and when a record is no text.
-pub(crate) fn texts(path: &Path, format: DataFormat) -> Result<Vec<String>, Error> {
-    let texts = records(path, Some(format))?.map(|located| {
+pub(crate) fn texts(
+    path: &Path,
+    format: DataFormat,
+    columns: &Columns,
+) -> Result<Vec<String>, Error> {
+    let records = records_of_columns(path, Some(format), columns)?;
+    let texts = records.map(|located| {
         let located = located?;
         match located.record {
             Record::Text(text) => Ok(text),
@@ -172,16 +201,16 @@ struct Lines {
     /// Opened by the first `next`; gone after the end or an error.
     state: Option<Option<BufReader<File>>>,
     number: u64,
-    unread: Unread,
+    keys: Keys,
 }
 
 impl Lines {
-    fn new(path: PathBuf) -> Self {
+    fn new(path: PathBuf, columns: &Columns) -> Self {
         Self {
             path,
             state: Some(None),
             number: 0,
-            unread: Unread::default(),
+            keys: Keys::new(columns),
         }
     }
 
@@ -225,11 +254,11 @@ impl Iterator for Lines {
         let record = match self.line() {
             Ok(None) => {
                 if self.state.take().is_some() {
-                    self.unread.tell(&self.path);
+                    self.keys.tell(&self.path);
                 }
                 return None;
             }
-            Ok(Some(line)) => match record(&line, &mut self.unread) {
+            Ok(Some(line)) => match record(&line, &mut self.keys) {
                 Ok(record) => Ok(Located {
                     record,
                     place: format!("{}:{}", self.path.display(), self.number),
@@ -246,24 +275,24 @@ impl Iterator for Lines {
 }
 
 /// The records of a JSON file: a list of them, one alone, or an object that holds them.
-fn json(path: &Path) -> Result<Vec<Result<Located, Error>>, Error> {
+fn json(path: &Path, columns: &Columns) -> Result<Vec<Result<Located, Error>>, Error> {
     let text = whole(path)?;
     let mut value: Value = serde_json::from_str(&text)
         .map_err(|error| at(path, error.line() as u64, not_json(&error)))?;
-    let mut unread = Unread::default();
+    let mut keys = Keys::new(columns);
     let (values, places) = match &mut value {
         Value::Array(list) => {
             let lines = element_lines(&text).into_iter();
             let places = lines.map(|line| format!("{}:{line}", path.display()));
             (std::mem::take(list), places.collect())
         }
-        Value::Object(object) => held(path, std::mem::take(object), &mut unread)?,
+        Value::Object(object) => held(path, std::mem::take(object), &mut keys)?,
         _ => return Err(at(path, 1, "neither a list of records nor an object")),
     };
     let mut records = Vec::new();
     for (value, place) in values.into_iter().zip(places) {
         let record = match value {
-            Value::Object(object) => record_of(object, &mut unread),
+            Value::Object(object) => record_of(object, &mut keys),
             _ => Err("not a JSON object".into()),
         };
         let stop = record.is_err();
@@ -275,7 +304,7 @@ fn json(path: &Path) -> Result<Vec<Result<Located, Error>>, Error> {
             break;
         }
     }
-    unread.tell(path);
+    keys.tell(path);
     Ok(records)
 }
 
@@ -312,10 +341,13 @@ fn element_lines(text: &str) -> Vec<u64> {
 fn held(
     path: &Path,
     object: Map<String, Value>,
-    unread: &mut Unread,
+    keys: &mut Keys,
 ) -> Result<(Vec<Value>, Vec<String>), Error> {
     let record_keys = ["text", "prompt", "completion", "messages"];
-    if record_keys.iter().any(|key| object.contains_key(*key)) {
+    let mut renamed = keys.columns().values();
+    if record_keys.iter().any(|key| object.contains_key(*key))
+        || renamed.any(|column| object.contains_key(column))
+    {
         return Ok((vec![object.into()], vec![format!("{}:1", path.display())]));
     }
     let lists: Vec<_> = object
@@ -329,7 +361,7 @@ fn held(
             for (other, value) in object {
                 match value {
                     Value::Array(list) => values = list,
-                    _ => unread.note(&other),
+                    _ => keys.note(&other),
                 }
             }
             let place = |index: usize| format!("{}: `{key}[{index}]`", path.display());
@@ -358,7 +390,7 @@ fn held(
 }
 
 /// The records of a table whose first line names its columns.
-fn csv(path: &Path) -> Result<Vec<Result<Located, Error>>, Error> {
+fn csv(path: &Path, columns: &Columns) -> Result<Vec<Result<Located, Error>>, Error> {
     let text = whole(path)?;
     let tabs = crate::data::ending(path).as_deref() == Some("tsv");
     let mut reader = csv::ReaderBuilder::new()
@@ -368,17 +400,17 @@ fn csv(path: &Path) -> Result<Vec<Result<Located, Error>>, Error> {
         let line = error.position().map_or(1, csv::Position::line);
         at(path, line, format!("not CSV: {error}"))
     };
-    let columns = reader.headers().map_err(wrong)?.clone();
-    let mut unread = Unread::default();
+    let header = reader.headers().map_err(wrong)?.clone();
+    let mut keys = Keys::new(columns);
     let mut records = Vec::new();
     for row in reader.into_records() {
         let row = row.map_err(wrong)?;
         let line = row.position().map_or(1, csv::Position::line);
-        let cells = columns.iter().zip(row.iter());
+        let cells = header.iter().zip(row.iter());
         let object: Map<String, Value> = cells
             .map(|(column, cell)| (column.trim().to_owned(), Value::from(cell)))
             .collect();
-        let record = record_of(object, &mut unread).map_err(|reason| at(path, line, reason));
+        let record = record_of(object, &mut keys).map_err(|reason| at(path, line, reason));
         let stop = record.is_err();
         records.push(record.map(|record| Located {
             record,
@@ -388,38 +420,8 @@ fn csv(path: &Path) -> Result<Vec<Result<Located, Error>>, Error> {
             break;
         }
     }
-    unread.tell(path);
+    keys.tell(path);
     Ok(records)
-}
-
-/// The keys of a file that nothing was made of, and how often they were there.
-#[derive(Debug, Default)]
-pub(super) struct Unread(BTreeMap<String, u64>);
-
-impl Unread {
-    fn note(&mut self, key: &str) {
-        *self.0.entry(key.to_owned()).or_default() += 1;
-    }
-
-    /// `id` (3 times), `source` (once), or nothing.
-    pub(super) fn list(&self) -> Option<String> {
-        let times = |count: &u64| match count {
-            1 => "once".to_owned(),
-            count => format!("{} times", crate::text::thousands(*count)),
-        };
-        let keys = self
-            .0
-            .iter()
-            .map(|(key, count)| format!("`{key}` ({})", times(count)));
-        let keys = keys.collect::<Vec<_>>().join(", ");
-        (!keys.is_empty()).then_some(keys)
-    }
-
-    fn tell(&self, path: &Path) {
-        if let Some(keys) = self.list() {
-            tracing::warn!("`{}` has keys that are not read: {keys}", path.display());
-        }
-    }
 }
 
 /// What is wrong with JSON, and in which column: whoever says it names the line of the file.
@@ -437,20 +439,21 @@ fn not_json(error: &serde_json::Error) -> String {
 }
 
 /// The record on one line.
-pub(super) fn record(line: &[u8], unread: &mut Unread) -> Result<Record, String> {
+pub(super) fn record(line: &[u8], keys: &mut Keys) -> Result<Record, String> {
     let text =
         std::str::from_utf8(line).map_err(|error| not_utf8(line, &line[..error.valid_up_to()]))?;
     let value: Value = serde_json::from_str(text).map_err(|error| not_json(&error))?;
     match value {
-        Value::Object(object) => record_of(object, unread),
+        Value::Object(object) => record_of(object, keys),
         _ => Err("not a JSON object".into()),
     }
 }
 
-fn record_of(mut object: Map<String, Value>, unread: &mut Unread) -> Result<Record, String> {
-    let keys: Vec<_> = object.keys().map(|key| format!("`{key}`")).collect();
+fn record_of(mut object: Map<String, Value>, keys: &mut Keys) -> Result<Record, String> {
+    keys.rename(&mut object)?;
+    let there: Vec<_> = object.keys().map(|key| format!("`{key}`")).collect();
     let record = if let Some(messages) = object.shift_remove("messages") {
-        Record::Chat(conversation("messages", messages, &mut object, unread)?)
+        Record::Chat(conversation("messages", messages, &mut object, keys)?)
     } else if object.contains_key("prompt") || object.contains_key("completion") {
         Record::Completion {
             prompt: string(&mut object, "prompt")?,
@@ -459,20 +462,20 @@ fn record_of(mut object: Map<String, Value>, unread: &mut Unread) -> Result<Reco
     } else if object.contains_key("text") {
         Record::Text(string(&mut object, "text")?)
     } else if let Some((key, messages)) = record_shapes::messages(&mut object)? {
-        Record::Chat(conversation(key, messages, &mut object, unread)?)
+        Record::Chat(conversation(key, messages, &mut object, keys)?)
     } else {
         return Err(format!(
             "neither `text`, nor `prompt` and `completion`, nor `messages`, `conversations` or \
              `instruction` and `output`, but {}",
-            if keys.is_empty() {
+            if there.is_empty() {
                 "nothing".into()
             } else {
-                keys.join(", ")
+                there.join(", ")
             }
         ));
     };
     for key in object.keys() {
-        unread.note(key);
+        keys.note(key);
     }
     Ok(record)
 }
@@ -506,7 +509,7 @@ fn conversation(
     name: &str,
     messages: Value,
     object: &mut Map<String, Value>,
-    unread: &mut Unread,
+    keys: &mut Keys,
 ) -> Result<Conversation, String> {
     // Tables hold lists as their JSON.
     let messages = unpacked(messages);
@@ -523,7 +526,7 @@ fn conversation(
             .filter(|key| !MESSAGE_KEYS.contains(&key.as_str()))
         {
             // A template may read them still; transformers gives it every key, too.
-            unread.note(&format!("{name}[].{key}"));
+            keys.note(&format!("{name}[].{key}"));
         }
         if message
             .fields()

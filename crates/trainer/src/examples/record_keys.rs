@@ -3,7 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::reader::{Record, Unread, record};
+use super::columns::Keys;
+use super::reader::{Record, record};
 
 /// What is done about a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +20,7 @@ enum Treatment {
 use Treatment::{Obeyed, Refused, Told};
 
 fn read(value: &Value) -> (Result<Record, String>, String) {
-    let mut unread = Unread::default();
+    let mut unread = Keys::default();
     let record = record(value.to_string().as_bytes(), &mut unread);
     (record, unread.list().unwrap_or_default())
 }
@@ -249,4 +250,28 @@ fn shapes_that_are_not_whole_are_refused_with_the_key() {
         let refused = read(&record).0.unwrap_err();
         assert!(refused.contains(reason), "{refused}");
     }
+}
+
+#[test]
+fn columns_are_read_by_the_names_that_a_config_gives_them() {
+    let columns = |pairs: &[(&str, &str)]| {
+        let owned = |(ours, theirs): &(&str, &str)| ((*ours).to_owned(), (*theirs).to_owned());
+        Keys::new(&pairs.iter().map(owned).collect())
+    };
+    let read = |value: &Value, keys: &mut Keys| record(value.to_string().as_bytes(), keys);
+    let question = json!({"question": "a", "answer": "b", "id": 3});
+    let mut keys = columns(&[("prompt", "question"), ("completion", "answer")]);
+    let expected = Record::Completion {
+        prompt: "a".into(),
+        completion: "b".into(),
+    };
+    assert_eq!(read(&question, &mut keys).unwrap(), expected);
+    assert_eq!(keys.list().unwrap(), "`id` (once)");
+    let swapped = json!({"prompt": "b", "completion": "a"});
+    let mut keys = columns(&[("prompt", "completion"), ("completion", "prompt")]);
+    assert_eq!(read(&swapped, &mut keys).unwrap(), expected);
+    let mut keys = columns(&[("text", "body")]);
+    let both = json!({"text": "a", "body": "b"});
+    let reason = read(&both, &mut keys).unwrap_err();
+    assert!(reason.contains("reads as `text`"), "{reason}");
 }

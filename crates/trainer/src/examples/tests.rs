@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::reader::{Unread, record};
+use super::columns::Keys;
+use super::reader::record;
 use super::*;
 use models::pretrained::{Pretrained, SpecialTokens};
 
@@ -162,7 +163,7 @@ fn a_conversation_may_begin_with_the_assistant() {
 fn what_a_template_would_leave_out_is_refused_by_name() {
     let encoder = encoder(CHATML);
     let refusal = |line: &str| {
-        let record = record(line.as_bytes(), &mut Unread::default())
+        let record = record(line.as_bytes(), &mut Keys::default())
             .map_err(crate::Error::Data)
             .and_then(|record| encoder.encode(&record));
         record.unwrap_err().to_string()
@@ -204,7 +205,7 @@ fn what_a_template_would_leave_out_is_refused_by_name() {
     let printing = super::tests::encoder("{% for m in messages %}{{ m.content }}{% endfor %}");
     let line =
         r#"{"messages": [{"role": "assistant", "content": [{"type": "text", "text": "b"}]}]}"#;
-    let parts = record(line.as_bytes(), &mut Unread::default()).unwrap();
+    let parts = record(line.as_bytes(), &mut Keys::default()).unwrap();
     let refusal = printing.encode(&parts).unwrap_err().to_string();
     assert!(refusal.contains("is in parts"), "{refusal}");
     // And these fail on the list, one of them on the text as well.
@@ -393,7 +394,7 @@ fn a_token_file_gives_back_what_was_packed() {
 proptest! {
     #[test]
     fn a_line_of_anything_never_panics(line in prop::collection::vec(any::<u8>(), 0..200)) {
-        let _ = record(&line, &mut Unread::default());
+        let _ = record(&line, &mut Keys::default());
     }
 
     #[test]
@@ -401,7 +402,7 @@ proptest! {
         let mut line = br#"{"messages": [{"role": "assistant", "content": "m"}]}      "#.to_vec();
         let at = at % line.len();
         line[at] = byte;
-        let _ = record(&line, &mut Unread::default());
+        let _ = record(&line, &mut Keys::default());
     }
 
     #[test]
@@ -497,7 +498,7 @@ fn what_is_wrong_in_a_file_is_named_with_its_line() {
 
 #[test]
 fn keys_that_nothing_is_made_of_are_counted() {
-    let mut unread = Unread::default();
+    let mut unread = Keys::default();
     for line in [
         r#"{"text": "a", "id": 1, "source": "x"}"#,
         r#"{"text": "b", "id": 2}"#,

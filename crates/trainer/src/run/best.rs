@@ -8,21 +8,40 @@ use crate::events::{Best, Evaluation};
 use crate::observer::Observer;
 
 impl Run<'_> {
-    /// Whether the evaluation of this step is the best so far and somebody will want it.
-    pub(super) fn note_if_best(&mut self) -> bool {
+    /// Takes note of the evaluation of this step, if there was one; returns whether it is the best so
+    /// far and its weights are to be kept.
+    pub(super) fn note_evaluation(&mut self) -> bool {
+        let train = &self.config.train;
         let Some((step, evaluation)) = self.last_evaluation.as_ref() else {
             return false;
         };
-        if !self.config.train.load_best_model_at_end || *step != self.step {
+        if !train.judges() || *step != self.step {
             return false;
         }
-        let found = value(self.config.train.metric_for_best_model, evaluation);
+        let found = value(train.metric_for_best_model, evaluation);
         let found = found.filter(|found| found.is_finite());
-        let better = found.filter(|value| self.best.is_none_or(|best| *value < best.value));
-        if let Some(value) = better {
+        let before = self.best.map_or(f64::INFINITY, |best| best.value);
+        let gain = found.map_or(f64::NEG_INFINITY, |value| before - value);
+        // As transformers counts: what is better by less than the threshold is waited for no less.
+        self.waited = match gain > train.early_stopping_threshold.unwrap_or(0.0) {
+            true => 0,
+            false => self.waited + 1,
+        };
+        if let Some(value) = found.filter(|_| gain > 0.0) {
             self.best = Some(Best { step: *step, value });
         }
-        better.is_some()
+        gain > 0.0 && train.load_best_model_at_end
+    }
+
+    /// Whether the run has waited long enough for a better evaluation.
+    pub(super) fn ends_early(&mut self, observer: &mut dyn Observer) -> bool {
+        let patience = self.config.train.early_stopping_patience;
+        let over = patience.is_some_and(|patience| self.waited >= patience);
+        if let Some(best) = self.best.as_ref().filter(|_| over) {
+            observer.stopped_early(self.step, self.waited, best);
+            self.stopped_early = Some(self.waited);
+        }
+        over
     }
 
     /// At the end of a run: the weights become the best ones. The last ones, measured as the
@@ -32,7 +51,7 @@ impl Run<'_> {
             return Ok(());
         }
         self.evaluate(self.config.train.max_eval_samples, observer)?;
-        if self.note_if_best() {
+        if self.note_evaluation() {
             self.save(observer)?;
         }
         let Some(best) = self.best.filter(|best| best.step != self.step) else {

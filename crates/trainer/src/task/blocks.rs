@@ -2,12 +2,18 @@
 
 use serde_json::Value;
 
+use super::epochs::Epochs;
 use crate::Error;
+use crate::config::TrainConfig;
 use crate::data::{BlockOrder, OrderState};
 
 /// The blocks that a run trains on, in their order, and the data that they are cut from.
 pub(super) struct TrainingBlocks {
     order: BlockOrder,
+    /// Blocks in a batch.
+    batch: usize,
+    /// Whether a batch ends where a pass over the data does.
+    by_epoch: bool,
     /// What must be the same where a run goes on: an object.
     identity: Value,
 }
@@ -17,13 +23,39 @@ const LATER_KEYS: [&str; 2] = ["training_tokens", "moment"];
 
 impl TrainingBlocks {
     /// Blocks in this order, of data that `identity` tells apart from other data.
-    pub(super) fn new(order: BlockOrder, identity: Value) -> Self {
-        Self { order, identity }
+    pub(super) fn new(order: BlockOrder, train: &TrainConfig, identity: Value) -> Self {
+        Self {
+            order,
+            batch: train.per_device_train_batch_size as usize,
+            by_epoch: train.by_epoch(),
+            identity,
+        }
     }
 
-    /// The starts of the next `count` blocks.
-    pub(super) fn next_starts(&mut self, count: usize) -> Vec<usize> {
-        (0..count).map(|_| self.order.next_start()).collect()
+    /// The starts of the blocks of the next batch.
+    pub(super) fn next_starts(&mut self) -> Vec<usize> {
+        let mut starts = vec![self.order.next_start()];
+        let more = match self.by_epoch {
+            true => self.order.left().min(self.batch - 1),
+            false => self.batch - 1,
+        };
+        starts.extend((0..more).map(|_| self.order.next_start()));
+        starts
+    }
+
+    /// Blocks in the first pass.
+    pub(super) fn blocks_in_epoch(&self) -> u64 {
+        self.order.blocks_in(0) as u64
+    }
+
+    /// The starts of the first blocks that are trained on, at most `count`, and no more than a pass has.
+    pub(super) fn first_starts(&self, count: u64) -> impl Iterator<Item = u64> {
+        let count = count.min(self.blocks_in_epoch());
+        self.order
+            .starts()
+            .iter()
+            .take(count as usize)
+            .map(|start| u64::from(*start))
     }
 
     /// The position, for a checkpoint.
@@ -59,6 +91,20 @@ impl TrainingBlocks {
             .map_err(|error| Error::Data(format!("the checkpoint's data position: {error}")))?;
         self.order.restore(order);
         Ok(())
+    }
+}
+
+impl Epochs for TrainingBlocks {
+    fn batches_in(&self, epoch: u64) -> u64 {
+        self.order.blocks_in(epoch).div_ceil(self.batch) as u64
+    }
+
+    fn position(&self) -> (u64, u64) {
+        let OrderState { epoch, position } = self.order.state();
+        match self.order.left() {
+            0 => (epoch + 1, 0),
+            _ => (epoch, position.div_ceil(self.batch as u64)),
+        }
     }
 }
 

@@ -8,7 +8,9 @@ use tch::{Device, Kind, Tensor};
 
 use super::blocks::{TrainingBlocks, held_out_starts};
 use super::held_out::in_batches;
-use super::{Batch, Task};
+use super::sequences::Part;
+use super::shown::{self, ShownData};
+use super::{Batch, Epochs, Task};
 use crate::Error;
 use crate::config::{Config, ModelConfig, SampleConfig};
 use crate::data::{BlockOrder, SplitMix64, TextData};
@@ -71,6 +73,7 @@ impl CausalLm {
             parameters,
             blocks: TrainingBlocks::new(
                 BlockOrder::new(config.seed, data.training.len(), block_size),
+                train,
                 json!({
                     "fingerprint": data.fingerprint,
                     "block_size": block_size,
@@ -85,6 +88,46 @@ impl CausalLm {
             seed: config.seed,
             model_config: config.model.clone(),
             sample_config: config.sample.clone(),
+        })
+    }
+
+    /// The first `count` blocks of `data` in the order of training, as text.
+    ///
+    /// # Errors
+    /// When tokens have no text.
+    pub(crate) fn show_data(
+        config: &Config,
+        data: &TextData,
+        count: u64,
+    ) -> Result<ShownData, Error> {
+        let length = config.data.block_size as usize;
+        let order = BlockOrder::new(config.seed, data.training.len(), length);
+        let blocks = TrainingBlocks::new(order, &config.train, Value::Null);
+        let decode = |ids: &[u32]| {
+            let ids: Vec<u16> = ids.iter().map(|id| *id as u16).collect();
+            data.tokenizer.decode(&ids)
+        };
+        let row = |start: u64| {
+            // With the token after the last, which is learned, too.
+            let tokens = &data.training[start as usize..=start as usize + length];
+            let part = Part {
+                tokens: tokens.iter().map(|id| u32::from(*id)).collect(),
+                learned: (0..tokens.len()).map(|place| place > 0).collect(),
+                before: start,
+                after: (data.training.len() - tokens.len()) as u64 - start,
+            };
+            shown::row(&[part], &decode)
+        };
+        Ok(ShownData {
+            rows: blocks
+                .first_starts(count)
+                .map(row)
+                .collect::<Result<_, _>>()?,
+            rows_in_epoch: blocks.blocks_in_epoch(),
+            data: data.description.clone(),
+            whole_examples: false,
+            truncated: 0,
+            left_out: 0,
         })
     }
 
@@ -185,8 +228,12 @@ impl Task for CausalLm {
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {
-        let starts = self.blocks.next_starts(self.batch_size);
+        let starts = self.blocks.next_starts();
         self.batch(&self.data.training, &starts)
+    }
+
+    fn epochs(&self) -> Option<&dyn Epochs> {
+        Some(&self.blocks)
     }
 
     fn loss(&self, batch: &Batch) -> Result<Tensor, Error> {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::epochs::Epochs;
 use crate::data::SplitMix64;
 
 /// Where a run is in its clips.
@@ -64,7 +65,8 @@ impl ClipOrder {
         batch
     }
 
-    pub(super) fn position(&self) -> Position {
+    /// Where the order stands.
+    pub(super) fn state(&self) -> Position {
         self.position
     }
 
@@ -94,6 +96,24 @@ impl ClipOrder {
     }
 }
 
+impl Epochs for ClipOrder {
+    fn batches_in(&self, _: u64) -> u64 {
+        let batches = self
+            .groups
+            .iter()
+            .map(|group| group.len().div_ceil(self.rows));
+        batches.sum::<usize>() as u64
+    }
+
+    fn position(&self) -> (u64, u64) {
+        let epoch = self.position.epoch;
+        match self.batches.len() as u64 {
+            0 => (epoch + 1, 0),
+            left => (epoch, self.batches_in(epoch) - left),
+        }
+    }
+}
+
 fn shuffled<T>(list: &mut [T], random: &mut SplitMix64) {
     for end in (1..list.len()).rev() {
         list.swap(end, random.below(end as u64 + 1) as usize);
@@ -114,9 +134,9 @@ mod tests {
     fn a_pass_has_every_clip_as_often_as_asked_in_batches_of_one_shape() {
         let mut order = ClipOrder::new(3, &SHAPES, 2, 2);
         let (mut seen, mut epochs) = ([0; 9], Vec::new());
-        while order.position().epoch == 0 {
+        while order.state().epoch == 0 {
             let batch = order.next();
-            if order.position().epoch > 0 {
+            if order.state().epoch > 0 {
                 break;
             }
             assert!(batch.len() <= 2 && !batch.is_empty());
@@ -125,7 +145,12 @@ mod tests {
                 seen[*clip] += 1;
             }
             epochs.push(batch);
+            let counted = (0, epochs.len() as u64);
+            let ended = (1, 0);
+            let at_end = epochs.len() as u64 == order.batches_in(0);
+            assert_eq!(order.position(), if at_end { ended } else { counted });
         }
+        assert_eq!(epochs.len() as u64, order.batches_in(0));
         assert_eq!(seen, [2; 9]);
         let next = batches(&mut order, epochs.len());
         assert_ne!(next, epochs);
@@ -135,7 +160,7 @@ mod tests {
     fn a_position_is_enough_to_go_on() {
         let mut order = ClipOrder::new(3, &SHAPES, 2, 1);
         for _ in 0..12 {
-            let position = order.position();
+            let position = order.state();
             let mut other = ClipOrder::new(3, &SHAPES, 2, 1);
             other.restore(position);
             assert_eq!(batches(&mut other, 9), batches(&mut order.clone(), 9));

@@ -12,7 +12,8 @@ use super::base_model::{BaseModel, RowShape};
 use super::fine_tune_data::FineTuneData;
 use super::held_out::in_batches;
 use super::sequences::IGNORED;
-use super::{Batch, Task};
+use super::shown::ShownData;
+use super::{Batch, Epochs, Task};
 use crate::Error;
 use crate::config::Config;
 use crate::data::{SplitMix64, models_folder};
@@ -45,7 +46,6 @@ pub struct FineTune {
     plan: Option<MemoryPlan>,
     data: FineTuneData,
     context: i64,
-    batch_size: usize,
     eval_batch_size: usize,
     checkpoint: bool,
     /// Whether the model is exported with the adapter in it too.
@@ -71,18 +71,7 @@ impl FineTune {
         memory: Memory,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
-        observer.preparing("opening the model");
-        let observer = std::cell::RefCell::new(observer);
-        let path = locate(Path::new(name_or_path), &models_folder(), &|done, all| {
-            let text = format!("converting the model, once: tensor {done} of {all}");
-            observer.borrow_mut().preparing(&text);
-        })?;
-        let observer = observer.into_inner();
-        let pretrained = Pretrained::open(&path)?;
-        let encoder = Encoder::new(&pretrained)?;
-        observer.preparing("reading and tokenising the data");
-        let data = FineTuneData::load(config, &encoder, observer)?;
-
+        let (pretrained, encoder, data) = Self::prepare(config, name_or_path, observer)?;
         observer.preparing("loading the model");
         let limit = pretrained.config.max_position_embeddings;
         let longest = data.longest() as i64;
@@ -117,7 +106,6 @@ impl FineTune {
             plan,
             data,
             context,
-            batch_size: batch_size as usize,
             eval_batch_size: train.per_device_eval_batch_size.unwrap_or(batch_size) as usize,
             checkpoint: train.gradient_checkpointing,
             save_merged: config.adapter.as_ref().is_some_and(|a| a.save_merged),
@@ -126,6 +114,40 @@ impl FineTune {
             name_or_path: name_or_path.to_owned(),
             config: config.clone(),
         })
+    }
+
+    /// Model, tokenizer and data, without the model's weights.
+    fn prepare(
+        config: &Config,
+        name_or_path: &str,
+        observer: &mut dyn Observer,
+    ) -> Result<(Pretrained, Encoder, FineTuneData), Error> {
+        observer.preparing("opening the model");
+        let observer = std::cell::RefCell::new(observer);
+        let path = locate(Path::new(name_or_path), &models_folder(), &|done, all| {
+            let text = format!("converting the model, once: tensor {done} of {all}");
+            observer.borrow_mut().preparing(&text);
+        })?;
+        let observer = observer.into_inner();
+        let pretrained = Pretrained::open(&path)?;
+        let encoder = Encoder::new(&pretrained)?;
+        observer.preparing("reading and tokenising the data");
+        let data = FineTuneData::load(config, &encoder, observer)?;
+        Ok((pretrained, encoder, data))
+    }
+
+    /// The first `count` rows of the data in the order of training, as text; loads no weights.
+    ///
+    /// # Errors
+    /// As [`FineTune::open`].
+    pub(crate) fn show_data(
+        config: &Config,
+        name_or_path: &str,
+        count: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<ShownData, Error> {
+        let (_, encoder, data) = Self::prepare(config, name_or_path, observer)?;
+        data.shown(count, &encoder)
     }
 
     /// What the head reads of a batch.
@@ -186,9 +208,13 @@ impl Task for FineTune {
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {
-        let rows = self.data.blocks.next_starts(self.batch_size).into_iter();
+        let rows = self.data.blocks.next_starts().into_iter();
         let rows: Vec<u64> = rows.map(|row| row as u64).collect();
         Ok(self.data.training.batch(&rows)?.0)
+    }
+
+    fn epochs(&self) -> Option<&dyn Epochs> {
+        Some(&self.data.blocks)
     }
 
     fn loss_weight(&self, batch: &Batch) -> Result<f64, Error> {

@@ -1,6 +1,7 @@
 //! The data of a fine-tuning run: read, turned into tokens, and divided into what is learned and what
 //! is held out.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -8,10 +9,11 @@ use serde_json::json;
 
 use super::blocks::TrainingBlocks;
 use super::sequences::{Fitting, Sequences};
+use super::shown::{self, ShownData};
 use crate::Error;
 use crate::config::{Config, DataConfig};
 use crate::data::{cache_folder, eval_path, held_out_records, sweep, text_path};
-use crate::examples::{Encoder, Span, TokenFile, records};
+use crate::examples::{Encoder, Span, TokenFile, records_of_columns};
 use crate::observer::Observer;
 use crate::text::thousands;
 
@@ -24,6 +26,8 @@ pub(super) struct FineTuneData {
     pub(super) blocks: TrainingBlocks,
     /// One line for the start-up message.
     pub(super) description: String,
+    /// What was done to training examples that do not fit.
+    pub(super) fitting: Fitting,
 }
 
 impl FineTuneData {
@@ -38,13 +42,16 @@ impl FineTuneData {
     ) -> Result<Self, Error> {
         let data = &config.data;
         let path = text_path(data)?;
-        let parts = Parts { config };
+        let parts = Parts {
+            config,
+            fitting: Cell::default(),
+        };
         let file = Rc::new(tokens(&path, data, encoder, observer)?);
         let (training, held_out) = match eval_path(data)? {
             Some(other) => {
+                let training = parts.all(&file, &path);
                 let measured = Rc::new(tokens(&other, data, encoder, observer)?);
-                let all = parts.all(&measured, &other);
-                (parts.all(&file, &path), Some(all))
+                (training, Some(parts.all(&measured, &other)))
             }
             None if data.validation_fraction == 0.0 => (parts.all(&file, &path), None),
             None => {
@@ -73,8 +80,9 @@ impl FineTuneData {
             None => path.display().to_string(),
         };
         Ok(Self {
-            blocks: TrainingBlocks::new(training.order(config.seed)?, identity),
+            blocks: TrainingBlocks::new(training.order(config.seed)?, &config.train, identity),
             description: parts.describe(&name, &training, held_out.as_ref()),
+            fitting: parts.fitting.get().unwrap_or_default(),
             training,
             held_out,
         })
@@ -82,6 +90,28 @@ impl FineTuneData {
 }
 
 impl FineTuneData {
+    /// The first `count` rows in the order of training, as text.
+    ///
+    /// # Errors
+    /// When a row cannot be read, or tokens have no text.
+    pub(super) fn shown(&self, count: u64, encoder: &Encoder) -> Result<ShownData, Error> {
+        let decode = |ids: &[u32]| {
+            let text = encoder.tokenizer().decode(ids, false);
+            text.map_err(|error| Error::Data(format!("tokens without text: {error}")))
+        };
+        let rows_in_epoch = self.blocks.blocks_in_epoch();
+        let numbers = self.blocks.first_starts(count);
+        let rows = numbers.map(|number| shown::row(&self.training.parts(number)?, &decode));
+        Ok(ShownData {
+            rows: rows.collect::<Result<_, Error>>()?,
+            rows_in_epoch,
+            data: self.description.clone(),
+            whole_examples: self.training.rows().is_some(),
+            truncated: self.fitting.truncated,
+            left_out: self.fitting.left_out,
+        })
+    }
+
     /// Tokens in the longest row.
     pub(super) fn longest(&self) -> usize {
         let held_out = self.held_out.as_ref().map_or(0, Sequences::longest);
@@ -108,7 +138,7 @@ fn tokens(
     sweep(&tokens);
     TokenFile::temporary(
         &tokens,
-        records(path, data.format)?,
+        records_of_columns(path, data.format, &data.columns)?,
         encoder,
         &mut on_progress,
     )
@@ -117,6 +147,8 @@ fn tokens(
 /// How examples become rows.
 struct Parts<'a> {
     config: &'a Config,
+    /// What was done to the examples of the rows that were made first, which are those to train on.
+    fitting: Cell<Option<Fitting>>,
 }
 
 impl Parts<'_> {
@@ -133,13 +165,14 @@ impl Parts<'_> {
             return Sequences::wrapped(file, ranges, block_size);
         };
         let count = examples.len() as u64;
-        let (
-            rows,
-            Fitting {
-                truncated,
-                left_out,
-            },
-        ) = Sequences::whole(file, examples, block_size, packed);
+        let (rows, fitting) = Sequences::whole(file, examples, block_size, packed);
+        if self.fitting.get().is_none() {
+            self.fitting.set(Some(fitting));
+        }
+        let Fitting {
+            truncated,
+            left_out,
+        } = fitting;
         let (path, count) = (path.display(), thousands(count));
         if truncated > 0 {
             tracing::warn!(

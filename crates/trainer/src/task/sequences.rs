@@ -30,6 +30,17 @@ pub(super) struct Sequences {
     rows: Rows,
 }
 
+/// An example, or a part of one, as it stands in a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) tokens: Vec<u32>,
+    /// Whether each is learned here, from those before it in the row.
+    pub(super) learned: Vec<bool>,
+    /// Tokens of the example before these, and behind them.
+    pub(super) before: u64,
+    pub(super) after: u64,
+}
+
 enum Rows {
     Wrapped(Stream),
     Whole {
@@ -207,6 +218,61 @@ impl Sequences {
         Ok((Batch::new(tensors, units as u64), learned as u64))
     }
 
+    /// The examples of a row, each with what of it is not there.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub(super) fn parts(&self, number: u64) -> Result<Vec<Part>, Error> {
+        // First tokens in the file, and how many.
+        let mut stretches = Vec::new();
+        match &self.rows {
+            Rows::Wrapped(stream) => {
+                // With the token after the last, which is learned, too.
+                let left = stream.tokens.saturating_sub(number);
+                let mut left = left.min(self.block_size as u64 + 1);
+                let mut at = number;
+                while left > 0 {
+                    let (in_file, length) = stream.stretch(at, left)?;
+                    stretches.push((in_file, length));
+                    (at, left) = (at + length, left - length);
+                }
+            }
+            Rows::Whole { rows, .. } => {
+                let examples = rows.get(number as usize).into_iter().flatten();
+                stretches.extend(examples.map(|one| (one.start, u64::from(one.length))));
+            }
+        }
+        let isolated = matches!(self.rows, Rows::Whole { .. });
+        let mut parts = Vec::new();
+        for (start, length) in stretches {
+            let examples = self.file.examples();
+            let first = examples.partition_point(|one| one.start + u64::from(one.length) <= start);
+            let inside = examples[first..].iter();
+            for example in inside.take_while(|one| one.start < start + length) {
+                let from = example.start.max(start);
+                let end = example.start + u64::from(example.length);
+                let to = end.min(start + length);
+                let Example {
+                    tokens,
+                    mut learned,
+                } = self.file.block(from, (to - from) as usize)?;
+                // Nothing stands before the first token that it could be learned from.
+                if (parts.is_empty() || isolated)
+                    && let Some(first) = learned.first_mut()
+                {
+                    *first = false;
+                }
+                parts.push(Part {
+                    tokens,
+                    learned,
+                    before: from - example.start,
+                    after: end - to,
+                });
+            }
+        }
+        Ok(parts)
+    }
+
     fn row(&self, number: u64) -> Result<Row, Error> {
         let mut row = Row::default();
         match &self.rows {
@@ -232,25 +298,34 @@ impl Sequences {
 }
 
 impl Stream {
+    /// Where in the file the token `at` is, and how many of `most` tokens from there on are there too.
+    fn stretch(&self, at: u64, most: u64) -> Result<(u64, u64), Error> {
+        let piece = self.pieces.partition_point(|(begins, _)| *begins <= at);
+        let piece = piece.max(1) - 1;
+        let Some((begins, in_file)) = self.pieces.get(piece) else {
+            return Err(Error::Internal(format!("no token {at} in a text")));
+        };
+        let next = self.pieces.get(piece + 1);
+        let ends = next.map_or(self.tokens, |(begins, _)| *begins);
+        Ok((in_file + (at - begins), most.min(ends.saturating_sub(at))))
+    }
+
     /// `length` tokens from `start` on.
     fn read(&self, file: &TokenFile, start: u64, length: usize) -> Result<Example, Error> {
-        let mut piece = self.pieces.partition_point(|(at, _)| *at <= start).max(1) - 1;
         let (mut at, mut left) = (start, length as u64);
         let mut whole = Example {
             tokens: Vec::with_capacity(length),
             learned: Vec::with_capacity(length),
         };
         while left > 0 {
-            let Some((begins, in_file)) = self.pieces.get(piece) else {
+            let (in_file, take) = self.stretch(at, left)?;
+            if take == 0 {
                 return Err(Error::Internal(format!("no token {at} in a text")));
-            };
-            let next = self.pieces.get(piece + 1);
-            let ends = next.map_or(self.tokens, |(begins, _)| *begins);
-            let take = left.min(ends.saturating_sub(at));
-            let part = file.block(in_file + (at - begins), take as usize)?;
+            }
+            let part = file.block(in_file, take as usize)?;
             whole.tokens.extend(part.tokens);
             whole.learned.extend(part.learned);
-            (at, left, piece) = (at + take, left - take, piece + 1);
+            (at, left) = (at + take, left - take);
         }
         Ok(whole)
     }

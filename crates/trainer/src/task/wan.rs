@@ -28,7 +28,7 @@ use tch::{Device, Kind, Tensor};
 use self::expert::{Expert, Residency, base_bytes};
 use self::previews::Previews;
 use super::clip_order::{ClipOrder, Position};
-use super::{Batch, Task, Turn};
+use super::{Batch, Epochs, Task, Turn, steps_of};
 use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
@@ -113,25 +113,29 @@ impl WanLora {
             residency.forget();
         }
         residency.enter(&experts, Some(0), placer)?;
-        if let Some(steps) = Self::steps_per_expert(config, &experts)
-            && config.train.max_steps <= steps
-        {
-            tracing::warn!(
-                "`train.max_steps` {} is over before the expert of low noise learns anything: lower \
-                 `train.steps_per_expert` ({steps})",
-                config.train.max_steps
-            );
-        }
         let shapes: Vec<_> = data.training.iter().map(|clip| clip.shape).collect();
         let rows = config.train.per_device_train_batch_size as usize;
         let repeats = config.data.num_repeats.unwrap_or(1) as usize;
+        let order = ClipOrder::new(config.seed, &shapes, rows, repeats);
+        if let Some(steps) = Self::steps_per_expert(config, &experts) {
+            let train = &config.train;
+            let passes = train.gradient_accumulation_steps.into();
+            let of_epochs = || steps_of(&order, train.num_train_epochs.unwrap_or(1.0), passes);
+            let all = train.steps().unwrap_or_else(of_epochs);
+            if all <= steps {
+                tracing::warn!(
+                    "the run of {all} steps is over before the expert of low noise learns anything: lower \
+                     `train.steps_per_expert` ({steps})"
+                );
+            }
+        }
         Ok(Self {
             experts,
             residency: RefCell::new(residency),
             turn: 0,
             parameters,
             model,
-            order: ClipOrder::new(config.seed, &shapes, rows, repeats),
+            order,
             data,
             previews,
             config: config.clone(),
@@ -462,6 +466,10 @@ impl Task for WanLora {
         })
     }
 
+    fn epochs(&self) -> Option<&dyn Epochs> {
+        Some(&self.order)
+    }
+
     /// Every clip counts the same.
     fn loss_weight(&self, batch: &Batch) -> Result<f64, Error> {
         Ok(batch.rows()? as f64)
@@ -535,7 +543,7 @@ impl Task for WanLora {
         Ok(json!({
             "clips": clips.len(),
             "content": format!("{:08x}", crc32c::crc32c(text.as_bytes())),
-            "order": self.order.position(),
+            "order": self.order.state(),
         }))
     }
 

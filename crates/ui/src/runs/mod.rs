@@ -330,8 +330,14 @@ fn modified(file: &File) -> Option<u64> {
     Some(since.as_secs())
 }
 
-/// `train.max_steps` of a config as the trainer writes it, a key a line.
+/// `train.max_steps` of a config as the trainer writes it, a key a line; of a run that is as long as so
+/// many passes over its data, in a comment above all keys.
 fn max_steps(config: &str) -> Option<u64> {
+    let comments = config.lines().take_while(|line| line.starts_with('#'));
+    let mut planned = comments.filter_map(|line| line.strip_prefix("# max_steps: "));
+    if let Some(planned) = planned.next() {
+        return planned.split(' ').next()?.parse().ok();
+    }
     let mut lines = config.lines().skip_while(|line| *line != "train:").skip(1);
     lines
         .by_ref()

@@ -179,3 +179,10 @@ fn keys_that_differ_are_told_with_their_values() {
     let broken = compare(&place.runs(), &["c".parse().unwrap()]).unwrap();
     assert_eq!(broken.unreadable.len(), 1);
 }
+
+#[test]
+fn the_steps_of_a_run_of_epochs_are_those_that_its_config_says_above_its_keys() {
+    let text = "# max_steps: 9 (3 epochs)\n# In force from step 4 on.\nname: x\ntrain:\n  max_steps: null\n";
+    assert_eq!(super::max_steps(text), Some(9));
+    assert_eq!(super::max_steps("name: x\n# max_steps: 9\n"), None);
+}

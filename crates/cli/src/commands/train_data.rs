@@ -1,0 +1,98 @@
+//! What `surefoot train --show-data` prints.
+
+use std::fmt::Write as _;
+
+use anstyle::{AnsiColor, Style};
+use trainer::text::thousands;
+use trainer::{Piece, ShownData, ShownExample};
+
+/// The rows as people read them: what is learned is green, or between `[[` and `]]` without colour.
+pub(crate) fn shown(data: &ShownData, colour: bool) -> String {
+    let mut text = format!("{}\n", data.data);
+    for (index, row) in data.rows.iter().enumerate() {
+        let _ = write!(
+            text,
+            "\nrow {} of {}: {} tokens, {} of them learned",
+            index + 1,
+            thousands(data.rows_in_epoch),
+            thousands(row.tokens),
+            thousands(row.learned),
+        );
+        if row.examples.len() > 1 {
+            let _ = write!(text, ", {} examples", thousands(row.examples.len() as u64));
+        }
+        text.push('\n');
+        for example in &row.examples {
+            text.push_str(&body(example, data.whole_examples, colour));
+        }
+    }
+    let _ = write!(
+        text,
+        "\nlearned: {}",
+        mark("what is marked like this", colour)
+    );
+    for (count, what) in [
+        (
+            data.truncated,
+            "are longer than `data.block_size` and end there",
+        ),
+        (
+            data.left_out,
+            "are left out, since nothing of them would be learned",
+        ),
+    ] {
+        if count > 0 {
+            let _ = write!(text, "\n{} training examples {what}", thousands(count));
+        }
+    }
+    text.push('\n');
+    text
+}
+
+fn body(example: &ShownExample, whole: bool, colour: bool) -> String {
+    let mut text: String = (example.pieces.iter())
+        .map(|piece: &Piece| match piece.learned {
+            true => mark(&visible(&piece.text), colour),
+            false => visible(&piece.text),
+        })
+        .collect();
+    if example.tokens_before > 0 {
+        let before = thousands(example.tokens_before);
+        text.insert_str(0, &format!("… ({before} tokens before)\n"));
+    }
+    if example.tokens_after > 0 {
+        let after = thousands(example.tokens_after);
+        let _ = match whole {
+            true => write!(text, "\n… ({after} tokens are cut off)"),
+            false => write!(text, "\n… ({after} tokens behind, in other rows)"),
+        };
+    }
+    text.lines().fold(String::new(), |mut text, line| {
+        let _ = writeln!(text, "  │ {line}");
+        text
+    }) + "  ╵\n"
+}
+
+/// Each line by itself, since lines get a margin.
+fn mark(text: &str, colour: bool) -> String {
+    if !colour {
+        return format!("[[{text}]]");
+    }
+    let style = Style::new().fg_color(Some(AnsiColor::Green.into())).bold();
+    let lines = text.split('\n');
+    let lines: Vec<_> = lines
+        .map(|line| format!("{style}{line}{style:#}"))
+        .collect();
+    lines.join("\n")
+}
+
+/// Without what would move the cursor or change colours: the data are somebody else's.
+fn visible(text: &str) -> String {
+    text.chars()
+        .map(|character| match character {
+            '\n' | '\t' => character.to_string(),
+            character if character.is_control() => character.escape_default().to_string(),
+            character => character.to_string(),
+        })
+        .collect()
+}

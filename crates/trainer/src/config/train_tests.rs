@@ -1,0 +1,195 @@
+//! How long a run is, the shape of its learning rate and what happens when, in a config.
+
+use super::*;
+
+const DATA: &str = "data.dataset=shakespeare";
+
+fn parsed(arguments: &[&str]) -> Result<TrainConfig, String> {
+    let all = [&[DATA], arguments].concat();
+    let all: Vec<String> = all.iter().map(|text| (*text).to_owned()).collect();
+    let config = Config::parse("x.yaml", "", &all);
+    config
+        .map(|config| config.train)
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn keys_that_do_not_fit_each_other_are_refused_by_name() {
+    for (arguments, told) in [
+        (
+            &["train={max_steps: 5, num_train_epochs: 1}"][..],
+            "`train.max_steps` and `train.num_train_epochs` both say how long the run is",
+        ),
+        (
+            &["train={warmup_steps: 5, warmup_ratio: 0.1}"],
+            "`train.warmup_steps` and `train.warmup_ratio` both say how long the warm-up is",
+        ),
+        (
+            &["warmup_ratio=1.5"],
+            "out of range (allowed: at least 0 and at most 1)",
+        ),
+        (&["num_train_epochs=0"], "out of range"),
+        (
+            &["eval_strategy=best"],
+            "`train.eval_strategy` cannot be the text `best`",
+        ),
+        (
+            &["lr_scheduler_kwargs={num_cycle: 2}"],
+            "unknown key `num_cycle` in `train.lr_scheduler_kwargs`",
+        ),
+        (
+            &["lr_scheduler_kwargs={power: 2}"],
+            "`cosine` takes no `power`",
+        ),
+        (&["lr_scheduler_kwargs={power: 2}"], "it takes `num_cycles`"),
+        (
+            &["lr_scheduler_type=linear", "lr_scheduler_kwargs={power: 2}"],
+            "`linear` takes nothing: drop `train.lr_scheduler_kwargs`",
+        ),
+        (
+            &["lr_scheduler_type=cosine_with_min_lr"],
+            "needs a `min_lr` or a `min_lr_rate`",
+        ),
+        (
+            &[
+                "lr_scheduler_type=cosine_with_min_lr",
+                "lr_scheduler_kwargs={min_lr: 1e-5, min_lr_rate: 0.1}",
+            ],
+            "both say where the rate ends",
+        ),
+        (
+            &[
+                "lr_scheduler_type=cosine_with_min_lr",
+                "lr_scheduler_kwargs={min_lr: 0.1}",
+            ],
+            "`min_lr` 0.1 is above `learning_rate` 0.001",
+        ),
+        (
+            &["lr_scheduler_type=polynomial", "learning_rate=1e-8"],
+            "`lr_end` 1e-7 is not below `learning_rate` 1e-8",
+        ),
+        (
+            &["lr_scheduler_type=polynomial", "train.min_lr=1e-5"],
+            "`polynomial` takes no `train.min_lr`",
+        ),
+        (
+            &["lr_scheduler_type=warmup_stable_decay"],
+            "needs `num_decay_steps`",
+        ),
+        (
+            &[
+                "lr_scheduler_type=warmup_stable_decay",
+                "lr_scheduler_kwargs={num_decay_steps: 5, decay_type: sqrt}",
+            ],
+            "cannot be the text `sqrt` (did you mean `1-sqrt`?",
+        ),
+        (
+            &[
+                "lr_scheduler_type=warmup_stable_decay",
+                "lr_scheduler_kwargs={num_decay_steps: 90}",
+                "train={max_steps: 100, warmup_steps: 20}",
+            ],
+            "`num_decay_steps` 90 do not fit into 100 steps",
+        ),
+        (
+            &["early_stopping_patience=2", "eval_strategy=no"],
+            "nothing is evaluated on the way that could be the best",
+        ),
+        (
+            &["early_stopping_patience=2", "validation_fraction=0"],
+            "nothing is held out that the best model could be measured on",
+        ),
+        (
+            &["early_stopping_threshold=0.1"],
+            "nothing is stopped early that could have a threshold",
+        ),
+        (&["early_stopping_patience=0"], "out of range"),
+        (
+            &["columns={question: prompt}"],
+            "`question` is no key of a record that is read (write `{prompt: prompt}`",
+        ),
+        (
+            &["columns={prompt: a, text: a}"],
+            "`prompt` and `text` are both to be `a`",
+        ),
+    ] {
+        // `train={…}` replaces the section; it goes first.
+        let mut arguments = arguments.to_vec();
+        arguments.sort_by_key(|argument| !argument.starts_with("train={"));
+        let error = parsed(&arguments).unwrap_err();
+        assert!(error.contains(told), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
+fn an_override_takes_back_the_other_way_to_say_it() {
+    let text = "data: {dataset: shakespeare}\ntrain: {num_train_epochs: 2, warmup_ratio: 0.1}";
+    let of = |overrides: &[&str]| {
+        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+        Config::parse("x.yaml", text, &overrides).unwrap().train
+    };
+    let asked = of(&[]);
+    assert_eq!((asked.steps(), asked.num_train_epochs), (None, Some(2.0)));
+    let other = of(&["max_steps=7", "warmup_steps=3"]);
+    assert_eq!((other.steps(), other.num_train_epochs), (Some(7), None));
+    assert_eq!((other.warmup_steps_of(7), other.warmup_ratio), (3, None));
+}
+
+#[test]
+fn without_either_a_run_has_a_thousand_steps_and_the_written_config_says_so() {
+    assert_eq!(parsed(&[]).unwrap().max_steps, Some(1000));
+    let epochs = parsed(&["num_train_epochs=2"]).unwrap();
+    assert_eq!((epochs.max_steps, epochs.by_epoch()), (None, true));
+}
+
+#[test]
+fn a_strategy_may_be_written_as_yaml_likes_it_and_reads_back() {
+    for (written, strategy) in [
+        ("no", Strategy::No),
+        ("'no'", Strategy::No),
+        ("false", Strategy::No),
+        ("steps", Strategy::Steps),
+        ("epoch", Strategy::Epoch),
+    ] {
+        let overrides = [DATA.to_owned(), format!("eval_strategy={written}")];
+        let config = Config::parse("x.yaml", "", &overrides).unwrap();
+        assert_eq!(config.train.eval_strategy, strategy, "{written}");
+        let again = Config::parse("y.yaml", &config.to_yaml().unwrap(), &[]).unwrap();
+        assert_eq!(again, config);
+    }
+}
+
+#[test]
+fn what_has_no_effect_beside_other_keys_is_told_and_written_as_such() {
+    for (text, told) in [
+        (
+            "eval_strategy: epoch, eval_steps: 5",
+            "`train.eval_steps` has no effect",
+        ),
+        (
+            "save_strategy: no, save_steps: 5",
+            "`train.save_steps` has no effect",
+        ),
+        (
+            "lr_scheduler_type: constant, min_lr: 1e-5",
+            "`train.min_lr` has no effect",
+        ),
+        ("eval_strategy: steps, eval_steps: 5", ""),
+        ("eval_strategy: epoch, eval_steps: 0", ""),
+        ("eval_strategy: epoch", ""),
+    ] {
+        let text = format!("data: {{dataset: shakespeare}}\ntrain: {{{text}}}");
+        let tree = tree::parse_file("x.yaml", &text).unwrap();
+        let config: Config = serde_json::from_value(tree.to_json()).unwrap();
+        let warnings = consistency::unused(&config, &tree);
+        let warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(warnings.len(), usize::from(!told.is_empty()), "{text}");
+        assert!(warnings.concat().contains(told), "{warnings:?}");
+        // Who goes on with the run is not told again.
+        let written = Config::parse("x.yaml", &text, &[]).unwrap();
+        let written = written.to_yaml().unwrap();
+        let tree = tree::parse_file("y.yaml", &written).unwrap();
+        let config: Config = serde_json::from_value(tree.to_json()).unwrap();
+        assert!(consistency::unused(&config, &tree).is_empty(), "{written}");
+    }
+}

@@ -1,0 +1,85 @@
+//! The keys of a file's records: under which names they are read, and which are not.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+/// A file's own names for the keys of records, by the names that they are read by.
+pub type Columns = BTreeMap<String, String>;
+
+/// What is made of the keys of a file.
+#[derive(Debug, Default)]
+pub(super) struct Keys {
+    /// Those of which nothing was made, and how often they were there.
+    unread: BTreeMap<String, u64>,
+    /// The file's own names for keys.
+    columns: Columns,
+    /// Of these, those that no record has had yet.
+    unseen: BTreeSet<String>,
+}
+
+impl Keys {
+    pub(super) fn new(columns: &Columns) -> Self {
+        Self {
+            unread: BTreeMap::new(),
+            columns: columns.clone(),
+            unseen: columns.values().cloned().collect(),
+        }
+    }
+
+    /// The file's own names for keys.
+    pub(super) fn columns(&self) -> &Columns {
+        &self.columns
+    }
+
+    pub(super) fn note(&mut self, key: &str) {
+        *self.unread.entry(key.to_owned()).or_default() += 1;
+    }
+
+    /// Gives the keys of a record the names that they are read by.
+    pub(super) fn rename(&mut self, object: &mut Map<String, Value>) -> Result<(), String> {
+        // Taken out first: two of them may change places.
+        let mut renamed = Vec::new();
+        for (name, column) in &self.columns {
+            if let Some(value) = object.shift_remove(column) {
+                self.unseen.remove(column);
+                renamed.push((name, column, value));
+            }
+        }
+        for (name, column, value) in renamed {
+            if object.insert(name.clone(), value).is_some() {
+                return Err(format!(
+                    "it has a `{name}`, and a `{column}`, which `data.columns` reads as `{name}`"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// `id` (3 times), `source` (once), or nothing.
+    pub(super) fn list(&self) -> Option<String> {
+        let times = |count: &u64| match count {
+            1 => "once".to_owned(),
+            count => format!("{} times", crate::text::thousands(*count)),
+        };
+        let keys = self
+            .unread
+            .iter()
+            .map(|(key, count)| format!("`{key}` ({})", times(count)));
+        let keys = keys.collect::<Vec<_>>().join(", ");
+        (!keys.is_empty()).then_some(keys)
+    }
+
+    pub(super) fn tell(&self, path: &Path) {
+        if let Some(keys) = self.list() {
+            tracing::warn!("`{}` has keys that are not read: {keys}", path.display());
+        }
+        for column in &self.unseen {
+            tracing::warn!(
+                "no record of `{}` has the `{column}` of `data.columns`",
+                path.display()
+            );
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What is measured on the way, and when: records of training, the held-out loss.
+
+use std::time::Duration;
+
+use super::{Run, StepPhase};
+use crate::Error;
+use crate::config::Strategy;
+use crate::events::Metrics;
+use crate::observer::Observer;
+use crate::summary::Ending;
+
+/// How often the report page of a run that goes on is written anew.
+const PAGE_EVERY: Duration = Duration::from_secs(20);
+
+impl Run<'_> {
+    /// Whether what this strategy says happens after this step.
+    pub(super) fn is_due(&self, strategy: Strategy, steps: u64) -> bool {
+        match strategy {
+            Strategy::No => false,
+            Strategy::Steps => due(self.step, steps),
+            Strategy::Epoch => self.epoch_is_over(),
+        }
+    }
+
+    /// Whether the last batch was the last of its pass over the data.
+    pub(super) fn epoch_is_over(&self) -> bool {
+        let epochs = self.task.epochs();
+        epochs.is_some_and(|epochs| epochs.position().1 == 0)
+    }
+
+    pub(super) fn log(
+        &mut self,
+        learning_rate: f64,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
+        let window = std::mem::take(&mut self.window);
+        self.units += window.units;
+        self.train_seconds += window.seconds;
+        let metrics = Metrics {
+            step: self.step,
+            loss: window.loss / window.steps as f64,
+            learning_rate,
+            gradient_norm: window.norm,
+            units_per_second: window.units as f64 / window.seconds,
+            memory: self.machine.memory(),
+            turns: window.turns(),
+        };
+        self.recorder.train(&metrics)?;
+        observer.logged(&metrics);
+        let first = self.recorder.training_losses().len() == 1;
+        if first || self.page_written.elapsed() > PAGE_EVERY {
+            self.write_page(Ending::Running, None)?;
+        }
+        Ok(())
+    }
+
+    /// Measures the held-out loss, if anything is held out.
+    pub(super) fn evaluate(
+        &mut self,
+        limit: Option<u64>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
+        if !self.task.evaluates() {
+            return Ok(());
+        }
+        let what = format!("the evaluation after step {}", self.step);
+        self.ranks.doing(&what)?;
+        let evaluation = self.with_averages(|run| run.task.evaluate(limit, &mut run.placer))?;
+        let evaluation = self.as_first_measured(evaluation)?;
+        self.recorder.evaluation(self.step, &evaluation)?;
+        observer.evaluated(self.step, &evaluation);
+        self.last_evaluation = Some((self.step, evaluation));
+        self.recorder.draw(self.config.loss_unit())
+    }
+
+    /// Does something with the averaged weights, if the run keeps them.
+    pub(super) fn with_averages<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        self.enter(StepPhase::Evaluation)?;
+        let Some(mut ema) = self.ema.take() else {
+            return work(self);
+        };
+        ema.swap(self.task.parameters())?;
+        let result = work(self);
+        ema.swap(self.task.parameters())?;
+        self.ema = Some(ema);
+        result
+    }
+}
+
+/// Whether something that happens every `every` steps (0: never) happens after `step`.
+pub(super) fn due(step: u64, every: u64) -> bool {
+    every > 0 && step.is_multiple_of(every)
+}

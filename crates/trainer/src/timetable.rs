@@ -1,0 +1,70 @@
+//! How long a run is, in steps: what the config says, or what its passes over the data come to.
+
+use crate::Error;
+use crate::checkpoint::PlannedSteps;
+use crate::config::{Config, ConfigError, TrainConfig};
+use crate::task::{Task, steps_left, steps_of};
+
+/// The steps of a run.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Timetable {
+    /// Optimizer steps of the whole run.
+    pub(crate) max_steps: u64,
+    /// What they follow from, if the config does not say them.
+    pub(crate) planned: Option<PlannedSteps>,
+}
+
+impl Timetable {
+    /// The steps of a run on `ranks` processes. `at` is the step that it goes on after, the task's data
+    /// standing there, and what was planned then.
+    ///
+    /// # Errors
+    /// When passes over the data are asked for, and the task has none; when the learning rate's shape
+    /// does not fit.
+    pub(crate) fn new(
+        config: &Config,
+        task: &dyn Task,
+        ranks: usize,
+        at: Option<(u64, Option<PlannedSteps>)>,
+    ) -> Result<Self, Error> {
+        let train = &config.train;
+        if train.by_epoch() && task.epochs().is_none() {
+            let reason = "what is trained here has no passes over its data: set `train.max_steps`, and \
+                          the strategies to `steps`";
+            return Err(ConfigError::of(&config.name, reason.to_owned()).into());
+        }
+        let planned = Self::planned(train, task, ranks, at);
+        let max_steps = planned.map_or_else(|| train.steps(), |planned| Some(planned.max_steps));
+        let max_steps = max_steps.unwrap_or_default();
+        train.expect_to_fit(max_steps)?;
+        Ok(Self { max_steps, planned })
+    }
+
+    fn planned(
+        train: &TrainConfig,
+        task: &dyn Task,
+        ranks: usize,
+        at: Option<(u64, Option<PlannedSteps>)>,
+    ) -> Option<PlannedSteps> {
+        let epochs = task.epochs()?;
+        let num_train_epochs = match train.steps() {
+            None => train.num_train_epochs?,
+            Some(_) => return None,
+        };
+        let batches = ranks as u64 * u64::from(train.gradient_accumulation_steps);
+        let samples = batches * u64::from(train.per_device_train_batch_size);
+        let same = |before: &PlannedSteps| {
+            (before.num_train_epochs, before.samples) == (num_train_epochs, samples)
+        };
+        let max_steps = match at {
+            None => steps_of(epochs, num_train_epochs, batches),
+            Some((_, Some(before))) if same(&before) => before.max_steps,
+            Some((step, _)) => step + steps_left(epochs, num_train_epochs, batches),
+        };
+        Some(PlannedSteps {
+            num_train_epochs,
+            samples,
+            max_steps,
+        })
+    }
+}
