@@ -2,12 +2,10 @@
 
 use std::path::Path;
 
-use models::pretrained::locate;
-
 use crate::Error;
 use crate::allocator::Allocator;
 use crate::config::Config;
-use crate::data::models_folder;
+use crate::hub::{ModelKind, locate_model};
 use crate::observer::Observer;
 use crate::setup::Machine;
 use crate::task::wan::encode_data;
@@ -36,6 +34,8 @@ pub fn encode(
     };
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
-    let path = locate(Path::new(name), &models_folder(), &|_, _| ())?;
+    let path = locate_model(Path::new(name), ModelKind::Video, &mut |text| {
+        observer.preparing(text);
+    })?;
     encode_data(config, &path, &mut placer, observer)
 }

@@ -16,6 +16,10 @@ pub enum Error {
     #[error("{0}")]
     Data(String),
 
+    /// The hub of models cannot be reached.
+    #[error("{0}")]
+    Hub(String),
+
     /// The device asked for is not there.
     #[error("{0}")]
     Device(String),

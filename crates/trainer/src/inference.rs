@@ -13,13 +13,13 @@ pub(crate) use generate::continue_tokens;
 pub use generate::{Generated, SamplingSettings, generate};
 
 use crate::Error;
-use crate::data::models_folder;
 use crate::device::{self, choose_products};
 use crate::examples::Encoder;
+use crate::hub::{ModelKind, locate_model};
 use models::Parameters;
 use models::adapters::{Attachment, PeftAdapter};
 use models::model::{Base, Builder, Decoder, DecoderConfig, DecoderOptions, FileWeights};
-use models::pretrained::{Pretrained, locate};
+use models::pretrained::Pretrained;
 
 /// A model that is ready to be used.
 #[derive(Debug)]
@@ -56,14 +56,15 @@ pub struct LoadOptions {
 }
 
 impl LanguageModel {
-    /// Loads the model at `path` (a Hugging Face folder or a GGUF file), with an adapter.
+    /// Loads the model at the path `name` (a Hugging Face folder or a GGUF file) or of that name on the
+    /// hub, with an adapter.
     ///
     /// # Errors
     /// When a file is damaged or not known here, the adapter does not fit the model, or
     /// memory runs out.
     pub fn open(name: &Path, adapter: Option<&Path>, options: LoadOptions) -> Result<Self, Error> {
         choose_products(options.device)?;
-        let path = locate(name, &models_folder(), &|_, _| {})?;
+        let path = locate_model(name, ModelKind::Text, &mut |_| ())?;
         let pretrained = Pretrained::open(&path)?;
         let encoder = Encoder::new(&pretrained)?;
         let config = pretrained.config;

@@ -24,6 +24,7 @@ mod events;
 pub mod examples;
 #[cfg(test)]
 mod golden;
+pub mod hub;
 pub mod inference;
 mod memory;
 mod memory_plan;

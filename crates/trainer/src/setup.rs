@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use models::pretrained::locate;
 use models::wan::model::WanModel;
 use placement::plan::Memory;
 use placement::torch_transport::TransportOptions;
@@ -16,6 +15,7 @@ use crate::config::Config;
 use crate::data::{TextData, models_folder};
 use crate::estimate::Estimate;
 use crate::examples::texts;
+use crate::hub::{ModelKind, locate_model};
 use crate::memory::{self, MemorySample};
 use crate::observer::Observer;
 use crate::optim::AdamW;
@@ -186,7 +186,9 @@ pub(crate) fn task(
 ) -> Result<Box<dyn Task>, Error> {
     if let Some(name) = &config.model.name_or_path {
         if config.is_video() {
-            let path = locate(Path::new(name), &models_folder(), &|_, _| ())?;
+            let path = locate_model(Path::new(name), ModelKind::Video, &mut |text| {
+                observer.preparing(text);
+            })?;
             let memory = memory_for_plans(allocator, placer);
             let task = WanLora::open(config, &path, placer, memory, observer)?;
             return Ok(Box::new(task));

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use surefoot_cli::output::{self, Failure, Outcome};
+use trainer::hub::ModelKind;
 use trainer::video_sampling::{self, Coding};
 
 use super::model_options::{ModelOptions, PartOptions, failure};
@@ -36,19 +37,20 @@ pub(crate) struct Args {
 
 /// Encodes or decodes.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
-    let path = args.model.video().ok_or_else(|| {
-        Failure::usage(
+    let path = args.model.locate(ModelKind::Video)?;
+    if !ModelOptions::is_video(&path) {
+        return Err(Failure::usage(
             "`--model` must be a video model: a folder of diffusers with a `model_index.json`, or a single file of \
              its transformer",
-        )
-    })?;
+        ));
+    }
     let what = match &args.decode {
         Some(path) => Coding::Latents(path.clone()),
         None if !args.media.is_empty() => Coding::Media(args.media.clone()),
         None => Coding::Texts(args.text.clone()),
     };
     let machine = args.model.machine()?;
-    let model = args.parts.open(path)?;
+    let model = args.parts.open(&path)?;
     let tensors = video_sampling::code(&model, &what, &args.output, machine).map_err(failure)?;
     if json {
         let tensors: serde_json::Map<_, _> = tensors

@@ -6,6 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::config::DataFormat;
+use trainer::hub::ModelKind;
 use trainer::text::thousands;
 use trainer::{examples, inference};
 
@@ -39,12 +40,13 @@ fn format(name: &str) -> Result<DataFormat, String> {
 
 /// Evaluates; the score goes to stdout.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    let records = examples::records(&args.data, args.format).map_err(failure)?;
+    let path = args.model.locate(ModelKind::Text)?;
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
     bar.set_style(ProgressStyle::with_template("{spinner} {msg}")?);
     bar.enable_steady_tick(Duration::from_millis(120));
     bar.set_message("loading the model");
-    let records = examples::records(&args.data, args.format).map_err(failure)?;
-    let model = args.model.load(i64::from(args.block_size))?;
+    let model = args.model.load(&path, i64::from(args.block_size))?;
     let block_size = i64::from(args.block_size).min(model.context) as usize;
     let mut on_progress = |tokens| bar.set_message(format!("{} tokens", thousands(tokens)));
     let score = inference::score(&model, records, block_size, &mut on_progress).map_err(failure)?;

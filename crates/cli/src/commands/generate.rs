@@ -2,6 +2,7 @@
 
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::examples::{Conversation, Message};
+use trainer::hub::ModelKind;
 use trainer::inference::{self, SamplingSettings};
 
 use super::generate_video::VideoOptions;
@@ -60,7 +61,8 @@ fn probability(text: &str) -> Result<f64, String> {
 
 /// Generates; the new text goes to stdout as it comes.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
-    if let Some(path) = args.model.video() {
+    let path = args.model.locate(ModelKind::Any)?;
+    if ModelOptions::is_video(&path) {
         let of_texts = [
             ("--chat", args.chat),
             ("--max-new-tokens", args.max_new_tokens.is_some()),
@@ -73,7 +75,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             )));
         }
         let machine = args.model.machine()?;
-        let model = args.parts.open(path)?;
+        let model = args.parts.open(&path)?;
         return args
             .video
             .run(&model, &args.prompt, args.seed, machine, json);
@@ -84,7 +86,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
              this one continues texts"
         )));
     }
-    let model = args.model.load(i64::MAX)?;
+    let model = args.model.load(&path, i64::MAX)?;
     let prompt = prompt_tokens(args, &model).map_err(failure)?;
     let settings = SamplingSettings {
         max_new_tokens: args.max_new_tokens.unwrap_or(100) as usize,

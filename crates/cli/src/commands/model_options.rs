@@ -3,16 +3,20 @@
 use std::path::{Path, PathBuf};
 
 use surefoot_cli::output::Failure;
+use trainer::Observer as _;
 use trainer::device;
+use trainer::hub::{self, ModelKind};
 use trainer::inference::{LanguageModel, LoadOptions};
 use trainer::video_sampling::{Machine, PartPaths, WanModel};
+
+use super::train::ProgressDisplay;
 
 /// Which model, and how it is loaded.
 #[derive(clap::Args)]
 pub(crate) struct ModelOptions {
-    /// The model: a Hugging Face folder, a GGUF file, or the name of one in the cache; of Wan, a folder of
-    /// diffusers, or a single file of the transformer
-    #[arg(long, value_name = "DIR|FILE")]
+    /// The model: a Hugging Face folder, a GGUF file, or the name of one in the cache or on the hub, as
+    /// `org/name` or `org/name@revision`; of Wan, a folder of diffusers, or a single file of the transformer
+    #[arg(long, value_name = "DIR|FILE|NAME")]
     model: PathBuf,
 
     /// A LoRA adapter for it: a folder in PEFT's format
@@ -81,9 +85,17 @@ impl PartOptions {
 }
 
 impl ModelOptions {
-    /// The folder or file, if it is a video model.
-    pub(crate) fn video(&self) -> Option<&Path> {
-        WanModel::is_at(&self.model).then_some(self.model.as_path())
+    /// Where the model is, which may have to be fetched first.
+    pub(crate) fn locate(&self, kind: ModelKind) -> Result<PathBuf, Failure> {
+        let mut display = ProgressDisplay::new();
+        let found = hub::locate_model(&self.model, kind, &mut |text| display.preparing(text));
+        display.clear();
+        found.map_err(failure)
+    }
+
+    /// Whether a folder or file is a video model.
+    pub(crate) fn is_video(path: &Path) -> bool {
+        WanModel::is_at(path)
     }
 
     /// Where and in which type a video model computes.
@@ -99,14 +111,14 @@ impl ModelOptions {
         })
     }
 
-    /// Loads the model for texts of at most `context` tokens.
-    pub(crate) fn load(&self, context: i64) -> Result<LanguageModel, Failure> {
+    /// Loads the model in `path` for texts of at most `context` tokens.
+    pub(crate) fn load(&self, path: &Path, context: i64) -> Result<LanguageModel, Failure> {
         let options = LoadOptions {
             device: device::choose(&self.device).map_err(failure)?,
             compute: trainer::inference::compute_kind(self.bf16),
             context,
         };
-        LanguageModel::open(&self.model, self.adapter.as_deref(), options).map_err(failure)
+        LanguageModel::open(path, self.adapter.as_deref(), options).map_err(failure)
     }
 }
 

@@ -16,10 +16,11 @@ use super::shown::ShownData;
 use super::{Batch, Epochs, Task};
 use crate::Error;
 use crate::config::Config;
-use crate::data::{SplitMix64, models_folder};
+use crate::data::SplitMix64;
 use crate::estimate::{self, DecoderUse, Footprint};
 use crate::events::{Evaluation, Sample};
 use crate::examples::Encoder;
+use crate::hub::{ModelKind, locate_model};
 use crate::inference::{SamplingSettings, continue_tokens};
 use crate::memory_plan::MemoryPlan;
 use crate::observer::{NoObserver, Observer};
@@ -29,7 +30,7 @@ use models::adapters::{Attached, PeftAdapter, adapter_config, write_peft};
 use models::formats::write_tensors;
 use models::loss::{mean_cross_entropy, summed_cross_entropy};
 use models::model::{Decoder, Pass};
-use models::pretrained::{Pretrained, fingerprint, locate, merge};
+use models::pretrained::{Pretrained, fingerprint, merge};
 
 /// Rotary tables and caches for samples reach at least this far, if the model does.
 const SAMPLE_CONTEXT: i64 = 4096;
@@ -123,12 +124,9 @@ impl FineTune {
         observer: &mut dyn Observer,
     ) -> Result<(Pretrained, Encoder, FineTuneData), Error> {
         observer.preparing("opening the model");
-        let observer = std::cell::RefCell::new(observer);
-        let path = locate(Path::new(name_or_path), &models_folder(), &|done, all| {
-            let text = format!("converting the model, once: tensor {done} of {all}");
-            observer.borrow_mut().preparing(&text);
+        let path = locate_model(Path::new(name_or_path), ModelKind::Text, &mut |text| {
+            observer.preparing(text);
         })?;
-        let observer = observer.into_inner();
         let pretrained = Pretrained::open(&path)?;
         let encoder = Encoder::new(&pretrained)?;
         observer.preparing("reading and tokenising the data");

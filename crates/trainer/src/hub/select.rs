@@ -1,0 +1,214 @@
+//! Which files of a model are fetched: weights as safetensors, configs, tokenizer and templates. Never
+//! pickles, which run what they hold, and never code.
+
+/// What a model is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelKind {
+    /// Text.
+    Text,
+    /// Videos, as diffusers saves them.
+    Video,
+    /// Either.
+    Any,
+}
+
+/// Files of a language model beside its weights.
+const COMPANIONS: [&str; 11] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+];
+
+/// Folders of a video model.
+const PARTS: [&str; 6] = [
+    "transformer",
+    "transformer_2",
+    "vae",
+    "text_encoder",
+    "tokenizer",
+    "scheduler",
+];
+const ENDINGS: [&str; 5] = [".json", ".safetensors", ".txt", ".model", ".jinja"];
+
+/// The files to fetch, the smaller kinds first.
+///
+/// # Errors
+/// What the model lacks, to stand behind its name.
+pub(super) fn wanted(files: &[String], kind: ModelKind) -> Result<Vec<String>, String> {
+    let is_there = |name: &str| files.iter().any(|file| file == name);
+    let is_video = is_there("model_index.json");
+    if is_video && kind == ModelKind::Text {
+        return Err("is a model of videos or images, of several parts, and a language model is wanted: set \
+                    `data.resolution` (and `data.num_frames`) to train a model of videos"
+            .into());
+    }
+    if !is_video && kind == ModelKind::Video {
+        return Err(
+            "has no `model_index.json`: a model of videos is wanted, as diffusers saves it, as in \
+                    `Wan-AI/Wan2.1-T2V-1.3B-Diffusers`"
+                .into(),
+        );
+    }
+    let safe = files.iter().filter(|file| is_safe(file));
+    let mut chosen: Vec<&String> = match is_video {
+        true => safe.filter(|file| of_video(file)).collect(),
+        false => safe
+            .filter(|file| of_text(file, is_there("model.safetensors.index.json")))
+            .collect(),
+    };
+    let is_weight = |file: &String| file.ends_with(".safetensors");
+    if !chosen.iter().any(|file| is_weight(file)) {
+        let has = |endings: &[&str]| {
+            files
+                .iter()
+                .any(|file| endings.iter().any(|ending| file.ends_with(ending)))
+        };
+        let reason = match (has(&[".gguf"]), has(&[".bin", ".pt", ".pth", ".ckpt"])) {
+            (true, _) => {
+                "only GGUF files: download one and give its path, as in `name_or_path: ./model.gguf`"
+            }
+            (_, true) => {
+                "only pickles (`.bin`, `.pt`), which run what they hold and are not read here: \
+                          look for a state of it with safetensors, as the branch `refs/convert/safetensors`"
+            }
+            _ => "no weights that are known here",
+        };
+        return Err(format!("has no `model.safetensors`, and {reason}"));
+    }
+    chosen.sort_by_key(|file| is_weight(file));
+    Ok(chosen.into_iter().cloned().collect())
+}
+
+/// Whether a name stays in its folder.
+fn is_safe(file: &str) -> bool {
+    file.split('/')
+        .all(|part| !part.is_empty() && !part.starts_with('.') && !part.contains(['\\', ':', '\0']))
+}
+
+fn of_text(file: &str, is_sharded: bool) -> bool {
+    let is_template = file.strip_prefix("additional_chat_templates/");
+    let is_template =
+        is_template.is_some_and(|name| !name.contains('/') && name.ends_with(".jinja"));
+    let is_weight = match is_sharded {
+        true => file.starts_with("model-") && file.ends_with(".safetensors") && !file.contains('/'),
+        false => file == "model.safetensors",
+    };
+    COMPANIONS.contains(&file)
+        || is_template
+        || is_weight
+        || (is_sharded && file == "model.safetensors.index.json")
+}
+
+fn of_video(file: &str) -> bool {
+    let Some((folder, name)) = file.split_once('/') else {
+        return file == "model_index.json";
+    };
+    // `model.fp16.safetensors` is the same once more.
+    let is_variant = name
+        .strip_suffix(".safetensors")
+        .is_some_and(|stem| stem.contains('.'));
+    PARTS.contains(&folder)
+        && !name.contains('/')
+        && !is_variant
+        && ENDINGS.iter().any(|ending| name.ends_with(ending))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(files: &[&str], kind: ModelKind) -> Result<String, String> {
+        let files: Vec<String> = files.iter().map(|file| (*file).to_owned()).collect();
+        wanted(&files, kind).map(|files| files.join(" "))
+    }
+
+    #[test]
+    fn weights_and_what_says_how_to_use_them_are_fetched_and_no_code() {
+        let files = [
+            ".gitattributes",
+            "README.md",
+            "model.safetensors",
+            "pytorch_model.bin",
+            "modeling_evil.py",
+            "config.json",
+            "../config.json",
+            "/etc/config.json",
+            "tokenizer.json",
+            "additional_chat_templates/tools.jinja",
+            "onnx/model.onnx",
+            "original/model.safetensors",
+        ];
+        let found = chosen(&files, ModelKind::Text).unwrap();
+        let expected =
+            "config.json tokenizer.json additional_chat_templates/tools.jinja model.safetensors";
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn shards_come_with_their_index_and_without_the_file_of_another_export() {
+        let files = [
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "config.json",
+        ];
+        let found = chosen(&files, ModelKind::Any).unwrap();
+        assert!(
+            found.starts_with("model.safetensors.index.json config.json model-00001"),
+            "{found}"
+        );
+        assert!(!found.contains("model.safetensors "), "{found}");
+    }
+
+    #[test]
+    fn a_video_model_is_its_parts() {
+        let files = [
+            "model_index.json",
+            "vae/config.json",
+            "vae/diffusion_pytorch_model.safetensors",
+            "vae/diffusion_pytorch_model.fp16.safetensors",
+            "tokenizer/spiece.model",
+            "assets/picture.json",
+            "transformer/code.py",
+        ];
+        let found = chosen(&files, ModelKind::Video).unwrap();
+        let expected = "model_index.json vae/config.json tokenizer/spiece.model \
+                        vae/diffusion_pytorch_model.safetensors";
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_said_before_anything_is_fetched() {
+        for (files, kind, told) in [
+            (
+                &["config.json", "pytorch_model.bin"][..],
+                ModelKind::Text,
+                "only pickles",
+            ),
+            (&["model-q4.gguf"], ModelKind::Text, "only GGUF files"),
+            (&["README.md"], ModelKind::Text, "no weights that are known"),
+            (
+                &["model_index.json"],
+                ModelKind::Text,
+                "a language model is wanted",
+            ),
+            (
+                &["model.safetensors"],
+                ModelKind::Video,
+                "a model of videos is wanted",
+            ),
+        ] {
+            let reason = chosen(files, kind).unwrap_err();
+            assert!(reason.contains(told), "{reason}");
+        }
+    }
+}
