@@ -3,7 +3,7 @@
 
 #![cfg(feature = "torch")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-#![allow(dead_code, unreachable_pub, reason = "the server is another test's")]
+#![allow(dead_code, reason = "the server is another test's")]
 
 #[path = "../../trainer/tests/hub/server.rs"]
 mod server;

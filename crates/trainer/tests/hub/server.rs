@@ -8,46 +8,46 @@ use std::sync::{Arc, Mutex};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// A request, as far as anybody here looks at it.
 #[derive(Debug, Clone)]
-pub struct Request {
-    pub method: String,
-    pub path: String,
-    pub headers: BTreeMap<String, String>,
+pub(crate) struct Request {
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) headers: BTreeMap<String, String>,
 }
 
 /// What is answered.
 #[derive(Debug, Clone, Default)]
-pub struct Answer {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub body: Vec<u8>,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
     /// The connection breaks after so many bytes of the body.
-    pub cut: Option<usize>,
+    pub(crate) cut: Option<usize>,
 }
 
 impl Answer {
-    pub fn of(status: u16) -> Self {
+    pub(crate) fn of(status: u16) -> Self {
         Self {
             status,
             ..Self::default()
         }
     }
 
-    pub fn with(mut self, name: &str, value: &str) -> Self {
+    pub(crate) fn with(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.into(), value.into()));
         self
     }
 }
 
 /// What a test does to an answer before it is sent; it sees the request and how often that was made.
-pub type Fault = Box<dyn Fn(&Request, usize, Answer) -> Answer + Send + Sync>;
+pub(crate) type Fault = Box<dyn Fn(&Request, usize, Answer) -> Answer + Send + Sync>;
 
 /// A hub with one model, `org/tiny`.
-pub struct Hub {
-    pub address: String,
+pub(crate) struct Hub {
+    pub(crate) address: String,
     state: Arc<State>,
 }
 
@@ -58,7 +58,7 @@ struct State {
 }
 
 impl Hub {
-    pub fn serving(files: &[(&str, &[u8])], fault: Fault) -> Self {
+    pub(crate) fn serving(files: &[(&str, &[u8])], fault: Fault) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let owned = |(name, bytes): &(&str, &[u8])| ((*name).to_owned(), bytes.to_vec());
@@ -78,16 +78,16 @@ impl Hub {
     }
 
     /// As a hub that works.
-    pub fn working(files: &[(&str, &[u8])]) -> Self {
+    pub(crate) fn working(files: &[(&str, &[u8])]) -> Self {
         Self::serving(files, Box::new(|_, _, answer| answer))
     }
 
-    pub fn seen(&self) -> Vec<Request> {
+    pub(crate) fn seen(&self) -> Vec<Request> {
         self.state.seen.lock().unwrap().clone()
     }
 
     /// How often bytes of a file were asked for.
-    pub fn downloads(&self, file: &str) -> usize {
+    pub(crate) fn downloads(&self, file: &str) -> usize {
         let seen = self.seen();
         let asked = seen.iter().filter(|request| {
             request.method == "GET"
@@ -201,7 +201,7 @@ fn bytes(request: &Request, content: &[u8]) -> Answer {
 }
 
 /// What git calls a blob of this content.
-pub fn git_name(content: &[u8]) -> String {
+pub(crate) fn git_name(content: &[u8]) -> String {
     let mut bytes = format!("blob {}\0", content.len()).into_bytes();
     bytes.extend(content);
     hexadecimal(&<sha1::Sha1 as sha1::Digest>::digest(&bytes))
