@@ -12,7 +12,7 @@
 //! where its batch belongs; the batches after it still come. One that does not come at
 //! all is named too, in the log or, after [`LoaderOptions::patience`], as an error.
 
-mod maker;
+mod batch_worker;
 mod order;
 mod queue;
 
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
-use self::maker::{Doing, Maker};
+use self::batch_worker::{BatchWorker, Doing};
 use self::order::Order;
 use self::queue::{Queue, Taken};
 use crate::tensor_tree::TensorTree;
@@ -225,7 +225,7 @@ pub struct Loaded<B> {
 
 /// Gives batches without end, epoch after epoch.
 pub struct Loader<S: Source> {
-    maker: Arc<Maker<S>>,
+    maker: Arc<BatchWorker<S>>,
     options: LoaderOptions,
     next: u64,
     queue: Option<Queue<Result<S::Batch, LoadError>>>,
@@ -294,7 +294,7 @@ impl<S: Source> Loader<S> {
             });
         }
         let order = Order::new(samples, &options);
-        let maker = Arc::new(Maker::new(source, order, options.pin_for));
+        let maker = Arc::new(BatchWorker::new(source, order, options.pin_for));
         let queue = match options.workers {
             0 => None,
             workers => {

@@ -5,14 +5,14 @@
 //! nothing to verify, so it only closes gaps and converts.
 
 mod module;
-mod plain;
+mod supported;
 
 use tch::nn::VarStore;
 use tch::{Device, Kind, Tensor};
 
 pub use self::module::ModuleSummary;
 use self::module::{ModuleMove, group_length};
-pub(crate) use self::plain::check_plain;
+pub(crate) use self::supported::check_supported;
 use crate::tensor_tree::{FieldPath, TensorTree, fields, refilled};
 use crate::transfer::engine::TransferEngine;
 use crate::transfer::policy::{MoveError, Placed, Policy, Request};
@@ -214,7 +214,7 @@ impl Placer {
         let root = FieldPath::root("batch");
         let (batch, fields) = fields(batch, &root);
         for (path, tensor) in &fields {
-            check_plain(path.as_str(), tensor)?;
+            check_supported(path.as_str(), tensor)?;
         }
         let mut placed = Vec::with_capacity(fields.len());
         let mut rest = fields.as_slice();
@@ -267,7 +267,7 @@ impl Placer {
         let is_unified = self.transport.facts().unified_memory || self.device() == Device::Cpu;
         for (name, tensor) in parameters {
             let name = name.into();
-            check_plain(&name, tensor)?;
+            check_supported(&name, tensor)?;
             moving.add(name, tensor);
             if moving.group_is_full() {
                 self.place_group(moving)?;
@@ -372,7 +372,7 @@ impl Placer {
         source: &Tensor,
         kind: Option<Kind>,
     ) -> Result<Tensor, PlaceError> {
-        check_plain(name, source)?;
+        check_supported(name, source)?;
         let kind = kind.unwrap_or(source.kind());
         let placed = if source.device() == self.device() {
             self.adjust(name, source, kind)?

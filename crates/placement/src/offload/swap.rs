@@ -47,7 +47,7 @@ use self::block_store::{BlockStore, Origin};
 use self::ring::Traversal;
 use self::state::State;
 use crate::offload::plan::leaves;
-use crate::placer::{PlaceError, check_plain};
+use crate::placer::{PlaceError, check_supported};
 use crate::transfer::torch_transport::{TorchTransport, TransportOptions};
 use crate::transfer::verify::Verify;
 use platform::Bytes;
@@ -517,7 +517,7 @@ fn pack(block: Block) -> Result<(Layout, Tensor, Origin), PlaceError> {
             ))
             .into());
         }
-        check_plain(&format!("{}.{name}", block.name), tensor)?;
+        check_supported(&format!("{}.{name}", block.name), tensor)?;
         if tensor.requires_grad() {
             return Err(Error::InvalidArgument(format!(
                 "`{}.{name}` requires a gradient; only a frozen base can be streamed",

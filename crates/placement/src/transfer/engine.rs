@@ -12,8 +12,8 @@
 //! not answer even to a full synchronisation, and a source that somebody writes to meanwhile.
 
 mod arrival;
+mod batched;
 mod to_host;
-mod together;
 
 use crate::transfer::checksum::Checksum;
 use crate::transfer::policy::{MoveError, Placed, Policy, Request};

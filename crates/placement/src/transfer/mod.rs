@@ -23,4 +23,4 @@ pub mod transport;
 #[cfg(test)]
 mod vectors;
 pub mod verify;
-mod watch;
+mod watchdog;

@@ -2,13 +2,13 @@
 //!
 //! Works for every device that libtorch has, the CPU included, where a copy is a
 //! copy in memory: that is what the tests and benchmarks of a machine without a GPU
-//! run. Calls that may hang on a device run under a `Watch`.
+//! run. Calls that may hang on a device run under a `Watchdog`.
 
+mod batched;
 mod copies;
 mod deferred_drop;
 mod elements;
 mod sums;
-mod together;
 
 use std::time::Duration;
 
@@ -17,19 +17,19 @@ use torch_ext::accelerator::{self, DeviceIndex, Stream};
 use torch_ext::allocator::Library;
 use torch_ext::{Error, copy_into, threads};
 
+use self::batched::{Copied, Load, copy_together};
 use self::copies::{
     chunk_buffer, copy_chunked, copy_direct, copy_on_other_stream, empty_on, map_into,
 };
 pub(crate) use self::elements::{device_name, element_of, kind_of, size_in_bytes};
 use self::sums::{computes, sum_rows, weights_on};
-use self::together::{Copied, Load, copy_together};
 use crate::transfer::checksum::{Checksum, Workers};
 use crate::transfer::mapped::is_file_mapped;
 use crate::transfer::transport::{
     ChecksummedCopy, CopyMethod, DeviceFacts, Element, Operation, Origin, Pool, SourceFacts,
     SyncScope, Transport, TransportError, one_by_one,
 };
-use crate::transfer::watch::{Missed, Watch};
+use crate::transfer::watchdog::{Missed, Watchdog};
 use platform::Bytes;
 
 /// How a [`TorchTransport`] treats its device.
@@ -77,7 +77,7 @@ pub struct TorchTransport {
     device: Device,
     facts: DeviceFacts,
     options: TransportOptions,
-    watch: Watch,
+    watch: Watchdog,
     /// Bytes of copies that were started, and have not been waited for.
     under_way: Bytes,
     /// How the device sums, found out when it is first asked to.
@@ -223,7 +223,7 @@ impl TorchTransport {
             device,
             facts,
             options,
-            watch: Watch::default(),
+            watch: Watchdog::default(),
             under_way: Bytes::ZERO,
             sums: None,
             side_stream: None,

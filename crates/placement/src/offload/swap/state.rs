@@ -59,11 +59,11 @@ struct Slot {
     arrived: Option<Event>,
     /// The last use of the slot, on the compute stream.
     passed: Option<Event>,
-    coming: Coming,
+    coming: PendingCopy,
 }
 
 /// What is on its way into a slot.
-enum Coming {
+enum PendingCopy {
     /// Nothing: it is there, and was verified if it was to be.
     Nothing,
     /// A copy that was started.
@@ -101,7 +101,7 @@ impl Slot {
             in_place,
             arrived: None,
             passed: None,
-            coming: Coming::Nothing,
+            coming: PendingCopy::Nothing,
         })
     }
 }
@@ -253,13 +253,13 @@ impl State {
                     }
                     _ => current.arrived.take(),
                 };
-                Coming::Read(reader.read(into, *at, after)?)
+                PendingCopy::Read(reader.read(into, *at, after)?)
             }
             (BlockResidency::Host(stored), _) => {
                 let stored = stored.shallow_clone();
-                Coming::Copy(self.copy(slot, block, &stored)?)
+                PendingCopy::Copy(self.copy(slot, block, &stored)?)
             }
-            _ => Coming::Nothing,
+            _ => PendingCopy::Nothing,
         };
         Ok(())
     }
@@ -267,8 +267,8 @@ impl State {
     /// Waits for a file that is being read into the slot for a block that nobody asked for after all. Another
     /// read would queue behind it, but a copy from host memory would not.
     fn finish_reading(&mut self, slot: usize) -> Result<(), Error> {
-        match std::mem::replace(&mut self.slots[slot].coming, Coming::Nothing) {
-            Coming::Read(unwanted) => {
+        match std::mem::replace(&mut self.slots[slot].coming, PendingCopy::Nothing) {
+            PendingCopy::Read(unwanted) => {
                 let read = self.wait_for_file("a block that is not needed any more", &unwanted)?;
                 let current = &mut self.slots[slot];
                 match current.in_place {
@@ -276,7 +276,7 @@ impl State {
                     false => current.arrived = read.after,
                 }
             }
-            Coming::Nothing | Coming::Copy(_) => {}
+            PendingCopy::Nothing | PendingCopy::Copy(_) => {}
         }
         Ok(())
     }
@@ -378,11 +378,11 @@ impl State {
     /// Orders the compute stream after what is on its way into the slot, or takes it from its file, and has the engine
     /// verify it; if it did not arrive, the engine goes on with its other strategies.
     fn arrive(&mut self, slot: usize, block: usize) -> Result<(), Error> {
-        let coming = std::mem::replace(&mut self.slots[slot].coming, Coming::Nothing);
+        let coming = std::mem::replace(&mut self.slots[slot].coming, PendingCopy::Nothing);
         let started = match coming {
-            Coming::Nothing => return self.order_after_arrival(slot),
-            Coming::Copy(started) => started,
-            Coming::Read(result) => self.take_from_file(slot, block, &result)?,
+            PendingCopy::Nothing => return self.order_after_arrival(slot),
+            PendingCopy::Copy(started) => started,
+            PendingCopy::Read(result) => self.take_from_file(slot, block, &result)?,
         };
         self.order_after_arrival(slot)?;
         let (stored, current) = (&self.blocks[block], &self.slots[slot]);
@@ -520,7 +520,7 @@ impl Drop for State {
         }
         let mut quiet = self.broken.is_none();
         for slot in &mut self.slots {
-            if let Coming::Read(result) = &slot.coming {
+            if let PendingCopy::Read(result) = &slot.coming {
                 quiet &= result.recv_timeout(self.deadline).is_ok();
             }
         }

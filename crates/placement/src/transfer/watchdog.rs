@@ -14,7 +14,7 @@ type Task = Box<dyn FnOnce() + Send>;
 
 /// A worker thread with a deadline for each call.
 #[derive(Default)]
-pub(crate) struct Watch {
+pub(crate) struct Watchdog {
     worker: Option<Sender<Task>>,
 }
 
@@ -27,7 +27,7 @@ pub(crate) enum Missed {
     Lost,
 }
 
-impl Watch {
+impl Watchdog {
     /// Runs `call` on the worker and waits for its result, so long at most.
     pub(crate) fn run<R: Send + 'static>(
         &mut self,
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_call_that_returns_gives_its_result_and_keeps_its_thread() {
-        let mut watch = Watch::default();
+        let mut watch = Watchdog::default();
         let first = watch.run(LONG, || std::thread::current().id()).unwrap();
         let second = watch.run(LONG, || std::thread::current().id()).unwrap();
         assert_eq!(first, second);
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_call_that_never_returns_is_left_behind() {
-        let (mut watch, short) = (Watch::default(), Duration::from_millis(10));
+        let (mut watch, short) = (Watchdog::default(), Duration::from_millis(10));
         let (_never, wait) = channel::<()>();
         let missed = watch.run(short, move || wait.recv().is_ok()).unwrap_err();
         assert_eq!(missed, Missed::Deadline(short));
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_panic_is_no_hang() {
-        let mut watch = Watch::default();
+        let mut watch = Watchdog::default();
         assert_eq!(
             watch.run(LONG, || panic!("on purpose")),
             Err::<(), _>(Missed::Lost)

@@ -17,7 +17,7 @@ use super::{BoxError, LoadError, Source};
 use crate::tensor_tree::{FieldPath, TensorTree};
 
 /// Makes a batch from its number. Shared by the workers.
-pub(super) struct Maker<S> {
+pub(super) struct BatchWorker<S> {
     source: S,
     pub(super) order: Order,
     pin_for: Device,
@@ -56,7 +56,7 @@ impl fmt::Display for Doing {
     }
 }
 
-impl<S: Source> Maker<S> {
+impl<S: Source> BatchWorker<S> {
     pub(super) fn new(source: S, order: Order, pin_for: Device) -> Self {
         Self {
             source,

@@ -7,7 +7,7 @@ use torch_ext::Error;
 use super::{PlaceError, torch};
 
 /// Refuses tensors that have no memory of their own, or a layout or a kind that cannot be placed.
-pub(crate) fn check_plain(name: &str, tensor: &Tensor) -> Result<(), PlaceError> {
+pub(crate) fn check_supported(name: &str, tensor: &Tensor) -> Result<(), PlaceError> {
     let refuse = |why: &str| {
         Err(PlaceError::Torch {
             tensor: name.to_owned(),
