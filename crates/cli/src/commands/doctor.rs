@@ -2,8 +2,8 @@
 
 use super::trainer_libraries;
 use anyhow::Context;
-use doctor::anonymous::report_to_post;
 use doctor::dump;
+use doctor::redact::report_to_post;
 use doctor::report::{Report, diagnose, diagnose_text};
 use platform::detect;
 use std::fs;
