@@ -8,9 +8,9 @@
 //! A rank that ends writes why into the store, and each writes there what it is doing. So whoever
 //! loses the connection, or waits in vain, can name the rank and the machine at fault.
 
-mod joined;
+mod address;
 mod membership;
-mod route;
+mod process_group;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,8 +22,8 @@ use serde_json::Value;
 use tch::Tensor;
 
 use crate::Error;
-use joined::{GRACE, Joined};
 use membership::Membership;
+use process_group::{GRACE, ProcessGroup};
 
 pub(crate) use membership::on_this_machine;
 
@@ -38,7 +38,7 @@ pub fn rank_of_this_process() -> usize {
 
 /// All ranks of a run, as one of them sees them. A process that trains alone is the only one.
 pub(crate) struct Ranks {
-    joined: Option<Joined>,
+    joined: Option<ProcessGroup>,
 }
 
 impl Ranks {
@@ -53,7 +53,7 @@ impl Ranks {
         match Membership::from_environment()? {
             None => Ok(Self::alone()),
             Some(me) => Ok(Self {
-                joined: Some(Joined::join(me, timeout)?),
+                joined: Some(ProcessGroup::join(me, timeout)?),
             }),
         }
     }

@@ -7,9 +7,9 @@
 //! and the loss decide whether the optimizer may step.
 
 mod best;
-mod guard;
 mod idle;
 mod measure;
+mod nonfinite;
 mod oom;
 mod ranks;
 mod results;
@@ -39,9 +39,9 @@ use crate::summary::{Ending, Environment, Summary};
 use crate::task::{Batch, Task, Turn};
 use crate::timetable::Timetable;
 
-use guard::Guard;
 use idle::{OffloadedState, StepPhase};
 use measure::due;
+use nonfinite::Guard;
 use oom::OomRecovery;
 use window::Window;
 
@@ -378,7 +378,7 @@ impl<'a> Run<'a> {
         if !(norm + loss).is_finite() {
             let batch = position.get("order").unwrap_or(&position).to_string();
             let parameters = self.task.parameters();
-            let seen = guard::describe(self.step, loss, norm, batch, &gradients, parameters)?;
+            let seen = nonfinite::describe(self.step, loss, norm, batch, &gradients, parameters)?;
             return Ok(Some(seen));
         }
         self.enter(StepPhase::Update)?;

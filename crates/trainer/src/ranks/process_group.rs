@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::distributed::{Group, Interface, Store};
 
 use super::membership::Membership;
-use super::route;
+use super::address;
 use crate::Error;
 
 /// The longest pause between two looks at the store. c10d's own wait writes a warning when its time
@@ -20,7 +20,7 @@ pub(super) const GRACE: Duration = Duration::from_secs(5);
 const PROBE_BYTES: usize = 4 << 20;
 
 /// One of several ranks.
-pub(super) struct Joined {
+pub(super) struct ProcessGroup {
     // Dropped first: it holds the store.
     group: Option<Group>,
     pub(super) store: Store,
@@ -50,7 +50,7 @@ struct Failure {
     lost_another: bool,
 }
 
-impl Joined {
+impl ProcessGroup {
     pub(super) fn join(me: Membership, timeout: Duration) -> Result<Self, Error> {
         let hosts_store = me.rank == 0 && !me.agent_store;
         let store = match hosts_store {
@@ -67,7 +67,7 @@ impl Joined {
                 me.port
             ))
         })?;
-        let address = route::source_address(&me.master, me.port)
+        let address = address::source_address(&me.master, me.port)
             .ok_or_else(|| Error::Ranks(format!("this machine has no route to {}", me.master)))?;
         let mut joined = Self {
             group: None,
@@ -82,7 +82,7 @@ impl Joined {
         let addresses = joined.roll_call(address)?;
         let interface = std::env::var("GLOO_SOCKET_IFNAME").ok();
         let interface = interface.filter(|name| !name.is_empty());
-        let listen = route::listen_address(address, &addresses).ok_or_else(|| {
+        let listen = address::listen_address(address, &addresses).ok_or_else(|| {
             Error::Ranks(format!(
                 "{} has no address that other machines reach: set MASTER_ADDR to one of the machine \
                  of rank 0, or GLOO_SOCKET_IFNAME to the interface between them",
@@ -340,7 +340,7 @@ impl Joined {
     }
 }
 
-impl Drop for Joined {
+impl Drop for ProcessGroup {
     /// Rank 0, where it hosts the store, is the last to leave: for the others its end would be a
     /// failure.
     fn drop(&mut self) {
