@@ -10,6 +10,7 @@
 
 pub mod autoencoder;
 pub mod files;
+pub mod fresh;
 pub mod lora;
 pub mod model;
 pub mod pipeline;

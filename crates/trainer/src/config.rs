@@ -54,6 +54,7 @@ pub use schedule::{LrSchedulerKwargs, LrSchedulerType, RampType};
 pub use schema::schema_json;
 pub use strategy::Strategy;
 pub use train::{BestMetric, Optim, ParameterGroup, TrainConfig, VerifyMode, WeightingScheme};
+pub(crate) use video::{CHANNELS, SCALE_FACTOR};
 pub use video::{Experts, FrameExtraction, LoraFormat, Numbers};
 
 /// The variable with the only folders, separated like those of `PATH`, that the paths of a config may lead
@@ -93,7 +94,8 @@ pub struct Config {
     pub notify: NotifyConfig,
 }
 
-/// A decoder-only transformer of the Llama family, by the key names of its `config.json`.
+/// A decoder-only transformer of the Llama family, by the key names of its `config.json`; or, on videos,
+/// a transformer of Wan by those of diffusers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
@@ -152,6 +154,28 @@ pub struct ModelConfig {
     /// in the cache.
     #[schemars(extend("format" = "path"))]
     pub offload_folder: Option<PathBuf>,
+    /// Of a video model that is trained from nothing, its blocks. Unset means 4.
+    #[schemars(range(min = 1, max = 1024))]
+    pub num_layers: Option<u32>,
+    /// Of the same, the width of a head, an even number. Unset means 32.
+    #[schemars(range(min = 6, max = 1024))]
+    pub attention_head_dim: Option<u32>,
+    /// Of the same, the width within the feed-forward layers. Unset means four times that of the stream,
+    /// which is `num_attention_heads` times `attention_head_dim`.
+    #[schemars(range(min = 1, max = 262_144))]
+    pub ffn_dim: Option<u32>,
+    /// Of the same, sines and cosines of the time, an even number. Unset means 256.
+    #[schemars(range(min = 2, max = 65_536))]
+    pub freq_dim: Option<u32>,
+    /// Of the same, the width of its text encoder. Unset means 64.
+    #[schemars(range(min = 1, max = 65_536))]
+    pub text_dim: Option<u32>,
+    /// Of the same, channels of latents. Unset means 16.
+    #[schemars(range(min = 1, max = 4096))]
+    pub in_channels: Option<u32>,
+    /// Of the same, the side of the square of pixels that a latent stands for. Unset means 4.
+    #[schemars(range(min = 1, max = 64))]
+    pub scale_factor_spatial: Option<u32>,
     /// Width of the residual stream.
     #[schemars(range(min = 1, max = 65_536))]
     pub hidden_size: u32,
@@ -161,7 +185,7 @@ pub struct ModelConfig {
     /// Number of transformer blocks.
     #[schemars(range(min = 1, max = 1024))]
     pub num_hidden_layers: u32,
-    /// Number of query heads.
+    /// Number of query heads; of a video model that is trained from nothing, of heads.
     #[schemars(range(min = 1, max = 1024))]
     pub num_attention_heads: u32,
     /// Number of key and value heads; unset means as many as query heads.
@@ -293,6 +317,13 @@ impl Default for ModelConfig {
             device_map: None,
             ring_slots: None,
             offload_folder: None,
+            num_layers: None,
+            attention_head_dim: None,
+            ffn_dim: None,
+            freq_dim: None,
+            text_dim: None,
+            in_channels: None,
+            scale_factor_spatial: None,
             hidden_size: 256,
             intermediate_size: 704,
             num_hidden_layers: 6,

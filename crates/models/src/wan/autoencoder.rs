@@ -7,11 +7,13 @@
 //!
 //! Between chunks only the last frames that each convolution saw are kept, so that the memory that
 //! is needed does not grow with the video. Two are known: that of Wan 2.1 (16 channels, 8 × 8 pixels
-//! and 4 frames to a latent) and that of Wan 2.2's 5B model (48 channels, 16 × 16 pixels).
+//! and 4 frames to a latent) and that of Wan 2.2's 5B model (48 channels, 16 × 16 pixels). Models that
+//! are trained from nothing have a third, which is linear ([`LinearFit`]).
 
 mod blocks;
 mod causal;
 mod config;
+mod linear;
 mod network;
 mod resample;
 #[cfg(test)]
@@ -21,9 +23,11 @@ mod tiles;
 use tch::{Device, Kind, Tensor};
 
 pub use config::AutoencoderConfig;
+pub use linear::{LinearFit, LinearWeights};
 pub use tiles::Tiling;
 
 use self::causal::Memory;
+use self::linear::Linear;
 use self::network::{Decoder, Encoder};
 use self::tiles::Grid;
 use crate::Error;
@@ -33,12 +37,19 @@ use crate::tensor::{copied, to_kind};
 /// Frames to one latent frame, but for the first, which has one of its own.
 pub const FRAMES_PER_LATENT: i64 = 4;
 
+/// What makes latents of pixels, and pixels of latents.
+#[derive(Debug)]
+enum Network {
+    /// Wan's.
+    Convolutions(Box<(Encoder, Decoder)>),
+    Linear(Linear),
+}
+
 /// Encoder and decoder.
 #[derive(Debug)]
 pub struct Autoencoder {
     config: AutoencoderConfig,
-    encoder: Encoder,
-    decoder: Decoder,
+    network: Network,
     /// `[1, channels, 1, 1]` fp32.
     mean: Tensor,
     /// `[1, channels, 1, 1]` fp32: one over the deviation.
@@ -63,8 +74,13 @@ impl Autoencoder {
             Ok(row.f_view([1, -1, 1, 1])?.f_to_device(device)?)
         };
         Ok(Self {
-            encoder: Encoder::new(config, builder)?,
-            decoder: Decoder::new(config, builder)?,
+            network: match config.is_linear {
+                true => Network::Linear(Linear::new(config, builder)?),
+                false => Network::Convolutions(Box::new((
+                    Encoder::new(config, builder)?,
+                    Decoder::new(config, builder)?,
+                ))),
+            },
             mean: row(&config.latents_mean, false)?,
             inverse_deviation: row(&config.latents_std, true)?,
             compute: builder.compute(),
@@ -289,8 +305,9 @@ impl Encoding<'_> {
         let model = self.autoencoder;
         let chunk = patchified(chunk, model.config.patch_size)?;
         let memories = &mut self.memories;
-        let moments = self.grid.map(&chunk, |tile, pixels| {
-            model.encoder.forward(pixels, &mut memories[tile])
+        let moments = self.grid.map(&chunk, |tile, pixels| match &model.network {
+            Network::Convolutions(both) => both.0.forward(pixels, &mut memories[tile]),
+            Network::Linear(linear) => linear.encoded(pixels),
         })?;
         Ok(model.normalised_mean(&moments)?.f_squeeze_dim(0)?)
     }
@@ -338,9 +355,14 @@ impl Decoding<'_> {
             .f_add(&model.mean)?
             .f_to_kind(model.compute)?;
         let (memories, is_first) = (&mut self.memories, self.is_first);
-        let pixels = self.grid.map(&latent, |tile, latent| {
-            model.decoder.forward(latent, &mut memories[tile], is_first)
-        })?;
+        let pixels = self
+            .grid
+            .map(&latent, |tile, latent| match &model.network {
+                Network::Convolutions(both) => {
+                    both.1.forward(latent, &mut memories[tile], is_first)
+                }
+                Network::Linear(linear) => linear.decoded(latent, is_first),
+            })?;
         self.is_first = false;
         let pixels = unpatchified(&pixels, model.config.patch_size)?;
         Ok(to_kind(&pixels, Kind::Float)?.f_clamp(-1.0, 1.0)?)

@@ -263,7 +263,8 @@ fn autoencoder_name(name: &str, residual: bool) -> Option<String> {
     match *half {
         "conv1" => return Some(format!("quant_conv.{}", rest.join("."))),
         "conv2" => return Some(format!("post_quant_conv.{}", rest.join("."))),
-        "quant_conv" | "post_quant_conv" => return Some(name.to_owned()),
+        // Those of the linear autoencoder have the names of its files.
+        "quant_conv" | "post_quant_conv" | "first" | "later" => return Some(name.to_owned()),
         "encoder" | "decoder" => {}
         _ => return None,
     }

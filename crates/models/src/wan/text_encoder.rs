@@ -10,6 +10,7 @@
 
 use std::path::Path;
 
+use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
@@ -121,6 +122,24 @@ impl TextEncoderConfig {
             return Err(object.error("relative_attention_num_buckets", reason));
         }
         Ok(config)
+    }
+
+    /// What [`TextEncoderConfig::read`] reads, as transformers writes it.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "architectures": ["UMT5EncoderModel"],
+            "model_type": "umt5",
+            "vocab_size": self.vocab_size,
+            "d_model": self.d_model,
+            "d_kv": self.d_kv,
+            "d_ff": self.d_ff,
+            "num_layers": self.num_layers,
+            "num_heads": self.num_heads,
+            "relative_attention_num_buckets": self.relative_attention_num_buckets,
+            "relative_attention_max_distance": self.relative_attention_max_distance,
+            "layer_norm_epsilon": self.layer_norm_epsilon,
+            "feed_forward_proj": "gated-gelu",
+        })
     }
 
     /// What the shapes of a file say, whose tensors have the names of transformers.

@@ -33,7 +33,7 @@ use crate::weight::Weight;
 #[derive(Debug)]
 pub struct Transformer {
     config: TransformerConfig,
-    patches: Linear,
+    patches: Patches,
     time: [Linear; 2],
     time_to_modulation: Linear,
     text: [Linear; 2],
@@ -92,11 +92,10 @@ impl Transformer {
         let count = usize::try_from(config.num_layers).unwrap_or(0);
         let outputs = config.patch(config.out_channels);
         Ok(Self {
-            patches: Linear {
-                weight: Weight::Dense(patches.f_reshape([width, -1])?),
-                bias: Some(builder.vector("patch_embedding.bias", width, Initial::Zeros)?),
+            patches: Patches {
+                weight: patches,
+                bias: builder.vector("patch_embedding.bias", width, Initial::Zeros)?,
                 compute: builder.compute(),
-                adapter: None,
             },
             time: [
                 time("linear_1", config.freq_dim, builder)?,
@@ -151,7 +150,9 @@ impl Transformer {
                 list.push((list.len().to_string(), tensor.shallow_clone()));
             }
         };
-        let linears = [&self.patches, &self.time_to_modulation, &self.output];
+        see(&self.patches.weight);
+        see(&self.patches.bias);
+        let linears = [&self.time_to_modulation, &self.output];
         for linear in linears.into_iter().chain(&self.time).chain(&self.text) {
             linear.with_base(&mut |tensor| {
                 see(tensor);
@@ -178,16 +179,15 @@ impl Transformer {
     ) -> Result<Tensor, Error> {
         let dropout = pass != Pass::Evaluate;
         let grid = self.grid(latents)?;
-        let stream = self
-            .patches
-            .forward(&self.patched(latents, grid)?, dropout)?;
+        let stream = self.patches.forward(&self.patched(latents, grid)?)?;
         let embedded = self.embedded(times)?;
         let modulation = self
             .time_to_modulation
             .forward(&embedded.f_silu()?, dropout)?;
         let (batch, rows, _) = modulation.size3()?;
         let modulation = modulation.f_view([batch, rows, 6, self.config.width()])?;
-        let text = self.text[0].forward(&to_kind(text, self.compute)?, dropout)?;
+        let (text, of_zeros) = self.distinct(text)?;
+        let text = self.text[0].forward(&to_kind(&text, self.compute)?, dropout)?;
         let text = self.text[1].forward(&text.f_gelu("tanh")?, dropout)?;
         let shared = Shared {
             rotary: Rotary::new(grid, self.config.attention_head_dim, self.device)?,
@@ -195,6 +195,7 @@ impl Transformer {
                 Times::Whole(_) => None,
                 Times::FirstFrame { .. } => Some(grid[1] * grid[2]),
             },
+            text_bias: of_zeros,
         };
         let stream = self
             .blocks
@@ -208,6 +209,34 @@ impl Transformer {
         let normed = rows.shifted(&layer_norm(&stream, None, self.config.eps)?, 0)?;
         let patches = self.output.forward(&normed, dropout)?;
         self.unpatched(&to_kind(&patches, Kind::Float)?, grid)
+    }
+
+    /// On the CPU, the text without the rows of zeros at its end, of which one stays, and what attention
+    /// adds for it: as all zeros have one key and one value, one with the logarithm of how many they are
+    /// is the same, and takes a fraction of the time where texts are short. On GPUs, whose attention is
+    /// slower with such a bias, the text as it is.
+    fn distinct(&self, text: &Tensor) -> Result<(Tensor, Option<Tensor>), Error> {
+        let rows = text.size3()?.1;
+        let whole = || (text.shallow_clone(), None);
+        if self.device != Device::Cpu {
+            return Ok(whole());
+        }
+        let used = text.f_ne(0.0)?.f_any_dims([0, 2].as_slice(), false)?;
+        let last = used.f_nonzero()?.f_view([-1])?;
+        let length = match last.size()[0] {
+            0 => 0,
+            count => last.f_int64_value(&[count - 1])? + 1,
+        };
+        if rows - length < 2 {
+            return Ok(whole());
+        }
+        let mut bias = vec![0.0f32; length as usize];
+        bias.push(((rows - length) as f32).ln());
+        let bias = Tensor::f_from_slice(&bias)?.f_to_kind(self.compute)?;
+        Ok((
+            text.f_narrow(1, 0, length + 1)?,
+            Some(bias.f_view([1, 1, 1, length + 1])?),
+        ))
     }
 
     /// Tokens along frames, rows and columns.
@@ -267,6 +296,27 @@ impl Transformer {
         let sines = sinusoids(&rows, self.config.freq_dim)?;
         let inner = self.time[0].forward(&sines, false)?.f_silu()?;
         to_kind(&self.time[1].forward(&inner, false)?, self.compute)
+    }
+}
+
+/// The convolution that makes tokens of patches, which touch nowhere: a product.
+#[derive(Debug)]
+struct Patches {
+    /// `[width, channels, frames, rows, columns]`, as in files; it may learn.
+    weight: Tensor,
+    /// `[width]`
+    bias: Tensor,
+    /// The type of the product.
+    compute: Kind,
+}
+
+impl Patches {
+    /// `[batch, tokens, numbers of a patch]` to `[batch, tokens, width]`.
+    fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
+        let width = self.bias.numel() as i64;
+        let weight = to_kind(&self.weight, self.compute)?.f_reshape([width, -1])?;
+        let bias = to_kind(&self.bias, self.compute)?;
+        Ok(to_kind(input, self.compute)?.f_linear(&weight, Some(&bias))?)
     }
 }
 

@@ -19,7 +19,9 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
 
     let model = &config.model;
     let (hidden, heads) = (model.hidden_size, model.num_attention_heads);
-    if model.head_dim.is_none() && hidden % heads != 0 {
+    // Of the shape of a video model, other keys say the rest.
+    if config.is_video() {
+    } else if model.head_dim.is_none() && hidden % heads != 0 {
         report(
             &["model", "num_attention_heads"],
             format!("{heads} attention heads do not divide `hidden_size` {hidden}"),
@@ -36,7 +38,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         );
     }
     let key_value_heads = model.num_key_value_heads();
-    if heads % key_value_heads != 0 {
+    if heads % key_value_heads != 0 && !config.is_video() {
         report(
             &["model", "num_key_value_heads"],
             format!("{heads} query heads cannot share {key_value_heads} key-value heads evenly"),
@@ -102,7 +104,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         );
     }
 
-    if config.train.gradient_checkpointing && !published {
+    if config.train.gradient_checkpointing && !published && !config.is_video() {
         report(
             &["train", "gradient_checkpointing"],
             "gradient checkpointing is for published models".into(),
@@ -127,7 +129,12 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         (None, None) => report(
             &["data"],
             "there is nothing to train on".into(),
-            "set `data.dataset: shakespeare`, or `data.path` to a file or folder of text",
+            match config.is_video() {
+                true => "set `data.dataset: moving_garments`, or `data.path` to a folder of videos",
+                false => {
+                    "set `data.dataset: shakespeare`, or `data.path` to a file or folder of text"
+                }
+            },
         ),
         _ => {}
     }

@@ -121,6 +121,26 @@ pub(crate) const RECORD_KEYS: [&str; 13] = [
 pub enum Dataset {
     /// The works of William Shakespeare, 5 MB of public-domain text.
     Shakespeare,
+    /// Clips of garments of Fashion-MNIST that move to the left, to the right, up or down.
+    MovingGarments,
+    /// Clips of the same garments that move in a circle.
+    CirclingGarments,
+}
+
+impl Dataset {
+    /// The name in configs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Shakespeare => "shakespeare",
+            Self::MovingGarments => "moving_garments",
+            Self::CirclingGarments => "circling_garments",
+        }
+    }
+
+    /// Whether it is one of videos.
+    pub fn is_video(self) -> bool {
+        self != Self::Shakespeare
+    }
 }
 
 /// What a file of data holds.

@@ -10,7 +10,8 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AdapterConfig, Config, DataConfig, ModelConfig, SampleConfig, TrainConfig, WeightingScheme,
+    AdapterConfig, Config, DataConfig, Dataset, ModelConfig, SampleConfig, TrainConfig,
+    WeightingScheme,
 };
 
 /// A number, or a list of numbers.
@@ -90,6 +91,24 @@ pub enum LoraFormat {
     Diffusers,
 }
 
+/// What is said of the shape of a video model that is trained from nothing, beside `num_attention_heads`.
+pub(crate) fn shape_keys(model: &ModelConfig) -> [(&'static str, Option<u32>); 7] {
+    [
+        ("num_layers", model.num_layers),
+        ("attention_head_dim", model.attention_head_dim),
+        ("ffn_dim", model.ffn_dim),
+        ("freq_dim", model.freq_dim),
+        ("text_dim", model.text_dim),
+        ("in_channels", model.in_channels),
+        ("scale_factor_spatial", model.scale_factor_spatial),
+    ]
+}
+
+/// Channels of latents of a model that is trained from nothing, where the config says nothing.
+pub(crate) const CHANNELS: u32 = 16;
+/// The side of the square of pixels that such a latent stands for, where the config says nothing.
+pub(crate) const SCALE_FACTOR: u32 = 4;
+
 /// A key that says something, of those that a run of the other kind cannot obey.
 type Set = (&'static str, &'static str, bool);
 
@@ -125,12 +144,20 @@ impl Config {
         let (model, data, train) = (&self.model, &self.data, &self.train);
         let adapter = self.adapter.as_ref();
         let sample = &self.sample;
-        vec![
+        let shape = shape_keys(&self.model);
+        let shape = shape.map(|(key, value)| ("model", key, value.is_some()));
+        let mut keys = shape.to_vec();
+        keys.extend([
             ("model", "transformer", model.transformer.is_some()),
             ("model", "transformer_2", model.transformer_2.is_some()),
             ("model", "vae", model.vae.is_some()),
             ("model", "text_encoder", model.text_encoder.is_some()),
             ("model", "tokenizer", model.tokenizer.is_some()),
+            (
+                "data",
+                "dataset",
+                data.dataset.is_some_and(Dataset::is_video),
+            ),
             ("data", "num_frames", data.num_frames.is_some()),
             ("data", "frame_extraction", data.frame_extraction.is_some()),
             ("data", "frame_stride", data.frame_stride.is_some()),
@@ -202,7 +229,8 @@ impl Config {
                 "format",
                 adapter.is_some_and(|adapter| adapter.format.is_some()),
             ),
-        ]
+        ]);
+        keys
     }
 
     /// Keys of texts, and others that a run on videos does not know, that differ from their defaults.
@@ -215,7 +243,11 @@ impl Config {
         let train = &self.train;
         let nats = train.metric_for_best_model != TrainConfig::default().metric_for_best_model;
         vec![
-            ("data", "dataset", data.dataset != none.dataset),
+            (
+                "data",
+                "dataset",
+                data.dataset.is_some_and(|set| !set.is_video()),
+            ),
             ("data", "format", data.format != none.format),
             ("data", "block_size", data.block_size != none.block_size),
             ("data", "packing", data.packing != none.packing),
@@ -253,7 +285,8 @@ impl Config {
             (
                 "model",
                 "num_attention_heads",
-                model.num_attention_heads != no_model.num_attention_heads,
+                model.num_attention_heads != no_model.num_attention_heads
+                    && model.name_or_path.is_some(),
             ),
             (
                 "model",
@@ -309,6 +342,71 @@ impl Config {
     }
 }
 
+/// Problems of what is said of the model's shape, which a published one has of its own.
+fn shape_problems(config: &Config) -> Vec<([&'static str; 2], String, &'static str)> {
+    let model = &config.model;
+    let mut problems = Vec::new();
+    let mut report = |key, message, help| problems.push((["model", key], message, help));
+    if model.name_or_path.is_some() {
+        for (key, _) in shape_keys(model)
+            .iter()
+            .filter(|(_, value)| value.is_some())
+        {
+            report(
+                key,
+                format!("`model.{key}` is for models that are trained from nothing"),
+                "drop the key, or `model.name_or_path`",
+            );
+        }
+        if config.adapter.is_none() {
+            let message = "of a published video model, a LoRA is trained";
+            let help =
+                "add an `adapter` section, or drop `model.name_or_path` to train one from nothing";
+            problems.push((["data", "resolution"], message.into(), help));
+        }
+        return problems;
+    }
+    let parts = [
+        ("transformer", model.transformer.is_some()),
+        ("transformer_2", model.transformer_2.is_some()),
+        ("vae", model.vae.is_some()),
+        ("text_encoder", model.text_encoder.is_some()),
+        ("tokenizer", model.tokenizer.is_some()),
+    ];
+    for (key, _) in parts.into_iter().filter(|(_, set)| *set) {
+        report(
+            key,
+            format!("`model.{key}` is a part of a published model, and none is named"),
+            "set `model.name_or_path`, or drop the key",
+        );
+    }
+    for (key, value) in [
+        ("attention_head_dim", model.attention_head_dim),
+        ("freq_dim", model.freq_dim),
+    ] {
+        if value.is_some_and(|value| value % 2 == 1) {
+            report(
+                key,
+                format!("`model.{key}` must be even"),
+                "it counts sines and cosines",
+            );
+        }
+    }
+    let step = model.scale_factor_spatial.unwrap_or(SCALE_FACTOR);
+    let channels = model.in_channels.unwrap_or(CHANNELS);
+    if channels > 3 * step * step {
+        report(
+            "in_channels",
+            format!(
+                "{channels} channels are more than the {} numbers that a latent stands for",
+                3 * step * step
+            ),
+            "lower `model.in_channels`, or raise `model.scale_factor_spatial`",
+        );
+    }
+    problems
+}
+
 /// Problems of a config that is for videos, or has keys of videos and is not: where, what, and help.
 pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'static str)> {
     let mut problems = Vec::new();
@@ -333,19 +431,8 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
         problems.push((path.to_vec(), message, help));
     };
     let (data, train) = (&config.data, &config.train);
-    if config.model.name_or_path.is_none() {
-        report(
-            ["data", "resolution"],
-            "only a published video model is trained on videos".into(),
-            "set `model.name_or_path` to a folder of Wan in diffusers' form, or to a single file of its transformer",
-        );
-    }
-    if config.adapter.is_none() {
-        report(
-            ["data", "resolution"],
-            "of a video model, a LoRA is trained".into(),
-            "add an `adapter` section",
-        );
+    for (path, message, help) in shape_problems(config) {
+        report(path, message, help);
     }
     let sides = data.resolution.as_ref().map_or(0, |r| r.list().len());
     if sides > 2 {

@@ -87,3 +87,48 @@ fn keys_that_belong_to_others_say_which() {
     }
     assert!(problems(&["data.resolution=512"])[0].contains("add an `adapter` section"));
 }
+
+#[test]
+fn a_model_from_nothing_is_described_and_a_published_one_is_not() {
+    let fresh = ["data.resolution=32", "model.name_or_path=null"];
+    let with = |more: &[&'static str]| problems(&[&fresh[..], more].concat());
+    assert_eq!(with(&[]), Vec::<String>::new());
+    let set = [
+        "model.num_layers=2",
+        "model.attention_head_dim=16",
+        "model.ffn_dim=48",
+        "model.freq_dim=32",
+        "model.text_dim=20",
+        "model.in_channels=48",
+        "model.scale_factor_spatial=8",
+        "model.num_attention_heads=3",
+        "data.path=null",
+        "data.dataset=moving_garments",
+        "train.gradient_checkpointing=true",
+    ];
+    assert_eq!(with(&set), Vec::<String>::new());
+    for key in &set[..8] {
+        let name = key.split('=').next().unwrap();
+        let got = problems(&[&VIDEO[..], &[key]].concat());
+        assert!(got.iter().any(|line| line.contains(name)), "{got:?}");
+    }
+    for (keys, message) in [
+        (vec!["model.attention_head_dim=7"], "must be even"),
+        (vec!["model.freq_dim=9"], "must be even"),
+        (vec!["model.in_channels=49"], "the 48 numbers that a latent"),
+        (vec!["model.hidden_size=64"], "has no effect on videos"),
+        (vec!["adapter={}"], "needs a published model"),
+        (
+            vec!["data.path=null", "data.dataset=shakespeare"],
+            "`data.dataset` has no effect on videos",
+        ),
+    ] {
+        let got = with(&keys);
+        assert!(
+            got.iter().any(|line| line.contains(message)),
+            "{keys:?}: {got:?}"
+        );
+    }
+    let text = problems(&["data.path=null", "data.dataset=moving_garments"]);
+    assert!(text[0].contains("`data.dataset` is for videos"), "{text:?}");
+}

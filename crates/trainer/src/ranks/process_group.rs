@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 use torch_ext::distributed::{Group, Interface, Store};
 
-use super::membership::Membership;
 use super::address;
+use super::membership::Membership;
 use crate::Error;
 
 /// The longest pause between two looks at the store. c10d's own wait writes a warning when its time

@@ -1,10 +1,11 @@
-//! A LoRA on a Wan transformer, learned from encoded clips by flow matching.
+//! A LoRA on a Wan transformer, or a transformer from nothing, learned from encoded clips by flow matching.
 //!
 //! At level σ a clip is (1 − σ) · clean + σ · noise, the model is told the time 1000 σ, and the loss is the
 //! mean squared error of its velocity, which should be noise − clean.
 
 mod expert;
 mod lora_file;
+mod model;
 mod previews;
 
 use std::cell::RefCell;
@@ -18,7 +19,7 @@ use models::wan::files::{Part, PartFile};
 use models::wan::lora::Expert as Which;
 use models::wan::model::{Pipeline, WanModel};
 use models::wan::text_encoder::TEXT_ROWS;
-use models::wan::transformer::{Times, TransformerConfig};
+use models::wan::transformer::Times;
 use placement::Placer;
 use placement::plan::Memory;
 use placement::swap::SwapReport;
@@ -26,6 +27,7 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use self::expert::{Expert, Residency, base_bytes};
+use self::model::{activations, shape, write_model};
 use self::previews::Previews;
 use super::clip_order::{ClipOrder, Position};
 use super::{Batch, Epochs, Task, Turn, steps_of};
@@ -42,8 +44,8 @@ const STEPS_PER_EXPERT: u64 = 10;
 /// Levels at which the held-out loss is measured, spread evenly over what is trained.
 const LEVELS: u32 = 5;
 
-/// A video model, its LoRAs, and the clips that they learn.
-pub struct WanLora {
+/// A video model, what learns of it, and the clips that are learned.
+pub struct WanVideo {
     /// Those that are trained, that of high noise first.
     experts: Vec<Expert>,
     residency: RefCell<Residency>,
@@ -59,9 +61,11 @@ pub struct WanLora {
     compute: Kind,
 }
 
-impl WanLora {
-    /// The model at `path` with a LoRA for each expert that is trained, and the data, as
-    /// `config` says; what is not in the cache yet is encoded first. `memory` is what plans may use.
+impl WanVideo {
+    /// The model at `path` and the data, as `config` says; what is not in the cache yet is
+    /// encoded first. With `adapter`, there is a LoRA for each expert that is trained; without, weights
+    /// begin at random, and those at `path`, if there are any, are not read. `memory` is what plans
+    /// may use.
     ///
     /// # Errors
     /// When a file is missing, damaged or not known here, the adapter does not fit, media or captions
@@ -100,10 +104,16 @@ impl WanLora {
         tch::manual_seed(config.seed as i64);
         let (mut experts, mut parameters) = (Vec::new(), Parameters::default());
         for part in &parts {
-            observer.preparing("loading the transformer");
+            observer.preparing(match config.adapter {
+                Some(_) => "loading the transformer",
+                None => "building the transformer",
+            });
             // Room for the next.
             residency.enter(&experts, None, placer)?;
-            let expert = Expert::open(config, &model, part, compute, placer)?;
+            let expert = match config.adapter {
+                Some(_) => Expert::open(config, &model, part, compute, placer)?,
+                None => Expert::fresh(config, part, compute, placer)?,
+            };
             let prefix = match parts.len() {
                 1 => String::new(),
                 _ => format!("{}.", expert.name()),
@@ -141,6 +151,11 @@ impl WanLora {
             config: config.clone(),
             compute,
         })
+    }
+
+    /// Whether the model itself learns, from nothing.
+    fn is_fresh(&self) -> bool {
+        self.experts.iter().all(|expert| expert.lora.is_none())
     }
 
     /// Steps in a row of each expert, where there are several.
@@ -286,78 +301,7 @@ pub(crate) fn encode_data(
     })
 }
 
-/// Fails where the transformer reads something else than what its pipeline would give it.
-fn check_inputs(config: &Config, model: &WanModel, shape: &TransformerConfig) -> Result<(), Error> {
-    let needed = match model.pipeline {
-        Pipeline::Text => shape.out_channels,
-        Pipeline::Image if model.expand_timesteps => {
-            return Err(Error::Data(format!(
-                "`{}` is an image-to-video pipeline of Wan 2.2 5B, whose transformer is that of \
-                 text-to-video: set `_class_name` of its `model_index.json` to `WanPipeline`, and \
-                 `data.image_to_video: true` to train it on given first frames",
-                model.path.display()
-            )));
-        }
-        Pipeline::Image => 2 * shape.out_channels + 4,
-    };
-    if shape.in_channels != needed {
-        return Err(Error::Data(format!(
-            "the transformer in `{}` has {} input channels, and this pipeline gives it {needed}",
-            model.path.display(),
-            shape.in_channels
-        )));
-    }
-    if config.data.image_to_video.is_some() && !model.expand_timesteps {
-        return Err(Error::Data(
-            "`data.image_to_video` is for Wan 2.2 5B (`expand_timesteps`): image-to-video models of 14B \
-             are trained so without it, and text-to-video models cannot be"
-                .into(),
-        ));
-    }
-    Ok(())
-}
-
-/// The sizes of the transformers that are trained, which fit the pipeline.
-fn shape(config: &Config, model: &WanModel) -> Result<TransformerConfig, Error> {
-    let mut first = None;
-    for part in trained_parts(model, config)? {
-        let shape = model.transformer_config(part.expert.unwrap_or(Which::High))?;
-        check_inputs(config, model, &shape)?;
-        match &first {
-            None => first = Some(shape),
-            Some(first) if *first == shape => {}
-            Some(_) => {
-                return Err(Error::Data(format!(
-                    "the two transformers in `{}` are of different sizes",
-                    model.path.display()
-                )));
-            }
-        }
-    }
-    first.ok_or_else(|| Error::Internal("no transformer is trained".into()))
-}
-
-/// Bytes that a pass keeps for its way back: of each block the stream, what its norms, attentions and
-/// adapters see, and the inside of its feed-forward layer; with checkpoints the stream before each block,
-/// and the inside of one.
-fn activations(config: &Config, shape: &TransformerConfig, data: &VideoData, compute: Kind) -> u64 {
-    let (width, inner) = (shape.width() as u64, shape.ffn_dim as u64);
-    let compute = compute.elt_size_in_bytes() as u64;
-    let rows = u64::from(config.train.per_device_train_batch_size);
-    let longest = data.training.iter().map(|clip| clip.tokens).max();
-    let tokens = rows * longest.unwrap_or(0);
-    // Three norms of the stream and two of queries and keys in fp32, inputs of six adapters in fp32,
-    // and queries, keys, values and results of two attentions.
-    let kept = tokens * (width * (4 * (3 + 3) + 4 * 5 + compute * 7) + inner * (4 + 2 * compute));
-    let layers = shape.num_layers as u64;
-    let stream = tokens * width * compute;
-    match config.train.gradient_checkpointing {
-        true => layers * stream + kept,
-        false => layers * kept,
-    }
-}
-
-impl Task for WanLora {
+impl Task for WanVideo {
     fn description(&self) -> String {
         let first = &self.experts[0];
         let which = match (self.experts.len(), first.which) {
@@ -368,26 +312,41 @@ impl Task for WanLora {
         };
         let ranges = self.experts.iter();
         let ranges = ranges.map(|expert| format!("{} to {}", expert.range.0, expert.range.1));
+        let ranges = ranges.collect::<Vec<_>>().join(" and from ");
+        let parameters = thousands(self.parameters.count());
+        let Some(lora) = &first.lora else {
+            let shape = first.model.config();
+            return format!(
+                "{parameters} parameters, {} layers of width {}, {}, all trained at levels of noise from {ranges}",
+                shape.num_layers,
+                shape.width(),
+                match self.compute {
+                    Kind::BFloat16 => "bf16",
+                    _ => "fp32",
+                },
+            );
+        };
         format!(
-            "{}{which}, with a LoRA of rank {} on {} layers{}, {} parameters trained at levels of noise from {}",
+            "{}{which}, with a LoRA of rank {} on {} layers{}, {parameters} parameters trained at levels of noise \
+             from {ranges}",
             self.model.path.display(),
-            first.adapter.config.rank,
-            first.adapter.modules.len(),
+            lora.adapter.config.rank,
+            lora.adapter.modules.len(),
             if self.experts.len() > 1 {
                 " of each"
             } else {
                 ""
             },
-            thousands(self.parameters.count()),
-            ranges.collect::<Vec<_>>().join(" and from "),
         )
     }
 
     fn data_description(&self) -> String {
-        let path = self.config.data.path.as_deref().unwrap_or(Path::new(""));
+        let data = &self.config.data;
+        let path = data.path.as_deref().unwrap_or(Path::new(""));
+        let name = data.dataset.map(|set| set.name().to_owned());
         format!(
             "{}: {} clips to train on, {} held out ({} clips and {} captions encoded now)",
-            path.display(),
+            name.unwrap_or_else(|| path.display().to_string()),
             self.data.training.len(),
             self.data.held_out.len(),
             self.data.encoded.0,
@@ -441,7 +400,7 @@ impl Task for WanLora {
     }
 
     fn starts_trained(&self) -> bool {
-        true
+        !self.is_fresh()
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {
@@ -574,6 +533,9 @@ impl Task for WanLora {
     /// The LoRAs under the names that others look for, and in PEFT's form, from which training goes on;
     /// that of each of two experts in a folder of its own.
     fn export_adapter(&self, folder: &Path) -> Result<bool, Error> {
+        if self.is_fresh() {
+            return Ok(false);
+        }
         for expert in &self.experts {
             let peft = match self.experts.len() {
                 1 => folder.to_owned(),
@@ -585,10 +547,16 @@ impl Task for WanLora {
     }
 
     fn export(&self, folder: &Path) -> Result<(), Error> {
-        self.export_adapter(folder).map(drop)
+        match self.is_fresh() {
+            true => write_model(&self.model.path, folder, &self.parameters),
+            false => self.export_adapter(folder).map(drop),
+        }
     }
 
     fn export_name(&self) -> &'static str {
-        "adapter"
+        match self.is_fresh() {
+            true => "model",
+            false => "adapter",
+        }
     }
 }

@@ -95,20 +95,14 @@ impl VideoData {
         placer: &mut Placer,
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
-        let folder = match &config.data.cache_dir {
-            Some(folder) => folder.clone(),
-            None => crate::data::cache_folder().join("videos"),
-        };
+        let folder = cache_folder(config);
         let part = model.autoencoder_weights()?;
         let shape = model.autoencoder.clone();
         let encoder = Encoder {
             config,
             model,
             cache: Cache::open(&folder)?,
-            fps: config.data.fps.unwrap_or(match model.expand_timesteps {
-                true => 24.0,
-                false => 16.0,
-            }),
+            fps: frame_rate(config, model.expand_timesteps),
             step: (shape.scale_factor_spatial * patch) as u32,
             compute: match config.train.bf16.on(placer.device()) {
                 true => Kind::BFloat16,
@@ -129,7 +123,7 @@ impl Encoder<'_> {
         observer: &mut dyn Observer,
     ) -> Result<VideoData, Error> {
         self.autoencoder.2 = fingerprint(&self.autoencoder.1)?;
-        let buckets = self.buckets()?;
+        let buckets = buckets(self.config, self.step)?;
         let data = &self.config.data;
         let path = crate::data::text_path(data)?;
         let mut captions = BTreeMap::new();
@@ -156,23 +150,6 @@ impl Encoder<'_> {
             folder: self.cache.folder().to_owned(),
             encoded: (latents, texts),
         })
-    }
-
-    fn buckets(&self) -> Result<Buckets, Error> {
-        let data = &self.config.data;
-        let sides = data.resolution.as_ref().map(|numbers| numbers.list());
-        let size = match sides {
-            Some([side]) => (*side, *side),
-            Some([width, height]) => (*width, *height),
-            _ => return Err(Error::Data("`data.resolution` is not set".into())),
-        };
-        let bucketed = data.enable_bucket.unwrap_or(true);
-        Buckets::new(
-            size,
-            self.step,
-            bucketed,
-            data.bucket_no_upscale.unwrap_or(false),
-        )
     }
 
     /// The clips of the media at `path`, and their captions by the file of the text.
@@ -442,8 +419,40 @@ impl Encoder<'_> {
     }
 }
 
+/// The sizes that pictures get, in multiples of `step` pixels.
+pub(super) fn buckets(config: &Config, step: u32) -> Result<Buckets, Error> {
+    let data = &config.data;
+    let sides = data.resolution.as_ref().map(|numbers| numbers.list());
+    let size = match sides {
+        Some([side]) => (*side, *side),
+        Some([width, height]) => (*width, *height),
+        _ => return Err(Error::Data("`data.resolution` is not set".into())),
+    };
+    let bucketed = data.enable_bucket.unwrap_or(true);
+    Buckets::new(
+        size,
+        step,
+        bucketed,
+        data.bucket_no_upscale.unwrap_or(false),
+    )
+}
+
+/// Frames a second that media are resampled to.
+pub(super) fn frame_rate(config: &Config, expand_timesteps: bool) -> f64 {
+    config.data.fps.unwrap_or(match expand_timesteps {
+        true => 24.0,
+        false => 16.0,
+    })
+}
+
+/// The folder for what is encoded.
+pub(super) fn cache_folder(config: &Config) -> PathBuf {
+    let set = config.data.cache_dir.clone();
+    set.unwrap_or_else(|| crate::data::cache_folder().join("videos"))
+}
+
 /// A picture as `[1, 3, height, width]` from −1 to 1.
-fn pixels(picture: &image::RgbImage) -> Result<Tensor, Error> {
+pub(super) fn pixels(picture: &image::RgbImage) -> Result<Tensor, Error> {
     let (width, height) = (i64::from(picture.width()), i64::from(picture.height()));
     let bytes = Tensor::f_from_slice(picture.as_raw())?;
     Ok(bytes

@@ -8,7 +8,7 @@ use models::formats::{SafetensorsFile, TensorSource};
 use placement::Bytes;
 use placement::plan::Memory;
 use surefoot_trainer::task::Task;
-use surefoot_trainer::task::wan::WanLora;
+use surefoot_trainer::task::wan::WanVideo;
 use surefoot_trainer::{Allocator, NoObserver, Observer, Stop};
 use tch::Kind;
 
@@ -207,7 +207,7 @@ fn an_expert_that_waits_elsewhere_learns_the_same() {
             &stop,
             |placer, observer| {
                 let path = place.path("model");
-                let task = WanLora::open(&config, &path, placer, memory, observer)?;
+                let task = WanVideo::open(&config, &path, placer, memory, observer)?;
                 assert!(task.footprint().weights < resident);
                 Ok(Box::new(task))
             },

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod experts;
+mod fresh;
 mod place;
 mod previews;
 mod single_files;
@@ -12,7 +13,7 @@ use std::fs;
 use models::formats::{SafetensorsFile, TensorSource};
 use placement::{Bytes, Placer, Policy};
 use surefoot_trainer::optim::{AdamW, Gradients};
-use surefoot_trainer::task::wan::WanLora;
+use surefoot_trainer::task::wan::WanVideo;
 use surefoot_trainer::task::{Batch, Task};
 use surefoot_trainer::{Allocator, NoObserver, Stop};
 use tch::{Device, Kind};
@@ -30,7 +31,7 @@ fn losses_of_five_steps_are_those_of_peft() {
     let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
     let model = place.path("model");
     let memory = placer.memory(Bytes::gib(8), Bytes::gib(8));
-    let task = WanLora::open(&config, &model, &mut placer, memory, &mut NoObserver).unwrap();
+    let task = WanVideo::open(&config, &model, &mut placer, memory, &mut NoObserver).unwrap();
     let file = SafetensorsFile::open(&golden("training/expected.safetensors")).unwrap();
     let read = |name: &str| file.read(name, Kind::Float).unwrap();
     let text = read("text").constant_pad_nd([0, 0, 0, 492]);

@@ -2,6 +2,9 @@
 
 use std::path::Path;
 
+use serde_json::{Value, json};
+
+use super::FRAMES_PER_LATENT;
 use crate::Error;
 use crate::formats::TensorSource;
 use crate::json::Object;
@@ -62,6 +65,9 @@ pub struct AutoencoderConfig {
     pub patch_size: i64,
     /// Side of the square of pixels that a latent stands for.
     pub scale_factor_spatial: i64,
+    /// Whether it is the linear one of models that are trained from nothing, which has no stages: what
+    /// is said of them here is said of one pixel.
+    pub is_linear: bool,
 }
 
 const KNOWN: [&str; 16] = [
@@ -85,6 +91,22 @@ const KNOWN: [&str; 16] = [
 
 /// More than any autoencoder has.
 const MAX_STAGES: usize = 8;
+/// The class of the linear one, which is of this project.
+const LINEAR: &str = "SurefootLinearAutoencoder";
+
+const KNOWN_LINEAR: [&str; 3] = ["z_dim", "scale_factor_spatial", "scale_factor_temporal"];
+
+/// The numbers under `key`, one for each channel of latents.
+fn statistics(object: &Object, key: &str, z_dim: i64, default: &[f64]) -> Result<Vec<f64>, Error> {
+    let numbers = object.numbers(key)?.unwrap_or_else(|| default.to_vec());
+    match numbers.len() as i64 == z_dim {
+        true => Ok(numbers),
+        false => {
+            let reason = format!("has {} numbers for {z_dim} channels", numbers.len());
+            Err(object.error(key, reason))
+        }
+    }
+}
 
 impl AutoencoderConfig {
     /// Reads a `config.json`. Keys that are not known are told in a warning.
@@ -95,13 +117,45 @@ impl AutoencoderConfig {
         Self::from_object(&Object::read(path)?)
     }
 
+    /// A linear one: latents of `z_dim` channels, each for squares of `step` pixels.
+    pub fn linear(z_dim: i64, step: i64) -> Self {
+        Self {
+            base_dim: 1,
+            decoder_base_dim: 1,
+            z_dim,
+            dim_mult: vec![1],
+            num_res_blocks: 0,
+            temporal_downsample: Vec::new(),
+            latents_mean: vec![0.0; z_dim.max(0) as usize],
+            latents_std: vec![1.0; z_dim.max(0) as usize],
+            is_residual: false,
+            in_channels: 3,
+            out_channels: 3,
+            patch_size: 1,
+            scale_factor_spatial: step,
+            is_linear: true,
+        }
+    }
+
+    /// What [`AutoencoderConfig::read`] reads of a linear one.
+    pub fn linear_json(&self) -> Value {
+        json!({
+            "_class_name": LINEAR,
+            "z_dim": self.z_dim,
+            "scale_factor_spatial": self.scale_factor_spatial,
+            "scale_factor_temporal": FRAMES_PER_LATENT,
+        })
+    }
+
     fn from_object(object: &Object) -> Result<Self, Error> {
-        if let Some(class) = object
-            .text("_class_name")?
-            .filter(|c| *c != "AutoencoderKLWan")
-        {
-            let reason = format!("is {class:?}: only \"AutoencoderKLWan\" is known here");
-            return Err(object.error("_class_name", reason));
+        match object.text("_class_name")? {
+            None | Some("AutoencoderKLWan") => {}
+            Some(LINEAR) => return Self::linear_from_object(object),
+            Some(class) => {
+                let reason =
+                    format!("is {class:?}: \"AutoencoderKLWan\" and \"{LINEAR}\" are known here");
+                return Err(object.error("_class_name", reason));
+            }
         }
         object.warn_of_others(&KNOWN);
         if object
@@ -116,16 +170,6 @@ impl AutoencoderConfig {
         let dim_mult = object.wholes("dim_mult", 1..=64)?;
         let steps = object.flags("temperal_downsample")?;
         let patch_size = object.whole("patch_size", Some(1), 1..=16)?;
-        let statistics = |key, default: &[f64]| -> Result<Vec<f64>, Error> {
-            let numbers = object.numbers(key)?.unwrap_or_else(|| default.to_vec());
-            match numbers.len() as i64 == z_dim {
-                true => Ok(numbers),
-                false => {
-                    let reason = format!("has {} numbers for {z_dim} channels", numbers.len());
-                    Err(object.error(key, reason))
-                }
-            }
-        };
         let config = Self {
             base_dim,
             decoder_base_dim: object.whole("decoder_base_dim", Some(base_dim), 1..=4096)?,
@@ -133,13 +177,14 @@ impl AutoencoderConfig {
             dim_mult: dim_mult.unwrap_or_else(|| vec![1, 2, 4, 4]),
             num_res_blocks: object.whole("num_res_blocks", Some(2), 1..=64)?,
             temporal_downsample: steps.unwrap_or_else(|| vec![false, true, true]),
-            latents_mean: statistics("latents_mean", &MEANS_2_1)?,
-            latents_std: statistics("latents_std", &DEVIATIONS_2_1)?,
+            latents_mean: statistics(object, "latents_mean", z_dim, &MEANS_2_1)?,
+            latents_std: statistics(object, "latents_std", z_dim, &DEVIATIONS_2_1)?,
             is_residual: object.flag("is_residual", false)?,
             in_channels: object.whole("in_channels", Some(3), 1..=4096)?,
             out_channels: object.whole("out_channels", Some(3), 1..=4096)?,
             patch_size,
             scale_factor_spatial: object.whole("scale_factor_spatial", Some(8), 1..=256)?,
+            is_linear: false,
         };
         if object.whole("scale_factor_temporal", Some(4), 1..=64)? != 4 {
             return Err(object.error("scale_factor_temporal", "must be 4"));
@@ -147,6 +192,23 @@ impl AutoencoderConfig {
         match config.problem() {
             Some((key, reason)) => Err(object.error(key, reason)),
             None => Ok(config),
+        }
+    }
+
+    fn linear_from_object(object: &Object) -> Result<Self, Error> {
+        object.warn_of_others(&KNOWN_LINEAR);
+        let z_dim = object.whole("z_dim", None, 1..=4096)?;
+        let step = object.whole("scale_factor_spatial", None, 1..=64)?;
+        if object.whole("scale_factor_temporal", Some(4), 1..=64)? != FRAMES_PER_LATENT {
+            return Err(object.error("scale_factor_temporal", "must be 4"));
+        }
+        let most = 3 * step * step;
+        match z_dim > most {
+            true => {
+                let reason = format!("is more than the {most} numbers that a latent stands for");
+                Err(object.error("z_dim", reason))
+            }
+            false => Ok(Self::linear(z_dim, step)),
         }
     }
 
@@ -245,6 +307,7 @@ impl AutoencoderConfig {
             in_channels,
             out_channels: size("decoder.conv_out.weight", 0)?,
             patch_size,
+            is_linear: false,
         };
         match config.problem() {
             Some((key, reason)) => Err(wrong(format!(

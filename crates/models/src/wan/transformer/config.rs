@@ -3,6 +3,8 @@
 
 use std::path::Path;
 
+use serde_json::{Value, json};
+
 use crate::Error;
 use crate::formats::TensorSource;
 use crate::json::Object;
@@ -55,6 +57,9 @@ const KNOWN: [&str; 16] = [
     "pos_embed_seq_len",
 ];
 
+const CLASS: &str = "WanTransformer3DModel";
+const NORM: &str = "rms_norm_across_heads";
+
 /// Of every published model.
 const HEAD_WIDTH: i64 = 128;
 
@@ -76,8 +81,8 @@ impl TransformerConfig {
     pub fn read(path: &Path) -> Result<Self, Error> {
         let object = Object::read(path)?;
         let class = object.text("_class_name")?;
-        if let Some(class) = class.filter(|class| *class != "WanTransformer3DModel") {
-            let reason = format!("is {class:?}: only \"WanTransformer3DModel\" is known here");
+        if let Some(class) = class.filter(|class| *class != CLASS) {
+            let reason = format!("is {class:?}: only {CLASS:?} is known here");
             return Err(object.error("_class_name", reason));
         }
         object.warn_of_others(&KNOWN);
@@ -86,9 +91,9 @@ impl TransformerConfig {
                 return Err(object.error(key, IMAGE_EMBEDDER));
             }
         }
-        let norm = object.text("qk_norm")?.unwrap_or("rms_norm_across_heads");
-        if norm != "rms_norm_across_heads" {
-            let reason = format!("is {norm:?}: only \"rms_norm_across_heads\" is known here");
+        let norm = object.text("qk_norm")?.unwrap_or(NORM);
+        if norm != NORM {
+            let reason = format!("is {norm:?}: only {NORM:?} is known here");
             return Err(object.error("qk_norm", reason));
         }
         let patch = object.wholes("patch_size", 1..=64)?;
@@ -120,6 +125,29 @@ impl TransformerConfig {
             (false, _) => Err(object.error("attention_head_dim", "must be even, and at least 6")),
             (_, false) => Err(object.error("freq_dim", "must be even")),
         }
+    }
+
+    /// What [`TransformerConfig::read`] reads, as diffusers writes it.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "_class_name": CLASS,
+            "patch_size": self.patch_size,
+            "num_attention_heads": self.num_attention_heads,
+            "attention_head_dim": self.attention_head_dim,
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels,
+            "text_dim": self.text_dim,
+            "freq_dim": self.freq_dim,
+            "ffn_dim": self.ffn_dim,
+            "num_layers": self.num_layers,
+            "cross_attn_norm": self.cross_attn_norm,
+            "qk_norm": NORM,
+            "eps": self.eps,
+            "image_dim": null,
+            "added_kv_proj_dim": null,
+            "rope_max_seq_len": self.rope_max_seq_len,
+            "pos_embed_seq_len": null,
+        })
     }
 
     /// What the shapes of a file say, whose tensors have diffusers' names.

@@ -18,6 +18,8 @@ pub(super) struct Shared {
     pub(super) rotary: Rotary,
     /// Tokens that have the first of two rows of modulation; unset where there is one row.
     pub(super) first: Option<i64>,
+    /// `[1, 1, 1, rows]`: added to what the text's rows are asked, where one stands for several.
+    pub(super) text_bias: Option<Tensor>,
 }
 
 /// Self-attention, attention to the text, and a feed-forward layer.
@@ -74,6 +76,7 @@ impl Layer for Block {
         Shared {
             rotary: shared.rotary.shallow_clone(),
             first: shared.first,
+            text_bias: shared.text_bias.as_ref().map(Tensor::shallow_clone),
         }
     }
 
@@ -93,9 +96,9 @@ impl Layer for Block {
         };
         let normed = rows.shifted(&layer_norm(stream, None, self.epsilon)?, 0)?;
         let normed = to_kind(&normed, kind)?;
-        let attended = self
-            .to_itself
-            .forward(&normed, &normed, Some(&shared.rotary), dropout)?;
+        let attended =
+            self.to_itself
+                .forward(&normed, &normed, Place::Near(&shared.rotary), dropout)?;
         let stream = rows.added(stream, &attended, 2)?;
 
         let normed = match &self.norm {
@@ -105,7 +108,8 @@ impl Layer for Block {
             }
             None => stream.shallow_clone(),
         };
-        let attended = self.to_text.forward(&normed, text, None, dropout)?;
+        let bias = Place::Anywhere(shared.text_bias.as_ref());
+        let attended = self.to_text.forward(&normed, text, bias, dropout)?;
         let stream = stream.f_add(&attended)?;
 
         let normed = rows.shifted(&layer_norm(&stream, None, self.epsilon)?, 3)?;
@@ -190,6 +194,15 @@ impl Rows<'_> {
     }
 }
 
+/// What attention knows of where rows are.
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    /// The places of queries and keys.
+    Near(&'a Rotary),
+    /// Nothing; there may be a bias for each key.
+    Anywhere(Option<&'a Tensor>),
+}
+
 #[derive(Debug)]
 struct Attention {
     query: Linear,
@@ -223,7 +236,7 @@ impl Attention {
         &self,
         input: &Tensor,
         seen: &Tensor,
-        rotary: Option<&Rotary>,
+        place: Place<'_>,
         dropout: bool,
     ) -> Result<Tensor, Error> {
         let (batch, length, width) = input.size3()?;
@@ -234,24 +247,21 @@ impl Attention {
         let normed = |linear: &Linear, norm: &RmsNorm, input: &Tensor| -> Result<Tensor, Error> {
             let rows = linear.forward(input, dropout)?;
             let rows = apart(&to_kind(&norm.forward(&rows)?, rows.kind())?)?;
-            let rows = match rotary {
-                Some(rotary) => rotary.rotated(&rows)?,
-                None => rows,
+            let rows = match place {
+                Place::Near(rotary) => rotary.rotated(&rows)?,
+                Place::Anywhere(_) => rows,
             };
             Ok(rows.f_transpose(1, 2)?)
         };
         let query = normed(&self.query, &self.query_norm, input)?;
         let key = normed(&self.key, &self.key_norm, seen)?;
         let value = apart(&self.value.forward(seen, dropout)?)?.f_transpose(1, 2)?;
+        let bias = match place {
+            Place::Near(_) => None,
+            Place::Anywhere(bias) => bias,
+        };
         let mixed = Tensor::f_scaled_dot_product_attention(
-            &query,
-            &key,
-            &value,
-            None::<&Tensor>,
-            0.0,
-            false,
-            None,
-            false,
+            &query, &key, &value, bias, 0.0, false, None, false,
         )?;
         let joined = mixed.f_transpose(1, 2)?.f_reshape([batch, length, width])?;
         self.output.forward(&joined, dropout)

@@ -77,6 +77,36 @@ fn difference(ours: &Tensor, theirs: &Tensor) -> f64 {
     f64::try_from((ours - theirs).abs().max()).unwrap()
 }
 
+/// On the CPU zeros are asked once, and count as often as there are.
+#[test]
+fn the_zeros_of_a_text_count_as_many_as_they_are() {
+    let (model, _) = open(MODELS[0], FROZEN);
+    let expected = Expected::of(MODELS[0]);
+    let latents = expected.get("latents");
+    let under = |text: &Tensor| {
+        let times = expected.whole();
+        let velocity = model.velocity(&latents, &times, text, Pass::Evaluate);
+        velocity.unwrap()
+    };
+    let text = expected.text();
+    let (short, bias) = model.distinct(&text).unwrap();
+    assert!(short.size()[1] < 512 && bias.is_some());
+    // A last row that is not zero, by next to nothing: all are asked.
+    let all = text.copy();
+    let _ = all.select(1, 511).fill_(1e-30);
+    assert!(model.distinct(&all).unwrap().1.is_none());
+    let apart = difference(&under(&text), &under(&all));
+    assert!(apart < 1e-5, "{apart}");
+    let fewer = text.narrow(1, 0, short.size()[1]);
+    let fewer = difference(&under(&text), &under(&fewer));
+    assert!(fewer > 1e-4, "{fewer}");
+    // Nothing but zeros.
+    let none = text.zeros_like();
+    let short = model.distinct(&none).unwrap().0;
+    assert_eq!(short.size()[1], 1);
+    assert!(bool::try_from(under(&none).isfinite().all()).unwrap());
+}
+
 #[test]
 fn velocities_are_those_of_diffusers() {
     for name in MODELS {

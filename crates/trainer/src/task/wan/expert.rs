@@ -7,7 +7,7 @@ use models::adapters::{
     Attached, Attachment, LoraConfig, Modules, PeftAdapter, adapter_config, write_peft,
 };
 use models::formats::TensorSource;
-use models::model::{Base, Builder, FileWeights, Streaming};
+use models::model::{Base, Builder, FileWeights, RandomWeights, Streaming};
 use models::pretrained::fingerprint;
 use models::wan::files::{Part, PartFile};
 use models::wan::lora::{Expert as Which, LoraForm};
@@ -36,20 +36,26 @@ const LAYERS: [&str; 6] = [
     "ffn.net.2",
 ];
 
-/// A transformer with its LoRA.
+/// A transformer with its LoRA, or one that is trained from nothing.
 pub(super) struct Expert {
     /// Which of two it is, where there are two.
     pub(super) which: Option<Which>,
     pub(super) model: Transformer,
     pub(super) fingerprint: String,
-    pub(super) adapter: Attached,
-    /// Those of the LoRA, by PEFT's names.
+    /// What learns in the place of the model, which learns itself where there is none.
+    pub(super) lora: Option<Lora>,
+    /// Those of the LoRA by PEFT's names, or of the model by those of its files.
     pub(super) parameters: Parameters,
     /// Bytes of the model that do not learn.
     pub(super) base_bytes: u64,
     pub(super) density: Density,
     /// The levels that are trained, from the lowest to the highest.
     pub(super) range: (f64, f64),
+}
+
+/// A LoRA on a transformer, and the form of its file.
+pub(super) struct Lora {
+    pub(super) adapter: Attached,
     pub(super) form: LoraForm,
 }
 
@@ -84,12 +90,45 @@ impl Expert {
         let (low, high) = part.range;
         Ok(Self {
             which: part.expert,
-            form: lora_file::form(wanted, &adapter.modules, shape.num_layers)?,
+            lora: Some(Lora {
+                form: lora_file::form(wanted, &adapter.modules, shape.num_layers)?,
+                adapter,
+            }),
             model,
             fingerprint: fingerprint(&weights)?,
-            adapter,
             parameters,
             base_bytes: base_bytes(config, &weights, compute),
+            density: Density::new(&config.train, low, high)?,
+            range: part.range,
+        })
+    }
+
+    /// A transformer of the sizes in the folder of `part`, whose weights are drawn from the run's seed
+    /// and all learn, in fp32.
+    ///
+    /// # Errors
+    /// When the sizes cannot be read, or memory runs out.
+    pub(super) fn fresh(
+        config: &Config,
+        part: &TrainedPart,
+        compute: Kind,
+        placer: &mut Placer,
+    ) -> Result<Self, Error> {
+        let shape = TransformerConfig::read(&part.path.join("config.json"))?;
+        let mut parameters = Parameters::default();
+        let device = placer.device();
+        let mut source = RandomWeights::new(config.seed, placer);
+        let mut builder = Builder::new(&mut source, &mut parameters, compute, Base::Trained);
+        let mut model = Transformer::new(&shape, device, &mut builder)?;
+        model.offload_activations(config.train.activation_offload && device != Device::Cpu);
+        let (low, high) = part.range;
+        Ok(Self {
+            which: part.expert,
+            lora: None,
+            model,
+            fingerprint: shape.to_json().to_string(),
+            parameters,
+            base_bytes: 0,
             density: Density::new(&config.train, low, high)?,
             range: part.range,
         })
@@ -115,16 +154,19 @@ impl Expert {
 
     /// The shape of the adapter, for comparing runs.
     pub(super) fn adapter_identity(&self) -> Value {
-        let mut adapter = adapter_config(&self.adapter, "");
-        if let Some(keys) = adapter.as_object_mut() {
+        let Some(Lora { adapter, .. }) = &self.lora else {
+            return Value::Null;
+        };
+        let mut identity = adapter_config(adapter, "");
+        if let Some(keys) = identity.as_object_mut() {
             keys.retain(|key, _| key != "base_model_name_or_path" && key != "lora_dropout");
-            keys.insert("layers".into(), json!(self.adapter.modules));
+            keys.insert("layers".into(), json!(adapter.modules));
         }
-        adapter
+        identity
     }
 
-    /// Writes the LoRA into `folder` under the names that others look for, and into `peft` in PEFT's
-    /// form, from which training goes on.
+    /// Writes the LoRA, if it is one that learns, into `folder` under the names that others look for, and
+    /// into `peft` in PEFT's form, from which training goes on.
     pub(super) fn export(
         &self,
         config: &Config,
@@ -132,16 +174,19 @@ impl Expert {
         folder: &Path,
         peft: &Path,
     ) -> Result<(), Error> {
+        let Some(Lora { adapter, form }) = &self.lora else {
+            return Ok(());
+        };
         let base = model.path.display().to_string();
-        write_peft(peft, &self.adapter, &self.parameters, &base)?;
+        write_peft(peft, adapter, &self.parameters, &base)?;
         let path = peft.join("adapter_config.json");
         let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
         // To PEFT, a video model is of no kind.
         let text = text.replace("\"CAUSAL_LM\"", "null");
         std::fs::write(&path, text).map_err(|error| Error::io("write", &path, error))?;
-        let mut file = lora_file::of(&self.adapter, &self.parameters)?;
+        let mut file = lora_file::of(adapter, &self.parameters)?;
         file.metadata = self.about(config, &base).into_iter().collect();
-        file.write(&folder.join(self.file_name(&config.name)), self.form)?;
+        file.write(&folder.join(self.file_name(&config.name)), *form)?;
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use models::wan::transformer::Transformer;
 use placement::Placer;
 use tch::{Device, Kind, Tensor};
 
-use super::WanLora;
+use super::WanVideo;
 use super::expert::frozen;
 use crate::Error;
 use crate::config::{Config, Preview};
@@ -107,7 +107,7 @@ impl Previews {
     /// When a file cannot be read or written, the model diverges, or memory runs out.
     pub(super) fn make(
         &self,
-        task: &WanLora,
+        task: &WanVideo,
         folder: &Path,
         placer: &mut Placer,
     ) -> Result<Vec<Sample>, Error> {
@@ -175,7 +175,7 @@ impl Previews {
         &self,
         expert: Which,
         videos: &mut [Unfinished<'_>],
-        task: &WanLora,
+        task: &WanVideo,
         placer: &mut Placer,
     ) -> Result<(), Error> {
         if !videos.iter().any(|video| video.expert() == Some(expert)) {

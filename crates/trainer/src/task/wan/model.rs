@@ -1,0 +1,119 @@
+//! What a run knows of the model's folder: the shapes in it, and the folder that a model from nothing
+//! becomes.
+
+use std::path::Path;
+
+use models::Parameters;
+use models::formats::write_tensors;
+use models::wan::lora::Expert as Which;
+use models::wan::model::{Pipeline, WanModel};
+use models::wan::transformer::TransformerConfig;
+use tch::Kind;
+
+use crate::Error;
+use crate::config::Config;
+use crate::video::{VideoData, trained_parts};
+
+/// Fails where the transformer reads something else than what its pipeline would give it.
+fn check_inputs(config: &Config, model: &WanModel, shape: &TransformerConfig) -> Result<(), Error> {
+    let needed = match model.pipeline {
+        Pipeline::Text => shape.out_channels,
+        Pipeline::Image if model.expand_timesteps => {
+            return Err(Error::Data(format!(
+                "`{}` is an image-to-video pipeline of Wan 2.2 5B, whose transformer is that of \
+                 text-to-video: set `_class_name` of its `model_index.json` to `WanPipeline`, and \
+                 `data.image_to_video: true` to train it on given first frames",
+                model.path.display()
+            )));
+        }
+        Pipeline::Image => 2 * shape.out_channels + 4,
+    };
+    if shape.in_channels != needed {
+        return Err(Error::Data(format!(
+            "the transformer in `{}` has {} input channels, and this pipeline gives it {needed}",
+            model.path.display(),
+            shape.in_channels
+        )));
+    }
+    if config.data.image_to_video.is_some() && !model.expand_timesteps {
+        return Err(Error::Data(
+            "`data.image_to_video` is for Wan 2.2 5B (`expand_timesteps`): image-to-video models of 14B \
+             are trained so without it, and text-to-video models cannot be"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+/// The sizes of the transformers that are trained, which fit the pipeline.
+pub(super) fn shape(config: &Config, model: &WanModel) -> Result<TransformerConfig, Error> {
+    let mut first = None;
+    for part in trained_parts(model, config)? {
+        let shape = model.transformer_config(part.expert.unwrap_or(Which::High))?;
+        check_inputs(config, model, &shape)?;
+        match &first {
+            None => first = Some(shape),
+            Some(first) if *first == shape => {}
+            Some(_) => {
+                return Err(Error::Data(format!(
+                    "the two transformers in `{}` are of different sizes",
+                    model.path.display()
+                )));
+            }
+        }
+    }
+    first.ok_or_else(|| Error::Internal("no transformer is trained".into()))
+}
+
+/// Bytes that a pass keeps for its way back: of each block the stream, what its norms, attentions and
+/// adapters see, and the inside of its feed-forward layer; with checkpoints the stream before each block,
+/// and the inside of one.
+pub(super) fn activations(
+    config: &Config,
+    shape: &TransformerConfig,
+    data: &VideoData,
+    compute: Kind,
+) -> u64 {
+    let (width, inner) = (shape.width() as u64, shape.ffn_dim as u64);
+    let compute = compute.elt_size_in_bytes() as u64;
+    let rows = u64::from(config.train.per_device_train_batch_size);
+    let longest = data.training.iter().map(|clip| clip.tokens).max();
+    let tokens = rows * longest.unwrap_or(0);
+    // Three norms of the stream and two of queries and keys in fp32, inputs of six adapters in fp32,
+    // and queries, keys, values and results of two attentions.
+    let kept = tokens * (width * (4 * (3 + 3) + 4 * 5 + compute * 7) + inner * (4 + 2 * compute));
+    let layers = shape.num_layers as u64;
+    let stream = tokens * width * compute;
+    match config.train.gradient_checkpointing {
+        true => layers * stream + kept,
+        false => layers * kept,
+    }
+}
+
+/// Writes a model of the parts in `from` and a transformer of `weights`.
+pub(super) fn write_model(from: &Path, to: &Path, weights: &Parameters) -> Result<(), Error> {
+    copy(from, to)?;
+    let path = to.join("transformer/diffusion_pytorch_model.safetensors");
+    write_tensors(&path, &weights.named())?;
+    Ok(())
+}
+
+/// A folder with all that is in it.
+fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+    std::fs::create_dir_all(to).map_err(|error| Error::io("create", to, error))?;
+    let entries = std::fs::read_dir(from).map_err(|error| Error::io("read", from, error))?;
+    for entry in entries {
+        let path = entry
+            .map_err(|error| Error::io("read", from, error))?
+            .path();
+        let target = to.join(path.file_name().unwrap_or_default());
+        match path.is_dir() {
+            true => copy(&path, &target)?,
+            false => {
+                let copied = std::fs::copy(&path, &target);
+                copied.map_err(|error| Error::io("write", &target, error))?;
+            }
+        }
+    }
+    Ok(())
+}

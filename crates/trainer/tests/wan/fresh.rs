@@ -1,0 +1,177 @@
+//! A model from nothing: trained, resumed, and used as any other.
+
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+
+use models::formats::{SafetensorsFile, TensorSource};
+use surefoot_trainer::video_sampling::{Machine, PartPaths, Request, WanModel, generate};
+use surefoot_trainer::{Allocator, Observer, Stop};
+use tch::{Device, Kind};
+
+use crate::place::{Place, weights};
+
+const FRESH: [&str; 3] = [
+    "model={num_layers: 2, num_attention_heads: 2, attention_head_dim: 8, freq_dim: 16, text_dim: 12, in_channels: 6}",
+    "adapter=null",
+    "train.ema_decay=0.9",
+];
+
+fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    FRESH.iter().chain(more).copied().collect()
+}
+
+/// Ends the process, as far as a run can tell, when a step is done.
+struct Killer(u64);
+
+impl Observer for Killer {
+    fn stepped(&mut self, step: u64) {
+        assert!(step < self.0, "killed");
+    }
+}
+
+#[test]
+fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
+    let place = Place::new();
+    let previews = [
+        "sample.prompts=[a dog runs]",
+        "sample.num_inference_steps=2",
+    ];
+    let long = [
+        "train.max_steps=40",
+        "train.learning_rate=0.003",
+        "train.eval_steps=20",
+        "train.save_steps=0",
+        "train.logging_steps=10",
+    ];
+    let summary = place.run(&with(&[&previews[..], &long].concat())).unwrap();
+    let run = place.path("runs/clips");
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let held_out: Vec<f64> = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+        .filter(|record| record["kind"] == "eval")
+        .map(|record| record["eval_loss"].as_f64().unwrap())
+        .collect();
+    assert!(held_out.len() >= 2 && held_out.iter().all(|loss| loss.is_finite()));
+    let (first, last) = (summary.first_loss.unwrap(), summary.last_loss.unwrap());
+    assert!(last < 0.9 * first, "{first} to {last}");
+    // Nothing is known before the first step, and nothing shown.
+    let names = fs::read_dir(run.join("samples")).unwrap();
+    let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["step-000040"]);
+    assert!(!run.join("adapter").exists());
+
+    let model = run.join("model");
+    let folder = WanModel::open(&model, &PartPaths::default()).unwrap();
+    assert_eq!(
+        (folder.transformer.num_layers, folder.transformer.width()),
+        (2, 16)
+    );
+    let made = place.path("made");
+    let request = Request {
+        prompt: "a dog runs".into(),
+        negative_prompt: String::new(),
+        width: Some(32),
+        height: Some(32),
+        num_frames: Some(5),
+        fps: None,
+        num_inference_steps: 2,
+        guidance_scale: 2.0,
+        guidance_scale_2: None,
+        flow_shift: None,
+        scheduler: None,
+        boundary_ratio: None,
+        seed: 1,
+        image: None,
+        loras: Vec::new(),
+        loras_2: Vec::new(),
+        latents: None,
+        save_latents: None,
+        output: Some(made.clone()),
+    };
+    let machine = Machine {
+        device: Device::Cpu,
+        compute: Kind::Float,
+    };
+    generate(&folder, &request, machine, &mut |_, _| ()).unwrap();
+    assert_eq!(fs::read_dir(&made).unwrap().count(), 5);
+
+    let base = format!("model.name_or_path={}", model.display());
+    let lora = place.run(&["name=lora", &base]).unwrap();
+    assert_eq!(lora.steps, 6);
+    let path = place.path("runs/lora/adapter/lora.safetensors");
+    assert_eq!(SafetensorsFile::open(&path).unwrap().names().len(), 60);
+    // Its parts are those that the base was trained with: nothing was encoded again but the clips and
+    // captions that only the LoRA has.
+    assert_eq!(place.encoded(&["name=lora", &base]), (0, 0));
+}
+
+#[test]
+fn a_run_that_is_killed_anywhere_ends_with_the_same_bits() {
+    let place = Place::new();
+    let overrides = with(&["train.save_steps=1"]);
+    place
+        .run(&[&overrides[..], &["name=whole"]].concat())
+        .unwrap();
+    for step in 2..=6 {
+        let name = format!("name=killed{step}");
+        let run = [&overrides[..], &[name.as_str()]].concat();
+        let config = place.config(&run);
+        let killed = catch_unwind(AssertUnwindSafe(|| {
+            let allocator = Allocator::torch();
+            surefoot_trainer::run(&config, &allocator, &mut Killer(step), &Stop::default())
+        }));
+        assert!(killed.is_err());
+        let resume = "train.resume_from_checkpoint=latest";
+        place.run(&[&run[..], &[resume]].concat()).unwrap();
+        let [whole, parts] =
+            ["whole".to_owned(), format!("killed{step}")].map(|name| place.path("runs").join(name));
+        assert!(
+            weights(&whole) == weights(&parts),
+            "killed after step {step}"
+        );
+        for file in [
+            "model/transformer/diffusion_pytorch_model.safetensors",
+            "model/vae/diffusion_pytorch_model.safetensors",
+            "checkpoints/step-000006/optimizer.safetensors",
+        ] {
+            let read = |run: &Path| fs::read(run.join(file)).unwrap();
+            assert!(read(&whole) == read(&parts), "{file}");
+        }
+    }
+}
+
+/// Sums over the uses of text and time have another order then, so that bits may differ.
+#[test]
+fn checkpointed_blocks_learn_the_same() {
+    let place = Place::new();
+    let loss = |more: &[&str]| {
+        let summary = place.run(&with(more)).unwrap();
+        summary.held_out.unwrap().loss
+    };
+    let plain = loss(&["name=plain"]);
+    let checkpointed = loss(&["name=other", "train.gradient_checkpointing=true"]);
+    assert!(
+        (plain / checkpointed - 1.0).abs() < 1e-4,
+        "{plain} {checkpointed}"
+    );
+    let other = loss(&["name=third", "seed=4"]);
+    assert!((plain / other - 1.0).abs() > 1e-3, "{plain} {other}");
+}
+
+#[test]
+fn a_run_does_not_go_on_with_another_shape() {
+    let place = Place::new();
+    place.run(&with(&["train.max_steps=2"])).unwrap();
+    let resume = "train.resume_from_checkpoint=latest";
+    let error = place
+        .run(&with(&["model.num_layers=3", resume]))
+        .unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("transformer"), "{text}");
+    let error = place
+        .run(&with(&["model.in_channels=4", resume]))
+        .unwrap_err();
+    assert!(!error.to_string().is_empty());
+}
