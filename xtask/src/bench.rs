@@ -9,6 +9,7 @@ mod placement;
 mod process;
 mod train;
 mod ui;
+mod video_small;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -19,6 +20,7 @@ use lora::LoraBench;
 use placement::PlacementBench;
 pub(crate) use train::TrainBench;
 use ui::UiBench;
+use video_small::VideoSmallBench;
 
 /// Measure this project against its peers, on this machine.
 #[derive(clap::Args)]
@@ -41,6 +43,8 @@ enum Benchmark {
     Train(TrainBench),
     /// The page: memory, CPU, first paint, and what it takes from a training
     Ui(UiBench),
+    /// The small video model and its LoRA: what their clips show, and how it moves
+    VideoSmall(VideoSmallBench),
 }
 
 impl Bench {
@@ -52,6 +56,7 @@ impl Bench {
             Benchmark::Lora(bench) => bench.run(),
             Benchmark::Train(bench) => bench.run(),
             Benchmark::Ui(bench) => bench.run(),
+            Benchmark::VideoSmall(bench) => bench.run(),
         }
     }
 }

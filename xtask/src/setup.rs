@@ -13,6 +13,8 @@
 mod archive;
 mod cache;
 mod cargo_config;
+pub(crate) mod clips;
+mod debian;
 mod fetch;
 mod hip_runtime;
 mod libtorch;
@@ -46,6 +48,10 @@ pub(crate) struct Setup {
     /// this machine runs; about 50 MB to download, and nothing is installed)
     #[arg(long)]
     hip: bool,
+    /// Also make the clips of moving garments that `configs/video-small.yaml` learns (from Debian's
+    /// package dataset-fashion-mnist; about 31 MB to download, and nothing is installed)
+    #[arg(long)]
+    clips: bool,
 }
 
 impl Setup {
@@ -56,6 +62,9 @@ impl Setup {
         }
         if self.hip && hip_runtime()?.is_none() {
             bail!("setup gets AMD's HIP runtime through apt-get, which this machine has not");
+        }
+        if self.clips {
+            clips()?;
         }
         Ok(())
     }
@@ -72,8 +81,18 @@ pub(crate) fn ensure() -> Result<Libtorch> {
     Ok(libtorch)
 }
 
-/// The model that `config` fine-tunes, if it is one that setup knows.
-pub(crate) fn model_for(config: &str) -> Result<()> {
+/// The folder of the clips of moving garments.
+pub(crate) fn clips() -> Result<PathBuf> {
+    let folder = clips::ensure(&Cache::open()?)?;
+    eprintln!("clips     moving garments, in {}", folder.display());
+    Ok(folder)
+}
+
+/// The model that `config` fine-tunes and the clips that it learns, if they are such that setup knows.
+pub(crate) fn needed_by(config: &str) -> Result<()> {
+    if clips::NAMES.iter().any(|name| config.contains(name)) {
+        clips()?;
+    }
     if config.contains(model::NAME) {
         let folder = model::ensure(&Cache::open()?)?;
         eprintln!("model     SmolLM2-135M-Instruct, in {}", folder.display());

@@ -14,6 +14,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::cache::Cache;
+use super::debian::{self, answers, output};
 
 const NAME: &str = "hip-runtime";
 
@@ -22,7 +23,7 @@ const PACKAGES: [&str; 3] = ["libamdhip64-7", "libamdhip64-6", "libamdhip64-5"];
 
 /// The folder to put on the library path; `None` on a machine without apt.
 pub(crate) fn ensure(cache: &Cache) -> Result<Option<PathBuf>> {
-    if !answers(Command::new("apt-get").arg("--version")) {
+    if !debian::has_apt() {
         return Ok(None);
     }
     let packages = needed()?;
@@ -32,7 +33,10 @@ pub(crate) fn ensure(cache: &Cache) -> Result<Option<PathBuf>> {
     let lock = cache.lock()?;
     eprintln!("unpacking AMD's HIP runtime ({} packages)", packages.len());
     let (downloads, scratch) = (cache.staging()?, cache.staging()?);
-    download(&packages, downloads.path())?;
+    let pinned = packages
+        .iter()
+        .map(|(name, version)| format!("{name}={version}"));
+    debian::download(pinned, downloads.path())?;
     let entry = cache.make(&lock, NAME, packages, |entry| {
         unpack(downloads.path(), scratch.path(), entry)
     })?;
@@ -73,30 +77,9 @@ fn planned(plan: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn download(packages: &BTreeMap<String, String>, folder: &Path) -> Result<()> {
-    let pinned = packages
-        .iter()
-        .map(|(name, version)| format!("{name}={version}"));
-    output(
-        Command::new("apt-get")
-            .args(["--quiet", "download"])
-            .args(pinned)
-            .current_dir(folder),
-    )?;
-    Ok(())
-}
-
 /// Unpacks packages, and puts their libraries side by side.
 fn unpack(downloads: &Path, scratch: &Path, entry: &Path) -> Result<()> {
-    for package in downloads.read_dir()? {
-        let package = package?.path();
-        output(
-            Command::new("dpkg-deb")
-                .arg("--extract")
-                .arg(package)
-                .arg(scratch),
-        )?;
-    }
+    debian::extract(downloads, scratch)?;
     // Debian's folder has the machine's name: `usr/lib/x86_64-linux-gnu`.
     let lib = scratch.join("usr/lib");
     let unreadable = || format!("cannot read `{}`", lib.display());
@@ -116,24 +99,6 @@ fn unpack(downloads: &Path, scratch: &Path, entry: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn answers(command: &mut Command) -> bool {
-    command.output().is_ok_and(|output| output.status.success())
-}
-
-fn output(command: &mut Command) -> Result<String> {
-    let program = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .output()
-        .with_context(|| format!("cannot start `{program}`"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "`{program}` failed: {}",
-        said.trim()
-    );
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]

@@ -1,0 +1,303 @@
+//! `cargo xtask bench video-small`: what the small video model makes, with and without the LoRA, by
+//! numbers.
+//!
+//! Each garment is asked for in each motion, with seeds that nothing was trained with. Where the light of a
+//! frame has its middle tells how a garment moves, and a classifier of the nearest neighbours among the
+//! clips that the base learned tells which it is. Both are asked first what they say of real clips.
+
+mod garment;
+mod picture;
+mod track;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use image::GrayImage;
+use serde::Serialize;
+
+use self::garment::Classifier;
+use self::track::Track;
+use super::train::cpu_name;
+use crate::setup::clips::GARMENTS;
+use crate::setup::clips::draw::{self, CANVAS, FRAMES, Motion};
+use crate::{setup, train, workspace};
+
+/// What a picture of the README shows of: the base alone, and both in turn.
+const SHOWN: [(&str, Motion, bool); 4] = [
+    ("boot", Motion::Left, false),
+    ("shirt", Motion::Down, false),
+    ("boot", Motion::Circle, false),
+    ("boot", Motion::Circle, true),
+];
+/// Seeds begin here; those of previews and of the training are others.
+const FIRST_SEED: u32 = 1000;
+
+/// What the small video model makes of prompts, with and without its LoRA.
+#[derive(clap::Args)]
+pub(crate) struct VideoSmallBench {
+    /// The base
+    #[arg(long, value_name = "DIR", default_value = "runs/video-small/model")]
+    model: PathBuf,
+
+    /// The LoRA
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "runs/video-small-lora/adapter/video-small-lora.safetensors"
+    )]
+    lora: PathBuf,
+
+    /// Clips of each garment in each motion
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    seeds: u32,
+
+    /// Where the numbers go [default: bench/video-small.json in the target folder]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+
+    /// Where a picture of some clips goes [default: none is drawn]
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    #[serde(rename = "rung")]
+    evidence_level: &'static str,
+    cpu: String,
+    steps: u32,
+    guidance_scale: f64,
+    seeds: Vec<u32>,
+    rows: Vec<Row>,
+}
+
+/// Clips of one motion from one source.
+#[derive(Debug, Serialize)]
+struct Row {
+    /// `real`, `base` or `base + LoRA`.
+    source: &'static str,
+    /// The motion that was asked for.
+    motion: &'static str,
+    clips: usize,
+    /// Share of the clips that move as asked.
+    motion_right: f64,
+    /// Share of the clips whose garment is the one asked for, by the classifier.
+    garment_right: f64,
+    /// Pixels that the middle moves from one frame to the next, on the mean.
+    pixels_per_frame: f64,
+    /// How much of a circle the way turns, whichever way around, on the mean.
+    turns: f64,
+}
+
+/// A clip, and what was asked for.
+struct Clip {
+    garment: &'static str,
+    motion: Motion,
+    frames: Vec<GrayImage>,
+}
+
+const STEPS: u32 = 20;
+const GUIDANCE: f64 = 3.0;
+
+impl VideoSmallBench {
+    pub(crate) fn run(self) -> Result<()> {
+        for (path, config) in [
+            (&self.model, "video-small"),
+            (&self.lora, "video-small-lora"),
+        ] {
+            ensure!(
+                path.exists(),
+                "`{}` is not there: run `cargo xtask train configs/{config}.yaml` first",
+                path.display()
+            );
+        }
+        let libtorch = setup::ensure()?;
+        let folder = setup::clips()?;
+        let surefoot = train::build(&libtorch)?;
+        let moving = real(&folder, "moving")?;
+        let circling = real(&folder, "circling")?;
+        let classifier = Classifier::of(moving.iter().map(|clip| (clip.garment, &*clip.frames)));
+        let mut rows = Vec::new();
+        for motion in Motion::STRAIGHT {
+            // Of each of these, the classifier has seen the clip itself.
+            let clips = moving.iter().filter(|clip| clip.motion == motion);
+            let left_out = Classifier::leaving_out(&classifier);
+            rows.push(row("real", motion, clips, &left_out));
+        }
+        rows.push(row("real", Motion::Circle, circling.iter(), &classifier));
+        let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let seeds: Vec<u32> = (FIRST_SEED..FIRST_SEED + self.seeds).collect();
+        let mut shown = Vec::new();
+        for (source, lora) in [("base", None), ("base + LoRA", Some(&self.lora))] {
+            for motion in Motion::STRAIGHT.into_iter().chain([Motion::Circle]) {
+                eprintln!("{source}: a garment {}", motion.words());
+                let mut clips = Vec::new();
+                for (_, garment) in GARMENTS {
+                    for seed in &seeds {
+                        let frames =
+                            self.generate(&surefoot, scratch.path(), garment, motion, *seed, lora)?;
+                        clips.push(Clip {
+                            garment,
+                            motion,
+                            frames,
+                        });
+                    }
+                }
+                rows.push(row(source, motion, clips.iter(), &classifier));
+                for (index, wanted) in SHOWN.iter().enumerate() {
+                    let is_it =
+                        |clip: &&Clip| (clip.garment, clip.motion, lora.is_some()) == *wanted;
+                    if let Some(clip) = clips.iter().find(is_it) {
+                        shown.push((index, clip.frames.clone()));
+                    }
+                }
+            }
+        }
+        let report = Report {
+            evidence_level: "CPU, real",
+            cpu: cpu_name(),
+            steps: STEPS,
+            guidance_scale: GUIDANCE,
+            seeds,
+            rows,
+        };
+        report.print();
+        let target = workspace::target(&workspace::shell()?)?;
+        let out = self.out.unwrap_or(target.join("bench/video-small.json"));
+        report.write(&out)?;
+        if let Some(path) = &self.picture {
+            shown.sort_by_key(|(index, _)| *index);
+            let rows: Vec<_> = shown.into_iter().map(|(_, frames)| frames).collect();
+            picture::draw(&rows)
+                .save(path)
+                .with_context(|| format!("cannot write `{}`", path.display()))?;
+        }
+        Ok(())
+    }
+
+    /// The frames of a clip that the model makes.
+    fn generate(
+        &self,
+        surefoot: &Path,
+        scratch: &Path,
+        garment: &str,
+        motion: Motion,
+        seed: u32,
+        lora: Option<&PathBuf>,
+    ) -> Result<Vec<GrayImage>> {
+        let place = scratch.join("clip");
+        let mut command = Command::new(surefoot);
+        command.args(["generate", "--device", "cpu", "--json", "--model"]);
+        command.arg(&self.model);
+        let prompt = format!("a {garment} {}", motion.words());
+        let side = CANVAS.to_string();
+        command
+            .args(["--prompt", &prompt, "--seed", &seed.to_string()])
+            .args(["--width", &side, "--height", &side])
+            .args(["--num-frames", &FRAMES.to_string()])
+            .args(["--num-inference-steps", &STEPS.to_string()])
+            .args(["--guidance-scale", &GUIDANCE.to_string()])
+            .arg("--output")
+            .arg(&place)
+            .stdin(Stdio::null());
+        if let Some(lora) = lora {
+            command.arg("--lora").arg(lora);
+        }
+        let output = command
+            .output()
+            .with_context(|| format!("cannot start `{}`", surefoot.display()))?;
+        ensure!(
+            output.status.success(),
+            "{command:?} failed: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        let frames = draw::load(&place)?;
+        ensure!(frames.len() == FRAMES as usize, "{} frames", frames.len());
+        fs::remove_dir_all(&place)?;
+        Ok(frames)
+    }
+}
+
+/// The clips of a set that setup made.
+fn real(folder: &Path, name: &str) -> Result<Vec<Clip>> {
+    let path = folder.join(format!("{name}.jsonl"));
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    let mut clips = Vec::new();
+    for line in text.lines() {
+        let value: serde_json::Value = serde_json::from_str(line)?;
+        let caption = value["caption"].as_str().unwrap_or_default();
+        let motions = Motion::STRAIGHT.into_iter().chain([Motion::Circle]);
+        let mut kinds = motions.flat_map(|motion| GARMENTS.map(|(_, word)| (word, motion)));
+        let kind = kinds.find(|(word, motion)| caption == format!("a {word} {}", motion.words()));
+        let (garment, motion) = kind.with_context(|| format!("an unknown caption: {caption}"))?;
+        let file = value["file_name"].as_str().unwrap_or_default();
+        clips.push(Clip {
+            garment,
+            motion,
+            frames: draw::load(&folder.join(file))?,
+        });
+    }
+    Ok(clips)
+}
+
+fn row<'a>(
+    source: &'static str,
+    motion: Motion,
+    clips: impl Iterator<Item = &'a Clip>,
+    classifier: &Classifier,
+) -> Row {
+    let (mut count, mut moves, mut shows, mut pixels, mut turns) = (0, 0, 0, 0.0, 0.0);
+    for clip in clips {
+        let track = Track::of(&clip.frames);
+        count += 1;
+        moves += usize::from(track.motion() == Some(motion));
+        shows += usize::from(classifier.garment(&clip.frames) == Some(clip.garment));
+        pixels += track.pixels_per_frame();
+        turns += track.turns().abs();
+    }
+    let all = f64::from(count.max(1) as u32);
+    Row {
+        source,
+        motion: motion.words(),
+        clips: count,
+        motion_right: moves as f64 / all,
+        garment_right: shows as f64 / all,
+        pixels_per_frame: pixels / all,
+        turns: turns / all,
+    }
+}
+
+impl Report {
+    fn print(&self) {
+        println!(
+            "{:<12} {:<18} {:>5} {:>13} {:>14} {:>12} {:>6}",
+            "clips of", "asked for", "clips", "moves so", "that garment", "px a frame", "turns"
+        );
+        for row in &self.rows {
+            println!(
+                "{:<12} {:<18} {:>5} {:>11.0} % {:>12.0} % {:>12.2} {:>6.2}",
+                row.source,
+                row.motion,
+                row.clips,
+                100.0 * row.motion_right,
+                100.0 * row.garment_right,
+                row.pixels_per_frame,
+                row.turns
+            );
+        }
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
+        let context = || format!("cannot write `{}`", path.display());
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).with_context(context)?;
+        }
+        let text = serde_json::to_string_pretty(self)?;
+        fs::write(path, text + "\n").with_context(context)?;
+        eprintln!("numbers   {}", path.display());
+        Ok(())
+    }
+}
