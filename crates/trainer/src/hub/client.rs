@@ -222,7 +222,7 @@ impl<'a> Client<'a> {
             let (problem, asked) = problem;
             let wait = asked.map_or(
                 self.settings.pause * (1_u32 << (tried - 1).min(5)),
-                |seconds| Duration::from_secs(seconds),
+                Duration::from_secs,
             );
             if tried >= TRIES || wait > LONGEST_WAIT {
                 return Err(Refusal::Unreachable(match wait > LONGEST_WAIT {
