@@ -32,6 +32,7 @@ const FILES: &[(&str, &str)] = python_files![
     "surefoot_activate/_install.py",
     "surefoot_activate/_installer.py",
     "surefoot_activate/_library.py",
+    "surefoot_activate/_pools.py",
     "surefoot_activate/_refusals.py",
     "surefoot_activate/_startup.py",
     "surefoot_activate/_summary.py",
