@@ -17,6 +17,8 @@ pub(super) struct Track {
 
 /// A step that is shorter has no direction that is more than noise.
 const SHORT: f64 = 0.25;
+/// What turns by more goes back.
+const BACK: f64 = 0.75 * PI;
 /// What goes less far in all does not move.
 const STILL: f64 = 4.0;
 
@@ -50,7 +52,9 @@ impl Track {
         let long = self.steps.iter().filter(|s| s.0.hypot(s.1) >= SHORT);
         let directions: Vec<f64> = long.map(|step| step.1.atan2(step.0)).collect();
         let turn = |pair: &[f64]| (pair[1] - pair[0] + PI).rem_euclid(TAU) - PI;
-        directions.windows(2).map(turn).sum::<f64>() / TAU
+        let turns = directions.windows(2).map(turn);
+        // A step back is as much a turn to the one side as to the other.
+        turns.filter(|turn| turn.abs() < BACK).sum::<f64>() / TAU
     }
 
     /// Which motion it is: around, or along one axis; `None` for neither.
