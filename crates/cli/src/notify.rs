@@ -2,7 +2,7 @@
 //!
 //! One POST whose JSON ntfy, Slack and Discord take: Slack shows `text`, Discord `content`, and the headers have
 //! ntfy (2.10 or newer) show `content`, too. Redirects are not followed, no answer is waited for longer than
-//! [`LIMIT`], and whatever goes wrong is a line on stderr: a run never fails because of it.
+//! ten seconds, and whatever goes wrong is a line on stderr: a run never fails because of it.
 
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -117,7 +117,7 @@ impl Notifier {
     }
 }
 
-/// Waits for what is being sent, which takes [`LIMIT`] at most.
+/// Waits for what is being sent, which takes ten seconds at most.
 impl Drop for Notifier {
     fn drop(&mut self) {
         for sending in self.sending.drain(..) {
