@@ -25,6 +25,7 @@ use crate::Error;
 use crate::allocator::Allocator;
 use crate::checkpoint::{self, Trained};
 use crate::config::Config;
+use crate::data::SplitMix64;
 use crate::estimate::Estimate;
 use crate::events::{Best, Evaluation, SkippedStep};
 use crate::metrics::{Record, Recorder};
@@ -404,8 +405,11 @@ impl<'a> Run<'a> {
     fn passes(&mut self) -> Result<Passes, Error> {
         // Randomness in a step depends on the seed, the step and the rank alone, so there is no
         // generator state to save.
-        let rank = (self.ranks.rank() as u64).rotate_left(56);
-        torch_ext::random::manual_seed(self.config.seed ^ self.step.rotate_left(32) ^ rank)?;
+        torch_ext::random::manual_seed(step_seed(
+            self.config.seed,
+            self.step,
+            self.ranks.rank() as u64,
+        ))?;
         let turn = self.task.begin_step(self.step, &mut self.placer)?;
         let mut gradients = match self.turns.get(turn) {
             Some(turn) => Gradients::of(turn.parameters.clone()),
@@ -546,4 +550,29 @@ fn resumes(records: &[Record]) -> impl Iterator<Item = (u64, &[Change])> {
         Record::Resumed { step, changes } => Some((*step, changes.as_slice())),
         _ => None,
     })
+}
+
+/// What the generators are seeded with for a step of a rank. The CPU's takes the lower 32 bits alone, so that
+/// every bit of it follows from each of the numbers.
+fn step_seed(seed: u64, step: u64, rank: u64) -> u64 {
+    SplitMix64::new(&[seed, step, rank]).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_steps_draw_the_same_numbers_on_the_cpu() {
+        let mut drawn = BTreeSet::new();
+        for (seed, step, rank) in [(0, 0, 0), (0, 1, 0), (0, 2, 0), (0, 1, 1), (1, 1, 0)] {
+            torch_ext::random::manual_seed(step_seed(seed, step, rank)).unwrap();
+            let numbers = tch::Tensor::rand([8], (tch::Kind::Float, tch::Device::Cpu));
+            let numbers = Vec::<f32>::try_from(&numbers).unwrap();
+            drawn.insert(numbers.iter().map(|n| n.to_bits()).collect::<Vec<_>>());
+        }
+        assert_eq!(drawn.len(), 5);
+    }
 }
