@@ -157,16 +157,7 @@ impl<'a> Client<'a> {
         let (_, answer) = self.asked(&info.address, false, start)?;
         let status = answer.status().as_u16();
         match status {
-            200 => Ok((
-                0,
-                Box::new(
-                    answer
-                        .into_body()
-                        .into_with_config()
-                        .limit(u64::MAX)
-                        .reader(),
-                ),
-            )),
+            200 => Ok((0, body(answer))),
             206 => {
                 let range = answer.headers().get(header::CONTENT_RANGE);
                 let begins = range.and_then(|range| {
@@ -179,16 +170,7 @@ impl<'a> Client<'a> {
                         host(&info.address)
                     )));
                 }
-                Ok((
-                    start,
-                    Box::new(
-                        answer
-                            .into_body()
-                            .into_with_config()
-                            .limit(u64::MAX)
-                            .reader(),
-                    ),
-                ))
+                Ok((start, body(answer)))
             }
             // Beyond the end: what is there is not of this file.
             416 if start > 0 => Ok((0, Box::new(std::io::empty()))),
@@ -368,6 +350,12 @@ fn origin(address: &str) -> &str {
 
 fn same_origin(one: &str, other: &str) -> bool {
     origin(one).eq_ignore_ascii_case(origin(other))
+}
+
+/// The bytes of an answer, as many as there are.
+fn body(answer: Response<Body>) -> Box<dyn Read> {
+    let body = answer.into_body().into_with_config().limit(u64::MAX);
+    Box::new(body.reader())
 }
 
 /// The host of an address alone: what is behind it may be signed.

@@ -1,7 +1,6 @@
 //! Both experts in one run.
 
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use models::formats::{SafetensorsFile, TensorSource};
@@ -9,7 +8,7 @@ use placement::Bytes;
 use placement::plan::Memory;
 use surefoot_trainer::task::Task;
 use surefoot_trainer::task::wan::WanVideo;
-use surefoot_trainer::{Allocator, NoObserver, Observer, Stop};
+use surefoot_trainer::{Allocator, NoObserver, Stop};
 use tch::Kind;
 
 use crate::place::{Place, copy, weights};
@@ -120,47 +119,16 @@ fn each_expert_learns_in_its_turn_and_has_a_file() {
     assert_eq!(turns, [high, high, low, low, high, high]);
 }
 
-/// Ends the process, as far as a run can tell, when a step is done.
-struct Killer(u64);
-
-impl Observer for Killer {
-    fn stepped(&mut self, step: u64) {
-        assert!(step < self.0, "killed");
-    }
-}
-
 #[test]
 fn a_run_that_is_killed_anywhere_ends_with_the_same_bits() {
     let place = place();
-    let overrides = with(&["train.save_steps=1"]);
-    place
-        .run(&[&overrides[..], &["name=whole"]].concat())
-        .unwrap();
-    for step in 2..=6 {
-        let name = format!("name=killed{step}");
-        let run = [&overrides[..], &[name.as_str()]].concat();
-        let config = place.config(&run);
-        let killed = catch_unwind(AssertUnwindSafe(|| {
-            let allocator = Allocator::torch();
-            surefoot_trainer::run(&config, &allocator, &mut Killer(step), &Stop::default())
-        }));
-        assert!(killed.is_err());
-        let resume = "train.resume_from_checkpoint=latest";
-        place.run(&[&run[..], &[resume]].concat()).unwrap();
-        let [whole, parts] =
-            ["whole".to_owned(), format!("killed{step}")].map(|name| place.path("runs").join(name));
-        assert!(
-            weights(&whole) == weights(&parts),
-            "killed after step {step}"
-        );
-        for file in [
+    place.check_kills(
+        &with(&["train.save_steps=1"]),
+        &[
             "adapter/high_noise/adapter_model.safetensors",
             "checkpoints/step-000006/optimizer.safetensors",
-        ] {
-            let read = |run: &Path| fs::read(run.join(file)).unwrap();
-            assert!(read(&whole) == read(&parts), "{file}");
-        }
-    }
+        ],
+    );
 }
 
 #[test]

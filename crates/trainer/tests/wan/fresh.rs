@@ -1,15 +1,12 @@
 //! A model from nothing: trained, resumed, and used as any other.
 
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 
 use models::formats::{SafetensorsFile, TensorSource};
 use surefoot_trainer::video_sampling::{Machine, PartPaths, Request, WanModel, generate};
-use surefoot_trainer::{Allocator, Observer, Stop};
 use tch::{Device, Kind};
 
-use crate::place::{Place, weights};
+use crate::place::Place;
 
 const FRESH: [&str; 3] = [
     "model={num_layers: 2, num_attention_heads: 2, attention_head_dim: 8, freq_dim: 16, text_dim: 12, in_channels: 6}",
@@ -19,15 +16,6 @@ const FRESH: [&str; 3] = [
 
 fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
     FRESH.iter().chain(more).copied().collect()
-}
-
-/// Ends the process, as far as a run can tell, when a step is done.
-struct Killer(u64);
-
-impl Observer for Killer {
-    fn stepped(&mut self, step: u64) {
-        assert!(step < self.0, "killed");
-    }
 }
 
 #[test]
@@ -110,36 +98,14 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
 #[test]
 fn a_run_that_is_killed_anywhere_ends_with_the_same_bits() {
     let place = Place::new();
-    let overrides = with(&["train.save_steps=1"]);
-    place
-        .run(&[&overrides[..], &["name=whole"]].concat())
-        .unwrap();
-    for step in 2..=6 {
-        let name = format!("name=killed{step}");
-        let run = [&overrides[..], &[name.as_str()]].concat();
-        let config = place.config(&run);
-        let killed = catch_unwind(AssertUnwindSafe(|| {
-            let allocator = Allocator::torch();
-            surefoot_trainer::run(&config, &allocator, &mut Killer(step), &Stop::default())
-        }));
-        assert!(killed.is_err());
-        let resume = "train.resume_from_checkpoint=latest";
-        place.run(&[&run[..], &[resume]].concat()).unwrap();
-        let [whole, parts] =
-            ["whole".to_owned(), format!("killed{step}")].map(|name| place.path("runs").join(name));
-        assert!(
-            weights(&whole) == weights(&parts),
-            "killed after step {step}"
-        );
-        for file in [
+    place.check_kills(
+        &with(&["train.save_steps=1"]),
+        &[
             "model/transformer/diffusion_pytorch_model.safetensors",
             "model/vae/diffusion_pytorch_model.safetensors",
             "checkpoints/step-000006/optimizer.safetensors",
-        ] {
-            let read = |run: &Path| fs::read(run.join(file)).unwrap();
-            assert!(read(&whole) == read(&parts), "{file}");
-        }
-    }
+        ],
+    );
 }
 
 /// Sums over the uses of text and time have another order then, so that bits may differ.

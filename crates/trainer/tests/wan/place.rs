@@ -1,11 +1,12 @@
 //! A folder with a tiny model, a few clips and the runs on them.
 
 use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use image::codecs::gif::GifEncoder;
 use image::{Delay, Frame, Rgb, RgbImage, Rgba, RgbaImage};
-use surefoot_trainer::{Allocator, Config, Error, NoObserver, Stop, Summary};
+use surefoot_trainer::{Allocator, Config, Error, NoObserver, Observer, Stop, Summary};
 
 pub(crate) fn golden(name: &str) -> PathBuf {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/golden");
@@ -111,12 +112,49 @@ impl Place {
         surefoot_trainer::run(&config, &allocator, &mut NoObserver, &Stop::default())
     }
 
+    /// Fails unless a run of six steps that is killed after any but the first, and resumed, ends with the same
+    /// bits in its weights and in `files` as one that is not.
+    pub(crate) fn check_kills(&self, overrides: &[&str], files: &[&str]) {
+        self.run(&[overrides, &["name=whole"]].concat()).unwrap();
+        for step in 2..=6 {
+            let name = format!("name=killed{step}");
+            let run = [overrides, &[name.as_str()]].concat();
+            let config = self.config(&run);
+            let killed = catch_unwind(AssertUnwindSafe(|| {
+                let allocator = Allocator::torch();
+                surefoot_trainer::run(&config, &allocator, &mut Killer(step), &Stop::default())
+            }));
+            assert!(killed.is_err());
+            let resume = "train.resume_from_checkpoint=latest";
+            self.run(&[&run[..], &[resume]].concat()).unwrap();
+            let [whole, parts] = ["whole".to_owned(), format!("killed{step}")]
+                .map(|name| self.path("runs").join(name));
+            assert!(
+                weights(&whole) == weights(&parts),
+                "killed after step {step}"
+            );
+            for file in files {
+                let read = |run: &Path| fs::read(run.join(file)).unwrap();
+                assert!(read(&whole) == read(&parts), "{file}");
+            }
+        }
+    }
+
     /// How many clips and captions a run would encode now.
     pub(crate) fn encoded(&self, overrides: &[&str]) -> (usize, usize) {
         let config = self.config(overrides);
         let done = surefoot_trainer::encode(&config, &Allocator::torch(), &mut NoObserver);
         let done = done.unwrap();
         (done.encoded_clips, done.encoded_captions)
+    }
+}
+
+/// Ends the process, as far as a run can tell, when a step is done.
+struct Killer(u64);
+
+impl Observer for Killer {
+    fn stepped(&mut self, step: u64) {
+        assert!(step < self.0, "killed");
     }
 }
 
