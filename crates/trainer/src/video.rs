@@ -12,6 +12,7 @@ mod cache;
 mod clips;
 mod density;
 mod encode;
+mod encoded_by;
 mod ffmpeg;
 mod frames;
 mod fresh;

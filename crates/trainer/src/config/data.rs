@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::encoded_by::EncodedBy;
 use super::video::{FrameExtraction, Numbers};
 
 /// The text or the videos to learn from, and how they are cut.
@@ -18,7 +19,7 @@ pub struct DataConfig {
     /// `.md` are plain text; `.jsonl`, `.json` and `.csv` hold records of `text`, of `prompt` and
     /// `completion`, or of `messages`, which only published models are trained on.
     /// With `resolution`, a folder of videos, images and folders of frames with captions beside them, or
-    /// a `.jsonl` file that names them.
+    /// a `.jsonl` file that names them. With `encoded_by`, a folder with caches of another trainer.
     #[schemars(extend("format" = "path"))]
     pub path: Option<PathBuf>,
     /// Other data to measure the held-out loss on, a file or folder as `path`; then all of `path` is
@@ -54,6 +55,8 @@ pub struct DataConfig {
     /// get. A picture keeps its shape as well as a bucket of that area can.
     #[schemars(range(min = 16, max = 16384))]
     pub resolution: Option<Numbers>,
+    /// Makes this a run on clips that another trainer has encoded: `path` is the folder with its caches.
+    pub encoded_by: Option<EncodedBy>,
     /// Frames of a clip, or several numbers of them; each is rounded down to 4 n + 1. Images are
     /// clips of one frame whatever this says.
     #[schemars(range(min = 1, max = 4096))]
@@ -193,6 +196,7 @@ impl Default for DataConfig {
             tokenizer: TokenizerKind::Bytes,
             vocab_size: 2048,
             resolution: None,
+            encoded_by: None,
             num_frames: None,
             frame_extraction: None,
             frame_stride: None,

@@ -128,7 +128,7 @@ impl ModelConfig {
 impl Config {
     /// Whether the run is one on videos.
     pub fn is_video(&self) -> bool {
-        self.data.resolution.is_some()
+        self.data.resolution.is_some() || self.data.encoded_by.is_some()
     }
 
     /// What a loss is measured in.
@@ -431,7 +431,8 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
         problems.push((path.to_vec(), message, help));
     };
     let (data, train) = (&config.data, &config.train);
-    for (path, message, help) in shape_problems(config) {
+    let others = super::encoded_by::problems(config);
+    for (path, message, help) in shape_problems(config).into_iter().chain(others) {
         report(path, message, help);
     }
     let sides = data.resolution.as_ref().map_or(0, |r| r.list().len());

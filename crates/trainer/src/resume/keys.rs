@@ -92,6 +92,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("data.vocab_size", Fixed),
     // Of videos, the clips and their captions are compared by themselves, whatever cuts them.
     ("data.resolution", Free),
+    ("data.encoded_by", Free),
     ("data.num_frames", Free),
     ("data.frame_extraction", Free),
     ("data.frame_stride", Free),

@@ -115,7 +115,7 @@ impl Cache {
         }
         let shape = frames::shape(source, fps)?;
         let facts = Facts {
-            content: content(source)?,
+            content: content(&source.files())?,
             size: shape.size,
             frames: shape.frames,
             still: shape.still,
@@ -172,11 +172,14 @@ fn sweep(folder: &Path) {
     }
 }
 
-/// A hash of the bytes of all files of `source`.
-fn content(source: &Source) -> Result<String, String> {
+/// A hash of the bytes of `files`.
+///
+/// # Errors
+/// Which of them cannot be read, and why.
+pub(super) fn content(files: &[&Path]) -> Result<String, String> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
-    for path in source.files() {
+    for path in files {
         let failed = |error: std::io::Error| format!("`{}`: {error}", path.display());
         let mut file = File::open(path).map_err(failed)?;
         let mut length = 0u64;

@@ -18,10 +18,11 @@ use super::Complaints;
 use super::buckets::{Buckets, Size};
 use super::cache::{self, Cache};
 use super::clips::{Cutting, Span, whole_chunks};
+use super::encoded_by::{self, Fit};
 use super::frames::{self, Shape};
 use super::media::{self, Source};
 use crate::Error;
-use crate::config::{Config, DataConfig};
+use crate::config::{Config, DataConfig, EncodedBy};
 use crate::observer::Observer;
 
 /// An encoded clip.
@@ -60,11 +61,17 @@ pub(crate) struct VideoData {
 
 /// A clip before it is encoded.
 struct Planned {
+    clip: Clip,
+    /// Where its frames come from; `None` for one that another trainer has encoded.
+    cut: Option<Cut>,
+}
+
+/// Frames of a medium, and the size that they get.
+struct Cut {
     source: Source,
     shape: Shape,
     span: Span,
     size: Size,
-    clip: Clip,
 }
 
 /// What encoding depends on besides media.
@@ -123,13 +130,12 @@ impl Encoder<'_> {
         observer: &mut dyn Observer,
     ) -> Result<VideoData, Error> {
         self.autoencoder.2 = fingerprint(&self.autoencoder.1)?;
-        let buckets = buckets(self.config, self.step)?;
         let data = &self.config.data;
         let path = crate::data::text_path(data)?;
         let mut captions = BTreeMap::new();
-        let mut training = self.plan(&path, &buckets, &mut captions, observer)?;
+        let mut training = self.plan(&path, &mut captions, observer)?;
         let held_out = match crate::data::eval_path(data)? {
-            Some(other) => self.plan(&other, &buckets, &mut captions, observer)?,
+            Some(other) => self.plan(&other, &mut captions, observer)?,
             None => {
                 let count = training.len() as f64 * data.validation_fraction;
                 training.split_off(training.len() - (count as usize).min(training.len() - 1))
@@ -156,11 +162,14 @@ impl Encoder<'_> {
     fn plan(
         &self,
         path: &Path,
-        buckets: &Buckets,
         captions: &mut BTreeMap<PathBuf, Vec<u32>>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Planned>, Error> {
         let data = &self.config.data;
+        if let Some(by) = data.encoded_by {
+            return self.import(path, by, observer);
+        }
+        let buckets = buckets(self.config, self.step)?;
         let items = media::list(path, data)?;
         let (mut planned, mut wrong, mut short) =
             (Vec::new(), Complaints::default(), Complaints::default());
@@ -200,6 +209,28 @@ impl Encoder<'_> {
         }
         short.warn("videos that are too short");
         Ok(planned)
+    }
+
+    /// The clips in `path` that another trainer has encoded.
+    fn import(
+        &self,
+        path: &Path,
+        by: EncodedBy,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<Planned>, Error> {
+        let (shape, _, _) = &self.autoencoder;
+        let fit = Fit {
+            channels: shape.z_dim,
+            side: shape.scale_factor_spatial as u32,
+            patch: self.step / shape.scale_factor_spatial as u32,
+            width: self.model.text_encoder_config(&self.texts.part)?.d_model,
+            pipeline: self.model.pipeline,
+        };
+        let clips = encoded_by::import(path, by, &fit, &self.cache, observer)?;
+        Ok(clips
+            .into_iter()
+            .map(|clip| Planned { clip, cut: None })
+            .collect())
     }
 
     /// What is cut from a medium.
@@ -255,10 +286,12 @@ impl Encoder<'_> {
         );
         let key = cache::key(&[content, &numbers, &self.autoencoder.2]);
         Planned {
-            source: source.clone(),
-            shape,
-            span,
-            size,
+            cut: Some(Cut {
+                source: source.clone(),
+                shape,
+                span,
+                size,
+            }),
             clip: Clip {
                 name: match shape.still {
                     true => name.to_owned(),
@@ -329,10 +362,11 @@ impl Encoder<'_> {
         placer: &mut Placer,
         observer: &mut dyn Observer,
     ) -> Result<usize, Error> {
-        let missing: BTreeMap<&Path, &Planned> = clips
+        let missing: BTreeMap<&Path, (&Clip, &Cut)> = clips
             .iter()
-            .map(|planned| (planned.clip.latents.as_path(), *planned))
-            .filter(|(path, _)| !cache::has(path))
+            .filter_map(|planned| Some((&planned.clip, planned.cut.as_ref()?)))
+            .filter(|(clip, _)| !cache::has(&clip.latents))
+            .map(|(clip, cut)| (clip.latents.as_path(), (clip, cut)))
             .collect();
         if missing.is_empty() {
             return Ok(0);
@@ -345,17 +379,17 @@ impl Encoder<'_> {
             Ok(Autoencoder::new(shape, device, builder)?)
         })?;
         let count = missing.len();
-        for (index, (path, planned)) in missing.into_iter().enumerate() {
+        for (index, (path, (clip, cut))) in missing.into_iter().enumerate() {
             observer.preparing(&format!("encoding clips: {index} of {count}"));
             let named = |error: Error| match error {
-                Error::Data(reason) => Error::Data(format!("{}: {reason}", planned.clip.name)),
+                Error::Data(reason) => Error::Data(format!("{}: {reason}", clip.name)),
                 other => other,
             };
-            let (latents, first) = self.encode_clip(&autoencoder, planned).map_err(named)?;
+            let (latents, first) = self.encode_clip(&autoencoder, cut).map_err(named)?;
             let mut tensors = vec![("latents".to_owned(), &latents)];
             let condition = match self.model.pipeline {
                 Pipeline::Text => None,
-                Pipeline::Image => Some(condition(&autoencoder, &first, planned.span.frames)?),
+                Pipeline::Image => Some(condition(&autoencoder, &first, cut.span.frames)?),
             };
             tensors.extend(
                 condition
@@ -369,7 +403,7 @@ impl Encoder<'_> {
                 return Err(Error::Diverged(format!(
                     "the autoencoder makes numbers that are not finite of {}: look at its weights, or \
                      set `train.bf16: false`",
-                    planned.clip.name
+                    clip.name
                 )));
             }
             cache::write(path, &tensors)?;
@@ -378,12 +412,8 @@ impl Encoder<'_> {
     }
 
     /// The latents of a clip, and its first frame, `[1, 3, height, width]` from −1 to 1.
-    fn encode_clip(
-        &self,
-        autoencoder: &Autoencoder,
-        planned: &Planned,
-    ) -> Result<(Tensor, Tensor), Error> {
-        let (width, height) = (i64::from(planned.size.0), i64::from(planned.size.1));
+    fn encode_clip(&self, autoencoder: &Autoencoder, cut: &Cut) -> Result<(Tensor, Tensor), Error> {
+        let (width, height) = (i64::from(cut.size.0), i64::from(cut.size.1));
         let mut encoding = autoencoder.encoding(height, width, None)?;
         let (mut latents, mut first, mut failed) = (Vec::new(), None, None);
         let mut push = |picture: image::RgbImage| -> Result<(), Error> {
@@ -393,11 +423,11 @@ impl Encoder<'_> {
             Ok(())
         };
         let read = frames::read(
-            &planned.source,
-            planned.shape,
+            &cut.source,
+            cut.shape,
             self.fps,
-            planned.span,
-            planned.size,
+            cut.span,
+            cut.size,
             &mut |picture| {
                 push(picture).map_err(|error| {
                     let reason = error.to_string();

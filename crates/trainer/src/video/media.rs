@@ -271,7 +271,7 @@ fn with_trigger(caption: &str, word: Option<&str>) -> String {
 }
 
 /// What is in a folder, in the order of the names; hidden things are left out.
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+pub(super) fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let failed = |error| Error::io("read", folder, error);
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(failed)? {

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod encoded_by;
 mod experts;
 mod fresh;
 mod place;

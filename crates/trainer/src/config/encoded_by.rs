@@ -1,0 +1,53 @@
+//! Clips that another trainer has encoded: which, and what such a run cannot have.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Config;
+
+/// A trainer whose caches are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum EncodedBy {
+    /// musubi-tuner: `path` is the `cache_directory` of a data set.
+    Musubi,
+    /// ai-toolkit: `path` is the `folder_path` of a data set.
+    AiToolkit,
+}
+
+/// Problems of a config that names such a trainer: the key, what is wrong, and help.
+pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'static str)> {
+    let data = &config.data;
+    if data.encoded_by.is_none() {
+        return Vec::new();
+    }
+    let mut problems = Vec::new();
+    let decided = [
+        ("resolution", data.resolution.is_some()),
+        ("num_frames", data.num_frames.is_some()),
+        ("frame_extraction", data.frame_extraction.is_some()),
+        ("enable_bucket", data.enable_bucket.is_some()),
+        ("bucket_no_upscale", data.bucket_no_upscale.is_some()),
+        ("caption_extension", data.caption_extension.is_some()),
+        ("trigger_word", data.trigger_word.is_some()),
+        ("dataset", data.dataset.is_some()),
+    ];
+    for (key, _) in decided.into_iter().filter(|(_, set)| *set) {
+        problems.push((
+            ["data", key],
+            format!(
+                "`data.{key}` has no effect on what is encoded already (`data.encoded_by` is set)"
+            ),
+            "drop the key, or `data.encoded_by`",
+        ));
+    }
+    let no_size = |preview: &super::previews::Preview| preview.width == 0 || preview.height == 0;
+    if config.previews().is_ok_and(|list| list.iter().any(no_size)) {
+        problems.push((
+            ["sample", "width"],
+            "without `data.resolution`, nothing says how large previews are".to_owned(),
+            "set `sample.width` and `sample.height`",
+        ));
+    }
+    problems
+}

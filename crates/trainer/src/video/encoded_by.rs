@@ -1,0 +1,529 @@
+//! Clips that musubi-tuner or ai-toolkit has encoded, from the files that it left.
+//!
+//! Files belong together by their names alone, as both trainers take them; what is in them is checked
+//! against the model.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use models::formats::{SafetensorsFile, TensorSource};
+use models::wan::model::Pipeline;
+use models::wan::text_encoder::TEXT_ROWS;
+use tch::{Kind, Tensor};
+
+use super::Complaints;
+use super::cache::{self, Cache};
+use super::encode::Clip;
+use super::media::entries;
+use crate::Error;
+use crate::config::EncodedBy;
+use crate::observer::Observer;
+
+/// What musubi-tuner's names of latents and of texts end in.
+const MUSUBI: [&str; 2] = ["_wan.safetensors", "_wan_te.safetensors"];
+/// ai-toolkit's folders of latents and of texts, within that of the media.
+const AI_TOOLKIT: [&str; 2] = ["_latent_cache", "_t_e_cache"];
+/// What its names end in after the medium's: `_`, an MD5 in base64, and this.
+const ENDING: &str = ".safetensors";
+/// Characters of an MD5 in base64 without padding.
+const DIGEST: usize = 22;
+
+/// What clips must be like for a model.
+#[derive(Debug)]
+pub(super) struct Fit {
+    /// Channels of latents.
+    pub(super) channels: i64,
+    /// Side of the square of pixels that a latent stands for.
+    pub(super) side: u32,
+    /// Side of the square of latents that is one token.
+    pub(super) patch: u32,
+    /// Width of texts.
+    pub(super) width: i64,
+    /// Whether conditions are needed.
+    pub(super) pipeline: Pipeline,
+}
+
+/// The files of one clip.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Files {
+    latents: PathBuf,
+    text: PathBuf,
+}
+
+/// What is in the file of a clip.
+#[derive(Debug)]
+struct Latents {
+    /// `[channels, frames, height, width]`, normalised.
+    latents: Tensor,
+    /// What an image-to-video model is told of the first frame: the same with mask and picture as channels.
+    condition: Option<Tensor>,
+}
+
+/// The clips that `by` has encoded in `folder`, taken over into `cache`.
+///
+/// # Errors
+/// Everything that is wrong with them, and when the disk is full.
+pub(super) fn import(
+    folder: &Path,
+    by: EncodedBy,
+    fit: &Fit,
+    cache: &Cache,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Clip>, Error> {
+    let files = list(folder, by)?;
+    let (mut clips, mut wrong, mut unused) =
+        (Vec::new(), Complaints::default(), Complaints::default());
+    for (index, found) in files.iter().enumerate() {
+        if index % 16 == 0 {
+            let count = files.len();
+            observer.preparing(&format!("reading encoded clips: {index} of {count}"));
+        }
+        match clip_of(found, by, fit, cache, &mut unused) {
+            Ok(clip) => clips.push(clip),
+            Err(Error::Data(reason)) => wrong.add(reason),
+            Err(other @ Error::Model(_)) => wrong.add(other.to_string()),
+            Err(other) => return Err(other),
+        }
+    }
+    wrong.refuse(&format!(
+        "caches in `{}` that cannot be used",
+        folder.display()
+    ))?;
+    unused.warn("the model makes videos from text alone; the first frames in these are not used");
+    Ok(clips)
+}
+
+/// A clip that is taken over.
+fn clip_of(
+    files: &Files,
+    by: EncodedBy,
+    fit: &Fit,
+    cache: &Cache,
+    unused: &mut Complaints,
+) -> Result<Clip, Error> {
+    let content = |path: &Path| cache::content(&[path]).map_err(Error::Data);
+    let kept_text = cache.text(&cache::key(&[
+        "text of",
+        &format!("{by:?}"),
+        &content(&files.text)?,
+    ]));
+    if !cache::has(&kept_text) {
+        let text = text(&files.text, by)?;
+        let width = text.size()[1];
+        if width != fit.width {
+            let needed = fit.width;
+            let reason = format!("its rows are of width {width}, and the model reads {needed}");
+            return Err(wrong(&files.text, &reason));
+        }
+        cache::write(&kept_text, &[("text".to_owned(), &text)])?;
+    }
+    let found = latents(&files.latents, by)?;
+    let (channels, count, height, width) = found.latents.size4()?;
+    if channels != fit.channels {
+        let needed = fit.channels;
+        let reason =
+            format!("its latents have {channels} channels, and those of the model {needed}");
+        return Err(wrong(&files.latents, &reason));
+    }
+    let patch = i64::from(fit.patch);
+    if count == 0 || height == 0 || width == 0 || height % patch != 0 || width % patch != 0 {
+        let reason = format!(
+            "{width} × {height} latents in {count} frames cannot be cut into tokens of {patch} × {patch}"
+        );
+        return Err(wrong(&files.latents, &reason));
+    }
+    let condition = match (fit.pipeline, found.condition) {
+        (Pipeline::Text, None) => None,
+        (Pipeline::Text, Some(_)) => {
+            unused.add(format!("`{}`", name(&files.latents)));
+            None
+        }
+        (Pipeline::Image, Some(condition)) => {
+            let (channels, needed) = (condition.size()[0], fit.channels + 4);
+            if channels != needed {
+                let reason = format!(
+                    "its first frame has {channels} channels, and the model reads {needed} (a mask of four)"
+                );
+                return Err(wrong(&files.latents, &reason));
+            }
+            Some(condition)
+        }
+        (Pipeline::Image, None) => {
+            let reason = match by {
+                EncodedBy::Musubi => "no first frame is in it: encode again with `--i2v`",
+                EncodedBy::AiToolkit => {
+                    "no first frame is in it, which ai-toolkit encodes anew in each step: drop `data.encoded_by`"
+                }
+            };
+            return Err(wrong(&files.latents, reason));
+        }
+    };
+    let key = cache::key(&[
+        "latents of",
+        &format!("{by:?} {:?}", fit.pipeline),
+        &content(&files.latents)?,
+    ]);
+    let kept = cache.latents(&key);
+    if !cache::has(&kept) {
+        let mut tensors = vec![("latents".to_owned(), &found.latents)];
+        tensors.extend(
+            condition
+                .iter()
+                .map(|tensor| ("condition".to_owned(), tensor)),
+        );
+        cache::write(&kept, &tensors)?;
+    }
+    let pixels = |latents: i64| latents as u32 * fit.side;
+    Ok(Clip {
+        name: name(&files.latents),
+        key,
+        latents: kept,
+        text: kept_text,
+        shape: (pixels(width), pixels(height), (count as u32 - 1) * 4 + 1),
+        tokens: (count * (height / patch) * (width / patch)) as u64,
+    })
+}
+
+/// The clips in `folder`, in the order of their names.
+///
+/// # Errors
+/// When a folder cannot be read, holds no clips, or a clip has no text.
+fn list(folder: &Path, by: EncodedBy) -> Result<Vec<Files>, Error> {
+    let (found, hint) = match by {
+        EncodedBy::Musubi => (
+            musubi(folder)?,
+            "`path` is to be the `cache_directory` of its data set, after `wan_cache_latents.py` and \
+             `wan_cache_text_encoder_outputs.py`",
+        ),
+        EncodedBy::AiToolkit => (
+            ai_toolkit(folder)?,
+            "`path` is to be the `folder_path` of its data set, after a run with `cache_latents_to_disk` and \
+             `cache_text_embeddings`",
+        ),
+    };
+    if found.is_empty() {
+        return Err(Error::Data(format!(
+            "there are no latents of Wan in `{}`: {hint}",
+            folder.display()
+        )));
+    }
+    Ok(found)
+}
+
+fn name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+/// `NAME[_START-FRAMES]_WIDTHxHEIGHT_wan.safetensors`, and `NAME_wan_te.safetensors`.
+fn musubi(folder: &Path) -> Result<Vec<Files>, Error> {
+    let (mut latents, mut texts) = (Vec::new(), BTreeMap::new());
+    let (mut others, mut wrong) = (Complaints::default(), Complaints::default());
+    for path in entries(folder)? {
+        let file = name(&path);
+        if let Some(of) = file.strip_suffix(MUSUBI[1]) {
+            texts.insert(of.to_owned(), path);
+        } else if let Some(clip) = file.strip_suffix(MUSUBI[0]) {
+            match clip.rsplit_once('_') {
+                Some((rest, size)) if is_pair(size, 'x') => latents.push((rest.to_owned(), path)),
+                _ => wrong.add(format!("`{file}`: no size stands before `{}`", MUSUBI[0])),
+            }
+        } else {
+            others.add(format!("`{file}`"));
+        }
+    }
+    others.warn(&format!(
+        "in `{}`, these are no latents and no texts of Wan (`*{}`, `*{}`), and are not used",
+        folder.display(),
+        MUSUBI[0],
+        MUSUBI[1]
+    ));
+    let mut found = Vec::new();
+    for (clip, path) in latents {
+        // An image may be called as if it were a clip of a video.
+        let video = clip.rsplit_once('_').filter(|(_, at)| is_pair(at, '-'));
+        let names = video.map(|(video, _)| video).into_iter().chain([&*clip]);
+        match names.filter_map(|name| texts.get(name)).next() {
+            Some(text) => found.push(Files {
+                latents: path,
+                text: text.clone(),
+            }),
+            None => wrong.add(format!(
+                "`{}` has no text `{}{}` beside it",
+                name(&path),
+                video.map_or(&*clip, |(video, _)| video),
+                MUSUBI[1]
+            )),
+        }
+    }
+    wrong.refuse(&format!("caches of musubi-tuner in `{}`", folder.display()))?;
+    Ok(found)
+}
+
+/// Two numbers with `between` between them.
+fn is_pair(text: &str, between: char) -> bool {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.split_once(between)
+        .is_some_and(|(one, other)| is_number(one) && is_number(other))
+}
+
+/// `_latent_cache/NAME_DIGEST.safetensors`, and `_t_e_cache/NAME_DIGEST.safetensors`.
+fn ai_toolkit(folder: &Path) -> Result<Vec<Files>, Error> {
+    let (mut others, mut wrong) = (Complaints::default(), Complaints::default());
+    let mut named = |part: &str| -> Result<Vec<(String, PathBuf)>, Error> {
+        let folder = folder.join(part);
+        let mut files = Vec::new();
+        for path in if folder.is_dir() {
+            entries(&folder)?
+        } else {
+            Vec::new()
+        } {
+            let file = name(&path);
+            match medium(&file) {
+                Some(medium) => files.push((medium.to_owned(), path)),
+                None => others.add(format!("`{part}/{file}`")),
+            }
+        }
+        Ok(files)
+    };
+    let latents = named(AI_TOOLKIT[0])?;
+    let mut texts: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    for (medium, path) in named(AI_TOOLKIT[1])? {
+        texts.entry(medium).or_default().push(path);
+    }
+    others.warn(&format!(
+        "in `{}`, these are named as ai-toolkit names no cache, and are not used",
+        folder.display()
+    ));
+    let mut found = Vec::new();
+    let mut older = Complaints::default();
+    for (medium, path) in latents {
+        let mut of_medium = texts.get(&medium).cloned().unwrap_or_default();
+        of_medium.sort_by_key(|path| (changed(path), path.clone()));
+        match of_medium.pop() {
+            Some(text) => {
+                for path in of_medium {
+                    older.add(format!("`{}`; `{}` is newer", name(&path), name(&text)));
+                }
+                found.push(Files {
+                    latents: path,
+                    text,
+                });
+            }
+            None => wrong.add(format!(
+                "`{}` has no text `{}/{medium}_….safetensors`",
+                name(&path),
+                AI_TOOLKIT[1]
+            )),
+        }
+    }
+    older.warn("ai-toolkit left several texts of one medium; not used are");
+    wrong.refuse(&format!("caches of ai-toolkit in `{}`", folder.display()))?;
+    Ok(found)
+}
+
+/// The name before `_DIGEST.safetensors`.
+fn medium(file: &str) -> Option<&str> {
+    let stem = file.strip_suffix(ENDING)?;
+    let at = stem.len().checked_sub(DIGEST + 1)?;
+    let (medium, digest) = (stem.get(..at)?, stem.get(at..)?);
+    let is_digest = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    let fits = digest.starts_with('_') && digest[1..].bytes().all(is_digest);
+    (fits && !medium.is_empty()).then_some(medium)
+}
+
+fn changed(path: &Path) -> SystemTime {
+    let changed = path.metadata().and_then(|metadata| metadata.modified());
+    changed.unwrap_or(SystemTime::UNIX_EPOCH)
+}
+
+/// What is in a file of latents.
+///
+/// # Errors
+/// When it holds something else, or numbers that are not finite.
+fn latents(path: &Path, by: EncodedBy) -> Result<Latents, Error> {
+    let file = SafetensorsFile::open(path)?;
+    if let Some(architecture) = file
+        .metadata()
+        .get("architecture")
+        .filter(|name| *name != "wan")
+    {
+        return Err(wrong(
+            path,
+            &format!("it is for `{architecture}`, and not for Wan"),
+        ));
+    }
+    let (mut latents, mut condition) = (None, None);
+    for name in file.names() {
+        let place = match by {
+            EncodedBy::Musubi if of_shape(&name, "latents_image_") => &mut condition,
+            EncodedBy::Musubi if of_shape(&name, "latents_") => &mut latents,
+            EncodedBy::AiToolkit if name == "latent" => &mut latents,
+            // How long the clip was, and the first of its latents once more.
+            EncodedBy::AiToolkit if name == "num_frames" || name == "first_frame_latent" => {
+                continue;
+            }
+            _ => {
+                return Err(wrong(
+                    path,
+                    &format!("`{name}` belongs to a kind of training that is not known here"),
+                ));
+            }
+        };
+        if place.is_some() {
+            return Err(wrong(path, &format!("`{name}` is there a second time")));
+        }
+        *place = Some(clip(path, &file, &name)?);
+    }
+    let latents = latents.ok_or_else(|| wrong(path, "no latents are in it"))?;
+    if let Some(condition) = &condition
+        && condition.size()[1..] != latents.size()[1..]
+    {
+        return Err(wrong(path, "the first frame and the clip differ in size"));
+    }
+    Ok(Latents { latents, condition })
+}
+
+/// Whether `name` is `PREFIX<frames>x<height>x<width>_<dtype>`.
+fn of_shape(name: &str, prefix: &str) -> bool {
+    let shape = name
+        .strip_prefix(prefix)
+        .and_then(|rest| rest.split_once('_'));
+    shape.is_some_and(|(shape, _)| {
+        let mut sizes = shape.split('x');
+        sizes.clone().count() == 3 && sizes.all(|size| size.parse::<u32>().is_ok())
+    })
+}
+
+/// A tensor `[channels, frames, height, width]`; of an image, the frames may be left out.
+fn clip(path: &Path, file: &SafetensorsFile, name: &str) -> Result<Tensor, Error> {
+    let tensor = numbers(path, file, name)?;
+    match tensor.dim() {
+        4 => Ok(tensor),
+        3 => Ok(tensor.f_unsqueeze(1)?),
+        _ => Err(wrong(
+            path,
+            &format!(
+                "`{name}` is of shape {:?}, and latents are [channels, frames, height, width]",
+                tensor.size()
+            ),
+        )),
+    }
+}
+
+/// The text in a file, `[tokens, width]`, without the zeros behind it.
+///
+/// # Errors
+/// When it holds something else, more rows than the model reads, or numbers that are not finite.
+fn text(path: &Path, by: EncodedBy) -> Result<Tensor, Error> {
+    let file = SafetensorsFile::open(path)?;
+    let names = file.names();
+    let is_text = |name: &String| match by {
+        EncodedBy::Musubi => name.starts_with("varlen_t5_"),
+        EncodedBy::AiToolkit => name == "text_embed",
+    };
+    let [name] = &names[..] else {
+        return Err(wrong(
+            path,
+            &format!("a text is one tensor, and there are {names:?}"),
+        ));
+    };
+    if !is_text(name) {
+        return Err(wrong(path, &format!("`{name}` is no text of Wan")));
+    }
+    let mut rows = numbers(path, &file, name)?;
+    if rows.dim() == 3 && rows.size()[0] == 1 {
+        rows = rows.f_squeeze_dim(0)?;
+    }
+    if rows.dim() != 2 || rows.size()[0] > TEXT_ROWS {
+        return Err(wrong(
+            path,
+            &format!(
+                "`{name}` is of shape {:?}, and a text is [up to {TEXT_ROWS}, width]",
+                rows.size()
+            ),
+        ));
+    }
+    let set = rows.f_ne(0)?.f_any_dim(1, false)?;
+    let set = Vec::<bool>::try_from(&set)?;
+    let length = set.iter().rposition(|set| *set).map_or(0, |last| last + 1);
+    Ok(rows.f_narrow(0, 0, length as i64)?)
+}
+
+fn numbers(path: &Path, file: &SafetensorsFile, name: &str) -> Result<Tensor, Error> {
+    let tensor = file.read(name, Kind::Float)?;
+    if !f64::try_from(&tensor.f_sum(Kind::Double)?)?.is_finite() {
+        return Err(wrong(
+            path,
+            &format!("`{name}` has numbers that are not finite; encode it again"),
+        ));
+    }
+    Ok(tensor)
+}
+
+fn wrong(path: &Path, what: &str) -> Error {
+    Error::Data(format!("`{}`: {what}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_cut_from_the_end_of_a_name() {
+        let digest = "a-b_DEfgHIjkLMnoPQrsTU";
+        for (file, wanted) in [
+            (format!("x_{digest}.safetensors"), Some("x")),
+            (format!("a_b c_{digest}.safetensors"), Some("a_b c")),
+            (format!("ü_{digest}.safetensors"), Some("ü")),
+            (format!("_{digest}.safetensors"), None),
+            (format!("x{digest}.safetensors"), None),
+            (format!("x_{digest}.json"), None),
+            ("x_ü-b_DEfgHIjkLMnoPQrsT.safetensors".to_owned(), None),
+            ("short.safetensors".to_owned(), None),
+        ] {
+            assert_eq!(medium(&file), wanted, "{file}");
+        }
+    }
+
+    #[test]
+    fn names_of_tensors_tell_shapes() {
+        assert!(of_shape("latents_21x60x104_bfloat16", "latents_"));
+        assert!(of_shape(
+            "latents_image_21x60x104_float16",
+            "latents_image_"
+        ));
+        for other in [
+            "latents_image_21x60x104_float16",
+            "latents_21x60_float16",
+            "latents_mask",
+            "latent",
+        ] {
+            assert!(!of_shape(other, "latents_"), "{other}");
+        }
+    }
+
+    #[test]
+    fn an_image_may_be_named_as_a_clip_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        for name in [
+            "a_00000-017_0832x0480_wan.safetensors",
+            "a_wan_te.safetensors",
+            "b_00000-017_0832x0480_wan.safetensors",
+            "b_00000-017_wan_te.safetensors",
+        ] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        let texts: Vec<_> = musubi(folder.path())
+            .unwrap()
+            .iter()
+            .map(|files| name(&files.text))
+            .collect();
+        assert_eq!(
+            texts,
+            ["a_wan_te.safetensors", "b_00000-017_wan_te.safetensors"]
+        );
+    }
+}
