@@ -13,7 +13,7 @@ use tch::Kind;
 
 use crate::place::{Place, copy, weights};
 
-const BOTH: [&str; 3] = [
+pub(crate) const BOTH: [&str; 3] = [
     "model.boundary_ratio=0.9",
     "train.steps_per_expert=2",
     "train.ema_decay=0.9",

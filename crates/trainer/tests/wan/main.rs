@@ -5,6 +5,7 @@
 mod encoded_by;
 mod experts;
 mod fresh;
+mod kills;
 mod place;
 mod previews;
 mod single_files;

@@ -93,17 +93,7 @@ impl Place {
     }
 
     pub(crate) fn config(&self, overrides: &[&str]) -> Config {
-        let root = self.root.path().display();
-        let text = format!(
-            "name: clips\noutput_dir: {root}/runs\ndevice: cpu\nthreads: 1\nseed: 3\n\
-             model: {{name_or_path: {root}/model}}\nadapter: {{r: 2, lora_alpha: 4}}\n\
-             data: {{path: {root}/media, resolution: 32, num_frames: 5, frame_extraction: chunk, \
-             cache_dir: {root}/cache, validation_fraction: 0.2, caption_dropout: 0.3}}\n\
-             train: {{max_steps: 6, per_device_train_batch_size: 2, learning_rate: 0.01, bf16: false, \
-             lr_scheduler_type: constant, logging_steps: 1, eval_steps: 3, save_steps: 2}}\n"
-        );
-        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
-        Config::parse("clips.yaml", &text, &overrides).unwrap()
+        config(self.root.path(), overrides)
     }
 
     pub(crate) fn run(&self, overrides: &[&str]) -> Result<Summary, Error> {
@@ -147,6 +137,21 @@ impl Place {
         let done = done.unwrap();
         (done.encoded_clips, done.encoded_captions)
     }
+}
+
+/// The config of runs in the folder `root` of a [`Place`].
+pub(crate) fn config(root: &Path, overrides: &[&str]) -> Config {
+    let root = root.display();
+    let text = format!(
+        "name: clips\noutput_dir: {root}/runs\ndevice: cpu\nthreads: 1\nseed: 3\n\
+         model: {{name_or_path: {root}/model}}\nadapter: {{r: 2, lora_alpha: 4}}\n\
+         data: {{path: {root}/media, resolution: 32, num_frames: 5, frame_extraction: chunk, \
+         cache_dir: {root}/cache, validation_fraction: 0.2, caption_dropout: 0.3}}\n\
+         train: {{max_steps: 6, per_device_train_batch_size: 2, learning_rate: 0.01, bf16: false, \
+         lr_scheduler_type: constant, logging_steps: 1, eval_steps: 3, save_steps: 2}}\n"
+    );
+    let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+    Config::parse("clips.yaml", &text, &overrides).unwrap()
 }
 
 /// Ends the process, as far as a run can tell, when a step is done.
