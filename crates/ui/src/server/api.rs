@@ -55,6 +55,12 @@ pub(super) async fn openapi() -> Response {
     (kind, routes::OPENAPI).into_response()
 }
 
+/// What may stand in a config.
+pub(super) async fn schema() -> Response {
+    let kind = [(header::CONTENT_TYPE, "application/json")];
+    (kind, routes::SCHEMA).into_response()
+}
+
 pub(super) async fn runs(Shared(state): Of<State>) -> Answer<Json<Value>> {
     blocking(move || {
         let folder = std::path::absolute(state.runs.root()).unwrap_or_default();

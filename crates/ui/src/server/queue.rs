@@ -83,7 +83,7 @@ struct Wanted {
     force: bool,
 }
 
-fn new_job(state: &State, wanted: Wanted) -> Answer<NewJob> {
+fn new_job(state: &State, wanted: Wanted, is_look: bool) -> Answer<NewJob> {
     let settings = settings(&wanted.set)?;
     let (work, name, mut set) = match (wanted.config, wanted.like, wanted.resume) {
         (Some(config), None, None) => {
@@ -115,6 +115,10 @@ fn new_job(state: &State, wanted: Wanted) -> Answer<NewJob> {
     let name = match (wanted.name, name, &work) {
         (Some(name), ..) => RunName::parse(&name)?,
         (None, Some(name), _) => name,
+        // What is no config has its message, with a place, from the trainer.
+        (None, None, Work::Train { config, .. }) if is_look && !is_mapping(config) => {
+            RunName::parse("run")?
+        }
         (None, None, Work::Train { config, .. }) => name_of(config, &set).map_err(bad)?,
         (None, None, Work::Resume { run }) => run.clone(),
     };
@@ -128,6 +132,12 @@ fn new_job(state: &State, wanted: Wanted) -> Answer<NewJob> {
         confined_to: is_new.then(|| launch.allowed.clone()),
         force: wanted.force,
     })
+}
+
+/// Whether a text is YAML with keys, or empty.
+fn is_mapping(config: &str) -> bool {
+    let read = serde_saphyr::from_str::<Option<Value>>(config);
+    matches!(read, Ok(None | Some(Value::Null | Value::Object(_))))
 }
 
 /// As `--set` takes them.
@@ -158,7 +168,7 @@ pub(super) async fn add(
 ) -> Answer<(StatusCode, Json<Value>)> {
     let wanted: Wanted = parse(&body)?;
     blocking(move || {
-        let job = state.queue.add(new_job(&state, wanted)?)?;
+        let job = state.queue.add(new_job(&state, wanted, false)?)?;
         state.see_to_queue()?;
         Ok((StatusCode::CREATED, Json(shown(&job))))
     })
@@ -190,7 +200,7 @@ async fn ask(
     blocking(move || {
         // Whoever asked may be gone: the next still waits for this one.
         let _permit = permit;
-        let job = new_job(&state, wanted)?;
+        let job = new_job(&state, wanted, question == Question::Config)?;
         let program = &state.launch.program;
         Ok(Json(state.queue.ask(program, &job, question, at_most)?))
     })

@@ -12,12 +12,16 @@ use super::{State, api, assets, queue, stream};
 /// The description of the API.
 pub const OPENAPI: &str = include_str!("../../openapi.json");
 
+/// What may stand in a config: a link to `configs/schema.json`.
+pub(super) const SCHEMA: &str = include_str!("../../schema.json");
+
 /// Method and path of every route. A test holds the description and the router against it.
-pub const ROUTES: [(&str, &str); 31] = [
+pub const ROUTES: [(&str, &str); 32] = [
     ("GET", "/"),
     ("GET", "/assets/{name}"),
     ("POST", "/api/session"),
     ("GET", "/api/openapi.json"),
+    ("GET", "/api/schema"),
     ("GET", "/api/runs"),
     ("GET", "/api/stream"),
     ("GET", "/api/compare"),
@@ -53,6 +57,7 @@ pub(super) fn router(state: Arc<State>) -> Router {
         .route("/assets/{name}", get(assets::asset))
         .route("/api/session", post(api::session))
         .route("/api/openapi.json", get(api::openapi))
+        .route("/api/schema", get(api::schema))
         .route("/api/runs", get(api::runs))
         .route("/api/stream", get(stream::runs))
         .route("/api/compare", get(api::compare))

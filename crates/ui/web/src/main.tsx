@@ -1,6 +1,7 @@
 // The page: which view is shown stands in the fragment of the address.
 import { signal } from "@preact/signals";
 import { render } from "preact";
+import type { ComponentType } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import "uplot/dist/uPlot.min.css";
 import { read, Refused } from "./api";
@@ -8,7 +9,6 @@ import { signIn } from "./session";
 import "./style.css";
 import { CompareView } from "./views/compare";
 import { DoctorView } from "./views/doctor";
-import { NewView } from "./views/new";
 import { QueueView } from "./views/queue";
 import { RunView } from "./views/run";
 import { RunsView } from "./views/runs";
@@ -26,6 +26,38 @@ function decoded(text: string): string {
     return text;
   }
 }
+
+/** A view whose code comes when it is opened. */
+function later<P extends object>(load: () => Promise<ComponentType<P>>): ComponentType<P> {
+  let loaded: ComponentType<P> | null = null;
+  return function Later(props: P) {
+    const [Found, setFound] = useState<ComponentType<P> | null>(() => loaded);
+    const [problem, setProblem] = useState(false);
+    useEffect(() => {
+      let ended = false;
+      load().then(
+        (found) => {
+          loaded = found;
+          if (!ended) setFound(() => found);
+        },
+        () => !ended && setProblem(true),
+      );
+      return () => {
+        ended = true;
+      };
+    }, []);
+    if (Found) return <Found {...props} />;
+    return (
+      <main>
+        <p class="note" role="status">
+          {problem ? "The server does not answer: load the page again." : "Loading …"}
+        </p>
+      </main>
+    );
+  };
+}
+
+const NewView = later(() => import("./views/new").then((module) => module.NewView));
 
 function View() {
   const hash = route.value;

@@ -122,7 +122,6 @@ test("what is wrong with a config is told while it is typed, with its place", as
   await problem.waitFor();
   assert.match(await problem.textContent(), /unknown key `loging_steps`.*did you mean `logging_steps`/);
   assert.ok(await page.getByRole("button", { name: "Add to the queue" }).isDisabled());
-  if (pictures) await page.locator("main").screenshot({ path: join(pictures, "ui-new.png") });
   await problem.click();
   const caret = await box.evaluate((area) => area.value.slice(area.selectionStart).split("\n")[0]);
   assert.equal(caret, "loging_steps: 2");

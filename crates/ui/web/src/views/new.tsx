@@ -1,8 +1,10 @@
 // A new run: a config as text, or that of a run with one key changed; what is wrong with it is told while one types.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { read, Refused, runPath, send, type Asked, type ConfigProblem, type Detail, type DryRun, type NewJob } from "../api";
-import { bytes, duration, whole } from "../format";
+import { duration, whole } from "../format";
 import { Section } from "../widgets";
+import { Editor } from "./editor";
+import { MemoryPart } from "./memory";
 
 const START = `name: my-run
 
@@ -16,13 +18,6 @@ train:
 /** Between the last letter and a look at the config. */
 const PAUSE = 400;
 const DRAFT = "draft";
-
-/** Where a line and a column in letters are in a text. */
-function position(text: string, line: number, column: number): number {
-  const lines = text.split("\n");
-  const before = lines.slice(0, line - 1).reduce((sum, each) => sum + each.length + 1, 0);
-  return before + [...(lines[line - 1] ?? "")].slice(0, column - 1).join("").length;
-}
 
 /** The full names of the keys of a config as the trainer writes it. */
 function keysOf(config: string): string[] {
@@ -48,7 +43,7 @@ export function NewView({ like }: { like: string | null }) {
   const [refused, setRefused] = useState<string | null>(null);
   const [looking, setLooking] = useState(false);
   const [found, setFound] = useState<DryRun | null>(null);
-  const box = useRef<HTMLTextAreaElement>(null);
+  const [place, setPlace] = useState<{ line: number; column: number } | null>(null);
   const job = (): NewJob => ({
     ...(like === null ? { config } : { like }),
     ...(name ? { name } : {}),
@@ -105,11 +100,9 @@ export function NewView({ like }: { like: string | null }) {
       setRefused((error as Error).message);
     }
   };
-  const show = (problem: ConfigProblem) => {
-    if (!box.current) return;
-    const at = position(config, problem.line, problem.column);
-    box.current.focus();
-    box.current.setSelectionRange(at, at);
+  const type = (text: string) => {
+    setConfig(text);
+    localStorage.setItem(DRAFT, text);
   };
   const wrong = problems !== null && problems.length > 0;
   return (
@@ -153,28 +146,14 @@ export function NewView({ like }: { like: string | null }) {
         </div>
       </section>
       {like === null && (
-        <Section title="Config">
-          <textarea
-            ref={box}
-            rows={18}
-            aria-label="Config"
-            aria-invalid={wrong}
-            aria-describedby="problems"
-            spellcheck={false}
-            value={config}
-            onInput={(event) => {
-              setConfig(event.currentTarget.value);
-              localStorage.setItem(DRAFT, event.currentTarget.value);
-            }}
-          />
-        </Section>
+        <Editor text={config} onText={type} problems={problems ?? []} place={place} />
       )}
       <div id="problems" role="status">
         {problems?.length === 0 && <p class="note">Nothing is wrong with the config.</p>}
         <ul class="problems">
           {problems?.map((problem) => (
             <li key={`${problem.source}-${problem.line}-${problem.column}-${problem.message}`}>
-              <button type="button" onClick={() => show(problem)}>
+              <button type="button" onClick={() => setPlace({ line: problem.line, column: problem.column })}>
                 <b>
                   {problem.source}:{problem.line}:{problem.column}
                 </b>{" "}
@@ -204,7 +183,6 @@ export function NewView({ like }: { like: string | null }) {
 }
 
 function Found({ found }: { found: DryRun }) {
-  const peak = found.memory_estimate["peak"];
   return (
     <Section title="Dry run">
       {found.advice.length > 0 && (
@@ -219,13 +197,10 @@ function Found({ found }: { found: DryRun }) {
       )}
       <p>
         {found.environment.device}; {found.environment.model}; {whole(found.trained_parameters)} numbers are trained.{" "}
-        {whole(found.max_steps)} steps take about {duration(found.estimated_seconds)}, evaluations and checkpoints left out;
-        memory of a step: {typeof peak === "number" ? bytes(peak) : "unknown"}.
+        {whole(found.max_steps)} steps take about {duration(found.estimated_seconds)}, evaluations and checkpoints left out.
       </p>
-      <details>
-        <summary>Memory: the estimate and the plan</summary>
-        <pre tabIndex={0}>{JSON.stringify({ estimate: found.memory_estimate, plan: found.memory_plan }, null, 2)}</pre>
-      </details>
+      <p class="note">{found.environment.data}</p>
+      <MemoryPart estimate={found.memory_estimate} plan={found.memory_plan} />
     </Section>
   );
 }

@@ -1,0 +1,53 @@
+// What several files of tests use.
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import { join } from "node:path";
+
+const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const pictures = process.env.SCREENSHOTS;
+
+/** A run of seconds, on `text.txt`. */
+export const CONFIG = `name: tiny
+model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2}
+data:
+  # a small text
+  path: text.txt
+  block_size: 16
+sample: {max_new_tokens: 4}
+train:
+  bf16: false
+  max_steps: 6 # few
+  per_device_train_batch_size: 2
+  logging_steps: 2
+  eval_steps: 0
+  save_steps: 0
+`;
+
+/** What axe-core finds that keeps people out. */
+export async function serious(page) {
+  await page.evaluate(axe);
+  const found = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
+  return found.violations
+    .filter((violation) => ["serious", "critical"].includes(violation.impact))
+    .map((violation) => `${violation.id}: ${violation.nodes.map((node) => node.html).join(" ")}`);
+}
+
+/** A picture for the handbook, where some are asked for. */
+export async function picture(page, name, what = page.locator("main")) {
+  if (!pictures) return;
+  await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+  await what.screenshot({ path: join(pictures, `ui-${name}.png`) });
+}
+
+/** How many pixels a page is wider than its window. */
+export const tooWide = (page) => page.evaluate(() => document.documentElement.scrollWidth - innerWidth);
+
+export const PHONE = { viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true };
+
+/** A page at a view of a place. */
+export async function open(place, hash, options) {
+  const page = await place.page(options);
+  page.setDefaultTimeout(30_000);
+  await page.goto(`http://127.0.0.1:${place.port}/${hash}`);
+  return page;
+}
