@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use tch::Device;
 
 use self::batch_worker::{BatchWorker, Doing};
-use self::order::Order;
+pub use self::order::{BatchOrder, Shuffle};
 use self::queue::{Queue, Taken};
 use crate::tensor_tree::TensorTree;
 
@@ -64,7 +64,8 @@ pub trait Source: Send + Sync + 'static {
     fn collate(&self, samples: Vec<Self::Sample>) -> Result<Self::Batch, BoxError>;
 }
 
-/// How batches are made.
+/// How batches are made. The first three are for [`Shuffle`], and say nothing to a loader with an
+/// order of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderOptions {
     /// Samples in a batch.
@@ -224,8 +225,8 @@ pub struct Loaded<B> {
 }
 
 /// Gives batches without end, epoch after epoch.
-pub struct Loader<S: Source> {
-    maker: Arc<BatchWorker<S>>,
+pub struct Loader<S: Source, O: BatchOrder = Shuffle> {
+    maker: Arc<BatchWorker<S, O>>,
     options: LoaderOptions,
     next: u64,
     queue: Option<Queue<Result<S::Batch, LoadError>>>,
@@ -293,7 +294,34 @@ impl<S: Source> Loader<S> {
                 batch_size: options.batch_size,
             });
         }
-        let order = Order::new(samples, &options);
+        let order = Shuffle::new(samples, &options);
+        Self::with_order(source, order, options, next)
+    }
+
+    /// Where the loader is: before the batch that `next` gives next. Batches that are
+    /// ready ahead do not count.
+    pub fn state(&self) -> LoaderState {
+        LoaderState {
+            batches: self.next,
+            shuffle: self.options.shuffle,
+            batch_size: self.options.batch_size,
+            drop_last: self.options.drop_last,
+            samples: self.maker.order.samples(),
+        }
+    }
+}
+
+impl<S: Source, O: BatchOrder> Loader<S, O> {
+    /// A loader of the batches that `order` says, from the batch `next` on.
+    ///
+    /// # Errors
+    /// [`LoadError::Workers`].
+    pub fn with_order(
+        source: S,
+        order: O,
+        options: LoaderOptions,
+        next: u64,
+    ) -> Result<Self, LoadError> {
         let maker = Arc::new(BatchWorker::new(source, order, options.pin_for));
         let queue = match options.workers {
             0 => None,
@@ -316,16 +344,14 @@ impl<S: Source> Loader<S> {
         self.maker.order.batches_per_epoch()
     }
 
-    /// Where the loader is: before the batch that `next` gives next. Batches that are
-    /// ready ahead do not count.
-    pub fn state(&self) -> LoaderState {
-        LoaderState {
-            batches: self.next,
-            shuffle: self.options.shuffle,
-            batch_size: self.options.batch_size,
-            drop_last: self.options.drop_last,
-            samples: self.maker.order.samples(),
-        }
+    /// The order of the batches.
+    pub fn order(&self) -> &O {
+        &self.maker.order
+    }
+
+    /// Batches that were taken, over all epochs: the number of the one that `next` gives next.
+    pub fn position(&self) -> u64 {
+        self.next
     }
 
     /// The batch of this number; `None` after the patience that the options have.
@@ -358,7 +384,7 @@ impl<S: Source> Loader<S> {
     }
 }
 
-impl<S: Source> Iterator for Loader<S> {
+impl<S: Source, O: BatchOrder> Iterator for Loader<S, O> {
     type Item = Result<Loaded<S::Batch>, LoadError>;
 
     /// The next batch; never `None`. After an error, the batch after the bad one

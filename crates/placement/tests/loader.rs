@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use surefoot_placement::loader::{BoxError, LoadError, Loader, LoaderOptions, Source};
+use surefoot_placement::loader::{BatchOrder, BoxError, LoadError, Loader, LoaderOptions, Source};
 use surefoot_placement::{FieldPath, TensorTree};
 use tch::Tensor;
 
@@ -94,6 +94,41 @@ fn the_order_does_not_depend_on_the_workers() {
     let alone = order(0);
     assert_eq!(order(1), alone);
     assert_eq!(order(5), alone);
+}
+
+/// Three batches of different sizes in each epoch, whose first sample is that of the epoch.
+struct Ragged;
+
+impl BatchOrder for Ragged {
+    fn batches_per_epoch(&self) -> u64 {
+        3
+    }
+
+    fn samples_of(&self, number: u64) -> Vec<usize> {
+        let (epoch, number) = self.place_of(number);
+        (epoch as usize..).take(number as usize + 1).collect()
+    }
+}
+
+#[test]
+fn an_order_of_the_callers_own_is_followed_from_any_batch_on() {
+    for workers in [0, 1, 4] {
+        let source = Numbers {
+            count: 30,
+            ..Numbers::default()
+        };
+        let options = LoaderOptions {
+            workers,
+            ..LoaderOptions::default()
+        };
+        let mut loader = Loader::with_order(source, Ragged, options, 4).unwrap();
+        let taken: Vec<_> = loader.by_ref().take(4).map(Result::unwrap).collect();
+        let places: Vec<_> = taken.iter().map(|one| (one.epoch, one.number)).collect();
+        assert_eq!(places, [(1, 1), (1, 2), (2, 0), (2, 1)]);
+        let samples: Vec<_> = taken.iter().map(|one| numbers(&one.batch)).collect();
+        assert_eq!(samples, [&[1, 2][..], &[1, 2, 3], &[2], &[2, 3]]);
+        assert_eq!(loader.position(), 8);
+    }
 }
 
 #[test]

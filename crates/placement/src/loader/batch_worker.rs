@@ -12,14 +12,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tch::Device;
 
-use super::order::Order;
-use super::{BoxError, LoadError, Source};
+use super::{BatchOrder, BoxError, LoadError, Source};
 use crate::tensor_tree::{FieldPath, TensorTree};
 
 /// Makes a batch from its number. Shared by the workers.
-pub(super) struct BatchWorker<S> {
+pub(super) struct BatchWorker<S, O> {
     source: S,
-    pub(super) order: Order,
+    pub(super) order: O,
     pin_for: Device,
     /// What is being done for each batch that is in the making.
     doing: Mutex<BTreeMap<u64, Doing>>,
@@ -56,8 +55,8 @@ impl fmt::Display for Doing {
     }
 }
 
-impl<S: Source> BatchWorker<S> {
-    pub(super) fn new(source: S, order: Order, pin_for: Device) -> Self {
+impl<S: Source, O: BatchOrder> BatchWorker<S, O> {
+    pub(super) fn new(source: S, order: O, pin_for: Device) -> Self {
         Self {
             source,
             order,

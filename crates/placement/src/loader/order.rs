@@ -7,8 +7,58 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::LoaderOptions;
 
-/// The order of samples, epoch after epoch.
-pub(super) struct Order {
+/// Which samples make up which batch: what PyTorch calls a batch sampler. Batches are counted
+/// through, from zero and over all epochs, and each follows from its number alone, so that it does
+/// not matter which worker makes it, or when.
+pub trait BatchOrder: Send + Sync + 'static {
+    /// Batches in one epoch; at least one.
+    fn batches_per_epoch(&self) -> u64;
+
+    /// The samples of a batch, by their index in the source.
+    fn samples_of(&self, number: u64) -> Vec<usize>;
+
+    /// Epoch of a batch that is counted through, and its number within it; both from zero.
+    fn place_of(&self, number: u64) -> (u64, u64) {
+        let per_epoch = self.batches_per_epoch().max(1);
+        (number / per_epoch, number % per_epoch)
+    }
+
+    /// The number that [`Source::sample`](super::Source::sample) is given for one sample of one epoch.
+    fn draw(&self, epoch: u64, sample: usize) -> u64 {
+        draw(0, epoch, sample)
+    }
+}
+
+impl<O: BatchOrder> BatchOrder for Arc<O> {
+    fn batches_per_epoch(&self) -> u64 {
+        O::batches_per_epoch(self)
+    }
+
+    fn samples_of(&self, number: u64) -> Vec<usize> {
+        O::samples_of(self, number)
+    }
+
+    fn place_of(&self, number: u64) -> (u64, u64) {
+        O::place_of(self, number)
+    }
+
+    fn draw(&self, epoch: u64, sample: usize) -> u64 {
+        O::draw(self, epoch, sample)
+    }
+}
+
+/// A random number for one sample of one epoch.
+fn draw(seed: u64, epoch: u64, sample: usize) -> u64 {
+    let mut random = Random::new(seed, epoch);
+    random.state = random
+        .state
+        .wrapping_add(random.next() ^ (sample as u64).rotate_left(32));
+    random.next()
+}
+
+/// Batches of one size in the order of the source, or shuffled anew in every epoch: as
+/// [`LoaderOptions`] say.
+pub struct Shuffle {
     samples: usize,
     batch_size: usize,
     drop_last: bool,
@@ -17,7 +67,7 @@ pub(super) struct Order {
     cache: Mutex<Vec<(u64, Arc<Vec<usize>>)>>,
 }
 
-impl Order {
+impl Shuffle {
     pub(super) fn new(samples: usize, options: &LoaderOptions) -> Self {
         Self {
             samples,
@@ -33,40 +83,6 @@ impl Order {
         self.samples
     }
 
-    pub(super) fn batches_per_epoch(&self) -> u64 {
-        let batches = match self.drop_last {
-            true => self.samples / self.batch_size,
-            false => self.samples.div_ceil(self.batch_size),
-        };
-        batches as u64
-    }
-
-    /// Epoch and number within it of a batch that is counted through.
-    pub(super) fn place_of(&self, number: u64) -> (u64, u64) {
-        let per_epoch = self.batches_per_epoch();
-        (number / per_epoch, number % per_epoch)
-    }
-
-    /// The samples of a batch.
-    pub(super) fn samples_of(&self, number: u64) -> Vec<usize> {
-        let (epoch, number) = self.place_of(number);
-        let start = number as usize * self.batch_size;
-        let range = start..self.samples.min(start + self.batch_size);
-        match self.shuffle {
-            None => range.collect(),
-            Some(seed) => self.permutation(seed, epoch)[range].to_vec(),
-        }
-    }
-
-    /// A random number for one sample of one epoch.
-    pub(super) fn draw(&self, epoch: u64, sample: usize) -> u64 {
-        let mut random = Random::new(self.shuffle.unwrap_or(0), epoch);
-        random.state = random
-            .state
-            .wrapping_add(random.next() ^ (sample as u64).rotate_left(32));
-        random.next()
-    }
-
     fn permutation(&self, seed: u64, epoch: u64) -> Arc<Vec<usize>> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, known)) = cache.iter().find(|(cached, _)| *cached == epoch) {
@@ -78,6 +94,30 @@ impl Order {
         }
         cache.push((epoch, Arc::clone(&permutation)));
         permutation
+    }
+}
+
+impl BatchOrder for Shuffle {
+    fn batches_per_epoch(&self) -> u64 {
+        let batches = match self.drop_last {
+            true => self.samples / self.batch_size,
+            false => self.samples.div_ceil(self.batch_size),
+        };
+        batches as u64
+    }
+
+    fn samples_of(&self, number: u64) -> Vec<usize> {
+        let (epoch, number) = self.place_of(number);
+        let start = number as usize * self.batch_size;
+        let range = start..self.samples.min(start + self.batch_size);
+        match self.shuffle {
+            None => range.collect(),
+            Some(seed) => self.permutation(seed, epoch)[range].to_vec(),
+        }
+    }
+
+    fn draw(&self, epoch: u64, sample: usize) -> u64 {
+        draw(self.shuffle.unwrap_or(0), epoch, sample)
     }
 }
 
@@ -123,16 +163,16 @@ impl Random {
 mod tests {
     use super::*;
 
-    fn order(samples: usize, batch_size: usize, shuffle: Option<u64>) -> Order {
+    fn order(samples: usize, batch_size: usize, shuffle: Option<u64>) -> Shuffle {
         let options = LoaderOptions {
             batch_size,
             shuffle,
             ..LoaderOptions::default()
         };
-        Order::new(samples, &options)
+        Shuffle::new(samples, &options)
     }
 
-    fn epoch(order: &Order, epoch: u64) -> Vec<usize> {
+    fn epoch(order: &Shuffle, epoch: u64) -> Vec<usize> {
         let per_epoch = order.batches_per_epoch();
         (epoch * per_epoch..(epoch + 1) * per_epoch)
             .flat_map(|n| order.samples_of(n))
@@ -175,7 +215,7 @@ mod tests {
             shuffle: Some(1),
             ..LoaderOptions::default()
         };
-        let order = Order::new(7, &options);
+        let order = Shuffle::new(7, &options);
         let sizes: Vec<usize> = (0..6).map(|n| order.samples_of(n).len()).collect();
         assert_eq!(sizes, [3, 3, 1, 3, 3, 1]);
         assert_eq!(order.place_of(5), (1, 2));

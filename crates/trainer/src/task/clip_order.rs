@@ -4,10 +4,11 @@
 //! has to keep.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use placement::loader::BatchOrder;
 use serde::{Deserialize, Serialize};
 
-use super::epochs::Epochs;
 use crate::data::SplitMix64;
 
 /// Where a run is in its clips.
@@ -19,17 +20,18 @@ pub(super) struct Position {
     pub(super) clips: u64,
 }
 
-/// Hands out batches of clips by their numbers, without end.
-#[derive(Clone)]
+/// Which clips, by their numbers, are in which batch.
 pub(super) struct ClipOrder {
     seed: u64,
     /// Numbers of the clips of each shape.
     groups: Vec<Vec<usize>>,
     rows: usize,
-    position: Position,
-    /// Of the current pass, those to come, the next one last.
-    batches: Vec<Vec<usize>>,
+    /// The pass that was asked for last.
+    pass: Mutex<Option<(u64, Pass)>>,
 }
+
+/// The batches of a pass.
+type Pass = Arc<Vec<Vec<usize>>>;
 
 impl ClipOrder {
     /// The order of clips of these shapes in batches of at most `rows`, each seen `repeats` times in
@@ -40,64 +42,68 @@ impl ClipOrder {
             let group = groups.entry(*shape).or_default();
             group.extend(std::iter::repeat_n(number, repeats));
         }
-        let mut order = Self {
+        Self {
             seed,
             groups: groups.into_values().collect(),
             rows: rows.max(1),
-            position: Position { epoch: 0, clips: 0 },
-            batches: Vec::new(),
-        };
-        order.shuffle();
-        order
-    }
-
-    /// The next batch.
-    pub(super) fn next(&mut self) -> Vec<usize> {
-        if self.batches.is_empty() {
-            self.position = Position {
-                epoch: self.position.epoch + 1,
-                clips: 0,
-            };
-            self.shuffle();
-        }
-        let batch = self.batches.pop().unwrap_or_default();
-        self.position.clips += batch.len() as u64;
-        batch
-    }
-
-    /// Where the order stands.
-    pub(super) fn state(&self) -> Position {
-        self.position
-    }
-
-    /// Goes on from there. With batches of another size, from the first that begins behind it.
-    pub(super) fn restore(&mut self, position: Position) {
-        self.position = Position {
-            epoch: position.epoch,
-            clips: 0,
-        };
-        self.shuffle();
-        while self.position.clips < position.clips && !self.batches.is_empty() {
-            self.next();
+            pass: Mutex::new(None),
         }
     }
 
-    /// The batches of the current pass.
-    fn shuffle(&mut self) {
-        let mut random = SplitMix64::new(&[self.seed, self.position.epoch, 0x7669_6465]);
-        self.batches.clear();
+    /// Where a run is that has taken as many batches.
+    pub(super) fn position(&self, batches: u64) -> Position {
+        let (epoch, taken) = self.place_of(batches);
+        let pass = self.pass(epoch);
+        let clips = pass.iter().take(taken as usize).map(Vec::len);
+        Position {
+            epoch,
+            clips: clips.sum::<usize>() as u64,
+        }
+    }
+
+    /// How many batches a run has taken that is there. With batches of another size, the next is the
+    /// first that begins behind it.
+    pub(super) fn batches_until(&self, position: Position) -> u64 {
+        let (mut batches, mut clips) = (position.epoch * self.batches_per_epoch(), 0);
+        for batch in self.pass(position.epoch).iter() {
+            if clips >= position.clips {
+                break;
+            }
+            clips += batch.len() as u64;
+            batches += 1;
+        }
+        batches
+    }
+
+    fn pass(&self, epoch: u64) -> Pass {
+        let mut known = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*known {
+            Some((number, pass)) if *number == epoch => Arc::clone(pass),
+            _ => {
+                let pass = Arc::new(self.shuffled_pass(epoch));
+                *known = Some((epoch, Arc::clone(&pass)));
+                pass
+            }
+        }
+    }
+
+    fn shuffled_pass(&self, epoch: u64) -> Vec<Vec<usize>> {
+        let mut random = SplitMix64::new(&[self.seed, epoch, 0x7669_6465]);
+        let mut batches = Vec::new();
         for group in &self.groups {
             let mut group = group.clone();
             shuffled(&mut group, &mut random);
-            self.batches
-                .extend(group.chunks(self.rows).map(<[usize]>::to_vec));
+            batches.extend(group.chunks(self.rows).map(<[usize]>::to_vec));
         }
-        shuffled(&mut self.batches, &mut random);
+        shuffled(&mut batches, &mut random);
+        // The last first, as the first runs had it.
+        batches.reverse();
+        batches
     }
 }
 
-impl Epochs for ClipOrder {
-    fn batches_in(&self, _: u64) -> u64 {
+impl BatchOrder for ClipOrder {
+    fn batches_per_epoch(&self) -> u64 {
         let batches = self
             .groups
             .iter()
@@ -105,12 +111,9 @@ impl Epochs for ClipOrder {
         batches.sum::<usize>() as u64
     }
 
-    fn position(&self) -> (u64, u64) {
-        let epoch = self.position.epoch;
-        match self.batches.len() as u64 {
-            0 => (epoch + 1, 0),
-            left => (epoch, self.batches_in(epoch) - left),
-        }
+    fn samples_of(&self, number: u64) -> Vec<usize> {
+        let (epoch, number) = self.place_of(number);
+        self.pass(epoch)[number as usize].clone()
     }
 }
 
@@ -126,45 +129,51 @@ mod tests {
 
     const SHAPES: [u8; 9] = [1, 2, 1, 1, 2, 1, 3, 1, 2];
 
-    fn batches(order: &mut ClipOrder, count: usize) -> Vec<Vec<usize>> {
-        (0..count).map(|_| order.next()).collect()
-    }
-
     #[test]
     fn a_pass_has_every_clip_as_often_as_asked_in_batches_of_one_shape() {
-        let mut order = ClipOrder::new(3, &SHAPES, 2, 2);
-        let (mut seen, mut epochs) = ([0; 9], Vec::new());
-        while order.state().epoch == 0 {
-            let batch = order.next();
-            if order.state().epoch > 0 {
-                break;
-            }
+        let order = ClipOrder::new(3, &SHAPES, 2, 2);
+        let count = order.batches_per_epoch();
+        let pass = |epoch: u64| -> Vec<Vec<usize>> {
+            (epoch * count..(epoch + 1) * count)
+                .map(|number| order.samples_of(number))
+                .collect()
+        };
+        let mut seen = [0; 9];
+        for batch in pass(0) {
             assert!(batch.len() <= 2 && !batch.is_empty());
             assert!(batch.iter().all(|clip| SHAPES[*clip] == SHAPES[batch[0]]));
-            for clip in &batch {
-                seen[*clip] += 1;
+            for clip in batch {
+                seen[clip] += 1;
             }
-            epochs.push(batch);
-            let counted = (0, epochs.len() as u64);
-            let ended = (1, 0);
-            let at_end = epochs.len() as u64 == order.batches_in(0);
-            assert_eq!(order.position(), if at_end { ended } else { counted });
         }
-        assert_eq!(epochs.len() as u64, order.batches_in(0));
         assert_eq!(seen, [2; 9]);
-        let next = batches(&mut order, epochs.len());
-        assert_ne!(next, epochs);
+        assert_ne!(pass(0), pass(1));
+        assert_eq!(pass(0), pass(0));
     }
 
     #[test]
     fn a_position_is_enough_to_go_on() {
-        let mut order = ClipOrder::new(3, &SHAPES, 2, 1);
-        for _ in 0..12 {
-            let position = order.state();
-            let mut other = ClipOrder::new(3, &SHAPES, 2, 1);
-            other.restore(position);
-            assert_eq!(batches(&mut other, 9), batches(&mut order.clone(), 9));
-            order.next();
+        let order = ClipOrder::new(3, &SHAPES, 2, 1);
+        for batches in 0..20 {
+            let position = order.position(batches);
+            assert_eq!(order.batches_until(position), batches, "{position:?}");
         }
+        // As checkpoints of before say the end of a pass.
+        let end = Position { epoch: 1, clips: 9 };
+        assert_eq!(order.batches_until(end), 2 * order.batches_per_epoch());
+        // Twice as large: behind the clips that were seen.
+        let larger = ClipOrder::new(3, &SHAPES, 4, 1);
+        let position = order.position(2);
+        let seen = larger.position(larger.batches_until(position));
+        assert!(seen.clips >= position.clips, "{seen:?}");
+    }
+
+    #[test]
+    fn the_order_is_fixed_for_good() {
+        // A change here breaks the resuming of runs that were begun before it.
+        let order = ClipOrder::new(3, &SHAPES, 2, 1);
+        let batches: Vec<_> = (0..7).map(|number| order.samples_of(number)).collect();
+        let expected = [&[1][..], &[2, 5], &[6], &[7], &[0, 3], &[8, 4], &[8, 4]];
+        assert_eq!(batches, expected);
     }
 }

@@ -3,6 +3,7 @@
 //! At level σ a clip is (1 − σ) · clean + σ · noise, the model is told the time 1000 σ, and the loss is the
 //! mean squared error of its velocity, which should be noise − clean.
 
+mod clip_loader;
 mod expert;
 mod lora_file;
 mod model;
@@ -26,6 +27,7 @@ use placement::swap::SwapReport;
 use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
+use self::clip_loader::{ClipLoader, ClipSource, Encoded as EncodedClips};
 use self::expert::{Expert, Residency, base_bytes};
 use self::model::{activations, shape, write_model};
 use self::previews::Previews;
@@ -37,7 +39,7 @@ use crate::estimate::Footprint;
 use crate::events::{Evaluation, Sample};
 use crate::observer::Observer;
 use crate::text::thousands;
-use crate::video::{Clip, Encoded, VideoData, trained_parts};
+use crate::video::{Encoded, VideoData, trained_parts};
 
 /// Steps in a row of each of two experts, where the config says nothing.
 const STEPS_PER_EXPERT: u64 = 10;
@@ -56,7 +58,9 @@ pub struct WanVideo {
     model: WanModel,
     data: VideoData,
     previews: Option<Previews>,
-    order: ClipOrder,
+    clips: ClipLoader,
+    /// The clips to measure on.
+    held_out: ClipSource,
     config: Config,
     compute: Kind,
 }
@@ -127,10 +131,13 @@ impl WanVideo {
         let rows = config.train.per_device_train_batch_size as usize;
         let repeats = config.data.num_repeats.unwrap_or(1) as usize;
         let order = ClipOrder::new(config.seed, &shapes, rows, repeats);
+        let with_condition = model.pipeline == Pipeline::Image;
+        let source = ClipSource::new(&data.training, with_condition);
+        let clips = ClipLoader::new(source, order, placer.device());
         if let Some(steps) = Self::steps_per_expert(config, &experts) {
             let train = &config.train;
             let passes = train.gradient_accumulation_steps.into();
-            let of_epochs = || steps_of(&order, train.num_train_epochs.unwrap_or(1.0), passes);
+            let of_epochs = || steps_of(&clips, train.num_train_epochs.unwrap_or(1.0), passes);
             let all = train.steps().unwrap_or_else(of_epochs);
             if all <= steps {
                 tracing::warn!(
@@ -145,7 +152,8 @@ impl WanVideo {
             turn: 0,
             parameters,
             model,
-            order,
+            clips,
+            held_out: ClipSource::new(&data.held_out, with_condition),
             data,
             previews,
             config: config.clone(),
@@ -171,42 +179,25 @@ impl WanVideo {
             .enter(&self.experts, number, placer)
     }
 
-    /// The tensors of clips, each at a level of noise.
-    fn batch(
-        &self,
-        clips: &[&Clip],
-        dropped: &[bool],
-        sigma: &Tensor,
-        noise: impl Fn(&Tensor) -> Result<Tensor, Error>,
-    ) -> Result<Batch, Error> {
-        let (mut latents, mut texts, mut conditions) = (Vec::new(), Vec::new(), Vec::new());
-        for (clip, dropped) in clips.iter().zip(dropped) {
-            let file = SafetensorsFile::open(&clip.latents)?;
-            latents.push(file.read("latents", Kind::Float)?);
-            if self.model.pipeline == Pipeline::Image {
-                conditions.push(file.read("condition", Kind::Float)?);
+    /// Clips, each at a level of noise, and without its text where that is dropped.
+    fn batch(&self, clips: EncodedClips, dropped: &[bool], sigma: &Tensor) -> Result<Batch, Error> {
+        let noise = clips.latents.f_randn_like()?;
+        if dropped.contains(&true) {
+            let empty = SafetensorsFile::open(&self.data.empty)?.read("text", Kind::Float)?;
+            let missing = TEXT_ROWS - empty.size()[0];
+            let empty = empty.f_constant_pad_nd([0, 0, 0, missing])?;
+            for (row, _) in dropped.iter().enumerate().filter(|(_, dropped)| **dropped) {
+                clips.text.f_get(row as i64)?.f_copy_(&empty)?;
             }
-            let text = if *dropped {
-                &self.data.empty
-            } else {
-                &clip.text
-            };
-            let text = SafetensorsFile::open(text)?.read("text", Kind::Float)?;
-            let missing = TEXT_ROWS - text.size()[0];
-            texts.push(text.f_constant_pad_nd([0, 0, 0, missing])?);
         }
-        let latents = Tensor::f_stack(&latents, 0)?;
-        let tokens = clips.iter().map(|clip| clip.tokens).sum();
         let mut tensors = vec![
-            ("noise", noise(&latents)?),
-            ("latents", latents),
+            ("noise", noise),
+            ("latents", clips.latents),
             ("sigma", sigma.shallow_clone()),
-            ("text", Tensor::f_stack(&texts, 0)?),
+            ("text", clips.text),
         ];
-        if !conditions.is_empty() {
-            tensors.push(("condition", Tensor::f_stack(&conditions, 0)?));
-        }
-        Ok(Batch::new(tensors, tokens))
+        tensors.extend(clips.condition.map(|condition| ("condition", condition)));
+        Ok(Batch::new(tensors, clips.tokens))
     }
 
     /// The mean squared error of each clip of a batch on the device, `[rows]`, of an expert that is
@@ -258,14 +249,13 @@ impl WanVideo {
         let (low, high) = expert.range;
         let mut sum = 0.0;
         for number in numbers {
-            let clip = &self.data.held_out[*number as usize];
             for level in 0..LEVELS {
                 let share = (f64::from(level) + 0.5) / f64::from(LEVELS);
                 let sigma = low + share * (high - low);
                 let sigma = Tensor::f_from_slice(&[sigma as f32])?;
                 torch_ext::random::manual_seed((number << 8) | u64::from(level))?;
-                let noise = |latents: &Tensor| Ok(latents.f_randn_like()?);
-                let batch = placer.batch(self.batch(&[clip], &[false], &sigma, noise)?)?;
+                let clip = self.held_out.read(*number as usize)?;
+                let batch = placer.batch(self.batch(clip, &[false], &sigma)?)?;
                 let losses = self.losses(expert, &batch, Pass::Evaluate)?;
                 sum += f64::try_from(&losses.f_mean(Kind::Float)?)?;
             }
@@ -404,14 +394,10 @@ impl Task for WanVideo {
     }
 
     fn next_batch(&mut self) -> Result<Batch, Error> {
-        let numbers = self.order.next();
-        let clips: Vec<&Clip> = numbers
-            .iter()
-            .map(|number| &self.data.training[*number])
-            .collect();
+        let clips = self.clips.next()?;
         // The loop has seeded the generator for this step.
         let options = (Kind::Double, Device::Cpu);
-        let drawn = Tensor::f_rand([2, clips.len() as i64], options)?;
+        let drawn = Tensor::f_rand([2, clips.latents.size()[0]], options)?;
         let uniform = Vec::<f64>::try_from(&drawn.f_select(0, 0)?)?;
         let density = &self.experts[self.turn].density;
         let sigma = uniform.into_iter().map(|u| density.sigma(u));
@@ -420,13 +406,11 @@ impl Task for WanVideo {
         let dropped = Vec::<f64>::try_from(&drawn.f_select(0, 1)?)?.into_iter();
         let dropped: Vec<bool> = dropped.map(|u| u < share).collect();
         let sigma = sigma.f_to_kind(Kind::Float)?;
-        self.batch(&clips, &dropped, &sigma, |latents| {
-            Ok(latents.f_randn_like()?)
-        })
+        self.batch(clips, &dropped, &sigma)
     }
 
     fn epochs(&self) -> Option<&dyn Epochs> {
-        Some(&self.order)
+        Some(&self.clips)
     }
 
     /// Every clip counts the same.
@@ -502,7 +486,7 @@ impl Task for WanVideo {
         Ok(json!({
             "clips": clips.len(),
             "content": format!("{:08x}", crc32c::crc32c(text.as_bytes())),
-            "order": self.order.state(),
+            "order": self.clips.state(),
         }))
     }
 
@@ -518,7 +502,7 @@ impl Task for WanVideo {
         }
         let position: Position = serde_json::from_value(state["order"].clone())
             .map_err(|error| Error::Data(format!("the checkpoint's data position: {error}")))?;
-        self.order.restore(position);
+        self.clips.restore(position);
         Ok(())
     }
 

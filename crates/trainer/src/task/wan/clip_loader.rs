@@ -1,0 +1,184 @@
+//! Encoded clips, read by a thread of their own while the step before is computed.
+
+use std::sync::Arc;
+
+use models::formats::{SafetensorsFile, TensorSource};
+use models::wan::text_encoder::TEXT_ROWS;
+use placement::loader::{BatchOrder, BoxError, LoadError, Loader, LoaderOptions, Source};
+use placement::{FieldPath, TensorTree};
+use tch::{Device, Kind, Tensor};
+
+use super::super::clip_order::{ClipOrder, Position};
+use super::super::epochs::Epochs;
+use crate::Error;
+use crate::video::Clip;
+
+/// What was encoded of one clip, or of several of one shape, on the host.
+#[derive(Debug)]
+pub(super) struct Encoded {
+    /// `[rows, channels, frames, height, width]`.
+    pub(super) latents: Tensor,
+    /// `[rows, tokens, width]`, of as many tokens as the model reads.
+    pub(super) text: Tensor,
+    /// What an image-to-video model is told of the first frame, as `latents` with other channels.
+    pub(super) condition: Option<Tensor>,
+    /// Tokens that the clips are to the transformer.
+    pub(super) tokens: u64,
+}
+
+impl TensorTree for Encoded {
+    fn try_map<E, F>(self, path: &FieldPath, map: &mut F) -> Result<Self, E>
+    where
+        F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>,
+    {
+        Ok(Self {
+            latents: self.latents.try_map(&path.field("latents"), map)?,
+            text: self.text.try_map(&path.field("text"), map)?,
+            condition: self.condition.try_map(&path.field("condition"), map)?,
+            tokens: self.tokens,
+        })
+    }
+}
+
+/// Where encoded clips come from.
+#[derive(Debug, Clone)]
+pub(super) struct ClipSource {
+    clips: Arc<[Clip]>,
+    with_condition: bool,
+}
+
+impl ClipSource {
+    /// `clips`, with what an image-to-video model needs, or without.
+    pub(super) fn new(clips: &[Clip], with_condition: bool) -> Self {
+        Self {
+            clips: clips.into(),
+            with_condition,
+        }
+    }
+
+    /// The clip of this number, as a batch of one row.
+    ///
+    /// # Errors
+    /// When a file of it is missing or damaged.
+    pub(super) fn read(&self, number: usize) -> Result<Encoded, Error> {
+        let clip = &self.clips[number];
+        let file = SafetensorsFile::open(&clip.latents)?;
+        let row = |name: &str| -> Result<Tensor, Error> {
+            Ok(file.read(name, Kind::Float)?.f_unsqueeze(0)?)
+        };
+        let text = SafetensorsFile::open(&clip.text)?.read("text", Kind::Float)?;
+        let missing = TEXT_ROWS - text.size()[0];
+        Ok(Encoded {
+            latents: row("latents")?,
+            text: text.f_constant_pad_nd([0, 0, 0, missing])?.f_unsqueeze(0)?,
+            condition: match self.with_condition {
+                true => Some(row("condition")?),
+                false => None,
+            },
+            tokens: clip.tokens,
+        })
+    }
+}
+
+impl Source for ClipSource {
+    type Sample = Encoded;
+    type Batch = Encoded;
+
+    fn len(&self) -> usize {
+        self.clips.len()
+    }
+
+    fn sample(&self, index: usize, _: u64) -> Result<Encoded, BoxError> {
+        let name = &self.clips[index].name;
+        self.read(index)
+            .map_err(|error| format!("`{name}`: {error}").into())
+    }
+
+    fn collate(&self, clips: Vec<Encoded>) -> Result<Encoded, BoxError> {
+        let together = |part: fn(&Encoded) -> Option<&Tensor>| -> Result<Tensor, BoxError> {
+            let rows: Vec<_> = clips.iter().filter_map(part).collect();
+            Ok(Tensor::f_cat(&rows, 0)?)
+        };
+        Ok(Encoded {
+            latents: together(|clip| Some(&clip.latents))?,
+            text: together(|clip| Some(&clip.text))?,
+            condition: match self.with_condition {
+                true => Some(together(|clip| clip.condition.as_ref())?),
+                false => None,
+            },
+            tokens: clips.iter().map(|clip| clip.tokens).sum(),
+        })
+    }
+}
+
+/// Batches of clips in their order, the next ones read ahead.
+pub(super) struct ClipLoader {
+    source: ClipSource,
+    order: Arc<ClipOrder>,
+    pin_for: Device,
+    /// Batches that were taken.
+    taken: u64,
+    /// Begun with the first batch after a jump.
+    loader: Option<Loader<ClipSource, Arc<ClipOrder>>>,
+}
+
+impl ClipLoader {
+    /// From the first batch on, for `device`.
+    pub(super) fn new(source: ClipSource, order: ClipOrder, device: Device) -> Self {
+        Self {
+            source,
+            order: Arc::new(order),
+            pin_for: device,
+            taken: 0,
+            loader: None,
+        }
+    }
+
+    /// The next batch.
+    ///
+    /// # Errors
+    /// When a file is missing or damaged, or there is no thread to read it.
+    pub(super) fn next(&mut self) -> Result<Encoded, Error> {
+        let failed = |error: LoadError| Error::Data(error.to_string());
+        let loader = match &mut self.loader {
+            Some(loader) => loader,
+            none => {
+                let options = LoaderOptions {
+                    pin_for: self.pin_for,
+                    ..LoaderOptions::default()
+                };
+                let (source, order) = (self.source.clone(), Arc::clone(&self.order));
+                let begun = Loader::with_order(source, order, options, self.taken);
+                none.insert(begun.map_err(failed)?)
+            }
+        };
+        let ended = || Error::Data("the order of clips has ended".into());
+        let loaded = loader.next().ok_or_else(ended)?.map_err(failed)?;
+        self.taken += 1;
+        Ok(loaded.batch)
+    }
+
+    /// Where the order stands.
+    pub(super) fn state(&self) -> Position {
+        self.order.position(self.taken)
+    }
+
+    /// Goes on from there.
+    pub(super) fn restore(&mut self, position: Position) {
+        let batches = self.order.batches_until(position);
+        if batches != self.taken {
+            self.loader = None;
+            self.taken = batches;
+        }
+    }
+}
+
+impl Epochs for ClipLoader {
+    fn batches_in(&self, _: u64) -> u64 {
+        self.order.batches_per_epoch()
+    }
+
+    fn position(&self) -> (u64, u64) {
+        self.order.place_of(self.taken)
+    }
+}
