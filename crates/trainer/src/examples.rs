@@ -11,6 +11,7 @@ mod chat;
 mod columns;
 mod encoder;
 mod jinja;
+mod parquet;
 mod reader;
 #[cfg(test)]
 mod record_keys;

@@ -16,7 +16,7 @@ pub struct DataConfig {
     /// A data set that `cargo xtask setup` fetches. Leave unset when `path` is given.
     pub dataset: Option<Dataset>,
     /// A file of data, or a folder whose files are read in the order of their names: `.txt` and
-    /// `.md` are plain text; `.jsonl`, `.json` and `.csv` hold records of `text`, of `prompt` and
+    /// `.md` are plain text; `.jsonl`, `.json`, `.csv` and `.parquet` hold records of `text`, of `prompt` and
     /// `completion`, or of `messages`, which only published models are trained on.
     /// With `resolution`, a folder of videos, images and folders of frames with captions beside them, or
     /// a `.jsonl` file that names them. With `encoded_by`, a folder with caches of another trainer.
@@ -158,6 +158,8 @@ pub enum DataFormat {
     Json,
     /// A table whose first line names the columns.
     Csv,
+    /// A table of Hugging Face's data sets.
+    Parquet,
 }
 
 impl std::fmt::Display for DataFormat {
@@ -167,6 +169,7 @@ impl std::fmt::Display for DataFormat {
             Self::Jsonl => "JSON lines",
             Self::Json => "JSON",
             Self::Csv => "CSV",
+            Self::Parquet => "Parquet",
         })
     }
 }

@@ -8,7 +8,7 @@ use crate::Error;
 use crate::config::DataFormat;
 
 /// Endings of names, in lower case, and what they mean.
-const ENDINGS: [(&str, DataFormat); 10] = [
+const ENDINGS: [(&str, DataFormat); 11] = [
     ("txt", DataFormat::Text),
     ("text", DataFormat::Text),
     ("md", DataFormat::Text),
@@ -19,12 +19,12 @@ const ENDINGS: [(&str, DataFormat); 10] = [
     ("geojson", DataFormat::Json),
     ("csv", DataFormat::Csv),
     ("tsv", DataFormat::Csv),
+    ("parquet", DataFormat::Parquet),
 ];
 
 /// How files begin that can be told and not be read.
-const UNREADABLE: [(&[u8], &str, &str); 8] = [
-    (b"PAR1", "a Parquet file", PARQUET),
-    (b"ARROW1", "an Arrow file", PARQUET),
+const UNREADABLE: [(&[u8], &str, &str); 7] = [
+    (b"ARROW1", "an Arrow file", ARROW),
     (b"\x1f\x8b", "compressed with gzip", UNPACK),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd", UNPACK),
     (b"BZh", "compressed with bzip2", UNPACK),
@@ -33,9 +33,12 @@ const UNREADABLE: [(&[u8], &str, &str); 8] = [
     (b"%PDF-", "a PDF", "extract its text first"),
 ];
 
-const PARQUET: &str = "convert it to JSON lines first, as with \
-    `python -c 'import sys, pandas; pandas.read_parquet(sys.argv[1]).to_json(sys.argv[2], \
-    orient=\"records\", lines=True)' IN OUT.jsonl`";
+/// How Parquet begins, and ends.
+const PARQUET: &[u8] = b"PAR1";
+
+const ARROW: &str = "convert it to Parquet first, as with \
+    `python -c 'import sys, datasets; datasets.Dataset.from_file(sys.argv[1])\
+    .to_parquet(sys.argv[2])' IN OUT.parquet`";
 const UNPACK: &str = "unpack it first";
 
 /// Endings of names that are read from a folder.
@@ -81,11 +84,11 @@ pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, 
             return refuse(what, todo);
         }
     }
-    if matches!(
-        ending(path).as_deref(),
-        Some("parquet" | "arrow" | "feather")
-    ) {
-        return refuse("a table that is not read here", PARQUET);
+    if head.starts_with(PARQUET) {
+        return Ok(DataFormat::Parquet);
+    }
+    if matches!(ending(path).as_deref(), Some("arrow" | "feather")) {
+        return refuse("a table that is not read here", ARROW);
     }
     let json = json(&head);
     match (named(path), json) {
@@ -94,7 +97,7 @@ pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, 
         (None, Some(found)) => Ok(found),
         (None, None) => refuse(
             "of a kind that is not known here",
-            "the ones that are end in .jsonl, .json, .csv, .txt or .md; set `data.format` to say \
+            "the ones that are end in .jsonl, .json, .csv, .parquet, .txt or .md; set `data.format` to say \
              what it is, as in `data.format: text`",
         ),
     }
@@ -149,13 +152,14 @@ mod tests {
             ("a.CSV", b"text\na\n", DataFormat::Csv),
             ("data", lines, DataFormat::Jsonl),
             ("data.bak", list, DataFormat::Json),
+            ("a.parquet", b"", DataFormat::Parquet),
+            ("data", b"PAR1", DataFormat::Parquet),
         ] {
             assert_eq!(found(name, content), Ok(format), "{name}");
         }
         for (name, content, reason) in [
-            ("a.parquet", &b"PAR1"[..], "convert it to JSON lines"),
-            ("b.parquet", b"", "convert it to JSON lines"),
-            ("data", b"PAR1", "Parquet"),
+            ("a.arrow", &b"ARROW1"[..], "convert it to Parquet"),
+            ("b.feather", b"", "convert it to Parquet"),
             ("a.jsonl", b"\x1f\x8b\x08", "unpack it first"),
             ("a.html", b"<html>", "data.format: text"),
             ("LICENSE", b"text", "data.format: text"),

@@ -1,4 +1,4 @@
-//! Records out of files: plain text, JSON lines, JSON, and CSV.
+//! Records out of files: plain text, JSON lines, JSON, CSV and Parquet.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::chat::{Conversation, Message};
 use super::columns::{Columns, Keys};
-use super::record_shapes;
+use super::{parquet, record_shapes};
 use crate::Error;
 use crate::config::DataFormat;
 use crate::data::{file_format, files_in};
@@ -58,7 +58,7 @@ impl Located {
 /// The records of a file, or of every file of data below a folder, in the order of their paths.
 ///
 /// Files are known by name and content, or are all of the kind `format`. JSON lines, JSON (a
-/// list of records, or an object that holds one) and CSV hold records of `text`, of `prompt` and
+/// list of records, or an object that holds one), CSV and Parquet hold records of `text`, of `prompt` and
 /// `completion`, or of `messages`; `.txt` and `.md` are one text each. The keys of a file that
 /// are not read are listed in one warning.
 ///
@@ -101,6 +101,7 @@ pub fn records_of_columns(
             DataFormat::Jsonl => Box::new(Lines::new(file, &columns)) as Records,
             DataFormat::Json => all(move || json(&file, &columns)),
             DataFormat::Csv => all(move || csv(&file, &columns)),
+            DataFormat::Parquet => Box::new(parquet::Rows::new(file, &columns)),
         }
     }))
 }
@@ -449,7 +450,7 @@ pub(super) fn record(line: &[u8], keys: &mut Keys) -> Result<Record, String> {
     }
 }
 
-fn record_of(mut object: Map<String, Value>, keys: &mut Keys) -> Result<Record, String> {
+pub(super) fn record_of(mut object: Map<String, Value>, keys: &mut Keys) -> Result<Record, String> {
     keys.rename(&mut object)?;
     let there: Vec<_> = object.keys().map(|key| format!("`{key}`")).collect();
     let record = if let Some(messages) = object.shift_remove("messages") {
@@ -531,7 +532,7 @@ fn conversation(
         if message
             .fields()
             .get("weight")
-            .is_some_and(|weight| weight != 1)
+            .is_some_and(|weight| !weight.is_null() && weight != 1)
         {
             return Err(format!(
                 "turn {} of `{name}` has a `weight`: all turns of the assistant are learned \
