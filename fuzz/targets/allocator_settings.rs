@@ -3,7 +3,7 @@
 #![no_main]
 
 use hip_alloc::config::Config;
-use hip_alloc::driver::sim::{SimDriver, SimOrders};
+use hip_alloc::driver::sim::{SimDriver, SimConfig};
 use hip_alloc::pool::Pool;
 use hip_alloc::units::StreamId;
 use libfuzzer_sys::fuzz_target;
@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|text: &str| {
     match Config::parse(text) {
         Ok(config) => {
-            let mut driver = SimDriver::new(SimOrders::default());
+            let mut driver = SimDriver::new(SimConfig::default());
             let mut pool = Pool::new(config.pool(512));
             pool.warm_up(&mut driver);
             if let Ok(address) = pool.allocate(&mut driver, 1 << 20, StreamId(0)) {

@@ -4,7 +4,7 @@
 
 use alloc_lab::replay::replay;
 use alloc_lab::trace::Trace;
-use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::driver::sim::SimConfig;
 use hip_alloc::pool::PoolConfig;
 use libfuzzer_sys::fuzz_target;
 
@@ -15,6 +15,6 @@ fuzz_target!(|bytes: &[u8]| {
     // What is written of a recording that was cut off is whole.
     trace.is_cut_off = false;
     assert_eq!(Trace::parse(&trace.to_text()).ok().as_ref(), Some(&trace));
-    let outcome = replay(&trace, PoolConfig::default(), SimOrders::default());
+    let outcome = replay(&trace, PoolConfig::default(), SimConfig::default());
     assert!(outcome.peak_held >= outcome.peak_live);
 });

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use alloc_lab::replay::replay;
 use alloc_lab::synthetic::Shape;
 use alloc_lab::trace::Trace;
-use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::driver::sim::SimConfig;
 use hip_alloc::pool::PoolConfig;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // None of your own: a made-up training run.
         None => Shape::examples().swap_remove(0).1.trace(),
     };
-    let outcome = replay(&trace, PoolConfig::default(), SimOrders::default());
+    let outcome = replay(&trace, PoolConfig::default(), SimConfig::default());
     println!("peak held / peak live     {:.3}", outcome.peak_ratio());
     println!("held beyond live at ends  {} bytes", outcome.idle_excess());
     println!("driver calls per step     {:.0}", outcome.calls_per_step());

@@ -15,7 +15,7 @@
 
 use alloc_lab::replay::{Outcome, replay};
 use alloc_lab::trace::Trace;
-use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::driver::sim::SimConfig;
 use hip_alloc::pool::{Keep, PoolConfig};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -74,10 +74,10 @@ fn main() {
 }
 
 fn row(traces: &[Trace], rate: f64, latency: u64) -> Row {
-    let orders = SimOrders {
+    let orders = SimConfig {
         call_latency: Duration::from_micros(latency),
         clearing_rate: (rate * 1e9) as u64,
-        ..SimOrders::default()
+        ..SimConfig::default()
     };
     let cells: Vec<Cell> = CHOICES
         .iter()

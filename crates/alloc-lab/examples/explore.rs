@@ -23,7 +23,7 @@ use alloc_lab::synthetic::Shape;
 use alloc_lab::trace::{Event, Trace};
 use hip_alloc::config::Config;
 use hip_alloc::driver::Mapping;
-use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::driver::sim::SimConfig;
 use hip_alloc::pool::PoolConfig;
 use hip_alloc::units::MIB;
 use std::path::{Path, PathBuf};
@@ -148,19 +148,19 @@ fn files_of(folder: &str) -> Vec<PathBuf> {
 
 fn print(name: &str, trace: &Trace, config: &PoolConfig) {
     let handle = std::env::var("HANDLE_MB").map(|text| text.parse::<u64>().unwrap() * MIB);
-    let orders = SimOrders {
+    let orders = SimConfig {
         call_latency: Duration::from_micros(50),
         clearing_rate: 5_000_000_000,
         mapping: handle.ok().map(|handle| Mapping {
             handle,
             granule: 2 * MIB,
         }),
-        ..SimOrders::default()
+        ..SimConfig::default()
     };
     let (_, run) = POLICIES[0];
     let roomy = run(trace, config.clone(), orders.clone());
     let capacity = roomy.peak_live / 100 * 103;
-    let orders = SimOrders { capacity, ..orders };
+    let orders = SimConfig { capacity, ..orders };
     let pressed = run(trace, config.clone(), orders);
     let bounds = Bounds::of(&roomy, config);
     println!(
@@ -240,10 +240,10 @@ fn count_misses(run: Run, config: &PoolConfig) {
 
 /// The trace with room, and with 3 % more than its live peak.
 fn both(run: Run, trace: &Trace, config: &PoolConfig) -> (Outcome, Outcome) {
-    let roomy = run(trace, config.clone(), SimOrders::default());
-    let orders = SimOrders {
+    let roomy = run(trace, config.clone(), SimConfig::default());
+    let orders = SimConfig {
         capacity: roomy.peak_live / 100 * 103,
-        ..SimOrders::default()
+        ..SimConfig::default()
     };
     let pressed = run(trace, config.clone(), orders);
     (roomy, pressed)

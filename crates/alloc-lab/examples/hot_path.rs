@@ -21,7 +21,7 @@
 
 use alloc_lab::trace::{Event, Trace};
 use hip_alloc::allocator::Allocator;
-use hip_alloc::driver::sim::{SimDriver, SimOrders};
+use hip_alloc::driver::sim::{SimConfig, SimDriver};
 use hip_alloc::units::{DeviceIndex, StreamId};
 use std::path::Path;
 use std::sync::Barrier;
@@ -65,7 +65,7 @@ fn main() {
 }
 
 fn allocator(device: i32) -> Allocator {
-    let driver = SimDriver::new(SimOrders::default());
+    let driver = SimDriver::new(SimConfig::default());
     Allocator::builder(DeviceIndex(device), driver).build()
 }
 

@@ -3,13 +3,13 @@
 
 use crate::replay::{Outcome, replay_with};
 use crate::trace::Trace;
-use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::driver::sim::SimConfig;
 use hip_alloc::pool::PoolConfig;
 use hip_alloc::pool::policy::{Held, Placement, Policy, Region, StepPolicy, best_multiple};
 use hip_alloc::units::MIB;
 
 /// Replays a trace with a policy of its own.
-pub type Run = fn(&Trace, PoolConfig, SimOrders) -> Outcome;
+pub type Run = fn(&Trace, PoolConfig, SimConfig) -> Outcome;
 
 /// All policies by name, the one that is used first.
 pub const POLICIES: &[(&str, Run)] = &[

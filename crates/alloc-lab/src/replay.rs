@@ -1,7 +1,7 @@
 //! Replaying a trace on the simulated device, and measuring what is held.
 
 use crate::trace::{Event, Trace};
-use hip_alloc::driver::sim::{SimDriver, SimOrders};
+use hip_alloc::driver::sim::{SimConfig, SimDriver};
 use hip_alloc::pool::policy::{Policy, StepPolicy};
 use hip_alloc::pool::{AllocateError, Keep, Pool, PoolConfig, PoolStats};
 use hip_alloc::units::{MIB, StreamId};
@@ -140,7 +140,7 @@ fn program_time(bytes: u64) -> Duration {
 }
 
 /// Replays a trace.
-pub fn replay(trace: &Trace, config: PoolConfig, orders: SimOrders) -> Outcome {
+pub fn replay(trace: &Trace, config: PoolConfig, orders: SimConfig) -> Outcome {
     replay_watched(trace, config, orders, &mut |_| {})
 }
 
@@ -159,7 +159,7 @@ pub struct Sample {
 pub fn replay_watched(
     trace: &Trace,
     config: PoolConfig,
-    orders: SimOrders,
+    orders: SimConfig,
     watch: &mut dyn FnMut(Sample),
 ) -> Outcome {
     let policy = StepPolicy::new(&config);
@@ -171,7 +171,7 @@ pub fn replay_with(
     policy: impl Policy,
     trace: &Trace,
     config: PoolConfig,
-    orders: SimOrders,
+    orders: SimConfig,
     watch: &mut dyn FnMut(Sample),
 ) -> Outcome {
     let mut driver = SimDriver::new(orders);

@@ -5,7 +5,7 @@
 use alloc_lab::trace::snapshot::{SnapshotError, read};
 use alloc_lab::trace::{Event, Trace};
 use hip_alloc::allocator::Allocator;
-use hip_alloc::driver::sim::{SimDriver, SimOrders};
+use hip_alloc::driver::sim::{SimConfig, SimDriver};
 use hip_alloc::recorder::{Recorder, UNWRITTEN_BYTES};
 use hip_alloc::units::{DeviceIndex, MIB, StreamId};
 use std::path::Path;
@@ -121,7 +121,7 @@ fn the_process_is_named_where_its_place_is_marked() {
 
 #[test]
 fn a_history_is_a_trace_that_can_be_replayed() {
-    let driver = SimDriver::new(SimOrders::default());
+    let driver = SimDriver::new(SimConfig::default());
     let allocator = Allocator::builder(DeviceIndex(2), driver).build();
     let before = allocator.allocate(5 * MIB, StreamId(0)).unwrap();
     assert_eq!(

@@ -5,7 +5,7 @@
 use alloc_lab::replay::{Bounds, Outcome, replay};
 use alloc_lab::synthetic::Shape;
 use alloc_lab::trace::Trace;
-use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::driver::sim::SimConfig;
 use hip_alloc::pool::{Keep, PoolConfig};
 use hip_alloc::units::MIB;
 use std::path::Path;
@@ -38,10 +38,10 @@ fn run_keeping(keep: Keep, trace: &Trace) -> (Outcome, Bounds) {
         keep,
         ..PoolConfig::default()
     };
-    let orders = SimOrders {
+    let orders = SimConfig {
         call_latency: Duration::from_micros(50),
         clearing_rate: 5_000_000_000,
-        ..SimOrders::default()
+        ..SimConfig::default()
     };
     let outcome = replay(trace, config.clone(), orders);
     let promises = Bounds::of(&outcome, &config);
@@ -86,9 +86,9 @@ fn driver_calls_are_few() {
 fn under_pressure_nothing_that_fits_is_refused() {
     for (name, trace) in recorded() {
         let capacity = run(&trace).0.peak_live / 100 * 103;
-        let orders = SimOrders {
+        let orders = SimConfig {
             capacity,
-            ..SimOrders::default()
+            ..SimConfig::default()
         };
         let outcome = replay(&trace, PoolConfig::default(), orders);
         assert_eq!(outcome.out_of_memory, 0, "{name}");

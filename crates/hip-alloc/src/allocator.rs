@@ -1,18 +1,18 @@
 //! One device's pool, its driver, and the lock around them.
 
-mod look;
 mod pools;
+mod reclaim_view;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use look::Look;
+pub(crate) use reclaim_view::ReclaimView;
 
 use crate::deferred_errors::DeferredErrors;
 use crate::driver::{Driver, DriverError, MemoryInfo};
 use crate::history::{History, StackId};
 use crate::limit::within;
 use crate::lock::{Guard, Lock};
-use crate::neighbours::{self, Neighbours};
+use crate::other_processes::{self, OtherProcesses};
 use crate::pool::{AllocateError, FreeError, Keep, Pool, PoolConfig, PoolStats};
 use crate::private_pools::PrivatePools;
 use crate::recorder::Recorder;
@@ -35,7 +35,7 @@ struct Inner {
     history: History,
     wrong_frees: Repeated,
     deferred: DeferredErrors,
-    neighbours: Option<Neighbours>,
+    other_processes: Option<OtherProcesses>,
     /// Has somebody look after what is kept, from the first time that it is more than the floor.
     look_after: Option<Box<dyn Fn() + Send>>,
     looked_after: bool,
@@ -65,7 +65,7 @@ pub struct AllocatorBuilder {
     config: PoolConfig,
     recorder: Option<Recorder>,
     history: History,
-    neighbours: Option<Neighbours>,
+    other_processes: Option<OtherProcesses>,
     look_after: Option<Box<dyn Fn() + Send>>,
 }
 
@@ -88,8 +88,11 @@ impl AllocatorBuilder {
     }
 
     /// Waits for what other processes may give back, and gives back for them.
-    pub(crate) fn neighbours(self, neighbours: Option<Neighbours>) -> Self {
-        Self { neighbours, ..self }
+    pub(crate) fn other_processes(self, other_processes: Option<OtherProcesses>) -> Self {
+        Self {
+            other_processes,
+            ..self
+        }
     }
 
     /// Calls `look_after`, under the allocator's lock, where memory begins to be kept that
@@ -106,11 +109,14 @@ impl AllocatorBuilder {
     pub fn build(mut self) -> Allocator {
         let mut pool = Pool::new(self.config);
         if pool.config().keep == Keep::Auto {
-            let remembered = self.neighbours.as_ref().and_then(Neighbours::remembered);
+            let remembered = self
+                .other_processes
+                .as_ref()
+                .and_then(OtherProcesses::remembered);
             let cost = remembered.or_else(|| self.driver.measure());
             pool.set_driver_cost(cost.unwrap_or_default());
-            if let (Some(neighbours), Some(cost)) = (&self.neighbours, cost) {
-                neighbours.remember(cost);
+            if let (Some(other_processes), Some(cost)) = (&self.other_processes, cost) {
+                other_processes.remember(cost);
             }
         }
         match self.history.is_on() {
@@ -127,7 +133,7 @@ impl AllocatorBuilder {
                 history: self.history,
                 wrong_frees: Repeated::new(),
                 deferred: DeferredErrors::default(),
-                neighbours: self.neighbours,
+                other_processes: self.other_processes,
                 look_after: self.look_after,
                 looked_after: false,
                 private: Box::default(),
@@ -146,7 +152,7 @@ impl Allocator {
             config: PoolConfig::default(),
             recorder: None,
             history: History::default(),
-            neighbours: None,
+            other_processes: None,
             look_after: None,
         }
     }
@@ -236,15 +242,15 @@ impl Allocator {
         let mut served = Err(AllocateError::OutOfMemory);
         let possible = bytes <= inner.memory_info().map_or(0, |info| info.total);
         let began = Instant::now();
-        while let Some(neighbours) = &mut inner.neighbours
+        while let Some(other_processes) = &mut inner.other_processes
             && possible
             && served == Err(AllocateError::OutOfMemory)
-            && neighbours.any()
-            && began.elapsed() < neighbours::PATIENCE
+            && other_processes.any()
+            && began.elapsed() < other_processes::LONGEST_WAIT
         {
-            neighbours.announce();
+            other_processes.announce();
             drop(inner);
-            std::thread::sleep(neighbours::INTERVAL);
+            std::thread::sleep(other_processes::INTERVAL);
             inner = self.inner.lock();
             if inner.standing == Standing::Orphaned {
                 break;

@@ -16,9 +16,9 @@
 //! All that it does to a driver happens under the allocator's lock, so that a fork never finds it
 //! inside, and never once the process has begun to end or the device is lost.
 
-use crate::allocator::{Allocator, Look};
+use crate::allocator::{Allocator, ReclaimView};
 use crate::driver::MemoryInfo;
-use crate::neighbours::Neighbours;
+use crate::other_processes::OtherProcesses;
 use crate::report;
 use crate::units::MIB;
 use platform::memory::MemoryPressure;
@@ -53,7 +53,7 @@ pub(crate) fn start(allocator: &'static Allocator) {
         builder.spawn(move || {
             let mut reclaim = BackgroundReclaim::new();
             let began = std::time::Instant::now();
-            while reclaim.look(allocator, began.elapsed()) {
+            while reclaim.check(allocator, began.elapsed()) {
                 std::thread::sleep(INTERVAL);
             }
         })
@@ -111,9 +111,9 @@ impl BackgroundReclaim {
 
     /// Looks whether memory is short or unused, at the time `now`, and gives back what is kept
     /// if it is. `false` once there is nothing more to look after.
-    pub fn look(&mut self, allocator: &Allocator, now: Duration) -> bool {
+    pub fn check(&mut self, allocator: &Allocator, now: Duration) -> bool {
         let waits = self.somebody_waits(now);
-        allocator.look(|look| self.judge(look, waits, now))
+        allocator.for_reclaim(|view| self.judge(view, waits, now))
     }
 
     /// Whether programs spend a part of their time waiting for memory.
@@ -127,33 +127,33 @@ impl BackgroundReclaim {
         !passed.is_zero() && waited.saturating_sub(before) > passed / WAITED_PART
     }
 
-    fn judge(&mut self, look: &mut Look<'_>, waits: bool, now: Duration) -> bool {
+    fn judge(&mut self, view: &mut ReclaimView<'_>, waits: bool, now: Duration) -> bool {
         if ENDING.load(Ordering::SeqCst) {
             return false;
         }
-        if look.operations() != self.operations {
-            self.operations = look.operations();
+        if view.operations() != self.operations {
+            self.operations = view.operations();
             self.quiet_since = now;
         }
         let quiet = now.saturating_sub(self.quiet_since) >= QUIET;
-        let Ok(free) = look.free_memory() else {
+        let Ok(free) = view.free_memory() else {
             // A device that does not answer is not asked for more, and nothing is kept on it.
-            look.keep(false);
+            view.keep(false);
             return !quiet;
         };
         let near = near(free);
-        let needed = look.neighbours().is_some_and(Neighbours::need);
+        let needed = view.other_processes().is_some_and(OtherProcesses::need);
         if needed || waits || free.free < near {
-            look.keep(false);
-            look.give_back();
-        } else if free.free - near >= look.growth() {
-            look.keep(true);
+            view.keep(false);
+            view.give_back();
+        } else if free.free - near >= view.growth() {
+            view.keep(true);
         }
-        if !quiet || look.works() {
+        if !quiet || view.works() {
             return true;
         }
         // As long as there is more to give, it looks again.
-        look.give_back() && look.kept() > 0
+        view.give_back() && view.kept() > 0
     }
 }
 

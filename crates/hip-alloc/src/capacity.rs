@@ -1,7 +1,7 @@
 //! The memory of this machine, in the terms of the drivers.
 
 use crate::driver::host::HostMemory;
-use crate::driver::runtime::{Family, Place};
+use crate::driver::runtime::{Family, PciDevice};
 use crate::driver::{LimitedBy, MemoryInfo};
 use platform::Bytes;
 use platform::memory::{Capacity, DeviceKind};
@@ -11,7 +11,7 @@ use platform::pci::PciAddress;
 
 /// Reads how much memory of a GPU this process can have. `place`: `None` where only the
 /// driver's numbers are known.
-pub(crate) fn budget_of_gpu(place: Option<Place>, reserve: Reserve) -> MemoryBudget {
+pub(crate) fn budget_of_gpu(place: Option<PciDevice>, reserve: Reserve) -> MemoryBudget {
     let kind = match place {
         Some(place) if place.integrated && place.family == Family::Hip => DeviceKind::Apu,
         Some(place) if place.integrated => DeviceKind::Unified,

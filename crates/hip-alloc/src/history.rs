@@ -5,17 +5,17 @@
 //! `torch.cuda.memory._record_memory_history`). The oldest entries make room for new ones.
 //!
 //! Requests and frees of the program stand beside those of the pool at the driver
-//! ([`watched`]). Where the program was when it asked is a [`StackId`] to us: who can read
+//! ([`recording_driver`]). Where the program was when it asked is a [`StackId`] to us: who can read
 //! its stack names it (`hip_alloc_record_stacks`), and finds the name in the snapshot.
 
-mod watched;
+mod recording_driver;
 
 use crate::driver::Driver;
 use crate::units::StreamId;
+use recording_driver::Moved;
+pub(crate) use recording_driver::RecordingDriver;
 use std::collections::{HashMap, VecDeque};
 use std::time::{SystemTime, UNIX_EPOCH};
-use watched::Moved;
-pub(crate) use watched::Watched;
 
 /// A name for where the program was.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -144,9 +144,9 @@ impl History {
 
     /// The driver, with what it gives and takes noted until the next
     /// [`complete`](Self::complete).
-    pub(crate) fn watch<'a>(&'a mut self, driver: &'a mut dyn Driver) -> Watched<'a> {
+    pub(crate) fn watch<'a>(&'a mut self, driver: &'a mut dyn Driver) -> RecordingDriver<'a> {
         let moved = &mut self.moved;
-        Watched { driver, moved }
+        RecordingDriver { driver, moved }
     }
 
     /// Notes which frees are complete: all but those of memory that awaits a stream. And
@@ -223,7 +223,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::sim::{SimDriver, SimOrders};
+    use crate::driver::sim::{SimConfig, SimDriver};
 
     const STREAM: StreamId = StreamId(3);
 
@@ -279,7 +279,7 @@ mod tests {
     }
     #[test]
     fn what_the_driver_gives_and_takes_is_between_the_free_and_the_request_that_made_it() {
-        let mut driver = SimDriver::new(SimOrders::default());
+        let mut driver = SimDriver::new(SimConfig::default());
         let mut history = History::default();
         history.keep(100);
         let first = history.watch(&mut driver).allocate(1 << 20).unwrap();

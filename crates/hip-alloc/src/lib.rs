@@ -9,7 +9,7 @@
 //! private_pools: the program's own, beside that of the device, and captures of graphs
 //! recorder: writes what a program asked for; snapshot: writes what is held
 //! background_reclaim: a thread that gives kept memory back when it is needed or unused
-//! neighbours: other processes with this library that use the same memory
+//! other_processes: other processes with this library that use the same memory
 //! ```
 //!
 //! As a cdylib this is `libhip_alloc.so` (`include/hip_alloc.h`). Traces are read and
@@ -26,7 +26,7 @@ mod fork;
 mod history;
 mod limit;
 mod lock;
-mod neighbours;
+mod other_processes;
 pub mod pickle;
 pub mod pool;
 mod private_pools;

@@ -12,10 +12,10 @@ use crate::driver::Driver;
 use crate::driver::gpu::{Bound, GpuDriver};
 use crate::driver::host::HostDriver;
 use crate::driver::runtime::{self, Family, Runtime, Search};
-use crate::driver::sim::{SimDriver, SimOrders};
+use crate::driver::sim::{SimConfig, SimDriver};
 use crate::fork::making;
 use crate::lock::Slot;
-use crate::neighbours::Neighbours;
+use crate::other_processes::OtherProcesses;
 use crate::pool::{Keep, PoolConfig};
 use crate::recorder::Recorder;
 use crate::report;
@@ -130,7 +130,7 @@ impl Registry {
         let found = match self.config.backend {
             Backend::Host => return Ok(self.on_host(device, DEVICE_GRANULE)),
             Backend::Sim => {
-                let driver = SimDriver::new(SimOrders::default());
+                let driver = SimDriver::new(SimConfig::default());
                 let pool = self.config.pool(DEVICE_GRANULE);
                 return Ok(self.make(device, pool, &format!("sim-{}", self.process), driver));
             }
@@ -203,11 +203,11 @@ impl Registry {
         memory: &str,
         driver: impl Driver + 'static,
     ) -> Allocator {
-        let neighbours = (pool.keep != Keep::None).then(|| Neighbours::of(memory));
-        let neighbours = neighbours.flatten();
+        let other_processes = (pool.keep != Keep::None).then(|| OtherProcesses::of(memory));
+        let other_processes = other_processes.flatten();
         let builder = Allocator::builder(device, driver)
             .config(pool)
-            .neighbours(neighbours)
+            .other_processes(other_processes)
             .looked_after(move || {
                 if let Some(Ok(allocator)) = existing().map(|registry| registry.get(device)) {
                     background_reclaim::start(allocator);

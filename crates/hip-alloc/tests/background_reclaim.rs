@@ -5,7 +5,7 @@
 
 use hip_alloc::allocator::Allocator;
 use hip_alloc::background_reclaim::BackgroundReclaim;
-use hip_alloc::driver::sim::{SimDriver, SimOrders};
+use hip_alloc::driver::sim::{SimConfig, SimDriver};
 use hip_alloc::driver::{Driver, DriverError, EventId, MemoryInfo};
 use hip_alloc::pool::{Keep, PoolConfig};
 use hip_alloc::units::{DeviceIndex, GIB, MIB, StreamId};
@@ -100,9 +100,9 @@ impl Program {
         let machine = Machine::default();
         let driver = Shared {
             machine: machine.clone(),
-            device: SimDriver::new(SimOrders {
+            device: SimDriver::new(SimConfig {
                 capacity: 16 * GIB,
-                ..SimOrders::default()
+                ..SimConfig::default()
             }),
         };
         let allocator = Allocator::builder(DeviceIndex(0), driver).config(PoolConfig {
@@ -135,7 +135,7 @@ impl Program {
     /// Lets it look after so many milliseconds.
     fn look_after(&mut self, milliseconds: u64) -> bool {
         self.now += Duration::from_millis(milliseconds);
-        self.reclaim.look(&self.allocator, self.now)
+        self.reclaim.check(&self.allocator, self.now)
     }
 }
 
@@ -229,7 +229,7 @@ fn a_lost_device_is_left_alone() {
     assert!(before > 0);
     for _ in 0..100 {
         let now = Duration::from_secs(100);
-        assert!(!program.reclaim.look(&program.allocator, now));
+        assert!(!program.reclaim.check(&program.allocator, now));
     }
     assert_eq!(calls(), before);
 }

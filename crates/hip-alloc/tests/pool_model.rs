@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use hip_alloc::driver::sim::{SimDriver, SimOrders};
+use hip_alloc::driver::sim::{SimConfig, SimDriver};
 use hip_alloc::driver::{DriverError, Mapping};
 use hip_alloc::pool::{FreeError, Keep, Pool, PoolConfig, SpanUse};
 use hip_alloc::units::{KIB, MIB, StreamId};
@@ -34,11 +34,11 @@ struct Checked {
 }
 
 impl Checked {
-    fn new(orders: SimOrders) -> Self {
+    fn new(orders: SimConfig) -> Self {
         Self::keeping(Keep::None, orders)
     }
 
-    fn keeping(keep: Keep, orders: SimOrders) -> Self {
+    fn keeping(keep: Keep, orders: SimConfig) -> Self {
         let small = PoolConfig {
             warmup_bytes: 64 * MIB,
             block_bytes: 16 * MIB,
@@ -265,7 +265,7 @@ proptest! {
 
     #[test]
     fn agrees_with_the_model(acts in acts(300), polls in 0u32..4) {
-        let mut checked = Checked::new(SimOrders { polls_per_event: polls, ..SimOrders::default() });
+        let mut checked = Checked::new(SimConfig { polls_per_event: polls, ..SimConfig::default() });
         for act in acts {
             checked.act(act);
             checked.check();
@@ -275,7 +275,7 @@ proptest! {
 
     #[test]
     fn agrees_with_the_model_when_memory_is_short(acts in acts(300), capacity in 8u64..200) {
-        let mut checked = Checked::new(SimOrders { capacity: capacity * MIB, ..SimOrders::default() });
+        let mut checked = Checked::new(SimConfig { capacity: capacity * MIB, ..SimConfig::default() });
         for act in acts {
             checked.act(act);
             checked.check();
@@ -290,11 +290,11 @@ proptest! {
         handle in prop::sample::select(vec![2u64, 4, 6]),
         capacity in prop_oneof![Just(100_000u64), 40..200u64],
     ) {
-        let mut checked = Checked::new(SimOrders {
+        let mut checked = Checked::new(SimConfig {
             polls_per_event: polls,
             mapping: Some(Mapping { handle: handle * MIB, granule: MIB }),
             capacity: capacity * MIB,
-            ..SimOrders::default()
+            ..SimConfig::default()
         });
         for act in acts {
             checked.act(act);
@@ -312,13 +312,13 @@ proptest! {
         fails in prop_oneof![2 => Just(None), 1 => (1u64..2_000).prop_map(Some)],
         clearing_rate in prop::sample::select(vec![1_000_000_000u64, 100_000_000_000]),
     ) {
-        let mut checked = Checked::keeping(Keep::Auto, SimOrders {
+        let mut checked = Checked::keeping(Keep::Auto, SimConfig {
             polls_per_event: polls,
             capacity: capacity * MIB,
             fail_call: fails.map(|call| (call, DriverError::OutOfMemory)),
             call_latency: Duration::from_micros(50),
             clearing_rate,
-            ..SimOrders::default()
+            ..SimConfig::default()
         });
         checked.run(&steps);
         checked.finish();
@@ -332,11 +332,11 @@ proptest! {
         } else {
             DriverError::OutOfMemory
         };
-        let mut checked = Checked::new(SimOrders {
+        let mut checked = Checked::new(SimConfig {
             fail_call: Some((call, error)),
             polls_per_event: polls,
             mapping: mapped.then_some(Mapping { handle: 4 * MIB, granule: MIB }),
-            ..SimOrders::default()
+            ..SimConfig::default()
         });
         for act in acts {
             checked.act(act);
@@ -385,15 +385,15 @@ fn every_kind_of_error() -> [DriverError; 3] {
 fn every_call_may_fail() {
     let mut failed = BTreeSet::new();
     for polls_per_event in [0, 2] {
-        let orders = SimOrders {
+        let orders = SimConfig {
             polls_per_event,
             mapping: Some(Mapping {
                 handle: 4 * MIB,
                 granule: MIB,
             }),
-            ..SimOrders::default()
+            ..SimConfig::default()
         };
-        let run = |orders: SimOrders| {
+        let run = |orders: SimConfig| {
             let mut checked = Checked::new(orders);
             for act in every_kind_of_call() {
                 checked.act(act);
@@ -409,7 +409,7 @@ fn every_call_may_fail() {
         for number in 1..=calls {
             for (kind, error) in every_kind_of_error().into_iter().enumerate() {
                 for fail_later_calls in [false, true] {
-                    let mut checked = run(SimOrders {
+                    let mut checked = run(SimConfig {
                         fail_call: Some((number, error.clone())),
                         fail_later_calls,
                         ..orders.clone()
@@ -447,7 +447,7 @@ fn every_call_may_fail() {
 /// Two million operations in one run, checked now and then.
 #[test]
 fn agrees_with_the_model_over_millions_of_operations() {
-    let mut checked = Checked::new(SimOrders::default());
+    let mut checked = Checked::new(SimConfig::default());
     let mut state = 0x2545_F491_4F6C_DD1Du64;
     let mut addresses: Vec<u64> = Vec::new();
     for number in 0..2_000_000u64 {
@@ -482,9 +482,9 @@ fn memory_of_another_stream_is_taken_only_after_an_event() {
         warmup_bytes: 0,
         ..PoolConfig::default()
     };
-    let mut driver = SimDriver::new(SimOrders {
+    let mut driver = SimDriver::new(SimConfig {
         polls_per_event: 2,
-        ..SimOrders::default()
+        ..SimConfig::default()
     });
     let mut pool = Pool::new(config);
     let (first, second) = (StreamId(1), StreamId(2));
@@ -504,9 +504,9 @@ fn memory_of_another_stream_is_taken_only_after_an_event() {
 
 #[test]
 fn a_recorded_stream_delays_reuse() {
-    let mut driver = SimDriver::new(SimOrders {
+    let mut driver = SimDriver::new(SimConfig {
         polls_per_event: 3,
-        ..SimOrders::default()
+        ..SimConfig::default()
     });
     let mut pool = Pool::new(PoolConfig::default());
     pool.warm_up(&mut driver);
@@ -522,7 +522,7 @@ fn a_recorded_stream_delays_reuse() {
 
 #[test]
 fn wrong_frees_are_told_apart() {
-    let mut driver = SimDriver::new(SimOrders::default());
+    let mut driver = SimDriver::new(SimConfig::default());
     let mut pool = Pool::new(PoolConfig::default());
     pool.warm_up(&mut driver);
     let a = pool.allocate(&mut driver, 100, StreamId(0)).unwrap();
@@ -534,7 +534,7 @@ fn wrong_frees_are_told_apart() {
 
 #[test]
 fn the_floor_is_in_proportion_to_what_was_live() {
-    let mut driver = SimDriver::new(SimOrders::default());
+    let mut driver = SimDriver::new(SimConfig::default());
     let mut pool = Pool::new(PoolConfig::default());
     pool.warm_up(&mut driver);
     assert_eq!(driver.held(), 0, "nothing is live yet");
@@ -552,9 +552,9 @@ fn the_floor_is_in_proportion_to_what_was_live() {
 fn one_small_tensor_leaves_nearly_all_of_the_device_to_a_large_one() {
     for (capacity, warmup) in [(8, 0), (8, 1), (64, 0), (64, 1)] {
         let capacity = capacity * 1024 * MIB;
-        let mut driver = SimDriver::new(SimOrders {
+        let mut driver = SimDriver::new(SimConfig {
             capacity,
-            ..SimOrders::default()
+            ..SimConfig::default()
         });
         let mut pool = Pool::new(PoolConfig {
             // Taken at the start, or not.
@@ -571,7 +571,7 @@ fn one_small_tensor_leaves_nearly_all_of_the_device_to_a_large_one() {
 
 #[test]
 fn the_floor_is_kept_and_no_more() {
-    let mut driver = SimDriver::new(SimOrders::default());
+    let mut driver = SimDriver::new(SimConfig::default());
     let config = PoolConfig {
         floor_part: 0,
         ..PoolConfig::default()

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use hip_alloc::allocator::Allocator;
-use hip_alloc::driver::sim::{SimDriver, SimOrders};
+use hip_alloc::driver::sim::{SimConfig, SimDriver};
 use hip_alloc::ffi;
 use hip_alloc::units::{DeviceIndex, MIB, StreamId};
 use std::ffi::{CStr, CString, c_void};
@@ -44,7 +44,7 @@ impl Random {
     }
 }
 
-fn allocator(orders: SimOrders) -> Allocator {
+fn allocator(orders: SimConfig) -> Allocator {
     Allocator::builder(DeviceIndex(0), SimDriver::new(orders)).build()
 }
 
@@ -144,10 +144,10 @@ fn churn_on_threads(allocator: &Allocator) -> u64 {
 
 #[test]
 fn threads_and_streams_leave_nothing_behind() {
-    let allocator = allocator(SimOrders {
+    let allocator = allocator(SimConfig {
         capacity: 64 << 30,
         polls_per_event: 3,
-        ..SimOrders::default()
+        ..SimConfig::default()
     });
     assert_eq!(churn_on_threads(&allocator), 0);
     allocator.trim(0);
@@ -156,10 +156,10 @@ fn threads_and_streams_leave_nothing_behind() {
 
 #[test]
 fn threads_that_run_out_of_memory_leave_nothing_behind() {
-    let allocator = allocator(SimOrders {
+    let allocator = allocator(SimConfig {
         capacity: 200 * MIB,
         polls_per_event: 3,
-        ..SimOrders::default()
+        ..SimConfig::default()
     });
     assert!(
         churn_on_threads(&allocator) > 0,

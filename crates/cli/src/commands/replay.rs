@@ -13,7 +13,7 @@ use alloc_lab::trace::Trace;
 use anyhow::Context;
 use hip_alloc::config::{Config, Mapped};
 use hip_alloc::driver::Mapping;
-use hip_alloc::driver::sim::SimOrders;
+use hip_alloc::driver::sim::SimConfig;
 use hip_alloc::pool::PoolConfig;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::path::PathBuf;
@@ -80,8 +80,8 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             "`{name}`: there is no request in it"
         )));
     }
-    let unlimited = SimOrders::default();
-    let orders = SimOrders {
+    let unlimited = SimConfig::default();
+    let orders = SimConfig {
         capacity: args.capacity_mb.map_or(unlimited.capacity, |mib| mib << 20),
         mapping,
         call_latency: Duration::from_micros(50),
@@ -137,7 +137,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
 }
 
 /// Nanoseconds of one request or free, the simulated driver and the replay included.
-fn time(trace: &Trace, config: &PoolConfig, orders: &SimOrders) -> f64 {
+fn time(trace: &Trace, config: &PoolConfig, orders: &SimConfig) -> f64 {
     let once = |_| {
         let (config, orders) = (config.clone(), orders.clone());
         let began = Instant::now();

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::driver::host::{HostDriver, HostMemory};
-use crate::driver::sim::{SimDriver, SimOrders};
+use crate::driver::sim::{SimConfig, SimDriver};
 use crate::driver::{LimitedBy, Mapping};
 use crate::units::{GIB, MIB};
 
@@ -13,11 +13,11 @@ fn a_fraction_that_cannot_be_set_leaves_the_limit_before() {
         code: 1,
         message: "invalid argument".to_owned(),
     };
-    let driver = SimDriver::new(SimOrders {
+    let driver = SimDriver::new(SimConfig {
         capacity: 8 * GIB,
         // The first asks for the warm-up, the second for the first fraction.
         fail_call: Some((3, refused.clone())),
-        ..SimOrders::default()
+        ..SimConfig::default()
     });
     let allocator = without_floor(driver);
     assert_eq!(allocator.set_memory_fraction(0.5), Ok(()));
@@ -47,13 +47,13 @@ fn fill(allocator: &Allocator, most: u64) -> u64 {
 #[test]
 fn half_of_a_simulated_device_is_half() {
     for handle in [None, Some(32 * MIB)] {
-        let driver = SimDriver::new(SimOrders {
+        let driver = SimDriver::new(SimConfig {
             capacity: 4 * GIB,
             mapping: handle.map(|handle| Mapping {
                 handle,
                 granule: 2 * MIB,
             }),
-            ..SimOrders::default()
+            ..SimConfig::default()
         });
         let allocator = without_floor(driver);
         assert_eq!(allocator.set_memory_fraction(0.5), Ok(()));

@@ -202,7 +202,7 @@ impl Driver for HostDriver {
         Ok(())
     }
 
-    fn glance(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
+    fn cheap_memory_info(&mut self, _held: u64) -> Result<MemoryInfo, DriverError> {
         Ok(self.memory.read(0))
     }
 

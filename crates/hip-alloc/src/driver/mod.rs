@@ -153,7 +153,7 @@ pub trait Driver: Send {
 
     /// As [`memory_info`](Driver::memory_info), at little cost: what was given and not touched yet
     /// may count as free.
-    fn glance(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
+    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
         self.memory_info(held)
     }
 

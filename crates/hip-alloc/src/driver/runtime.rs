@@ -80,7 +80,7 @@ impl Family {
 
 /// A device's place on the PCI bus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct PciDevice {
     /// PCI domain number.
     pub domain: u32,
     /// PCI bus number.
@@ -251,7 +251,7 @@ impl Runtime {
 
     /// Where a device sits, and whether it shares the memory of the host. `None` where the
     /// runtime does not say.
-    pub fn place(&self, device: DeviceIndex) -> Option<Place> {
+    pub fn place(&self, device: DeviceIndex) -> Option<PciDevice> {
         let [domain, bus, slot, integrated] = self.family.place_attributes();
         let attribute = |attribute: c_int| {
             let mut value = 0;
@@ -261,7 +261,7 @@ impl Runtime {
                 unsafe { (self.functions.device_get_attribute)(&mut value, attribute, device.0) };
             (status == SUCCESS).then_some(value.unsigned_abs())
         };
-        Some(Place {
+        Some(PciDevice {
             domain: attribute(domain)?,
             bus: attribute(bus)?,
             slot: attribute(slot)?,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Orders for a [`SimDriver`].
 #[derive(Clone, Debug)]
-pub struct SimOrders {
+pub struct SimConfig {
     /// Bytes of the device.
     pub capacity: u64,
     /// How often an event is polled before it counts as reached; 0: work is always done.
@@ -28,9 +28,9 @@ pub struct SimOrders {
     pub clearing_rate: u64,
 }
 
-impl Default for SimOrders {
+impl Default for SimConfig {
     fn default() -> Self {
-        SimOrders {
+        SimConfig {
             capacity: 1024 * GIB,
             polls_per_event: 0,
             mapping: None,
@@ -44,7 +44,7 @@ impl Default for SimOrders {
 
 /// The simulated device.
 pub struct SimDriver {
-    orders: SimOrders,
+    orders: SimConfig,
     /// Allocation out, by address.
     allocations: BTreeMap<u64, Allocation>,
     held: u64,
@@ -68,7 +68,7 @@ const ADDRESS_STEP: u64 = 2 * MIB;
 
 impl SimDriver {
     /// A device with these orders.
-    pub fn new(orders: SimOrders) -> Self {
+    pub fn new(orders: SimConfig) -> Self {
         SimDriver {
             orders,
             allocations: BTreeMap::new(),
@@ -98,7 +98,7 @@ impl SimDriver {
     }
 
     /// New orders; what was given out stays.
-    pub fn orders_mut(&mut self) -> &mut SimOrders {
+    pub fn orders_mut(&mut self) -> &mut SimConfig {
         &mut self.orders
     }
 

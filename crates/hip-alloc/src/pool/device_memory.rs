@@ -47,7 +47,7 @@ impl DeviceMemory {
     }
 
     /// Asks the driver what it has.
-    pub(crate) fn look(&mut self, driver: &mut dyn Driver) {
+    pub(crate) fn refresh(&mut self, driver: &mut dyn Driver) {
         if let Ok(info) = driver.memory_info(self.held()) {
             self.capacity = info.free.saturating_add(self.held());
         }

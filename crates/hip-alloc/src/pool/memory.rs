@@ -16,7 +16,7 @@ use super::heap::{BlockIndex, Freed, Heap, Owner, SpanIndex};
 use super::policy::{Held, Policy, Region, Usage};
 use super::reclaimer::{Reclaimer, Spare};
 use super::restraint::Restraint;
-use super::stream_fences::{Departing, Errors, Patience, StreamFences};
+use super::stream_fences::{Departing, Errors, FenceCheck, StreamFences};
 use crate::driver::{Driver, DriverError};
 use crate::units::MIB;
 
@@ -147,7 +147,7 @@ impl Memory {
         self.device.count_retry();
         self.device.count_sync();
         self.settle(driver, policy);
-        self.hand_over(driver, policy, Owner::ANYONE, Patience::Wait);
+        self.hand_over(driver, policy, Owner::ANYONE, FenceCheck::Wait);
         while self.give_back_one(driver, Spare::Any) {}
         while self.give_back_hole(driver, policy) {}
         self.settle(driver, policy);
@@ -290,7 +290,7 @@ impl Memory {
     /// Asks, without waiting, which freed spans and empty blocks are safe by now.
     pub(crate) fn poll(&mut self, driver: &mut dyn Driver, policy: &impl Policy) {
         if !self.restraint.captured {
-            self.finish(driver, policy, Patience::Query);
+            self.finish(driver, policy, FenceCheck::Query);
         }
     }
 
@@ -300,19 +300,19 @@ impl Memory {
         if self.restraint.captured {
             return;
         }
-        self.finish(driver, policy, Patience::Wait);
+        self.finish(driver, policy, FenceCheck::Wait);
         if self.fences.synchronize(driver, &mut self.errors) {
-            self.finish(driver, policy, Patience::Wait);
+            self.finish(driver, policy, FenceCheck::Wait);
         }
     }
 
-    fn finish(&mut self, driver: &mut dyn Driver, policy: &impl Policy, patience: Patience) {
+    fn finish(&mut self, driver: &mut dyn Driver, policy: &impl Policy, check: FenceCheck) {
         let errors = &mut self.errors;
-        for span in self.fences.take_completed(driver, patience, errors) {
+        for span in self.fences.take_completed(driver, check, errors) {
             self.release(driver, policy, span);
         }
         let errors = &mut self.errors;
-        for (what, bytes) in self.fences.take_departed(driver, patience, errors) {
+        for (what, bytes) in self.fences.take_departed(driver, check, errors) {
             self.fences.left(bytes);
             match what {
                 Departing::Block(block) => {
@@ -335,7 +335,7 @@ impl Memory {
         driver: &mut dyn Driver,
         policy: &impl Policy,
         to: Owner,
-        patience: Patience,
+        check: FenceCheck,
     ) -> bool {
         let mut any = false;
         if self.restraint.captured {
@@ -345,7 +345,7 @@ impl Memory {
             if owner == to || !self.heap.has_free(owner) {
                 continue;
             }
-            let until = match self.fences.safe_until(driver, owner, patience) {
+            let until = match self.fences.safe_until(driver, owner, check) {
                 Ok(0) => continue,
                 Ok(until) => until,
                 Err(error) => {
@@ -375,7 +375,7 @@ impl Memory {
         }
         self.device.count_sync();
         self.settle(driver, policy);
-        self.hand_over(driver, policy, Owner::ANYONE, Patience::Wait);
+        self.hand_over(driver, policy, Owner::ANYONE, FenceCheck::Wait);
         self.trim_to(driver, policy, slack, Spare::Any);
         if self.fences.waiting() {
             // A block that belongs to a stream leaves behind an event.
@@ -409,7 +409,7 @@ impl Memory {
     /// As [`trim`](Memory::trim), but what work in flight still uses stays for now.
     pub(crate) fn trim_ready(&mut self, driver: &mut dyn Driver, policy: &impl Policy, slack: u64) {
         self.poll(driver, policy);
-        self.hand_over(driver, policy, Owner::ANYONE, Patience::Query);
+        self.hand_over(driver, policy, Owner::ANYONE, FenceCheck::Query);
         self.trim_to(driver, policy, slack, Spare::Any);
     }
 

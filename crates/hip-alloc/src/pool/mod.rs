@@ -37,7 +37,7 @@ use memory::Memory;
 use policy::{DIRECT_STEP, Placement, Policy, Region, SMALL_BLOCK, StepPolicy};
 pub use reclaimer::Keep;
 pub use stats::PoolStats;
-use stream_fences::Patience;
+use stream_fences::FenceCheck;
 
 /// The floor is at most one part in this many of the most that was used.
 const FLOOR_PART_OF_USED: u64 = 4;
@@ -160,7 +160,7 @@ impl<P: Policy> Pool<P> {
     /// Takes the warm-up floor from the driver. Stops quietly when there is less.
     pub fn warm_up(&mut self, driver: &mut dyn Driver) {
         let memory = &mut self.memory;
-        memory.device.look(driver);
+        memory.device.refresh(driver);
         if self.config.floor_part > 0 {
             return;
         }
@@ -357,7 +357,7 @@ impl<P: Policy> Pool<P> {
             return Ok(span);
         }
         let Pool { memory, policy, .. } = self;
-        if memory.hand_over(driver, policy, owner, Patience::Query) {
+        if memory.hand_over(driver, policy, owner, FenceCheck::Query) {
             if let Some(index) = memory.heap.find(region, owner, bytes) {
                 return Ok(memory.heap.take(index, owner, bytes));
             }
@@ -519,7 +519,7 @@ impl<P: Policy> Pool<P> {
     /// Whether empty blocks are kept at all, as [`PoolConfig::keep`] says; not while somebody
     /// lacks memory.
     pub fn set_keeping(&mut self, keeping: bool) {
-        self.memory.reclaimer.set_pressed(!keeping);
+        self.memory.reclaimer.set_under_pressure(!keeping);
     }
 
     /// Gives back what is kept beyond the floor and no work in flight uses, without waiting.

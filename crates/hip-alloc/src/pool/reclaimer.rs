@@ -44,7 +44,7 @@ pub(crate) enum Spare {
 pub(crate) struct Reclaimer {
     keep: Keep,
     /// Somebody lacks memory: nothing is kept.
-    pressed: bool,
+    under_pressure: bool,
     /// Bytes that may be held beyond those in use, unless memory is tight.
     warmup: u64,
     /// The floor is no more than one part in this many of the most that was used; 0: of nothing.
@@ -59,7 +59,7 @@ impl Reclaimer {
     pub(crate) fn new(keep: Keep, warmup: u64, floor_part: u64) -> Self {
         Reclaimer {
             keep,
-            pressed: false,
+            under_pressure: false,
             warmup,
             floor_part,
             kept_for: 0,
@@ -69,12 +69,12 @@ impl Reclaimer {
 
     /// Whether anything is kept beyond the floor and what the policy expects.
     pub(crate) fn keeps(&self) -> bool {
-        self.keep != Keep::None && !self.pressed
+        self.keep != Keep::None && !self.under_pressure
     }
 
     /// Whether what a step used is there for the next one.
     pub(crate) fn keeps_between_steps(&self) -> bool {
-        self.keep == Keep::Auto && !self.pressed
+        self.keep == Keep::Auto && !self.under_pressure
     }
 
     /// Whether more than the floor was kept when blocks were last looked at.
@@ -84,8 +84,8 @@ impl Reclaimer {
     }
 
     /// Keeps nothing from now on, as long as somebody lacks memory.
-    pub(crate) fn set_pressed(&mut self, pressed: bool) {
-        self.pressed = pressed;
+    pub(crate) fn set_under_pressure(&mut self, under_pressure: bool) {
+        self.under_pressure = under_pressure;
     }
 
     /// How many bytes may always be held beyond those in use.
@@ -275,9 +275,9 @@ mod tests {
     #[test]
     fn while_somebody_lacks_memory_nothing_is_kept() {
         let mut reclaimer = Reclaimer::new(Keep::Auto, 10, 0);
-        reclaimer.set_pressed(true);
+        reclaimer.set_under_pressure(true);
         assert_eq!(reclaimer.slack(&Expects(30), below_peak(), || 0), 10);
-        reclaimer.set_pressed(false);
+        reclaimer.set_under_pressure(false);
         assert_eq!(reclaimer.slack(&Expects(30), below_peak(), || 0), 900 * MIB);
     }
 

@@ -26,7 +26,7 @@ enum Fence {
 
 /// How to ask for an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Patience {
+pub(crate) enum FenceCheck {
     Query,
     Wait,
 }
@@ -175,12 +175,12 @@ impl StreamFences {
     pub(crate) fn take_completed(
         &mut self,
         driver: &mut dyn Driver,
-        patience: Patience,
+        check: FenceCheck,
         errors: &mut Errors,
     ) -> Vec<SpanIndex> {
         let (mut completed, mut bytes) = (Vec::new(), 0);
         self.pending.retain_mut(|(span, requested, fences)| {
-            fences.retain_mut(|fence| !is_passed(driver, fence, patience, errors));
+            fences.retain_mut(|fence| !is_passed(driver, fence, check, errors));
             if fences.is_empty() {
                 completed.push(*span);
                 bytes += *requested;
@@ -196,12 +196,12 @@ impl StreamFences {
     pub(crate) fn take_departed(
         &mut self,
         driver: &mut dyn Driver,
-        patience: Patience,
+        check: FenceCheck,
         errors: &mut Errors,
     ) -> Vec<(Departing, u64)> {
         let mut departed = Vec::new();
         self.departing.retain(|(what, bytes, event)| {
-            let passed = is_passed(driver, &mut Fence::Event(*event), patience, errors);
+            let passed = is_passed(driver, &mut Fence::Event(*event), check, errors);
             if passed {
                 departed.push((*what, *bytes));
             }
@@ -243,7 +243,7 @@ impl StreamFences {
         let Some(at) = Self::place(owner) else {
             return Ok(true);
         };
-        let frees = self.safe_until(driver, owner, Patience::Query)?;
+        let frees = self.safe_until(driver, owner, FenceCheck::Query)?;
         Ok(frees == self.known[at].frees)
     }
 
@@ -252,12 +252,12 @@ impl StreamFences {
         &mut self,
         driver: &mut dyn Driver,
         owner: Owner,
-        patience: Patience,
+        check: FenceCheck,
     ) -> Result<u64, DriverError> {
         let Some(at) = Self::place(owner) else {
             return Ok(0);
         };
-        let wait = patience == Patience::Wait;
+        let wait = check == FenceCheck::Wait;
         let Stream { id, frees, event } = self.known[at];
         let mut covered = 0;
         if let Some((event, until)) = event {
@@ -294,7 +294,7 @@ impl StreamFences {
 fn is_passed(
     driver: &mut dyn Driver,
     fence: &mut Fence,
-    patience: Patience,
+    check: FenceCheck,
     errors: &mut Errors,
 ) -> bool {
     let event = match *fence {
@@ -309,9 +309,9 @@ fn is_passed(
             Err(_) => return false,
         },
     };
-    let passed = match patience {
-        Patience::Query => driver.reached(event),
-        Patience::Wait => driver.wait(event).map(|()| true),
+    let passed = match check {
+        FenceCheck::Query => driver.reached(event),
+        FenceCheck::Wait => driver.wait(event).map(|()| true),
     };
     passed.unwrap_or_else(|error| {
         errors.push(error);
@@ -322,16 +322,16 @@ fn is_passed(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::sim::{SimDriver, SimOrders};
+    use crate::driver::sim::{SimConfig, SimDriver};
     use crate::pool::heap::Heap;
     use crate::pool::policy::Region;
 
     const STREAM: StreamId = StreamId(7);
 
     fn driver(polls_per_event: u32) -> SimDriver {
-        SimDriver::new(SimOrders {
+        SimDriver::new(SimConfig {
             polls_per_event,
-            ..SimOrders::default()
+            ..SimConfig::default()
         })
     }
 
@@ -349,7 +349,7 @@ mod tests {
         assert_eq!((fences.waiting(), fences.pending_bytes()), (true, 100));
         let mut polls = 0;
         while fences
-            .take_completed(&mut driver, Patience::Query, &mut errors)
+            .take_completed(&mut driver, FenceCheck::Query, &mut errors)
             .is_empty()
         {
             polls += 1;
@@ -367,16 +367,19 @@ mod tests {
         assert_eq!(fences.next_free(owner), 1);
         // The first question records an event, the next ones ask for it.
         assert_eq!(
-            fences.safe_until(&mut driver, owner, Patience::Query),
+            fences.safe_until(&mut driver, owner, FenceCheck::Query),
             Ok(0)
         );
         assert_eq!(fences.next_free(owner), 2);
         let until = (0..5).find_map(|_| {
-            let safe = fences.safe_until(&mut driver, owner, Patience::Query);
+            let safe = fences.safe_until(&mut driver, owner, FenceCheck::Query);
             safe.ok().filter(|until| *until > 0)
         });
         assert_eq!(until, Some(1), "the second free came after the event");
-        assert_eq!(fences.safe_until(&mut driver, owner, Patience::Wait), Ok(2));
+        assert_eq!(
+            fences.safe_until(&mut driver, owner, FenceCheck::Wait),
+            Ok(2)
+        );
         // What was waited for is not remembered: an event is recorded, and reached.
         assert_eq!(fences.is_idle(&mut driver, owner), Ok(false));
         assert_eq!(fences.is_idle(&mut driver, owner), Ok(true));
@@ -390,7 +393,7 @@ mod tests {
         fences.record_use(span(), STREAM);
         assert!(fences.defer(Some(&mut driver), span(), 100, &mut errors));
         assert_eq!(errors, [DriverError::OutOfMemory]);
-        let completed = fences.take_completed(&mut driver, Patience::Query, &mut errors);
+        let completed = fences.take_completed(&mut driver, FenceCheck::Query, &mut errors);
         assert_eq!((completed.len(), errors.len()), (1, 1));
     }
 }

@@ -1,7 +1,7 @@
 //! Private pools on a device that refuses what would end a capture.
 
 use super::*;
-use crate::driver::sim::{SimDriver, SimOrders};
+use crate::driver::sim::{SimConfig, SimDriver};
 use crate::driver::{EventId, MemoryInfo};
 use crate::units::{GIB, MIB};
 use proptest::prelude::*;
@@ -28,17 +28,17 @@ struct Strict {
 }
 
 impl Strict {
-    fn new(orders: SimOrders) -> Self {
+    fn new(orders: SimConfig) -> Self {
         let sim = SimDriver::new(orders);
         let captures = false;
         Strict { sim, captures }
     }
 
     fn with_capacity(capacity: u64) -> Self {
-        Self::new(SimOrders {
+        Self::new(SimConfig {
             capacity,
             polls_per_event: 2,
-            ..SimOrders::default()
+            ..SimConfig::default()
         })
     }
 

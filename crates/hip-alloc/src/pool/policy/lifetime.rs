@@ -53,13 +53,13 @@ const PATTERN_EVENTS: u32 = 24;
 /// Ratios of sizes that name a place, eight bits each.
 const PATTERN_RATIOS: u32 = 2;
 /// Places that are remembered. Two that share a slot displace each other.
-const PLACES_LOG2: u32 = 14;
+const SITES_LOG2: u32 = 14;
 /// While fewer than one request in this many was freed, the program is loading.
 const LOADING: u64 = 8;
 
 /// What is known about lifetimes.
 pub(super) struct Lifetimes {
-    places: Box<[Place]>,
+    sites: Box<[SiteRecord]>,
     /// One bit for each event, the last one lowest: 1 is a request.
     pattern: u64,
     /// Ratios of the last sizes, the last one lowest.
@@ -74,8 +74,8 @@ pub(super) struct Lifetimes {
 
 /// What was seen of requests from one place, or of one size.
 #[derive(Clone, Copy, Default)]
-struct Place {
-    /// Tells places that share a slot apart.
+struct SiteRecord {
+    /// Tells sites that share a slot apart.
     tag: u32,
     born_loading: bool,
     /// How the last one that ended had lived.
@@ -85,7 +85,7 @@ struct Place {
 impl Default for Lifetimes {
     fn default() -> Self {
         Lifetimes {
-            places: vec![Place::default(); 1 << PLACES_LOG2].into_boxed_slice(),
+            sites: vec![SiteRecord::default(); 1 << SITES_LOG2].into_boxed_slice(),
             pattern: 0,
             ratios: 0,
             last_log_size: log_size(1),
@@ -122,7 +122,7 @@ impl Lifetimes {
         );
         let place = self.slot(place);
         let size = self.slot(mix(bytes, 0));
-        let known = self.places[place].ended.or(self.places[size].ended);
+        let known = self.sites[place].ended.or(self.sites[size].ended);
         let known = match self.predictor.next_ended() {
             // Brief is only what is brief everywhere.
             Some(Ended::As(Expectation::Brief)) => known.or(Some(Expectation::Brief)),
@@ -131,7 +131,7 @@ impl Lifetimes {
             _ => known,
         };
         let guess = Guess {
-            expectation: known.unwrap_or(if self.places[size].born_loading {
+            expectation: known.unwrap_or(if self.sites[size].born_loading {
                 Expectation::Persistent
             } else {
                 Expectation::Transient
@@ -178,8 +178,8 @@ impl Lifetimes {
             } else {
                 Expectation::Transient
             };
-            self.places[site.place as usize].ended = Some(ended);
-            self.places[site.size as usize].ended = Some(ended);
+            self.sites[site.place as usize].ended = Some(ended);
+            self.sites[site.size as usize].ended = Some(ended);
             self.predictor.ended(site.event, ended);
         }
         self.note(false, bytes, log_size(bytes), used, holes);
@@ -219,10 +219,10 @@ impl Lifetimes {
 
     /// The slot for a key; what another key left there is forgotten.
     fn slot(&mut self, key: u64) -> usize {
-        let at = (key >> (64 - PLACES_LOG2)) as usize;
+        let at = (key >> (64 - SITES_LOG2)) as usize;
         let tag = key as u32;
-        if self.places[at].tag != tag {
-            self.places[at] = Place {
+        if self.sites[at].tag != tag {
+            self.sites[at] = SiteRecord {
                 tag,
                 born_loading: self.frees * LOADING < self.requests,
                 ended: None,

@@ -44,7 +44,7 @@ pub(super) struct Log {
     trail: u64,
     /// For each bucket of that hash, the last place that was noted, by number; 0: none.
     buckets: Box<[u64]>,
-    places: Vec<Place>,
+    places: Vec<TrailEntry>,
     noted: u64,
 }
 
@@ -70,7 +70,7 @@ pub(in crate::pool::policy) enum Ended {
 
 /// An event that can be found by its trail.
 #[derive(Clone, Copy)]
-struct Place {
+struct TrailEntry {
     event: u64,
     /// Number of the place before it in its bucket.
     before: u64,
@@ -168,7 +168,7 @@ impl Log {
     /// Has the last event found again in its bucket.
     pub(super) fn note_place(&mut self, bucket: Bucket) {
         self.noted += 1;
-        let place = Place {
+        let place = TrailEntry {
             event: self.now,
             before: std::mem::replace(&mut self.buckets[bucket.0], self.noted),
         };

@@ -4,12 +4,12 @@ use super::{Allocator, Inner, Standing};
 use crate::driver::{DriverError, MemoryInfo};
 use crate::history::StackId;
 use crate::limit::within;
-use crate::neighbours::Neighbours;
+use crate::other_processes::OtherProcesses;
 use crate::units::StreamId;
 
 impl Allocator {
     /// Runs `judge`, which tells whether it is to look again, unless there is nothing to look at.
-    pub(crate) fn look(&self, judge: impl FnOnce(&mut Look<'_>) -> bool) -> bool {
+    pub(crate) fn for_reclaim(&self, judge: impl FnOnce(&mut ReclaimView<'_>) -> bool) -> bool {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         if inner.captures() {
@@ -17,7 +17,7 @@ impl Allocator {
             return true;
         }
         let usable = inner.standing != Standing::Orphaned && !inner.deferred.device_lost();
-        let again = usable && judge(&mut Look { inner });
+        let again = usable && judge(&mut ReclaimView { inner });
         inner.report_deferred(self.device);
         if inner.history.is_on() {
             inner.complete_history(StreamId(0), StackId::UNKNOWN);
@@ -34,11 +34,11 @@ impl Allocator {
 }
 
 /// What a [`BackgroundReclaim`](crate::background_reclaim::BackgroundReclaim) sees and does.
-pub(crate) struct Look<'a> {
+pub(crate) struct ReclaimView<'a> {
     inner: &'a mut Inner,
 }
 
-impl Look<'_> {
+impl ReclaimView<'_> {
     /// Requests and frees so far.
     pub(crate) fn operations(&self) -> u64 {
         let stats = self.inner.stats();
@@ -48,7 +48,7 @@ impl Look<'_> {
     /// What can be had from the machine, beside what is held.
     pub(crate) fn free_memory(&mut self) -> Result<MemoryInfo, DriverError> {
         let held = self.inner.stats().held_bytes;
-        let memory = self.inner.driver.glance(held)?;
+        let memory = self.inner.driver.cheap_memory_info(held)?;
         Ok(within(
             self.inner.private.limit(&self.inner.pool),
             held,
@@ -67,8 +67,8 @@ impl Look<'_> {
     }
 
     /// The other processes that share the memory.
-    pub(crate) fn neighbours(&mut self) -> Option<&mut Neighbours> {
-        self.inner.neighbours.as_mut()
+    pub(crate) fn other_processes(&mut self) -> Option<&mut OtherProcesses> {
+        self.inner.other_processes.as_mut()
     }
 
     /// Whether the device works with what was freed.

@@ -15,12 +15,12 @@ pub(super) struct Moved {
 }
 
 /// Passes every call on.
-pub(crate) struct Watched<'a> {
+pub(crate) struct RecordingDriver<'a> {
     pub(super) driver: &'a mut dyn Driver,
     pub(super) moved: &'a mut Vec<Moved>,
 }
 
-impl Watched<'_> {
+impl RecordingDriver<'_> {
     fn note(&mut self, action: Action, address: u64, bytes: u64) {
         self.moved.push(Moved {
             action,
@@ -30,7 +30,7 @@ impl Watched<'_> {
     }
 }
 
-impl Driver for Watched<'_> {
+impl Driver for RecordingDriver<'_> {
     fn allocate(&mut self, bytes: u64) -> Result<u64, DriverError> {
         let address = self.driver.allocate(bytes)?;
         self.note(Action::SegmentAllocate, address, bytes);
@@ -59,8 +59,8 @@ impl Driver for Watched<'_> {
         Ok(())
     }
 
-    fn glance(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
-        self.driver.glance(held)
+    fn cheap_memory_info(&mut self, held: u64) -> Result<MemoryInfo, DriverError> {
+        self.driver.cheap_memory_info(held)
     }
 
     fn now(&self) -> Duration {

@@ -25,13 +25,13 @@ const FOLDER: &str = "/dev/shm";
 const COST_AT: u64 = 16;
 
 /// The processes of this user that share a memory with this one.
-pub(crate) struct Neighbours {
+pub(crate) struct OtherProcesses {
     file: File,
     /// The last need that was seen.
     seen: Option<[u8; 16]>,
 }
 
-impl Neighbours {
+impl OtherProcesses {
     /// Those that share `memory`: the address of a card, or `host`. `None` where there can be no
     /// such file, or it belongs to somebody else.
     pub(crate) fn of(memory: &str) -> Option<Self> {
@@ -50,10 +50,10 @@ impl Neighbours {
         if !ours || lock(&file, libc::F_OFD_SETLK, libc::F_RDLCK).is_none() {
             return None;
         }
-        let mut neighbours = Neighbours { file, seen: None };
+        let mut other_processes = OtherProcesses { file, seen: None };
         // What somebody needed before is not needed now.
-        neighbours.need();
-        Some(neighbours)
+        other_processes.need();
+        Some(other_processes)
     }
 
     /// Whether there are other processes.
@@ -123,7 +123,7 @@ fn lock(file: &File, command: i32, kind: i32) -> Option<i32> {
 }
 
 /// How long a request waits for what others may give back.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(100);
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_millis(100);
 /// How often it asks meanwhile.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(5);
 
@@ -135,9 +135,9 @@ mod tests {
     fn two_see_each_other_until_one_ends() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("shared");
-        let first = Neighbours::at(&path).unwrap();
+        let first = OtherProcesses::at(&path).unwrap();
         assert!(!first.any());
-        let second = Neighbours::at(&path).unwrap();
+        let second = OtherProcesses::at(&path).unwrap();
         assert!(first.any() && second.any());
         drop(second);
         assert!(!first.any());
@@ -147,16 +147,16 @@ mod tests {
     fn a_need_is_seen_once_by_others_and_not_by_who_has_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("shared");
-        let mut first = Neighbours::at(&path).unwrap();
+        let mut first = OtherProcesses::at(&path).unwrap();
         assert!(!first.need());
         let mut record = [0; 16];
         record[..8].copy_from_slice(&u64::MAX.to_le_bytes());
         record[8..].copy_from_slice(&7u64.to_le_bytes());
         first.file.write_all_at(&record, 0).unwrap();
         // One that comes later has not to do with it.
-        assert!(!Neighbours::at(&path).unwrap().need());
+        assert!(!OtherProcesses::at(&path).unwrap().need());
         assert!(first.need() && !first.need());
-        let mut second = Neighbours::at(&path).unwrap();
+        let mut second = OtherProcesses::at(&path).unwrap();
         first.announce();
         assert!(!first.need() && !second.need(), "the same process");
     }
@@ -164,17 +164,17 @@ mod tests {
     #[test]
     fn what_was_measured_is_remembered_and_nonsense_is_not_believed() {
         let folder = tempfile::tempdir().unwrap();
-        let neighbours = Neighbours::at(&folder.path().join("shared")).unwrap();
-        assert_eq!(neighbours.remembered(), None);
+        let other_processes = OtherProcesses::at(&folder.path().join("shared")).unwrap();
+        assert_eq!(other_processes.remembered(), None);
         let cost = DriverCost {
             latency: 5e-5,
             per_byte: 2e-10,
         };
-        neighbours.remember(cost);
-        assert_eq!(neighbours.remembered(), Some(cost));
+        other_processes.remember(cost);
+        assert_eq!(other_processes.remembered(), Some(cost));
         for (latency, per_byte) in [(f64::NAN, 1e-9), (-1.0, 1e-9), (1e-5, 2.0), (0.0, 0.0)] {
-            neighbours.remember(DriverCost { latency, per_byte });
-            assert_eq!(neighbours.remembered(), None, "{latency} {per_byte}");
+            other_processes.remember(DriverCost { latency, per_byte });
+            assert_eq!(other_processes.remembered(), None, "{latency} {per_byte}");
         }
     }
 
@@ -183,6 +183,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("shared");
         std::os::unix::fs::symlink(folder.path().join("elsewhere"), &path).unwrap();
-        assert!(Neighbours::at(&path).is_none());
+        assert!(OtherProcesses::at(&path).is_none());
     }
 }
