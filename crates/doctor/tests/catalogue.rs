@@ -8,12 +8,15 @@ use surefoot_doctor::explain::{Explainer, Hints, catalogue, explain};
 mod messages;
 #[path = "catalogue/posted.rs"]
 mod posted;
+#[path = "catalogue/stack.rs"]
+mod stack;
 #[path = "catalogue/wsl_and_windows.rs"]
 mod wsl_and_windows;
 
 /// What the log says, and the entry that must recognise it.
 fn messages() -> impl Iterator<Item = &'static (&'static str, &'static str)> {
-    messages::MESSAGES.iter().chain(posted::MESSAGES)
+    let first = messages::MESSAGES.iter().chain(posted::MESSAGES);
+    first.chain(stack::MESSAGES)
 }
 
 /// What is around a message in every log.

@@ -54,7 +54,11 @@ impl Context {
         if self.override_value.is_none() {
             let after = |marker: &str| word_after(line, marker);
             self.override_value = after("HSA_OVERRIDE_GFX_VERSION=")
-                .or_else(|| after("HSA_OVERRIDE_GFX_VERSION "))
+                .or_else(|| {
+                    // `HSA_OVERRIDE_GFX_VERSION may be needed` names no value.
+                    after("HSA_OVERRIDE_GFX_VERSION ")
+                        .filter(|value| value.starts_with(|c: char| c.is_ascii_digit()))
+                })
                 .map(|value| Fact {
                     value,
                     line: number,
@@ -383,8 +387,11 @@ fn word_after(line: &str, marker: &str) -> Option<String> {
 }
 
 impl Clues {
-    const WSL: [&str; 8] = [
+    const WSL: [&str; 11] = [
         "microsoft-standard",
+        "misc dxg",
+        "dxgkrnl",
+        "(WSL2",
         "WSL environment detected",
         "librocdxg",
         "/dev/dxg",

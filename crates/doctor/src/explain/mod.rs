@@ -283,6 +283,14 @@ fn drop_covered(matches: &mut Vec<Match>) {
         .copied()
         .collect();
     matches.retain(|found| !covered.contains(&found.id.as_str()));
+    let is_last_resort = |found: &Match| {
+        let entry = catalogue::entries().find(|entry| entry.id == found.id);
+        entry.is_some_and(|entry| entry.last_resort)
+    };
+    let is_better = |found: &Match| found.severity < Severity::Info && !is_last_resort(found);
+    if matches.iter().any(is_better) {
+        matches.retain(|found| !is_last_resort(found));
+    }
 }
 
 fn from_entry(entry: &catalogue::Entry, line: &str, line_number: usize) -> Match {

@@ -130,7 +130,11 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "kfd-permission",
         patterns: &[
-            r"(?i)/dev/dri/\w+.*Permission denied",
+            r"(?i)/dev/dri/\w+.*(?:Permission denied|Operation not permitted)",
+            r"(?i)/dev/kfd.*Operation not permitted",
+            r"(?i)SELinux is preventing .*(?:/dev/(?:kfd|dri)|renderD\d+|hsa_device_t|dri_device_t)",
+            r"(?i)avc: +denied .*(?:kfd|renderD\d+|dri_device_t|hsa_device_t)",
+            r"(?i)apparmor=.DENIED. .*(?:/dev/kfd|/dev/dri)",
             r"(?i)(?:could not|failed to|unable to|cannot) open /dev/kfd\W*$",
             r"/dev/kfd.*Permission denied",
             r"(?i)(?:permission denied|not accessible).*/dev/kfd",
@@ -144,7 +148,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "sudo usermod -aG $(stat -c %G /dev/kfd) $USER, then log out and in again",
             "container: --device /dev/kfd --device /dev/dri --group-add $(stat -c %g /dev/kfd)",
-            "rootless podman or docker: --group-add keep-groups",
+            "rootless podman or docker: --group-add keep-groups; with SELinux: --security-opt label=disable, or sudo setsebool -P container_use_devices 1",
             "/dev/kfd that belongs to root alone: a udev rule, KERNEL==\"kfd\", GROUP=\"render\", MODE=\"0660\"",
         ],
         ask: &["ls -ln /dev/kfd /dev/dri", "id"],
@@ -153,12 +157,17 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         id: "kfd-invalid-argument",
-        patterns: &[r"/dev/kfd.*Invalid argument", r"/dev/kfd.*\bEINVAL\b"],
+        patterns: &[
+            r"/dev/kfd.*(?:Invalid argument|Bad address|Input/output error)",
+            r"/dev/kfd.*\bEINVAL\b",
+        ],
+        covers: &["hsa-out-of-resources"],
         scope: BareMetal,
         confidence: Medium,
-        cause: "The device is there but the KFD driver refuses the process; it is not a matter of groups. Seen after a card was given back by a virtual machine, and in containers that were given only a part of the GPUs.",
+        cause: "The device is there but the KFD driver refuses the process; it is not a matter of groups: the kernel does not support one of the GPUs (old APUs beside a card), or the driver is broken. Seen after a card was given back by a virtual machine, and in containers that were given only a part of the GPUs.",
         fix: &[
             "restart the host (not only the virtual machine or the container)",
+            "a newer kernel; without amdgpu-dkms",
             "container: pass /dev/kfd and all of /dev/dri",
         ],
         ask: &[
@@ -238,7 +247,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)amdgpu_job_timedout",
             r"(?i)Waiting for fences timed out",
             r"(?i)device lost from bus|VRAM is lost due to GPU reset",
-            r"(?i)failed to remove hardware queue from MES",
+            r"(?i)failed to (?:remove|add) hardware queue (?:from|to) MES",
+            r"(?i)qcm fence wait loop timeout|Queue preemption failed|failed to evict (?:process )?queues",
+            r"(?i)\[?LiveKernelEvent\]?.{0,20}\b141\b|atikmdag stopped responding|amdkmdag stopped responding",
         ],
         cause: "The GPU hung: a ring did not finish its work in time, and the kernel reset it. Programs that used it are lost. Known causes: bugs of kernel, firmware or ROCm of that time (saving wave state, mended at the end of 2025), an index out of range in a kernel, too little voltage or an overclock, a gfx1103 under an override, a carve-out too small on a 780M.",
         fix: &[
@@ -304,6 +315,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)hsa_init (?:failed|returned)",
             r"rocminfo\.cc:\d+.*(?:\bHSA_STATUS_ERROR\b|generic error)",
             r"HSA_STATUS_ERROR_NOT_INITIALIZED",
+            r"props\.EngineId\.ui32\.Major",
         ],
         scope: BareMetal,
         cause: "The ROCm runtime (ROCr, HSA) could not start on what the kernel driver shows of this GPU: the two are too far apart in age, or this release does not know the chip yet.",

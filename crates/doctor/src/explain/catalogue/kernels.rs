@@ -1,6 +1,6 @@
 //! What the GPU ran, and how it crashed.
 
-use super::Scope::BareMetal;
+use super::Scope::{BareMetal, Windows};
 use super::{BASE, Entry};
 use crate::explain::Confidence::{Low, Medium};
 
@@ -22,14 +22,17 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "gfxhub-page-fault",
         patterns: &[
-            r"(?i)\[(?:gfxhub|mmhub)\d*\] page fault",
-            r"(?i)GCVM_L2_PROTECTION_FAULT_STATUS",
+            r"(?i)\[(?:gfxhub|mmhub)\d*\] (?:no-retry |retry )?page fault",
+            r"(?i)(?:GC|MM)?VM_(?:L2|CONTEXT\d+)_PROTECTION_FAULT_STATUS",
+            r"(?i)amdgpu.*GPU fault detected:? \d+",
         ],
-        cause: "The kernel saw the GPU read memory that is not mapped. On gfx1151 kernels before 6.18.4 and linux-firmware 20251125 do this to correct programs.",
+        cause: "A page fault: the kernel saw the GPU read memory that is not mapped (a memory access at a wrong address). On gfx1151 kernels before 6.18.4 and linux-firmware 20251125 do this to correct programs.",
         fix: &[
             "kernel 6.18.4 or newer",
             "linux-firmware 20260110 or newer (or 20251111)",
             "unset HSA_OVERRIDE_GFX_VERSION",
+            "another version of ROCm and torch, newer or older: other kernels",
+            "no overclock, no undervolt",
         ],
         source: "https://github.com/ROCm/ROCm/issues/5991",
         scope: BareMetal,
@@ -159,9 +162,45 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "crash-in-triton",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)libtriton\.(?:pyd|so)\W?.{0,4}\+0x[0-9a-f]+",
+            r"(?i)Triton Error \[HIP\]",
+        ],
+        covers: &["torch-compile-failed", "segmentation-fault"],
+        cause: "Triton failed on {gpu}: its compiler crashed, or the kernel that it made cannot be launched there. This version of Triton does not support the chip well, or does not belong to this torch.",
+        fix: &[
+            "a newer torch with the Triton that belongs to it",
+            "run without torch.compile and without kernels of Triton: TORCHDYNAMO_DISABLE=1, another attention, UNSLOTH_COMPILE_DISABLE=1",
+        ],
+        ask: &[
+            "pip list | grep -iE 'triton|torch'",
+            "Linux, WSL: rocminfo | grep gfx",
+        ],
+        source: "https://github.com/unslothai/unsloth/issues/7922",
+        ..BASE
+    },
+    Entry {
+        id: "windows-fatal-breakpoint",
+        confidence: Medium,
+        patterns: &[r"(?i)Windows fatal exception: code 0x8\w+"],
+        cause: "The process was ended by its own check in native code, at the first kernel mostly because this build has no code for {gpu} (the wheel is for another architecture), or because packages of two versions are mixed.",
+        fix: &[
+            "install the wheel for this GPU's architecture, with torch and the rocm packages of one version:",
+            "{install}",
+            "HIP_VISIBLE_DEVICES=<index of the card>, where an integrated GPU is visible too",
+        ],
+        ask: &["hipInfo", "pip list | findstr -i \"torch rocm\""],
+        scope: Windows,
+        source: "https://github.com/ROCm/TheRock/issues/1079",
+        ..BASE
+    },
+    Entry {
         id: "segfault-in-library",
         confidence: Medium,
         patterns: &[
+            r"(?i)(?:torch_hip|c10_hip|amdhip64\w*|rocblas|hipblaslt|MIOpen|amd_comgr\w*)\.dll(?:\(0x[0-9a-f]+\))? ?\+ ?0x[0-9a-f]+",
             r"(?i)(?:SIGSEGV|segmentation fault|segfault).{0,80}lib(?:hsa-runtime64|amdhip64|rocblas|MIOpen|rccl|amd_comgr|torch_hip)\b",
             r"segfault at .* in lib(?:hsa-runtime64|amdhip64|rocblas|MIOpen|hipblaslt|rccl|amd_comgr|torch_hip)\b?",
         ],
@@ -199,6 +238,78 @@ pub(super) const ENTRIES: &[Entry] = &[
             "pip list | grep -iE 'torch|rocm'",
         ],
         source: "https://github.com/ROCm/ROCm/issues/5853",
+        ..BASE
+    },
+    Entry {
+        id: "illegal-instruction",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)\bIllegal instruction\b",
+            r"\bSIGILL\b",
+            r"(?i)trap invalid opcode",
+        ],
+        unless: &[
+            r"HSA_STATUS_ERROR_ILLEGAL_INSTRUCTION|(?i:illegal shader instruction|an illegal instruction was encountered)",
+        ],
+        covers: &["nightly-crash"],
+        cause: "The processor does not know an instruction of the program (an illegal instruction on the CPU, not on the GPU): the wheel or build was made for processors with AVX or AVX2 (or AVX-512), and this one has none, as Pentium, Celeron and old Xeon processors and some virtual machines.",
+        fix: &[
+            "lscpu | grep avx: nothing means that ready-made wheels do not run on this CPU; an older version, or a build of your own",
+            "in a virtual machine: pass the host's CPU through (cpu type `host`)",
+            "a CPU with AVX2: another version of the wheel, and no HSA_OVERRIDE_GFX_VERSION",
+        ],
+        ask: &[
+            "Linux, WSL: lscpu | grep -i -o 'avx[^ ]*' | sort -u",
+            "Linux: dmesg | grep -i 'invalid opcode'",
+        ],
+        source: "https://github.com/pytorch/pytorch/issues/125310",
+        ..BASE
+    },
+    Entry {
+        id: "gpu-illegal-instruction",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)(?:CUDA|HIP) error: an illegal instruction was encountered",
+            r"hipErrorIllegalInstruction",
+        ],
+        cause: "The GPU was given an instruction that it does not have: code of another chip (an override), or a miscompiled kernel.",
+        fix: &[
+            "unset HSA_OVERRIDE_GFX_VERSION",
+            "another build of the wheel, with code for this GPU",
+        ],
+        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/error_codes.html",
+        ..BASE
+    },
+    Entry {
+        id: "launch-too-large",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)(?:HIP|CUDA) error: (?:invalid configuration argument|too many resources requested for launch|too many blocks in cooperative launch|invalid resource handle|peer access|named symbol not found|file not found|invalid kernel file)",
+            r"hipError(?:InvalidConfiguration|LaunchOutOfResources|CooperativeLaunchTooLarge|InvalidHandle|InvalidResourceHandle|PeerAccess\w*|NotFound|FileNotFound|InvalidKernelFile)\b",
+        ],
+        cause: "The runtime refused to launch a kernel: it asks for more threads, registers or shared memory than {gpu} has, for a kernel or file that is not in this build, or for a handle of another device. Code written for a GPU with another wave size or more shared memory does this.",
+        fix: &[
+            "a newer version of the program or extension, with a build for <gfx>",
+            "the first error of the log is the cause, where there is one before this",
+            "one GPU visible: HIP_VISIBLE_DEVICES=<index>; another attention or without the custom kernel",
+        ],
+        ask: &[
+            "AMD_LOG_LEVEL=3 <your program> 2>&1 | tail -n 50",
+            "pip list | grep -iE 'torch|rocm|triton'",
+        ],
+        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/error_codes.html",
+        ..BASE
+    },
+    Entry {
+        id: "fft-failed",
+        confidence: Medium,
+        patterns: &[r"HIPFFT_\w+|(?i:cuFFT error: CUFFT_\w+|rocfft.{0,40}(?:fail|error))"],
+        cause: "A Fourier transform failed within hipFFT (rocFFT), which compiles its kernels at run time: its cache is damaged or not writable, libraries of two ROCm versions are mixed, or memory ran out.",
+        fix: &[
+            "ROCFFT_RTC_CACHE_PATH=<a new file on a local disk>, or delete the old one",
+            "one ROCm only: reinstall torch; free memory on the GPU",
+        ],
+        source: "https://rocm.docs.amd.com/projects/rocFFT/en/latest/",
         ..BASE
     },
     Entry {

@@ -41,9 +41,9 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)failed to allocate (?:ROCm|CUDA|Vulkan)\d* (?:buffer|memory)",
             r"(?i)unable to allocate (?:ROCm|CUDA|Vulkan)\d* buffer",
             r"(?i)ErrorOutOfDeviceMemory",
-            r"model requires more system memory",
+            r"(?i)ggml_gallocr_reserve\w*: failed to allocate",
+            r"(?i)failed to allocate compute (?:pp )?buffers",
         ],
-        also: &[r"(?i)ggml|llama|ollama"],
         covers: &["out-of-memory", "vae-out-of-memory"],
         cause: "Not enough memory on the GPU for the model, its context and its buffers: more layers were put on it than its free memory holds, and other programs use some of it.",
         fix: &[

@@ -5,13 +5,19 @@
 //! of an entry is that of the part of the stack that failed: `driver` the kernel driver and
 //! its installation, `kernels` what the GPU ran, `results` wrong results, `places` WSL
 //! and Windows, `compilers` what compiles kernels, `shared_objects` and `packages` what
-//! is installed, `programs` llama.cpp, ollama, vLLM and their kin.
+//! is installed, `installation` how, `programs` and `inference` llama.cpp, ollama, vLLM and their kin,
+//! `kernel_log` what the kernel says of a GPU that has started, `last_resort` what is told when
+//! nothing better is known.
 //! Every entry names a public source; add none without.
 
 mod architecture;
 mod compilers;
 mod driver;
+mod inference;
+mod installation;
+mod kernel_log;
 mod kernels;
+mod last_resort;
 mod libraries;
 mod memory;
 mod packages;
@@ -45,6 +51,8 @@ pub struct Entry {
     pub also: &'static [&'static str],
     /// Regular expressions of which none may be found anywhere in the text.
     pub unless: &'static [&'static str],
+    /// Told only where no other error is: it knows the part that failed and no more.
+    pub last_resort: bool,
     /// Where it means this.
     pub scope: Scope,
     /// Entries that need not be told when this one is: they know less about the same error.
@@ -67,6 +75,7 @@ const BASE: Entry = Entry {
     patterns: &[],
     also: &[],
     unless: &[],
+    last_resort: false,
     scope: Scope::Anywhere,
     covers: &[],
     cause: "",
@@ -109,6 +118,7 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
     [
         architecture::ENTRIES,
         memory::ENTRIES,
+        kernel_log::ENTRIES,
         driver::ENTRIES,
         wsl_and_windows::ENTRIES,
         kernels::ENTRIES,
@@ -117,8 +127,11 @@ pub fn entries() -> impl Iterator<Item = &'static Entry> {
         libraries::ENTRIES,
         shared_objects::ENTRIES,
         packages::ENTRIES,
+        installation::ENTRIES,
         programs::ENTRIES,
+        inference::ENTRIES,
         python::ENTRIES,
+        last_resort::ENTRIES,
     ]
     .into_iter()
     .flatten()

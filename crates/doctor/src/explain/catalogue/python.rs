@@ -36,6 +36,8 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"\bnot implemented for 'Half'",
             r"Torch not compiled with CUDA enabled",
             r"torch\.cuda\.is_available\(\)\W{1,8}False",
+            r"if 'HIP Runtime' in s\]\[0\]",
+            r"module 'torch\._C' has no attribute '_(?:Cuda|cuda_)\w+'",
         ],
         cause: "This torch cannot see an AMD GPU: it is the build for the CPU (often after `pip install -r requirements.txt`), or for CUDA, not a ROCm build; or the GPU itself is hidden or not permitted.",
         fix: &[

@@ -1,0 +1,250 @@
+//! Installing packages: disks, indexes, Python versions, packages that do not belong together.
+
+use super::{BASE, Entry};
+use crate::explain::Confidence::{Low, Medium};
+use crate::explain::Severity::Warning;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "disk-full",
+        patterns: &[
+            r"(?i)No space left on device|\[Errno 28\]|\bENOSPC\b",
+            r"(?i)There is not enough space on the disk|\[?WinError 112\]?",
+            r"(?i)disk quota exceeded|\[Errno 122\]",
+        ],
+        cause: "The disk is full, or the one that holds temporary files (/tmp, often a small one in RAM), caches or the home folder: pip unpacks gigabytes there before it installs.",
+        fix: &[
+            "df -h tells which; free space there: pip cache purge, docker system prune, caches of models in ~/.cache",
+            "TMPDIR=<folder on a large disk> pip install --no-cache-dir … (models: HF_HOME=<folder>)",
+        ],
+        ask: &["df -h / /tmp ~ /dev/shm; df -i /"],
+        source: "https://github.com/vllm-project/vllm/issues/7025",
+        ..BASE
+    },
+    Entry {
+        id: "externally-managed",
+        patterns: &[r"(?i)externally-managed-environment"],
+        cause: "This Python belongs to the distribution, which does not let pip change it.",
+        fix: &["python3 -m venv ~/venv && source ~/venv/bin/activate, then pip install in there"],
+        source: "https://peps.python.org/pep-0668/",
+        ..BASE
+    },
+    Entry {
+        id: "pip-download-broken",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)THESE PACKAGES DO NOT MATCH THE HASHES",
+            r"(?i)pip.*(?:ReadTimeoutError|Read timed out|IncompleteRead)|ReadTimeoutError: HTTPSConnectionPool",
+            r"(?i)(?:download\.pytorch\.org|files\.pythonhosted\.org|repo\.radeon\.com|repo\.amd\.com).{0,160}(?:timed out|Max retries exceeded|Connection (?:reset|broken|aborted)|403|404)",
+            r"(?i)CERTIFICATE_VERIFY_FAILED",
+        ],
+        cause: "The download failed: the connection broke, a proxy or firewall is in between, or the server has the file no more. ROCm wheels are several gigabytes, so that this happens often.",
+        fix: &[
+            "again, with pip install --timeout 300 --retries 10 --no-cache-dir …, or the wheel fetched with a program that resumes (wget -c), then pip install <file>",
+            "a 404: a version that the index still lists",
+        ],
+        source: "https://pip.pypa.io/en/stable/topics/https-certificates/",
+        ..BASE
+    },
+    Entry {
+        id: "pip-conflict",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)ResolutionImpossible|these package versions have conflicting dependencies",
+            r"(?i)No solution found when resolving dependencies",
+            r"(?i)pip's dependency resolver does not currently take into account",
+            r"(?i)(?:requires|Requires-Python|requires a different Python).{0,60}(?:but you have|not in '|>=?3\.\d+)",
+        ],
+        cause: "Packages ask for versions of each other, or of Python, that do not go together: often a requirement pins torch (of CUDA), or the Python is newer than the packages.",
+        fix: &[
+            "a fresh environment with Python 3.12; first torch from its ROCm index, then the rest, without the lines of the requirements that name torch, xformers or nvidia",
+            "pip install --no-deps for a package that would replace torch",
+        ],
+        ask: &["python --version; pip list | grep -iE 'torch|nvidia|rocm'"],
+        source: "https://pip.pypa.io/en/stable/topics/dependency-resolution/",
+        ..BASE
+    },
+    Entry {
+        id: "wheel-build-failed",
+        severity: Warning,
+        confidence: Low,
+        patterns: &[
+            r"(?i)(?:ERROR: )?Failed building wheel for \S+",
+            r"(?i)metadata-generation-failed|subprocess-exited-with-error",
+            r"(?i)Could not build wheels for \S+|Failed to build installable wheels",
+            r"(?i)Microsoft Visual C\+\+ 14\.\d or greater is required",
+        ],
+        unless: &[r"(?i)flash[-_]attn|CUDA_HOME|nvcc"],
+        cause: "pip found no ready wheel of the package for this Python and platform and tried to build it, which failed: a compiler or headers are missing, or the Python is newer than the package.",
+        fix: &[
+            "Python 3.12 (3.10 for old packages), for which wheels exist",
+            "Linux, WSL: sudo apt install build-essential python3-dev cmake ninja-build; Windows: Build Tools for Visual Studio with the C++ workload",
+            "the first `error:` above names what is missing",
+        ],
+        ask: &["python --version; pip --version"],
+        source: "https://packaging.python.org/en/latest/discussions/package-formats/",
+        ..BASE
+    },
+    Entry {
+        id: "package-versions-differ",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)ImportError: cannot import name '\w+' from '(?:transformers|diffusers|huggingface_hub|peft|accelerate|torch|torchvision|tokenizers|safetensors|timm|trl|datasets)\b",
+            r"(?i)module 'torch(?:\.\w+)*' has no attribute '\w+'",
+            r"(?i)No module named '(?:torchvision\.transforms\.functional_tensor|torch\._custom_ops|torch\.\w+|transformers\.\w+|diffusers\.\w+)",
+            r"(?i)tokenizers>=[\d.]+,?\S* is required for a normal functioning",
+        ],
+        unless: &[
+            r"(?i)cannot import name '\w+' from 'triton|partially initialized module 'torch|module 'torch\._C' has no attribute '_cuda",
+        ],
+        cause: "A package is older or newer than the program that uses it expects: a name was added or taken away between two versions. It has nothing to do with the GPU.",
+        fix: &[
+            "install the versions that the program's requirements name (pip install -U -r requirements.txt), and torch again from its ROCm index if that replaced it",
+            "a name that torch lacks: a newer ROCm build of torch",
+        ],
+        ask: &["pip list | grep -iE 'torch|transformers|diffusers|accelerate|peft|hub'"],
+        source: "https://pip.pypa.io/en/stable/topics/dependency-resolution/",
+        ..BASE
+    },
+    Entry {
+        id: "nvidia-tools-asked",
+        severity: Warning,
+        patterns: &[
+            r"(?i)nvidia-smi.{0,3}: (?:command )?not found|'nvidia-smi' is not recognized|No such file or directory: 'nvidia-smi'",
+            r"(?i)NVIDIA-SMI has failed because it couldn't communicate",
+            r"(?i)NVML Shared Library Not Found|NVMLError_(?:LibraryNotFound|DriverNotLoaded)|Failed to initialize NVML|Can't initialize NVML",
+        ],
+        cause: "The program asks NVIDIA's tools (nvidia-smi, NVML) for the GPU; on a machine with an AMD GPU there are none, and none should be installed. It takes the GPU for one of NVIDIA, or runs on the CPU.",
+        fix: &[
+            "the option, image or branch of the program for AMD (ROCm), if it has one; rocm-smi and amd-smi are AMD's tools",
+            "torch from its ROCm index: `torch.version.hip` must not be None",
+        ],
+        ask: &["python -c 'import torch; print(torch.__version__, torch.version.hip)'"],
+        source: "https://rocm.docs.amd.com/projects/amdsmi/en/latest/",
+        ..BASE
+    },
+    Entry {
+        id: "half-precision-needs-gpu",
+        patterns: &[
+            r"(?i)(?:fp16|bf16) mixed precision requires a (?:GPU|PyTorch)",
+            r"(?i)Your setup doesn't support bf16/gpu",
+            r"(?i)FP16 Mixed precision training with AMP .*can only be used on CUDA devices",
+            r"(?i)User provided device_type of 'cuda', but CUDA is not available",
+            r"(?i)not implemented for 'Half'.*cpu|slow_conv2d_cpu",
+        ],
+        covers: &["torch-cpu-only"],
+        cause: "The program asks for half precision on a GPU, and this torch sees no GPU: it is the build for the CPU or for CUDA and not a ROCm build, or the GPU is hidden or may not be opened.",
+        fix: &[
+            "python -c \"import torch; print(torch.__version__, torch.version.hip)\": None means the wrong wheel; install torch from the ROCm index, in this environment:",
+            "{install}",
+            "with the right wheel: `surefoot doctor` tells what hides the GPU",
+        ],
+        ask: &[
+            "python -c 'import torch; print(torch.__version__, torch.version.hip, torch.cuda.is_available())'",
+        ],
+        source: "https://github.com/huggingface/accelerate/issues/1432",
+        ..BASE
+    },
+    Entry {
+        id: "bf16-unsupported",
+        patterns: &[
+            r"(?i)bfloat16 is (?:only|not) supported (?:on|by) (?:GPUs with compute capability|your|this|the current)",
+            r"(?i)BFloat16 is not supported on (?:your|this|current)",
+        ],
+        cause: "The program refuses bfloat16 on this GPU (before RDNA 3 and CDNA there is no fast hardware for it).",
+        fix: &["float16 instead (--dtype half, mixed_precision=fp16), or float32"],
+        source: "https://docs.vllm.ai/en/latest/usage/troubleshooting.html",
+        ..BASE
+    },
+    Entry {
+        id: "sage-attention",
+        severity: Warning,
+        patterns: &[
+            r"(?i)No module named '?sageattention'?",
+            r"(?i)sageattn\w*.{0,60}(?:Error|not supported|requires|failed)|Error running sage attention",
+            r"(?i)sageattention.{0,80}(?:CUDA|sm_?\d+|nvcc)",
+        ],
+        covers: &["cuda-home-missing", "triton-missing"],
+        cause: "SageAttention 2 is written for CUDA; on AMD GPUs only SageAttention 1 runs, through Triton, where it supports the chip at all.",
+        fix: &[
+            "without it: --use-pytorch-cross-attention (ComfyUI), or sdpa",
+            "pip install sageattention==1.0.6 with a working Triton",
+        ],
+        source: "https://github.com/thu-ml/SageAttention/issues/68",
+        ..BASE
+    },
+    Entry {
+        id: "watchdog-timeout",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Watchdog caught collective operation timeout",
+            r"(?i)ProcessGroup(?:NCCL|Gloo).{0,120}(?:timed? ?out|timeout)",
+        ],
+        covers: &["rccl-error"],
+        cause: "The GPUs waited for each other too long: one process was busy (saving, preparing data), had died, or peer access between the GPUs hangs.",
+        fix: &[
+            "look for an error of another rank before this one",
+            "NCCL_P2P_DISABLE=1 tells whether peer access hangs",
+            "Linux: iommu=pt on the kernel command line mends peer access",
+            "a longer timeout (init_process_group(timeout=…)) where one rank works alone",
+        ],
+        ask: &[
+            "NCCL_DEBUG=INFO <your program> 2>&1 | grep -i -E 'warn|error'",
+            "Linux: cat /proc/cmdline",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/distributed.html",
+        ..BASE
+    },
+    Entry {
+        id: "shapes-differ",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)mat1 and mat2 shapes cannot be multiplied",
+            r"(?i)Given groups=\d+, weight of size \[[\d, ]+\], expected input",
+            r"(?i)size mismatch for \S+: copying a param",
+        ],
+        cause: "Two parts do not belong together: a LoRA, text encoder, VAE or checkpoint of another model family. It has nothing to do with the GPU.",
+        fix: &[
+            "take the files that belong to this model, or choose the right architecture in the settings",
+        ],
+        source: "https://github.com/comfyanonymous/ComfyUI/discussions",
+        ..BASE
+    },
+    Entry {
+        id: "program-not-gpu",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)does not require grad and does not have a grad_fn",
+            r"(?i)Trying to backward through the graph a second time",
+            r"(?i)one of the variables needed for gradient computation has been modified by an inplace operation",
+            r"(?i)Cannot copy out of meta tensor",
+            r"(?i)Attempting to unscale FP16 gradients",
+            r"(?i)Weights only load failed|WeightsUnpickler error",
+            r"(?i)num_samples should be a positive integer value|No (?:data|images?) found\W|has no images",
+        ],
+        cause: "An error of the program, its settings or its data, not of the GPU: the step has nothing to compute gradients for, works on weights that were not loaded or are in the wrong precision, refuses an old checkpoint, or found no data.",
+        fix: &[
+            "the traceback names the place: look at that setting, path or file",
+            "FP16 gradients: train weights in fp32 with mixed precision; a checkpoint that is refused: safetensors",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/notes/autograd.html",
+        ..BASE
+    },
+    Entry {
+        id: "repository-gated",
+        severity: Warning,
+        patterns: &[
+            r"(?i)GatedRepoError|Access to model \S+ is restricted|Cannot access gated repo",
+            r"(?i)401 Client Error: Unauthorized for url: https://huggingface\.co",
+            r"(?i)RepositoryNotFoundError|is not a local folder and is not a valid model identifier",
+        ],
+        cause: "The model on the Hugging Face hub may not be read: its licence has to be accepted and a token given, or its name is wrong. It has nothing to do with the GPU.",
+        fix: &["accept the licence on the model's page, then hf auth login (HF_TOKEN)"],
+        source: "https://huggingface.co/docs/hub/models-gated",
+        ..BASE
+    },
+];

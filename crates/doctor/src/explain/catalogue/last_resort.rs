@@ -1,0 +1,109 @@
+//! Messages of which only the part of the stack that failed is known.
+
+use super::Scope::BareMetal;
+use super::{BASE, Entry};
+use crate::explain::Confidence::Low;
+use crate::explain::Severity::Warning;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        id: "hip-error-other",
+        last_resort: true,
+        confidence: Low,
+        patterns: &[
+            r"(?i)\b(?:HIP|ROCm|hip runtime) error\b[:(]? ?\S",
+            r"\bhipError(?:[A-Z]\w+)\b",
+            r"(?i)hipcheck.{0,20}(?:failed|error)|checkHipErrors",
+        ],
+        cause: "The HIP runtime reported an error that says little by itself. Most often driver, ROCm and the program are of different ages, this build has no code for {gpu}, or the GPU crashed before.",
+        fix: &[
+            "the first error of the log is the cause, where there is one before this",
+            "driver and ROCm build of torch of one age; one GPU visible (HIP_VISIBLE_DEVICES=<index>); no HSA_OVERRIDE_GFX_VERSION where the wheel has code for the GPU",
+            "`surefoot probe` tries one operation after the other",
+        ],
+        ask: &[
+            "AMD_LOG_LEVEL=3 <your program> 2>&1 | tail -n 50",
+            "Linux: dmesg | grep -iE 'amdgpu|kfd' | tail -n 40",
+            "pip list | grep -iE 'torch|rocm'",
+        ],
+        source: "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/error_codes.html",
+        ..BASE
+    },
+    Entry {
+        id: "hsa-error-other",
+        last_resort: true,
+        confidence: Low,
+        patterns: &[r"HSA_STATUS_ERROR\w*"],
+        cause: "The ROCm runtime (ROCr, HSA) reported an error: kernel driver and ROCm do not fit together, the GPU crashed, or this release does not support it.",
+        fix: &[
+            "Linux: kernel and ROCm of one age: a newer kernel and linux-firmware, the newest ROCm build",
+            "WSL: Windows driver and ROCm of one age: a newer Adrenalin driver, the newest ROCm build",
+            "Windows: driver and ROCm of one age: a newer Adrenalin driver, the newest ROCm build",
+            "unset HSA_OVERRIDE_GFX_VERSION; one GPU visible",
+        ],
+        ask: &[
+            "Linux: dmesg | grep -iE 'amdgpu|kfd' | tail -n 40",
+            "Linux, WSL: uname -r; rocminfo | head -n 20",
+        ],
+        source: "https://rocm.docs.amd.com/projects/ROCR-Runtime/en/latest/",
+        ..BASE
+    },
+    Entry {
+        id: "rocm-math-error-other",
+        last_resort: true,
+        confidence: Low,
+        patterns: &[
+            r"(?i)rocBLAS error|hipBLAS(?:Lt)? error|\b(?:HIPBLAS|ROCBLAS|HIPSOLVER|ROCSOLVER|HIPSPARSE)_STATUS_\w+",
+            r"\brocblas_status_(?:[a-rt-z]\w+|size\w+)",
+        ],
+        cause: "A library of ROCm for matrices (rocBLAS, hipBLAS and their kin) failed: this build has no kernel for {gpu} or this shape, its files are of two versions, or memory ran out.",
+        fix: &[
+            "another version or build of ROCm and torch; TORCH_BLAS_PREFER_HIPBLASLT=0",
+            "free memory on the GPU; one ROCm only",
+        ],
+        ask: &[
+            "pip list | grep -iE 'torch|rocm'",
+            "Linux, WSL: ls /opt/rocm/lib/rocblas/library | head",
+        ],
+        source: "https://rocm.docs.amd.com/projects/rocBLAS/en/latest/",
+        ..BASE
+    },
+    Entry {
+        id: "miopen-error-other",
+        last_resort: true,
+        severity: Warning,
+        confidence: Low,
+        patterns: &[r"(?i)MIOpen Error|MIOpen\(HIP\): Error|miopenStatus(?:[A-RT-Z]\w+)"],
+        cause: "MIOpen, ROCm's library for convolutions, failed: its cached database is of another version, it has no kernel for this convolution on {gpu}, or it could not compile one.",
+        fix: &[
+            "delete ~/.cache/miopen and ~/.config/miopen; update the wheel",
+            "torch.backends.cudnn.enabled = False, or MIOPEN_FIND_MODE=FAST",
+        ],
+        ask: &["MIOPEN_LOG_LEVEL=5 <your program> 2>&1 | tail -n 50"],
+        source: "https://rocm.docs.amd.com/projects/MIOpen/en/latest/how-to/debug-log.html",
+        ..BASE
+    },
+    Entry {
+        id: "kernel-driver-error-other",
+        last_resort: true,
+        severity: Warning,
+        confidence: Low,
+        patterns: &[
+            r"(?i)\[drm:\w+(?:\.\w+)* \[amdgpu\]\] \*ERROR\*",
+            r"(?i)amdgpu \S+: amdgpu: .*(?:\*ERROR\*|failed|timed out)",
+            r"(?i)\bkfd kfd: .*(?:failed|error)",
+        ],
+        cause: "The kernel's amdgpu driver reported an error of the GPU. Which one, the line says; kernel, firmware and BIOS of different ages are the usual reason.",
+        fix: &[
+            "a newer kernel and linux-firmware (of one age), a newer BIOS",
+            "power the machine off (not restart) and on again",
+        ],
+        scope: BareMetal,
+        ask: &[
+            "dmesg | grep -iE 'amdgpu|kfd' | tail -n 60",
+            "uname -r; dpkg -l linux-firmware",
+        ],
+        source: "https://docs.kernel.org/gpu/amdgpu/debugging.html",
+        ..BASE
+    },
+];
