@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use models::wan::autoencoder::{Autoencoder, FRAMES_PER_LATENT, Tiling};
 pub use models::wan::lora::{Expert, LoraFile, LoraForm};
+use models::wan::model::Keeping;
 pub use models::wan::model::{PartPaths, WanModel};
 use models::wan::pipeline::{Conditions, Experts, ImageCondition, Sampling, sample};
 pub use models::wan::schedule::Scheduler;
@@ -21,6 +22,7 @@ use tch::{Device, Kind, Tensor};
 pub use self::output::Output;
 pub(crate) use self::sheet::ContactSheet;
 use crate::Error;
+use crate::config::Quantization;
 
 /// A LoRA file and its strength.
 #[derive(Debug, Clone, PartialEq)]
@@ -123,6 +125,22 @@ pub struct Machine {
     pub device: Device,
     /// The type of weights and matrix products; the autoencoder is in fp32 always.
     pub compute: Kind,
+    /// The matrices of transformers in fewer bits.
+    pub quantization: Option<Quantization>,
+    /// How many blocks of a transformer wait in host memory, and come when they are used.
+    pub streamed: usize,
+}
+
+impl Machine {
+    /// Transformers whole on `device`.
+    pub fn whole(device: Device, compute: Kind) -> Self {
+        Self {
+            device,
+            compute,
+            quantization: None,
+            streamed: 0,
+        }
+    }
 }
 
 /// Samples a video. `told` hears of each step of so many.
@@ -433,8 +451,14 @@ impl Experts for OneAtATime<'_> {
             let loras = self.loras[usize::from(expert == Expert::Low)]
                 .take()
                 .unwrap_or_default();
-            let Machine { device, compute } = self.machine;
-            let read = self.model.transformer(expert, loras, device, compute)?;
+            let machine = self.machine;
+            let how = Keeping {
+                device: machine.device,
+                compute: machine.compute,
+                quantization: machine.quantization.map(Into::into),
+                streamed: machine.streamed,
+            };
+            let read = self.model.transformer(expert, loras, how)?;
             self.current = Some((expert, read));
         }
         match &self.current {

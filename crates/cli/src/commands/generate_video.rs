@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use surefoot_cli::output::{self, Failure, Outcome};
+use trainer::config::Quantization;
 use trainer::video_sampling::{self, Lora, Machine, Request, Scheduler, WanModel};
 
 use super::model_options::failure;
@@ -68,6 +69,18 @@ pub(crate) struct VideoOptions {
     #[arg(long = "lora-2", value_name = "FILE[:STRENGTH]")]
     lora_2: Vec<Lora>,
 
+    /// Keep the matrices of transformers in fewer bits: `int8` or `nf4`
+    #[arg(long, value_name = "NAME", value_parser = quantization)]
+    quantization: Option<Quantization>,
+
+    /// Keep so many blocks of a transformer in host memory, from where they come when they are used
+    #[arg(long, value_name = "N")]
+    blocks_to_swap: Option<u32>,
+
+    /// Keep all blocks of a transformer in host memory
+    #[arg(long, conflicts_with = "blocks_to_swap")]
+    low_vram: bool,
+
     /// The noise to begin with, in place of the seed's: tensor `latents`, [1, C, T, H, W]
     #[arg(long, value_name = "IN.safetensors")]
     latents: Option<PathBuf>,
@@ -110,6 +123,17 @@ fn scheduler(text: &str) -> Result<Scheduler, String> {
     }
 }
 
+fn quantization(text: &str) -> Result<Quantization, String> {
+    match text {
+        "int8" => Ok(Quantization::Int8),
+        "nf4" => Ok(Quantization::Nf4),
+        _ => Err(
+            "must be `int8` or `nf4`; files in scaled fp8 are read as they are, with `--transformer`"
+                .into(),
+        ),
+    }
+}
+
 impl VideoOptions {
     /// The first of them that was given.
     pub(crate) fn given(&self) -> Option<&'static str> {
@@ -128,6 +152,9 @@ impl VideoOptions {
             ("--image", self.image.is_some()),
             ("--lora", !self.lora.is_empty()),
             ("--lora-2", !self.lora_2.is_empty()),
+            ("--quantization", self.quantization.is_some()),
+            ("--blocks-to-swap", self.blocks_to_swap.is_some()),
+            ("--low-vram", self.low_vram),
             ("--latents", self.latents.is_some()),
             ("--save-latents", self.save_latents.is_some()),
             ("--output", self.output.is_some()),
@@ -166,6 +193,14 @@ impl VideoOptions {
             latents: self.latents.clone(),
             save_latents: self.save_latents.clone(),
             output: self.output.clone(),
+        };
+        let machine = Machine {
+            quantization: self.quantization,
+            streamed: match (self.low_vram, self.blocks_to_swap) {
+                (true, _) => usize::MAX,
+                (false, blocks) => blocks.unwrap_or(0) as usize,
+            },
+            ..machine
         };
         let mut told = |step, of| {
             if !json {

@@ -105,10 +105,9 @@ impl ModelOptions {
                 "`--adapter` is for language models: a LoRA for Wan is given with `--lora`",
             ));
         }
-        Ok(Machine {
-            device: device::choose(&self.device).map_err(failure)?,
-            compute: trainer::inference::compute_kind(self.bf16),
-        })
+        let device = device::choose(&self.device).map_err(failure)?;
+        let compute = trainer::inference::compute_kind(self.bf16);
+        Ok(Machine::whole(device, compute))
     }
 
     /// Loads the model in `path` for texts of at most `context` tokens.

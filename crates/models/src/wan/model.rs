@@ -16,6 +16,7 @@ use super::transformer::{Transformer, TransformerConfig};
 use crate::formats::TensorSource;
 use crate::json::Object;
 use crate::model::{Base, Builder, FileWeights, Streaming};
+use crate::quant::Quantization;
 use crate::{Error, Parameters};
 
 const INDEX: &str = "model_index.json";
@@ -329,7 +330,8 @@ impl WanModel {
         Autoencoder::new(&self.autoencoder, device, &mut builder)
     }
 
-    /// One of its transformers, with LoRAs of these strengths.
+    /// One of its transformers, with LoRAs of these strengths: they become part of the weights, before those
+    /// are put into fewer bits.
     ///
     /// # Errors
     /// When there is no such expert, a file is missing or damaged, a LoRA is for another model, or
@@ -338,18 +340,57 @@ impl WanModel {
         &self,
         expert: Expert,
         loras: Vec<(LoraFile, f64)>,
-        device: Device,
-        compute: Kind,
+        how: Keeping,
     ) -> Result<Transformer, Error> {
+        let Keeping {
+            device,
+            compute,
+            quantization,
+            streamed,
+        } = how;
         let config = self.transformer_config(expert)?;
+        let count = usize::try_from(config.num_layers).unwrap_or(0);
+        let away = streamed.min(count);
+        let streaming = (away > 0).then(|| Streaming {
+            // Spread evenly.
+            blocks: (0..away).map(|index| index * count / away).collect(),
+            options: SwapOptions::default(),
+        });
         let tensors = PartFile::open(Part::Transformer, self.transformer_path(expert))?;
         let tensors = WithLoras::new(Box::new(tensors), loras)?;
         let mut placer = Placer::new(device, Policy::default())?;
         let mut source = FileWeights::new(&tensors, compute, &mut placer);
         let mut parameters = Parameters::default();
         let base = Base::Frozen(compute);
-        let mut builder = Builder::new(&mut source, &mut parameters, compute, base);
+        let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
+            .quantized(quantization)
+            .streamed(streaming);
         Transformer::new(&config, device, &mut builder)
+    }
+}
+
+/// Where and how the weights of a transformer are kept.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Keeping {
+    /// Where it computes.
+    pub device: Device,
+    /// The type of matrix products, and of matrices that are not in fewer bits.
+    pub compute: Kind,
+    /// The matrices of its linear layers in fewer bits.
+    pub quantization: Option<Quantization>,
+    /// How many of its blocks wait in host memory, and come when they are used.
+    pub streamed: usize,
+}
+
+impl Keeping {
+    /// All of it on `device`, in the type of its products.
+    pub fn whole(device: Device, compute: Kind) -> Self {
+        Self {
+            device,
+            compute,
+            quantization: None,
+            streamed: 0,
+        }
     }
 }
 

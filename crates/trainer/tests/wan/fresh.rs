@@ -78,10 +78,7 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
         save_latents: None,
         output: Some(made.clone()),
     };
-    let machine = Machine {
-        device: Device::Cpu,
-        compute: Kind::Float,
-    };
+    let machine = Machine::whole(Device::Cpu, Kind::Float);
     generate(&folder, &request, machine, &mut |_, _| ()).unwrap();
     assert_eq!(fs::read_dir(&made).unwrap().count(), 5);
 

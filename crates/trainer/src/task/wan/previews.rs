@@ -54,10 +54,7 @@ impl Previews {
             .has_low_noise()
             .then(|| boundary(model, config))
             .transpose()?;
-        let machine = Machine {
-            device,
-            compute: Kind::Float,
-        };
+        let machine = Machine::whole(device, Kind::Float);
         let _no_grad = tch::no_grad_guard();
         let prepared = previews.into_iter().enumerate().map(|(index, preview)| {
             let prepare = || {
