@@ -6,6 +6,7 @@
 mod clip_loader;
 mod expert;
 mod lora_file;
+mod memory;
 mod model;
 mod previews;
 
@@ -28,8 +29,9 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use self::clip_loader::{ClipLoader, ClipSource, Encoded as EncodedClips};
-use self::expert::{Expert, Residency, base_bytes};
-use self::model::{activations, shape, write_model};
+use self::expert::{Expert, Residency};
+use self::memory::{Learns, Usage, base_bytes};
+use self::model::{shape, write_model};
 use self::previews::Previews;
 use super::clip_order::{ClipOrder, Position};
 use super::{Batch, Epochs, Task, Turn, steps_of};
@@ -63,6 +65,7 @@ pub struct WanVideo {
     held_out: ClipSource,
     config: Config,
     compute: Kind,
+    device: Device,
 }
 
 impl WanVideo {
@@ -95,13 +98,29 @@ impl WanVideo {
             true => Kind::BFloat16,
             false => Kind::Float,
         };
+        let device = placer.device();
+        let parts_of = |which: &[Which]| -> Result<Vec<PartFile>, Error> {
+            let open =
+                |which: &Which| PartFile::open(Part::Transformer, model.transformer_path(*which));
+            Ok(which.iter().map(open).collect::<Result<_, _>>()?)
+        };
         let mut residency = Residency::all();
+        if config.adapter.is_some() {
+            let trained: Vec<Which> = parts
+                .iter()
+                .map(|part| part.expert.unwrap_or(Which::High))
+                .collect();
+            let files = parts_of(&trained)?;
+            memory::check(config, &shape, &files, &data, (compute, device), memory)?;
+        }
         // One that is not trained is asked for previews.
         if model.has_low_noise() && (parts.len() > 1 || previews.is_some()) {
-            let mut needed = activations(config, &shape, &data, compute);
-            for which in [Which::High, Which::Low] {
-                let weights = PartFile::open(Part::Transformer, model.transformer_path(which))?;
-                needed += base_bytes(config, &weights, compute);
+            let learns = Learns::planned(config);
+            let usage = Usage::new(config, &shape, &data, compute, device, learns);
+            let footprint = usage.footprint(&shape);
+            let mut needed = footprint.activations + footprint.logits;
+            for file in parts_of(&[Which::High, Which::Low])? {
+                needed += base_bytes(config, &shape, &file, (compute, device));
             }
             residency = Residency::one(config, memory, needed)?;
         }
@@ -158,6 +177,7 @@ impl WanVideo {
             previews,
             config: config.clone(),
             compute,
+            device,
         })
     }
 
@@ -378,10 +398,19 @@ impl Task for WanVideo {
             true => bases.max().unwrap_or(0),
             false => bases.sum(),
         };
+        let device = self.device;
+        let learns = Learns::of(&self.experts[0].parameters, shape);
+        let usage = Usage::new(
+            &self.config,
+            shape,
+            &self.data,
+            self.compute,
+            device,
+            learns,
+        );
         Footprint {
             weights: base + self.parameters.count() * 4,
-            activations: activations(&self.config, shape, &self.data, self.compute),
-            logits: 0,
+            ..usage.footprint(shape)
         }
     }
 

@@ -53,6 +53,16 @@ impl Facts {
     }
 }
 
+fn looked_at(source: &Source, fps: f64) -> Result<Facts, String> {
+    let shape = frames::shape(source, fps)?;
+    Ok(Facts {
+        content: content(&source.files())?,
+        size: shape.size,
+        frames: shape.frames,
+        still: shape.still,
+    })
+}
+
 /// A hash of several things, in hexadecimal; no two lists give the same by being joined otherwise.
 pub(crate) fn key(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
@@ -92,11 +102,30 @@ impl Cache {
         &self.folder
     }
 
-    /// What `source` is at `fps` frames a second; read only where its files have changed since.
+    /// What `source` is at `fps` frames a second, or why it cannot be read; it is read only where its files have
+    /// changed since.
     ///
     /// # Errors
-    /// Why it cannot be read.
-    pub(crate) fn facts(&self, source: &Source, fps: f64) -> Result<Facts, String> {
+    /// When the cache cannot be written to.
+    pub(crate) fn facts(&self, source: &Source, fps: f64) -> Result<Result<Facts, String>, Error> {
+        let (path, facts) = match self.known(source, fps) {
+            Ok((_, Some(facts))) => return Ok(Ok(facts)),
+            Ok((path, None)) => match looked_at(source, fps) {
+                Ok(facts) => (path, facts),
+                Err(reason) => return Ok(Err(reason)),
+            },
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let text = serde_json::to_string(&facts)
+            .map_err(|error| Error::Internal(format!("facts of a medium: {error}")))?;
+        let draft = draft(&path);
+        let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, &path));
+        written.map_err(|error| Error::io("write", &path, error))?;
+        Ok(Ok(facts))
+    }
+
+    /// The file for what is known of `source`, and what is.
+    fn known(&self, source: &Source, fps: f64) -> Result<(PathBuf, Option<Facts>), String> {
         let mut stamps = vec![format!("{fps}")];
         for file in source.files() {
             let path = std::path::absolute(file).map_err(|error| error.to_string())?;
@@ -110,21 +139,8 @@ impl Cache {
         let stamps: Vec<&str> = stamps.iter().map(String::as_str).collect();
         let path = self.folder.join("media").join(key(&stamps) + ".json");
         let known = fs::read(&path).ok();
-        if let Some(facts) = known.and_then(|bytes| serde_json::from_slice(&bytes).ok()) {
-            return Ok(facts);
-        }
-        let shape = frames::shape(source, fps)?;
-        let facts = Facts {
-            content: content(&source.files())?,
-            size: shape.size,
-            frames: shape.frames,
-            still: shape.still,
-        };
-        let text = serde_json::to_string(&facts).map_err(|error| error.to_string())?;
-        let draft = draft(&path);
-        let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, &path));
-        written.map_err(|error| format!("`{}` cannot be written: {error}", path.display()))?;
-        Ok(facts)
+        let facts = known.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        Ok((path, facts))
     }
 
     /// Where the latents of this key are.
@@ -194,4 +210,24 @@ pub(super) fn content(files: &[&Path]) -> Result<String, String> {
         hash.update(length.to_le_bytes());
     }
     Ok(hex(&hash.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_takes_nothing_is_no_fault_of_a_medium() {
+        let folder = tempfile::tempdir().unwrap();
+        let picture = folder.path().join("a.png");
+        image::RgbImage::new(4, 4).save(&picture).unwrap();
+        let source = Source::Image(picture);
+        let cache = Cache::open(&folder.path().join("cache")).unwrap();
+        assert!(cache.facts(&source, 16.0).unwrap().is_ok());
+        let broken = Source::Image(folder.path().join("none.png"));
+        assert!(cache.facts(&broken, 16.0).unwrap().is_err());
+        fs::remove_dir_all(cache.folder().join("media")).unwrap();
+        let error = cache.facts(&source, 16.0).unwrap_err();
+        assert!(matches!(error, Error::Io { .. }), "{error}");
+    }
 }

@@ -55,6 +55,8 @@ pub(crate) struct VideoData {
     pub(crate) folder: PathBuf,
     /// Files of the other texts that were asked for, in their order.
     pub(crate) texts: Vec<PathBuf>,
+    /// Tokens of the longest text.
+    pub(crate) text_rows: u64,
     /// How many clips and texts were encoded now.
     pub(crate) encoded: (usize, usize),
 }
@@ -144,6 +146,7 @@ impl Encoder<'_> {
         let empty = self.text_file("", &mut captions)?;
         let others = texts.iter().map(|text| self.text_file(text, &mut captions));
         let others = others.collect::<Result<_, _>>()?;
+        let text_rows = captions.values().map(Vec::len).max().unwrap_or(0) as u64;
         let texts = self.encode_texts(&captions, placer, observer)?;
         let all: Vec<&Planned> = training.iter().chain(&held_out).collect();
         let latents = self.encode_clips(&all, placer, observer)?;
@@ -153,6 +156,7 @@ impl Encoder<'_> {
             held_out: clips(held_out),
             empty,
             texts: others,
+            text_rows,
             folder: self.cache.folder().to_owned(),
             encoded: (latents, texts),
         })
@@ -179,7 +183,7 @@ impl Encoder<'_> {
                 observer.preparing(&format!("looking at the media: {index} of {count}"));
             }
             let name = shown(item.source.path(), path);
-            let facts = match self.cache.facts(&item.source, self.fps) {
+            let facts = match self.cache.facts(&item.source, self.fps)? {
                 Ok(facts) => facts,
                 Err(reason) => {
                     wrong.add(format!("`{name}`: {reason}"));

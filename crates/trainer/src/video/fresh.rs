@@ -129,7 +129,7 @@ fn look(
         if index % 64 == 0 {
             observer.preparing(&format!("looking at the media: {index} of {count}"));
         }
-        let facts = cache.facts(&item.source, frame_rate(config, false));
+        let facts = cache.facts(&item.source, frame_rate(config, false))?;
         let facts = facts.map(|facts| (buckets.of(facts.shape().size), facts));
         let name = item.source.path().display().to_string();
         match facts {

@@ -157,8 +157,8 @@ fn an_expert_that_waits_elsewhere_learns_the_same() {
         (
             "small",
             Memory::Unified {
-                device: Bytes(4096),
-                pool: Bytes(4096),
+                device: Bytes::kib(300),
+                pool: Bytes::kib(300),
                 zero_copy: true,
             },
         ),

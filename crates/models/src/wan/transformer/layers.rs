@@ -240,6 +240,18 @@ impl Attention {
         dropout: bool,
     ) -> Result<Tensor, Error> {
         let (batch, length, width) = input.size3()?;
+        // One copy for all that share it: each adapter would keep its own.
+        let linears = [&self.query, &self.key, &self.value];
+        let adapted = linears.iter().any(|linear| linear.adapter.is_some());
+        let read = |rows: &Tensor| match adapted {
+            true => to_kind(rows, Kind::Float),
+            false => Ok(rows.shallow_clone()),
+        };
+        let input = &read(input)?;
+        let seen = &match place {
+            Place::Near(_) => input.shallow_clone(),
+            Place::Anywhere(_) => read(seen)?,
+        };
         let apart = |rows: &Tensor| -> Result<Tensor, Error> {
             Ok(rows.f_reshape([batch, -1, self.heads, width / self.heads])?)
         };

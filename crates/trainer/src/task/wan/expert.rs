@@ -6,7 +6,6 @@ use models::Parameters;
 use models::adapters::{
     Attached, Attachment, LoraConfig, Modules, PeftAdapter, adapter_config, write_peft,
 };
-use models::formats::TensorSource;
 use models::model::{Base, Builder, FileWeights, RandomWeights, Streaming};
 use models::pretrained::fingerprint;
 use models::wan::files::{Part, PartFile};
@@ -21,8 +20,9 @@ use serde_json::{Value, json};
 use tch::{Device, Kind};
 
 use super::lora_file;
+use super::memory::{base_bytes, streamed_blocks};
 use crate::Error;
-use crate::config::{Config, ModuleNames, Quantization};
+use crate::config::{Config, ModuleNames};
 use crate::memory_plan::offload_folder;
 use crate::video::{Density, TrainedPart};
 
@@ -97,7 +97,7 @@ impl Expert {
             model,
             fingerprint: fingerprint(&weights)?,
             parameters,
-            base_bytes: base_bytes(config, &weights, compute),
+            base_bytes: base_bytes(config, &shape, &weights, (compute, device)),
             density: Density::new(&config.train, low, high)?,
             range: part.range,
         })
@@ -361,14 +361,7 @@ fn saved(config: &Config, folder: &Path, which: Option<Which>) -> Result<PathBuf
 
 /// Which blocks travel, if any.
 fn streaming(config: &Config, shape: &TransformerConfig, placer: &Placer) -> Option<Streaming> {
-    let count = shape.num_layers.max(0) as usize;
-    let away = match (config.model.low_vram, config.model.blocks_to_swap) {
-        (Some(true), _) => count,
-        (_, Some(blocks)) => count.min(blocks as usize),
-        _ => 0,
-    };
-    // Spread evenly.
-    let blocks: Vec<usize> = (0..away).map(|index| index * count / away).collect();
+    let blocks = streamed_blocks(config, shape);
     (!blocks.is_empty()).then(|| Streaming {
         blocks,
         options: SwapOptions {
@@ -383,21 +376,4 @@ fn streaming(config: &Config, shape: &TransformerConfig, placer: &Placer) -> Opt
             ..SwapOptions::default()
         },
     })
-}
-
-/// Bytes of the frozen weights.
-pub(super) fn base_bytes(config: &Config, weights: &PartFile, compute: Kind) -> u64 {
-    let matrix = match config.model.quantization {
-        None => compute.elt_size_in_bytes() as f64,
-        Some(Quantization::Int8) => 1.0,
-        // Half a byte, and a scale of four bytes for 64.
-        Some(Quantization::Nf4) => 0.5 + 4.0 / 64.0,
-    };
-    let names = weights.names().into_iter();
-    let bytes = names.filter_map(|name| {
-        let shape = weights.shape(&name)?;
-        let numbers = shape.iter().product::<i64>() as f64;
-        Some(numbers * if shape.len() == 2 { matrix } else { 4.0 })
-    });
-    bytes.sum::<f64>() as u64
 }

@@ -8,11 +8,10 @@ use models::formats::write_tensors;
 use models::wan::lora::Expert as Which;
 use models::wan::model::{Pipeline, WanModel};
 use models::wan::transformer::TransformerConfig;
-use tch::Kind;
 
 use crate::Error;
 use crate::config::Config;
-use crate::video::{VideoData, trained_parts};
+use crate::video::trained_parts;
 
 /// Fails where the transformer reads something else than what its pipeline would give it.
 fn check_inputs(config: &Config, model: &WanModel, shape: &TransformerConfig) -> Result<(), Error> {
@@ -63,31 +62,6 @@ pub(super) fn shape(config: &Config, model: &WanModel) -> Result<TransformerConf
         }
     }
     first.ok_or_else(|| Error::Internal("no transformer is trained".into()))
-}
-
-/// Bytes that a pass keeps for its way back: of each block the stream, what its norms, attentions and
-/// adapters see, and the inside of its feed-forward layer; with checkpoints the stream before each block,
-/// and the inside of one.
-pub(super) fn activations(
-    config: &Config,
-    shape: &TransformerConfig,
-    data: &VideoData,
-    compute: Kind,
-) -> u64 {
-    let (width, inner) = (shape.width() as u64, shape.ffn_dim as u64);
-    let compute = compute.elt_size_in_bytes() as u64;
-    let rows = u64::from(config.train.per_device_train_batch_size);
-    let longest = data.training.iter().map(|clip| clip.tokens).max();
-    let tokens = rows * longest.unwrap_or(0);
-    // Three norms of the stream and two of queries and keys in fp32, inputs of six adapters in fp32,
-    // and queries, keys, values and results of two attentions.
-    let kept = tokens * (width * (4 * (3 + 3) + 4 * 5 + compute * 7) + inner * (4 + 2 * compute));
-    let layers = shape.num_layers as u64;
-    let stream = tokens * width * compute;
-    match config.train.gradient_checkpointing {
-        true => layers * stream + kept,
-        false => layers * kept,
-    }
 }
 
 /// Writes a model of the parts in `from` and a transformer of `weights`.
