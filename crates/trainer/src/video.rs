@@ -13,8 +13,8 @@ mod clips;
 mod density;
 mod encode;
 mod encoded_by;
-mod ffmpeg;
-mod frames;
+pub(crate) mod ffmpeg;
+pub(crate) mod frames;
 mod fresh;
 mod media;
 mod trained;
@@ -22,6 +22,7 @@ mod trained;
 pub(crate) use density::Density;
 pub(crate) use encode::{Clip, VideoData};
 pub(crate) use fresh::fresh_parts;
+pub(crate) use media::Source;
 pub(crate) use trained::{TrainedPart, boundary, trained_parts};
 
 use std::path::PathBuf;

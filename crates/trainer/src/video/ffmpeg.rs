@@ -12,9 +12,22 @@ use image::RgbImage;
 use super::buckets::Size;
 
 /// The program: `SUREFOOT_FFMPEG`, or `ffmpeg` of the search path.
-fn program() -> OsString {
+pub(crate) fn program() -> OsString {
     let set = std::env::var_os("SUREFOOT_FFMPEG").filter(|path| !path.is_empty());
     set.unwrap_or_else(|| "ffmpeg".into())
+}
+
+/// Why `program`, which is needed to do `what`, does not start, and what to do.
+pub(crate) fn does_not_start(program: &OsStr, what: &str, error: &std::io::Error) -> String {
+    let program = program.to_string_lossy();
+    let reason = match error.kind() {
+        std::io::ErrorKind::NotFound => format!("there is no program `{program}`"),
+        _ => format!("`{program}` cannot be started ({error})"),
+    };
+    format!(
+        "ffmpeg is needed to {what}, and {reason}: install it (Debian, Ubuntu: `apt install ffmpeg`), name it in \
+         `SUREFOOT_FFMPEG`, or take a folder of pictures or an animated `.webp`"
+    )
 }
 
 /// A running `ffmpeg`, which ends with this.
@@ -37,16 +50,7 @@ impl Process {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        let mut child = started.map_err(|error| {
-            let program = program.to_string_lossy();
-            match error.kind() {
-                std::io::ErrorKind::NotFound => format!(
-                    "videos are read by `ffmpeg`, and there is no program `{program}`: install it (`apt \
-                     install ffmpeg`), name it in `SUREFOOT_FFMPEG`, or give folders of frames"
-                ),
-                _ => format!("`{program}`, by which videos are read, cannot be started: {error}"),
-            }
-        })?;
+        let mut child = started.map_err(|error| does_not_start(program, "read videos", &error))?;
         let errors = child.stderr.take().map(|mut stream| {
             std::thread::spawn(move || {
                 let mut text = Vec::new();
@@ -180,6 +184,56 @@ fn read_by(
     Ok(())
 }
 
+/// All frames as they are, in the order in which they are shown.
+///
+/// # Errors
+/// When there is no ffmpeg, or it cannot read the file.
+pub(super) fn all(path: &Path) -> Result<Vec<RgbImage>, String> {
+    all_by(&program(), path)
+}
+
+fn all_by(program: &OsStr, path: &Path) -> Result<Vec<RgbImage>, String> {
+    let filter = "scale=flags=accurate_rnd+full_chroma_int";
+    // Pictures that tell their size.
+    let output = ["-f", "image2pipe", "-c:v", "ppm"];
+    let mut process = Process::start(program, path, filter, &output)?;
+    let mut bytes = Vec::new();
+    if let Some(mut stream) = process.child.stdout.take() {
+        let read = stream.read_to_end(&mut bytes);
+        read.map_err(|error| format!("ffmpeg: {error}"))?;
+    }
+    let (status, errors) = process.end()?;
+    if !status.success() {
+        return Err(format!("ffmpeg cannot read it: {}", last_words(&errors)));
+    }
+    let wrong = "ffmpeg wrote no pictures";
+    let (mut frames, mut rest) = (Vec::new(), bytes.as_slice());
+    while !rest.is_empty() {
+        let ((width, height), after) = ppm(rest).ok_or(wrong)?;
+        let length = width as usize * height as usize * 3;
+        let pixels = after.get(..length).ok_or(wrong)?;
+        frames.extend(RgbImage::from_raw(width, height, Vec::from(pixels)));
+        rest = &after[length..];
+    }
+    match frames.is_empty() {
+        true => Err("it has no frames that ffmpeg can read".into()),
+        false => Ok(frames),
+    }
+}
+
+/// The width and height of a portable pixmap, and what follows its header.
+fn ppm(bytes: &[u8]) -> Option<(Size, &[u8])> {
+    let mut rest = bytes.strip_prefix(b"P6")?;
+    let mut numbers = [0; 3];
+    for number in &mut numbers {
+        rest = rest.trim_ascii_start();
+        let end = rest.iter().position(u8::is_ascii_whitespace)?;
+        *number = std::str::from_utf8(&rest[..end]).ok()?.parse().ok()?;
+        rest = &rest[end..];
+    }
+    (numbers[2] == 255).then_some(((numbers[0], numbers[1]), rest.get(1..)?))
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
@@ -243,5 +297,25 @@ mod tests {
         let error = read_by(program, path, 16.0, (2, 3), sizes, &mut take).unwrap_err();
         assert!(error.contains("after 4 of 5 frames"), "{error}");
         assert_eq!(seen, *b"bcdcd");
+    }
+
+    #[test]
+    fn frames_as_they_are_have_the_size_that_they_tell() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = "printf 'P6\\n2 1\\n255\\nabcdefP6\\n1 1\\n255\\nxyz'";
+        let program = stand_in(folder.path(), script);
+        let frames = all_by(program.as_os_str(), Path::new("a.mp4")).unwrap();
+        let sizes: Vec<_> = frames.iter().map(RgbImage::dimensions).collect();
+        assert_eq!(sizes, [(2, 1), (1, 1)]);
+        assert_eq!(frames[0].get_pixel(1, 0).0, *b"def");
+        for (script, part) in [
+            ("printf 'P6\\n2 1\\n255\\nabc'", "no pictures"),
+            ("exit 0", "no frames"),
+            ("echo broken >&2; exit 1", "broken"),
+        ] {
+            let program = stand_in(folder.path(), script);
+            let error = all_by(program.as_os_str(), Path::new("a.mp4")).unwrap_err();
+            assert!(error.contains(part), "{error}");
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::BufReader;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use image::codecs::gif::GifDecoder;
 use image::codecs::webp::WebPDecoder;
@@ -127,6 +127,31 @@ pub(crate) fn read(
     }
 }
 
+/// All frames as they are: at their own rate and size.
+///
+/// # Errors
+/// Why they cannot be read.
+pub(crate) fn all(source: &Source) -> Result<Vec<RgbImage>, String> {
+    match source {
+        Source::Image(path) => Ok(vec![picture(path)?]),
+        Source::Video(path) => ffmpeg::all(path),
+        Source::Frames(_, files) => {
+            let named = |file: &PathBuf| {
+                picture(file).map_err(|error| format!("`{}`: {error}", file.display()))
+            };
+            files.iter().map(named).collect()
+        }
+        Source::Moving(path) => {
+            let mut frames = Vec::new();
+            moving(path, &mut |_, frame| {
+                frames.push(on_white(frame));
+                Ok(true)
+            })?;
+            Ok(frames)
+        }
+    }
+}
+
 /// For each frame at `fps` the number of the one that is shown then, given how long each is shown, in
 /// seconds: as ffmpeg's filter `fps` rounds.
 fn resampled(delays: &[f64], fps: f64) -> Vec<usize> {
@@ -164,7 +189,11 @@ fn decoder(path: &Path) -> Result<impl ImageDecoder, String> {
     reader.into_decoder().map_err(|error| error.to_string())
 }
 
-fn picture(path: &Path) -> Result<RgbImage, String> {
+/// A picture, turned as its camera says.
+///
+/// # Errors
+/// Why it cannot be read.
+pub(crate) fn picture(path: &Path) -> Result<RgbImage, String> {
     let mut decoder = decoder(path)?;
     let turned = decoder.orientation().map_err(|error| error.to_string())?;
     let decoded = DynamicImage::from_decoder(decoder);

@@ -53,7 +53,10 @@ impl Source {
     }
 
     /// What `path` is; `None` where it is of no known kind.
-    fn of(path: &Path) -> Result<Option<Self>, Error> {
+    ///
+    /// # Errors
+    /// When a folder cannot be read.
+    pub(crate) fn of(path: &Path) -> Result<Option<Self>, Error> {
         if path.is_dir() {
             let mut files = entries(path)?;
             files.retain(

@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder, ImageFormat, RgbImage};
 
-use super::media::no_ffmpeg;
 use crate::Error;
+use crate::video::ffmpeg::{self, does_not_start};
 
 /// Where a video goes, and as what.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(super) fn expect_new(path: &Path) -> Result<(), Error> {
 
 /// Fails when ffmpeg does not start.
 fn start_ffmpeg() -> std::io::Result<()> {
-    let mut command = Command::new("ffmpeg");
+    let mut command = Command::new(ffmpeg::program());
     command.arg("-version").stdout(Stdio::null());
     command.stderr(Stdio::null()).status().map(drop)
 }
@@ -79,7 +79,8 @@ impl Output {
         if form == Form::Mp4
             && let Err(error) = start_ffmpeg()
         {
-            let reason = format!("`{}`: {}", path.display(), no_ffmpeg("write mp4", &error));
+            let why = does_not_start(&ffmpeg::program(), "write mp4", &error);
+            let reason = format!("`{}`: {why}", path.display());
             return Err(Error::Data(reason));
         }
         Ok(Self {
@@ -229,7 +230,8 @@ struct Ffmpeg {
 
 impl Ffmpeg {
     fn start(draft: &Path, (width, height): (u32, u32), fps: u32) -> Result<Self, Error> {
-        let mut child = Command::new("ffmpeg")
+        let program = ffmpeg::program();
+        let mut child = Command::new(&program)
             .args(["-v", "error", "-y", "-f", "rawvideo", "-pix_fmt", "rgb24"])
             .args([
                 "-s",
@@ -256,7 +258,7 @@ impl Ffmpeg {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| Error::Data(no_ffmpeg("write mp4", &error)))?;
+            .map_err(|error| Error::Data(does_not_start(&program, "write mp4", &error)))?;
         let stderr = child.stderr.take();
         let told = std::thread::spawn(move || {
             let mut text = String::new();
