@@ -4,8 +4,11 @@
 
 mod encoded_by;
 mod experts;
+mod faults;
 mod fresh;
+mod images;
 mod kills;
+mod losses;
 mod place;
 mod previews;
 mod single_files;
@@ -13,60 +16,10 @@ mod single_files;
 use std::fs;
 
 use models::formats::{SafetensorsFile, TensorSource};
-use placement::{Bytes, Placer, Policy};
-use surefoot_trainer::optim::{AdamW, Gradients};
-use surefoot_trainer::task::wan::WanVideo;
-use surefoot_trainer::task::{Batch, Task};
 use surefoot_trainer::{Allocator, NoObserver, Stop};
-use tch::{Device, Kind};
+use tch::Kind;
 
-use crate::place::{Place, copy, golden, plain, weights};
-
-#[test]
-fn losses_of_five_steps_are_those_of_peft() {
-    let place = Place::new();
-    let adapter = format!(
-        "adapter.resume_from={}",
-        golden("training/adapter").display()
-    );
-    let config = place.config(&[&adapter, "train.weight_decay=0.05"]);
-    let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
-    let model = place.path("model");
-    let memory = placer.memory(Bytes::gib(8), Bytes::gib(8));
-    let task = WanVideo::open(&config, &model, &mut placer, memory, &mut NoObserver).unwrap();
-    let file = SafetensorsFile::open(&golden("training/expected.safetensors")).unwrap();
-    let read = |name: &str| file.read(name, Kind::Float).unwrap();
-    let text = read("text").constant_pad_nd([0, 0, 0, 492]);
-    let theirs = file.read("losses", Kind::Double).unwrap();
-    let theirs = Vec::<f64>::try_from(&theirs).unwrap();
-    let mut optimizer = AdamW::from_config(&config, task.parameters(), &[]).unwrap();
-    for (step, theirs) in theirs.iter().enumerate() {
-        let of_step = |name: &str| read(name).select(0, step as i64);
-        let tensors = vec![
-            ("latents", of_step("latents")),
-            ("noise", of_step("noise")),
-            ("sigma", of_step("sigma")),
-            ("text", text.shallow_clone()),
-        ];
-        let loss = task.loss(&Batch::new(tensors, 1)).unwrap();
-        let mut gradients = Gradients::default();
-        gradients.accumulate(&loss, task.parameters()).unwrap();
-        let norm = f64::try_from(&gradients.norm().unwrap()).unwrap();
-        gradients.clip(norm, 1.0).unwrap();
-        optimizer.step(&gradients, 0.01).unwrap();
-        let ours = f64::try_from(&loss).unwrap();
-        let apart = (ours / theirs - 1.0).abs();
-        assert!(apart <= 1e-5, "step {step}: {ours} and {theirs}: {apart:e}");
-    }
-    let (mut numbers, mut near) = (0, 0.0);
-    for parameter in task.parameters().iter() {
-        let theirs = read(&format!("after.{}", parameter.name));
-        let apart = (&parameter.tensor - theirs).abs();
-        numbers += apart.numel();
-        near += f64::try_from(&apart.le(1e-4).sum(Kind::Double)).unwrap();
-    }
-    assert!(near >= 0.999 * numbers as f64, "{near} of {numbers}");
-}
+use crate::place::{Place, copy, plain, weights};
 
 #[test]
 fn a_folder_of_clips_becomes_a_lora_and_is_encoded_once() {

@@ -88,6 +88,33 @@ impl Place {
         place
     }
 
+    /// With two experts that make videos of a picture, whose input has its condition beside the latents.
+    pub(crate) fn image_to_video() -> Self {
+        let place = Self::new();
+        for part in ["transformer", "transformer_2"] {
+            let from = golden(&format!("training-i2v/{part}"));
+            copy(&from, &place.path(&format!("model/{part}")));
+        }
+        place.index(r#"{"_class_name": "WanImageToVideoPipeline", "boundary_ratio": 0.9}"#);
+        place
+    }
+
+    /// With a model whose first latent frame may be given, and an autoencoder as it has.
+    pub(crate) fn first_frame_to_video() -> Self {
+        let place = Self::new();
+        copy(
+            &golden("training-ti2v/transformer"),
+            &place.path("model/transformer"),
+        );
+        copy(&golden("autoencoder-2.2"), &place.path("model/vae"));
+        place.index(r#"{"_class_name": "WanPipeline", "expand_timesteps": true}"#);
+        place
+    }
+
+    fn index(&self, text: &str) {
+        fs::write(self.path("model/model_index.json"), text).unwrap();
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }

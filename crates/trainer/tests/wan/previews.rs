@@ -8,7 +8,7 @@ use image::GenericImageView;
 use crate::experts;
 use crate::place::Place;
 
-const PREVIEWS: [&str; 6] = [
+pub(crate) const PREVIEWS: [&str; 6] = [
     "train.max_steps=4",
     "sample.sample_steps=2",
     "sample.num_inference_steps=3",
@@ -18,7 +18,7 @@ const PREVIEWS: [&str; 6] = [
 ];
 
 /// Gives the model a scheduler, which only sampling reads.
-fn scheduled(place: Place) -> Place {
+pub(crate) fn scheduled(place: Place) -> Place {
     let folder = place.path("model/scheduler");
     fs::create_dir_all(&folder).unwrap();
     let text = r#"{"_class_name": "UniPCMultistepScheduler", "flow_shift": 3.0}"#;
@@ -27,10 +27,10 @@ fn scheduled(place: Place) -> Place {
 }
 
 /// A prompt and its files.
-type Made = (String, Vec<String>);
+pub(crate) type Made = (String, Vec<String>);
 
 /// The records of samples: the step and what was made.
-fn records(run: &Path) -> Vec<(u64, Vec<Made>)> {
+pub(crate) fn records(run: &Path) -> Vec<(u64, Vec<Made>)> {
     let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let records = lines
         .lines()

@@ -1,0 +1,109 @@
+//! Numbers that are not finite, and what `generate` keeps in fewer bits or elsewhere.
+
+use std::fs;
+use std::path::PathBuf;
+
+use models::formats::{SafetensorsFile, TensorSource, write_tensors};
+use surefoot_trainer::config::Quantization;
+use surefoot_trainer::video_sampling::{Machine, PartPaths, Request, WanModel, generate};
+use tch::{Device, Kind, Tensor};
+
+use crate::place::{Place, weights};
+use crate::previews::scheduled;
+
+/// Puts NaN in the place of what was encoded of `count` clips.
+fn spoil(place: &Place, count: usize) {
+    let folder = place.path("cache/latents");
+    let mut files: Vec<PathBuf> = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    files.sort();
+    for path in files.iter().take(count) {
+        let latents = SafetensorsFile::open(path)
+            .unwrap()
+            .read("latents", Kind::Float)
+            .unwrap();
+        fs::remove_file(path).unwrap();
+        write_tensors(path, &[("latents".to_owned(), &(latents * f64::NAN))]).unwrap();
+    }
+}
+
+#[test]
+fn a_step_without_a_finite_loss_is_skipped_and_where_all_are_so_the_run_ends() {
+    let place = Place::new();
+    place.encoded(&[]);
+    // Of six that are trained on, one: each epoch meets it once.
+    spoil(&place, 2);
+    let one = ["train.per_device_train_batch_size=1", "train.eval_steps=0"];
+    let summary = place.run(&one).unwrap();
+    assert_eq!(summary.steps, 6);
+    assert!(summary.skipped_steps > 0, "{}", summary.skipped_steps);
+    let learned = place.path("runs/clips/adapter/adapter_model.safetensors");
+    let file = SafetensorsFile::open(&learned).unwrap();
+    for name in file.names() {
+        let sum = file.read(&name, Kind::Float).unwrap().sum(Kind::Double);
+        assert!(sum.double_value(&[]).is_finite(), "{name}");
+    }
+    assert!(!weights(&place.path("runs/clips")).is_empty());
+
+    spoil(&place, 7);
+    let error = place.run(&[&one[..], &["name=all"]].concat()).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.contains("3 steps in a row had no finite loss"),
+        "{text}"
+    );
+}
+
+fn made(place: &Place, name: &str, quantization: Option<Quantization>, streamed: usize) -> Tensor {
+    let model = WanModel::open(&place.path("model"), &PartPaths::default()).unwrap();
+    let path = place.path(&format!("{name}.safetensors"));
+    let request = Request {
+        prompt: "a grey cat".into(),
+        negative_prompt: String::new(),
+        width: Some(32),
+        height: Some(32),
+        num_frames: Some(5),
+        fps: None,
+        num_inference_steps: 3,
+        guidance_scale: 3.0,
+        guidance_scale_2: None,
+        flow_shift: None,
+        scheduler: None,
+        boundary_ratio: None,
+        seed: 5,
+        image: None,
+        loras: Vec::new(),
+        loras_2: Vec::new(),
+        latents: None,
+        save_latents: Some(path.clone()),
+        output: None,
+    };
+    let machine = Machine {
+        quantization,
+        streamed,
+        ..Machine::whole(Device::Cpu, Kind::Float)
+    };
+    generate(&model, &request, machine, &mut |_, _| ()).unwrap();
+    let file = SafetensorsFile::open(&path).unwrap();
+    file.read("latents", Kind::Float).unwrap()
+}
+
+#[test]
+fn streamed_blocks_make_the_same_video_and_fewer_bits_one_like_it() {
+    let place = scheduled(Place::new());
+    let whole = made(&place, "whole", None, 0);
+    assert_eq!(whole, made(&place, "one", None, 1));
+    assert_eq!(whole, made(&place, "all", None, usize::MAX));
+    let apart = |other: &Tensor| {
+        let apart = (other - &whole).norm() / whole.norm();
+        f64::try_from(apart).unwrap()
+    };
+    let int8 = made(&place, "int8", Some(Quantization::Int8), 0);
+    let nf4 = made(&place, "nf4", Some(Quantization::Nf4), 0);
+    let (few, fewer) = (apart(&int8), apart(&nf4));
+    assert!(0.0 < few && few < fewer && fewer < 0.3, "{few} and {fewer}");
+    // Both at once.
+    assert_eq!(nf4, made(&place, "both", Some(Quantization::Nf4), 2));
+}
