@@ -28,6 +28,7 @@ pub mod plan;
 pub mod probe_cache;
 pub mod redact;
 pub mod report;
+pub mod wan;
 pub mod wheels;
 
 pub use report::{Report, diagnose, diagnose_text};

@@ -5,6 +5,7 @@ use anyhow::Context;
 use doctor::dump;
 use doctor::redact::report_to_post;
 use doctor::report::{Report, diagnose, diagnose_text};
+use doctor::wan;
 use platform::detect;
 use std::fs;
 use std::io;
@@ -41,6 +42,10 @@ pub(crate) struct Args {
     /// Leave the Python environment out
     #[arg(long)]
     no_python: bool,
+
+    /// Tell as well what a LoRA for Wan asks of this machine, and what of it is there
+    #[arg(long)]
+    wan: bool,
 }
 
 /// Runs the doctor.
@@ -86,11 +91,25 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         if let Some(libraries) = &libraries {
             value["trainer_libraries"] = serde_json::to_value(libraries)?;
         }
+        if args.wan {
+            value["wan"] = serde_json::to_value(wan::needs(&report.machine))?;
+        }
         output::print(&format!("{}\n", serde_json::to_string_pretty(&value)?))?;
     } else {
         output::print(&report.to_text(output::wants_colour(&io::stdout())))?;
         if let Some(note) = libraries.and_then(|listed| listed.note) {
             output::print(&format!("\n`surefoot train`: {note}\n"))?;
+        }
+        if args.wan {
+            output::print("\nA LoRA for Wan\n")?;
+            for need in wan::needs(&report.machine) {
+                let met = match need.met {
+                    Some(true) => "yes",
+                    Some(false) => "no",
+                    None => "?",
+                };
+                output::print(&format!("  {met:<4}{:<10} {}\n", need.what, need.text))?;
+            }
         }
     }
     Ok(outcome(&report))
