@@ -10,6 +10,7 @@ mod process;
 mod train;
 mod ui;
 mod video_small;
+mod wan;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -21,6 +22,7 @@ use placement::PlacementBench;
 pub(crate) use train::TrainBench;
 use ui::UiBench;
 use video_small::VideoSmallBench;
+use wan::WanBench;
 
 /// Measure this project against its peers, on this machine.
 #[derive(clap::Args)]
@@ -45,6 +47,8 @@ enum Benchmark {
     Ui(UiBench),
     /// The small video model and its LoRA: what their clips show, and how it moves
     VideoSmall(VideoSmallBench),
+    /// LoRAs on Wan: speed and memory against diffusers with PEFT, real sizes on a simulated device
+    Wan(WanBench),
 }
 
 impl Bench {
@@ -57,6 +61,7 @@ impl Bench {
             Benchmark::Train(bench) => bench.run(),
             Benchmark::Ui(bench) => bench.run(),
             Benchmark::VideoSmall(bench) => bench.run(),
+            Benchmark::Wan(bench) => bench.run(),
         }
     }
 }

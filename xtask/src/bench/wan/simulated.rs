@@ -1,0 +1,312 @@
+//! Models of real size on the simulated device: everything that a run allocates, and nothing that it computes.
+//!
+//! `surefoot train` runs on the libtorch of the reference environment's CUDA wheel and, below that, on `device-sim`
+//! with `DEVICE_SIM_DATA=none`: kernels do nothing and large copies move nothing, so that device memory is addresses
+//! without pages. Attention is what libtorch would choose on a GPU with its flash kernels, as with AOTriton. Weights
+//! are holes in files. What a machine with one memory has is `/proc/meminfo`'s word, which such a run sees replaced,
+//! in a namespace of its own (`unshare`). What is measured is what hip-alloc counted in tensors during the steps.
+
+use std::ffi::OsString;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use xshell::cmd;
+
+use super::super::process;
+use super::{config, make_model, steps};
+use crate::workspace;
+
+const SIZE: (u32, u32) = (832, 480);
+const GIB: u64 = 1 << 30;
+
+/// A run on a machine that does not exist.
+struct Case {
+    name: &'static str,
+    real: &'static str,
+    frames: u32,
+    /// GiB of one memory, or of the card.
+    unified: bool,
+    gib: u64,
+    settings: &'static [&'static str],
+}
+
+const SMALL: [Case; 3] = [
+    Case {
+        name: "1.3B, bf16, on a card of 16 GiB",
+        real: "1.3b",
+        frames: 81,
+        unified: false,
+        gib: 16,
+        settings: &[],
+    },
+    Case {
+        name: "two of 1.3B that change places in every step",
+        real: "pair",
+        frames: 1,
+        unified: false,
+        gib: 16,
+        settings: &["train.steps_per_expert=1"],
+    },
+    Case {
+        name: "two of 1.3B, one after the other",
+        real: "pair",
+        frames: 1,
+        unified: false,
+        gib: 16,
+        settings: &["train.steps_per_expert=4"],
+    },
+];
+
+const REAL: [Case; 3] = [
+    Case {
+        name: "A14B, bf16, both experts, one memory of 128 GiB",
+        real: "a14b",
+        frames: 81,
+        unified: true,
+        gib: 128,
+        settings: &["train.steps_per_expert=2"],
+    },
+    Case {
+        name: "I2V-A14B, bf16, both experts, one memory of 128 GiB",
+        real: "i2v-a14b",
+        frames: 81,
+        unified: true,
+        gib: 128,
+        settings: &["train.steps_per_expert=2"],
+    },
+    Case {
+        name: "A14B, NF4, all blocks streamed, a card of 24 GiB",
+        real: "a14b",
+        frames: 81,
+        unified: false,
+        gib: 24,
+        settings: &[
+            "train.experts=high",
+            "model.quantization=nf4",
+            "model.low_vram=true",
+            "train.activation_offload=true",
+        ],
+    },
+];
+
+/// What a run took.
+#[derive(Serialize)]
+pub(super) struct Fit {
+    name: &'static str,
+    frames: u32,
+    capacity: u64,
+    expected: u64,
+    measured: u64,
+    /// `expected / measured - 1`.
+    error: f64,
+    seconds_of_steps: Vec<f64>,
+}
+
+/// What matters here of a run's `summary.json`.
+#[derive(Deserialize)]
+struct Summary {
+    memory_estimate: Estimate,
+    memory_estimate_error: EstimateError,
+}
+
+#[derive(Deserialize)]
+struct Estimate {
+    peak: u64,
+}
+
+#[derive(Deserialize)]
+struct EstimateError {
+    measured: u64,
+    relative: f64,
+}
+
+/// Runs the small cases, and those of real size where `real` says so.
+pub(super) fn measure(python: &Path, real: bool) -> Result<Vec<Fit>> {
+    let machine = Simulator::build(python)?;
+    let list = if real { &REAL[..] } else { &[] };
+    let cases = SMALL.iter().chain(list);
+    cases.map(|case| machine.run(python, case)).collect()
+}
+
+/// The programs, and the environment that puts the simulator under them.
+struct Simulator {
+    trainer: PathBuf,
+    libraries: OsString,
+    preload: OsString,
+    allocator: PathBuf,
+}
+
+impl Simulator {
+    fn build(python: &Path) -> Result<Self> {
+        let shell = workspace::shell()?;
+        let cargo = workspace::cargo();
+        cmd!(
+            shell,
+            "{cargo} build --release --quiet --package device-sim --package hip-alloc --package surefoot --package surefoot-trainer"
+        )
+        .run()?;
+        let built = workspace::target(&shell)?.join("release");
+        let simulator = built.join("libdevice_sim.so");
+        let links = built.join("device-sim-links");
+        fs::create_dir_all(&links)?;
+        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
+            let link = links.join(name);
+            if !link.is_symlink() {
+                symlink(&simulator, &link)
+                    .with_context(|| format!("cannot make `{}`", link.display()))?;
+            }
+        }
+        let script = "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])";
+        let packages = PathBuf::from(cmd!(shell, "{python} -c {script}").read()?);
+        let torch = packages.join("torch/lib");
+        let mut folders = vec![links, torch.clone()];
+        for package in fs::read_dir(packages.join("nvidia"))? {
+            folders.push(package?.path().join("lib"));
+        }
+        let mut preload = OsString::from(&simulator);
+        preload.push(":");
+        preload.push(torch.join("libtorch_cuda.so"));
+        Ok(Self {
+            trainer: built.join("surefoot-trainer"),
+            libraries: env::join_paths(&folders)?,
+            preload,
+            allocator: built.join("libhip_alloc.so"),
+        })
+    }
+
+    fn run(&self, python: &Path, case: &Case) -> Result<Fit> {
+        eprintln!("{}", case.name);
+        let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
+        let folder = scratch.path();
+        let sizes = [
+            ("--real", case.real.to_owned()),
+            ("--width", SIZE.0.to_string()),
+            ("--height", SIZE.1.to_string()),
+            ("--frames", case.frames.to_string()),
+        ];
+        let sizes: Vec<String> = sizes
+            .into_iter()
+            .flat_map(|(name, value)| [name.to_owned(), value])
+            .collect();
+        make_model(python, folder, &sizes)?;
+        let path = config(folder, "gpu:0", SIZE, case.frames)?;
+        // On the CPU: what is encoded where nothing is computed may be no number.
+        let mut cache = Command::new(&self.trainer);
+        cache.arg("cache").arg(&path);
+        cache.args(["--set", "device=cpu", "--set", "train.bf16=true"]);
+        process::run(cache)?;
+        let meminfo = folder.join("meminfo");
+        fs::write(
+            &meminfo,
+            host(&fs::read_to_string("/proc/meminfo")?, case.gib),
+        )?;
+        // Their own variables: the loader of `sh` is not to find the simulator.
+        let mut command = Command::new("unshare");
+        let script = "mount --bind \"$0\" /proc/meminfo && exec env LD_LIBRARY_PATH=\"$1\" LD_PRELOAD=\"$2\" \"$3\" train \"$4\" $5";
+        let mut settings = vec!["train.max_steps=4", "train.verify=\"off\""];
+        settings.extend(case.settings);
+        let settings: Vec<String> = settings
+            .iter()
+            .map(|setting| format!("--set {setting}"))
+            .collect();
+        command
+            .args(["--map-root-user", "--mount", "sh", "-c", script])
+            .arg(&meminfo)
+            .arg(&self.libraries)
+            .arg(&self.preload)
+            .arg(&self.trainer)
+            .arg(&path)
+            .arg(settings.join(" "))
+            .env("HIP_ALLOC", "1")
+            .env("HIP_ALLOC_LIB", &self.allocator)
+            .env("DEVICE_SIM_DATA", "none")
+            // 25 GB/s to the card and back.
+            .env("DEVICE_SIM_DEVICE_TIME", "copy:10us,mib:40us");
+        let word = if case.unified { "UNIFIED" } else { "CAPACITY" };
+        command.env(format!("DEVICE_SIM_{word}"), format!("{}G", case.gib));
+        process::run(command)?;
+        let run = folder.join("runs/bench");
+        let text = fs::read_to_string(run.join("summary.json"))?;
+        let summary: Summary = serde_json::from_str(&text).context("the summary of the run")?;
+        let tokens = f64::from((case.frames - 1) / 4 + 1) * f64::from(SIZE.0 / 16 * (SIZE.1 / 16));
+        let (_, speeds) = steps::metrics(&run)?;
+        Ok(Fit {
+            name: case.name,
+            frames: case.frames,
+            capacity: case.gib * GIB,
+            expected: summary.memory_estimate.peak,
+            measured: summary.memory_estimate_error.measured,
+            error: summary.memory_estimate_error.relative,
+            seconds_of_steps: speeds.iter().map(|speed| tokens / speed).collect(),
+        })
+    }
+}
+
+/// `/proc/meminfo` of a machine with `gib` of memory, most of it free.
+fn host(text: &str, gib: u64) -> String {
+    let total = gib << 20;
+    let lines = text.lines().map(|line| match line.split_once(':') {
+        Some((name @ "MemTotal", _)) => format!("{name}: {total} kB"),
+        Some((name @ ("MemFree" | "MemAvailable"), _)) => {
+            format!("{name}: {} kB", total / 100 * 97)
+        }
+        _ => line.to_owned(),
+    });
+    lines.collect::<Vec<_>>().join("\n") + "\n"
+}
+
+pub(super) fn print(fits: &[Fit]) {
+    if fits.is_empty() {
+        return;
+    }
+    println!(
+        "\n{:<56} {:>6} {:>10} {:>10} {:>6}",
+        "on the simulated device, without data", "frames", "expected", "measured", ""
+    );
+    let gib = |bytes: u64| format!("{:.2} GiB", bytes as f64 / GIB as f64);
+    for fit in fits {
+        println!(
+            "{:<56} {:>6} {:>10} {:>10} {:>+5.1} %",
+            fit.name,
+            fit.frames,
+            gib(fit.expected),
+            gib(fit.measured),
+            100.0 * fit.error
+        );
+    }
+    let steps = |name: &str| {
+        let fit = fits.iter().find(|fit| fit.name.contains(name))?;
+        Some(
+            fit.seconds_of_steps
+                .iter()
+                .skip(1)
+                .copied()
+                .collect::<Vec<_>>(),
+        )
+    };
+    if let (Some(each), Some(none)) = (steps("in every step"), steps("one after the other")) {
+        let swap = super::super::median(&each) - super::super::median(&none);
+        println!(
+            "an expert of 2.6 GiB takes the other's place in {swap:.2} s at 25 GB/s (what a step adds to that is the \
+             device's, which is not simulated)"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::host;
+
+    #[test]
+    fn the_machine_has_what_is_said() {
+        let text = host("MemTotal: 1 kB\nMemFree: 1 kB\nBuffers: 7 kB\n", 128);
+        assert_eq!(
+            text,
+            "MemTotal: 134217728 kB\nMemFree: 130191169 kB\nBuffers: 7 kB\n"
+        );
+    }
+}
