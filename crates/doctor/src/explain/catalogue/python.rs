@@ -85,8 +85,11 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"libbitsandbytes_(?:cuda\w*|cpu)\.(?:so|dll)\S*:? (?:cannot open|not found)",
             r"(?i)Could not find the bitsandbytes (?:CUDA|ROCm|HIP) binary",
             r"(?i)libbitsandbytes_hip\w*\.so",
+            r"CUDA[ _]SETUP: (?:WARNING|Loading binary \S*libbitsandbytes_cpu)",
+            r"WARNING: No libcudart\.so found! Install CUDA",
         ],
 
+        covers: &["cuda-library-missing"],
         unless: &[r"libbitsandbytes_rocm\d+"],
         cause: "bitsandbytes has no library for this torch: it is the build for CUDA or for the CPU, or its library was never built; it looks for the CPU's when torch is not a ROCm build (any more).",
         fix: &[
