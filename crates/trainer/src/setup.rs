@@ -7,6 +7,7 @@ use models::wan::model::WanModel;
 use placement::plan::Memory;
 use placement::torch_transport::TransportOptions;
 use placement::{Bytes, Placer, Verify};
+use serde::Serialize;
 use tch::Device;
 use torch_ext::allocator::Stats;
 
@@ -22,9 +23,9 @@ use crate::optim::AdamW;
 use crate::summary::{Environment, MemorySummary};
 use crate::task::causal_lm::CausalLm;
 use crate::task::fine_tune::FineTune;
-use crate::task::wan::WanVideo;
+use crate::task::wan::{WanVideo, show_media};
 use crate::task::{ShownData, Task};
-use crate::video;
+use crate::video::{self, ShownMedia};
 use crate::{Error, device, ranks};
 
 /// The machine as this run uses it.
@@ -211,31 +212,42 @@ pub(crate) fn task(
     Ok(Box::new(CausalLm::from_scratch(config, data, placer)?))
 }
 
+/// What a config trains on, for people to look at.
+#[derive(Debug, Clone, Serialize)]
+#[serde(untagged)]
+pub enum Shown {
+    /// Rows of text.
+    Rows(ShownData),
+    /// Pictures and videos.
+    Media(ShownMedia),
+}
+
 /// The first `count` rows of the training data of `config`, as text, in the order in which a run would
-/// see them. No weights are loaded.
+/// see them, or the first media, in the order of their names. No weights are loaded.
 ///
 /// # Errors
-/// What a run would end with before it loads its model; for videos, which are no text.
-pub fn show_data(
-    config: &Config,
-    count: u64,
-    observer: &mut dyn Observer,
-) -> Result<ShownData, Error> {
+/// What a run would end with before it loads its model.
+pub fn show_data(config: &Config, count: u64, observer: &mut dyn Observer) -> Result<Shown, Error> {
     if config.is_video() {
-        return Err(Error::Data(
-            "`--show-data` shows text, and this config trains on videos and images: `surefoot cache \
-             CONFIG` tells which clips are cut from them"
-                .into(),
-        ));
+        observer.preparing("looking at the media");
+        // The parts of a model from nothing are made of captions, which may be what is to be mended.
+        let path = match config.model.name_or_path {
+            Some(_) => Some(video_model(config, observer)?),
+            None => None,
+        };
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        let media = show_media(config, path.as_deref(), count)?;
+        return Ok(Shown::Media(media));
     }
     if let Some(name) = &config.model.name_or_path {
-        return FineTune::show_data(config, name, count, observer);
+        let rows = FineTune::show_data(config, name, count, observer)?;
+        return Ok(Shown::Rows(rows));
     }
     observer.preparing("reading and tokenising the text");
     let data = TextData::load(&config.data, config.seed, &|path, format| {
         texts(path, format, &config.data.columns)
     })?;
-    CausalLm::show_data(config, &data, count)
+    Ok(Shown::Rows(CausalLm::show_data(config, &data, count)?))
 }
 
 /// The folder of the video model that `config` trains; from nothing, of the parts beside its transformer,

@@ -17,12 +17,15 @@ pub(crate) mod ffmpeg;
 pub(crate) mod frames;
 mod fresh;
 mod media;
+mod shown;
 mod trained;
 
 pub(crate) use density::Density;
 pub(crate) use encode::{Clip, VideoData};
-pub(crate) use fresh::fresh_parts;
+pub(crate) use fresh::{fresh_parts, fresh_step};
 pub(crate) use media::Source;
+pub(crate) use shown::shown_media;
+pub use shown::{ShownMedia, ShownMedium};
 pub(crate) use trained::{TrainedPart, boundary, trained_parts};
 
 use std::path::PathBuf;

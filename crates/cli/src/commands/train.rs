@@ -16,7 +16,7 @@ use trainer::config::ConfigError;
 use trainer::text::thousands;
 use trainer::{
     Allocator, Best, Config, Ending, Evaluation, Metrics, Observer, OomRetry, Rollback, Sample,
-    SkippedStep, Start, Stop, Summary,
+    Shown, SkippedStep, Start, Stop, Summary,
 };
 
 use super::model_options::failure;
@@ -63,8 +63,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     nproc: Option<u32>,
 
-    /// Print so many rows of the training data as the model sees them, what it learns marked, and train
-    /// nothing
+    /// Print so many rows of the training data as the model sees them, what it learns marked, or so many
+    /// pictures and videos with size, clips and caption, and train nothing
     #[arg(
         long,
         value_name = "N",
@@ -131,7 +131,10 @@ fn show_data(config: &Config, count: u64, json: bool) -> Result<Outcome, Failure
     let shown = result?;
     let text = match json {
         true => serde_json::to_string_pretty(&shown)? + "\n",
-        false => train_data::shown(&shown, output::wants_colour(&std::io::stdout())),
+        false => match &shown {
+            Shown::Rows(rows) => train_data::shown(rows, output::wants_colour(&std::io::stdout())),
+            Shown::Media(media) => train_data::media(media),
+        },
     };
     output::print(&text)?;
     Ok(Outcome::Fine)

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anstyle::{AnsiColor, Style};
 use trainer::text::thousands;
-use trainer::{Piece, ShownData, ShownExample};
+use trainer::{Piece, ShownData, ShownExample, ShownMedia};
 
 /// The rows as people read them: what is learned is green, or between `[[` and `]]` without colour.
 pub(crate) fn shown(data: &ShownData, colour: bool) -> String {
@@ -46,6 +46,44 @@ pub(crate) fn shown(data: &ShownData, colour: bool) -> String {
         }
     }
     text.push('\n');
+    text
+}
+
+/// Pictures and videos: what each is trained as, and its caption.
+pub(crate) fn media(shown: &ShownMedia) -> String {
+    let mut text = format!(
+        "{}: {} pictures and videos\n",
+        visible(&shown.folder.display().to_string()),
+        thousands(shown.count as u64)
+    );
+    for medium in &shown.media {
+        let _ = write!(text, "\n{}", visible(&medium.file.display().to_string()));
+        if let Some((width, height)) = medium.size {
+            let _ = write!(text, ": {width} × {height}");
+        }
+        if let Some((width, height)) = medium.bucket {
+            let _ = write!(text, ", trained at {width} × {height}");
+        }
+        if let (Some(frames), false) = (medium.frames, medium.clips.is_empty()) {
+            let clips = medium.clips.iter();
+            let clips: Vec<_> = clips
+                .map(|(from, count)| format!("{from}+{count}"))
+                .collect();
+            let _ = write!(
+                text,
+                ", {frames} frames at {} a second, clips {}",
+                shown.fps,
+                clips.join(" ")
+            );
+        }
+        text.push('\n');
+        for line in medium.caption.iter().flat_map(|caption| caption.lines()) {
+            let _ = writeln!(text, "  │ {}", visible(line));
+        }
+        if let Some(problem) = &medium.problem {
+            let _ = writeln!(text, "  ✕ {}", visible(problem));
+        }
+    }
     text
 }
 

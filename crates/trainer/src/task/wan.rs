@@ -41,7 +41,7 @@ use crate::estimate::Footprint;
 use crate::events::{Evaluation, Sample};
 use crate::observer::Observer;
 use crate::text::thousands;
-use crate::video::{Encoded, VideoData, trained_parts};
+use crate::video::{Encoded, ShownMedia, VideoData, fresh_step, shown_media, trained_parts};
 
 /// Steps in a row of each of two experts, where the config says nothing.
 const STEPS_PER_EXPERT: u64 = 10;
@@ -287,6 +287,22 @@ impl WanVideo {
     fn measured(&self, limit: Option<u64>) -> (Vec<u64>, bool) {
         super::blocks::spread(self.data.held_out.len() as u64, limit)
     }
+}
+
+/// The media that a run would learn from, on the model in `path` or on one from nothing; no weights are loaded.
+pub(crate) fn show_media(
+    config: &Config,
+    path: Option<&Path>,
+    count: usize,
+) -> Result<ShownMedia, Error> {
+    let media = crate::data::text_path(&config.data)?;
+    let Some(path) = path else {
+        return shown_media(config, &media, fresh_step(config), false, count);
+    };
+    let model = WanModel::open(path, &config.model.parts())?;
+    let patch = shape(config, &model)?.patch_size[1];
+    let step = (model.autoencoder.scale_factor_spatial * patch) as u32;
+    shown_media(config, &media, step, model.expand_timesteps, count)
 }
 
 /// Encodes what a run on the model in `path` would learn from, and nothing else.

@@ -35,6 +35,12 @@ struct Medium {
     size: Size,
 }
 
+/// Pixels along one side of a token of such a model.
+pub(crate) fn fresh_step(config: &Config) -> u32 {
+    let factor = config.model.scale_factor_spatial.unwrap_or(SCALE_FACTOR);
+    factor * PATCH
+}
+
 /// The folder of the parts that `config` asks for.
 ///
 /// # Errors

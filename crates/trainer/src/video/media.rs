@@ -85,12 +85,50 @@ pub(crate) struct Item {
     pub(crate) caption: String,
 }
 
+/// A medium with its caption, or with what is wrong with that.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    /// Where its frames come from.
+    pub(crate) source: Source,
+    /// The file of its caption, which may not be there yet; unset where a line of JSON has it.
+    pub(crate) caption_file: Option<PathBuf>,
+    /// The caption as it is written, without the trigger word.
+    pub(crate) caption: Result<String, String>,
+}
+
 /// All media in a folder or named in a file of JSON lines, in the order of their names or lines.
 ///
 /// # Errors
 /// Everything that is wrong with them at once.
 pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error> {
-    let mut items = match (path.is_dir(), ending(path).as_str()) {
+    let found = find(path, config)?;
+    let (mut items, mut wrong) = (Vec::new(), Complaints::default());
+    for Found {
+        source, caption, ..
+    } in found
+    {
+        match caption {
+            Ok(caption) => items.push(Item {
+                source,
+                caption: with_trigger(&caption, config.trigger_word.as_deref()),
+            }),
+            Err(complaint) => wrong.add(complaint),
+        }
+    }
+    wrong.refuse(&format!(
+        "captions in `{}` (an empty file is an empty caption; with `data.trigger_word`, what has none \
+         gets that word)",
+        path.display()
+    ))?;
+    Ok(items)
+}
+
+/// The same, those included whose caption is missing or no text.
+///
+/// # Errors
+/// When the folder or file cannot be read, a line names no medium, or there is none at all.
+pub(crate) fn find(path: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
+    let found = match (path.is_dir(), ending(path).as_str()) {
         (true, _) => in_folder(path, config)?,
         (false, "jsonl") => in_lines(path)?,
         (false, _) => {
@@ -100,7 +138,7 @@ pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error>
             )));
         }
     };
-    if items.is_empty() {
+    if found.is_empty() {
         return Err(Error::Data(format!(
             "there is no video and no image in `{}`; known are .{}, folders of pictures, and .{}",
             path.display(),
@@ -108,13 +146,10 @@ pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error>
             [&IMAGES[..], &MOVING[..]].concat().join(" ."),
         )));
     }
-    for item in &mut items {
-        item.caption = with_trigger(&item.caption, config.trigger_word.as_deref());
-    }
-    Ok(items)
+    Ok(found)
 }
 
-fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Item>, Error> {
+fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
     let extension = config.caption_extension.as_deref().unwrap_or(".txt");
     let (mut sources, mut captions, mut others) =
         (Vec::new(), BTreeMap::new(), Complaints::default());
@@ -135,7 +170,7 @@ fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Item>, Error> {
          are not used",
         folder.display()
     ));
-    let (mut items, mut wrong, mut used) = (Vec::new(), Complaints::default(), Vec::new());
+    let (mut all, mut used) = (Vec::new(), Vec::new());
     for source in sources {
         let path = source.path();
         let whole = path.file_name().unwrap_or_default().to_string_lossy();
@@ -147,39 +182,36 @@ fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Item>, Error> {
         let found = [&whole, &stem]
             .into_iter()
             .find(|name| captions.contains_key(&***name));
-        let caption = match found {
+        let (file, caption) = match found {
             Some(name) => {
                 used.push(name.to_string());
-                match read_caption(&captions[&**name]) {
-                    Ok(caption) => caption,
-                    Err(complaint) => {
-                        wrong.add(complaint);
-                        continue;
-                    }
-                }
+                let file = captions[&**name].clone();
+                let caption = read_caption(&file);
+                (file, caption)
             }
-            None if config.trigger_word.is_some() => String::new(),
             None => {
-                wrong.add(format!(
-                    "`{whole}` has no caption `{stem}{extension}` beside it"
-                ));
-                continue;
+                let caption = match config.trigger_word {
+                    Some(_) => Ok(String::new()),
+                    None => Err(format!(
+                        "`{whole}` has no caption `{stem}{extension}` beside it"
+                    )),
+                };
+                (folder.join(format!("{stem}{extension}")), caption)
             }
         };
-        items.push(Item { source, caption });
+        all.push(Found {
+            source,
+            caption_file: Some(file),
+            caption,
+        });
     }
-    wrong.refuse(&format!(
-        "captions in `{}` (an empty file is an empty caption; with `data.trigger_word`, what has none \
-         gets that word)",
-        folder.display()
-    ))?;
     let mut orphans = Complaints::default();
     for (stem, path) in captions.iter().filter(|(stem, _)| !used.contains(stem)) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         orphans.add(format!("`{name}`: no video or image is called `{stem}`"));
     }
     orphans.warn("captions without anything that they describe are not used");
-    Ok(items)
+    Ok(all)
 }
 
 /// Keys that name a file, in JSON lines of several programs.
@@ -194,7 +226,7 @@ const FILE_KEYS: [&str; 6] = [
 /// Keys that hold its caption.
 const CAPTION_KEYS: [&str; 2] = ["caption", "text"];
 
-fn in_lines(path: &Path) -> Result<Vec<Item>, Error> {
+fn in_lines(path: &Path) -> Result<Vec<Found>, Error> {
     let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
     let text = String::from_utf8(bytes)
         .map_err(|_| Error::Data(format!("`{}` is not UTF-8 text", path.display())))?;
@@ -213,7 +245,7 @@ fn in_lines(path: &Path) -> Result<Vec<Item>, Error> {
     Ok(items)
 }
 
-fn in_line(folder: &Path, line: &str) -> Result<Item, String> {
+fn in_line(folder: &Path, line: &str) -> Result<Found, String> {
     let value: Value = serde_json::from_str(line).map_err(|error| format!("no JSON: {error}"))?;
     let object = value.as_object().ok_or("no JSON object")?;
     let text = |keys: &[&str]| -> Result<Option<String>, String> {
@@ -243,7 +275,11 @@ fn in_line(folder: &Path, line: &str) -> Result<Item, String> {
     let source = Source::of(&path).map_err(|error| error.to_string())?;
     let source =
         source.ok_or_else(|| format!("`{name}` is no video, image or folder of pictures"))?;
-    Ok(Item { source, caption })
+    Ok(Found {
+        source,
+        caption_file: None,
+        caption: Ok(caption),
+    })
 }
 
 /// The caption in a file, or what is wrong with it.

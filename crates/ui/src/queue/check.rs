@@ -12,7 +12,7 @@ use super::{Queue, plain};
 use crate::runs::{Error, Process, RunName, wait_for};
 
 /// Most bytes that are read of what is printed.
-const LONGEST: u64 = 1 << 20;
+const LONGEST: u64 = 16 << 20;
 
 /// What to ask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,14 +21,18 @@ pub enum Question {
     Config,
     /// What a dry run finds.
     DryRun,
+    /// What it would train on: so many rows or media.
+    Data(u64),
 }
 
 impl Question {
-    fn arguments(self) -> &'static [&'static str] {
-        match self {
-            Self::Config => &["--check", "--json"],
-            Self::DryRun => &["--dry-run", "--json"],
-        }
+    fn arguments(self) -> Vec<String> {
+        let question = match self {
+            Self::Config => "--check".to_owned(),
+            Self::DryRun => "--dry-run".to_owned(),
+            Self::Data(count) => format!("--show-data={count}"),
+        };
+        vec![question, "--json".to_owned()]
     }
 }
 

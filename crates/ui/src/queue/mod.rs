@@ -13,6 +13,7 @@
 //! it from one that a reboot cut off.
 
 mod check;
+mod generate;
 mod job;
 mod log;
 mod store;
@@ -28,6 +29,7 @@ use serde::Serialize;
 use crate::runs::{Error, Runs, is_locked};
 
 pub use check::Question;
+pub use generate::Prompt;
 pub use job::{Ended, Job, JobId, NewJob, State, Work, name_of};
 pub use log::{LogPart, plain};
 pub use worker::{CutOff, Worked, work};

@@ -4,8 +4,9 @@
 //! nothing that stands in the folders, or is put there while they are read, leads out of them.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -39,12 +40,63 @@ impl Folder {
         }
     }
 
+    /// A regular file anywhere below this folder; every part of its path is looked at by itself.
+    pub(crate) fn file_below(&self, path: &Path) -> io::Result<File> {
+        let (folder, name) = self.way_to(path)?;
+        match &folder {
+            Some(folder) => folder.file(&name),
+            None => self.file(&name),
+        }
+    }
+
+    /// The folder that holds `path`, unless it is this one, and the last part of the path.
+    pub(crate) fn way_to(&self, path: &Path) -> io::Result<(Option<Self>, String)> {
+        let parts = path.components().map(|part| match part {
+            std::path::Component::Normal(part) => part.to_str(),
+            _ => None,
+        });
+        let mut parts: Vec<&str> = parts
+            .collect::<Option<_>>()
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        let name = parts.pop().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+        let mut folder = None::<Self>;
+        for part in parts {
+            folder = Some(folder.as_ref().unwrap_or(self).folder(part)?);
+        }
+        Ok((folder, name))
+    }
+
+    /// Puts `text` in the place of the file `name`, or makes it: whoever reads it sees the old one or the new one.
+    pub(crate) fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
+        let mode = self.file(name).and_then(|file| file.metadata());
+        let mode = mode.map_or(0o644, |metadata| metadata.mode() & 0o777);
+        let draft = format!(".{name}.{}.surefoot", std::process::id());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+        let mut file = match self.below_with(&draft, flags, Mode::from_raw_mode(mode)) {
+            Ok(file) => File::from(file),
+            Err(error) => return Err(error),
+        };
+        let written = file
+            .write_all(text)
+            .and_then(|()| file.sync_all())
+            .and_then(|()| Ok(rustix::fs::renameat(&self.0, &draft, &self.0, name)?));
+        if written.is_err() {
+            // A full disk is not to be made fuller.
+            let _ = rustix::fs::unlinkat(&self.0, &draft, rustix::fs::AtFlags::empty());
+        }
+        written
+    }
+
     fn below(&self, name: &str, flags: OFlags) -> io::Result<OwnedFd> {
+        self.below_with(name, flags | OFlags::RDONLY, Mode::empty())
+    }
+
+    fn below_with(&self, name: &str, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         if name.is_empty() || name == "." || name == ".." || name.contains(['/', '\0']) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let flags = flags | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        Ok(rustix::fs::openat(&self.0, name, flags, Mode::empty())?)
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(rustix::fs::openat(&self.0, name, flags, mode)?)
     }
 
     /// Locks the folder for as long as this is open, as the trainer does.
@@ -86,5 +138,33 @@ mod tests {
         for name in ["link", "pipe", "../a/file", "/etc/passwd", "missing"] {
             assert!(run.file(name).is_err(), "{name:?}");
         }
+        assert!(root.file_below(Path::new("a/file")).is_ok());
+        for path in [
+            "a/link",
+            "in/file",
+            "out/secret",
+            "../secret",
+            "a/../a/file",
+            "/etc/passwd",
+            "",
+            "a",
+        ] {
+            assert!(root.file_below(Path::new(path)).is_err(), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_and_nothing_else_is_left() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = Folder::open(place.path()).unwrap();
+        for text in ["one", "two"] {
+            folder.replace("a.txt", text.as_bytes()).unwrap();
+            assert_eq!(
+                std::fs::read_to_string(place.path().join("a.txt")).unwrap(),
+                text
+            );
+        }
+        assert!(folder.replace("../b.txt", b"x").is_err());
+        assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
     }
 }

@@ -181,8 +181,11 @@ pub struct Event {
 pub struct Text {
     /// What it was asked.
     pub prompt: String,
-    /// What it answered.
+    /// What it answered; of a video, its size and where it came from.
     pub text: String,
+    /// Files of what is no text, by their paths from the run's folder on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<String>,
 }
 
 /// The samples of one step.
@@ -417,21 +420,36 @@ impl Metrics {
     ) -> io::Result<Vec<SampleSet>> {
         let mut sets = Vec::new();
         let mut total = 0;
-        for (_, place, length) in self.sample_places.iter().rev().take(count) {
-            total += length;
+        for place in self.sample_places.iter().rev().take(count) {
+            total += place.2;
             if total > bytes && !sets.is_empty() {
                 break;
             }
-            let mut line = vec![0; *length];
-            file.seek(SeekFrom::Start(*place))?;
-            file.read_exact(&mut line)?;
-            if let Ok(set) = serde_json::from_slice(&line) {
-                sets.push(set);
-            }
+            sets.extend(sample_set(file, *place)?);
         }
         sets.reverse();
         Ok(sets)
     }
+
+    /// The newest set of samples of a step.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn samples_of(&self, file: &mut File, step: u64) -> io::Result<Option<SampleSet>> {
+        let place = self.sample_places.iter().rfind(|place| place.0 == step);
+        place.map_or(Ok(None), |place| sample_set(file, *place))
+    }
+}
+
+/// The set of samples whose line is at a place; nothing where the line is no such set.
+fn sample_set(
+    file: &mut File,
+    (_, place, length): (u64, u64, usize),
+) -> io::Result<Option<SampleSet>> {
+    let mut line = vec![0; length];
+    file.seek(SeekFrom::Start(place))?;
+    file.read_exact(&mut line)?;
+    Ok(serde_json::from_slice(&line).ok())
 }
 
 fn position(bytes: &[u8]) -> Option<usize> {

@@ -274,6 +274,12 @@ impl Runs {
         }
     }
 
+    /// A file below the folder of a run, by a path that the run wrote down.
+    pub(crate) fn file_below(&self, name: &RunName, path: &Path) -> Result<File, Error> {
+        let opened = self.folder(name)?.file_below(path);
+        opened.map_err(|error| Error::io("read", &self.root.join(name.as_str()).join(path), error))
+    }
+
     /// Removes a run and all it made.
     ///
     /// # Errors

@@ -9,8 +9,11 @@
 
 mod api;
 mod assets;
+mod data;
 mod error;
+mod generate;
 mod guard;
+mod media;
 mod queue;
 mod routes;
 mod stream;
@@ -42,6 +45,8 @@ pub use token::Token;
 const CONNECTIONS: usize = 128;
 /// Streams of events at once; more are refused.
 const STREAMS: usize = 48;
+/// Pictures and videos that are sent at once; more wait.
+const FILES: usize = 24;
 /// Time for the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 /// Time after which a client that takes nothing is let go.
@@ -90,6 +95,12 @@ pub struct State {
     pub(crate) dump: fn() -> String,
     metrics: Mutex<VecDeque<(RunName, Arc<Mutex<Metrics>>)>>,
     pub(crate) streams: Arc<Semaphore>,
+    /// The data sets that the page looks at.
+    pub(crate) sets: Mutex<data::Sets>,
+    /// Files that are sent, at once.
+    pub(crate) files: Semaphore,
+    /// Models that answer, at once.
+    pub(crate) generating: Arc<Semaphore>,
     /// Readings of whole files at once.
     pub(crate) scans: Semaphore,
     /// True once the server ends.
@@ -165,6 +176,9 @@ impl Server {
             dump: options.dump,
             metrics: Mutex::default(),
             streams: Arc::new(Semaphore::new(STREAMS)),
+            sets: Mutex::default(),
+            files: Semaphore::new(FILES),
+            generating: Arc::new(Semaphore::new(1)),
             scans: Semaphore::new(2),
             closing,
         };
@@ -285,5 +299,7 @@ fn service(
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_data;
 #[cfg(test)]
 mod tests_queue;

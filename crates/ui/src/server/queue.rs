@@ -31,7 +31,7 @@ const LONGEST_VALUE: usize = 4 << 10;
 /// Time for a look at a config.
 const CHECK_TIME: Duration = Duration::from_secs(30);
 /// Time for a dry run, which may load a model.
-const DRY_RUN_TIME: Duration = Duration::from_secs(600);
+pub(super) const DRY_RUN_TIME: Duration = Duration::from_secs(600);
 
 /// What starts runs, and from where.
 pub(crate) struct Launch {
@@ -74,13 +74,31 @@ pub(super) async fn list(Shared(state): Of<State>) -> Answer<Json<Value>> {
 /// What is to be trained: a config, that of a run with other values, or the rest of a run.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct Wanted {
+pub(super) struct Wanted {
     config: Option<String>,
     like: Option<String>,
     resume: Option<String>,
     name: Option<String>,
     set: BTreeMap<String, String>,
     force: bool,
+}
+
+impl Wanted {
+    /// What a request asks to look at, and nothing else of it.
+    pub(super) fn look(body: &[u8]) -> Answer<(Self, Option<u64>)> {
+        #[derive(Deserialize)]
+        struct Counted {
+            rows: Option<u64>,
+            #[serde(flatten)]
+            wanted: serde_json::Map<String, Value>,
+        }
+        let Counted { rows, wanted } = parse(body)?;
+        let wanted = serde_json::from_value(Value::Object(wanted));
+        Ok((
+            wanted.map_err(|error| bad(format!("the request's body: {error}")))?,
+            rows,
+        ))
+    }
 }
 
 fn new_job(state: &State, wanted: Wanted, is_look: bool) -> Answer<NewJob> {
@@ -176,33 +194,37 @@ pub(super) async fn add(
 }
 
 pub(super) async fn check(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
-    ask(state, body, Question::Config, CHECK_TIME).await
+    ask(&state, parse(&body)?, Question::Config, CHECK_TIME)
+        .await
+        .map(Json)
 }
 
 pub(super) async fn dry_run(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
-    ask(state, body, Question::DryRun, DRY_RUN_TIME).await
+    ask(&state, parse(&body)?, Question::DryRun, DRY_RUN_TIME)
+        .await
+        .map(Json)
 }
 
 /// Asks the trainer, one question at a time.
-async fn ask(
-    state: Arc<State>,
-    body: Bytes,
+pub(super) async fn ask(
+    state: &Arc<State>,
+    wanted: Wanted,
     question: Question,
     at_most: Duration,
-) -> Answer<Json<Value>> {
-    let wanted: Wanted = parse(&body)?;
+) -> Answer<Value> {
     let Ok(permit) = state.asking.clone().try_acquire_owned() else {
         return Err(Refusal::new(
             StatusCode::TOO_MANY_REQUESTS,
             "another config is looked at: try again in a moment",
         ));
     };
+    let state = state.clone();
     blocking(move || {
         // Whoever asked may be gone: the next still waits for this one.
         let _permit = permit;
         let job = new_job(&state, wanted, question == Question::Config)?;
         let program = &state.launch.program;
-        Ok(Json(state.queue.ask(program, &job, question, at_most)?))
+        Ok(state.queue.ask(program, &job, question, at_most)?)
     })
     .await
 }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 
-use super::{State, api, assets, queue, stream};
+use super::{State, api, assets, data, generate, media, queue, stream};
 
 /// The description of the API.
 pub const OPENAPI: &str = include_str!("../../openapi.json");
@@ -16,7 +16,7 @@ pub const OPENAPI: &str = include_str!("../../openapi.json");
 pub(super) const SCHEMA: &str = include_str!("../../schema.json");
 
 /// Method and path of every route. A test holds the description and the router against it.
-pub const ROUTES: [(&str, &str); 32] = [
+pub const ROUTES: [(&str, &str); 37] = [
     ("GET", "/"),
     ("GET", "/assets/{name}"),
     ("POST", "/api/session"),
@@ -49,6 +49,11 @@ pub const ROUTES: [(&str, &str); 32] = [
     ("GET", "/api/queue/{job}/log"),
     ("POST", "/api/check"),
     ("POST", "/api/dry-run"),
+    ("POST", "/api/data"),
+    ("GET", "/api/data/{set}/{medium}"),
+    ("PUT", "/api/data/{set}/{medium}/caption"),
+    ("POST", "/api/generate"),
+    ("GET", "/api/runs/{name}/samples/{step}/{sample}/{file}"),
 ];
 
 pub(super) fn router(state: Arc<State>) -> Router {
@@ -84,7 +89,16 @@ pub(super) fn router(state: Arc<State>) -> Router {
         .route("/api/queue/{job}/log", get(queue::job_log))
         .route("/api/check", post(queue::check))
         .route("/api/dry-run", post(queue::dry_run))
+        .route("/api/data", post(data::look))
+        .route("/api/data/{set}/{medium}/caption", put(data::caption))
+        .layer(CompressionLayer::new())
+        // What comes in pieces, or is compressed already.
+        .route("/api/data/{set}/{medium}", get(data::file))
+        .route(
+            "/api/runs/{name}/samples/{step}/{sample}/{file}",
+            get(media::sample),
+        )
+        .route("/api/generate", post(generate::generate))
         .with_state(state)
         .layer(CatchPanicLayer::new())
-        .layer(CompressionLayer::new())
 }

@@ -64,6 +64,9 @@ impl Place {
             dump: || "a machine".to_owned(),
             metrics: Mutex::default(),
             streams: Arc::new(Semaphore::new(2)),
+            sets: Mutex::default(),
+            files: Semaphore::new(4),
+            generating: Arc::new(Semaphore::new(1)),
             scans: Semaphore::new(2),
             closing,
         };
@@ -174,6 +177,15 @@ fn expected(method: &str, path: &str, attack: Attack) -> Option<u16> {
     }
 }
 
+/// A path of the table with something in its places.
+fn actual(path: &str) -> String {
+    let mut path = path.replace("{name}", "a");
+    for place in ["{job}", "{set}", "{medium}", "{step}", "{sample}", "{file}"] {
+        path = path.replace(place, "1");
+    }
+    path
+}
+
 /// The table: all routes, and some that are none, by all methods, with everything that can be wrong.
 #[tokio::test]
 async fn nobody_gets_in_by_any_route_or_method() {
@@ -192,7 +204,7 @@ async fn nobody_gets_in_by_any_route_or_method() {
     ]);
     let mut cases = 0;
     for path in paths {
-        let path = path.replace("{name}", "a").replace("{job}", "1");
+        let path = actual(path);
         for method in methods {
             // It would be gone for the others.
             if (method, &*path) == ("DELETE", "/api/runs/a") {
@@ -528,10 +540,7 @@ async fn the_description_lists_the_routes_and_the_router_has_them() {
         ] {
             let place = Place::new();
             let asset = "/assets/missing.js";
-            let actual = path
-                .replace("/assets/{name}", asset)
-                .replace("{name}", "a")
-                .replace("{job}", "1");
+            let actual = actual(&path.replace("/assets/{name}", asset));
             let status = place
                 .answer(place.request(method.as_str(), &actual))
                 .await

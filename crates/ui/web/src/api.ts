@@ -83,7 +83,7 @@ export interface Metrics {
 
 export interface SampleSet {
   step: number;
-  samples: { prompt: string; text: string }[];
+  samples: { prompt: string; text: string; files?: string[] }[];
 }
 
 export interface Samples {
@@ -232,6 +232,25 @@ export async function send<T>(method: string, path: string, body?: unknown): Pro
   }
   const response = await request(path, init);
   return response.status === 204 ? null : ((await response.json()) as T);
+}
+
+/** Sends, and gives each line of the answer as it comes. */
+export async function sendForStream(path: string, body: unknown, signal: AbortSignal, onLine: (line: string) => void) {
+  const response = await request(path, {
+    method: "POST",
+    body: JSON.stringify(body),
+    headers: { "content-type": "application/json" },
+    signal,
+  });
+  const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop()!;
+    for (const line of lines) onLine(line);
+  }
 }
 
 export const runPath = (name: string, rest = "") => `/api/runs/${encodeURIComponent(name)}${rest}`;

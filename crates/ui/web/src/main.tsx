@@ -57,6 +57,7 @@ function later<P extends object>(load: () => Promise<ComponentType<P>>): Compone
   };
 }
 
+const DataView = later(() => import("./views/data").then((module) => module.DataView));
 const NewView = later(() => import("./views/new").then((module) => module.NewView));
 
 function View() {
@@ -70,6 +71,8 @@ function View() {
   if (hash === "#/queue") return <QueueView />;
   const like = /^#\/new(?:\?like=([^&]+))?$/.exec(hash);
   if (like) return <NewView key={hash} like={like[1] === undefined ? null : decoded(like[1])} />;
+  const data = /^#\/data\?like=([^&]+)$/.exec(hash);
+  if (data) return <DataView key={hash} like={decoded(data[1]!)} />;
   if (hash === "#/doctor") return <DoctorView />;
   return <RunsView />;
 }

@@ -32,11 +32,16 @@ export async function serious(page) {
     .map((violation) => `${violation.id}: ${violation.nodes.map((node) => node.html).join(" ")}`);
 }
 
-/** A picture for the handbook, where some are asked for. */
-export async function picture(page, name, what = page.locator("main")) {
+/** A picture for the handbook, where some are asked for: of a part of the page, at most so high. */
+export async function picture(page, name, what = page.locator("main"), height = Infinity) {
   if (!pictures) return;
   await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
-  await what.screenshot({ path: join(pictures, `ui-${name}.png`) });
+  const clip = await what.evaluate((element) => {
+    const { left, top, width, height } = element.getBoundingClientRect();
+    return { x: left + scrollX, y: top + scrollY, width, height };
+  });
+  clip.height = Math.min(clip.height, height);
+  await page.screenshot({ path: join(pictures, `ui-${name}.png`), fullPage: true, clip });
 }
 
 /** How many pixels a page is wider than its window. */

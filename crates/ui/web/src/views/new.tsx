@@ -3,6 +3,7 @@ import { useEffect, useState } from "preact/hooks";
 import { read, Refused, runPath, send, type Asked, type ConfigProblem, type Detail, type DryRun, type NewJob } from "../api";
 import { duration, whole } from "../format";
 import { Section } from "../widgets";
+import { DataPart } from "./data";
 import { Editor } from "./editor";
 import { MemoryPart } from "./memory";
 
@@ -42,6 +43,7 @@ export function NewView({ like }: { like: string | null }) {
   const [problems, setProblems] = useState<ConfigProblem[] | null>(null);
   const [refused, setRefused] = useState<string | null>(null);
   const [looking, setLooking] = useState(false);
+  const [data, setData] = useState<NewJob | null>(null);
   const [found, setFound] = useState<DryRun | null>(null);
   const [place, setPlace] = useState<{ line: number; column: number } | null>(null);
   const job = (): NewJob => ({
@@ -173,11 +175,15 @@ export function NewView({ like }: { like: string | null }) {
         <button type="button" disabled={wrong || looking} onClick={dryRun}>
           {looking ? "Looking …" : "Dry run"}
         </button>
+        <button type="button" disabled={wrong} onClick={() => setData(job())}>
+          Look at the data
+        </button>
         <button type="button" disabled={wrong} onClick={add}>
           Add to the queue
         </button>
       </div>
       {found && <Found found={found} />}
+      {data && <DataPart key={JSON.stringify(data)} job={data} />}
     </main>
   );
 }

@@ -6,6 +6,7 @@ import { bytes, duration, number, whole } from "../format";
 import { saw } from "../notify";
 import { follow, keep, type Kept } from "../series";
 import { Badge, Confirm, Copy, Figure, Problem, Progress, Section } from "../widgets";
+import { AskPart } from "./ask";
 import { Gpus } from "./gpus";
 import { Log } from "./log";
 import { SamplesPart } from "./samples";
@@ -239,6 +240,9 @@ export function RunView({ name }: { name: string }) {
               </button>
             </>
           )}
+          <a class="button" href={`#/data?like=${encodeURIComponent(name)}`}>
+            Data
+          </a>
           <a class="button" href={`#/new?like=${encodeURIComponent(name)}`}>
             Duplicate
           </a>
@@ -355,7 +359,7 @@ export function RunView({ name }: { name: string }) {
       )}
       {running && <Gpus />}
       {detail.state === "failed" && <Why name={name} />}
-      {samples && <SamplesPart samples={samples} />}
+      {samples && <SamplesPart run={name} samples={samples} />}
       {(kept.events.length > 0 || kept.unreadable > 0) && (
         <Section title="Events">
           {kept.unreadable > 0 && (
@@ -375,6 +379,7 @@ export function RunView({ name }: { name: string }) {
           </ul>
         </Section>
       )}
+      {!running && !/\n {2}resolution: (?!null)/.test(detail.config) && <AskPart run={name} adapter={detail.config.includes("\nadapter:\n")} />}
       <Log path={runPath(name, "/log")} live={running} />
       <details>
         <summary>Config</summary>

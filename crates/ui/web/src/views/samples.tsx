@@ -1,9 +1,12 @@
 // Samples over the steps: a prompt at a time, two steps beside each other.
 import { useState } from "preact/hooks";
-import type { Samples } from "../api";
+import { runPath, type Samples } from "../api";
 import { Section } from "../widgets";
 
-export function SamplesPart({ samples }: { samples: Samples }) {
+/** Whether somebody asked for pages without movement. */
+const STILL = matchMedia("(prefers-reduced-motion: reduce)").matches;
+
+export function SamplesPart({ run, samples }: { run: string; samples: Samples }) {
   const prompts = [...new Set(samples.sets.flatMap((set) => set.samples.map((sample) => sample.prompt)))];
   const [prompt, setPrompt] = useState<string | null>(null);
   const [left, setLeft] = useState<number | null>(null);
@@ -13,8 +16,11 @@ export function SamplesPart({ samples }: { samples: Samples }) {
   const steps = samples.sets.map((set) => set.step);
   const first = left !== null && steps.includes(left) ? left : steps[0]!;
   const last = right !== null && steps.includes(right) ? right : steps.at(-1)!;
-  const text = (step: number) =>
-    samples.sets.findLast((set) => set.step === step)?.samples.find((sample) => sample.prompt === chosen)?.text;
+  const of = (step: number) => {
+    const made = samples.sets.findLast((set) => set.step === step)?.samples ?? [];
+    const place = made.findIndex((sample) => sample.prompt === chosen);
+    return { place, sample: made[place] };
+  };
   const side = (label: string, step: number, set: (step: number) => void) => (
     <div class="sample">
       <label>
@@ -27,7 +33,8 @@ export function SamplesPart({ samples }: { samples: Samples }) {
           ))}
         </select>
       </label>
-      <pre tabIndex={0}>{text(step) ?? "This prompt was not asked at that step."}</pre>
+      <Files run={run} step={step} place={of(step).place} files={of(step).sample?.files ?? []} prompt={chosen} />
+      <pre tabIndex={0}>{of(step).sample?.text ?? "This prompt was not asked at that step."}</pre>
     </div>
   );
   return (
@@ -43,12 +50,36 @@ export function SamplesPart({ samples }: { samples: Samples }) {
         </select>
       </label>
       <div class="pair">
-        {side("Text", first, setLeft)}
+        {side("Sample", first, setLeft)}
         {side("And", last, setRight)}
       </div>
       {samples.steps.length > samples.sets.length && (
         <p class="note">The newest {samples.sets.length} of {samples.steps.length} are here; samples.txt has all.</p>
       )}
     </Section>
+  );
+}
+
+/** Pictures and videos of a sample; a sheet of frames stands behind what moves. */
+function Files({ run, step, place, files, prompt }: { run: string; step: number; place: number; files: string[]; prompt: string }) {
+  return (
+    <>
+      {files.map((file, number) => {
+        const path = runPath(run, `/samples/${step}/${place}/${number}`);
+        const label = `${prompt}, step ${step}`;
+        if (/\.(mp4|webm|mov|m4v)$/i.test(file)) {
+          return <video key={path} src={path} controls muted loop autoPlay={!STILL} playsInline preload="metadata" aria-label={label} />;
+        }
+        if (!/\.(png|jpe?g|gif|webp|bmp)$/i.test(file)) return <code key={path}>{file}</code>;
+        const picture = <img src={path} loading="lazy" alt={label} />;
+        if (number === 0) return <span key={path}>{picture}</span>;
+        return (
+          <details key={path}>
+            <summary>Frames</summary>
+            {picture}
+          </details>
+        );
+      })}
+    </>
   );
 }

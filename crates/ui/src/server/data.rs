@@ -1,0 +1,239 @@
+//! What a config would train on: rows of text, or pictures and videos with captions that can be changed.
+//!
+//! Paths never come from the network. The trainer, which knows what a config names and where it may lead, says
+//! which files there are; the page names them by their places in that list.
+
+use std::collections::VecDeque;
+use std::io::{self, Read as _};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Path, State as Shared};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::api::{bad, blocking, parse};
+use super::error::Refusal;
+use super::queue::{DRY_RUN_TIME, Wanted, ask};
+use super::{State, lock, media};
+use crate::queue::Question;
+use crate::runs::Folder;
+
+type Answer<T> = Result<T, Refusal>;
+type Of<T> = Shared<Arc<T>>;
+
+/// Rows or media that are shown, unless more are asked for, and at most.
+const ROWS: u64 = 20;
+const MOST_ROWS: u64 = 1000;
+/// Data sets that are kept.
+const KEPT: usize = 8;
+/// Longest caption, in bytes.
+const LONGEST_CAPTION: usize = 64 << 10;
+
+/// The data sets that were looked at last, by number.
+#[derive(Default)]
+pub(crate) struct Sets {
+    next: u64,
+    sets: VecDeque<(u64, Arc<Set>)>,
+}
+
+/// Media that the trainer named.
+pub(crate) struct Set {
+    folder: PathBuf,
+    media: Vec<Medium>,
+    /// Whether captions may be changed: where configs from the page may lead to.
+    is_writable: bool,
+    /// Held while a caption is changed.
+    changing: Mutex<()>,
+}
+
+#[derive(Deserialize)]
+struct Medium {
+    file: PathBuf,
+    #[serde(default)]
+    frame_files: Vec<PathBuf>,
+    caption_file: Option<PathBuf>,
+}
+
+/// What a config would train on.
+pub(super) async fn look(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
+    let (wanted, rows) = Wanted::look(&body)?;
+    let question = Question::Data(rows.unwrap_or(ROWS).clamp(1, MOST_ROWS));
+    let mut answer = ask(&state, wanted, question, DRY_RUN_TIME).await?;
+    let found = answer["found"].take();
+    answer["found"] = match found {
+        Value::Object(mut found) if found.contains_key("media") => {
+            let set = Set::new(&state, &found)?;
+            found.insert("editable".into(), set.is_writable.into());
+            let mut sets = lock(&state.sets);
+            sets.next += 1;
+            let number = sets.next;
+            sets.sets.push_front((number, Arc::new(set)));
+            sets.sets.truncate(KEPT);
+            found.insert("set".into(), number.into());
+            json!({ "media": found })
+        }
+        Value::Object(mut found) => {
+            without_ids(&mut found);
+            json!({ "text": found })
+        }
+        other => other,
+    };
+    Ok(Json(answer))
+}
+
+/// The numbers of tokens, which nobody looks at here, are most of an answer.
+fn without_ids(found: &mut serde_json::Map<String, Value>) {
+    let below = |value: &mut Value, key: &str| -> Vec<Value> {
+        value[key]
+            .as_array_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    };
+    let Some(rows) = found.get_mut("rows").and_then(Value::as_array_mut) else {
+        return;
+    };
+    for row in rows {
+        let mut examples = below(row, "examples");
+        for example in &mut examples {
+            let mut pieces = below(example, "pieces");
+            for piece in pieces.iter_mut().filter_map(Value::as_object_mut) {
+                piece.remove("ids");
+            }
+            example["pieces"] = pieces.into();
+        }
+        row["examples"] = examples.into();
+    }
+}
+
+impl Set {
+    fn new(state: &State, found: &serde_json::Map<String, Value>) -> Answer<Self> {
+        let strange = |_| {
+            let text =
+                "the trainer gave an answer that this version of `surefoot ui` does not know";
+            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, text)
+        };
+        let media = found.get("media").cloned().unwrap_or_default();
+        let media: Vec<Medium> = serde_json::from_value(media).map_err(strange)?;
+        let folder = found.get("folder").cloned().unwrap_or_default();
+        let folder: PathBuf = serde_json::from_value(folder).map_err(strange)?;
+        let real = folder.canonicalize()?;
+        let mut allowed = state.launch.allowed.iter();
+        let is_writable = allowed.any(|allowed| {
+            allowed
+                .canonicalize()
+                .is_ok_and(|allowed| real.starts_with(allowed))
+        });
+        Ok(Self {
+            folder,
+            media,
+            is_writable,
+            changing: Mutex::default(),
+        })
+    }
+}
+
+/// A medium of a data set that was looked at.
+fn medium(state: &State, set: &str, medium: &str) -> Answer<(Arc<Set>, usize)> {
+    let missing = || {
+        Refusal::new(
+            StatusCode::NOT_FOUND,
+            "look at the data again: these are not known any more",
+        )
+    };
+    let number: u64 = set.parse().map_err(|_| missing())?;
+    let place: usize = medium.parse().map_err(|_| missing())?;
+    let sets = lock(&state.sets);
+    let found = sets.sets.iter().find(|(known, _)| *known == number);
+    let found = found.map(|(_, set)| set.clone()).ok_or_else(missing)?;
+    match place < found.media.len() {
+        true => Ok((found, place)),
+        false => Err(missing()),
+    }
+}
+
+/// A picture or a video; of a folder of frames, its first.
+pub(super) async fn file(
+    Shared(state): Of<State>,
+    Path((set, place)): Path<(String, String)>,
+    headers: HeaderMap,
+) -> Answer<Response> {
+    let (set, place) = medium(&state, &set, &place)?;
+    let medium = &set.media[place];
+    let path = medium.frame_files.first().unwrap_or(&medium.file).clone();
+    let name = path.to_string_lossy().into_owned();
+    let opened = blocking(move || {
+        let opened = Folder::open(&set.folder).and_then(|folder| folder.file_below(&path));
+        opened.map_err(|error| {
+            Refusal::new(StatusCode::NOT_FOUND, format!("it cannot be read: {error}"))
+        })
+    })
+    .await?;
+    media::send(state, opened, &name, &headers).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Caption {
+    text: String,
+    /// What it was when it was read; unset where there was none.
+    before: Option<String>,
+}
+
+/// Changes a caption, unless somebody else has.
+pub(super) async fn caption(
+    Shared(state): Of<State>,
+    Path((set, place)): Path<(String, String)>,
+    body: Bytes,
+) -> Answer<StatusCode> {
+    let Caption { text, before } = parse(&body)?;
+    if text.len() > LONGEST_CAPTION || text.contains(['\0', '\u{fffd}']) {
+        return Err(bad("a caption is a text of at most 64 KiB"));
+    }
+    let (set, place) = medium(&state, &set, &place)?;
+    blocking(move || {
+        let refused = |text: &str| Refusal::new(StatusCode::CONFLICT, text);
+        let Some(path) = set.media[place].caption_file.clone() else {
+            return Err(refused("this caption stands in a file of JSON lines: change it there"));
+        };
+        if !set.is_writable {
+            return Err(refused(
+                "captions are changed in the folder that `surefoot ui` was started in, that of the runs, and \
+                 those that `--data` names",
+            ));
+        }
+        let _changing = lock(&set.changing);
+        let (folder, name) = Folder::open(&set.folder)
+            .and_then(|root| Ok((root.way_to(&path)?, root)))
+            .map(|((folder, name), root)| (folder.unwrap_or(root), name))?;
+        // Two servers may have the folder.
+        folder
+            .try_lock()
+            .map_err(|_| refused("another program changes the folder: try again"))?;
+        let now = match folder.file(&name) {
+            Ok(file) => {
+                let mut bytes = Vec::new();
+                file.take(LONGEST_CAPTION as u64 + 1).read_to_end(&mut bytes)?;
+                let now = String::from_utf8(bytes).map_err(|_| refused("what stands there is no text"))?;
+                now.trim_start_matches('\u{feff}').trim().to_owned()
+            }
+            // No caption, and an empty one.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(refused(&format!("it cannot be changed: {error}"))),
+        };
+        if now != before.unwrap_or_default() {
+            return Err(refused("the caption has changed meanwhile: look at the data again"));
+        }
+        folder
+            .replace(&name, format!("{}\n", text.trim()).as_bytes())
+            .map_err(|error| {
+                Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, format!("cannot write the caption: {error}"))
+            })?;
+        Ok(StatusCode::NO_CONTENT)
+    })
+    .await
+}

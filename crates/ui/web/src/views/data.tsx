@@ -1,0 +1,264 @@
+// What a config would train on: rows of text with what is learned marked, or pictures and videos with captions.
+import { useEffect, useState } from "preact/hooks";
+import { read, Refused, runPath, send, type Asked, type Detail, type NewJob } from "../api";
+import { whole } from "../format";
+import { Problem, Section } from "../widgets";
+
+interface Piece {
+  text: string;
+  learned: boolean;
+}
+
+interface Rows {
+  data: string;
+  rows: { tokens: number; learned: number; examples: { tokens_before: number; tokens_after: number; pieces: Piece[] }[] }[];
+  rows_in_epoch: number;
+  whole_examples: boolean;
+  truncated: number;
+  left_out: number;
+}
+
+interface Medium {
+  file: string;
+  kind: "image" | "moving" | "video" | "frames";
+  caption_file: string | null;
+  caption: string | null;
+  problem: string | null;
+  size: [number, number] | null;
+  frames: number | null;
+  bucket: [number, number] | null;
+  clips: [number, number][];
+}
+
+interface Media {
+  set: number;
+  folder: string;
+  editable: boolean;
+  fps: number;
+  trigger_word: string | null;
+  count: number;
+  media: Medium[];
+}
+
+type Found = { text?: Rows; media?: Media };
+
+/** Media on a page of the list. */
+const PAGE = 24;
+
+export function DataPart({ job }: { job: NewJob }) {
+  const [rows, setRows] = useState(20);
+  const [found, setFound] = useState<Found | null>(null);
+  const [problem, setProblem] = useState<string | null>(null);
+  const text = JSON.stringify({ ...job, rows });
+  useEffect(() => {
+    let ended = false;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const look = async () => {
+      try {
+        const asked = await send<Asked<Found>>("POST", "/api/data", JSON.parse(text));
+        if (ended) return;
+        setFound(asked?.found ?? null);
+        setProblem(asked?.error ?? null);
+      } catch (error) {
+        if (ended) return;
+        if (error instanceof Refused && error.status === 429) timer = setTimeout(look, 500);
+        else setProblem((error as Error).message);
+      }
+    };
+    void look();
+    return () => {
+      ended = true;
+      clearTimeout(timer);
+    };
+  }, [text]);
+  return (
+    <Section title="Data">
+      {problem && (
+        <pre class="problem" role="alert" tabIndex={0}>
+          {problem}
+        </pre>
+      )}
+      {!found && !problem && (
+        <p class="note" role="status">
+          Looking at the data …
+        </p>
+      )}
+      {found?.text && <Texts rows={found.text} onMore={rows < 1000 ? () => setRows(Math.min(1000, rows * 5)) : null} />}
+      {found?.media && <Pictures media={found.media} onMore={rows < 1000 ? () => setRows(1000) : null} />}
+    </Section>
+  );
+}
+
+function Texts({ rows, onMore }: { rows: Rows; onMore: (() => void) | null }) {
+  return (
+    <>
+      <p>{rows.data}</p>
+      <p class="note">
+        {rows.rows.length} of {whole(rows.rows_in_epoch)} rows, in the order of training. What the model learns to say is{" "}
+        <mark class="learned">marked like this</mark>.
+        {rows.truncated > 0 && ` ${whole(rows.truncated)} examples are longer than data.block_size and end there.`}
+        {rows.left_out > 0 && ` ${whole(rows.left_out)} are left out, since nothing of them would be learned.`}
+      </p>
+      <ol class="rows">
+        {rows.rows.map((row, index) => (
+          <li key={index}>
+            <p class="note">
+              row {index + 1}: {whole(row.tokens)} tokens, {whole(row.learned)} of them learned
+              {row.examples.length > 1 && `, ${row.examples.length} examples`}
+            </p>
+            {row.examples.map((example, place) => (
+              <pre key={place} tabIndex={0} aria-label={`Row ${index + 1}`}>
+                {example.tokens_before > 0 && <i>… ({whole(example.tokens_before)} tokens before) </i>}
+                {example.pieces.map((piece, number) => (piece.learned ? <mark class="learned" key={number}>{piece.text}</mark> : <span key={number}>{piece.text}</span>))}
+                {example.tokens_after > 0 && (
+                  <i>
+                    {" "}
+                    … ({whole(example.tokens_after)} tokens {rows.whole_examples ? "are cut off" : "behind, in other rows"})
+                  </i>
+                )}
+              </pre>
+            ))}
+          </li>
+        ))}
+      </ol>
+      {onMore && rows.rows.length < rows.rows_in_epoch && (
+        <button type="button" onClick={onMore}>
+          More rows
+        </button>
+      )}
+    </>
+  );
+}
+
+function Pictures({ media, onMore }: { media: Media; onMore: (() => void) | null }) {
+  const [page, setPage] = useState(0);
+  const [bucket, setBucket] = useState("");
+  const name = (medium: Medium) => (medium.bucket ? medium.bucket.join(" × ") : "none");
+  const buckets = new Map<string, number>();
+  for (const medium of media.media) buckets.set(name(medium), (buckets.get(name(medium)) ?? 0) + 1);
+  const places = media.media.map((_, place) => place).filter((place) => bucket === "" || name(media.media[place]!) === bucket);
+  const pages = Math.max(1, Math.ceil(places.length / PAGE));
+  const at = Math.min(page, pages - 1);
+  const wrong = media.media.filter((medium) => medium.problem !== null).length;
+  return (
+    <>
+      <p>
+        {whole(media.count)} pictures and videos in <code>{media.folder}</code>
+        {media.media.length < media.count && `, of which the first ${media.media.length} are here`}.
+        {media.trigger_word !== null && ` Captions get the word "${media.trigger_word}".`}
+        {wrong > 0 && <b class="wrong"> {wrong} cannot be trained on.</b>}
+      </p>
+      {!media.editable && <p class="note">Captions can be changed in folders that configs from the page may use: start with --data FOLDER.</p>}
+      <div class="tools">
+        <label>
+          Size trained at{" "}
+          <select
+            value={bucket}
+            onChange={(event) => {
+              setBucket(event.currentTarget.value);
+              setPage(0);
+            }}
+          >
+            <option value="">all</option>
+            {[...buckets].sort().map(([name, count]) => (
+              <option key={name} value={name}>
+                {name} ({count})
+              </option>
+            ))}
+          </select>
+        </label>
+        <button type="button" disabled={at === 0} onClick={() => setPage(at - 1)}>
+          Before
+        </button>
+        <span>
+          {at + 1} of {pages}
+        </span>
+        <button type="button" disabled={at + 1 >= pages} onClick={() => setPage(at + 1)}>
+          Next
+        </button>
+        {onMore && media.media.length < media.count && (
+          <button type="button" onClick={onMore}>
+            Look at more
+          </button>
+        )}
+      </div>
+      <ul class="media">
+        {places.slice(at * PAGE, (at + 1) * PAGE).map((place) => (
+          <MediumPart key={`${media.set}-${place}`} medium={media.media[place]!} path={`/api/data/${media.set}/${place}`} fps={media.fps} editable={media.editable} />
+        ))}
+      </ul>
+    </>
+  );
+}
+
+function MediumPart({ medium, path, fps, editable }: { medium: Medium; path: string; fps: number; editable: boolean }) {
+  const [known, setKnown] = useState(medium.caption);
+  const [typed, setTyped] = useState<string | null>(null);
+  const [said, setSaid] = useState<string | null>(null);
+  const [saved, setSaved] = useState(false);
+  const save = async () => {
+    if (typed === null) return;
+    try {
+      await send("PUT", `${path}/caption`, { text: typed, before: known });
+      setKnown(typed.trim());
+      setTyped(null);
+      setSaid(null);
+      setSaved(true);
+    } catch (error) {
+      setSaid((error as Error).message);
+    }
+  };
+  const isFilm = medium.kind === "video" && /\.(mp4|m4v|webm|mov|ogv|mkv)$/i.test(medium.file);
+  const isPicture = medium.kind !== "video";
+  return (
+    <li aria-label={medium.file}>
+      {isFilm && <video src={path} controls muted loop playsInline preload="metadata" aria-label={medium.file} />}
+      {isPicture && <img src={path} loading="lazy" alt={known ?? medium.file} />}
+      {!isFilm && !isPicture && <p class="note">A browser does not play this kind.</p>}
+      <b class="file">{medium.file}</b>
+      <p class="note">
+        {medium.size ? `${medium.size.join(" × ")}` : "size unknown"}
+        {medium.bucket && `, trained at ${medium.bucket.join(" × ")}`}
+        {medium.kind !== "image" && medium.frames !== null && medium.frames > 1 && `, ${medium.frames} frames at ${fps} a second`}
+        {medium.clips.length > 0 && `, clips: ${medium.clips.slice(0, 6).map(([from, count]) => `${from} to ${from + count - 1}`).join(", ")}`}
+        {medium.clips.length > 6 && ` and ${medium.clips.length - 6} more`}
+      </p>
+      {medium.problem && known === medium.caption && <p class="wrong">{medium.problem}</p>}
+      <label>
+        Caption
+        <textarea
+          rows={3}
+          value={typed ?? known ?? ""}
+          readOnly={!editable || medium.caption_file === null}
+          onInput={(event) => {
+            setTyped(event.currentTarget.value);
+            setSaved(false);
+          }}
+        />
+      </label>
+      {editable && medium.caption_file !== null && (
+        <button type="button" disabled={typed === null} onClick={save}>
+          {saved ? "Saved" : "Save the caption"}
+        </button>
+      )}
+      <Problem text={said} />
+    </li>
+  );
+}
+
+/** The data of a run's config. */
+export function DataView({ like }: { like: string }) {
+  const [exists, setExists] = useState<string | null>(null);
+  useEffect(() => {
+    read<Detail>(runPath(like)).then(() => setExists(""), (error: Error) => setExists(error.message));
+  }, [like]);
+  return (
+    <main>
+      <p class="crumb">
+        <a href={`#/run/${encodeURIComponent(like)}`}>{like}</a>
+      </p>
+      <h1>What {like} trains on</h1>
+      {exists === "" ? <DataPart job={{ like }} /> : <Problem text={exists} />}
+    </main>
+  );
+}
