@@ -10,6 +10,7 @@ use axum::response::Response;
 use serde_json::Value;
 use tower::ServiceExt;
 
+use super::tests_data::actual;
 use super::*;
 
 const HOST: &str = "127.0.0.1:8420";
@@ -175,15 +176,6 @@ fn expected(method: &str, path: &str, attack: Attack) -> Option<u16> {
         Attack::NoToken | Attack::WrongToken | Attack::TokenOfAnotherPort if !session => Some(401),
         _ => None,
     }
-}
-
-/// A path of the table with something in its places.
-fn actual(path: &str) -> String {
-    let mut path = path.replace("{name}", "a");
-    for place in ["{job}", "{set}", "{medium}", "{step}", "{sample}", "{file}"] {
-        path = path.replace(place, "1");
-    }
-    path
 }
 
 /// The table: all routes, and some that are none, by all methods, with everything that can be wrong.

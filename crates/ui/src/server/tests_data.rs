@@ -9,6 +9,15 @@ use serde_json::{Value, json};
 
 use super::tests::{Place, json as body_of};
 
+/// A path of the table with something in its places.
+pub(super) fn actual(path: &str) -> String {
+    let mut path = path.replace("{name}", "a");
+    for place in ["{job}", "{set}", "{medium}", "{step}", "{sample}", "{file}"] {
+        path = path.replace(place, "1");
+    }
+    path
+}
+
 /// A place whose `surefoot` is a script, which says what the trainer would.
 fn with_program(script: &str) -> Place {
     let place = Place::new();
