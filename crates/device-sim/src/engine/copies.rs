@@ -1,6 +1,6 @@
 //! Copies and memsets: the bytes, and how they may arrive damaged.
 
-use super::memory::{Memory, Place};
+use super::memory::{Memory, MemoryType};
 use crate::orders::{CopyFault, Damage, Direction};
 use crate::status::Status;
 
@@ -115,7 +115,7 @@ impl Transfer {
             } => {
                 let bytes = width.checked_mul(count).ok_or(Status::INVALID_VALUE)?;
                 match memory.classify(to, bytes)? {
-                    Place::Pageable => Err(Status::INVALID_VALUE),
+                    MemoryType::Pageable => Err(Status::INVALID_VALUE),
                     _ => Ok(None),
                 }
             }
@@ -125,7 +125,7 @@ impl Transfer {
 
     /// Whether host memory is involved that the program may reuse at once.
     pub(crate) fn touches_pageable(&self, memory: &Memory) -> bool {
-        let pageable = |address, size| memory.classify(address, size) == Ok(Place::Pageable);
+        let pageable = |address, size| memory.classify(address, size) == Ok(MemoryType::Pageable);
         match *self {
             Transfer::Copy {
                 to,
@@ -220,7 +220,7 @@ impl Transfer {
                     // Host memory may be somebody else's by now, unless it is pinned: there a late
                     // copy gets as far as the runtime's own buffer.
                     let place = memory.classify(to, bytes.len() as u64);
-                    if place.is_ok_and(|place| place != Place::Pageable) {
+                    if place.is_ok_and(|place| place != MemoryType::Pageable) {
                         // SAFETY: the destination is live, checked just now.
                         unsafe {
                             std::ptr::copy_nonoverlapping(

@@ -247,7 +247,7 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
-    use super::super::memory::{Budget, Place};
+    use super::super::memory::{Budget, MemoryType};
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -295,7 +295,10 @@ mod tests {
         );
         memory.map(range + 2 * MIB, 2 * MIB, 0, handles[1]).unwrap();
         memory.set_access(range, 4 * MIB, true).unwrap();
-        assert_eq!(memory.classify(range + MIB, 2 * MIB), Ok(Place::Mapped));
+        assert_eq!(
+            memory.classify(range + MIB, 2 * MIB),
+            Ok(MemoryType::Mapped)
+        );
         memory.unmap(range + 2 * MIB, 2 * MIB).unwrap();
         assert_eq!(
             memory.classify(range + MIB, 2 * MIB),

@@ -292,7 +292,7 @@ impl Memory {
 
     /// What a copy or memset of `size` bytes at `address` touches: device memory,
     /// host memory, or nothing that it may touch.
-    pub(crate) fn classify(&self, address: u64, size: u64) -> Result<Place, Status> {
+    pub(crate) fn classify(&self, address: u64, size: u64) -> Result<MemoryType, Status> {
         let end = address.checked_add(size).ok_or(Status::INVALID_VALUE)?;
         if address < pages::PAGE {
             return Err(Status::INVALID_VALUE);
@@ -305,13 +305,13 @@ impl Memory {
             return if self.touches_arena(address, end) {
                 Err(Status::ILLEGAL_ADDRESS)
             } else {
-                Ok(Place::Pageable)
+                Ok(MemoryType::Pageable)
             };
         };
         match region.kind {
-            Kind::Pinned | Kind::Registered => Ok(Place::Pinned),
-            Kind::Device | Kind::Managed => Ok(Place::Device),
-            Kind::Reserved if self.mappings.accessible(address, size) => Ok(Place::Mapped),
+            Kind::Pinned | Kind::Registered => Ok(MemoryType::Pinned),
+            Kind::Device | Kind::Managed => Ok(MemoryType::Device),
+            Kind::Reserved if self.mappings.accessible(address, size) => Ok(MemoryType::Mapped),
             Kind::Reserved => Err(Status::ILLEGAL_ADDRESS),
         }
     }
@@ -407,7 +407,7 @@ impl Memory {
 
 /// What kind of memory an operation touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum MemoryType {
     /// Allocated device memory.
     Device,
     /// Device memory that was mapped into reserved addresses.
@@ -418,9 +418,9 @@ pub(crate) enum Place {
     Pageable,
 }
 
-impl Place {
+impl MemoryType {
     pub(crate) fn on_device(self) -> bool {
-        matches!(self, Place::Device | Place::Mapped)
+        matches!(self, MemoryType::Device | MemoryType::Mapped)
     }
 }
 
@@ -490,15 +490,15 @@ mod tests {
         let device = memory.allocate(0, 4096, Kind::Device).unwrap();
         let pinned = memory.allocate_pinned(4096).unwrap();
         let local = [0_u8; 16];
-        assert_eq!(memory.classify(device + 4000, 96), Ok(Place::Device));
+        assert_eq!(memory.classify(device + 4000, 96), Ok(MemoryType::Device));
         assert_eq!(
             memory.classify(device + 4000, 97),
             Err(Status::ILLEGAL_ADDRESS)
         );
-        assert_eq!(memory.classify(pinned, 4096), Ok(Place::Pinned));
+        assert_eq!(memory.classify(pinned, 4096), Ok(MemoryType::Pinned));
         assert_eq!(
             memory.classify(local.as_ptr() as u64, 16),
-            Ok(Place::Pageable)
+            Ok(MemoryType::Pageable)
         );
         free(&mut memory, device).unwrap();
         assert_eq!(memory.classify(device, 1), Err(Status::ILLEGAL_ADDRESS));

@@ -15,7 +15,7 @@ pub(crate) struct Source {
 
 /// Where a key or a value was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SourceSpan {
     pub(crate) source: Source,
     pub(crate) line: usize,
     pub(crate) column: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Place {
     pub(crate) length: usize,
 }
 
-impl Place {
+impl SourceSpan {
     pub(crate) fn start_of(source: &Source) -> Self {
         Self {
             source: source.clone(),
@@ -57,7 +57,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    pub(crate) fn at(place: &Place, message: impl Into<String>) -> Self {
+    pub(crate) fn at(place: &SourceSpan, message: impl Into<String>) -> Self {
         Self {
             source_name: place.source.name.clone(),
             source_text: place.source.text.clone(),
@@ -107,7 +107,7 @@ impl ConfigError {
             name: name.into(),
             text: "".into(),
         };
-        Problem::at(&Place::start_of(&source), message).into()
+        Problem::at(&SourceSpan::start_of(&source), message).into()
     }
 }
 

@@ -9,13 +9,13 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::{Location, Spanned};
 
-use super::problem::{ConfigError, Place, Problem, Source};
+use super::problem::{ConfigError, Problem, Source, SourceSpan};
 
 /// A value and its place.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
     pub(crate) value: Value,
-    pub(crate) place: Place,
+    pub(crate) place: SourceSpan,
 }
 
 /// A YAML value.
@@ -34,7 +34,7 @@ pub(crate) enum Value {
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) key: String,
-    pub(crate) place: Place,
+    pub(crate) place: SourceSpan,
     pub(crate) node: Node,
 }
 
@@ -88,7 +88,7 @@ pub(crate) fn parse_file(name: &str, text: &str) -> Result<Node, ConfigError> {
         Value::Map(_) => Ok(node),
         Value::Null => Ok(Node {
             value: Value::Map(Vec::new()),
-            place: Place::start_of(&source),
+            place: SourceSpan::start_of(&source),
         }),
         _ => Err(
             Problem::at(&node.place, "a config is a mapping of keys to values")
@@ -121,7 +121,7 @@ pub(crate) fn apply_override(
     };
     let Some((path, value)) = argument.split_once('=') else {
         return Err(Problem::at(
-            &Place::start_of(&source),
+            &SourceSpan::start_of(&source),
             format!("`{argument}` has no `=`"),
         )
         .with_help("write `--set train.learning_rate=3e-4`")
@@ -134,11 +134,12 @@ pub(crate) fn apply_override(
         keys.insert(0, section);
     }
     if keys.iter().any(|key| key.is_empty()) {
-        return Err(
-            Problem::at(&Place::start_of(&source), format!("`{path}` is not a key"))
-                .with_help("write `--set train.learning_rate=3e-4`")
-                .into(),
-        );
+        return Err(Problem::at(
+            &SourceSpan::start_of(&source),
+            format!("`{path}` is not a key"),
+        )
+        .with_help("write `--set train.learning_rate=3e-4`")
+        .into());
     }
     let node = parse(&source, value, path.len() + 1)?;
     let set = !matches!(node.value, Value::Null);
@@ -172,7 +173,7 @@ fn insert(tree: &mut Node, keys: &[&str], node: Node, source: &Source) {
     };
     if !matches!(tree.value, Value::Map(_)) {
         tree.value = Value::Map(Vec::new());
-        tree.place = Place::start_of(source);
+        tree.place = SourceSpan::start_of(source);
     }
     let Value::Map(entries) = &mut tree.value else {
         return;
@@ -196,10 +197,10 @@ fn insert(tree: &mut Node, keys: &[&str], node: Node, source: &Source) {
 }
 
 /// Where `key` stands in the `--set` argument.
-fn key_place(source: &Source, key: &str) -> Place {
+fn key_place(source: &Source, key: &str) -> SourceSpan {
     let path_end = source.text.find('=').unwrap_or(source.text.len());
     let offset = source.text[..path_end].rfind(key).unwrap_or(0);
-    Place {
+    SourceSpan {
         source: source.clone(),
         line: 1,
         column: source.text[..offset].chars().count() + 1,
@@ -214,7 +215,7 @@ fn parse(source: &Source, text: &str, shift: usize) -> Result<Node, ConfigError>
     let raw: Spanned<Raw> =
         serde_saphyr::from_str_with_options(text, options).map_err(|error| {
             let place = error.location().map_or_else(
-                || Place::start_of(source),
+                || SourceSpan::start_of(source),
                 |location| place_of(source, &location, shift),
             );
             let message = error.without_snippet().to_string();
@@ -339,7 +340,7 @@ fn raw_to_node(raw: Spanned<Raw>, source: &Source, shift: usize) -> Node {
     Node { value, place }
 }
 
-fn place_of(source: &Source, location: &Location, shift: usize) -> Place {
+fn place_of(source: &Source, location: &Location, shift: usize) -> SourceSpan {
     let number = |value: u64| usize::try_from(value).unwrap_or(0);
     let (line, column) = (
         number(location.line()).max(1),
@@ -355,7 +356,7 @@ fn place_of(source: &Source, location: &Location, shift: usize) -> Place {
     let offset = source.text.floor_char_boundary(offset.min(end));
     let length = number(span.byte_len().unwrap_or(0)).min(end - offset);
     let column = if line == 1 { column + shift } else { column };
-    Place {
+    SourceSpan {
         source: source.clone(),
         line,
         column,
