@@ -16,7 +16,7 @@ const UNSAFE_ALLOWED: [&str; 16] = [
     "crates/hip-alloc/src/ffi.rs",                      // is called by PyTorch
     "crates/hip-alloc/src/ffi/pools.rs",                // as that, with functions of C++
     "crates/hip-alloc/src/background_reclaim.rs",       // blocks the signals of a thread
-    "crates/hip-alloc/src/neighbours.rs",               // locks a file
+    "crates/hip-alloc/src/other_processes.rs",          // locks a file
     "crates/hip-alloc/src/lock.rs",                     // is a mutex
     "crates/hip-alloc/src/python_stacks.rs",            // calls Python
     "crates/hip-alloc/tests/gpu.rs",                    // calls the simulated runtime
@@ -30,7 +30,7 @@ const UNSAFE_ALLOWED: [&str; 16] = [
 ];
 
 /// Licences of our dependencies: all permissive. A new one is a decision, not an accident.
-const LICENCES: [&str; 30] = [
+const LICENCES: [&str; 31] = [
     "BSD-3-Clause OR Apache-2.0",
     "MIT OR Apache-2.0 OR Zlib",
     "(Apache-2.0 OR MIT) AND BSD-3-Clause",
@@ -46,6 +46,7 @@ const LICENCES: [&str; 30] = [
     "Apache-2.0",
     "Apache-2.0/MIT",
     "BSD-2-Clause OR Apache-2.0 OR MIT",
+    "BSD-3-Clause AND BSD-2-Clause",
     "BSD-3-Clause",
     "CC0-1.0",
     "CDLA-Permissive-2.0", // the list of certificate authorities
