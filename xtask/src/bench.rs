@@ -7,6 +7,7 @@ mod lora;
 mod measured;
 mod placement;
 mod process;
+mod simulator;
 mod train;
 mod ui;
 mod video_small;

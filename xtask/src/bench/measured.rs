@@ -56,7 +56,17 @@ pub(super) fn surefoot(
     }
     command.current_dir(workspace::root());
     let memory = process::run(command)?;
-    let path = folder.join("bench/metrics.jsonl");
+    let (losses, speeds) = metrics(&folder.join("bench"))?;
+    Ok(Measured {
+        tokens_per_second: steady(&speeds, warm_up),
+        memory,
+        losses,
+    })
+}
+
+/// The losses and the speeds of the steps of the run in the folder `run`.
+pub(super) fn metrics(run: &Path) -> Result<(Vec<f64>, Vec<f64>)> {
+    let path = run.join("metrics.jsonl");
     let text =
         fs::read_to_string(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
     let (mut losses, mut speeds) = (Vec::new(), Vec::new());
@@ -68,11 +78,7 @@ pub(super) fn surefoot(
             speeds.extend(metric.tokens_per_second);
         }
     }
-    Ok(Measured {
-        tokens_per_second: steady(&speeds, warm_up),
-        memory,
-        losses,
-    })
+    Ok((losses, speeds))
 }
 
 /// The speed once it is steady: the median over the steps after the warm-up.

@@ -5,16 +5,13 @@
 //! simulator has no DMA engine and no cores of its own: once it moves the bytes, with the CPU that should be free to
 //! sum them, and once it moves none, so that a copy is nothing but the time it takes.
 
-use std::ffi::OsString;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::{env, fs};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use xshell::{Shell, cmd};
 
-use crate::workspace;
+use super::super::simulator::Simulator;
 
 /// Time on the simulated stream: of a kernel, of each copy, and of each MiB of it.
 const DEVICE_TIME: &str = "kernel:5us,copy:10us,mib:40us";
@@ -38,44 +35,15 @@ pub(super) struct SimulatedCost {
 }
 
 pub(super) fn measure(shell: &Shell, python: &Path) -> Result<Vec<SimulatedCost>> {
-    let cargo = workspace::cargo();
-    cmd!(
-        shell,
-        "{cargo} build --release --quiet --package device-sim --package harness --lib --bin on-device"
-    )
-    .run()?;
-    let built = workspace::target(shell)?.join("release");
-    let simulator = built.join("libdevice_sim.so");
-    // The names under which libtorch looks for a driver.
-    let links = built.join("device-sim-links");
-    fs::create_dir_all(&links)?;
-    for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
-        let link = links.join(name);
-        if !link.is_symlink() {
-            symlink(&simulator, &link)
-                .with_context(|| format!("cannot make `{}`", link.display()))?;
-        }
-    }
-    let script = "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])";
-    let packages = PathBuf::from(cmd!(shell, "{python} -c {script}").read()?);
-    let torch = packages.join("torch/lib");
-    let mut folders = vec![links, torch.clone()];
-    for package in fs::read_dir(packages.join("nvidia"))? {
-        folders.push(package?.path().join("lib"));
-    }
-    let path = shell.var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    folders.extend(env::split_paths(&path));
-    let mut preload = OsString::from(&simulator);
-    preload.push(":");
-    preload.push(torch.join("libtorch_cuda.so"));
-
+    let others = ["--package", "harness", "--lib", "--bin", "on-device"];
+    let simulator = Simulator::build(shell, python, &others)?;
     let mut costs = Vec::new();
-    let program = built.join("on-device");
+    let program = simulator.built.join("on-device");
     for (moves_bytes, data) in [(true, "all"), (false, "none")] {
         eprintln!("verifying at a device's latencies, DEVICE_SIM_DATA={data}");
         let printed = cmd!(shell, "{program} times")
-            .env("LD_LIBRARY_PATH", env::join_paths(&folders)?)
-            .env("LD_PRELOAD", &preload)
+            .env("LD_LIBRARY_PATH", &simulator.libraries)
+            .env("LD_PRELOAD", &simulator.preload)
             .env("DEVICE_SIM_DATA", data)
             .env("DEVICE_SIM_DEVICE_TIME", DEVICE_TIME)
             .read()?;

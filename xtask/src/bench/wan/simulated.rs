@@ -6,18 +6,16 @@
 //! are holes in files. What a machine with one memory has is `/proc/meminfo`'s word, which such a run sees replaced,
 //! in a namespace of its own (`unshare`). What is measured is what hip-alloc counted in tensors during the steps.
 
-use std::ffi::OsString;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::fs;
+use std::path::Path;
 use std::process::Command;
-use std::{env, fs};
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
-use xshell::cmd;
 
-use super::super::process;
-use super::{config, make_model, steps};
+use super::super::simulator::Simulator;
+use super::super::{measured, process};
+use super::{config, make_model};
 use crate::workspace;
 
 const SIZE: (u32, u32) = (832, 480);
@@ -126,124 +124,80 @@ struct EstimateError {
 
 /// Runs the small cases, and those of real size where `real` says so.
 pub(super) fn measure(python: &Path, real: bool) -> Result<Vec<Fit>> {
-    let machine = Simulator::build(python)?;
+    let others = ["hip-alloc", "surefoot", "surefoot-trainer"].map(|name| ["--package", name]);
+    let simulator = Simulator::build(&workspace::shell()?, python, others.as_flattened())?;
     let list = if real { &REAL[..] } else { &[] };
     let cases = SMALL.iter().chain(list);
-    cases.map(|case| machine.run(python, case)).collect()
+    cases.map(|case| run(&simulator, python, case)).collect()
 }
 
-/// The programs, and the environment that puts the simulator under them.
-struct Simulator {
-    trainer: PathBuf,
-    libraries: OsString,
-    preload: OsString,
-    allocator: PathBuf,
-}
-
-impl Simulator {
-    fn build(python: &Path) -> Result<Self> {
-        let shell = workspace::shell()?;
-        let cargo = workspace::cargo();
-        cmd!(
-            shell,
-            "{cargo} build --release --quiet --package device-sim --package hip-alloc --package surefoot --package surefoot-trainer"
-        )
-        .run()?;
-        let built = workspace::target(&shell)?.join("release");
-        let simulator = built.join("libdevice_sim.so");
-        let links = built.join("device-sim-links");
-        fs::create_dir_all(&links)?;
-        for name in ["libcuda.so.1", "libnvidia-ml.so.1"] {
-            let link = links.join(name);
-            if !link.is_symlink() {
-                symlink(&simulator, &link)
-                    .with_context(|| format!("cannot make `{}`", link.display()))?;
-            }
-        }
-        let script = "import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])";
-        let packages = PathBuf::from(cmd!(shell, "{python} -c {script}").read()?);
-        let torch = packages.join("torch/lib");
-        let mut folders = vec![links, torch.clone()];
-        for package in fs::read_dir(packages.join("nvidia"))? {
-            folders.push(package?.path().join("lib"));
-        }
-        let mut preload = OsString::from(&simulator);
-        preload.push(":");
-        preload.push(torch.join("libtorch_cuda.so"));
-        Ok(Self {
-            trainer: built.join("surefoot-trainer"),
-            libraries: env::join_paths(&folders)?,
-            preload,
-            allocator: built.join("libhip_alloc.so"),
-        })
-    }
-
-    fn run(&self, python: &Path, case: &Case) -> Result<Fit> {
-        eprintln!("{}", case.name);
-        let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
-        let folder = scratch.path();
-        let sizes = [
-            ("--real", case.real.to_owned()),
-            ("--width", SIZE.0.to_string()),
-            ("--height", SIZE.1.to_string()),
-            ("--frames", case.frames.to_string()),
-        ];
-        let sizes: Vec<String> = sizes
-            .into_iter()
-            .flat_map(|(name, value)| [name.to_owned(), value])
-            .collect();
-        make_model(python, folder, &sizes)?;
-        let path = config(folder, "gpu:0", SIZE, case.frames)?;
-        // On the CPU: what is encoded where nothing is computed may be no number.
-        let mut cache = Command::new(&self.trainer);
-        cache.arg("cache").arg(&path);
-        cache.args(["--set", "device=cpu", "--set", "train.bf16=true"]);
-        process::run(cache)?;
-        let meminfo = folder.join("meminfo");
-        fs::write(
-            &meminfo,
-            host(&fs::read_to_string("/proc/meminfo")?, case.gib),
-        )?;
-        // Their own variables: the loader of `sh` is not to find the simulator.
-        let mut command = Command::new("unshare");
-        let script = "mount --bind \"$0\" /proc/meminfo && exec env LD_LIBRARY_PATH=\"$1\" LD_PRELOAD=\"$2\" \"$3\" train \"$4\" $5";
-        let mut settings = vec!["train.max_steps=4", "train.verify=\"off\""];
-        settings.extend(case.settings);
-        let settings: Vec<String> = settings
-            .iter()
-            .map(|setting| format!("--set {setting}"))
-            .collect();
-        command
-            .args(["--map-root-user", "--mount", "sh", "-c", script])
-            .arg(&meminfo)
-            .arg(&self.libraries)
-            .arg(&self.preload)
-            .arg(&self.trainer)
-            .arg(&path)
-            .arg(settings.join(" "))
-            .env("HIP_ALLOC", "1")
-            .env("HIP_ALLOC_LIB", &self.allocator)
-            .env("DEVICE_SIM_DATA", "none")
-            // 25 GB/s to the card and back.
-            .env("DEVICE_SIM_DEVICE_TIME", "copy:10us,mib:40us");
-        let word = if case.unified { "UNIFIED" } else { "CAPACITY" };
-        command.env(format!("DEVICE_SIM_{word}"), format!("{}G", case.gib));
-        process::run(command)?;
-        let run = folder.join("runs/bench");
-        let text = fs::read_to_string(run.join("summary.json"))?;
-        let summary: Summary = serde_json::from_str(&text).context("the summary of the run")?;
-        let tokens = f64::from((case.frames - 1) / 4 + 1) * f64::from(SIZE.0 / 16 * (SIZE.1 / 16));
-        let (_, speeds) = steps::metrics(&run)?;
-        Ok(Fit {
-            name: case.name,
-            frames: case.frames,
-            capacity: case.gib * GIB,
-            expected: summary.memory_estimate.peak,
-            measured: summary.memory_estimate_error.measured,
-            error: summary.memory_estimate_error.relative,
-            seconds_of_steps: speeds.iter().map(|speed| tokens / speed).collect(),
-        })
-    }
+/// One run on the device, with the memory that it took.
+fn run(simulator: &Simulator, python: &Path, case: &Case) -> Result<Fit> {
+    eprintln!("{}", case.name);
+    let trainer = simulator.built.join("surefoot-trainer");
+    let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let folder = scratch.path();
+    let sizes = [
+        ("--real", case.real.to_owned()),
+        ("--width", SIZE.0.to_string()),
+        ("--height", SIZE.1.to_string()),
+        ("--frames", case.frames.to_string()),
+    ];
+    let sizes: Vec<String> = sizes
+        .into_iter()
+        .flat_map(|(name, value)| [name.to_owned(), value])
+        .collect();
+    make_model(python, folder, &sizes)?;
+    let path = config(folder, "gpu:0", SIZE, case.frames)?;
+    // On the CPU: what is encoded where nothing is computed may be no number.
+    let mut cache = Command::new(&trainer);
+    cache.arg("cache").arg(&path);
+    cache.args(["--set", "device=cpu", "--set", "train.bf16=true"]);
+    process::run(cache)?;
+    let meminfo = folder.join("meminfo");
+    fs::write(
+        &meminfo,
+        host(&fs::read_to_string("/proc/meminfo")?, case.gib),
+    )?;
+    // Their own variables: the loader of `sh` is not to find the simulator.
+    let mut command = Command::new("unshare");
+    let script = "mount --bind \"$0\" /proc/meminfo && exec env LD_LIBRARY_PATH=\"$1\" LD_PRELOAD=\"$2\" \"$3\" train \"$4\" $5";
+    let mut settings = vec!["train.max_steps=4", "train.verify=\"off\""];
+    settings.extend(case.settings);
+    let settings: Vec<String> = settings
+        .iter()
+        .map(|setting| format!("--set {setting}"))
+        .collect();
+    command
+        .args(["--map-root-user", "--mount", "sh", "-c", script])
+        .arg(&meminfo)
+        .arg(&simulator.libraries)
+        .arg(&simulator.preload)
+        .arg(&trainer)
+        .arg(&path)
+        .arg(settings.join(" "))
+        .env("HIP_ALLOC", "1")
+        .env("HIP_ALLOC_LIB", simulator.built.join("libhip_alloc.so"))
+        .env("DEVICE_SIM_DATA", "none")
+        // 25 GB/s to the card and back.
+        .env("DEVICE_SIM_DEVICE_TIME", "copy:10us,mib:40us");
+    let word = if case.unified { "UNIFIED" } else { "CAPACITY" };
+    command.env(format!("DEVICE_SIM_{word}"), format!("{}G", case.gib));
+    process::run(command)?;
+    let run = folder.join("runs/bench");
+    let text = fs::read_to_string(run.join("summary.json"))?;
+    let summary: Summary = serde_json::from_str(&text).context("the summary of the run")?;
+    let tokens = f64::from((case.frames - 1) / 4 + 1) * f64::from(SIZE.0 / 16 * (SIZE.1 / 16));
+    let (_, speeds) = measured::metrics(&run)?;
+    Ok(Fit {
+        name: case.name,
+        frames: case.frames,
+        capacity: case.gib * GIB,
+        expected: summary.memory_estimate.peak,
+        measured: summary.memory_estimate_error.measured,
+        error: summary.memory_estimate_error.relative,
+        seconds_of_steps: speeds.iter().map(|speed| tokens / speed).collect(),
+    })
 }
 
 /// `/proc/meminfo` of a machine with `gib` of memory, most of it free.

@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::super::measured::{Measured, steady};
+use super::super::measured::{Measured, metrics, steady};
 use super::super::median;
 use super::super::process::{self, PeakMemory};
 use super::{WanBench, config, make_model};
@@ -47,31 +47,6 @@ struct Theirs {
     versions: Vec<String>,
     losses: Vec<f64>,
     step_seconds: Vec<f64>,
-}
-
-/// What matters here of a line of `metrics.jsonl`.
-#[derive(Deserialize)]
-struct Metric {
-    kind: String,
-    loss: Option<f64>,
-    tokens_per_second: Option<f64>,
-}
-
-/// The losses and speeds of the steps of a run.
-pub(super) fn metrics(run: &Path) -> Result<(Vec<f64>, Vec<f64>)> {
-    let path = run.join("metrics.jsonl");
-    let text =
-        fs::read_to_string(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
-    let (mut losses, mut speeds) = (Vec::new(), Vec::new());
-    for line in text.lines() {
-        let metric: Metric = serde_json::from_str(line)
-            .with_context(|| format!("`{}` has a line that is no metric", path.display()))?;
-        if metric.kind == "train" {
-            losses.extend(metric.loss);
-            speeds.extend(metric.tokens_per_second);
-        }
-    }
-    Ok((losses, speeds))
 }
 
 /// Trains with both in turn.
