@@ -12,14 +12,17 @@ use std::sync::LazyLock;
 /// Sources: the device tables of the amdgpu driver, the PCI id database, LLVM's AMDGPU
 /// usage page. Card numbers need their `RX`: a `7600` alone is as often a processor.
 const NAMES: &[(&str, (u8, u8, u8))] = &[
-    (r"MI350|MI355", (9, 5, 0)),
-    (r"MI300|MI308|MI325|Aqua ?Vanjaram", (9, 4, 2)),
-    (r"MI2[15]0|MI200|Aldebaran", (9, 0, 10)),
-    (r"MI100|Arcturus", (9, 0, 8)),
-    (r"Radeon (?:Pro )?VII\b|MI50|MI60|Vega ?20\b", (9, 0, 6)),
+    (r"\bMI35[05]", (9, 5, 0)),
+    (r"\bMI300|\bMI308|\bMI325|Aqua ?Vanjaram", (9, 4, 2)),
+    (r"\bMI2[15]0|\bMI200|Aldebaran", (9, 0, 10)),
+    (r"\bMI100|Arcturus", (9, 0, 8)),
     (r"Vega ?12\b|Pro Vega (?:16|20)\b", (9, 0, 4)),
     (
-        r"Vega ?(?:10|56|64)\b|RX Vega\b(?: 56| 64|$)|Vega Frontier|MI25\b|WX ?8200|WX ?9100|\bV340",
+        r"Radeon (?:Pro )?VII\b|\bMI[56]0\b|Vega ?20\b|Pro Vega II\b",
+        (9, 0, 6),
+    ),
+    (
+        r"Vega ?(?:10|56|64)\b|RX Vega\b(?: 56| 64|$)|Vega Frontier|\bMI25\b|WX ?8200|WX ?9100|\bV340",
         (9, 0, 0),
     ),
     (r"Renoir|Cezanne|Lucienne|Barcelo", (9, 0, 12)),
@@ -28,14 +31,14 @@ const NAMES: &[(&str, (u8, u8, u8))] = &[
         (9, 0, 2),
     ),
     (r"RX ?5[67]00|W5700|Navi ?10\b", (10, 1, 0)),
-    (r"Navi ?12\b|Pro 5600M", (10, 1, 1)),
+    (r"Navi ?12\b|Pro 5600M|Pro V520\b", (10, 1, 1)),
     (r"RX ?5[35]00|W5500|Pro 5[35]00|Navi ?14\b", (10, 1, 2)),
     (r"BC-?250|Cyan ?Skillfish", (10, 1, 3)),
     // The mobile cards of this generation are a size smaller than their numbers.
     (r"RX ?6[78]50M|RX ?6[78]00M", (10, 3, 1)),
     (r"RX ?6[67]50S|RX ?6[678]00S|RX ?66[05]0M", (10, 3, 2)),
     (
-        r"RX ?6[89]00|RX ?6950|W6[89]00|Navi ?21\b|Sienna[ _]Cichlid",
+        r"RX ?6[89]00|RX ?6950|\bW6[89]00|Pro V620\b|Navi ?21\b|Sienna[ _]Cichlid",
         (10, 3, 0),
     ),
     (r"RX ?67[05]0|Navi ?22\b|Navy[ _]Flounder", (10, 3, 1)),
@@ -51,22 +54,43 @@ const NAMES: &[(&str, (u8, u8, u8))] = &[
         r"Steam ?Deck|Van ?Gogh|Custom GPU 0(?:405|932)|Custom APU 0(?:405|932)",
         (10, 3, 3),
     ),
-    (r"\b6[68]0M\b|Rembrandt|Yellow[ _]Carp", (10, 3, 5)),
-    (r"\b610M\b|Raphael|Granite ?Ridge|Mendocino", (10, 3, 6)),
-    (r"RX ?7900|W7[89]00|Navi ?31\b", (11, 0, 0)),
-    (r"RX ?7800|RX ?7700(?: ?XT)?\b|W7700|Navi ?32\b", (11, 0, 1)),
-    (r"RX ?7[67][05]0|W7[56]00|Navi ?33\b", (11, 0, 2)),
     (
-        r"\b7[468]0M\b|Phoenix|PHXGENERIC|Hawk ?Point|Ryzen Z1",
+        r"Radeon[^,;:]{0,24}\b6[68]0M\b|^(?:AMD )?6[68]0M(?:$| ?\(| aka\b)|\b6[68]0M Graphics|Rembrandt|Yellow[ _]Carp",
+        (10, 3, 5),
+    ),
+    (
+        r"Radeon[^,;:]{0,24}\b610M\b|^(?:AMD )?610M(?:$| ?\(| aka\b)|Raphael|Granite ?Ridge|Mendocino",
+        (10, 3, 6),
+    ),
+    (r"RX ?7900|W7[89]00|Navi ?31\b", (11, 0, 0)),
+    (
+        r"RX ?7800|RX ?7700(?: ?XT)?\b|\bW7700|Pro V710\b|Navi ?32\b",
+        (11, 0, 1),
+    ),
+    (
+        r"RX ?7[67][05]0|RX ?7400\b|\bW7[456]00|Navi ?33\b",
+        (11, 0, 2),
+    ),
+    (
+        r"Radeon[^,;:]{0,24}\b7[468]0M\b|^(?:AMD )?7[468]0M(?:$| ?\(| aka\b)|\b7[468]0M (?:Graphics|APU|iGPU)|Phoenix|PHXGENERIC|Hawk ?Point|Ryzen Z1",
         (11, 0, 3),
     ),
     (
         r"\b80[456][05]S\b|AI MAX|Strix[ _]?Halo|STRXLGEN|Framework Desktop",
         (11, 5, 1),
     ),
-    (r"\b8[89]0M\b|Strix ?Point|^Strix$", (11, 5, 0)),
-    (r"\b8[46]0M\b|Krackan", (11, 5, 2)),
-    (r"\b820M\b", (11, 5, 3)),
+    (
+        r"Radeon[^,;:]{0,24}\b8[89]0M\b|^(?:AMD )?8[89]0M(?:$| ?\(| aka\b)|\b8[89]0M (?:Graphics|APU|iGPU)|Strix ?Point|^Strix$",
+        (11, 5, 0),
+    ),
+    (
+        r"Radeon[^,;:]{0,24}\b8[46]0M\b|^(?:AMD )?8[46]0M(?:$| ?\(| aka\b)|Krackan",
+        (11, 5, 2),
+    ),
+    (
+        r"Radeon[^,;:]{0,24}\b820M\b|^(?:AMD )?820M(?:$| ?\(| aka\b)",
+        (11, 5, 3),
+    ),
     (r"RX ?9060|Navi ?44\b", (12, 0, 0)),
     (
         r"RX ?9070|AI PRO R9[67]00|\bR9[67]00\b|Navi ?48\b",
@@ -130,6 +154,15 @@ pub(crate) fn architecture_of(name: &str) -> Option<Gfx> {
     Some(Gfx::new(major, minor, stepping))
 }
 
+/// The architecture of the graphics that are a part of a processor, where its name tells.
+pub(crate) fn graphics_of_processor(name: &str) -> Option<Gfx> {
+    let is_apu = |gfx: &Gfx| {
+        gfx.architecture()
+            .is_some_and(|known| known.sold_as == platform::gfx::FormFactor::Apu)
+    };
+    architecture_of(name).filter(is_apu)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,6 +221,29 @@ mod tests {
             assert!(is_before_rocm(name), "{name}");
         }
         assert!(!is_before_rocm("AMD Radeon HD 7770") && !is_before_rocm("Central Park"));
+        // Sizes, and names of people.
+        for (name, gfx) in [
+            ("780M of GTT memory ready", None),
+            ("NVIDIA GTX 680M", None),
+            ("AMD 780M", Some("gfx1103")),
+            ("Radeon Graphics 760M/780M", Some("gfx1103")),
+            ("Strix [Radeon 880M / 890M]", Some("gfx1150")),
+            ("AMD Radeon Pro Vega 20", Some("gfx904")),
+        ] {
+            let gfx = gfx.and_then(|gfx| gfx.parse().ok());
+            assert_eq!(architecture_of(name), gfx, "{name}");
+        }
+        for (name, gfx) in [
+            (
+                "AMD Ryzen 7 7840HS w/ Radeon 780M Graphics",
+                Some("gfx1103"),
+            ),
+            ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", Some("gfx1151")),
+            ("AMD Ryzen 9 5950X 16-Core Processor", None),
+        ] {
+            let gfx = gfx.and_then(|gfx| gfx.parse().ok());
+            assert_eq!(graphics_of_processor(name), gfx, "{name}");
+        }
         for other in [
             "AMD Radeon Graphics",
             "AMD Ryzen 5 7600 6-Core Processor",

@@ -224,6 +224,12 @@ impl Report {
             self.machine.read_from,
             ReadFrom::Log | ReadFrom::Listing | ReadFrom::Memory
         ) || self.machine.posted.is_cut;
+        // Only a live machine, or a Python with a torch, can be ready.
+        let knows_torch = self
+            .machine
+            .python
+            .as_ref()
+            .is_some_and(|python| python.torch.is_some());
         if self.gpus.is_empty() && is_posted {
             return sentence(
                 "Nothing wrong was found; the text does not say which GPU the machine has.",
@@ -252,7 +258,9 @@ impl Report {
             Some(_) if self.machine.posted.has_failed => sentence(
                 "Nothing that is known here keeps the GPU from training; a program failed in this text, and why is not known.",
             ),
-            Some(_) if is_posted => sentence("Nothing in this text keeps the GPU from training."),
+            Some(_) if is_posted || !self.machine.is_complete && !knows_torch => {
+                sentence("Nothing in this text keeps the GPU from training.")
+            }
             Some(_) => None,
         }
     }

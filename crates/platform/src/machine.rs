@@ -401,6 +401,10 @@ pub struct Posted {
     pub cpu_only: Option<String>,
     /// Architectures for which the libraries beside the program have no code, and those that they are for.
     pub without_code: Option<(Vec<Gfx>, Vec<Gfx>)>,
+    /// The processor, where its name tells which graphics it has.
+    pub processor: Option<String>,
+    /// No GPU has a name that tells it from others: `AMD Radeon Graphics`, or none.
+    pub is_nameless: bool,
     /// An NPU is listed.
     pub has_npu: bool,
     /// A size of memory that cannot be, as it was given.

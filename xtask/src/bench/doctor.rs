@@ -29,7 +29,7 @@ pub(crate) struct DoctorBench {
     #[arg(long)]
     list: bool,
 
-    /// Show the held-out texts too; not while rules are written
+    /// Count what the answers to held-out texts miss; no text is named, so that none is written for
     #[arg(long)]
     held_out: bool,
 
@@ -60,7 +60,7 @@ struct Document {
     slowest_milliseconds: f64,
     /// Files of 200 MB; none with `--quick`.
     long: Vec<Measured>,
-    /// Of the open part, unless the held-out one was asked for.
+    /// Of the open part.
     texts: Vec<Text>,
 }
 
@@ -82,11 +82,14 @@ impl DoctorBench {
         let scores = scores::of(&judged);
         scores.print();
         print_projects(&judged);
-        print_false_alarms(&judged, self.held_out);
+        print_false_alarms(&judged);
         print_times(&judged);
         print_topics(&judged);
         if self.list {
-            print_unmet(&judged, self.held_out);
+            print_unmet(&judged);
+        }
+        if self.held_out {
+            print_held_out(&judged);
         }
         let long = match self.quick {
             true => Vec::new(),
@@ -122,9 +125,7 @@ impl DoctorBench {
             Some(path) => path.clone(),
             None => workspace::target(&workspace::shell()?)?.join("bench/doctor.json"),
         };
-        let shown = judged
-            .iter()
-            .filter(|one| self.held_out || !one.case.held_out);
+        let shown = judged.iter().filter(|one| !one.case.held_out);
         let document = Document {
             scores: scores.clone(),
             median_milliseconds: super::median(
@@ -222,7 +223,7 @@ fn print_projects(judged: &[Judged]) {
     }
 }
 
-fn print_false_alarms(judged: &[Judged], held_out: bool) {
+fn print_false_alarms(judged: &[Judged]) {
     for of_held_out in [false, true] {
         let healthy = judged
             .iter()
@@ -239,7 +240,7 @@ fn print_false_alarms(judged: &[Judged], held_out: bool) {
             alarms.len(),
             texts.len()
         );
-        for one in alarms.iter().filter(|_| held_out || !of_held_out) {
+        for one in alarms.iter().filter(|_| !of_held_out) {
             println!("  {}: {}", one.case.slug, one.judgement.wrong.join("; "));
         }
     }
@@ -300,7 +301,7 @@ fn print_topics(judged: &[Judged]) {
     }
 }
 
-fn print_unmet(judged: &[Judged], held_out: bool) {
+fn print_unmet(judged: &[Judged]) {
     println!();
     for one in judged {
         let Judgement {
@@ -309,7 +310,7 @@ fn print_unmet(judged: &[Judged], held_out: bool) {
             wrong,
             ..
         } = &one.judgement;
-        if *class == Class::Right || one.case.held_out && !held_out {
+        if *class == Class::Right || one.case.held_out {
             continue;
         }
         println!("{:<7} {}", class.name(), one.case.slug);
@@ -319,6 +320,31 @@ fn print_unmet(judged: &[Judged], held_out: bool) {
         for rule in wrong {
             println!("          wrong: {rule}");
         }
+    }
+}
+
+/// What the held-out answers miss, by the kind of rule: the rules themselves would tell the texts.
+fn print_held_out(judged: &[Judged]) {
+    let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for one in judged.iter().filter(|one| one.case.held_out) {
+        let kind = one.case.truth.kind.name();
+        let missed = one
+            .judgement
+            .unmet
+            .iter()
+            .map(|rule| judge::kind_of_unmet(rule));
+        let wrong = one
+            .judgement
+            .wrong
+            .iter()
+            .map(|rule| judge::kind_of_wrong(rule));
+        for what in missed.chain(wrong) {
+            *counts.entry((kind, what)).or_default() += 1;
+        }
+    }
+    println!("\nheld out: what is missed, and how often");
+    for ((kind, what), count) in counts {
+        println!("{kind:<9} {what:<40} {count:>3}");
     }
 }
 

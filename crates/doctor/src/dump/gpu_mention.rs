@@ -24,6 +24,12 @@ pub(super) fn is_amd_graphics(name: &str) -> bool {
         "hdmi",
         "bridge",
         "upstream port",
+        "root complex",
+        "root port",
+        "iommu",
+        "data fabric",
+        "sata controller",
+        "usb controller",
     ]) {
         return false;
     }
@@ -54,6 +60,18 @@ pub(super) fn is_other_vendor(name: &str) -> bool {
         "intel(r) arc",
         "intel arc",
         "intel(r) uhd",
+        "intel(r) hd",
+        "intel(r) iris",
+        "intel corporation",
+        "uhd graphics",
+        "iris xe",
+        "iris(r)",
+        "hd graphics",
+        "microsoft basic",
+        "adreno",
+        "mali-g",
+        "matrox",
+        "aspeed",
         "vmware",
         "svga ii",
         "virtio",
@@ -127,7 +145,8 @@ impl GpuMention {
         let chip = self.gpu.device_id.and_then(DeviceId::gfx).or(self.gpu.gfx);
         self.gpu.gfx = match (chip, self.reported) {
             (Some(chip), Some(reported)) if chip != reported => {
-                let passes = wheels::override_for(chip) == Some(reported.as_override().as_str());
+                let passes = wheels::override_for(chip) == Some(reported.as_override().as_str())
+                    || is_passed_for(reported, chip);
                 if passes {
                     machine
                         .variables
@@ -140,9 +159,35 @@ impl GpuMention {
         };
     }
 
+    /// The GPU alone, once its chip is settled.
+    pub(super) fn settled(mut self, machine: &mut Machine) -> Gpu {
+        self.settle(machine);
+        self.gpu
+    }
+
     fn tells(&self) -> bool {
         self.gpu.gfx.is_some() || self.gpu.device_id.is_some()
     }
+}
+
+/// Whether people make other GPUs pass for this architecture. One that is none of these, and not
+/// what the name says, comes from a name that two chips have (`610M`, `Vega 8`).
+fn is_passed_for(reported: Gfx, chip: Gfx) -> bool {
+    const TARGETS: [(u8, u8, u8); 9] = [
+        (9, 0, 0),
+        (9, 0, 6),
+        (10, 1, 0),
+        (10, 3, 0),
+        (11, 0, 0),
+        (11, 0, 1),
+        (11, 0, 2),
+        (11, 5, 1),
+        (12, 0, 1),
+    ];
+    let is_target = TARGETS
+        .iter()
+        .any(|&(major, minor, stepping)| reported == Gfx::new(major, minor, stepping));
+    is_target && chip.major >= 9
 }
 
 /// `1002:744c`, or a device id in parentheses.
@@ -214,6 +259,7 @@ fn product(name: &str) -> &str {
 
 /// One list of the GPUs that were seen: the list that tells most, completed by the others.
 pub(super) fn merged(mut seen: Vec<GpuMention>, machine: &mut Machine) -> Vec<Gpu> {
+    join_architecture(&mut seen);
     for mention in &mut seen {
         mention.settle(machine);
     }
@@ -238,6 +284,27 @@ pub(super) fn merged(mut seen: Vec<GpuMention>, machine: &mut Machine) -> Vec<Gp
         complete(&mut gpus, list, true);
     }
     gpus.into_iter().map(into_gpu).collect()
+}
+
+/// `AMD arch: gfx1030` above `Device: cuda:0 AMD Radeon RX 6700 XT` is what the runtime says of
+/// that device, where a program names one of each.
+fn join_architecture(seen: &mut Vec<GpuMention>) {
+    let places = |tool: &str| {
+        let of_tool = seen.iter().enumerate().filter(|(_, one)| one.tool == tool);
+        of_tool.map(|(at, _)| at).collect::<Vec<_>>()
+    };
+    let ([arch], [device]) = (&places("arch")[..], &places("comfy")[..]) else {
+        return;
+    };
+    let (arch, device) = (*arch, *device);
+    if seen[device].reported.is_none() && seen[device].gpu.product.is_some() {
+        let arch = seen[arch].clone();
+        let one = &mut seen[device];
+        one.reported = arch.reported;
+        one.about = one.about.or(arch.about);
+        one.gpu.usable_bytes = one.gpu.usable_bytes.or(arch.gpu.usable_bytes);
+        seen.retain(|one| one.tool != "arch");
+    }
 }
 
 /// Adds to GPUs that a tool listed what other lines of the text say about them.

@@ -32,9 +32,9 @@ struct Patterns {
 static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
     let pattern = |text: &str| Regex::new(text).ok();
     Some(Patterns {
-        begins: pattern(r"(?i)initializing kernel modesetting \([^)]*0x1002:0x([0-9a-f]{4})")?,
+        begins: pattern(r"(?i)initializing kernel modesetting \([^)]*?0x1002:0x([0-9a-f]{4})")?,
         address: pattern(r"(?i)amdgpu ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]):")?,
-        vram: pattern(r"amdgpu: VRAM: (\d+M)\b|(\d+M) of VRAM memory ready")?,
+        vram: pattern(r"\bVRAM: (\d+M) 0x|(\d+M) of VRAM memory ready")?,
         gtt: pattern(r"(\d+M) of GTT memory ready")?,
         units: pattern(r"active_cu_number (\d+)")?,
         added: pattern(r"(?i)kfd.*added device 1002:([0-9a-f]{4})")?,
@@ -159,6 +159,16 @@ mod tests {
             gpus[0].pci.map(|pci| pci.to_string()).as_deref(),
             Some("0000:c6:00.0")
         );
+    }
+
+    #[test]
+    fn the_board_of_amd_itself_is_not_the_chip() {
+        let log = "[    1.844769] amdgpu 0000:01:00.0: enabling device (0000 -> 0003)\n\
+                   [    1.845613] [drm] initializing kernel modesetting (FIJI 0x1002:0x7300 0x1002:0x0B36 0xCA).\n\
+                   [    2.184890] amdgpu 0000:01:00.0: VRAM: 4096M 0x000000F400000000 - 0x000000F4FFFFFFFF (4096M used)\n";
+        let gpus = gpus(log, &mut Machine::default());
+        assert_eq!(gpus[0].device_id, Some(DeviceId(0x7300)));
+        assert_eq!(gpus[0].vram_bytes, Some(Bytes::gib(4)));
     }
 
     #[test]

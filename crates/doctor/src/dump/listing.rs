@@ -113,6 +113,10 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
         let line = crate::explain::clip(line, 4096);
         for at in compiled.set.matches(line) {
             let (tool, pattern) = &compiled.patterns[at];
+            // The properties of torch's form name it once.
+            if *tool == "props" && line.contains("_CudaDeviceProperties(") {
+                continue;
+            }
             for found in pattern.captures_iter(line).take(64) {
                 let group = |name: &str| found.name(name).map(|found| found.as_str());
                 seen.extend(mention(tool, group, machine));

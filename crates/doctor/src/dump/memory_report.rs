@@ -92,6 +92,17 @@ static PATTERNS: LazyLock<Vec<(Quantity, Regex)>> = LazyLock::new(|| {
             format!(r"(?i)Virtual Memory:\s*Max Size{GAP}{SIZE}"),
         ),
         (RamAvailable, format!(r"(?i)MemAvailable{GAP}{SIZE}")),
+        // `RAM: 31.2 GB`, `Memory: 4.87 GiB / 30.50 GiB (16%)`.
+        (
+            Ram,
+            r"(?i)^[\s*-]*(?:System )?RAM(?: total| size)?[\s*]*[:=][\s*]*(\d+(?:\.\d+)?\s*[GT]i?B)\b"
+                .to_owned(),
+        ),
+        (
+            Ram,
+            r"(?i)\b(?:Memory|RAM): +\d+(?:\.\d+)? ?[GM]i?B / (\d+(?:\.\d+)? ?[GT]i?B)\b"
+                .to_owned(),
+        ),
         (
             Ram,
             format!(
@@ -110,7 +121,7 @@ static GTTSIZE: LazyLock<Option<Regex>> = LazyLock::new(|| {
     Regex::new(r"\b((?:amdgpu\.(?:gttsize|gtt_size|vramlimit)|(?:amd)?ttm\.(?:pages_limit|page_pool_size)|amd_iommu|iommu)=\S+)").ok()
 });
 static KERNEL: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    Regex::new(r"(?i)(?:\bLinux(?: version)?|\bkernel:?)\s+v?(\d+\.\d+(?:\.\d+)?[\w.-]*)").ok()
+    Regex::new(r"(?i)(?:\bLinux(?: version)?|\bkernel:?|\bPython platform *:|\bPlatform *:)\s+(?:Linux-)?v?(\d+\.\d+(?:\.\d+)?[\w.-]*)").ok()
 });
 
 /// One GPU, when the text has numbers about one.
@@ -281,10 +292,26 @@ fn quantities(line: &str) -> Vec<(Quantity, Bytes)> {
 
 /// The architecture that a text names, itself or by a product.
 fn named_gfx(text: &str) -> Option<Gfx> {
-    Gfx::find_all(text)
-        .first()
-        .copied()
-        .or_else(|| text.lines().find_map(names::architecture_of))
+    Gfx::find_all(text).first().copied().or_else(|| {
+        let names_hardware = |line: &&str| {
+            let line = line.to_ascii_lowercase();
+            [
+                "amd",
+                "radeon",
+                "ryzen",
+                "gpu",
+                "vga",
+                "instinct",
+                "strix",
+                "framework",
+            ]
+            .iter()
+            .any(|word| line.contains(word))
+        };
+        text.lines()
+            .filter(names_hardware)
+            .find_map(names::architecture_of)
+    })
 }
 
 #[cfg(test)]
@@ -293,7 +320,7 @@ mod tests {
 
     #[test]
     fn every_pattern_compiles() {
-        assert_eq!(PATTERNS.len(), 23);
+        assert_eq!(PATTERNS.len(), 25);
         assert!(GTTSIZE.is_some() && KERNEL.is_some());
     }
 

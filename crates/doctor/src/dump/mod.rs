@@ -8,6 +8,7 @@
 mod amd_smi;
 mod bounded;
 mod csv;
+mod fragments;
 mod gpu_mention;
 mod hipinfo;
 mod kernel_log;
@@ -83,9 +84,12 @@ pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
     let remarks = Posted {
         has_failed: false,
         wants_rocm: false,
+        processor: None,
+        is_nameless: false,
         ..noted.posted.clone()
     };
     let says_something = remarks != Posted::default()
+        || noted.kernel.is_some() && fragments::tool_of(text).is_some()
         || !noted.variables.is_empty()
         || noted.python.is_some()
         || noted.system == System::Macos

@@ -49,6 +49,7 @@ const KEYS: &[(&str, Field)] = &[
     ("graphics card", Field::Name),
     ("graphic card", Field::Name),
     ("graphics processor", Field::Name),
+    ("platform name", Field::Name),
     ("video card", Field::Name),
     ("videocard", Field::Name),
     ("video", Field::Name),

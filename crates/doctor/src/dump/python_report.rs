@@ -1,13 +1,12 @@
 //! What Python tools print about an installation: `python -m torch.utils.collect_env`
 //! and `accelerate env`. Every bug report of a trainer has one of them.
 
+use super::gpu_mention::GpuMention;
 use super::value_of;
-use crate::names;
+use platform::Bytes;
 use platform::machine::{Gpu, Kernel, Machine};
-use platform::pci::DeviceId;
 use platform::python::{self, is_relevant_package};
 use platform::snapshot::Snapshot;
-use platform::{Bytes, Gfx};
 
 /// Whether the text is such a report, even one without a GPU.
 pub(super) fn is_python_report(text: &str) -> bool {
@@ -77,7 +76,7 @@ pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
             if super::gpu_mention::is_other_vendor(name) {
                 super::listing::other(name, machine);
             } else {
-                gpus.extend(gpu(name));
+                gpus.extend(gpu(name, machine));
             }
         }
     }
@@ -118,26 +117,10 @@ fn gpu_name(line: &str) -> Option<&str> {
 }
 
 /// `AMD Radeon RX 6700 XT (gfx1031)`; a card of somebody else is none of ours.
-fn gpu(name: &str) -> Option<Gpu> {
-    let gfx = Gfx::find_all(name).first().copied();
-    let product = name.split("(gfx").next().unwrap_or(name);
+fn gpu(name: &str, machine: &mut Machine) -> Option<Gpu> {
     // vLLM's program writes this where torch does not tell the architecture.
-    let product = product
-        .split("NoGCNArchName")
-        .next()
-        .unwrap_or(product)
-        .trim();
-    let is_amd = product.contains("AMD") || product.contains("Radeon");
-    let device_id = product
-        .strip_prefix("Device ")
-        .and_then(|id| u16::from_str_radix(id, 16).ok())
-        .map(DeviceId)
-        .filter(|id| id.gfx().is_some());
-    (gfx.is_some() || is_amd || device_id.is_some()).then(|| Gpu {
-        gfx: gfx.or_else(|| names::architecture_of(product)),
-        device_id,
-        product: Some(product.to_owned())
-            .filter(|product| !product.is_empty() && device_id.is_none()),
-        ..Gpu::default()
-    })
+    let name = name.split("NoGCNArchName").next().unwrap_or(name).trim();
+    let is_amd = name.contains("AMD") || name.contains("Radeon");
+    let gpu = GpuMention::default().named(name).settled(machine);
+    (gpu.gfx.is_some() || is_amd || gpu.device_id.is_some()).then_some(gpu)
 }

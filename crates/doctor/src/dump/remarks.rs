@@ -1,7 +1,8 @@
 //! What a posted text says about itself and its program: that it is cut off, that ZLUDA or
 //! DirectML stands in for ROCm, which packages and which ROCm are installed.
 
-use super::rocminfo;
+use super::fragments;
+use crate::names;
 use platform::Bytes;
 use platform::machine::{InsteadOfRocm, Machine, System};
 use platform::python::{self, is_relevant_package};
@@ -15,6 +16,7 @@ struct Patterns {
     package: Regex,
     wheel: Regex,
     override_value: Regex,
+    processor: Regex,
     no_gpu: Regex,
     failed: Regex,
 }
@@ -38,6 +40,9 @@ static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
         )?,
         no_gpu: pattern(
             r"(?i)\bno (?:(?:compatible|supported|usable|suitable|AMD|discrete|integrated) )+(?:GPUs?|graphics)\b.{0,8}(?:found|detected|discovered|available)",
+        )?,
+        processor: pattern(
+            r"(?i)\bAMD (?:Ryzen|Eng Sample|Custom APU)\b[^\n|,;:\x22]{0,70}|\bRyzen AI MAX\+? [^\n|,;:\x22]{0,40}",
         )?,
         override_value: pattern(
             r"\b(HSA_OVERRIDE_GFX_VERSION(?:_\d+)?|(?:HIP|ROCR|CUDA)_VISIBLE_DEVICES)[=:]\s?[\x22']?([\w.,-]+)",
@@ -83,8 +88,15 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
         .lines()
         .filter_map(|line| patterns.rocm.captures(line))
         .find_map(|found| found.get(1).map(|version| version.as_str().to_owned()));
+    let has_no_gpu = machine.gpus.is_empty() && machine.unseen.is_empty();
     posted.is_cut =
-        !posted.has_failed && machine.gpus.is_empty() && machine.unseen.is_empty() && is_cut(text);
+        has_no_gpu && (!posted.has_failed && is_cut(text) || fragments::ends_within_an_agent(text));
+    posted.processor = processor(text, patterns);
+    posted.is_nameless = !machine.gpus.is_empty()
+        && machine.gpus.iter().all(|gpu| {
+            let name = gpu.product.as_deref().unwrap_or_default();
+            names::architecture_of(name).is_none()
+        });
     variables(text, patterns, machine);
     packages(text, patterns, machine);
     if text.contains("Linux-") && lower.contains("-microsoft-") {
@@ -99,20 +111,34 @@ fn is_cut(text: &str) -> bool {
     let is_whole_report = ["GPU models and configuration", "Is CUDA available: False"]
         .iter()
         .any(|line| text.contains(line));
-    rocminfo::is_fragment(text) && !text.contains("*** Done ***")
-        || is_report && !is_whole_report
+    if text.contains("*** Done ***") || is_whole_report {
+        return false;
+    }
+    is_report
+        || fragments::tool_of(text).is_some()
         || has_bridges_only(text)
         || text.contains("GPU[") && text.contains("]\t\t:")
+}
+
+/// The name of the processor, where its graphics are a part of it.
+fn processor(text: &str, patterns: &Patterns) -> Option<String> {
+    text.lines()
+        .filter_map(|line| patterns.processor.find(line))
+        .map(|found| found.as_str().trim().to_owned())
+        .find(|name| names::graphics_of_processor(name).is_some())
 }
 
 /// The bus without its display controllers: the beginning of an `lspci`.
 fn has_bridges_only(text: &str) -> bool {
     let classes = ["Host bridge", "PCI bridge", "IOMMU"];
+    // The second form is that of FreeBSD's `pciconf`.
     let is_bridge = |line: &str| {
         line.contains("Advanced Micro Devices") && classes.iter().any(|class| line.contains(class))
+            || line.trim() == "class      = bridge"
     };
     let is_display = |line: &str| {
-        line.contains("VGA compatible")
+        line.trim() == "class      = display"
+            || line.contains("VGA compatible")
             || line.contains("Display controller")
             || line.contains("3D controller")
     };

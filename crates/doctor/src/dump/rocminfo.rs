@@ -10,24 +10,6 @@ pub(super) fn is_rocminfo(text: &str) -> bool {
     text.contains("HSA Agents") && text.contains("Device Type:")
 }
 
-/// Whether the text has some part of the output.
-pub(super) fn is_fragment(text: &str) -> bool {
-    const SIGNS: [&str; 10] = [
-        "HSA System Attributes",
-        "HSA Agents",
-        "ROCk module version",
-        "Runtime Ext Version:",
-        "Max Waves Per CU:",
-        "SDMA engine uCode",
-        "FBarrier Max Size:",
-        "Default Rounding Mode:",
-        "Alloc Granule:",
-        "Device Type:             ",
-    ];
-    SIGNS.iter().filter(|sign| text.contains(**sign)).count() > 0
-        && !text.contains("gpuSurveyResult")
-}
-
 /// The GPU agents, in their order; the pool of the CPU agents becomes the RAM.
 pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     let mut gpus = Vec::new();

@@ -28,6 +28,7 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
         if gpu.is_apu() {
             headroom(machine, gpu, found);
             carve_out(machine, gpu, found);
+            large_carve_out(machine, gpu, found);
             smi(machine, gpu, found);
         }
     }
@@ -399,6 +400,28 @@ fn carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
             .seen(format!("{pool} are carved out; HIP uses them, and nothing of the RAM. The sum of the two is not available to anybody."))
             .why("Checkpoints are read through RAM and pinned buffers live there; hipStreamCreate was seen to fail with out-of-memory in this state. Programs that read TTM see half of what is left, those that read VRAM the carve-out.")
             .fix(["# BIOS: UMA frame buffer to its minimum (512 MB or Auto)", "# then raise ttm.pages_limit: `surefoot doctor` prints the commands"])
+            .source("https://github.com/ROCm/ROCm/issues/5902"),
+    );
+}
+
+/// A carve-out that leaves little, however much RAM the machine has: 128 GiB are the most that
+/// any of these APUs is sold with.
+fn large_carve_out(machine: &Machine, gpu: &Gpu, found: &mut Vec<Finding>) {
+    const MOST: Bytes = Bytes::gib(128);
+    let Some(vram) = gpu.vram_bytes.filter(|&vram| vram >= Bytes::gib(64)) else {
+        return;
+    };
+    let is_told = found
+        .iter()
+        .any(|finding| finding.id == "carveout-starves-host");
+    if machine.memory.total.is_some() || is_told || gpu.is_server_apu() {
+        return;
+    }
+    found.push(
+        Finding::new(Check::Memory, Severity::Warning, "carveout-starves-host", format!("The carve-out takes {vram} of the RAM"))
+            .seen(format!("{vram} are the GPU's own (UMA frame buffer); of at most {MOST} that leaves the host {} or less.", MOST.saturating_sub(vram)))
+            .why("Checkpoints are read through RAM and pinned buffers live there; hipStreamCreate and hipMalloc were seen to fail with out-of-memory in this state.")
+            .fix(["free -h  # what the host has", "# BIOS: UMA frame buffer to its minimum (512 MB or Auto); the GPU then allocates from RAM, up to ttm.pages_limit"])
             .source("https://github.com/ROCm/ROCm/issues/5902"),
     );
 }

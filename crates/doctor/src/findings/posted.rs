@@ -10,6 +10,7 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
         return;
     }
     text(machine, found);
+    under_override(machine, found);
     instead_of_rocm(machine, found);
     program(machine, found);
     others(machine, found);
@@ -23,7 +24,10 @@ fn text(machine: &Machine, found: &mut Vec<Finding>) {
     if posted.is_cut {
         found.push(
             Finding::new(Check::Gpu, Severity::Info, "text-cut-off", "The text is cut off before it comes to a GPU")
-                .seen("It is a part of the output of a tool, and no GPU is in that part.")
+                .seen(match processor_graphics(machine) {
+                    Some((name, gfx)) => format!("It is a part of the output of a tool, and no GPU is in that part; the processor, {name}, has a {gfx} in it."),
+                    None => "It is a part of the output of a tool, and no GPU is in that part.".to_owned(),
+                })
                 .why("Nothing follows from it about the GPU: neither that there is one nor that there is none.")
                 .fix(["# collect the whole output, to its last line", "surefoot doctor --report report.txt"])
                 .source("https://rocm.docs.amd.com/projects/rocminfo/en/latest/"),
@@ -53,6 +57,37 @@ fn text(machine: &Machine, found: &mut Vec<Finding>) {
                 .source("https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/system-requirements.html"),
         );
     }
+}
+
+/// The processor and the architecture of its graphics.
+fn processor_graphics(machine: &Machine) -> Option<(&str, Gfx)> {
+    let name = machine.posted.processor.as_deref()?;
+    Some((name, names::graphics_of_processor(name)?))
+}
+
+/// The only GPU is called what drivers call many, has the architecture of a card, and the
+/// processor has graphics of the same generation: an override makes one pass for the other.
+fn under_override(machine: &Machine, found: &mut Vec<Finding>) {
+    let ([gpu], Some((name, inside))) = (&machine.gpus[..], processor_graphics(machine)) else {
+        return;
+    };
+    let Some(gfx) = gpu
+        .gfx
+        .filter(|&gfx| gfx != inside && gfx.major == inside.major)
+    else {
+        return;
+    };
+    let is_nameless = gpu.device_id.is_none() && machine.posted.is_nameless;
+    if !is_nameless || machine.variable("HSA_OVERRIDE_GFX_VERSION").is_some() {
+        return;
+    }
+    found.push(
+        Finding::new(Check::Override, Severity::Warning, "override-suspected", format!("This {gfx} may be the {inside} of the processor, under an override"))
+            .seen(format!("The processor is {name}; the GPU has no name of its own, and is called {gfx}."))
+            .why("HSA_OVERRIDE_GFX_VERSION makes a GPU pass for another one, in this tool as well. What is said here of the card does not hold then.")
+            .fix(["unset HSA_OVERRIDE_GFX_VERSION  # then look at the name again"])
+            .source("https://github.com/ROCm/ROCm/issues/3910"),
+    );
 }
 
 fn instead_of_rocm(machine: &Machine, found: &mut Vec<Finding>) {

@@ -1,10 +1,13 @@
 //! Access to the devices, containers, WSL, limits of the process.
 
 use super::{Check, Finding, Severity};
-use platform::Bytes;
 use platform::machine::{DeviceFile, Machine, System};
+use platform::{Bytes, Gfx};
 
 pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
+    if machine.system == System::Wsl {
+        wsl_support(machine, found);
+    }
     if !machine.is_complete {
         return;
     }
@@ -113,6 +116,25 @@ pub(super) fn container_flags(machine: &Machine) -> String {
         _ => "--group-add $(stat -c %g /dev/kfd)",
     };
     format!("# start the container with: --device /dev/kfd --device /dev/dri {group}")
+}
+
+/// ROCm for WSL supports RDNA 3 and newer.
+fn wsl_support(machine: &Machine, found: &mut Vec<Finding>) {
+    let is_before = |gfx: Gfx| gfx.major < 11;
+    let Some(gpu) = machine
+        .gpus
+        .iter()
+        .find(|gpu| gpu.gfx.is_some_and(is_before))
+    else {
+        return;
+    };
+    found.push(
+        Finding::new(Check::Gpu, Severity::Warning, "wsl-gpu-not-listed", format!("{} is not among the GPUs that ROCm supports under WSL", gpu.name()))
+            .seen("The text comes from WSL.")
+            .why("AMD's table for WSL begins with RDNA 3 (RX 7000). An older GPU is often not listed by rocminfo there, whatever is installed.")
+            .fix(["# train under Linux itself, or under Windows with a wheel that has code for this GPU"])
+            .source("https://rocm.docs.amd.com/projects/radeon-ryzen/en/latest/docs/compatibility/compatibilityrad/wsl/wsl_compatibility.html"),
+    );
 }
 
 fn wsl(machine: &Machine, found: &mut Vec<Finding>) {

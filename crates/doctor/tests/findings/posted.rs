@@ -85,6 +85,21 @@ pub(crate) fn of_texts() -> Vec<Case> {
             "device#    0\nName:   AMD Radeon RX 9070 XT\ngcnArchName: gfx1201\ntotalGlobalMem: 15.92 GB\n",
         ),
         case(
+            "override-suspected",
+            "CPU: AMD Ryzen 7 7840HS w/ Radeon 780M Graphics\nGPU: AMD Radeon Graphics (gfx1102)\n",
+            "CPU: AMD Ryzen 7 7840HS w/ Radeon 780M Graphics\nGPU: AMD Radeon RX 7600S (gfx1102)\n",
+        ),
+        case(
+            "wsl-gpu-not-listed",
+            "WSL environment detected.\nGPU: AMD Radeon RX 6800 XT\n",
+            "WSL environment detected.\nGPU: AMD Radeon RX 7800 XT\n",
+        ),
+        case(
+            "carveout-starves-host",
+            "GPU: Radeon 8060S\n[drm] amdgpu: 98304M of VRAM memory ready\n",
+            "GPU: Radeon 8060S\n[drm] amdgpu: 512M of VRAM memory ready\n",
+        ),
+        case(
             "visibility-leaves-nothing",
             "$ export ROCR_VISIBLE_DEVICES=1\n$ export HIP_VISIBLE_DEVICES=1\n",
             "$ export ROCR_VISIBLE_DEVICES=1\n$ export HIP_VISIBLE_DEVICES=0\n",

@@ -177,6 +177,28 @@ pub(super) fn judge(truth: &Truth, answer: &Answer) -> Judgement {
     }
 }
 
+/// Which kind of rule was not met.
+pub(super) fn kind_of_unmet(rule: &str) -> &'static str {
+    match rule {
+        "an error to mend" => "not said: an error to mend",
+        _ if rule.starts_with("the GPUs ") => "not said: all GPUs",
+        _ if rule.starts_with("train on gfx") => "not said: the GPU to train on",
+        _ => "not said: a cause or a cure",
+    }
+}
+
+/// Which kind of statement was wrong.
+pub(super) fn kind_of_wrong(rule: &str) -> &'static str {
+    match rule {
+        "an error where nothing stops training" => "wrong: an error where there is none",
+        "`ready to train`" => "wrong: ready to train",
+        _ if rule.starts_with("says ") => "wrong: a cause that it is not",
+        _ if rule.starts_with("train on gfx") => "wrong: the GPU to train on",
+        _ if rule.starts_with('`') => "wrong: a command of another system",
+        _ => "wrong: a GPU that is not there",
+    }
+}
+
 /// The statements of an answer that contradict the truth.
 fn wrongs(truth: &Truth, answer: &Answer) -> Vec<String> {
     let said = |rule: &Regex| rule.is_match(&answer.explain) || rule.is_match(&answer.doctor);

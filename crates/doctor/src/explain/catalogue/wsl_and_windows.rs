@@ -31,6 +31,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "Windows: a card and an Adrenalin driver that AMD's compatibility table lists for WSL and this ROCm version",
             "WSL: the Adrenalin driver on Windows that AMD's table names for this ROCm version, and a card that the table lists",
             "WSL: ROCm for WSL: amdgpu-install --usecase=wsl,rocm --no-dkms (newer releases: librocdxg); no packages of the distribution",
+            "WSL: `export HSA_ENABLE_DXG_DETECTION=1`, which librocdxg needs with a ROCm before 7.13",
             "WSL: `wsl --update` in Windows 11 and a current kernel; Windows 10 is not enough",
         ],
         ask: &[
