@@ -26,9 +26,12 @@ pub(super) struct ClipOrder {
     /// Numbers of the clips of each shape.
     groups: Vec<Vec<usize>>,
     rows: usize,
-    /// The pass that was asked for last.
-    pass: Mutex<Option<(u64, Pass)>>,
+    /// The passes that were asked for last: at the end of one, the next is read ahead.
+    passes: Mutex<Vec<(u64, Pass)>>,
 }
+
+/// Passes that are kept.
+const KEPT: usize = 2;
 
 /// The batches of a pass.
 type Pass = Arc<Vec<Vec<usize>>>;
@@ -46,7 +49,7 @@ impl ClipOrder {
             seed,
             groups: groups.into_values().collect(),
             rows: rows.max(1),
-            pass: Mutex::new(None),
+            passes: Mutex::new(Vec::new()),
         }
     }
 
@@ -76,15 +79,14 @@ impl ClipOrder {
     }
 
     fn pass(&self, epoch: u64) -> Pass {
-        let mut known = self.pass.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*known {
-            Some((number, pass)) if *number == epoch => Arc::clone(pass),
-            _ => {
-                let pass = Arc::new(self.shuffled_pass(epoch));
-                *known = Some((epoch, Arc::clone(&pass)));
-                pass
-            }
+        let mut known = self.passes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, pass)) = known.iter().find(|(number, _)| *number == epoch) {
+            return Arc::clone(pass);
         }
+        let pass = Arc::new(self.shuffled_pass(epoch));
+        known.truncate(KEPT - 1);
+        known.insert(0, (epoch, Arc::clone(&pass)));
+        pass
     }
 
     fn shuffled_pass(&self, epoch: u64) -> Vec<Vec<usize>> {
@@ -149,6 +151,18 @@ mod tests {
         assert_eq!(seen, [2; 9]);
         assert_ne!(pass(0), pass(1));
         assert_eq!(pass(0), pass(0));
+    }
+
+    #[test]
+    fn around_the_end_of_a_pass_neither_is_shuffled_again() {
+        let order = ClipOrder::new(3, &SHAPES, 2, 1);
+        let (before, after) = (order.pass(4), order.pass(5));
+        for _ in 0..3 {
+            assert!(Arc::ptr_eq(&before, &order.pass(4)));
+            assert!(Arc::ptr_eq(&after, &order.pass(5)));
+        }
+        assert_eq!(order.pass(6), order.pass(6));
+        assert!(!Arc::ptr_eq(&before, &order.pass(4)));
     }
 
     #[test]
