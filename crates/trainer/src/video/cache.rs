@@ -2,7 +2,8 @@
 //! changes what is in it.
 //!
 //! ```text
-//! <folder>/media/<path, size, date>.json     what a medium is: a hash of its content, its shape
+//! <folder>/media/<path, size, date>.json     what a medium is: a hash of its content, its shape; of a cache that
+//!                                            another trainer made, the hash
 //! <folder>/latents/<hash>.safetensors        `latents` [channels, frames, height, width], `condition`
 //! <folder>/texts/<hash>.safetensors          `text` [tokens, width]
 //! ```
@@ -16,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use models::formats::{SafetensorsFile, write_tensors};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tch::Tensor;
@@ -116,31 +118,52 @@ impl Cache {
             },
             Err(reason) => return Ok(Err(reason)),
         };
-        let text = serde_json::to_string(&facts)
-            .map_err(|error| Error::Internal(format!("facts of a medium: {error}")))?;
-        let draft = draft(&path);
-        let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, &path));
-        written.map_err(|error| Error::io("write", &path, error))?;
+        self.remember(&path, &facts)?;
         Ok(Ok(facts))
+    }
+
+    /// The hash of the content of a file that another trainer made; it is read only where it has changed since.
+    ///
+    /// # Errors
+    /// When it cannot be read, or the cache cannot be written to.
+    pub(super) fn content_of(&self, file: &Path) -> Result<String, Error> {
+        let unread = |reason| Error::Data(format!("`{}`: {reason}", file.display()));
+        let path = self.note(&["content".to_owned(), stamp(file).map_err(unread)?]);
+        if let Some(known) = remembered(&path) {
+            return Ok(known);
+        }
+        let content = content(&[file]).map_err(Error::Data)?;
+        self.remember(&path, &content)?;
+        Ok(content)
     }
 
     /// The file for what is known of `source`, and what is.
     fn known(&self, source: &Source, fps: f64) -> Result<(PathBuf, Option<Facts>), String> {
         let mut stamps = vec![format!("{fps}")];
         for file in source.files() {
-            let path = std::path::absolute(file).map_err(|error| error.to_string())?;
-            let metadata = fs::metadata(&path).map_err(|error| error.to_string())?;
-            let changed = metadata.modified().map_err(|error| error.to_string())?;
-            let since = changed
-                .duration_since(SystemTime::UNIX_EPOCH)
-                .unwrap_or_default();
-            stamps.push(format!("{} {} {since:?}", path.display(), metadata.len()));
+            stamps.push(stamp(file)?);
         }
-        let stamps: Vec<&str> = stamps.iter().map(String::as_str).collect();
-        let path = self.folder.join("media").join(key(&stamps) + ".json");
-        let known = fs::read(&path).ok();
-        let facts = known.and_then(|bytes| serde_json::from_slice(&bytes).ok());
+        let path = self.note(&stamps);
+        let facts = remembered(&path);
         Ok((path, facts))
+    }
+
+    /// The file for what is known of files with these stamps.
+    fn note(&self, stamps: &[String]) -> PathBuf {
+        let stamps: Vec<&str> = stamps.iter().map(String::as_str).collect();
+        self.folder.join("media").join(key(&stamps) + ".json")
+    }
+
+    /// Writes what [`remembered`] reads.
+    fn remember(&self, path: &Path, what: &impl Serialize) -> Result<(), Error> {
+        let text = serde_json::to_string(what)
+            .map_err(|error| Error::Internal(format!("facts of a medium: {error}")))?;
+        let draft = draft(path);
+        let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, path));
+        written.map_err(|error| {
+            let _ = fs::remove_file(&draft);
+            Error::io("write", path, error)
+        })
     }
 
     /// Where the latents of this key are.
@@ -156,6 +179,23 @@ impl Cache {
     }
 }
 
+/// The place, the size and the date of a file: with the same, it is taken to be as it was.
+fn stamp(file: &Path) -> Result<String, String> {
+    let path = std::path::absolute(file).map_err(|error| error.to_string())?;
+    let metadata = fs::metadata(&path).map_err(|error| error.to_string())?;
+    let changed = metadata.modified().map_err(|error| error.to_string())?;
+    let since = changed
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    let (path, length) = (path.display(), metadata.len());
+    Ok(format!("{path} {length} {since:?}"))
+}
+
+/// What was written of files, where it is there and whole.
+fn remembered<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
 /// Whether an entry is there and whole.
 pub(crate) fn has(path: &Path) -> bool {
     path.is_file() && SafetensorsFile::open(path).is_ok()
@@ -167,8 +207,14 @@ pub(crate) fn has(path: &Path) -> bool {
 /// When the disk is full, or the folder cannot be written to.
 pub(crate) fn write(path: &Path, tensors: &[(String, &Tensor)]) -> Result<(), Error> {
     let draft = draft(path);
-    write_tensors(&draft, tensors)?;
-    fs::rename(&draft, path).map_err(|error| Error::io("write", path, error))
+    let written = write_tensors(&draft, tensors).map_err(Error::from);
+    let written = written
+        .and_then(|_| fs::rename(&draft, path).map_err(|error| Error::io("write", path, error)));
+    if written.is_err() {
+        // A part of it would take the place that is short.
+        let _ = fs::remove_file(&draft);
+    }
+    written
 }
 
 /// Another name for `path` while it is written, which no other process has.

@@ -51,13 +51,21 @@ struct Files {
     text: PathBuf,
 }
 
-/// What is in the file of a clip.
+/// What the header of a clip's file says.
 #[derive(Debug)]
 struct Latents {
+    file: SafetensorsFile,
     /// `[channels, frames, height, width]`, normalised.
-    latents: Tensor,
+    latents: Named,
     /// What an image-to-video model is told of the first frame: the same with mask and picture as channels.
-    condition: Option<Tensor>,
+    condition: Option<Named>,
+}
+
+/// A tensor in a file, and its shape with the frames that an image may leave out.
+#[derive(Debug)]
+struct Named {
+    name: String,
+    shape: [i64; 4],
 }
 
 /// The clips that `by` has encoded in `folder`, taken over into `cache`.
@@ -94,7 +102,7 @@ pub(super) fn import(
     Ok(clips)
 }
 
-/// A clip that is taken over.
+/// A clip that is taken over. What is in its files is read the first time; later, their headers are.
 fn clip_of(
     files: &Files,
     by: EncodedBy,
@@ -102,24 +110,22 @@ fn clip_of(
     cache: &Cache,
     unused: &mut Complaints,
 ) -> Result<Clip, Error> {
-    let content = |path: &Path| cache::content(&[path]).map_err(Error::Data);
+    let text = Text::open(&files.text, by)?;
+    if text.width != fit.width {
+        let (width, needed) = (text.width, fit.width);
+        let reason = format!("its rows are of width {width}, and the model reads {needed}");
+        return Err(wrong(&files.text, &reason));
+    }
     let kept_text = cache.text(&cache::key(&[
         "text of",
         &format!("{by:?}"),
-        &content(&files.text)?,
+        &cache.content_of(&files.text)?,
     ]));
     if !cache::has(&kept_text) {
-        let text = text(&files.text, by)?;
-        let width = text.size()[1];
-        if width != fit.width {
-            let needed = fit.width;
-            let reason = format!("its rows are of width {width}, and the model reads {needed}");
-            return Err(wrong(&files.text, &reason));
-        }
-        cache::write(&kept_text, &[("text".to_owned(), &text)])?;
+        cache::write(&kept_text, &[("text".to_owned(), &text.rows()?)])?;
     }
-    let found = latents(&files.latents, by)?;
-    let (channels, count, height, width) = found.latents.size4()?;
+    let found = Latents::open(&files.latents, by)?;
+    let [channels, count, height, width] = found.latents.shape;
     if channels != fit.channels {
         let needed = fit.channels;
         let reason =
@@ -133,14 +139,14 @@ fn clip_of(
         );
         return Err(wrong(&files.latents, &reason));
     }
-    let condition = match (fit.pipeline, found.condition) {
+    let condition = match (fit.pipeline, &found.condition) {
         (Pipeline::Text, None) => None,
         (Pipeline::Text, Some(_)) => {
             unused.add(format!("`{}`", name(&files.latents)));
             None
         }
         (Pipeline::Image, Some(condition)) => {
-            let (channels, needed) = (condition.size()[0], fit.channels + 4);
+            let (channels, needed) = (condition.shape[0], fit.channels + 4);
             if channels != needed {
                 let reason = format!(
                     "its first frame has {channels} channels, and the model reads {needed} (a mask of four)"
@@ -162,11 +168,13 @@ fn clip_of(
     let key = cache::key(&[
         "latents of",
         &format!("{by:?} {:?}", fit.pipeline),
-        &content(&files.latents)?,
+        &cache.content_of(&files.latents)?,
     ]);
     let kept = cache.latents(&key);
     if !cache::has(&kept) {
-        let mut tensors = vec![("latents".to_owned(), &found.latents)];
+        let latents = found.read(&found.latents)?;
+        let condition = condition.map(|named| found.read(named)).transpose()?;
+        let mut tensors = vec![("latents".to_owned(), &latents)];
         tensors.extend(
             condition
                 .iter()
@@ -338,51 +346,84 @@ fn changed(path: &Path) -> SystemTime {
     changed.unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// What is in a file of latents.
-///
-/// # Errors
-/// When it holds something else, or numbers that are not finite.
-fn latents(path: &Path, by: EncodedBy) -> Result<Latents, Error> {
-    let file = SafetensorsFile::open(path)?;
-    if let Some(architecture) = file
-        .metadata()
-        .get("architecture")
-        .filter(|name| *name != "wan")
-    {
-        return Err(wrong(
-            path,
-            &format!("it is for `{architecture}`, and not for Wan"),
-        ));
-    }
-    let (mut latents, mut condition) = (None, None);
-    for name in file.names() {
-        let place = match by {
-            EncodedBy::Musubi if of_shape(&name, "latents_image_") => &mut condition,
-            EncodedBy::Musubi if of_shape(&name, "latents_") => &mut latents,
-            EncodedBy::AiToolkit if name == "latent" => &mut latents,
-            // How long the clip was, and the first of its latents once more.
-            EncodedBy::AiToolkit if name == "num_frames" || name == "first_frame_latent" => {
-                continue;
+impl Latents {
+    /// Reads the header of a file of latents.
+    ///
+    /// # Errors
+    /// When it holds something else.
+    fn open(path: &Path, by: EncodedBy) -> Result<Self, Error> {
+        let file = SafetensorsFile::open(path)?;
+        if let Some(architecture) = file
+            .metadata()
+            .get("architecture")
+            .filter(|name| *name != "wan")
+        {
+            return Err(wrong(
+                path,
+                &format!("it is for `{architecture}`, and not for Wan"),
+            ));
+        }
+        let (mut latents, mut condition) = (None, None);
+        for name in file.names() {
+            let place = match by {
+                EncodedBy::Musubi if of_shape(&name, "latents_image_") => &mut condition,
+                EncodedBy::Musubi if of_shape(&name, "latents_") => &mut latents,
+                EncodedBy::AiToolkit if name == "latent" => &mut latents,
+                // How long the clip was, and the first of its latents once more.
+                EncodedBy::AiToolkit if name == "num_frames" || name == "first_frame_latent" => {
+                    continue;
+                }
+                _ => {
+                    return Err(wrong(
+                        path,
+                        &format!("`{name}` belongs to a kind of training that is not known here"),
+                    ));
+                }
+            };
+            if place.is_some() {
+                return Err(wrong(path, &format!("`{name}` is there a second time")));
             }
+            *place = Some(Named::of(path, &file, name)?);
+        }
+        let latents = latents.ok_or_else(|| wrong(path, "no latents are in it"))?;
+        if let Some(condition) = &condition
+            && condition.shape[1..] != latents.shape[1..]
+        {
+            return Err(wrong(path, "the first frame and the clip differ in size"));
+        }
+        Ok(Self {
+            file,
+            latents,
+            condition,
+        })
+    }
+
+    /// One of its tensors, `[channels, frames, height, width]`.
+    ///
+    /// # Errors
+    /// When it has numbers that are not finite.
+    fn read(&self, named: &Named) -> Result<Tensor, Error> {
+        Ok(numbers(&self.file, &named.name)?.f_reshape(named.shape)?)
+    }
+}
+
+impl Named {
+    fn of(path: &Path, file: &SafetensorsFile, name: String) -> Result<Self, Error> {
+        let shape = file.shape(&name).unwrap_or_default();
+        let shape = match shape[..] {
+            [channels, frames, height, width] => [channels, frames, height, width],
+            [channels, height, width] => [channels, 1, height, width],
             _ => {
                 return Err(wrong(
                     path,
-                    &format!("`{name}` belongs to a kind of training that is not known here"),
+                    &format!(
+                        "`{name}` is of shape {shape:?}, and latents are [channels, frames, height, width]"
+                    ),
                 ));
             }
         };
-        if place.is_some() {
-            return Err(wrong(path, &format!("`{name}` is there a second time")));
-        }
-        *place = Some(clip(path, &file, &name)?);
+        Ok(Self { name, shape })
     }
-    let latents = latents.ok_or_else(|| wrong(path, "no latents are in it"))?;
-    if let Some(condition) = &condition
-        && condition.size()[1..] != latents.size()[1..]
-    {
-        return Err(wrong(path, "the first frame and the clip differ in size"));
-    }
-    Ok(Latents { latents, condition })
 }
 
 /// Whether `name` is `PREFIX<frames>x<height>x<width>_<dtype>`.
@@ -396,66 +437,70 @@ fn of_shape(name: &str, prefix: &str) -> bool {
     })
 }
 
-/// A tensor `[channels, frames, height, width]`; of an image, the frames may be left out.
-fn clip(path: &Path, file: &SafetensorsFile, name: &str) -> Result<Tensor, Error> {
-    let tensor = numbers(path, file, name)?;
-    match tensor.dim() {
-        4 => Ok(tensor),
-        3 => Ok(tensor.f_unsqueeze(1)?),
-        _ => Err(wrong(
-            path,
-            &format!(
-                "`{name}` is of shape {:?}, and latents are [channels, frames, height, width]",
-                tensor.size()
-            ),
-        )),
+/// What the header of a text's file says.
+#[derive(Debug)]
+struct Text {
+    file: SafetensorsFile,
+    name: String,
+    /// Numbers of a row.
+    width: i64,
+}
+
+impl Text {
+    /// Reads the header of a file of a text.
+    ///
+    /// # Errors
+    /// When it holds something else, or more rows than the model reads.
+    fn open(path: &Path, by: EncodedBy) -> Result<Self, Error> {
+        let file = SafetensorsFile::open(path)?;
+        let names = file.names();
+        let is_text = |name: &String| match by {
+            EncodedBy::Musubi => name.starts_with("varlen_t5_"),
+            EncodedBy::AiToolkit => name == "text_embed",
+        };
+        let [name] = &names[..] else {
+            return Err(wrong(
+                path,
+                &format!("a text is one tensor, and there are {names:?}"),
+            ));
+        };
+        if !is_text(name) {
+            return Err(wrong(path, &format!("`{name}` is no text of Wan")));
+        }
+        let shape = file.shape(name).unwrap_or_default();
+        match shape[..] {
+            [rows, width] | [1, rows, width] if rows <= TEXT_ROWS => Ok(Self {
+                name: name.clone(),
+                file,
+                width,
+            }),
+            _ => Err(wrong(
+                path,
+                &format!(
+                    "`{name}` is of shape {shape:?}, and a text is [up to {TEXT_ROWS}, width]"
+                ),
+            )),
+        }
+    }
+
+    /// `[tokens, width]`, without the zeros behind them.
+    ///
+    /// # Errors
+    /// When there are numbers that are not finite.
+    fn rows(&self) -> Result<Tensor, Error> {
+        let rows = numbers(&self.file, &self.name)?.f_view([-1, self.width])?;
+        let set = rows.f_ne(0)?.f_any_dim(1, false)?;
+        let set = Vec::<bool>::try_from(&set)?;
+        let length = set.iter().rposition(|set| *set).map_or(0, |last| last + 1);
+        Ok(rows.f_narrow(0, 0, length as i64)?)
     }
 }
 
-/// The text in a file, `[tokens, width]`, without the zeros behind it.
-///
-/// # Errors
-/// When it holds something else, more rows than the model reads, or numbers that are not finite.
-fn text(path: &Path, by: EncodedBy) -> Result<Tensor, Error> {
-    let file = SafetensorsFile::open(path)?;
-    let names = file.names();
-    let is_text = |name: &String| match by {
-        EncodedBy::Musubi => name.starts_with("varlen_t5_"),
-        EncodedBy::AiToolkit => name == "text_embed",
-    };
-    let [name] = &names[..] else {
-        return Err(wrong(
-            path,
-            &format!("a text is one tensor, and there are {names:?}"),
-        ));
-    };
-    if !is_text(name) {
-        return Err(wrong(path, &format!("`{name}` is no text of Wan")));
-    }
-    let mut rows = numbers(path, &file, name)?;
-    if rows.dim() == 3 && rows.size()[0] == 1 {
-        rows = rows.f_squeeze_dim(0)?;
-    }
-    if rows.dim() != 2 || rows.size()[0] > TEXT_ROWS {
-        return Err(wrong(
-            path,
-            &format!(
-                "`{name}` is of shape {:?}, and a text is [up to {TEXT_ROWS}, width]",
-                rows.size()
-            ),
-        ));
-    }
-    let set = rows.f_ne(0)?.f_any_dim(1, false)?;
-    let set = Vec::<bool>::try_from(&set)?;
-    let length = set.iter().rposition(|set| *set).map_or(0, |last| last + 1);
-    Ok(rows.f_narrow(0, 0, length as i64)?)
-}
-
-fn numbers(path: &Path, file: &SafetensorsFile, name: &str) -> Result<Tensor, Error> {
+fn numbers(file: &SafetensorsFile, name: &str) -> Result<Tensor, Error> {
     let tensor = file.read(name, Kind::Float)?;
     if !f64::try_from(&tensor.f_sum(Kind::Double)?)?.is_finite() {
         return Err(wrong(
-            path,
+            file.path(),
             &format!("`{name}` has numbers that are not finite; encode it again"),
         ));
     }

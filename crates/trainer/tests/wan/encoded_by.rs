@@ -111,6 +111,39 @@ fn a_run_on_caches_of_others_is_that_on_the_media() {
     }
 }
 
+#[test]
+fn caches_of_others_are_read_again_where_they_have_changed_alone() {
+    let place = Place::new();
+    let folder = musubi(&place);
+    let path = format!("data.path={}", folder.display());
+    let own = format!("data.cache_dir={}", place.path("taken").display());
+    let overrides = of_others(&[&path, &own, "data.encoded_by=musubi"]);
+    place.encoded(&overrides);
+    let file = folder.join("0_0040x0040_wan.safetensors");
+    let changed = fs::metadata(&file).unwrap().modified().unwrap();
+    let whole = fs::read(&file).unwrap();
+    // Numbers that would be refused, in a file of the same size and date.
+    let mut spoiled = whole.clone();
+    let end = spoiled.len();
+    spoiled[end - 8..].fill(0xff);
+    fs::write(&file, &spoiled).unwrap();
+    let date = |time| {
+        let file = fs::File::options().write(true).open(&file).unwrap();
+        file.set_modified(time).unwrap();
+    };
+    date(changed);
+    place.encoded(&overrides);
+    date(changed + std::time::Duration::from_secs(1));
+    let error = place.run(&overrides).unwrap_err().to_string();
+    assert!(error.contains("numbers that are not finite"), "{error}");
+    fs::write(&file, &whole).unwrap();
+    let kept = fs::read_dir(place.path("taken/latents")).unwrap().count();
+    place.encoded(&overrides);
+    // As before: the content is what counts.
+    let now = fs::read_dir(place.path("taken/latents")).unwrap().count();
+    assert_eq!((kept, now), (5, 5));
+}
+
 /// Those, and nothing that the caches have decided.
 fn of_others<'a>(overrides: &[&'a str]) -> Vec<&'a str> {
     let unset = [
