@@ -57,7 +57,17 @@ fn a_step_without_a_finite_loss_is_skipped_and_where_all_are_so_the_run_ends() {
 }
 
 fn made(place: &Place, name: &str, quantization: Option<Quantization>, streamed: usize) -> Tensor {
-    let model = WanModel::open(&place.path("model"), &PartPaths::default()).unwrap();
+    made_by(place, &PartPaths::default(), name, quantization, streamed)
+}
+
+fn made_by(
+    place: &Place,
+    parts: &PartPaths,
+    name: &str,
+    quantization: Option<Quantization>,
+    streamed: usize,
+) -> Tensor {
+    let model = WanModel::open(&place.path("model"), parts).unwrap();
     let path = place.path(&format!("{name}.safetensors"));
     let request = Request {
         prompt: "a grey cat".into(),
@@ -106,4 +116,63 @@ fn streamed_blocks_make_the_same_video_and_fewer_bits_one_like_it() {
     assert!(0.0 < few && few < fewer && fewer < 0.3, "{few} and {fewer}");
     // Both at once.
     assert_eq!(nf4, made(&place, "both", Some(Quantization::Nf4), 2));
+}
+
+/// The transformer of `place` as a single file with its matrices in scaled fp8, and as one with the numbers that
+/// those stand for.
+fn in_fp8(place: &Place) -> [PartPaths; 2] {
+    let folder = place.path("model/transformer");
+    let weights =
+        SafetensorsFile::open(&folder.join("diffusion_pytorch_model.safetensors")).unwrap();
+    let mut eight = vec![("scaled_fp8".to_owned(), Tensor::from_slice(&[0u8; 2]))];
+    let mut plain = Vec::new();
+    for name in weights.names() {
+        let tensor = weights.read(&name, Kind::Float).unwrap();
+        match name.strip_suffix(".weight") {
+            Some(base) if name.starts_with("blocks.") && tensor.dim() == 2 => {
+                // The largest number of fp8.
+                let scale = tensor.abs().max() / 448.0;
+                let bytes = (&tensor / &scale).to_kind(Kind::Float8e4m3fn);
+                plain.push((name.clone(), bytes.to_kind(Kind::Float) * &scale));
+                eight.push((format!("{base}.scale_weight"), scale));
+                eight.push((name, bytes));
+            }
+            _ => {
+                plain.push((name.clone(), tensor.shallow_clone()));
+                eight.push((name, tensor));
+            }
+        }
+    }
+    [("eight", eight), ("plain", plain)].map(|(kind, tensors)| {
+        let file = place.path(&format!("{kind}/wan.safetensors"));
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::copy(
+            folder.join("config.json"),
+            file.with_file_name("config.json"),
+        )
+        .unwrap();
+        let list: Vec<_> = tensors.iter().map(|(name, t)| (name.clone(), t)).collect();
+        write_tensors(&file, &list).unwrap();
+        PartPaths {
+            transformer: Some(file),
+            ..PartPaths::default()
+        }
+    })
+}
+
+#[test]
+fn a_file_in_scaled_fp8_makes_the_video_of_the_numbers_in_it() {
+    let place = scheduled(Place::new());
+    let whole = made(&place, "whole", None, 0);
+    let [eight, plain] = in_fp8(&place);
+    let size = |parts: &PartPaths| {
+        let path = parts.transformer.as_ref().unwrap();
+        fs::metadata(path).unwrap().len()
+    };
+    assert!(size(&eight) < size(&plain));
+    let expected = made_by(&place, &plain, "expected", None, 0);
+    assert_eq!(made_by(&place, &eight, "fp8", None, 0), expected);
+    assert_eq!(made_by(&place, &eight, "streamed", None, 1), expected);
+    let apart = f64::try_from((&expected - &whole).norm() / whole.norm()).unwrap();
+    assert!(0.0 < apart && apart < 0.2, "{apart}");
 }
