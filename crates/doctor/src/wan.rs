@@ -64,6 +64,20 @@ pub fn needs(machine: &Machine) -> Vec<Need> {
     needs
 }
 
+/// The same for people, one line a need, below a heading.
+#[must_use]
+pub fn text(machine: &Machine) -> String {
+    let lines = needs(machine).into_iter().map(|need| {
+        let met = match need.met {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "?",
+        };
+        format!("  {met:<4}{:<10} {}\n", need.what, need.text)
+    });
+    format!("A LoRA for Wan\n{}", lines.collect::<String>())
+}
+
 fn attention(machine: &Machine) -> Need {
     let (met, text) = match (
         machine.variable(AOTRITON),
@@ -183,7 +197,7 @@ mod tests {
         machine
     }
 
-    fn text(machine: &Machine, what: &str) -> String {
+    fn about(machine: &Machine, what: &str) -> String {
         let needs = needs(machine);
         let texts = needs.iter().filter(|need| need.what == what);
         texts.map(|need| need.text.as_str()).collect()
@@ -191,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_card_gets_the_most_comfortable_plan_that_fits() {
-        let of = |gib| text(&machine(Class::Dgpu, gib), "memory");
+        let of = |gib| about(&machine(Class::Dgpu, gib), "memory");
         assert!(of(24).contains("81 frames: `model.quantization: nf4`, `model.low_vram"));
         assert!(of(24).contains("512 × 512: `model.quantization: int8` (16.6"));
         assert!(of(96).contains("81 frames: bf16, one expert at a time"));
@@ -204,19 +218,34 @@ mod tests {
 
     #[test]
     fn without_a_gpu_that_is_told() {
-        assert!(text(&Machine::default(), "memory").contains("no GPU"));
+        assert!(about(&Machine::default(), "memory").contains("no GPU"));
     }
 
     #[test]
     fn attention_and_ffmpeg_are_as_they_were_seen() {
         let mut seen = machine(Class::Dgpu, 24);
-        assert!(text(&seen, "attention").contains("run `surefoot probe`"));
-        assert!(text(&seen, "ffmpeg").contains("not told of"));
+        assert!(about(&seen, "attention").contains("run `surefoot probe`"));
+        assert!(about(&seen, "ffmpeg").contains("not told of"));
         seen.probed.insert(AOTRITON_CHECK.into(), true);
         seen.has_ffmpeg = Some(false);
-        assert!(text(&seen, "attention").contains("which `surefoot train` sets"));
-        assert!(text(&seen, "ffmpeg").contains("apt install ffmpeg"));
+        assert!(about(&seen, "attention").contains("which `surefoot train` sets"));
+        assert!(about(&seen, "ffmpeg").contains("apt install ffmpeg"));
         seen.probed.insert(AOTRITON_CHECK.into(), false);
-        assert!(text(&seen, "attention").contains("leave it unset"));
+        assert!(about(&seen, "attention").contains("leave it unset"));
+    }
+
+    #[test]
+    fn people_read_a_line_for_each() {
+        let text = text(&machine(Class::Dgpu, 24));
+        let mut lines = text.lines();
+        assert_eq!(lines.next(), Some("A LoRA for Wan"));
+        let heads: Vec<_> = lines.map(|line| &line[..16]).collect();
+        let expected = [
+            "  yes conv3d    ",
+            "  ?   attention ",
+            "  ?   ffmpeg    ",
+            "  yes memory    ",
+        ];
+        assert_eq!(heads, expected);
     }
 }

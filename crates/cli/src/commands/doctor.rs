@@ -101,15 +101,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             output::print(&format!("\n`surefoot train`: {note}\n"))?;
         }
         if args.wan {
-            output::print("\nA LoRA for Wan\n")?;
-            for need in wan::needs(&report.machine) {
-                let met = match need.met {
-                    Some(true) => "yes",
-                    Some(false) => "no",
-                    None => "?",
-                };
-                output::print(&format!("  {met:<4}{:<10} {}\n", need.what, need.text))?;
-            }
+            output::print(&format!("\n{}", wan::text(&report.machine)))?;
         }
     }
     Ok(outcome(&report))

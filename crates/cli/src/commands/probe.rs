@@ -17,6 +17,7 @@ use anstyle::{AnsiColor, Style};
 use anyhow::Context;
 use check::{CHECKS, Check, Outcome as Answer, Result as CheckResult, Runner};
 use doctor::probe_cache;
+use doctor::wan::{self, Need};
 use platform::Machine;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -106,6 +107,8 @@ struct Report<'a> {
     gpus: &'a [platform::machine::Gpu],
     checks: &'a [CheckResult],
     not_tested: Vec<&'static str>,
+    /// What a LoRA for Wan asks for, and what of it this machine has.
+    wan: Vec<Need>,
     verdict: String,
 }
 
@@ -124,7 +127,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         output::print(&text)?;
         return Ok(Outcome::Fine);
     }
-    let machine = live::machine(&args.python.clone().map_or(Python::Active, Python::At));
+    let mut machine = live::machine(&args.python.clone().map_or(Python::Active, Python::At));
     let torch = args.torch.unwrap_or_else(|| whose_torch(args, &machine));
     let script = tempfile::Builder::new()
         .prefix("surefoot-probe-")
@@ -168,6 +171,11 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         .map(|check| check.name)
         .filter(|name| !results.iter().any(|result| result.name == *name))
         .collect();
+    if args.device == Device::Gpu {
+        machine
+            .probed
+            .extend(verdicts(&results).map(|(check, is_ok)| (check.to_owned(), is_ok)));
+    }
     let report = Report {
         surefoot: env!("CARGO_PKG_VERSION"),
         torch,
@@ -175,6 +183,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         device,
         machine: &machine,
         gpus: &machine.gpus,
+        wan: wan::needs(&machine),
         verdict: verdict(&results),
         checks: &results,
         not_tested,
@@ -231,16 +240,24 @@ fn remember(results: &[CheckResult]) {
     let Some(identity) = results.iter().find_map(|result| result.identity.as_ref()) else {
         return;
     };
-    let verdicts = results
-        .iter()
-        .filter(|result| result.outcome != Answer::Skipped)
-        .map(|result| (result.name, !result.outcome.is_failure()));
     // Without a place to keep it, the settings are not set: nothing is lost.
-    let folder = cache::folder();
-    let written = probe_cache::write(&folder, &identity.architecture, &identity.torch, verdicts);
+    let written = probe_cache::write(
+        &cache::folder(),
+        &identity.architecture,
+        &identity.torch,
+        verdicts(results),
+    );
     if let Err(error) = written {
         tracing::warn!("cannot remember the result: {error}");
     }
+}
+
+/// Checks that were run, and whether each found all right.
+fn verdicts(results: &[CheckResult]) -> impl Iterator<Item = (&'static str, bool)> + '_ {
+    let tested = results
+        .iter()
+        .filter(|result| result.outcome != Answer::Skipped);
+    tested.map(|result| (result.name, !result.outcome.is_failure()))
 }
 
 fn choose(only: &[String]) -> Result<Vec<&'static Check>, Failure> {
@@ -350,7 +367,7 @@ fn text(report: &Report<'_>, coloured: bool) -> String {
         let _ = writeln!(text, "\nnot tested: {}", report.not_tested.join(", "));
     }
     let _ = writeln!(text, "\n{}", report.verdict);
-    text
+    text + "\n" + &wan::text(report.machine)
 }
 
 fn detail(detail: &str) -> String {

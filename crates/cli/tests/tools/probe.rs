@@ -70,6 +70,34 @@ fn every_end_has_a_name_of_its_own() {
 }
 
 #[test]
+fn what_was_found_is_told_in_the_words_of_a_lora_for_wan() {
+    for (verdict, met) in [("ok", true), ("wrong", false)] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let python = interpreter(&folder, &format!("echo '{{\"verdict\": \"{verdict}\"}}'"));
+        let run = |json: &[&str]| {
+            surefoot()
+                .args(["probe", "--only", "attention-aotriton", "--python"])
+                .arg(&python)
+                .args(json)
+                .output()
+                .expect("it runs")
+        };
+        let output = run(&["--json"]);
+        let json: Value =
+            serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", show(&output)));
+        let needs = json["wan"].as_array().expect("a list");
+        let named = |what: &str| needs.iter().find(|need| need["what"] == what);
+        for what in ["conv3d", "attention", "ffmpeg", "memory"] {
+            assert!(named(what).is_some(), "{what}: {json}");
+        }
+        assert_eq!(named("attention").expect("it is there")["met"], met);
+        let output = run(&[]);
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains("A LoRA for Wan\n  yes conv3d"), "{text}");
+    }
+}
+
+#[test]
 fn a_process_that_writes_much_is_not_taken_for_a_hang() {
     let (_, result) =
         probe("head -c 1000000 /dev/zero | tr '\\0' x >&2; echo '{\"verdict\": \"ok\"}'");
