@@ -9,6 +9,8 @@ use crate::tensor::BaseMap;
 
 /// Numbers that share a scale.
 const BLOCK: i64 = 64;
+/// Blocks that are quantised at once on the CPU: what is made on the way stays in its caches.
+const AT_ONCE: i64 = 4096;
 
 /// Quantiles of the normal distribution between −1 and 1, zero among them: the constants
 /// of the paper.
@@ -43,22 +45,46 @@ pub struct Nf4 {
     shape: Vec<i64>,
 }
 
+/// `packed` and `scales` of a tensor.
+fn packed_blocks(tensor: &Tensor, levels: &Tensor) -> Result<(Tensor, Tensor), Error> {
+    let rows = blocks(tensor, BLOCK)?;
+    let scales = largest(&rows)?;
+    let codes = nearest(&normalised(&rows, &scales)?, levels)?;
+    let codes = codes.f_view([-1, BLOCK / 2, 2])?;
+    let packed = codes
+        .f_select(2, 0)?
+        .f_mul_scalar(16)?
+        .f_add(&codes.f_select(2, 1)?)?
+        .f_to_kind(Kind::Uint8)?;
+    Ok((packed, scales))
+}
+
 impl Nf4 {
     /// Quantises a tensor, on its device.
     ///
     /// # Errors
     /// When memory runs out.
     pub fn quantize(tensor: &Tensor) -> Result<Self, Error> {
-        let rows = blocks(tensor, BLOCK)?;
-        let scales = largest(&rows)?;
         let levels = Tensor::f_from_slice(&LEVELS)?.f_to_device(tensor.device())?;
-        let codes = nearest(&normalised(&rows, &scales)?, &levels)?;
-        let codes = codes.f_view([-1, BLOCK / 2, 2])?;
-        let packed = codes
-            .f_select(2, 0)?
-            .f_mul_scalar(16)?
-            .f_add(&codes.f_select(2, 1)?)?
-            .f_to_kind(Kind::Uint8)?;
+        let count = (tensor.numel() as i64 + BLOCK - 1) / BLOCK;
+        let (packed, scales) = match tensor.device() {
+            Device::Cpu if count > AT_ONCE => {
+                let options = |kind| (kind, Device::Cpu);
+                let packed = Tensor::f_empty([count, BLOCK / 2], options(Kind::Uint8))?;
+                let scales = Tensor::f_empty([count, 1], options(Kind::Float))?;
+                let flat = tensor.f_detach()?.f_reshape([-1])?;
+                for start in (0..count).step_by(AT_ONCE as usize) {
+                    let blocks = AT_ONCE.min(count - start);
+                    let numbers = (blocks * BLOCK).min(flat.numel() as i64 - start * BLOCK);
+                    let part = flat.f_narrow(0, start * BLOCK, numbers)?;
+                    let (codes, largest) = packed_blocks(&part, &levels)?;
+                    packed.f_narrow(0, start, blocks)?.f_copy_(&codes)?;
+                    scales.f_narrow(0, start, blocks)?.f_copy_(&largest)?;
+                }
+                (packed, scales)
+            }
+            _ => packed_blocks(tensor, &levels)?,
+        };
         let pairs: Vec<f32> = (0..256)
             .flat_map(|byte| [LEVELS[byte >> 4], LEVELS[byte & 15]])
             .collect();

@@ -102,3 +102,18 @@ fn zeros_and_odd_lengths_survive() {
         assert!(four.dequantize(Kind::Float).unwrap().equal(&numbers));
     }
 }
+
+#[test]
+fn large_matrices_are_quantised_as_their_parts_are() {
+    // More than is taken at once, and a part of a block at the end.
+    let part = 4096 * 64;
+    tch::manual_seed(4);
+    let numbers = Tensor::randn([2 * part + 70], (Kind::Float, Device::Cpu));
+    let whole = Nf4::quantize(&numbers).unwrap();
+    let parts = [(0, part), (part, part), (2 * part, 70)];
+    let parts =
+        parts.map(|(start, count)| Nf4::quantize(&numbers.narrow(0, start, count)).unwrap());
+    let packed = Tensor::cat(&parts.each_ref().map(|part| &part.packed), 0);
+    let scales = Tensor::cat(&parts.each_ref().map(|part| &part.scales), 0);
+    assert!(whole.packed.equal(&packed) && whole.scales.equal(&scales));
+}
