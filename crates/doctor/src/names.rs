@@ -38,12 +38,15 @@ const NAMES: &[(&str, (u8, u8, u8))] = &[
     (r"RX ?6[78]50M|RX ?6[78]00M", (10, 3, 1)),
     (r"RX ?6[67]50S|RX ?6[678]00S|RX ?66[05]0M", (10, 3, 2)),
     (
-        r"RX ?6[89]00|RX ?6950|\bW6[89]00|Pro V620\b|Navi ?21\b|Sienna[ _]Cichlid",
+        r"RX ?6[89]00|RX ?6950|\b(?:6[89]00|6950) ?XT\b|\bW6[89]00|Pro V620\b|Navi ?21\b|Sienna[ _]Cichlid",
         (10, 3, 0),
     ),
-    (r"RX ?67[05]0|Navi ?22\b|Navy[ _]Flounder", (10, 3, 1)),
     (
-        r"RX ?66[05]0|W6600|Navi ?23\b|Dimgrey[ _]Cavefish",
+        r"RX ?67[05]0|\b67[05]0 ?XT\b|Navi ?22\b|Navy[ _]Flounder",
+        (10, 3, 1),
+    ),
+    (
+        r"RX ?66[05]0|\b66[05]0 ?XT\b|W6600|Navi ?23\b|Dimgrey[ _]Cavefish",
         (10, 3, 2),
     ),
     (
@@ -62,13 +65,16 @@ const NAMES: &[(&str, (u8, u8, u8))] = &[
         r"Radeon[^,;:]{0,24}\b610M\b|^(?:AMD )?610M(?:$| ?\(| aka\b)|Raphael|Granite ?Ridge|Mendocino",
         (10, 3, 6),
     ),
-    (r"RX ?7900|W7[89]00|Navi ?31\b", (11, 0, 0)),
     (
-        r"RX ?7800|RX ?7700(?: ?XT)?\b|\bW7700|Pro V710\b|Navi ?32\b",
+        r"RX ?7900|\b7900 ?(?:XTX|XT|GRE)\b|W7[89]00|Navi ?31\b",
+        (11, 0, 0),
+    ),
+    (
+        r"RX ?7800|RX ?7700(?: ?XT)?\b|\b7[78]00 ?XT\b|\bW7700|Pro V710\b|Navi ?32\b",
         (11, 0, 1),
     ),
     (
-        r"RX ?7[67][05]0|RX ?7400\b|\bW7[456]00|Navi ?33\b",
+        r"RX ?7[67][05]0|RX ?7400\b|\b7600 ?XT\b|\bW7[456]00|Navi ?33\b",
         (11, 0, 2),
     ),
     (
@@ -91,9 +97,9 @@ const NAMES: &[(&str, (u8, u8, u8))] = &[
         r"Radeon[^,;:]{0,24}\b820M\b|^(?:AMD )?820M(?:$| ?\(| aka\b)",
         (11, 5, 3),
     ),
-    (r"RX ?9060|Navi ?44\b", (12, 0, 0)),
+    (r"RX ?9060|\b9060 ?XT\b|Navi ?44\b", (12, 0, 0)),
     (
-        r"RX ?9070|AI PRO R9[67]00|\bR9[67]00\b|Navi ?48\b",
+        r"RX ?9070|\b9070 ?(?:XT|GRE)\b|AI PRO R9[67]00|\bR9[67]00\b|Navi ?48\b",
         (12, 0, 1),
     ),
     // Before Vega. Numbers were used again and again: the family must be named with them.
@@ -229,6 +235,11 @@ mod tests {
             ("Radeon Graphics 760M/780M", Some("gfx1103")),
             ("Strix [Radeon 880M / 890M]", Some("gfx1150")),
             ("AMD Radeon Pro Vega 20", Some("gfx904")),
+            // Only GPUs are called so, with their letters; `5600 XT` may be a Ryzen.
+            ("7900 XTX", Some("gfx1100")),
+            ("Sapphire 6700XT", Some("gfx1031")),
+            ("Ryzen 9 7900X", None),
+            ("Ryzen 5 5600XT", None),
         ] {
             let gfx = gfx.and_then(|gfx| gfx.parse().ok());
             assert_eq!(architecture_of(name), gfx, "{name}");

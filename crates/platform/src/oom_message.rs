@@ -18,6 +18,8 @@ pub struct OomNumbers {
     pub unallocated: Option<Bytes>,
     /// Everything this process has on the device.
     pub process: Option<Bytes>,
+    /// What this process may use at most (`set_per_process_memory_fraction`).
+    pub allowed: Option<Bytes>,
     /// The message had a number for "free", and it was nonsense: above the capacity, or a
     /// wrapped negative number (seen on APUs).
     pub free_is_nonsense: bool,
@@ -67,6 +69,7 @@ impl OomNumbers {
             unallocated: read(before(text, " is reserved by pytorch but unallocated")),
             // Other processes are listed too.
             process: read(after(text, "this process has ")),
+            allowed: read(before(text, " allowed")),
             free_is_nonsense: false,
         };
         if numbers.unallocated.is_none()
@@ -142,6 +145,7 @@ mod tests {
                 allocated: mib(104),
                 unallocated: mib(22),
                 process: mib(126),
+                allowed: None,
                 free_is_nonsense: false,
             }
         );

@@ -52,7 +52,10 @@ const LINES: &[(&str, &str)] = &[
         "torch",
         r"_CudaDeviceProperties\((?:name='(?P<n>[^']*)')?(?:.*?gcnArchName='(?P<g>gfx[0-9a-f]+))?(?:.*?total_memory=(?P<t>\d+ ?MB))?",
     ),
-    ("props", r"gcnArchName\W{1,4}(?P<g>gfx[0-9a-f]{3,5})\b"),
+    (
+        "props",
+        r"(?i)gcn[-_]?arch[-_]?name\W{1,4}(?P<g>gfx[0-9a-f]{3,5})\b",
+    ),
     ("quoted", r"^'(?P<g>gfx[0-9a-f]{3,5})(?::\S*)?'$"),
     (
         "sdnext",
@@ -80,6 +83,12 @@ const LINES: &[(&str, &str)] = &[
         r"^[\s*•>\['-]*(?P<n>(?:AMD |ATI )?(?:Radeon|Instinct|FirePro)\b[^.,:;=|]{0,60})$",
     ),
     ("radv", r"\((?P<n>RADV [A-Z0-9_]+)\)"),
+    ("radv", r"\b(?P<n>AMD RADV [A-Z][A-Z0-9_]+)\b"),
+    // What a game engine says of the GPU that it renders with.
+    (
+        "renders",
+        r"(?i)(?:\bdedicated|\bdiscrete|\bUsing (?:Vulkan )?Device(?: #\d+)?: AMD -) (?P<n>(?:AMD )?Radeon [^,;()]{2,40})",
+    ),
     (
         "lspci",
         r"(?:VGA compatible controller|Display controller|3D controller|Processing accelerators)[^:]*: (?P<n>Advanced Micro Devices.*)",

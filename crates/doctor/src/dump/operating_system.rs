@@ -11,6 +11,7 @@ pub(super) fn of(text: &str) -> Option<System> {
         "/dev/dxg",
         "librocdxg",
         "WSL2",
+        "WSL version:",
         "wsl.exe",
     ]) {
         return Some(System::Wsl);
@@ -54,14 +55,32 @@ pub(super) fn of(text: &str) -> Option<System> {
         "\\venv\\Scripts",
         "python_env\\python.exe",
         "checkHipErrors() HIP API error",
-    ]) || text
-        .lines()
-        .any(|line| line.trim_start_matches(['>', ' ']).starts_with("set ") && line.contains('='));
+    ]) || text.lines().any(|line| {
+        line.trim_start_matches(['>', ' ']).starts_with("set ") && line.contains('=')
+            || has_drive(line)
+    });
     // A mount of Windows within Linux is WSL.
     if is_windows && has(&["/mnt/c/", "/usr/lib/wsl"]) {
         return Some(System::Wsl);
     }
     is_windows.then_some(System::Windows)
+}
+
+/// Whether a word of a line begins with a drive: `D:\ComfyUI`, `E:/TheRock`.
+fn has_drive(line: &str) -> bool {
+    if !line.contains(":\\") && !line.contains(":/") {
+        return false;
+    }
+    line.split([' ', '\t', '"', '\'', '(', '<', '='])
+        .any(|word| {
+            let mut chars = word.chars();
+            chars.next().is_some_and(|c| c.is_ascii_alphabetic())
+                && chars.next() == Some(':')
+                && chars.next().is_some_and(|c| c == '\\' || c == '/')
+                && chars
+                    .next()
+                    .is_some_and(|c| c.is_ascii_alphanumeric() || c == '_')
+        })
 }
 
 #[cfg(test)]
@@ -79,6 +98,11 @@ mod tests {
                 Some(System::Windows),
             ),
             ("set HIP_VISIBLE_DEVICES=1", Some(System::Windows)),
+            (
+                "MIOpen Error: E:/TheRock/ml-libs/x.cpp:299",
+                Some(System::Windows),
+            ),
+            ("see https://example.org/C:/x and a:b", None),
             ("Platform: macOS-14.5-arm64", Some(System::Macos)),
             // The wheels of TheRock have that package on Linux too.
             (

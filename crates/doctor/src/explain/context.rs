@@ -432,7 +432,8 @@ impl Clues {
         let has = |clues: &[&str]| clues.iter().any(|clue| line.contains(clue));
         self.wsl += usize::from(has(&Self::WSL));
         // A path of Windows within a path of Linux is that of a mounted disk.
-        if line.contains(":\\") && line.split([' ', '"', '\'', '(', '=']).any(is_drive)
+        if (line.contains(":\\") || line.contains(":/"))
+            && line.split([' ', '"', '\'', '(', '=']).any(is_drive)
             || has(&Self::WINDOWS)
         {
             self.windows += 1;
@@ -456,12 +457,15 @@ impl Clues {
     }
 }
 
-/// `C:\Users…` at the start of a word.
+/// `C:\Users…` at the start of a word, or `E:/TheRock…`.
 fn is_drive(word: &str) -> bool {
     let mut chars = word.chars();
     chars.next().is_some_and(|c| c.is_ascii_alphabetic())
         && chars.next() == Some(':')
-        && chars.next() == Some('\\')
+        && chars.next().is_some_and(|c| c == '\\' || c == '/')
+        && chars
+            .next()
+            .is_some_and(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
 /// A product beside an architecture that is not its own, as an override makes it.

@@ -132,7 +132,8 @@ fn judge(
     line: &str,
     line_number: usize,
 ) -> Match {
-    let judgement = carve_out_only(numbers)
+    let judgement = above_what_is_allowed(numbers)
+        .or_else(|| carve_out_only(numbers))
         .or_else(|| larger_than_the_device(numbers))
         .or_else(|| fragmented(numbers, context))
         .or_else(|| capacity_not_honoured(numbers, context))
@@ -174,6 +175,23 @@ fn as_map(numbers: &OomNumbers) -> BTreeMap<&'static str, u64> {
 
 fn steps(fix: &[&str]) -> Vec<String> {
     fix.iter().map(|&step| step.to_owned()).collect()
+}
+
+/// The program, and not the device, set the limit.
+fn above_what_is_allowed(numbers: &OomNumbers) -> Option<Judgement> {
+    let (allowed, capacity) = (numbers.allowed?, numbers.capacity?);
+    (allowed.share_of(capacity) < 0.98).then(|| Judgement {
+        id: "oom-fraction",
+        confidence: Confidence::High,
+        cause: format!(
+            "The program may use {allowed} of the {capacity}: it, or something in its process, called torch.cuda.set_per_process_memory_fraction."
+        ),
+        fix: steps(&[
+            "look for set_per_process_memory_fraction, and for a setting of the program that limits memory",
+            "torch.cuda.set_per_process_memory_fraction(1.0) takes the limit away",
+        ]),
+        source: "https://docs.pytorch.org/docs/stable/generated/torch.cuda.memory.set_per_process_memory_fraction.html",
+    })
 }
 
 /// A capacity that is exactly a BIOS setting: an APU whose kernel uses nothing else.

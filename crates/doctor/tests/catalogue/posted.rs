@@ -4,6 +4,26 @@
 /// The entry, and what the log says.
 pub(crate) const MESSAGES: &[(&str, &str)] = &[
     (
+        "rccl-iommu",
+        "host:204802:204836 [1] rccl/build/release/hipify/src/transport/p2p.cc:220 NCCL WARN hipIpcGetMemHandle failed : invalid argument",
+    ),
+    (
+        "bf16-without-hardware",
+        "LLVM ERROR: Cannot select: intrinsic %llvm.amdgcn.fdot2.bf16.bf16",
+    ),
+    (
+        "rocm-compiler-missing",
+        "Can't exec \"/opt/rocm/llvm/bin/clang++\": No such file or directory at /opt/rocm-3.9.1/hip/bin/hipconfig line 141.",
+    ),
+    (
+        "oom-fraction",
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 287.98 GiB of which 275.86 GiB is free. 1.05 GiB allowed; Of the allocated memory 1017.01 MiB is allocated by PyTorch",
+    ),
+    (
+        "apt-unmet-dependencies",
+        "The following packages have unmet dependencies:\n hipsolver : Depends: libcholmod3 but it is not installable",
+    ),
+    (
         "xformers-composable-kernels",
         "RuntimeError: HIP Function Failed (/__w/xformers/xformers/third_party/composable_kernel_tiled/include/ck_tile/host/kernel_launch_hip.hpp,77) invalid device function",
     ),

@@ -48,7 +48,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"fatal error: .?(?:hip/\w+|hipblas\w*|rocblas|rocrand|hiprand|hipsparse|hipcub|thrust|rocprim|miopen|rccl|rocm_smi)[/\w]*\.h(?:pp)?\b",
             r"(?i)Could NOT find (?:HIP|hip|rocblas|hipblas|MIOpen|rocm)\b",
             r"(?i)CMake Error.*(?:hip-config|hip-lang|hipConfig)\.cmake|(?:hip|rocblas|hipblas|rocwmma)-config\.cmake",
-            r#"(?i)package configuration file provided by "(?:hip|rocblas|hipblas|hipblaslt|rocwmma|miopen|rocm)\w*""#,
+            r#"(?i)package configuration file provided by "(?:hip|rocblas|hipblas|hipblaslt|rocwmma|miopen|rocm|hsa-runtime64|amd_comgr|AMDDeviceLibs)\w*""#,
             r"cannot find -l(?:amdhip64|hipblas|rocblas|hiprtc|MIOpen)\b",
             r"\bhipcc: (?:command )?not found|\bhipcc not found",
         ],
@@ -63,6 +63,39 @@ pub(super) const ENTRIES: &[Entry] = &[
             "dpkg -l | grep -E 'hip-dev|rocm-hip-sdk'",
         ],
         source: "https://github.com/agrocylo/bitsandbytes-rocm/issues/4",
+        ..BASE
+    },
+    Entry {
+        id: "rocm-compiler-missing",
+        patterns: &[
+            r#"(?i)Can't exec "\S*llvm/bin/clang"#,
+            r#"(?i)package configuration file provided by "(?:Clang|LLVM|LLD)""#,
+            r"(?i)(?:rocm|llvm)\S*/bin/(?:amd)?clang(?:\+\+)?: (?:No such file|not found|command not found)",
+        ],
+        cause: "ROCm's own compiler (LLVM, clang) or its development files are not where this build looks: the package is not installed, or the path is that of another ROCm version.",
+        fix: &[
+            "sudo apt install rocm-llvm rocm-llvm-dev (the second has ClangConfig.cmake and LLVMConfig.cmake)",
+            "export ROCM_PATH=/opt/rocm HIP_CLANG_PATH=/opt/rocm/llvm/bin, and -DCMAKE_PREFIX_PATH=/opt/rocm/llvm;/opt/rocm for CMake",
+        ],
+        scope: NotWindows,
+        ask: &["ls -d /opt/rocm* /opt/rocm/llvm/bin/clang++"],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/3121",
+        ..BASE
+    },
+    Entry {
+        id: "bf16-without-hardware",
+        patterns: &[r"(?i)Cannot select: intrinsic %llvm\.amdgcn\.\S*bf16"],
+        covers: &[
+            "triton-compile-failed",
+            "torch-compile-failed",
+            "compiler-too-old-for-gpu",
+        ],
+        cause: "A kernel computes with bf16, and {gpu} has no such instruction: RDNA 1 and 2 have no arithmetic for bf16, whatever torch.cuda.is_bf16_supported() says.",
+        fix: &[
+            "fp16 in place of bf16 (mixed_precision: fp16, with a gradient scaler), or fp32",
+            "without torch.compile (TORCHDYNAMO_DISABLE=1), torch computes bf16 with conversions, slowly",
+        ],
+        source: "https://github.com/unslothai/unsloth/pull/7682",
         ..BASE
     },
     Entry {

@@ -189,6 +189,24 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "rccl-iommu",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r#"(?i)NCCL WARN Missing \S?(?:amd_iommu=on|iommu=pt)"#,
+            r"(?i)NCCL WARN hipIpc(?:Get|Open)MemHandle failed",
+        ],
+        cause: "The GPUs cannot reach each other's memory reliably: RCCL misses iommu=pt on the kernel command line, without which transfers between GPUs (peer access, IPC) fail or hang.",
+        fix: &[
+            "Linux: iommu=pt on the kernel command line (GRUB_CMDLINE_LINUX), then restart",
+            "NCCL_P2P_DISABLE=1 goes without peer access, more slowly",
+        ],
+        ask: &["Linux: cat /proc/cmdline"],
+        scope: NotWindows,
+        source: "https://rocm.docs.amd.com/projects/rccl/en/latest/",
+        ..BASE
+    },
+    Entry {
         id: "rccl-error",
         confidence: Low,
         patterns: &[

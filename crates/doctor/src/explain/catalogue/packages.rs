@@ -10,6 +10,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)(?:rocm|hip|amdgpu|rocblas|miopen|rccl)\S* : (?:Pre)?Depends: \S+ \(= ",
             r"(?i)Depends: (?:rocm|hip|rocminfo|hsa|comgr|rocblas|miopen|amdgpu)\S* .*(?:but .* is to be installed|is not going to be installed|is not installable)",
+            r"(?i)^\W*(?:\d+\.\d+ +)?(?:rocm|hip|amdgpu|rocblas|roc\w+|miopen|rccl)\S* : (?:Pre-?)?Depends: \S+.* but it is not installable",
+            r"(?i)Depends: (?:libc6|libstdc\+\+6|python3|zlib1g|libzstd1) \(= \S+\) but \S+ is to be installed",
             r"(?i)trying to overwrite '/\S*rocm\S*', which is also in package",
         ],
         scope: NotWindows,
