@@ -151,6 +151,37 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
     seen
 }
 
+static PRODUCTS: LazyLock<Option<Regex>> = LazyLock::new(|| {
+    Regex::new(
+        r"(?i)(w/ |with )?\b((?:AMD |ATI )?Radeon(?:\(TM\)|™)? ?(?:RX |PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?|RX[ -]?[5-9]\d00[MS]?(?: ?(?:XTX|XT|GRE))?|Instinct MI\d{2,3}[AX]?)\b",
+    )
+    .ok()
+});
+
+/// The product that a text names in passing, where it names one alone: in running text, in the
+/// output of a tool that nothing here reads. The graphics of a processor do not count, nor
+/// does what is too old, which lists of supported cards name.
+pub(super) fn only_product(text: &str) -> Option<GpuMention> {
+    let pattern = PRODUCTS.as_ref()?;
+    let mut only: Option<(Gfx, &str)> = None;
+    for found in pattern.captures_iter(text).take(64) {
+        let name = found.get(2)?.as_str();
+        let Some(gfx) = crate::names::architecture_of(name).filter(|gfx| !gfx.is_too_old()) else {
+            continue;
+        };
+        if found.get(1).is_some() {
+            continue;
+        }
+        match only {
+            Some((known, _)) if known != gfx => return None,
+            Some(_) => {}
+            None => only = Some((gfx, name)),
+        }
+    }
+    let (_, name) = only?;
+    Some(GpuMention::new("named", None).named(name))
+}
+
 fn mention<'a>(
     tool: &'static str,
     group: impl Fn(&str) -> Option<&'a str>,
@@ -325,6 +356,23 @@ mod tests {
             COMPILED.as_ref().map(|all| all.patterns.len()),
             Some(LINES.len())
         );
+    }
+
+    #[test]
+    fn a_product_in_passing_counts_where_it_is_the_only_one() {
+        let gfx = |text: &str| only_product(text).and_then(|one| one.gpu.gfx);
+        assert_eq!(
+            gfx("my Radeon RX 6700 XT hangs, and the RX 6700 XT of a friend too"),
+            Some(Gfx::new(10, 3, 1))
+        );
+        for text in [
+            "RX 6700 XT and RX 7900 XTX",
+            "AMD Ryzen 7 7840HS w/ Radeon 780M Graphics",
+            "RX 580",
+            "no GPU at all",
+        ] {
+            assert_eq!(gfx(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -26,6 +26,7 @@ mod sysfs;
 
 pub use bounded::read_text;
 
+use self::gpu_mention::GpuMention;
 use crate::ansi::strip_escapes;
 use crate::{explain, names};
 use platform::machine::{Gpu, Machine, Posted, ReadFrom, System};
@@ -218,6 +219,9 @@ fn listed(text: &str, snapshot: &Snapshot) -> Option<Machine> {
     };
     let mut seen = listing::mentions(text, &mut machine);
     seen.extend(pairs::mentions(text, &mut machine));
+    if !seen.iter().any(GpuMention::says_something) && machine.posted.other_gpus.is_empty() {
+        seen.extend(listing::only_product(text));
+    }
     machine.gpus = gpu_mention::merged(seen, &mut machine);
     (!machine.gpus.is_empty()).then_some(machine)
 }

@@ -29,6 +29,11 @@ pub(super) fn of(text: &str) -> Option<System> {
     let is_windows = has(&[
         "Platform: Windows",
         "win_amd64",
+        "win-x86_64",
+        "(Windows)",
+        "Windows 10",
+        "Windows 11",
+        "Adrenalin",
         "PS C:\\",
         "PS D:\\",
         "PS E:\\",

@@ -400,7 +400,13 @@ impl Clues {
         "sources/wsl/",
         "/usr/lib/wsl",
     ];
-    const WINDOWS: [&str; 9] = [
+    const WINDOWS: [&str; 15] = [
+        "win-x86_64",
+        "win_amd64",
+        "(Windows)",
+        "Windows 10",
+        "Windows 11",
+        "Adrenalin",
         "WinError",
         "0xC0000005",
         ".dll",

@@ -103,7 +103,7 @@ pub struct Explanation {
 /// What to collect when nothing was recognised.
 pub const WHAT_TO_COLLECT: [&str; 4] = [
     "the last 50 lines of the program, from the first line that mentions an error",
-    "sudo dmesg | grep -iE 'amdgpu|kfd|ttm|oom' | tail -n 50",
+    "on Linux: sudo dmesg | grep -iE 'amdgpu|kfd|ttm|oom' | tail -n 50",
     "surefoot doctor --dump machine.txt",
     "surefoot probe --report probe.json",
 ];

@@ -401,6 +401,12 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_of_the_program_is_not_one_of_the_device() {
+        let text = "HIP out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 287.98 GiB of which 275.86 GiB is free. 1.05 GiB allowed; Of the allocated memory 1017.01 MiB is allocated by PyTorch";
+        assert_eq!(id(text, None), "oom-fraction");
+    }
+
+    #[test]
     fn half_of_the_ram_is_the_ttm_limit() {
         let text = message("62.47 GiB", "1.00 GiB", "60.00 GiB", "120.00 MiB");
         assert_eq!(id(&text, None), "oom-ttm-limit");

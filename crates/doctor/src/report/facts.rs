@@ -66,7 +66,13 @@ impl Report {
                         .as_ref()
                         .map(|version| format!("ROCm {version}")),
                 );
-                words.extend((machine.system == System::Wsl).then(|| "WSL".to_owned()));
+                words.extend(match machine.system {
+                    System::Wsl => Some("WSL".to_owned()),
+                    System::Windows => Some("Windows".to_owned()),
+                    System::Macos => Some("macOS".to_owned()),
+                    System::Linux => None,
+                });
+                words.extend(machine.posted.processor.clone());
                 (!words.is_empty()).then(|| words.join(", "))
             }
             Check::Memory => {

@@ -16,10 +16,6 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "Can't exec \"/opt/rocm/llvm/bin/clang++\": No such file or directory at /opt/rocm-3.9.1/hip/bin/hipconfig line 141.",
     ),
     (
-        "oom-fraction",
-        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacity of 287.98 GiB of which 275.86 GiB is free. 1.05 GiB allowed; Of the allocated memory 1017.01 MiB is allocated by PyTorch",
-    ),
-    (
         "apt-unmet-dependencies",
         "The following packages have unmet dependencies:\n hipsolver : Depends: libcholmod3 but it is not installable",
     ),

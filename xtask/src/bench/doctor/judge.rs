@@ -342,6 +342,8 @@ mod tests {
         assert_eq!(class(text, &gpus(&["gfx1151"])), Class::Wrong);
         assert_eq!(class(text, &gpus(&["gfx1100", "gfx1151"])), Class::Beside);
         let ready = serde_json::json!({ "kind": "dump", "expect": { "verdict": "mend" } });
+        let text = "Collecting environment information...\nPyTorch version: 2.9.1+rocm6.4\nIs debug build: False\n\
+                    GPU models and configuration: AMD Radeon RX 7900 XTX (gfx1100)\n";
         assert_eq!(class(text, &ready), Class::Wrong);
     }
 

@@ -1,6 +1,6 @@
 //! MIOpen, BLAS, attention, collectives.
 
-use super::Scope::NotWindows;
+use super::Scope::{BareMetal, NotWindows};
 use super::{BASE, Entry};
 use crate::explain::Confidence::{Low, Medium};
 use crate::explain::Severity::{Info, Warning};
@@ -202,7 +202,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "NCCL_P2P_DISABLE=1 goes without peer access, more slowly",
         ],
         ask: &["Linux: cat /proc/cmdline"],
-        scope: NotWindows,
+        scope: BareMetal,
         source: "https://rocm.docs.amd.com/projects/rccl/en/latest/",
         ..BASE
     },

@@ -70,6 +70,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)Could not initialize Tensile host: No devices found",
             r"hipErrorNoDevice|hipErrorInvalidDevice\b",
             r"(?i)ggml_cuda_init: (?:failed to initialize|no) ROCm",
+            r"(?i)(?:No|couldn't find any) HIP devices? (?:were )?found|couldn't find any HIP devices|Error trying to query ROCm gpus",
         ],
         scope: Windows,
         covers: &["torch-cpu-only", "tensile-library-missing"],
