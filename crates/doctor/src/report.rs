@@ -129,6 +129,9 @@ fn build(machine: Machine, plan: Plan, findings: Vec<Finding>) -> Report {
     }
 }
 
+/// What is said of a GPU that can train as far as its text goes.
+const NOTHING_AGAINST: &str = "Nothing in this text keeps the GPU from training.";
+
 impl Report {
     /// Whether anything found stops training.
     #[must_use]
@@ -205,10 +208,11 @@ impl Report {
             );
         }
         if let Some(doubt) = self.doubt() {
+            let next = if doubt == NOTHING_AGAINST { next } else { "" };
             return if warnings > 0 {
-                format!("{doubt} {looks} to look at.")
+                format!("{doubt} {looks} to look at.{next}")
             } else {
-                doubt
+                format!("{doubt}{next}")
             };
         }
         match warnings {
@@ -259,7 +263,7 @@ impl Report {
                 "Nothing that is known here keeps the GPU from training; a program failed in this text, and why is not known.",
             ),
             Some(_) if is_posted || !self.machine.is_complete && !knows_torch => {
-                sentence("Nothing in this text keeps the GPU from training.")
+                sentence(NOTHING_AGAINST)
             }
             Some(_) => None,
         }
