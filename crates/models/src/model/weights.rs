@@ -13,6 +13,8 @@ pub enum Initial {
     Normal(f64),
     /// All ones, as norms start.
     Ones,
+    /// All the same number.
+    Constant(f64),
     /// All zeros, as biases start.
     Zeros,
 }
@@ -163,6 +165,7 @@ impl WeightSource for RandomWeights<'_> {
                 Tensor::f_randn(shape, options)?.f_mul_scalar(deviation)?
             }
             Initial::Ones => Tensor::f_ones(shape, options)?,
+            Initial::Constant(number) => Tensor::f_full(shape, number, options)?,
             Initial::Zeros => Tensor::f_zeros(shape, options)?,
         };
         Ok(self.placer.weight(name, &tensor, None)?)

@@ -47,7 +47,7 @@ impl Block {
         let initial = Initial::Normal((width as f64).powf(-0.5));
         let inner = config.ffn_dim;
         Ok(Self {
-            to_itself: Attention::new(config, &name("attn1"), builder)?,
+            to_itself: Attention::new(config, &name("attn1"), Initial::Ones, builder)?,
             norm: match config.cross_attn_norm {
                 true => Some((
                     builder.kept(&name("norm2.weight"), &[width], Initial::Ones)?,
@@ -55,7 +55,7 @@ impl Block {
                 )),
                 false => None,
             },
-            to_text: Attention::new(config, &name("attn2"), builder)?,
+            to_text: Attention::new(config, &name("attn2"), TO_TEXT, builder)?,
             up: builder.linear(&name("ffn.net.0.proj"), (width, inner), true, initial)?,
             down: builder.linear(
                 &name("ffn.net.2"),
@@ -68,6 +68,10 @@ impl Block {
         })
     }
 }
+
+/// A text is a few rows among hundreds of zeros. With queries of the usual size, those of a model from nothing
+/// would see next to nothing of it; with these, about as much of it as of the zeros.
+const TO_TEXT: Initial = Initial::Constant(3.0);
 
 impl Layer for Block {
     type Shared = Shared;
@@ -215,7 +219,13 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(config: &TransformerConfig, name: &str, builder: &mut Builder) -> Result<Self, Error> {
+    /// `sharpness`: what queries are multiplied with before training.
+    fn new(
+        config: &TransformerConfig,
+        name: &str,
+        sharpness: Initial,
+        builder: &mut Builder,
+    ) -> Result<Self, Error> {
         let width = config.width();
         let initial = Initial::Normal((width as f64).powf(-0.5));
         let part = |part: &str| format!("{name}.{part}");
@@ -225,7 +235,10 @@ impl Attention {
             key: linear("to_k")?,
             value: linear("to_v")?,
             output: linear("to_out.0")?,
-            query_norm: builder.norm(&part("norm_q"), width, config.eps)?,
+            query_norm: RmsNorm {
+                weight: builder.vector(&part("norm_q.weight"), width, sharpness)?,
+                epsilon: config.eps,
+            },
             key_norm: builder.norm(&part("norm_k"), width, config.eps)?,
             heads: config.num_attention_heads,
         })
