@@ -31,7 +31,9 @@ pub use platform::Bytes;
 pub use tensor_tree::{FieldPath, TensorTree};
 pub use transfer::engine::{PlacedBy, TransferEngine};
 pub use transfer::policy::{MoveError, Placed, Policy, Request};
-pub use transfer::report::{Attempt, Failure, Outcome, PlacementReport, RouteTotal, TransferTrace};
+pub use transfer::report::{
+    Attempt, Failure, Outcome, PlacementReport, RouteTotal, TransferTrace, Trouble,
+};
 pub use transfer::strategy::TransferStrategy;
 pub use transfer::verify::{ParseVerifyError, Role, Verify};
 pub use transfer::{checksum, torch_transport, transport};

@@ -150,7 +150,7 @@ impl fmt::Display for SkippedStep {
 }
 
 /// A step that ran out of memory, and is repeated.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OomRetry {
     /// The step, counted from 1.
     pub step: u64,
@@ -160,6 +160,36 @@ pub struct OomRetry {
     pub offloaded: Option<u64>,
     /// Samples in one pass from now on; unset when something else is tried first.
     pub micro_batch: Option<u32>,
+}
+
+/// Tensors that did not come to the device at the first try since the last record of this kind.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacementTrouble {
+    /// Optimizer steps done; 0 for what the model needed before the first.
+    pub step: u64,
+    /// Tensors that needed another try, or stayed on the host.
+    pub tensors: u64,
+    /// Of these, those that arrived with other bytes than were sent: what verification found.
+    pub mismatched: u64,
+    /// Of these, those that stayed on the host.
+    pub on_host: u64,
+    /// Copies of streamed blocks that were made again.
+    pub blocks: u64,
+    /// What was tried with the first of them.
+    pub first: Option<String>,
+}
+
+/// Blocks of the model that are streamed from now on: what a part of a run begins with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Streaming {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Bytes of the ring that they go through, on the device.
+    pub ring_bytes: u64,
+    /// Bytes of them in host memory.
+    pub host_bytes: u64,
+    /// Bytes of them in a file.
+    pub disk_bytes: u64,
 }
 
 impl fmt::Display for OomRetry {

@@ -53,7 +53,8 @@ pub use encoding::encode;
 pub use error::Error;
 pub use estimate::{Estimate, EstimateError, Footprint};
 pub use events::{
-    Best, Evaluation, Metrics, NonFiniteTensor, OomRetry, Rollback, Sample, SkippedStep,
+    Best, Evaluation, Metrics, NonFiniteTensor, OomRetry, PlacementTrouble, Rollback, Sample,
+    SkippedStep, Streaming,
 };
 pub use memory::MemorySample;
 pub use memory_plan::MemoryPlan;

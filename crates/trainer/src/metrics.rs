@@ -11,7 +11,10 @@ use std::io::Write;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::Error;
-use crate::events::{Evaluation, Metrics, Rollback, Sample, SkippedStep, TurnMetrics};
+use crate::events::{
+    Evaluation, Metrics, OomRetry, PlacementTrouble, Rollback, Sample, SkippedStep, Streaming,
+    TurnMetrics,
+};
 use crate::memory::MemorySample;
 use crate::resume::Change;
 use crate::run_folder::{RunFolder, replace};
@@ -64,6 +67,12 @@ pub enum Record {
     Skipped(SkippedStep),
     /// A return to a checkpoint; it belongs to the step returned to.
     RolledBack(Rollback),
+    /// A step that ran out of memory and was repeated.
+    OutOfMemory(OomRetry),
+    /// Tensors that needed more than one try to come to the device.
+    Placement(PlacementTrouble),
+    /// Blocks of the model are streamed from here on.
+    Streaming(Streaming),
     /// The run was resumed with another config.
     Resumed {
         /// Optimizer steps done.
@@ -83,6 +92,9 @@ impl Record {
             | Self::Resumed { step, .. } => *step,
             Self::Skipped(skipped) => skipped.step,
             Self::RolledBack(rollback) => rollback.to_step,
+            Self::OutOfMemory(retry) => retry.step,
+            Self::Placement(trouble) => trouble.step,
+            Self::Streaming(streaming) => streaming.step,
         }
     }
 }
@@ -252,6 +264,18 @@ impl Recorder {
 
     pub(crate) fn rolled_back(&mut self, rollback: &Rollback) -> Result<(), Error> {
         self.record(Record::RolledBack(rollback.clone()))
+    }
+
+    pub(crate) fn out_of_memory(&mut self, retry: &OomRetry) -> Result<(), Error> {
+        self.record(Record::OutOfMemory(retry.clone()))
+    }
+
+    pub(crate) fn placement(&mut self, trouble: PlacementTrouble) -> Result<(), Error> {
+        self.record(Record::Placement(trouble))
+    }
+
+    pub(crate) fn streaming(&mut self, streaming: Streaming) -> Result<(), Error> {
+        self.record(Record::Streaming(streaming))
     }
 
     /// Draws the curves anew; losses are measured in `unit`.

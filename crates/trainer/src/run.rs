@@ -14,6 +14,7 @@ mod oom;
 mod ranks;
 mod results;
 mod samples;
+mod trouble;
 mod window;
 
 use std::time::{Duration, Instant};
@@ -44,6 +45,7 @@ use idle::{OffloadedState, StepPhase};
 use measure::due;
 use nonfinite::Guard;
 use oom::OomRecovery;
+use trouble::Recorded;
 use window::Window;
 
 /// Trains as `config` says, to the end or until `stop`.
@@ -117,8 +119,14 @@ fn run_rank(
         changes: run.changes(),
         max_steps: run.timetable.max_steps,
     });
+    run.record_beginning()?;
     run.write_page(Ending::Running, None)?;
     let ended = run.train(observer, stop);
+    // What went wrong just before an error says more of it than the error.
+    let ended = match run.record_trouble() {
+        Ok(()) => ended,
+        Err(error) => ended.and(Err(error)),
+    };
     let ended = ended.and_then(|ending| run.finish(ending, observer));
     if let Err(error) = &ended
         && let Err(other) = run.write_page(Ending::Failed, Some(error))
@@ -148,6 +156,8 @@ struct Run<'a> {
     ema: Option<Ema>,
     guard: Guard,
     oom: OomRecovery,
+    /// Trouble of placement that is in the records.
+    recorded: Recorded,
     /// What is off the device while it is not in use, once a step has run out of memory.
     offloaded: Option<OffloadedState>,
     best: Option<Best>,
@@ -273,6 +283,7 @@ impl<'a> Run<'a> {
                 &config.train,
                 state.as_ref().and_then(|state| state.micro_batch),
             ),
+            recorded: Recorded::default(),
             offloaded: None,
             best: state.as_ref().and_then(|state| state.best),
             waited: state.as_ref().map_or(0, |state| state.waited),
@@ -502,6 +513,7 @@ impl<'a> Run<'a> {
             retry.offloaded = Some(self.offload_idle()?.0);
         }
         self.machine.trim()?;
+        self.recorder.out_of_memory(&retry)?;
         observer.oom_retry(&retry);
         Ok(())
     }

@@ -14,7 +14,8 @@ use models::formats::write_tensors;
 use serde_json::{Value, json};
 use surefoot_trainer::task::{Batch, Task};
 use surefoot_trainer::{
-    Allocator, Config, Error, Evaluation, Footprint, Observer, OomRetry, Sample, Stop, Summary,
+    Allocator, Config, Error, Evaluation, Footprint, Observer, OomRetry, Record, Sample, Stop,
+    Summary,
 };
 use tch::{Device, Kind, TchError, Tensor};
 
@@ -192,6 +193,16 @@ impl Place {
         fs::read(self.path(run, file)).unwrap()
     }
 
+    fn records(&self, run: &str) -> Vec<Record> {
+        let text = self.bytes(run, "metrics.jsonl");
+        let lines = text
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty());
+        lines
+            .map(|line| serde_json::from_slice(line).unwrap())
+            .collect()
+    }
+
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -225,6 +236,17 @@ fn what_is_idle_leaves_before_a_batch_is_cut_and_what_is_learned_is_the_same_to_
         said.contains("offloaded what is idle in a step (16 KiB)"),
         "{said}"
     );
+    // The page shows them on the curves.
+    let recorded: Vec<OomRetry> = place
+        .records("tight")
+        .into_iter()
+        .filter_map(|record| match record {
+            Record::OutOfMemory(retry) => Some(retry),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(recorded, remedies.0);
+    assert_eq!(recorded[0].step, 1);
     for file in [
         "model/weights",
         "checkpoints/step-000020/optimizer.safetensors",
@@ -272,6 +294,13 @@ fn a_checkpoint_of_a_run_with_idle_parts_away_is_resumed_and_whole() {
     let (summary, remedies) = place.train("halves", capacity, &resume);
     assert_eq!(summary.unwrap().steps, 20);
     assert_eq!(remedies.0.len(), 2, "found out anew");
+    let records = place.records("halves");
+    let steps: Vec<u64> = records
+        .iter()
+        .filter(|record| matches!(record, Record::OutOfMemory(_)))
+        .map(Record::step)
+        .collect();
+    assert_eq!(steps, [1, 1, 11, 11]);
     assert!(place.bytes("whole", "model/weights") == place.bytes("halves", "model/weights"));
 }
 

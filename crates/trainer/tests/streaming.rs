@@ -92,9 +92,9 @@ impl Place {
         let records = metrics
             .lines()
             .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
-        // That it was resumed with other settings is told, and changes nothing that it learns.
+        // That it was resumed with other settings, or is streamed, is told, and changes nothing that it learns.
         let losses = records
-            .filter(|record| record["kind"] != "resumed")
+            .filter(|record| record["kind"] != "resumed" && record["kind"] != "streaming")
             .map(|record| format!("{} {}", record["loss"], record["gradient_norm"]));
         ["data", "units", "step", "checksums"]
             .iter()
@@ -147,6 +147,11 @@ fn some_blocks_may_be_streamed_and_the_others_stay() {
         let plan = summary.memory_plan.unwrap();
         assert_eq!((plan.streamed.len(), plan.blocks), (1, 2), "{how}");
         assert!(summary.streamed.unwrap().copies > 0);
+        let metrics = fs::read_to_string(place.path("runs/streamed/metrics.jsonl")).unwrap();
+        let first: serde_json::Value =
+            serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
+        assert_eq!(first["kind"], "streaming", "{how}");
+        assert!(first["ring_bytes"].as_u64().unwrap() > 0, "{first}");
     }
 }
 

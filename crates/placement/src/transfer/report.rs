@@ -30,6 +30,20 @@ pub struct PlacementReport {
     /// How many more of them there were than [`traces`](Self::traces) holds.
     #[serde(rename = "stories_left_out")]
     pub traces_left_out: u64,
+    /// The same tensors by what went wrong, those without a trace too.
+    #[serde(skip)]
+    pub trouble: Trouble,
+}
+
+/// How many tensors had trouble.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Trouble {
+    /// Tensors that needed another try, stayed on the host, or did not arrive at all.
+    pub tensors: u64,
+    /// Of these, those that arrived with other bytes than were sent, or were cast wrong.
+    pub mismatched: u64,
+    /// Of these, those that stayed on the host.
+    pub on_host: u64,
 }
 
 /// The moves that ended on one strategy.
@@ -137,6 +151,7 @@ impl PlacementReport {
             routes: Vec::new(),
             traces: Vec::new(),
             traces_left_out: 0,
+            trouble: Trouble::default(),
         }
     }
 
@@ -163,6 +178,9 @@ impl PlacementReport {
 
     /// Keeps the trace of a transfer that had trouble.
     pub(crate) fn keep(&mut self, trace: &TransferTrace) {
+        self.trouble.tensors += 1;
+        self.trouble.mismatched += u64::from(trace.is_mismatched());
+        self.trouble.on_host += u64::from(trace.stayed_on_host());
         if self.traces.len() < MAX_TRACES {
             self.traces.push(trace.clone());
         } else {
@@ -236,6 +254,19 @@ impl TransferTrace {
                 _ => None,
             })
             .next()
+    }
+
+    /// Whether it arrived wrong at least once.
+    fn is_mismatched(&self) -> bool {
+        let mut attempts = self.attempts.iter();
+        attempts.any(|attempt| {
+            matches!(
+                attempt.outcome,
+                Outcome::Failed {
+                    failure: Failure::WrongBytes { .. } | Failure::WrongCast { .. }
+                }
+            )
+        })
     }
 
     /// Whether the tensor is on the host although the caller wanted it on the device.

@@ -305,10 +305,29 @@ function changes() {
   at("changes").querySelector("div").append(table(["from step", "key", "before", "from then on"], rows));
 }
 
+/* What was tried again, and learned the same. */
+function again(r) {
+  if (r.kind === "out_of_memory") {
+    const done = r.micro_batch !== null ? `with ${r.micro_batch} samples at a time`
+      : r.offloaded !== null ? `with ${bytes(r.offloaded)} offloaded` : "with caches emptied";
+    return [String(r.step), `the step, ${done}`, r.message];
+  }
+  const parts = [
+    r.tensors > 0 && `${r.tensors} tensors`, r.mismatched > 0 && `${r.mismatched} arrived wrong`,
+    r.on_host > 0 && `${r.on_host} stayed on the host`, r.blocks > 0 && `${r.blocks} copies of streamed blocks`,
+  ];
+  return [String(r.step), parts.filter(Boolean).join(", "), r.first ?? ""];
+}
+
 function events() {
   const list = records.filter((r) => r.kind === "skipped" || r.kind === "rolled_back");
-  if (list.length === 0) return;
+  const repeated = records.filter((r) => r.kind === "out_of_memory" || r.kind === "placement");
+  if (list.length + repeated.length === 0) return;
   at("events").hidden = false;
+  if (repeated.length > 0) {
+    at("events").querySelector("div").append(table(["step", "repeated", "why"], repeated.map(again)));
+  }
+  if (list.length === 0) return;
   const rows = list.map((r) => r.kind === "skipped"
     ? [String(r.step), r.loss, r.grad_norm, r.batch, r.tensors.map((t) => t.name).join(", ") || "none by itself"]
     : [String(r.from_step), "", "", `back to step ${r.to_step}`, ""]);

@@ -46,6 +46,7 @@ impl Run<'_> {
             turns: window.turns(),
         };
         self.recorder.train(&metrics)?;
+        self.record_trouble()?;
         observer.logged(&metrics);
         let first = self.recorder.training_losses().len() == 1;
         if first || self.page_written.elapsed() > PAGE_EVERY {

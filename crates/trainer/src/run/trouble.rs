@@ -1,0 +1,137 @@
+//! What placement had to try again, and that blocks are streamed: told in the records, where curves show it.
+
+use placement::{PlacementReport, Trouble};
+
+use super::Run;
+use crate::Error;
+use crate::events::{PlacementTrouble, Streaming};
+
+/// The trouble that was recorded so far.
+#[derive(Debug, Default)]
+pub(super) struct Recorded {
+    tensors: Trouble,
+    blocks: u64,
+}
+
+impl Recorded {
+    /// What came since the last call; `repeated` copies of streamed blocks were made again so far.
+    fn news(
+        &mut self,
+        step: u64,
+        report: &PlacementReport,
+        repeated: u64,
+    ) -> Option<PlacementTrouble> {
+        let (before, now) = (self.tensors, report.trouble);
+        let trouble = PlacementTrouble {
+            step,
+            tensors: now.tensors - before.tensors,
+            mismatched: now.mismatched - before.mismatched,
+            on_host: now.on_host - before.on_host,
+            blocks: repeated.saturating_sub(self.blocks),
+            first: usize::try_from(before.tensors)
+                .ok()
+                .and_then(|first| report.traces.get(first))
+                .map(|trace| trace.to_string().trim_end().to_owned()),
+        };
+        (self.tensors, self.blocks) = (now, repeated);
+        (trouble.tensors + trouble.blocks > 0).then_some(trouble)
+    }
+}
+
+impl Run<'_> {
+    /// Records what a part of a run begins with: streamed blocks, and what loading the model had trouble with.
+    pub(super) fn record_beginning(&mut self) -> Result<(), Error> {
+        if let Some(streamed) = self.task.streamed() {
+            self.recorder.streaming(Streaming {
+                step: self.step,
+                ring_bytes: streamed.ring_bytes.0,
+                host_bytes: streamed.host_bytes.0,
+                disk_bytes: streamed.disk_bytes.0,
+            })?;
+        }
+        self.record_trouble()
+    }
+
+    /// Records what placement had to try again since the last call.
+    pub(super) fn record_trouble(&mut self) -> Result<(), Error> {
+        let repeated = self.task.streamed().map_or(0, |streamed| streamed.repeated);
+        match self
+            .recorded
+            .news(self.step, self.placer.report(), repeated)
+        {
+            Some(trouble) => self.recorder.placement(trouble),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use placement::testing::fake::{FakeDevice, FakeHost, Fault, Order};
+    use placement::transport::{Element, Origin};
+    use placement::{Policy, Request, Role, TransferEngine, TransferStrategy, Verify};
+
+    use super::*;
+
+    /// Moves a tensor in which `fault` strikes on the first strategy, if any does.
+    fn move_one(engine: &mut TransferEngine, fault: Option<Fault>) {
+        let mut device = FakeDevice::apu(true);
+        if let Some(fault) = fault {
+            device.order(Order {
+                fault,
+                route: TransferStrategy::Direct,
+                every_time: false,
+            });
+        }
+        let host = FakeHost::new(vec![7; 4096], Element::F32, Origin::Memory);
+        let request = Request {
+            name: "layers.0.weight",
+            role: Role::Weight,
+            cast: None,
+        };
+        engine.to_device(&mut device, &host, &request).unwrap();
+    }
+
+    #[test]
+    fn trouble_is_recorded_once_and_says_what_kind_it_was() {
+        let mut engine = TransferEngine::new(Policy {
+            verify: Verify::Always,
+            ..Policy::default()
+        });
+        let mut recorded = Recorded::default();
+        move_one(&mut engine, None);
+        assert_eq!(recorded.news(0, engine.report(), 0), None);
+        move_one(&mut engine, Some(Fault::Refused));
+        move_one(&mut engine, Some(Fault::Zeros));
+        let found = recorded.news(3, engine.report(), 0).unwrap();
+        assert_eq!((found.step, found.tensors, found.mismatched), (3, 2, 1));
+        assert_eq!((found.on_host, found.blocks), (0, 0));
+        let first = found.first.unwrap();
+        assert!(first.starts_with("layers.0.weight ("), "{first}");
+        assert_eq!(recorded.news(4, engine.report(), 0), None);
+        move_one(&mut engine, Some(Fault::Zeros));
+        let found = recorded.news(5, engine.report(), 2).unwrap();
+        assert_eq!((found.tensors, found.mismatched, found.blocks), (1, 1, 2));
+        assert!(found.first.unwrap().contains("wrong bytes arrived"));
+        assert_eq!(recorded.news(6, engine.report(), 2), None);
+    }
+
+    /// Traces are bounded, counts are not.
+    #[test]
+    fn trouble_without_a_trace_counts_too() {
+        let mut engine = TransferEngine::new(Policy {
+            verify: Verify::Always,
+            ..Policy::default()
+        });
+        let mut recorded = Recorded::default();
+        for _ in 0..300 {
+            move_one(&mut engine, Some(Fault::Zeros));
+        }
+        assert!(engine.report().traces_left_out > 0);
+        let found = recorded.news(1, engine.report(), 0).unwrap();
+        assert_eq!((found.tensors, found.mismatched), (300, 300));
+        move_one(&mut engine, Some(Fault::Zeros));
+        let found = recorded.news(2, engine.report(), 0).unwrap();
+        assert_eq!((found.tensors, found.first), (1, None));
+    }
+}
