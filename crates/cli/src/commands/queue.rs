@@ -3,14 +3,18 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use doctor::report::diagnose;
+use surefoot_cli::live::{self, Python};
 use surefoot_cli::notify::{self, Event};
 use surefoot_cli::output::{self, Failure};
-use surefoot_ui::queue::{self, CutOff, Job, JobId, Listing, NewJob, Queue, State, Work, Worked};
+use surefoot_ui::queue::{
+    self, Around, AtOnce, CutOff, Job, JobId, Listing, NewJob, Queue, State, Work, Worked,
+};
 use surefoot_ui::runs::{RunName, Runs};
 
 use super::runs::{columns, failure, print_json, printable};
 
-/// Add a run to the queue, which works it off in the background, one run at a time
+/// Add a run to the queue, which works it off in the background
 ///
 /// A dry run looks first whether it can work. A run that breaks does not keep the next from starting.
 #[derive(clap::Args)]
@@ -51,6 +55,12 @@ enum Command {
     Start,
     /// Start no further job; what runs goes on
     Pause,
+    /// Say how many runs go on at once: `one`, `per_gpu` (one on each GPU), or `memory` (on each GPU as many as
+    /// their memory estimates allow); without a word, tell which it is
+    AtOnce {
+        /// `one`, `per_gpu` or `memory`
+        at_once: Option<AtOnce>,
+    },
     /// Put a job that waits at another place, 1 being next
     Move {
         /// Its number
@@ -146,6 +156,13 @@ pub(crate) fn run(runs: Runs, args: &Args, json: bool) -> Result<(), Failure> {
             see_to(&queue)?;
         }
         Command::Pause => queue.pause(true).map_err(failure)?,
+        Command::AtOnce { at_once: None } => match json {
+            true => print_json(&queue.at_once())?,
+            false => output::print(&format!("{}\n", queue.at_once()))?,
+        },
+        Command::AtOnce {
+            at_once: Some(at_once),
+        } => queue.set_at_once(*at_once).map_err(failure)?,
         Command::Move { job, place } => {
             let place = usize::try_from(*place).unwrap_or(usize::MAX);
             queue.move_to(*job, place - 1).map_err(failure)?;
@@ -164,7 +181,11 @@ pub(crate) fn run(runs: Runs, args: &Args, json: bool) -> Result<(), Failure> {
         Command::Work => {
             // Already the first of a session where somebody started it so.
             let _ = rustix::process::setsid();
-            let worked = queue::work(&queue, &program()?, &tell).map_err(failure)?;
+            let around = Around {
+                diagnose: &|| diagnose(live::machine(&Python::Skip)),
+                tell: &tell,
+            };
+            let worked = queue::work(&queue, &program()?, &around).map_err(failure)?;
             if worked == Worked::Elsewhere {
                 eprintln!("surefoot: another process works off this queue");
             }
@@ -197,7 +218,11 @@ fn program() -> Result<PathBuf, Failure> {
 }
 
 fn table(listing: &Listing) -> String {
-    let mut rows = vec![["job", "run", "state", ""].map(str::to_owned).to_vec()];
+    let mut rows = vec![
+        ["job", "run", "state", "device", ""]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
     rows.extend(listing.jobs.iter().map(row));
     let mut text = match listing.jobs.is_empty() {
         true => "no jobs; `surefoot runs add CONFIG` adds one\n".to_owned(),
@@ -219,12 +244,14 @@ fn row(job: &Job) -> Vec<String> {
             error: Some(error), ..
         } => printable(error.lines().next().unwrap_or_default()),
         State::Waiting | State::Checking { .. } if job.what.force => "forced".to_owned(),
+        State::Waiting if job.alone => "waits for a device of its own".to_owned(),
         _ => String::new(),
     };
     vec![
         job.id.to_string(),
         run.to_string(),
         job.state.word().to_owned(),
+        job.device.clone().unwrap_or_default(),
         more,
     ]
 }

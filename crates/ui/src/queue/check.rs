@@ -49,7 +49,7 @@ impl Queue {
         at_most: Duration,
     ) -> Result<Value, Error> {
         let io = |error| Error::io("start", program, error);
-        let mut command = command(self, program, job, &job.name).map_err(io)?;
+        let mut command = command(self, program, job, &job.name, None).map_err(io)?;
         command.args(question.arguments());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = spawn(command, job).map_err(io)?;
@@ -90,12 +90,14 @@ fn read(stream: Option<impl Read>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// `surefoot train` for a job, its run to be called `run`; what it prints goes nowhere yet.
+/// `surefoot train` for a job, its run to be called `run`, on `device` if one was found for it; what it prints goes
+/// nowhere yet.
 pub(super) fn command(
     queue: &Queue,
     program: &Path,
     job: &NewJob,
     run: &RunName,
+    device: Option<&str>,
 ) -> io::Result<Command> {
     let root = std::path::absolute(queue.runs().root())?;
     let mut command = Command::new(program);
@@ -111,6 +113,7 @@ pub(super) fn command(
             command.arg("--resume").arg(root.join(run.as_str()));
         }
     }
+    set.extend(device.map(|device| format!("device={}", quoted(device))));
     for set in job.set.iter().chain(&set) {
         command.arg("--set").arg(set);
     }

@@ -1,4 +1,4 @@
-//! The process that starts the jobs, one at a time.
+//! One job in hand: checked, trained, followed to its end, or taken over from whoever began it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -6,14 +6,17 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::job::{Ended, Job, State, Work};
 use super::log::{OUTPUT, plain};
-use super::store::{Next, ended, has_checkpoint};
-use super::{Queue, check};
+use super::places::{self, Asking, AtOnce, CPU, Chosen, Device, Occupant};
+use super::store::{ended, has_checkpoint};
+use super::worker::{Around, CutOff};
+use super::{Queue, check, verdict};
 use crate::runs::{Error, Process, RunName, Status, boot_id, is_asked, wait_for};
 
 /// Between two looks for the folder of a run that begins, and at a run that is not ours.
@@ -25,80 +28,159 @@ const LONGEST_CHECK: u64 = 1 << 20;
 /// Most bytes of an error, from the end of a log.
 const LONGEST_ERROR: u64 = 4 << 10;
 
-/// How it ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Worked {
-    /// Nothing is left to do.
-    Done,
-    /// Another process does it.
-    Elsewhere,
+/// What a check came to.
+enum Checked {
+    /// The run may begin.
+    Fine,
+    /// Not now: others take the memory that it needs.
+    Later,
+    /// Never, or somebody stopped it.
+    End(State),
 }
 
-/// A run that ended without a word, so that it could tell nobody.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CutOff {
-    /// The run.
-    pub run: RunName,
-    /// The last step that it logged.
-    pub step: u64,
-    /// `notify.url` of its config.
-    pub notify_url: Option<String>,
+/// What works at jobs.
+pub(super) struct Hand<'a> {
+    pub(super) queue: &'a Queue,
+    pub(super) program: &'a Path,
+    pub(super) around: &'a Around<'a>,
+    devices: OnceLock<Vec<Device>>,
 }
 
-/// Does what the queue has, until that is nothing. `program` is `surefoot`; `tell` is called with each run that
-/// ended without a word and is not resumed.
-///
-/// # Errors
-/// When a file of the queue cannot be read or written. What was begun goes on, and is found by the next one.
-pub fn work(queue: &Queue, program: &Path, tell: &dyn Fn(&CutOff)) -> Result<Worked, Error> {
-    let mut lock = queue.try_work_lock()?;
-    if lock.is_none() {
-        return Ok(Worked::Elsewhere);
-    }
-    let worker = Worker {
-        queue,
-        program,
-        tell,
-    };
-    loop {
-        worker.wait_for_other_runs()?;
-        match queue.next(&mut lock)? {
-            Next::Start(job) => worker.start(job)?,
-            Next::TakeOver(job) => worker.take_over(job)?,
-            Next::Nothing => return Ok(Worked::Done),
+/// A run that goes on, whoever started it.
+struct Going {
+    run: RunName,
+    process: Option<Process>,
+    occupant: Occupant,
+}
+
+impl<'a> Hand<'a> {
+    pub(super) fn new(queue: &'a Queue, program: &'a Path, around: &'a Around<'a>) -> Self {
+        Self {
+            queue,
+            program,
+            around,
+            devices: OnceLock::new(),
         }
     }
-}
 
-struct Worker<'a> {
-    queue: &'a Queue,
-    program: &'a Path,
-    tell: &'a dyn Fn(&CutOff),
-}
+    /// The devices of this machine, as they were when somebody first asked.
+    fn devices(&self) -> &[Device] {
+        self.devices
+            .get_or_init(|| places::devices(&(self.around.diagnose)()))
+    }
 
-impl Worker<'_> {
-    /// One run at a time: those that were started in a terminal count, too.
-    fn wait_for_other_runs(&self) -> Result<(), Error> {
-        loop {
-            let jobs = self.queue.list()?;
-            let waits = |job: &super::Job| job.state == State::Waiting;
-            let is_next = !jobs.paused
-                && jobs.jobs.iter().any(waits)
-                && !jobs.jobs.iter().any(|job| job.state.is_active());
-            let runs = self.queue.runs().list()?;
-            let process = runs.into_iter().find_map(|run| match run.status {
-                Status::Running { process, .. } => Some(process),
-                _ => None,
-            });
-            match process {
-                Some(process) if is_next => wait(process.as_ref(), LOOK * 5),
-                _ => return Ok(()),
+    /// The device of whoever names none.
+    fn first_device(&self, at_once: AtOnce) -> String {
+        // Nothing depends on it where there is one at a time.
+        let first = (at_once != AtOnce::One).then(|| self.devices().first());
+        first
+            .flatten()
+            .map_or_else(|| CPU.to_owned(), |device| device.name.clone())
+    }
+
+    /// All runs that go on in the folder.
+    fn going(&self, at_once: AtOnce) -> Result<Vec<Going>, Error> {
+        let runs = self.queue.runs();
+        let going = runs.list()?.into_iter().filter_map(|run| {
+            let Status::Running { process, .. } = run.status else {
+                return None;
+            };
+            let detail = (at_once != AtOnce::One).then(|| runs.detail(&run.name).ok());
+            let detail = detail.flatten();
+            let device = detail
+                .as_ref()
+                .and_then(|detail| named_device(&detail.config, &[]));
+            let expected = detail.and_then(|detail| detail.expected_memory?["peak"].as_u64());
+            Some(Going {
+                run: run.name,
+                process,
+                occupant: Occupant {
+                    device: device.unwrap_or_else(|| self.first_device(at_once)),
+                    expected,
+                },
+            })
+        });
+        Ok(going.collect())
+    }
+
+    /// Who is on a device: jobs that were begun, and runs that are none of theirs.
+    fn occupants(&self, at_once: AtOnce, jobs: &[Job], going: &[Going]) -> Vec<Occupant> {
+        let begun: Vec<&Job> = jobs.iter().filter(|job| job.state.is_active()).collect();
+        let ours = |going: &&Going| {
+            begun.iter().any(|job| {
+                let is_its =
+                    job.state.process().is_some() && job.state.process() == going.process.as_ref();
+                is_its || job.state.run() == Some(&going.run)
+            })
+        };
+        let of_job = |job: &&Job| Occupant {
+            device: job
+                .device
+                .clone()
+                .unwrap_or_else(|| self.first_device(at_once)),
+            expected: job.expected,
+        };
+        let others = going.iter().filter(|going| !ours(going));
+        begun
+            .iter()
+            .map(of_job)
+            .chain(others.map(|going| going.occupant.clone()))
+            .collect()
+    }
+
+    /// The job to begin next, and on which device.
+    pub(super) fn choose(&self, at_once: AtOnce, jobs: &[Job]) -> Result<Option<Chosen>, Error> {
+        let occupants = self.occupants(at_once, jobs, &self.going(at_once)?);
+        let waiting = jobs.iter().filter(|job| job.state == State::Waiting);
+        let asking: Vec<Asking> = waiting
+            .map(|job| Asking {
+                id: job.id,
+                device: self.device_of(job),
+                expected: job.expected,
+                // Nobody knows what an unchecked one will take.
+                alone: job.alone || job.what.force,
+            })
+            .collect();
+        let devices = match at_once {
+            AtOnce::One => &[],
+            _ => self.devices(),
+        };
+        Ok(places::choose(at_once, devices, &occupants, &asking))
+    }
+
+    /// The device that a job's config names.
+    fn device_of(&self, job: &Job) -> Option<String> {
+        match &job.what.work {
+            Work::Train { config, .. } => named_device(config, &job.what.set),
+            Work::Resume { run } => {
+                let detail = self.queue.runs().detail(run).ok()?;
+                named_device(&detail.config, &job.what.set)
             }
         }
     }
 
+    /// What is said to the trainer of the device: nothing where the config does, or where there is no other.
+    fn told_device<'b>(&self, job: &'b Job) -> Option<&'b str> {
+        let device = job.device.as_deref()?;
+        let is_choice = self.device_of(job).is_none() && self.devices().len() > 1;
+        is_choice.then_some(device)
+    }
+
+    /// Who is where a job is about to begin.
+    fn beside(&self, job: &Job) -> Result<Vec<Occupant>, Error> {
+        let at_once = self.queue.at_once();
+        if at_once != AtOnce::Memory {
+            return Ok(Vec::new());
+        }
+        let mut jobs = self.queue.list()?.jobs;
+        jobs.retain(|other| other.id != job.id);
+        let mut occupants = self.occupants(at_once, &jobs, &self.going(at_once)?);
+        occupants.retain(|other| Some(&other.device) == job.device.as_ref());
+        Ok(occupants)
+    }
+
     /// Checks a job, and trains.
-    fn start(&self, mut job: Job) -> Result<(), Error> {
+    pub(super) fn start(&self, mut job: Job) -> Result<(), Error> {
         if let Work::Resume { run } = &job.what.work
             && !self.queue.runs().exists(run)
         {
@@ -108,18 +190,24 @@ impl Worker<'_> {
                 .note(&mut job, ended(Ended::Refused, Some(error), None));
         }
         if !job.what.force {
-            let check = self.check(&mut job)?;
-            if let Some(end) = check {
-                return self.queue.note(&mut job, end);
+            match self.check(&mut job)? {
+                Checked::Fine => {}
+                Checked::Later => {
+                    job.attempts = job.attempts.saturating_sub(1);
+                    job.device = None;
+                    return self.queue.note(&mut job, State::Waiting);
+                }
+                Checked::End(end) => return self.queue.note(&mut job, end),
             }
         }
         self.train(job)
     }
 
-    /// A dry run; how the job ends if it is not to begin.
-    fn check(&self, job: &mut Job) -> Result<Option<State>, Error> {
+    /// A dry run, and on a GPU what the doctor says of it.
+    fn check(&self, job: &mut Job) -> Result<Checked, Error> {
         let name = job.what.name.clone();
-        let refused = |error: String| Some(ended(Ended::Refused, Some(error), None));
+        let refused = |error: String| Checked::End(ended(Ended::Refused, Some(error), None));
+        let beside = self.beside(job)?;
         let spawned = self.spawn(job, &name, true);
         let (mut child, log) = match spawned {
             Ok(spawned) => spawned,
@@ -139,21 +227,47 @@ impl Worker<'_> {
         let io = |error| Error::io("wait for", self.program, error);
         let status = child.wait().map_err(io)?;
         if !status.success() {
-            return Ok(match status.signal() {
-                Some(2 | 15) => Some(ended(Ended::Stopped, None, None)),
-                _ => refused(why(&log, begins, status)),
-            });
+            if let Some(2 | 15) = status.signal() {
+                return Ok(Checked::End(ended(Ended::Stopped, None, None)));
+            }
+            let why = why(&log, begins, status);
+            if !beside.is_empty() && verdict::is_out_of_memory(&why) {
+                job.alone = true;
+                return Ok(Checked::Later);
+            }
+            return Ok(refused(verdict::explained(why)));
         }
         let found: serde_json::Value = serde_json::from_slice(&found).unwrap_or_default();
+        job.expected = found["memory_estimate"]["peak"].as_u64();
         let advice = found["advice"].as_array().into_iter().flatten();
         let advice: Vec<&str> = advice.filter_map(|advice| advice.as_str()).collect();
-        if advice.is_empty() {
-            return Ok(None);
+        if !self.has_room(job, &beside, advice.is_empty()) {
+            job.alone = job.expected.is_none() || !advice.is_empty();
+            return Ok(Checked::Later);
         }
-        Ok(refused(format!(
-            "it needs more memory than there is; what helps, most first:\n- {}",
-            advice.join("\n- ")
-        )))
+        if !advice.is_empty() {
+            return Ok(refused(verdict::too_large(&advice)));
+        }
+        let device = found["environment"]["device"].as_str().unwrap_or_default();
+        if device.starts_with("GPU")
+            && let Some(against) = verdict::against(&(self.around.diagnose)())
+        {
+            return Ok(refused(against));
+        }
+        Ok(Checked::Fine)
+    }
+
+    /// Whether the memory of a device goes round for a job and those who were there before it. Who is there alone
+    /// has all that there is.
+    fn has_room(&self, job: &Job, beside: &[Occupant], fits: bool) -> bool {
+        if beside.is_empty() {
+            return true;
+        }
+        let mut devices = self.devices().iter();
+        let device = devices.find(|device| Some(&device.name) == job.device.as_ref());
+        let capacity = device.and_then(|device| device.capacity);
+        let expected = job.expected;
+        fits && expected.is_some_and(|expected| places::fits_beside(capacity, beside, expected))
     }
 
     fn train(&self, mut job: Job) -> Result<(), Error> {
@@ -199,7 +313,7 @@ impl Worker<'_> {
             return;
         };
         if has_failed && detail.overview.status == Status::Interrupted {
-            (self.tell)(&CutOff {
+            (self.around.tell)(&CutOff {
                 run: run.clone(),
                 step: detail.overview.latest.step,
                 notify_url: notify_url(&detail.config),
@@ -230,7 +344,7 @@ impl Worker<'_> {
     }
 
     /// Goes on with what another worker began.
-    fn take_over(&self, mut job: Job) -> Result<(), Error> {
+    pub(super) fn take_over(&self, mut job: Job) -> Result<(), Error> {
         match job.state.clone() {
             State::Running { process, boot, run } => {
                 let run = match &process {
@@ -340,7 +454,8 @@ impl Worker<'_> {
     /// `surefoot train`, with what it prints going to the job's log, which is returned; of a check, what is printed
     /// as its result is read by us.
     fn spawn(&self, job: &Job, run: &RunName, is_check: bool) -> io::Result<(Child, File)> {
-        let mut command = check::command(self.queue, self.program, &job.what, run)?;
+        let device = self.told_device(job);
+        let mut command = check::command(self.queue, self.program, &job.what, run, device)?;
         let log = self.log(job)?;
         command.stderr(log.try_clone()?);
         match is_check {
@@ -387,6 +502,21 @@ fn wait(process: Option<&Process>, at_most: Duration) {
     if ended.is_none() {
         std::thread::sleep(at_most);
     }
+}
+
+/// The device that a config names, or what is set beside it; `auto` and `gpu` name none.
+fn named_device(config: &str, set: &[String]) -> Option<String> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Named {
+        device: Option<String>,
+    }
+    let read = |text: &str| serde_saphyr::from_str::<Option<Named>>(text).ok().flatten();
+    let mut device = read(config).and_then(|named| named.device);
+    for set in set.iter().filter_map(|set| set.strip_prefix("device=")) {
+        device = read(&format!("device: {set}")).and_then(|named| named.device);
+    }
+    device.filter(|device| !matches!(&**device, "auto" | "gpu"))
 }
 
 /// `notify.url` of a config.

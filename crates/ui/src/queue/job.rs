@@ -76,6 +76,15 @@ pub struct Job {
     pub added: u64,
     /// How often it was begun.
     pub attempts: u32,
+    /// The device that was found for it, as a config names it; unset where the queue has one run at a time.
+    #[serde(default)]
+    pub device: Option<String>,
+    /// Bytes that its check expects it to take of the device at most.
+    #[serde(default)]
+    pub expected: Option<u64>,
+    /// Whether it waits for a device on which nobody else is, since it did not fit beside others.
+    #[serde(default)]
+    pub alone: bool,
     /// What it is to do.
     #[serde(flatten)]
     pub what: NewJob,
@@ -150,6 +159,14 @@ impl State {
     /// Whether a process may be at it.
     pub fn is_active(&self) -> bool {
         matches!(self, Self::Checking { .. } | Self::Running { .. })
+    }
+
+    /// The process at it, once it is there.
+    pub fn process(&self) -> Option<&Process> {
+        match self {
+            Self::Checking { process } | Self::Running { process, .. } => process.as_ref(),
+            Self::Waiting | Self::Ended { .. } => None,
+        }
     }
 
     /// The run that it made, or makes.

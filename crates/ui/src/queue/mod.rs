@@ -1,9 +1,10 @@
-//! Runs to come, one after another.
+//! Runs to come, one after another or several at once.
 //!
 //! ```text
 //! <runs>/.surefoot/queue/job-000007.json   one job; replaced as a whole, under `lock`
 //!                        job-000007.log    what it printed, until its run has a folder for it
 //!                        paused            no job is started while this is there
+//!                        settings.json     how many go on at once
 //!                        worker            locked by the one process that starts jobs
 //! ```
 //!
@@ -14,9 +15,12 @@
 
 mod check;
 mod generate;
+mod hand;
 mod job;
 mod log;
+mod places;
 mod store;
+mod verdict;
 mod worker;
 
 use std::fs::{File, TryLockError};
@@ -32,7 +36,8 @@ pub use check::Question;
 pub use generate::Prompt;
 pub use job::{Ended, Job, JobId, NewJob, State, Work, name_of};
 pub use log::{LogPart, plain};
-pub use worker::{CutOff, Worked, work};
+pub use places::AtOnce;
+pub use worker::{Around, CutOff, Worked, work};
 
 /// The queue of a folder of runs.
 #[derive(Debug, Clone)]
@@ -48,6 +53,8 @@ pub struct Listing {
     pub paused: bool,
     /// Whether a process takes care of it.
     pub working: bool,
+    /// How many runs go on at once.
+    pub at_once: AtOnce,
     /// What runs, then what waits, in its order, then what ended, the newest first.
     pub jobs: Vec<Job>,
     /// Files that are no job that can be read, each with the reason.

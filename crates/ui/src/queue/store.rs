@@ -1,12 +1,16 @@
 //! The files of the queue: reading them, and changing them one at a time.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use serde::{Deserialize, Serialize};
+
 use super::job::{Ended, Job, JobId, NewJob, State};
-use super::{Listing, Queue};
+use super::places::Chosen;
+use super::{AtOnce, Listing, Queue};
 use crate::runs::{Error, RunName, boot_id, signal_terminate};
 
 /// Jobs that ended, of which the newest are kept.
@@ -22,6 +26,8 @@ pub(super) enum Next {
     Start(Job),
     /// A job that somebody began.
     TakeOver(Job),
+    /// What is there has to wait for others, or for those that were begun.
+    Later,
     /// Nothing; the lock of the one that works is free again.
     Nothing,
 }
@@ -46,6 +52,7 @@ impl Queue {
         Ok(Listing {
             paused: self.is_paused(),
             working: self.is_working(),
+            at_once: self.at_once(),
             jobs,
             unreadable,
         })
@@ -78,6 +85,9 @@ impl Queue {
             order: last_order(&jobs) + 1,
             added: now(),
             attempts: 0,
+            device: None,
+            expected: None,
+            alone: false,
             what,
             state: State::Waiting,
         };
@@ -140,6 +150,7 @@ impl Queue {
         job.order = last_order(&jobs) + 1;
         job.attempts = 0;
         job.state = State::Waiting;
+        (job.device, job.expected, job.alone) = (None, None, false);
         job.what.force = force;
         self.write(&changing, &job)?;
         Ok(job)
@@ -184,25 +195,59 @@ impl Queue {
         done.map_err(|error| Error::io("write", &path, error))
     }
 
-    /// What is next for the one that works; lets go of its lock when that is nothing, before somebody can add
-    /// a job and see that it is taken care of.
-    pub(super) fn next(&self, work_lock: &mut Option<File>) -> Result<Next, Error> {
+    /// How many runs go on at once; one, where nobody has said anything that can be read.
+    pub fn at_once(&self) -> AtOnce {
+        let text = crate::runs::read_text(File::open(self.settings()), LONGEST);
+        let read = text.and_then(|text| Ok(serde_json::from_str::<Settings>(&text)?));
+        read.unwrap_or_default().at_once
+    }
+
+    /// Says how many runs go on at once. What runs goes on.
+    ///
+    /// # Errors
+    /// When that cannot be noted.
+    pub fn set_at_once(&self, at_once: AtOnce) -> Result<(), Error> {
+        let _changing = self.change()?;
+        replace(&self.settings(), &Settings { at_once })
+    }
+
+    fn settings(&self) -> PathBuf {
+        self.folder.join("settings.json")
+    }
+
+    /// What is next for the one that works, who has these jobs in hand; `choose` says which of those that wait can
+    /// begin, and where. Lets go of its lock when that is nothing, before somebody can add a job and see that it is
+    /// taken care of.
+    pub(super) fn next(
+        &self,
+        work_lock: &mut Option<File>,
+        in_hand: &HashSet<JobId>,
+        choose: impl FnOnce(&[Job]) -> Result<Option<Chosen>, Error>,
+    ) -> Result<Next, Error> {
         let changing = self.change()?;
         let (mut jobs, _) = self.read()?;
         jobs.sort_by_key(|job| (job.order, job.id));
-        if let Some(begun) = jobs.iter().position(|job| job.state.is_active()) {
+        let is_left = |job: &Job| job.state.is_active() && !in_hand.contains(&job.id);
+        if let Some(begun) = jobs.iter().position(is_left) {
             return Ok(Next::TakeOver(jobs.swap_remove(begun)));
         }
-        let waiting = jobs.iter().position(|job| job.state == State::Waiting);
-        let Some(waiting) = waiting.filter(|_| !self.is_paused()) else {
-            *work_lock = None;
-            return Ok(Next::Nothing);
-        };
-        let mut job = jobs.swap_remove(waiting);
-        job.attempts += 1;
-        job.state = State::Checking { process: None };
-        self.write(&changing, &job)?;
-        Ok(Next::Start(job))
+        let waits = !self.is_paused() && jobs.iter().any(|job| job.state == State::Waiting);
+        let chosen = waits.then(|| choose(&jobs)).transpose()?;
+        if let Some((id, device)) = chosen.flatten()
+            && let Some(chosen) = jobs.iter().position(|job| job.id == id)
+        {
+            let mut job = jobs.swap_remove(chosen);
+            job.attempts += 1;
+            job.device = device;
+            job.state = State::Checking { process: None };
+            self.write(&changing, &job)?;
+            return Ok(Next::Start(job));
+        }
+        if waits || !in_hand.is_empty() {
+            return Ok(Next::Later);
+        }
+        *work_lock = None;
+        Ok(Next::Nothing)
     }
 
     /// Notes how a job stands now.
@@ -279,22 +324,8 @@ impl Queue {
         self.folder.join(format!("job-{:06}.log", id.0))
     }
 
-    /// Replaces the file of a job: whoever reads it sees the old one or the new one.
     fn write(&self, _changing: &Changing, job: &Job) -> Result<(), Error> {
-        let path = self.path(job.id);
-        let draft = path.with_extension("tmp");
-        let text = serde_json::to_string_pretty(job);
-        let written = text.map_err(io::Error::from).and_then(|text| {
-            let mut file = File::create(&draft)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&draft, &path)
-        });
-        written.map_err(|error| {
-            // A full disk is not to be made fuller.
-            let _ = fs::remove_file(&draft);
-            Error::io("write", &path, error)
-        })
+        replace(&self.path(job.id), job)
     }
 
     fn forget_oldest(&self, jobs: &mut Vec<Job>) {
@@ -309,6 +340,30 @@ impl Queue {
             let _ = fs::remove_file(self.log_path(job.id));
         }
     }
+}
+
+/// What is set for all jobs.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Settings {
+    at_once: AtOnce,
+}
+
+/// Replaces a file: whoever reads it sees the old one or the new one.
+fn replace(path: &Path, value: &impl Serialize) -> Result<(), Error> {
+    let draft = path.with_extension("tmp");
+    let text = serde_json::to_string_pretty(value);
+    let written = text.map_err(io::Error::from).and_then(|text| {
+        let mut file = File::create(&draft)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&draft, path)
+    });
+    written.map_err(|error| {
+        // A full disk is not to be made fuller.
+        let _ = fs::remove_file(&draft);
+        Error::io("write", path, error)
+    })
 }
 
 fn last_order(jobs: &[Job]) -> u64 {

@@ -3,119 +3,17 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::cell::RefCell;
+mod place;
+mod several;
+
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::sync::Mutex;
 
 use serde_json::{Value, json};
-use surefoot_ui::queue::{CutOff, Ended, Job, JobId, NewJob, Queue, State, Work, Worked, work};
-use surefoot_ui::runs::{Error, Runs, boot_id};
+use surefoot_ui::queue::{CutOff, Ended, JobId, State, Worked};
+use surefoot_ui::runs::{Error, boot_id};
 
-/// Passes every check but that of a config with `refuse` in it; a run is a folder that says it was completed.
-const PROGRAM: &str = r#"#!/bin/sh
-config=$(cat)
-for argument in "$@"; do
-  case "$argument" in
-    --dry-run)
-      case "$config" in *refuse*) echo 'surefoot: no such thing' >&2; exit 2;; esac
-      echo '{"advice":[]}'; exit 0;;
-    name=*) name=$(echo "$argument" | sed 's/^name="\(.*\)"$/\1/');;
-  esac
-done
-echo "$*" >> RUNS/started
-case "$*" in *--resume*) exit 0;; esac
-mkdir "RUNS/$name" && echo "name: $name" > "RUNS/$name/config.yaml"
-echo '<script id="data">{"summary":{"ending":"completed"},"error":null}' > "RUNS/$name/report.html"
-echo trained
-"#;
-
-struct Place {
-    folder: tempfile::TempDir,
-    queue: Queue,
-    program: PathBuf,
-}
-
-impl Place {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().join("runs");
-        fs::create_dir(&root).unwrap();
-        let program = folder.path().join("surefoot");
-        let text = PROGRAM.replace("RUNS", &root.display().to_string());
-        fs::write(&program, text).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        Self {
-            queue: Queue::new(Runs::new(root)),
-            folder,
-            program,
-        }
-    }
-
-    fn add(&self, name: &str, config: &str) -> JobId {
-        let job = self.queue.add(NewJob {
-            name: name.parse().unwrap(),
-            work: Work::Train {
-                config: config.into(),
-                source: "c.yaml".into(),
-            },
-            set: Vec::new(),
-            folder: self.folder.path().to_owned(),
-            confined_to: None,
-            force: false,
-        });
-        job.unwrap().id
-    }
-
-    fn work(&self) -> Worked {
-        self.work_and_tell(&|_| {})
-    }
-
-    fn work_and_tell(&self, tell: &dyn Fn(&CutOff)) -> Worked {
-        work(&self.queue, &self.program, tell).unwrap()
-    }
-
-    fn jobs(&self) -> Vec<Job> {
-        let listing = self.queue.list().unwrap();
-        assert_eq!(listing.unreadable, Vec::<String>::new());
-        listing.jobs
-    }
-
-    fn how(&self, id: JobId) -> (Ended, Option<String>) {
-        match self.queue.job(id).unwrap().state {
-            State::Ended { how, error, .. } => (how, error),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn started(&self) -> Vec<String> {
-        let text = fs::read_to_string(self.queue.runs().root().join("started"));
-        text.unwrap_or_default()
-            .lines()
-            .map(str::to_owned)
-            .collect()
-    }
-
-    /// Gives a job the state that a process left it in.
-    fn leave(&self, id: JobId, state: &Value) {
-        let name = format!("queue/job-{:06}.json", id.0);
-        let path = self.queue.runs().state_folder().join(name);
-        let mut job: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-        let fields = state.as_object().unwrap().clone();
-        job.as_object_mut().unwrap().extend(fields);
-        fs::write(path, job.to_string()).unwrap();
-    }
-
-    /// A run that was cut off: no report says how it ended.
-    fn cut_off(&self, name: &str, checkpoint: bool) {
-        let run = self.queue.runs().root().join(name);
-        fs::create_dir_all(run.join("checkpoints")).unwrap();
-        fs::write(run.join("config.yaml"), "name: a\n").unwrap();
-        if checkpoint {
-            fs::create_dir(run.join("checkpoints/step-000004")).unwrap();
-        }
-    }
-}
+use place::Place;
 
 fn dead(boot: &str) -> Value {
     json!({
@@ -237,8 +135,8 @@ fn what_was_killed_without_a_reboot_is_not_started_again() {
     place.leave(id, &dead(&boot_id()));
     let config = place.queue.runs().root().join("a/config.yaml");
     fs::write(config, "name: a\nnotify: {url: 'https://a.org/b'}\n").unwrap();
-    let told = RefCell::new(Vec::new());
-    place.work_and_tell(&|cut| told.borrow_mut().push(cut.clone()));
+    let told = Mutex::new(Vec::new());
+    place.work_and_tell(&|cut| told.lock().unwrap().push(cut.clone()));
     assert_eq!(place.how(id).0, Ended::Failed);
     assert!(place.started().is_empty());
     let cut = CutOff {
@@ -246,7 +144,7 @@ fn what_was_killed_without_a_reboot_is_not_started_again() {
         step: 0,
         notify_url: Some("https://a.org/b".into()),
     };
-    assert_eq!(told.take(), [cut]);
+    assert_eq!(told.into_inner().unwrap(), [cut]);
 }
 
 #[test]
