@@ -44,10 +44,12 @@ impl Queue {
     /// When its folder is there and cannot be read.
     pub fn list(&self) -> Result<Listing, Error> {
         let (mut jobs, unreadable) = self.read()?;
+        let now = now();
         jobs.sort_by_key(|job| match job.state {
             State::Checking { .. } | State::Running { .. } => (0, 0, job.id),
             State::Waiting => (1, job.order, job.id),
-            State::Ended { at, .. } => (2, u64::MAX - at, JobId(u64::MAX - job.id.0)),
+            // What is to come ended before the clock was set back.
+            State::Ended { at, .. } => (2, u64::MAX - at.min(now), JobId(u64::MAX - job.id.0)),
         });
         Ok(Listing {
             paused: self.is_paused(),
@@ -329,8 +331,10 @@ impl Queue {
     }
 
     fn forget_oldest(&self, jobs: &mut Vec<Job>) {
+        let now = now();
         let ended = |job: &Job| match job.state {
-            State::Ended { at, .. } => Some(at),
+            // Or a clock that was set back would have the newest forgotten.
+            State::Ended { at, .. } => Some(at.min(now)),
             _ => None,
         };
         jobs.sort_by_key(|job| (ended(job).is_none(), ended(job), job.id));

@@ -4,6 +4,7 @@
 //! last reading ended, and what is kept of it has a bound.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
@@ -20,6 +21,9 @@ const PIECE: usize = 256 << 10;
 const LONGEST_LINE: usize = 4 << 20;
 /// Events that are kept, the newest.
 const EVENTS: usize = 500;
+/// Bytes of their lines that are kept in all; of a longer one alone, only what it is and when.
+const EVENT_BYTES: usize = 1 << 20;
+const LONGEST_EVENT: usize = 64 << 10;
 /// Sets of samples whose places are kept, the newest.
 const SAMPLE_SETS: usize = 2000;
 /// What is read of the end of a file for the newest numbers.
@@ -172,7 +176,7 @@ pub struct Event {
     pub step: u64,
     /// `skipped`, `rolled_back`, `resumed`, or a kind that a newer trainer writes.
     pub kind: String,
-    /// The record itself.
+    /// The record itself; unset where it is longer than 64 KiB.
     pub record: Value,
 }
 
@@ -218,7 +222,10 @@ pub struct Metrics {
     offset: u64,
     train: Collector<9>,
     eval: Collector<2>,
-    events: Vec<Event>,
+    events: VecDeque<Event>,
+    /// Lengths of their lines, as far as they are kept.
+    event_lengths: VecDeque<usize>,
+    event_bytes: usize,
     dropped_events: u64,
     /// Step, place and length of the lines with samples.
     sample_places: Vec<(u64, u64, usize)>,
@@ -247,7 +254,9 @@ impl Metrics {
             offset: 0,
             train: Collector::new(TRAIN, range),
             eval: Collector::new(["eval_loss", "eval_nats_per_byte"], range),
-            events: Vec::new(),
+            events: VecDeque::new(),
+            event_lengths: VecDeque::new(),
+            event_bytes: 0,
             dropped_events: 0,
             sample_places: Vec::new(),
             latest: Latest::default(),
@@ -357,14 +366,29 @@ impl Metrics {
                     }
                     kind => (kind.to_owned(), line.step),
                 };
-                if self.events.len() == EVENTS {
-                    self.events.remove(0);
-                    self.dropped_events += 1;
-                }
-                let record = serde_json::from_slice(bytes).unwrap_or_default();
-                self.events.push(Event { step, kind, record });
+                self.event(step, kind, bytes);
             }
         }
+    }
+
+    /// Keeps an event, and the newest of those before it that there is room for.
+    fn event(&mut self, step: u64, kind: String, bytes: &[u8]) {
+        let kept = match bytes.len() <= LONGEST_EVENT {
+            true => bytes,
+            false => b"null",
+        };
+        self.event_bytes += kept.len();
+        while self.events.len() >= EVENTS || self.event_bytes > EVENT_BYTES {
+            let Some(length) = self.event_lengths.pop_front() else {
+                break;
+            };
+            self.events.pop_front();
+            self.event_bytes -= length;
+            self.dropped_events += 1;
+        }
+        let record = serde_json::from_slice(kept).unwrap_or_default();
+        self.event_lengths.push_back(kept.len());
+        self.events.push_back(Event { step, kind, record });
     }
 
     /// Bytes read, up to the end of the last whole line.
@@ -393,7 +417,7 @@ impl Metrics {
     }
 
     /// What happened, at most 500, the newest, and how many were before them.
-    pub fn events(&self) -> (&[Event], u64) {
+    pub fn events(&self) -> (&VecDeque<Event>, u64) {
         (&self.events, self.dropped_events)
     }
 

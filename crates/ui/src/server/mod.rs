@@ -302,4 +302,6 @@ mod tests;
 #[cfg(test)]
 mod tests_data;
 #[cfg(test)]
+mod tests_faults;
+#[cfg(test)]
 mod tests_queue;

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::State;
 use super::api::{bad, blocking, parse};
 use super::error::Refusal;
-use crate::queue::{Job, JobId, LogPart, NewJob, Question, Work, name_of};
+use crate::queue::{AtOnce, Job, JobId, LogPart, NewJob, Question, Work, name_of};
 use crate::runs::{Request, RunName};
 
 type Answer<T> = Result<T, Refusal>;
@@ -62,6 +62,7 @@ pub(super) fn listing(state: &State) -> Answer<Value> {
     Ok(json!({
         "paused": listing.paused,
         "working": listing.working,
+        "at_once": listing.at_once,
         "jobs": jobs,
         "unreadable": listing.unreadable,
     }))
@@ -102,7 +103,7 @@ impl Wanted {
 }
 
 fn new_job(state: &State, wanted: Wanted, is_look: bool) -> Answer<NewJob> {
-    let settings = settings(&wanted.set)?;
+    let settings = set_of(&wanted.set)?;
     let (work, name, mut set) = match (wanted.config, wanted.like, wanted.resume) {
         (Some(config), None, None) => {
             let source = "config".to_owned();
@@ -159,7 +160,7 @@ fn is_mapping(config: &str) -> bool {
 }
 
 /// As `--set` takes them.
-fn settings(set: &BTreeMap<String, String>) -> Answer<Vec<String>> {
+fn set_of(set: &BTreeMap<String, String>) -> Answer<Vec<String>> {
     if set.len() > SETTINGS {
         return Err(bad(format!("at most {SETTINGS} keys can be set")));
     }
@@ -240,6 +241,21 @@ pub(super) async fn pause(Shared(state): Of<State>, body: Bytes) -> Answer<Json<
     blocking(move || {
         state.queue.pause(paused)?;
         state.see_to_queue()?;
+        Ok(Json(listing(&state)?))
+    })
+    .await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    at_once: AtOnce,
+}
+
+pub(super) async fn settings(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
+    let Settings { at_once } = parse(&body)?;
+    blocking(move || {
+        state.queue.set_at_once(at_once)?;
         Ok(Json(listing(&state)?))
     })
     .await

@@ -16,7 +16,7 @@ pub const OPENAPI: &str = include_str!("../../openapi.json");
 pub(super) const SCHEMA: &str = include_str!("../../schema.json");
 
 /// Method and path of every route. A test holds the description and the router against it.
-pub const ROUTES: [(&str, &str); 37] = [
+pub const ROUTES: [(&str, &str); 38] = [
     ("GET", "/"),
     ("GET", "/assets/{name}"),
     ("POST", "/api/session"),
@@ -42,6 +42,7 @@ pub const ROUTES: [(&str, &str); 37] = [
     ("GET", "/api/queue"),
     ("POST", "/api/queue"),
     ("POST", "/api/queue/pause"),
+    ("POST", "/api/queue/settings"),
     ("DELETE", "/api/queue/{job}"),
     ("POST", "/api/queue/{job}/move"),
     ("POST", "/api/queue/{job}/stop"),
@@ -82,6 +83,7 @@ pub(super) fn router(state: Arc<State>) -> Router {
         .route("/api/runs/{name}/log", get(queue::run_log))
         .route("/api/queue", get(queue::list).post(queue::add))
         .route("/api/queue/pause", post(queue::pause))
+        .route("/api/queue/settings", post(queue::settings))
         .route("/api/queue/{job}", delete(queue::remove))
         .route("/api/queue/{job}/move", post(queue::move_to))
         .route("/api/queue/{job}/stop", post(queue::stop))

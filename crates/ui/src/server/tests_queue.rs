@@ -60,6 +60,30 @@ async fn jobs_are_added_moved_and_removed() {
     assert_eq!(queue["paused"], true);
 }
 
+#[tokio::test]
+async fn how_many_run_at_once_is_said_and_shown() {
+    let place = Place::new();
+    assert_eq!(place.get("/api/queue").await.1["at_once"], "one");
+    for word in ["per_gpu", "memory", "one"] {
+        let (status, queue) = post(&place, "/api/queue/settings", json!({ "at_once": word })).await;
+        assert_eq!((status, &queue["at_once"]), (StatusCode::OK, &json!(word)));
+        assert_eq!(place.state.queue.at_once().word(), word);
+    }
+    for body in [
+        json!({}),
+        json!({ "at_once": 2 }),
+        json!({ "at_once": "many" }),
+        json!({ "at_once": "one", "more": 1 }),
+    ] {
+        let (status, said) = post(&place, "/api/queue/settings", body).await;
+        assert_eq!(status, StatusCode::BAD_REQUEST, "{said}");
+    }
+    // What somebody wrote there that is no setting is none.
+    let path = place.state.runs.state_folder().join("queue/settings.json");
+    fs::write(path, "{\"at_once\": \"x\"}").unwrap();
+    assert_eq!(place.get("/api/queue").await.1["at_once"], "one");
+}
+
 /// What comes over the network says nothing of folders and programs.
 #[tokio::test]
 async fn a_config_from_the_page_is_confined_and_the_run_is_where_runs_are() {

@@ -9,7 +9,7 @@ use serde_json::Value;
 use surefoot_ui::queue::{
     Around, CutOff, Ended, Job, JobId, NewJob, Queue, State, Work, Worked, work,
 };
-use surefoot_ui::runs::Runs;
+use surefoot_ui::runs::{Error, Runs};
 
 /// Passes every check but that of a config with `refuse` in it; a run is a folder that says it was completed. Lines of a
 /// config as `# peak: 5` say what a check expects of memory, `# on: GPU 0` where it was made, and a run with `# slow` ends
@@ -81,11 +81,15 @@ impl Place {
     }
 
     pub(crate) fn work_and_tell(&self, tell: &(dyn Fn(&CutOff) + Sync)) -> Worked {
+        self.try_work(tell).unwrap()
+    }
+
+    pub(crate) fn try_work(&self, tell: &(dyn Fn(&CutOff) + Sync)) -> Result<Worked, Error> {
         let around = Around {
             diagnose: &|| self.report.clone(),
             tell,
         };
-        work(&self.queue, &self.program, &around).unwrap()
+        work(&self.queue, &self.program, &around)
     }
 
     pub(crate) fn jobs(&self) -> Vec<Job> {
@@ -129,7 +133,6 @@ impl Place {
         }
     }
 }
-
 
 /// What the doctor says of a machine of its tests.
 pub(crate) fn report(name: &str) -> Report {

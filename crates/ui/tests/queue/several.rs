@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use surefoot_ui::queue::{AtOnce, Ended, JobId, State};
+use surefoot_ui::queue::{AtOnce, Ended, JobId, State, Worked};
 use surefoot_ui::runs::{Process, boot_id};
 
 use crate::place::{Place, report};
@@ -58,7 +58,15 @@ impl Place {
         let jobs = self.jobs();
         let running = jobs.iter();
         running
-            .filter(|job| matches!(&job.state, State::Running { process: Some(_), .. }))
+            .filter(|job| {
+                matches!(
+                    &job.state,
+                    State::Running {
+                        process: Some(_),
+                        ..
+                    }
+                )
+            })
             .count()
     }
 }
@@ -82,7 +90,9 @@ fn each_gpu_has_a_run_and_the_next_waits() {
     let cpu = place.add("e", "device: cpu\n");
     place.work_while(|| {
         until("two run", || place.running() == 2);
-        until("what needs no GPU is done", || place.word(cpu) == "completed");
+        until("what needs no GPU is done", || {
+            place.word(cpu) == "completed"
+        });
         assert_eq!(place.running(), 2);
         assert_eq!(place.word(ids[2]), "waiting");
         assert_eq!(place.word(pinned), "waiting");
@@ -92,13 +102,22 @@ fn each_gpu_has_a_run_and_the_next_waits() {
     for line in place.started() {
         let is_told = |device: &str| line.contains(&format!("--set device=\"{device}\""));
         let [a, b] = ["\"a\"", "\"b\""].map(|name| line.contains(&format!("name={name}")));
-        assert_eq!(is_told("gpu:0") && a || is_told("gpu:1") && b, a || b, "{line}");
+        assert_eq!(
+            is_told("gpu:0") && a || is_told("gpu:1") && b,
+            a || b,
+            "{line}"
+        );
         if line.contains("name=\"d\"") || line.contains("name=\"e\"") {
             assert!(!line.contains("device="), "{line}");
         }
     }
     assert_eq!(place.device(pinned).as_deref(), Some("gpu:1"));
-    assert!(place.jobs().iter().all(|job| job.state.word() == "completed"));
+    assert!(
+        place
+            .jobs()
+            .iter()
+            .all(|job| job.state.word() == "completed")
+    );
 }
 
 #[test]
@@ -106,7 +125,8 @@ fn a_gpu_has_as_many_runs_as_it_has_memory_for() {
     let place = with_cards(1);
     place.queue.set_at_once(AtOnce::Memory).unwrap();
     let gib = |gib: u64| format!("# slow\n# peak: {}\n", gib << 30);
-    let [four, nine, six] = [("a", 4), ("b", 9), ("c", 6)].map(|(name, size)| place.add(name, &gib(size)));
+    let [four, nine, six] =
+        [("a", 4), ("b", 9), ("c", 6)].map(|(name, size)| place.add(name, &gib(size)));
     let last = place.add("d", &gib(1));
     place.work_while(|| {
         until("two run", || place.running() == 2);
@@ -120,7 +140,12 @@ fn a_gpu_has_as_many_runs_as_it_has_memory_for() {
         let expected = place.queue.job(nine).unwrap().expected;
         assert_eq!(expected, Some(9 << 30));
     });
-    assert!(place.jobs().iter().all(|job| job.state.word() == "completed"));
+    assert!(
+        place
+            .jobs()
+            .iter()
+            .all(|job| job.state.word() == "completed")
+    );
     // One GPU is everybody's: nothing is said of it.
     assert!(place.started().iter().all(|line| !line.contains("device=")));
 }
@@ -145,7 +170,11 @@ fn what_does_not_fit_beside_others_waits_for_them() {
     assert_eq!(place.how(full).0, Ended::Completed);
     let (how, error) = place.how(large);
     assert_eq!(how, Ended::Refused, "alone, it does not fit either");
-    assert!(error.unwrap().contains("what helps, most first:\n- a smaller batch"));
+    assert!(
+        error
+            .unwrap()
+            .contains("what helps, most first:\n- a smaller batch")
+    );
 }
 
 #[test]
@@ -187,7 +216,8 @@ fn workers_that_share_a_folder_start_each_job_once_on_a_gpu_of_its_own() {
     }
     let is_done = || {
         let jobs = place.jobs();
-        jobs.iter().all(|job| matches!(job.state, State::Ended { .. }))
+        jobs.iter()
+            .all(|job| matches!(job.state, State::Ended { .. }))
     };
     std::thread::scope(|scope| {
         for _ in 0..3 {
@@ -238,7 +268,11 @@ fn what_another_worker_began_is_taken_over_all_at_once() {
     assert!(began.elapsed() >= Duration::from_millis(800));
     reaped.join().unwrap();
     let words: Vec<_> = place.jobs().iter().map(|job| job.state.word()).collect();
-    assert_eq!(words.iter().filter(|word| **word == "failed").count(), 2, "{words:?}");
+    assert_eq!(
+        words.iter().filter(|word| **word == "failed").count(),
+        2,
+        "{words:?}"
+    );
     assert_eq!(place.how(next).0, Ended::Completed);
 }
 
@@ -252,10 +286,43 @@ fn what_the_doctor_says_cannot_train_is_not_started_unless_by_force() {
     let (how, error) = place.how(refused);
     let error = error.unwrap();
     assert_eq!(how, Ended::Refused);
-    assert!(error.contains("the doctor says") && error.contains("gradients"), "{error}");
+    assert!(
+        error.contains("the doctor says") && error.contains("gradients"),
+        "{error}"
+    );
     assert_eq!(place.how(on_cpu).0, Ended::Completed);
     assert_eq!(place.started().len(), 1);
     place.queue.retry(refused, true).unwrap();
     place.work();
     assert_eq!(place.how(refused).0, Ended::Completed);
+}
+
+/// The disk fills up while a run goes on: its end cannot be noted. The run ends all the same, and whoever works when
+/// there is room again finds how.
+#[test]
+fn a_disk_that_fills_up_loses_no_run() {
+    let place = Place::new();
+    let first = place.add("a", SLOW);
+    let next = place.add("b", "");
+    let queue = place.queue.runs().state_folder().join("queue");
+    let draft = queue.join("job-000001.tmp");
+    let worked = std::thread::scope(|scope| {
+        let worked = scope.spawn(|| place.try_work(&|_| {}));
+        let go = Go(&place);
+        until("the first runs", || place.running() == 1);
+        std::os::unix::fs::symlink("/dev/full", &draft).unwrap();
+        drop(go);
+        worked.join().unwrap()
+    });
+    let error = worked.unwrap_err().to_string();
+    assert!(error.contains("No space left"), "{error}");
+    assert_eq!(
+        [place.word(first), place.word(next)],
+        ["running", "waiting"]
+    );
+    assert!(place.queue.needs_worker().unwrap());
+    assert_eq!(place.work(), Worked::Done);
+    assert_eq!(place.how(first), (Ended::Completed, None));
+    assert_eq!(place.how(next).0, Ended::Completed);
+    assert_eq!(place.started().len(), 2);
 }

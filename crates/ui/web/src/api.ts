@@ -67,7 +67,8 @@ export interface Curves {
 export interface RunEvent {
   step: number;
   kind: string;
-  record: Record<string, unknown>;
+  /** Missing of one that is very long. */
+  record: Record<string, unknown> | null;
 }
 
 export interface Metrics {
@@ -132,6 +133,10 @@ export interface Job {
   added: number;
   force: boolean;
   set: string[];
+  /** Where several go on at once: the device that was found for it. */
+  device: string | null;
+  /** It did not fit beside others. */
+  alone: boolean;
   work: { kind: "train" | "resume"; run?: string; source?: string };
   state: "waiting" | "checking" | "running" | "ended";
   how?: "completed" | "stopped" | "failed" | "refused";
@@ -140,9 +145,12 @@ export interface Job {
   at?: number;
 }
 
+export type AtOnce = "one" | "per_gpu" | "memory";
+
 export interface Queue {
   paused: boolean;
   working: boolean;
+  at_once: AtOnce;
   jobs: Job[];
   unreadable: string[];
 }

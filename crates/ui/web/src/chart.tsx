@@ -75,7 +75,9 @@ function describe(props: Props): string {
     if (known < 0 || first === null || first === undefined) return [];
     return [`${line.label}: ${format(first)} at step ${steps[0]}, ${format(mean[known]!)} at step ${steps[known]}`];
   });
-  return `${props.title}. ${parts.join("; ") || "Nothing yet"}.`;
+  const marks = (props.marks ?? []).map((mark) => `${mark.label} at step ${mark.step}`);
+  const marked = marks.length > 0 ? ` Marks: ${marks.slice(-12).join("; ")}.` : "";
+  return `${props.title}. ${parts.join("; ") || "Nothing yet"}.${marked}`;
 }
 
 export function Chart(props: Props) {

@@ -107,6 +107,34 @@ test("what is logged appears, and goes on to after the server was killed", async
   await page.context().close();
 });
 
+test("what was tried again is marked on the curves and told in words", async () => {
+  writeRun(place.runs, "tried", { done: 200 });
+  const lines = [
+    { kind: "streaming", step: 0, ring_bytes: 2 ** 20, host_bytes: 2 ** 30, disk_bytes: 0 },
+    { kind: "placement", step: 20, tensors: 3, mismatched: 1, on_host: 0, blocks: 0, first: "layers.0.weight (4 KiB)\n  direct wrong bytes arrived <b>" },
+    { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: null, micro_batch: null },
+    { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: 2 ** 30, micro_batch: null },
+    { kind: "out_of_memory", step: 51, message: "HIP out of memory", offloaded: null, micro_batch: 2 },
+  ];
+  place.append("tried", lines.map((line) => `${JSON.stringify(line)}\n`).join(""));
+  const page = await place.page();
+  await page.goto(`http://127.0.0.1:${place.port}/#/run/tried`);
+  const events = page.locator("ul.events");
+  for (const text of [
+    "Blocks are swapped from here on: 1 GiB go through a ring of 1 MiB.",
+    "3 tensors needed another try, 1 arrived wrong.",
+    "Out of memory: repeated after caches were emptied.",
+    "Out of memory: repeated with 1 GiB offloaded.",
+    "Out of memory: repeated with 2 samples at a time.",
+  ]) await events.getByText(text).waitFor();
+  assert.equal(await events.locator("code b").count(), 0);
+  // On each curve, and in what a screen reader is told of it.
+  const told = await page.locator(".chart [role=img]").evaluateAll((charts) => charts.map((chart) => chart.ariaLabel));
+  assert.ok(told.length >= 5);
+  for (const label of told) assert.match(label, /Marks: .*arrived wrong at step 20.*cut to 2 at step 51/);
+  await page.context().close();
+});
+
 test("a run is removed after a second question only", async () => {
   writeRun(place.runs, "doomed", { done: 20, ending: "stopped" });
   const page = await place.page();

@@ -128,6 +128,14 @@ export class Place {
     this.port = said.port;
   }
 
+  /** Another server on the same folder, with a port of its own. */
+  async second() {
+    const other = new Place();
+    Object.assign(other, { folder: this.folder, runs: this.runs, browser: this.browser });
+    await other.start();
+    return other;
+  }
+
   async stop(signal = "SIGTERM") {
     const ended = new Promise((resolve) => this.server.once("exit", resolve));
     this.server.kill(signal);

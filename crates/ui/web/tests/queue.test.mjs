@@ -173,6 +173,49 @@ test("a run is duplicated with one key changed, asked for a checkpoint and sampl
   await page.context().close();
 });
 
+test("how many run at once is chosen with the keyboard, and another server on the folder shows it", async () => {
+  const other = await place.second();
+  try {
+    const [page, there] = [await open("#/queue"), await other.page()];
+    await there.goto(`http://127.0.0.1:${other.port}/#/queue`);
+    const [choice, theirs] = [page, there].map((one) => one.getByRole("combobox", { name: "Runs at once" }));
+    await choice.focus();
+    await page.keyboard.press("ArrowDown");
+    await page.waitForFunction(() => document.querySelector("select").value === "per_gpu");
+    await theirs.and(there.locator("select")).waitFor();
+    await there.waitForFunction(() => document.querySelector("select").value === "per_gpu");
+    // Both see the queue, and a job that is added at one is done once.
+    await add(page, CONFIG.replace("name: tiny", "name: shared"));
+    const done = "li[aria-label$='shared, completed']";
+    await Promise.all([page.waitForSelector(done), there.waitForSelector(done)]);
+    assert.equal(readdirSync(place.runs).filter((name) => name.startsWith("shared")).length, 1);
+    assert.match(await there.locator(done).textContent(), /on cpu/);
+    await theirs.selectOption("one");
+    await page.waitForFunction(() => document.querySelector("select").value === "one");
+    for (const one of [page, there]) await one.context().close();
+  } finally {
+    await other.stop();
+  }
+});
+
+test("a run that cannot work is not started, says why and what helps, and is forced by who insists", async () => {
+  const page = await open("#/queue");
+  // A look at the config finds nothing: only the dry run opens the data.
+  await page.evaluate(async (config) => {
+    await fetch("/api/queue", { method: "POST", body: JSON.stringify({ config }) });
+  }, CONFIG.replace("name: tiny", "name: nothing").replace("text.txt", "missing.txt"));
+  const refused = page.locator("li[aria-label$='nothing, refused']");
+  await refused.waitFor();
+  assert.match(await refused.locator("pre.problem").textContent(), /missing\.txt/);
+  assert.ok(!existsSync(join(place.runs, "nothing")));
+  await refused.getByRole("button", { name: "Start anyway" }).click();
+  await refused.getByRole("button", { name: "Yes" }).click();
+  const failed = page.locator("li[aria-label$='nothing, failed']");
+  await failed.waitFor();
+  assert.match(await failed.textContent(), /without a check/);
+  await page.context().close();
+});
+
 for (const colorScheme of ["light", "dark"]) {
   test(`the queue on a phone, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
     const page = await open("#/queue", { colorScheme, viewport: { width: 390, height: 844 }, hasTouch: true, isMobile: true });

@@ -175,6 +175,34 @@ fn events_have_a_bound() {
     assert_eq!((events.len(), before, events[0].step), (EVENTS, 20, 20));
 }
 
+/// However long they are: of one that is too long, what it is and when; of many, the newest.
+#[test]
+fn long_events_have_a_bound_too() {
+    let place = Place::new();
+    let mut metrics = Metrics::new(Range::default());
+    let long = |step: usize, length: usize| {
+        let text = "x".repeat(length);
+        format!("{{\"kind\":\"skipped\",\"step\":{step},\"batch\":\"{text}\"}}\n")
+    };
+    for step in 0..100 {
+        place.append(long(step, 60_000));
+    }
+    place.append(long(100, 1 << 20));
+    update(&mut metrics, &place.path);
+    let (events, before) = metrics.events();
+    assert_eq!(events.len() as u64 + before, 101);
+    let kept: usize = events
+        .iter()
+        .map(|event| event.record.to_string().len())
+        .sum();
+    assert!(kept <= EVENT_BYTES && events.len() > 15, "{kept}");
+    let last = events.back().unwrap();
+    assert_eq!(
+        (last.step, &*last.kind, &last.record),
+        (100, "skipped", &Value::Null)
+    );
+}
+
 #[test]
 fn the_newest_numbers_come_from_the_end_alone() {
     let place = Place::new();

@@ -1,10 +1,16 @@
-// Runs to come, one after another.
+// Runs to come, one after another or several at once.
 import { signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
-import { send, type Job, type Queue } from "../api";
+import { send, type AtOnce, type Job, type Queue } from "../api";
 import { when } from "../format";
 import { Confirm, Mark, Problem, Section } from "../widgets";
 import { Log } from "./log";
+
+const AT_ONCE: Record<AtOnce, string> = {
+  one: "one",
+  per_gpu: "one on each GPU",
+  memory: "as memory allows",
+};
 
 const queue = signal<Queue | null>(null);
 const offline = signal(false);
@@ -51,6 +57,18 @@ export function QueueView() {
             New run
           </a>
           {found && (
+            <label>
+              Runs at once{" "}
+              <select value={found.at_once} onChange={(event) => act("POST", "/settings", { at_once: event.currentTarget.value })}>
+                {Object.entries(AT_ONCE).map(([word, text]) => (
+                  <option key={word} value={word}>
+                    {text}
+                  </option>
+                ))}
+              </select>
+            </label>
+          )}
+          {found && (
             <button type="button" onClick={() => act("POST", "/pause", { paused: !found.paused })}>
               {found.paused ? "Start the queue" : "Pause the queue"}
             </button>
@@ -71,7 +89,7 @@ export function QueueView() {
       {found?.unreadable.map((text) => <Problem key={text} text={text} />)}
       {found && jobs.length === 0 && (
         <div class="empty">
-          <p>No jobs. One run after another is started, and one that breaks does not keep the next from starting.</p>
+          <p>No jobs. One run after another is started, or several at once, and one that breaks does not keep the next from starting.</p>
           <pre>surefoot runs add configs/small.yaml</pre>
         </div>
       )}
@@ -79,7 +97,7 @@ export function QueueView() {
       {waiting.length > 0 && (
         <Section
           title="Waiting"
-          {...(found?.paused || active.length > 0 ? {} : { note: "It begins when no other run of the folder goes on." })}
+          {...(found?.paused || active.length > 0 ? {} : { note: "It begins when no other run of the folder is in its way." })}
         >
           {list(waiting)}
         </Section>
@@ -111,6 +129,8 @@ function Row({ job, place, of, act }: RowProps) {
             job {job.id}
             {job.work.kind === "resume" && ", goes on"}
             {job.force && ", without a check"}
+            {job.device && `, on ${job.device}`}
+            {job.state === "waiting" && job.alone && ", for a device of its own"}
             {job.at !== undefined && `, ${when(job.at, Date.now() / 1000)}`}
           </span>
         </span>

@@ -2,6 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { read, runPath, send, type Detail, type Explanation, type Metrics, type Overview, type Samples } from "../api";
 import { Chart, type Line, type Mark } from "../chart";
+import { mark, sentence } from "../events";
 import { bytes, duration, number, whole } from "../format";
 import { saw } from "../notify";
 import { follow, keep, type Kept } from "../series";
@@ -10,8 +11,6 @@ import { AskPart } from "./ask";
 import { Gpus } from "./gpus";
 import { Log } from "./log";
 import { SamplesPart } from "./samples";
-
-const MARKED: Record<string, string> = { skipped: "skipped", rolled_back: "back", resumed: "resumed" };
 
 /** A run as it comes in; `tick` counts what came. */
 function useRun(name: string, range: [number, number] | null) {
@@ -200,9 +199,11 @@ export function RunView({ name }: { name: string }) {
     ...rest,
   });
   const marks: Mark[] = kept.events
-    .filter((event) => event.kind in MARKED)
-    .slice(-40)
-    .map((event) => ({ step: event.step, label: MARKED[event.kind]! }));
+    .flatMap((event) => {
+      const label = mark(event);
+      return label === null ? [] : [{ step: event.step, label }];
+    })
+    .slice(-40);
   const common = { range, onRange: setRange, marks };
   const peak = detail.expected_memory?.["peak"];
   const counted = kept.series.has("live");
@@ -372,7 +373,7 @@ export function RunView({ name }: { name: string }) {
               .reverse()
               .map((event, index) => (
                 <li key={`${event.step}-${index}`}>
-                  <b>step {event.step.toLocaleString("en")}</b> {event.kind.replaceAll("_", " ")}{" "}
+                  <b>step {event.step.toLocaleString("en")}</b> {sentence(event)}{" "}
                   <code>{JSON.stringify(event.record)}</code>
                 </li>
               ))}
