@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: random input, guided by coverage, for the parsers of the allocator and
-//! the doctor.
+//! `cargo xtask fuzz`: random input, guided by coverage, for the parsers of the allocator,
+//! the doctor and the page's server.
 //!
 //! The targets are in `fuzz/`, a workspace of its own. libFuzzer needs the coverage
 //! instrumentation of LLVM, which the stable compiler has too: no nightly, no other tool.
@@ -14,12 +14,13 @@ use crate::workspace;
 /// Name of a target, and folders with input that is worth starting from.
 type Target = (&'static str, &'static [&'static str]);
 
-const TARGETS: [Target; 5] = [
+const TARGETS: [Target; 6] = [
     ("allocator_settings", &["fuzz/seeds/allocator_settings"]),
     ("allocator_trace", &["fuzz/seeds/allocator_trace"]),
     ("explain", &["crates/doctor/tests/fixtures"]),
     ("machine_dump", &["crates/doctor/tests/fixtures"]),
     ("memory_snapshot", &["fuzz/seeds/memory_snapshot"]),
+    ("ui_requests", &["fuzz/seeds/ui_requests"]),
 ];
 
 /// What libFuzzer wants of the compiler: counters on every edge, a table of them, and the

@@ -33,7 +33,7 @@ use serde::Serialize;
 use crate::runs::{Error, Runs, is_locked};
 
 pub use check::Question;
-pub use generate::Prompt;
+pub use generate::{Answering, Prompt};
 pub use job::{Ended, Job, JobId, NewJob, State, Work, name_of};
 pub use log::{LogPart, plain};
 pub use places::AtOnce;

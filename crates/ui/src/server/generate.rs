@@ -1,30 +1,39 @@
-//! A prompt to what a run has made, answered as it comes: a line of JSON for each piece of text, and one for the end.
+//! A prompt to what a run has made, answered as it comes: a line of JSON for each piece of text, and one for the end. A
+//! video comes as a file, whose name is in the last line; the lines before it tell of its steps.
 //!
 //! The model is in memory while it answers, and no longer: its process ends with the answer, when nobody listens any
 //! more, or when nothing comes for a while.
 
 use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::State as Shared;
-use axum::http::{StatusCode, header};
+use axum::extract::{Path as UrlPath, State as Shared};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::State;
 use super::api::{bad, blocking, parse};
 use super::error::Refusal;
-use crate::queue::{Prompt, plain};
+use super::{State, media};
+use crate::queue::{Answering, Prompt, plain};
+use crate::runs::Folder;
 
 /// Longest prompt, in bytes.
 const LONGEST: usize = 16 << 10;
 /// Most tokens of an answer.
 const MOST_TOKENS: u32 = 4096;
+/// Most frames of a video, steps of its solver, and pixels of a side.
+const MOST_FRAMES: u32 = 481;
+const MOST_STEPS: u32 = 200;
+const MOST_PIXELS: u32 = 2048;
+/// Videos that are kept.
+const KEPT: usize = 4;
 /// Without a letter for so long, a model is stopped; loading a large one takes a while.
 const IDLE: Duration = Duration::from_secs(600);
 /// Time in which a browser has to take what came.
@@ -38,12 +47,9 @@ fn line(value: &Value) -> Bytes {
     format!("{value}\n").into()
 }
 
-/// Answers a prompt.
-pub(super) async fn generate(
-    Shared(state): Shared<Arc<State>>,
-    body: Bytes,
-) -> Result<Response, Refusal> {
-    let prompt: Prompt = parse(&body)?;
+/// What a request asks, if a model can be asked that.
+pub(super) fn read(body: &[u8]) -> Result<Prompt, Refusal> {
+    let prompt: Prompt = parse(body)?;
     if prompt.prompt.len() > LONGEST || prompt.prompt.contains('\0') {
         return Err(bad("a prompt is a text of at most 16 KiB"));
     }
@@ -59,33 +65,77 @@ pub(super) async fn generate(
     {
         return Err(bad("`temperature` is 0 to 100"));
     }
+    let numbers = [
+        ("frames", prompt.frames, MOST_FRAMES),
+        ("steps", prompt.steps, MOST_STEPS),
+        ("width", prompt.width, MOST_PIXELS),
+        ("height", prompt.height, MOST_PIXELS),
+    ];
+    for (name, number, most) in numbers {
+        if number.is_some_and(|number| !(1..=most).contains(&number)) {
+            return Err(bad(format!("`{name}` is 1 to {most}")));
+        }
+    }
+    Ok(prompt)
+}
+
+/// Answers a prompt.
+pub(super) async fn generate(
+    Shared(state): Shared<Arc<State>>,
+    body: Bytes,
+) -> Result<Response, Refusal> {
+    let prompt = read(&body)?;
     let permit = state.generating.clone().try_acquire_owned().map_err(|_| {
         let text = "another prompt is being answered: stop it, or wait";
         Refusal::new(StatusCode::TOO_MANY_REQUESTS, text)
     })?;
     let shared = state.clone();
-    let mut child = blocking(move || {
-        let launch = &shared.launch;
+    let Answering { mut child, file } = blocking(move || {
+        let has_gpu = || !crate::gpus::read(&shared.system, &[]).is_empty();
+        if !prompt.beside
+            && let Some(run) = shared.queue.run_on_a_gpu()?.filter(|_| has_gpu())
+        {
+            return Err(Refusal::new(
+                StatusCode::CONFLICT,
+                format!("`{run}` uses the GPU: both might run out of memory"),
+            ));
+        }
+        let (launch, tried) = (&shared.launch, tried(&shared));
+        forget(&tried);
+        let (program, folder) = (&launch.program, &launch.folder);
         Ok(shared
             .queue
-            .start_generate(&launch.program, &launch.folder, &prompt)?)
+            .start_generate(program, folder, &tried, &prompt)?)
     })
     .await?;
     let (sender, receiver) = mpsc::channel::<Line>(16);
     let (output, errors) = (child.stdout.take(), child.stderr.take());
     let (pieces, heard) = mpsc::channel(4);
     // Threads of their own, since they wait for as long as the model thinks.
-    std::thread::spawn(move || read_text(output, &pieces));
-    let errors = std::thread::spawn(move || read_end(errors));
+    let errors = match &file {
+        // What it prints is the name of its file; its steps are told beside that.
+        Some(_) => {
+            std::thread::spawn(move || read_end(output, None));
+            std::thread::spawn(move || read_end(errors, Some(&pieces)))
+        }
+        None => {
+            std::thread::spawn(move || read_text(output, &pieces));
+            std::thread::spawn(move || read_end(errors, None))
+        }
+    };
+    let key = match &file {
+        Some(_) => "progress",
+        None => "text",
+    };
     let mut closing = state.closing.clone();
     tokio::spawn(async move {
         let _permit = permit;
         let end = tokio::select! {
-            end = pass_on(heard, &sender) => end,
+            end = pass_on(heard, key, &sender) => end,
             () = sender.closed() => Some("nobody listens any more"),
             _ = closing.changed() => Some("the server ends"),
         };
-        finish(child, errors, end, &sender).await;
+        finish(child, errors, end, file, &sender).await;
     });
     let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
     Ok((kind, Body::from_stream(ReceiverStream::new(receiver))).into_response())
@@ -94,6 +144,7 @@ pub(super) async fn generate(
 /// Passes text on until it ends; why it was broken off, if it was.
 async fn pass_on(
     mut heard: mpsc::Receiver<String>,
+    key: &str,
     sender: &mpsc::Sender<Line>,
 ) -> Option<&'static str> {
     loop {
@@ -101,7 +152,7 @@ async fn pass_on(
             Err(_) => return Some("nothing came for ten minutes, so it was stopped"),
             Ok(None) => return None,
             Ok(Some(text)) => {
-                let piece = Ok(line(&json!({ "text": text })));
+                let piece = Ok(line(&json!({ key: text })));
                 match tokio::time::timeout(TAKEN, sender.send(piece)).await {
                     Ok(Ok(())) => {}
                     _ => return Some("nobody listens any more"),
@@ -116,6 +167,7 @@ async fn finish(
     mut child: Child,
     errors: std::thread::JoinHandle<String>,
     broken: Option<&'static str>,
+    file: Option<PathBuf>,
     sender: &mpsc::Sender<Line>,
 ) {
     if broken.is_some() {
@@ -134,7 +186,13 @@ async fn finish(
         }),
         (Err(refusal), None) => Some(refusal.1),
     };
-    let end = Ok(line(&json!({ "end": true, "error": error })));
+    let made = file.filter(|file| error.is_none() && file.is_file());
+    let name = made.as_ref().and_then(|file| file.file_name()?.to_str());
+    let mut end = json!({ "end": true, "error": error });
+    if let Some(name) = name {
+        end["file"] = json!(format!("/api/tried/{name}"));
+    }
+    let end = Ok(line(&end));
     let _ = tokio::time::timeout(TAKEN, sender.send(end)).await;
 }
 
@@ -189,16 +247,63 @@ fn whole_letters(bytes: &mut Vec<u8>) -> String {
     }
 }
 
-/// The end of what is said beside the answer, so that the pipe never fills.
-fn read_end(errors: Option<impl Read>) -> String {
+/// The end of what is said beside the answer, so that the pipe never fills; each piece goes to `told`, too, as far as
+/// somebody takes it.
+fn read_end(stream: Option<impl Read>, told: Option<&mpsc::Sender<String>>) -> String {
     let (mut buffer, mut kept) = ([0; 4096], Vec::new());
-    if let Some(mut errors) = errors {
-        while let Ok(count @ 1..) = errors.read(&mut buffer) {
+    if let Some(mut stream) = stream {
+        while let Ok(count @ 1..) = stream.read(&mut buffer) {
+            if let Some(told) = told {
+                let _ = told.try_send(plain(&String::from_utf8_lossy(&buffer[..count])));
+            }
             kept.extend_from_slice(&buffer[..count]);
             kept.drain(..kept.len().saturating_sub(ERRORS));
         }
     }
     plain(&String::from_utf8_lossy(&kept))
+}
+
+/// Where videos lie that were made to try a run.
+fn tried(state: &State) -> PathBuf {
+    state.runs.state_folder().join("tried")
+}
+
+/// Removes all but the newest of them.
+fn forget(tried: &Path) {
+    let entries = std::fs::read_dir(tried).into_iter().flatten().flatten();
+    let mut files: Vec<_> = entries
+        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .collect();
+    files.sort();
+    files.truncate(files.len().saturating_sub(KEPT - 1));
+    for (_, path) in files {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+/// Whether a video is called so.
+pub(super) fn is_made(name: &str) -> bool {
+    name.strip_suffix(".webp").is_some_and(|number| {
+        number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit())
+    })
+}
+
+/// A video that was made.
+pub(super) async fn made(
+    Shared(state): Shared<Arc<State>>,
+    UrlPath(name): UrlPath<String>,
+    headers: HeaderMap,
+) -> Result<Response, Refusal> {
+    let missing = || Refusal::new(StatusCode::NOT_FOUND, "there is no such video any more");
+    if !is_made(&name) {
+        return Err(missing());
+    }
+    let (shared, wanted) = (state.clone(), name.clone());
+    let file = blocking(move || {
+        let folder = Folder::open(&tried(&shared)).map_err(|_| missing())?;
+        folder.file(&wanted).map_err(|_| missing())
+    });
+    media::send(state, file.await?, &name, &headers).await
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ mod error;
 mod generate;
 mod guard;
 mod media;
+#[doc(hidden)]
+pub mod parsers;
 mod queue;
 mod routes;
 mod stream;
@@ -303,5 +305,7 @@ mod tests;
 mod tests_data;
 #[cfg(test)]
 mod tests_faults;
+#[cfg(test)]
+mod tests_generate;
 #[cfg(test)]
 mod tests_queue;

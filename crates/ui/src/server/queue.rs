@@ -387,3 +387,21 @@ fn number(text: &str) -> Answer<JobId> {
     text.parse()
         .map_err(|error: String| Refusal::new(StatusCode::NOT_FOUND, error))
 }
+
+/// Reads bytes as each of the bodies above, for [`parsers`](super::parsers).
+pub(super) fn read_bodies(bytes: &[u8]) {
+    if let Ok(wanted) = parse::<Wanted>(bytes)
+        && let Ok(set) = set_of(&wanted.set)
+    {
+        for set in &set {
+            assert!(
+                !set.starts_with(['-', '=']) && !set.contains('\0'),
+                "{set:?}"
+            );
+        }
+        let name = wanted.config.map(|config| name_of(&config, &set));
+        drop(name);
+    }
+    let _ = (parse::<Pause>(bytes), parse::<Settings>(bytes));
+    let _ = (parse::<Move>(bytes), parse::<Retry>(bytes));
+}

@@ -16,7 +16,7 @@ pub const OPENAPI: &str = include_str!("../../openapi.json");
 pub(super) const SCHEMA: &str = include_str!("../../schema.json");
 
 /// Method and path of every route. A test holds the description and the router against it.
-pub const ROUTES: [(&str, &str); 38] = [
+pub const ROUTES: [(&str, &str); 39] = [
     ("GET", "/"),
     ("GET", "/assets/{name}"),
     ("POST", "/api/session"),
@@ -54,6 +54,7 @@ pub const ROUTES: [(&str, &str); 38] = [
     ("GET", "/api/data/{set}/{medium}"),
     ("PUT", "/api/data/{set}/{medium}/caption"),
     ("POST", "/api/generate"),
+    ("GET", "/api/tried/{file}"),
     ("GET", "/api/runs/{name}/samples/{step}/{sample}/{file}"),
 ];
 
@@ -101,6 +102,7 @@ pub(super) fn router(state: Arc<State>) -> Router {
             get(media::sample),
         )
         .route("/api/generate", post(generate::generate))
+        .route("/api/tried/{file}", get(generate::made))
         .with_state(state)
         .layer(CatchPanicLayer::new())
 }

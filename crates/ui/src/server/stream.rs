@@ -4,6 +4,7 @@
 //! itself, so a connection that is lost is taken up without a gap.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::MetadataExt;
@@ -43,12 +44,18 @@ pub(super) struct Position {
 
 impl Position {
     /// `<inode>-<offset>`, as this server writes it.
-    fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         let (inode, offset) = text.split_once('-')?;
         Some(Self {
             inode: inode.parse().ok()?,
             offset: offset.parse().ok()?,
         })
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}-{}", self.inode, self.offset)
     }
 }
 
@@ -123,7 +130,7 @@ pub(super) async fn run(
                     }
                     if let Some((at, records)) = news {
                         position = at;
-                        let id = format!("{}-{}", at.inode, at.offset);
+                        let id = at.to_string();
                         let event = match records {
                             Some(records) => Event::default().event("records").data(records),
                             None => Event::default().event("anew").data("-"),

@@ -19,7 +19,7 @@ pub(super) fn actual(path: &str) -> String {
 }
 
 /// A place whose `surefoot` is a script, which says what the trainer would.
-fn with_program(script: &str) -> Place {
+pub(super) fn with_program(script: &str) -> Place {
     let place = Place::new();
     let program = &place.state.launch.program;
     fs::write(program, format!("#!/bin/sh\n{script}")).unwrap();
@@ -27,7 +27,12 @@ fn with_program(script: &str) -> Place {
     place
 }
 
-async fn send(place: &Place, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
+pub(super) async fn send(
+    place: &Place,
+    method: &str,
+    path: &str,
+    body: Value,
+) -> (StatusCode, Value) {
     let mut request = place.request(method, path);
     *request.body_mut() = Body::from(body.to_string());
     let response = place.answer(request).await;
@@ -244,95 +249,4 @@ async fn the_files_of_samples_are_those_that_the_run_wrote_down_and_lie_in_its_f
         response.headers()["content-type"],
         "application/octet-stream"
     );
-}
-
-/// A run with a model, and a `surefoot` that says what it was asked.
-fn with_model(script: &str) -> Place {
-    let place = with_program(script);
-    fs::create_dir(place.runs.join("a/model")).unwrap();
-    place
-}
-
-#[tokio::test]
-async fn an_answer_comes_in_pieces_and_says_how_it_ended() {
-    let place = with_model(
-        "shift; for each; do echo \"[$each]\"; done; echo 'surefoot: no memory' >&2; exit 3\n",
-    );
-    let body = json!({ "run": "a", "prompt": "--model=/etc", "temperature": 0.5, "chat": true });
-    let mut request = place.request("POST", "/api/generate");
-    *request.body_mut() = Body::from(body.to_string());
-    let response = place.answer(request).await;
-    assert_eq!(response.headers()["content-type"], "application/x-ndjson");
-    let bytes = to_bytes(response.into_body(), 1 << 20).await.unwrap();
-    let lines = String::from_utf8(bytes.to_vec()).unwrap();
-    let lines: Vec<Value> = lines
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    let text: String = lines
-        .iter()
-        .filter_map(|line| line["text"].as_str())
-        .collect();
-    // A prompt is never an option.
-    assert!(text.contains("[--prompt=--model=/etc]"), "{text}");
-    assert!(
-        text.contains("[--temperature=0.5]") && text.contains("[--chat]"),
-        "{text}"
-    );
-    assert_eq!(
-        lines.last().unwrap(),
-        &json!({ "end": true, "error": "no memory" })
-    );
-}
-
-#[tokio::test]
-async fn a_model_whose_answer_nobody_reads_is_stopped() {
-    let place = with_model("echo $$ > \"$(dirname \"$0\")/pid\"; echo here; exec sleep 600\n");
-    let mut request = place.request("POST", "/api/generate");
-    *request.body_mut() = Body::from(json!({ "run": "a", "prompt": "x" }).to_string());
-    let response = place.answer(request).await;
-    let (status, _) = send(
-        &place,
-        "POST",
-        "/api/generate",
-        json!({ "run": "a", "prompt": "y" }),
-    )
-    .await;
-    assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
-    let mut body = response.into_body().into_data_stream();
-    tokio_stream::StreamExt::next(&mut body)
-        .await
-        .unwrap()
-        .unwrap();
-    let pid = fs::read_to_string(place.runs.with_file_name("pid")).unwrap();
-    let pid: u32 = pid.trim().parse().unwrap();
-    let process = crate::runs::Process::of(pid).unwrap();
-    drop(body);
-    // It is over when the next may ask.
-    let _permit = place.state.generating.acquire().await;
-    assert!(!process.is_alive());
-}
-
-#[tokio::test]
-async fn what_cannot_be_asked_is_refused() {
-    let place = with_model("echo x\n");
-    fs::create_dir_all(place.runs.join("b")).unwrap();
-    fs::write(place.runs.join("b/config.yaml"), "name: b\n").unwrap();
-    for (body, code) in [
-        (json!({ "run": "../a", "prompt": "x" }), 400),
-        (json!({ "run": "missing", "prompt": "x" }), 404),
-        (json!({ "run": "b", "prompt": "x" }), 409),
-        (json!({ "run": "a", "prompt": "x\0" }), 400),
-        (json!({ "run": "a", "prompt": "x".repeat(20 << 10) }), 400),
-        (
-            json!({ "run": "a", "prompt": "x", "max_new_tokens": 0 }),
-            400,
-        ),
-        (json!({ "run": "a", "prompt": "x", "temperature": -1 }), 400),
-        (json!({ "run": "a", "prompt": "x", "model": "/etc" }), 400),
-        (json!({ "run": "a" }), 400),
-    ] {
-        let (status, said) = send(&place, "POST", "/api/generate", body.clone()).await;
-        assert_eq!(status.as_u16(), code, "{body} {said}");
-    }
 }

@@ -202,6 +202,37 @@ test("a prompt is answered as it comes, by what a run has made, and stopped", as
   await page.context().close();
 });
 
+test("a run of a video model has fields for a video, and says that a run uses the GPU", async () => {
+  const folder = writeRun(place.runs, "horses", { ending: "completed" });
+  const config = join(folder, "config.yaml");
+  writeFileSync(config, readFileSync(config, "utf8").replace("data:\n", "data:\n  resolution: 480\n"));
+  const page = await open(place, "#/run/horses");
+  await page.getByLabel("Frames").fill("9");
+  await page.getByLabel("Steps", { exact: true }).fill("2");
+  assert.equal(await page.getByLabel("Most tokens").count(), 0);
+  await page.locator("form.ask textarea").fill("a horse");
+  let asked = 0;
+  await page.route("**/api/generate", (route) => {
+    asked += 1;
+    const { beside, frames, steps } = route.request().postDataJSON();
+    assert.deepEqual([frames, steps], [9, 2]);
+    if (!beside) return route.fulfill({ status: 409, json: { error: "`night` uses the GPU: both might run out of memory" } });
+    const lines = [{ progress: "step 1 of 2\nstep 2 of 2\n" }, { end: true, error: null, file: "/api/tried/0123456789abcdef.webp" }];
+    return route.fulfill({ contentType: "application/x-ndjson", body: lines.map((line) => `${JSON.stringify(line)}\n`).join("") });
+  });
+  const pixel = Buffer.from("UklGRhoAAABXRUJQVlA4TA0AAAAvAAAAEAcQERGIiP4HAA==", "base64");
+  await page.route("**/api/tried/*", (route) => route.fulfill({ contentType: "image/webp", body: pixel }));
+  await page.getByRole("button", { name: "Ask", exact: true }).click();
+  await page.waitForSelector("text=`night` uses the GPU");
+  // With the keyboard, as everything.
+  await page.getByRole("button", { name: "Ask all the same" }).focus();
+  await page.keyboard.press("Enter");
+  await page.getByRole("img", { name: "What the model made of: a horse" }).waitFor();
+  assert.equal(asked, 2);
+  assert.deepEqual(await serious(page), []);
+  await page.context().close();
+});
+
 for (const colorScheme of ["light", "dark"]) {
   test(`data on a phone, ${colorScheme}: nothing is too wide, and axe-core finds nothing serious`, async () => {
     const page = await open(place, "#/data?like=asked", { colorScheme, ...PHONE });

@@ -181,9 +181,9 @@ test("how many run at once is chosen with the keyboard, and another server on th
     const [choice, theirs] = [page, there].map((one) => one.getByRole("combobox", { name: "Runs at once" }));
     await choice.focus();
     await page.keyboard.press("ArrowDown");
-    await page.waitForFunction(() => document.querySelector("select").value === "per_gpu");
-    await theirs.and(there.locator("select")).waitFor();
-    await there.waitForFunction(() => document.querySelector("select").value === "per_gpu");
+    await page.waitForFunction(() => document.querySelector("main select").value === "per_gpu");
+    await theirs.waitFor();
+    await there.waitForFunction(() => document.querySelector("main select").value === "per_gpu");
     // Both see the queue, and a job that is added at one is done once.
     await add(page, CONFIG.replace("name: tiny", "name: shared"));
     const done = "li[aria-label$='shared, completed']";
@@ -191,7 +191,7 @@ test("how many run at once is chosen with the keyboard, and another server on th
     assert.equal(readdirSync(place.runs).filter((name) => name.startsWith("shared")).length, 1);
     assert.match(await there.locator(done).textContent(), /on cpu/);
     await theirs.selectOption("one");
-    await page.waitForFunction(() => document.querySelector("select").value === "one");
+    await page.waitForFunction(() => document.querySelector("main select").value === "one");
     for (const one of [page, there]) await one.context().close();
   } finally {
     await other.stop();

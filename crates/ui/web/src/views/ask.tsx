@@ -5,11 +5,14 @@ import { Problem, Section } from "../widgets";
 
 interface Line {
   text?: string;
+  /** Of a video: what is said of its steps. */
+  progress?: string;
   end?: boolean;
   error?: string | null;
+  file?: string;
 }
 
-export function AskPart({ run, adapter }: { run: string; adapter: boolean }) {
+export function AskPart({ run, adapter, video }: { run: string; adapter: boolean; video: boolean }) {
   const [prompt, setPrompt] = useState("");
   const [most, setMost] = useState("200");
   const [temperature, setTemperature] = useState("0.7");
@@ -17,22 +20,37 @@ export function AskPart({ run, adapter }: { run: string; adapter: boolean }) {
   const [base, setBase] = useState(false);
   const [answer, setAnswer] = useState<string | null>(null);
   const [state, setState] = useState<"" | "going" | "done" | "stopped">("");
+  const [frames, setFrames] = useState("17");
+  const [steps, setSteps] = useState("20");
+  const [progress, setProgress] = useState("");
+  const [file, setFile] = useState<string | null>(null);
+  /** A run uses the GPU: the question stands whether to ask all the same. */
+  const [busy, setBusy] = useState(false);
   const [problem, setProblem] = useState<string | null>(null);
   const running = useRef<AbortController | null>(null);
   // Who leaves the page wants no answer.
   useEffect(() => () => running.current?.abort(), []);
 
-  const ask = async () => {
+  const ask = async (beside = false) => {
     const controller = new AbortController();
     running.current = controller;
     setAnswer("");
     setProblem(null);
+    setBusy(false);
+    setFile(null);
+    setProgress("");
     setState("going");
     let ended = false;
     try {
-      const body = { run, prompt, chat, base, max_new_tokens: Number(most) || 200, temperature: Number(temperature) || 0, seed: Math.floor(Math.random() * 2 ** 31) };
+      const seed = Math.floor(Math.random() * 2 ** 31);
+      const settings = video
+        ? { frames: Number(frames) || 17, steps: Number(steps) || 20 }
+        : { chat, max_new_tokens: Number(most) || 200, temperature: Number(temperature) || 0 };
+      const body = { run, prompt, base, seed, beside, ...settings };
       await sendForStream("/api/generate", body, controller.signal, (line) => {
-        const { text, end, error } = JSON.parse(line) as Line;
+        const { text, progress, end, error, file } = JSON.parse(line) as Line;
+        if (progress) setProgress((before) => progress.trim().split("\n").at(-1) || before);
+        if (file) setFile(file);
         if (text) setAnswer((before) => (before ?? "") + text);
         if (end) {
           ended = true;
@@ -45,6 +63,7 @@ export function AskPart({ run, adapter }: { run: string; adapter: boolean }) {
       if (controller.signal.aborted) setState("stopped");
       else {
         setState("done");
+        setBusy(error instanceof Refused && error.status === 409 && error.message.includes("uses the GPU"));
         setProblem(error instanceof Refused ? error.message : "the connection broke off");
       }
     }
@@ -65,6 +84,17 @@ export function AskPart({ run, adapter }: { run: string; adapter: boolean }) {
           <textarea rows={3} value={prompt} required onInput={(event) => setPrompt(event.currentTarget.value)} />
         </label>
         <div class="tools">
+          {video ? (
+            <>
+              <label>
+                Frames <input type="number" min="1" max="481" step="4" value={frames} onInput={(event) => setFrames(event.currentTarget.value)} />
+              </label>
+              <label>
+                Steps <input type="number" min="1" max="200" value={steps} onInput={(event) => setSteps(event.currentTarget.value)} />
+              </label>
+            </>
+          ) : (
+            <>
           <label>
             Most tokens <input type="number" min="1" max="4096" value={most} onInput={(event) => setMost(event.currentTarget.value)} />
           </label>
@@ -75,6 +105,8 @@ export function AskPart({ run, adapter }: { run: string; adapter: boolean }) {
           <label>
             <input type="checkbox" checked={chat} onChange={() => setChat(!chat)} /> as a chat
           </label>
+            </>
+          )}
           {adapter && (
             <label>
               <input type="checkbox" checked={base} onChange={() => setBase(!base)} /> without the adapter
@@ -89,14 +121,20 @@ export function AskPart({ run, adapter }: { run: string; adapter: boolean }) {
         </div>
       </form>
       <p class="note" role="status">
-        {going && answer === "" ? "Loading the model …" : state === "stopped" ? "Stopped." : ""}
+        {going && answer === "" ? progress || "Loading the model …" : state === "stopped" ? "Stopped." : ""}
       </p>
       {answer !== null && answer !== "" && (
         <pre class="sample" tabIndex={0} aria-label="Answer" aria-busy={going}>
           {answer}
         </pre>
       )}
+      {file && <img class="tried" src={file} alt={`What the model made of: ${prompt}`} />}
       <Problem text={problem} />
+      {busy && (
+        <button type="button" onClick={() => void ask(true)}>
+          Ask all the same
+        </button>
+      )}
     </Section>
   );
 }

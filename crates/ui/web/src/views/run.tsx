@@ -380,7 +380,9 @@ export function RunView({ name }: { name: string }) {
           </ul>
         </Section>
       )}
-      {!running && !/\n {2}resolution: (?!null)/.test(detail.config) && <AskPart run={name} adapter={detail.config.includes("\nadapter:\n")} />}
+      {!running && (
+        <AskPart run={name} adapter={detail.config.includes("\nadapter:\n")} video={/\n {2}resolution: (?!null)/.test(detail.config)} />
+      )}
       <Log path={runPath(name, "/log")} live={running} />
       <details>
         <summary>Config</summary>
