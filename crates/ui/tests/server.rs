@@ -20,6 +20,7 @@ async fn serve(address: IpAddr) -> (tempfile::TempDir, SocketAddr, String) {
         folder: folder.path().to_owned(),
         data: Vec::new(),
         token_file: folder.path().join("token"),
+        dev: None,
         system: folder.path().to_owned(),
         diagnose: || doctor::diagnose(platform::Machine::default()),
         dump: String::new,

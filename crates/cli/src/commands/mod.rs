@@ -18,3 +18,4 @@ pub(crate) mod shell;
 mod trainer_libraries;
 #[cfg(unix)]
 pub(crate) mod ui;
+mod ui_dev;

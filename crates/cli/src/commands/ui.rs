@@ -15,6 +15,8 @@ use surefoot_cli::output::{self, Failure, Outcome};
 use surefoot_ui::server::{Options, Server};
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::ui_dev::Vite;
+
 /// Show training runs in a browser
 ///
 /// Prints an address with a token in it. The server answers this machine alone; from another one, come through
@@ -44,6 +46,10 @@ pub(crate) struct Args {
     /// Open it in the browser
     #[arg(long)]
     open: bool,
+
+    /// Serve the page from its sources, in a checkout, and follow what is changed there; needs node 20 or newer
+    #[arg(long)]
+    dev: bool,
 }
 
 /// A variable with another folder for `/sys` and `/proc` to read GPUs from, for tests.
@@ -52,15 +58,20 @@ const SYSTEM: &str = "SUREFOOT_SYSTEM";
 /// Serves until Ctrl-C or SIGTERM.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let state = state_folder()?;
+    let folder = std::env::current_dir().context("cannot tell the current folder")?;
+    let vite = args.dev.then(|| Vite::start(&folder)).transpose();
+    // Nothing of ours is broken where something is missing.
+    let vite = vite.map_err(|error| Failure::usage(format_args!("{error:#}")))?;
     let options = Options {
         runs: args.runs.clone(),
         address: args.host,
         port: args.port,
         names: args.allow_host.clone(),
         program: std::env::current_exe().context("cannot tell where this executable is")?,
-        folder: std::env::current_dir().context("cannot tell the current folder")?,
+        folder,
         data: args.data.clone(),
         token_file: state.join("ui-token"),
+        dev: vite.as_ref().map(|vite| vite.port),
         system: std::env::var_os(SYSTEM).map_or("/".into(), PathBuf::from),
         diagnose: || diagnose(live_machine()),
         dump: || super::doctor::without_home(&live::snapshot(&Python::Active).to_text()),

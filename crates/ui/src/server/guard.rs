@@ -23,7 +23,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::error::Refusal;
-use super::{State, Token};
+use super::{State, Token, dev};
 
 /// Most bytes of a request's body.
 const LONGEST_BODY: usize = 256 << 10;
@@ -208,8 +208,11 @@ pub(super) async fn check(
             HeaderValue::from_static(value),
         );
     }
+    if let Some(policy) = state.dev.and_then(dev::policy) {
+        headers.insert(header::CONTENT_SECURITY_POLICY, policy);
+    }
     // The names of assets change with what is in them.
-    let cache = match is_asset && is_found {
+    let cache = match is_asset && is_found && state.dev.is_none() {
         true => "public, max-age=31536000, immutable",
         false => "no-store",
     };

@@ -10,6 +10,7 @@
 mod api;
 mod assets;
 mod data;
+mod dev;
 mod error;
 mod generate;
 mod guard;
@@ -76,6 +77,8 @@ pub struct Options {
     pub data: Vec<PathBuf>,
     /// Where the token is kept.
     pub token_file: PathBuf,
+    /// The port of a Vite on this machine that serves the page from its sources, instead of what is built in.
+    pub dev: Option<u16>,
     /// Where `sys` and `proc` are: `/`, but for tests.
     pub system: PathBuf,
     /// Diagnoses this machine.
@@ -92,6 +95,7 @@ pub struct State {
     /// Configs that the trainer looks at, at once.
     pub(crate) asking: Arc<Semaphore>,
     pub(crate) guard: Guard,
+    pub(crate) dev: Option<u16>,
     pub(crate) system: PathBuf,
     pub(crate) diagnose: fn() -> doctor::Report,
     pub(crate) dump: fn() -> String,
@@ -173,6 +177,7 @@ impl Server {
             asking: Arc::new(Semaphore::new(1)),
             runs,
             guard: Guard::new(token, address, &options.names),
+            dev: options.dev,
             system: options.system,
             diagnose: options.diagnose,
             dump: options.dump,

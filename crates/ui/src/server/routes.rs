@@ -7,7 +7,7 @@ use axum::routing::{delete, get, post, put};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 
-use super::{State, api, assets, data, generate, media, queue, stream};
+use super::{State, api, assets, data, dev, generate, media, queue, stream};
 
 /// The description of the API.
 pub const OPENAPI: &str = include_str!("../../openapi.json");
@@ -59,10 +59,13 @@ pub const ROUTES: [(&str, &str); 39] = [
 ];
 
 pub(super) fn router(state: Arc<State>) -> Router {
-    Router::new()
-        .route("/", get(assets::page))
-        .route("/assets/{name}", get(assets::asset))
-        .route("/api/session", post(api::session))
+    let page = match state.dev {
+        Some(_) => Router::new().fallback(get(dev::page)),
+        None => Router::new()
+            .route("/", get(assets::page))
+            .route("/assets/{name}", get(assets::asset)),
+    };
+    page.route("/api/session", post(api::session))
         .route("/api/openapi.json", get(api::openapi))
         .route("/api/schema", get(api::schema))
         .route("/api/runs", get(api::runs))

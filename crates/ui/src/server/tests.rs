@@ -31,6 +31,14 @@ impl Place {
     }
 
     fn at(ip: IpAddr, names: &[String]) -> Self {
+        Self::made(ip, names, None)
+    }
+
+    pub(super) fn with_dev(port: u16) -> Self {
+        Self::made(Ipv4Addr::LOCALHOST.into(), &[], Some(port))
+    }
+
+    fn made(ip: IpAddr, names: &[String], dev: Option<u16>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let runs = folder.path().join("runs");
         fs::create_dir_all(runs.join("a")).unwrap();
@@ -57,6 +65,7 @@ impl Place {
             },
             asking: Arc::new(Semaphore::new(1)),
             guard: Guard::new(token, SocketAddr::new(ip, 8420), names),
+            dev,
             system: folder.path().join("system"),
             diagnose: || {
                 doctor::diagnose_text("nothing")
@@ -565,35 +574,4 @@ async fn what_is_read_of_a_run_is_what_its_folder_has() {
         .answer(place.request("POST", "/api/runs/a/stop"))
         .await;
     assert_eq!(stop.status(), StatusCode::CONFLICT);
-}
-
-#[tokio::test]
-async fn a_stream_begins_where_the_curves_end() {
-    use tokio_stream::StreamExt;
-    let place = Place::new();
-    let (_, curves) = place.get("/api/runs/a/curves").await;
-    let mut file = fs::File::options()
-        .append(true)
-        .open(place.runs.join("a/metrics.jsonl"))
-        .unwrap();
-    std::io::Write::write_all(
-        &mut file,
-        b"{\"kind\":\"train\",\"step\":2}\n{\"kind\":\"tr",
-    )
-    .unwrap();
-    let path = format!(
-        "/api/runs/a/stream?inode={}&offset={}",
-        curves["inode"], curves["offset"]
-    );
-    let response = place.answer(place.request("GET", &path)).await;
-    let mut body = response.into_body().into_data_stream();
-    let mut text = String::new();
-    while !text.contains("event: records") || !text.ends_with("\n\n") {
-        text += &String::from_utf8_lossy(&body.next().await.unwrap().unwrap());
-    }
-    assert!(text.contains("event: state"), "{text}");
-    assert!(
-        text.contains("data: [{\"kind\":\"train\",\"step\":2}]\n"),
-        "{text}"
-    );
 }

@@ -65,6 +65,36 @@ const ROUTES: [&str; 7] = [
 ];
 
 #[tokio::test]
+async fn a_stream_begins_where_the_curves_end() {
+    let place = Place::new();
+    let (_, curves) = place.get("/api/runs/a/curves").await;
+    let mut file = fs::File::options()
+        .append(true)
+        .open(place.runs.join("a/metrics.jsonl"))
+        .unwrap();
+    std::io::Write::write_all(
+        &mut file,
+        b"{\"kind\":\"train\",\"step\":2}\n{\"kind\":\"tr",
+    )
+    .unwrap();
+    let path = format!(
+        "/api/runs/a/stream?inode={}&offset={}",
+        curves["inode"], curves["offset"]
+    );
+    let response = place.answer(place.request("GET", &path)).await;
+    let mut body = response.into_body().into_data_stream();
+    let mut text = String::new();
+    while !text.contains("event: records") || !text.ends_with("\n\n") {
+        text += &String::from_utf8_lossy(&body.next().await.unwrap().unwrap());
+    }
+    assert!(text.contains("event: state"), "{text}");
+    assert!(
+        text.contains("data: [{\"kind\":\"train\",\"step\":2}]\n"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
 async fn a_run_that_is_removed_while_it_is_watched_is_told_to_be_gone() {
     let place = Place::new();
     let mut run = stream_of(&place, "a").await;
