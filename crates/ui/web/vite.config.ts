@@ -3,6 +3,8 @@ import { defineConfig } from "vite";
 
 /** `surefoot ui --dev` asks Vite, and the page asks it for what has changed. */
 const dev = Number(process.env.SUREFOOT_UI_DEV_PORT ?? 0);
+// Whoever started this may be killed: then its end of our stdin closes.
+if (dev > 0) process.stdin.on("end", () => process.exit()).resume();
 
 export default defineConfig({
   ...(dev > 0 ? { server: { host: "127.0.0.1", port: dev, strictPort: true, hmr: { host: "127.0.0.1", clientPort: dev } } } : {}),
