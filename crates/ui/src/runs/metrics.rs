@@ -26,8 +26,8 @@ const EVENT_BYTES: usize = 1 << 20;
 const LONGEST_EVENT: usize = 64 << 10;
 /// Sets of samples whose places are kept, the newest.
 const SAMPLE_SETS: usize = 2000;
-/// What is read of the end of a file for the newest numbers.
-const TAIL: u64 = 64 << 10;
+/// What is read of the end of a file for the newest numbers: more, where long samples stand behind them.
+const TAILS: [u64; 3] = [64 << 10, 512 << 10, 4 << 20];
 
 /// A number, or nothing where there is something else.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -153,16 +153,20 @@ impl Latest {
     /// What the system says.
     pub(super) fn read(mut file: File) -> io::Result<Self> {
         let length = file.metadata()?.len();
-        let from = length.saturating_sub(TAIL);
-        file.seek(SeekFrom::Start(from))?;
-        let mut bytes = Vec::new();
-        file.take(TAIL).read_to_end(&mut bytes)?;
         let mut latest = Self::default();
-        // The first line is cut off, unless the file begins here; the last may be.
-        let skipped = usize::from(from > 0);
-        for line in bytes.split_inclusive(|byte| *byte == b'\n').skip(skipped) {
-            if let Some(line) = Line::parse(line) {
+        for tail in TAILS {
+            let from = length.saturating_sub(tail);
+            file.seek(SeekFrom::Start(from))?;
+            let mut bytes = Vec::new();
+            (&file).take(tail).read_to_end(&mut bytes)?;
+            // The first line is cut off, unless the file begins here; the last may be.
+            let skipped = usize::from(from > 0);
+            let lines = bytes.split_inclusive(|byte| *byte == b'\n').skip(skipped);
+            for line in lines.filter_map(Line::parse) {
                 latest.see(&line);
+            }
+            if from == 0 || latest != Self::default() {
+                break;
             }
         }
         Ok(latest)

@@ -203,6 +203,17 @@ fn long_events_have_a_bound_too() {
     );
 }
 
+/// Samples of several hundred kilobytes, as of many prompts, stand behind the last numbers.
+#[test]
+fn the_newest_numbers_are_found_in_front_of_long_samples() {
+    let place = Place::new();
+    let text = "x".repeat(300_000);
+    place.append(train(7, 1.5));
+    place.append(format!("{{\"kind\":\"samples\",\"step\":7,\"samples\":[{{\"prompt\":\"a\",\"text\":\"{text}\"}}]}}\n"));
+    let latest = Latest::read(File::open(&place.path).unwrap()).unwrap();
+    assert_eq!((latest.step, latest.loss), (7, Some(1.5)));
+}
+
 #[test]
 fn the_newest_numbers_come_from_the_end_alone() {
     let place = Place::new();
