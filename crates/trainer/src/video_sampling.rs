@@ -11,8 +11,7 @@ use std::path::{Path, PathBuf};
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 use models::wan::autoencoder::{Autoencoder, FRAMES_PER_LATENT, Tiling};
 pub use models::wan::lora::{Expert, LoraFile, LoraForm};
-use models::wan::model::Keeping;
-pub use models::wan::model::{PartPaths, WanModel};
+pub use models::wan::model::{PartPaths, TransformerOptions, WanModel};
 use models::wan::pipeline::{Conditions, Experts, ImageCondition, Sampling, sample};
 pub use models::wan::schedule::Scheduler;
 use models::wan::text_encoder::TEXT_ROWS;
@@ -22,7 +21,6 @@ use tch::{Device, Kind, Tensor};
 pub use self::output::Output;
 pub(crate) use self::sheet::ContactSheet;
 use crate::Error;
-use crate::config::Quantization;
 
 /// A LoRA file and its strength.
 #[derive(Debug, Clone, PartialEq)]
@@ -118,31 +116,6 @@ pub struct Made {
     pub latents: Option<PathBuf>,
 }
 
-/// Where and in which type to compute.
-#[derive(Debug, Clone, Copy)]
-pub struct Machine {
-    /// Where.
-    pub device: Device,
-    /// The type of weights and matrix products; the autoencoder is in fp32 always.
-    pub compute: Kind,
-    /// The matrices of transformers in fewer bits.
-    pub quantization: Option<Quantization>,
-    /// How many blocks of a transformer wait in host memory, and come when they are used.
-    pub streamed: usize,
-}
-
-impl Machine {
-    /// Transformers whole on `device`.
-    pub fn whole(device: Device, compute: Kind) -> Self {
-        Self {
-            device,
-            compute,
-            quantization: None,
-            streamed: 0,
-        }
-    }
-}
-
 /// Samples a video. `told` hears of each step of so many.
 ///
 /// # Errors
@@ -150,10 +123,10 @@ impl Machine {
 pub fn generate(
     model: &WanModel,
     request: &Request,
-    machine: Machine,
+    options: TransformerOptions,
     told: &mut dyn FnMut(usize, usize),
 ) -> Result<Made, Error> {
-    crate::device::choose_products(machine.device)?;
+    crate::device::choose_products(options.device)?;
     let _guard = tch::no_grad_guard();
     let plan = Plan::new(model, request)?;
     if model.may_lack_an_expert() {
@@ -176,7 +149,7 @@ pub fn generate(
         .as_deref()
         .map(|path| Output::choose(path, plan.frames))
         .transpose()?;
-    let noise = noise(model, request, &plan)?.to_device(machine.device);
+    let noise = noise(model, request, &plan)?.to_device(options.device);
     let loras = |list: &[Lora], expert| -> Result<Vec<(LoraFile, f64)>, Error> {
         let read = |lora: &Lora| Ok((LoraFile::read(&lora.path, Some(expert))?, lora.strength));
         list.iter().map(read).collect()
@@ -195,7 +168,7 @@ pub fn generate(
     let texts = encode_texts(
         model,
         &texts.into_iter().flatten().collect::<Vec<_>>(),
-        machine,
+        options,
     )?;
     let padded = |rows: &Tensor| -> Result<Tensor, Error> {
         let rest = TEXT_ROWS - rows.size()[0];
@@ -210,12 +183,12 @@ pub fn generate(
         image: request
             .image
             .as_deref()
-            .map(|path| condition(model, path, &plan, machine))
+            .map(|path| condition(model, path, &plan, options.device))
             .transpose()?,
     };
     let mut experts = OneAtATime {
         model,
-        machine,
+        options,
         loras: both.map(Some),
         current: None,
     };
@@ -233,7 +206,7 @@ pub fn generate(
         write_tensors(path, &[("latents".to_owned(), &latents)])?;
     }
     if let Some(output) = &output {
-        let autoencoder = model.autoencoder(machine.device)?;
+        let autoencoder = model.autoencoder(options.device)?;
         let mut writer = output.writer(plan.width, plan.height, plan.fps)?;
         decode(&autoencoder, &latents, &plan, &mut |picture| {
             writer.push(picture)
@@ -412,10 +385,10 @@ fn noise(model: &WanModel, request: &Request, plan: &Plan) -> Result<Tensor, Err
 fn encode_texts(
     model: &WanModel,
     texts: &[&String],
-    machine: Machine,
+    options: TransformerOptions,
 ) -> Result<Vec<Tensor>, Error> {
     let tokenizer = model.tokenizer()?;
-    let encoder = model.text_encoder(machine.device, machine.compute)?;
+    let encoder = model.text_encoder(options.device, options.compute)?;
     let encode = |text: &&String| Ok(encoder.encode(&tokenizer.tokens(text)?)?);
     texts.iter().map(encode).collect()
 }
@@ -425,10 +398,10 @@ pub(crate) fn condition(
     model: &WanModel,
     path: &Path,
     plan: &Plan,
-    machine: Machine,
+    device: Device,
 ) -> Result<ImageCondition, Error> {
     let picture = media::picture(path, plan.width, plan.height)?;
-    let autoencoder = model.autoencoder(machine.device)?;
+    let autoencoder = model.autoencoder(device)?;
     Ok(match model.expand_timesteps {
         true => ImageCondition::first_frame(&autoencoder, &picture, tiling(plan))?,
         false => ImageCondition::channels(&autoencoder, &picture, plan.frames, tiling(plan))?,
@@ -438,7 +411,7 @@ pub(crate) fn condition(
 /// Experts that are read when they are asked, of which one is in memory.
 struct OneAtATime<'a> {
     model: &'a WanModel,
-    machine: Machine,
+    options: TransformerOptions,
     /// Of the high-noise and the low-noise expert, until they are read.
     loras: [Option<Vec<(LoraFile, f64)>>; 2],
     current: Option<(Expert, Transformer)>,
@@ -451,14 +424,7 @@ impl Experts for OneAtATime<'_> {
             let loras = self.loras[usize::from(expert == Expert::Low)]
                 .take()
                 .unwrap_or_default();
-            let machine = self.machine;
-            let how = Keeping {
-                device: machine.device,
-                compute: machine.compute,
-                quantization: machine.quantization.map(Into::into),
-                streamed: machine.streamed,
-            };
-            let read = self.model.transformer(expert, loras, how)?;
+            let read = self.model.transformer(expert, loras, self.options)?;
             self.current = Some((expert, read));
         }
         match &self.current {
@@ -504,19 +470,19 @@ pub fn code(
     model: &WanModel,
     what: &Coding,
     output: &Path,
-    machine: Machine,
+    options: TransformerOptions,
 ) -> Result<Vec<(String, Vec<i64>)>, Error> {
-    crate::device::choose_products(machine.device)?;
+    crate::device::choose_products(options.device)?;
     let _guard = tch::no_grad_guard();
     output::expect_new(output)?;
     let mut tensors = Vec::new();
     match what {
         Coding::Texts(texts) => {
-            let encoded = encode_texts(model, &texts.iter().collect::<Vec<_>>(), machine)?;
+            let encoded = encode_texts(model, &texts.iter().collect::<Vec<_>>(), options)?;
             tensors.extend(encoded.into_iter().map(|rows| ("text", rows)));
         }
         Coding::Media(files) => {
-            let autoencoder = model.autoencoder(machine.device)?;
+            let autoencoder = model.autoencoder(options.device)?;
             for path in files {
                 let pixels = media::video(path)?;
                 let latents = autoencoder.encode(&pixels, None);
@@ -526,7 +492,7 @@ pub fn code(
             }
         }
         Coding::Latents(path) => {
-            let autoencoder = model.autoencoder(machine.device)?;
+            let autoencoder = model.autoencoder(options.device)?;
             let file = SafetensorsFile::open(path)?;
             for name in file.names() {
                 let latents = file.read(&name, Kind::Float)?;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::config::Quantization;
-use trainer::video_sampling::{self, Lora, Machine, Request, Scheduler, WanModel};
+use trainer::video_sampling::{self, Lora, Request, Scheduler, TransformerOptions, WanModel};
 
 use super::model_options::failure;
 
@@ -170,7 +170,7 @@ impl VideoOptions {
         model: &WanModel,
         prompt: &str,
         seed: u64,
-        machine: Machine,
+        options: TransformerOptions,
         json: bool,
     ) -> Result<Outcome, Failure> {
         let request = Request {
@@ -194,13 +194,13 @@ impl VideoOptions {
             save_latents: self.save_latents.clone(),
             output: self.output.clone(),
         };
-        let machine = Machine {
-            quantization: self.quantization,
+        let options = TransformerOptions {
+            quantization: self.quantization.map(Into::into),
             streamed: match (self.low_vram, self.blocks_to_swap) {
                 (true, _) => usize::MAX,
                 (false, blocks) => blocks.unwrap_or(0) as usize,
             },
-            ..machine
+            ..options
         };
         let mut told = |step, of| {
             if !json {
@@ -208,7 +208,7 @@ impl VideoOptions {
             }
         };
         let made =
-            video_sampling::generate(model, &request, machine, &mut told).map_err(failure)?;
+            video_sampling::generate(model, &request, options, &mut told).map_err(failure)?;
         if json {
             output::print(&format!("{}\n", serde_json::to_value(&made)?))?;
             return Ok(Outcome::Fine);

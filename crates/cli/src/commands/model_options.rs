@@ -7,7 +7,7 @@ use trainer::Observer as _;
 use trainer::device;
 use trainer::hub::{self, ModelKind};
 use trainer::inference::{LanguageModel, LoadOptions};
-use trainer::video_sampling::{Machine, PartPaths, WanModel};
+use trainer::video_sampling::{PartPaths, TransformerOptions, WanModel};
 
 use super::train::ProgressDisplay;
 
@@ -99,7 +99,7 @@ impl ModelOptions {
     }
 
     /// Where and in which type a video model computes.
-    pub(crate) fn machine(&self) -> Result<Machine, Failure> {
+    pub(crate) fn transformer_options(&self) -> Result<TransformerOptions, Failure> {
         if self.adapter.is_some() {
             return Err(Failure::usage(
                 "`--adapter` is for language models: a LoRA for Wan is given with `--lora`",
@@ -107,7 +107,7 @@ impl ModelOptions {
         }
         let device = device::choose(&self.device).map_err(failure)?;
         let compute = trainer::inference::compute_kind(self.bf16);
-        Ok(Machine::whole(device, compute))
+        Ok(TransformerOptions::whole(device, compute))
     }
 
     /// Loads the model in `path` for texts of at most `context` tokens.

@@ -340,14 +340,14 @@ impl WanModel {
         &self,
         expert: Expert,
         loras: Vec<(LoraFile, f64)>,
-        how: Keeping,
+        options: TransformerOptions,
     ) -> Result<Transformer, Error> {
-        let Keeping {
+        let TransformerOptions {
             device,
             compute,
             quantization,
             streamed,
-        } = how;
+        } = options;
         let config = self.transformer_config(expert)?;
         let count = usize::try_from(config.num_layers).unwrap_or(0);
         let away = streamed.min(count);
@@ -371,7 +371,7 @@ impl WanModel {
 
 /// Where and how the weights of a transformer are kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Keeping {
+pub struct TransformerOptions {
     /// Where it computes.
     pub device: Device,
     /// The type of matrix products, and of matrices that are not in fewer bits.
@@ -382,7 +382,7 @@ pub struct Keeping {
     pub streamed: usize,
 }
 
-impl Keeping {
+impl TransformerOptions {
     /// All of it on `device`, in the type of its products.
     pub fn whole(device: Device, compute: Kind) -> Self {
         Self {

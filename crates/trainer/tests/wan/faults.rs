@@ -4,8 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
-use surefoot_trainer::config::Quantization;
-use surefoot_trainer::video_sampling::{Machine, PartPaths, Request, WanModel, generate};
+use models::quant::Quantization;
+use surefoot_trainer::video_sampling::{
+    PartPaths, Request, TransformerOptions, WanModel, generate,
+};
 use tch::{Device, Kind, Tensor};
 
 use crate::place::{Place, weights};
@@ -90,12 +92,12 @@ fn made_by(
         save_latents: Some(path.clone()),
         output: None,
     };
-    let machine = Machine {
+    let options = TransformerOptions {
         quantization,
         streamed,
-        ..Machine::whole(Device::Cpu, Kind::Float)
+        ..TransformerOptions::whole(Device::Cpu, Kind::Float)
     };
-    generate(&model, &request, machine, &mut |_, _| ()).unwrap();
+    generate(&model, &request, options, &mut |_, _| ()).unwrap();
     let file = SafetensorsFile::open(&path).unwrap();
     file.read("latents", Kind::Float).unwrap()
 }

@@ -3,7 +3,9 @@
 use std::fs;
 
 use models::formats::{SafetensorsFile, TensorSource};
-use surefoot_trainer::video_sampling::{Machine, PartPaths, Request, WanModel, generate};
+use surefoot_trainer::video_sampling::{
+    PartPaths, Request, TransformerOptions, WanModel, generate,
+};
 use tch::{Device, Kind};
 
 use crate::place::Place;
@@ -78,8 +80,8 @@ fn it_learns_and_is_a_folder_that_makes_videos_and_takes_a_lora() {
         save_latents: None,
         output: Some(made.clone()),
     };
-    let machine = Machine::whole(Device::Cpu, Kind::Float);
-    generate(&folder, &request, machine, &mut |_, _| ()).unwrap();
+    let options = TransformerOptions::whole(Device::Cpu, Kind::Float);
+    generate(&folder, &request, options, &mut |_, _| ()).unwrap();
     assert_eq!(fs::read_dir(&made).unwrap().count(), 5);
 
     let base = format!("model.name_or_path={}", model.display());

@@ -20,7 +20,7 @@ use crate::Error;
 use crate::config::{Config, Preview};
 use crate::events::Sample;
 use crate::video::boundary;
-use crate::video_sampling::{ContactSheet, Machine, Output, Plan, Request, condition, decode};
+use crate::video_sampling::{ContactSheet, Output, Plan, Request, condition, decode};
 
 /// What to make, with all that does not change between rounds.
 pub(super) struct Previews {
@@ -54,13 +54,12 @@ impl Previews {
             .has_low_noise()
             .then(|| boundary(model, config))
             .transpose()?;
-        let machine = Machine::whole(device, Kind::Float);
         let _no_grad = tch::no_grad_guard();
         let prepared = previews.into_iter().enumerate().map(|(index, preview)| {
             let prepare = || {
                 let plan = Plan::new(model, &request(&preview, boundary))?;
                 let path = preview.image.as_deref();
-                let image = path.map(|path| condition(model, path, &plan, machine));
+                let image = path.map(|path| condition(model, path, &plan, device));
                 Ok((plan, image.transpose()?))
             };
             let (plan, image) = prepare().map_err(|error| match error {
