@@ -32,6 +32,7 @@ def pytest_addoption(parser):
     parser.addoption("--device-sim", help="libdevice_sim.so to test with")
     parser.addoption("--hip-alloc", help="libhip_alloc.so to test with")
     parser.addoption("--wheel", help="the finished wheel to test")
+    parser.addoption("--trainer-wheel", help="the trainer's finished wheel, to test")
     parser.addoption("--uv", help="the program uv, which installs it as well")
 
 

@@ -153,3 +153,88 @@ def test_the_environment_that_conda_names_is_the_one_that_is_meant(wheel, tmp_pa
     environment.install(wheel)
     report = environment.run("surefoot", "--json", "activate", VIRTUAL_ENV="", CONDA_PREFIX=str(environment.prefix))
     assert Path(json.loads(report.stdout)["site_packages"]) == environment.site_packages.resolve()
+
+
+# The trainer's wheel.
+
+
+@pytest.fixture(scope="module")
+def trainer_wheel(request):
+    named = request.config.getoption("--trainer-wheel")
+    if not named:
+        pytest.skip("no --trainer-wheel: `cargo xtask dist` builds it")
+    return Path(named).resolve()
+
+
+@pytest.fixture
+def trains(wheel, trainer_wheel, tmp_path):
+    """An environment with both wheels and, as if pip had put it there, the PyTorch of these tests."""
+    environment = Environment(tmp_path / "trains")
+    environment.install(wheel)
+    environment.install(trainer_wheel)
+    (environment.site_packages / "torch").symlink_to(TORCH / "torch")
+    return environment
+
+
+def tiny_config(folder):
+    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 400)
+    config = folder / "tiny.yaml"
+    config.write_text(
+        "name: tiny\n"
+        f"output_dir: {folder / 'runs'}\n"
+        "model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2}\n"
+        f"data: {{path: {folder / 'text.txt'}, block_size: 32}}\n"
+        "train: {max_steps: 20, per_device_train_batch_size: 4, learning_rate: 3e-3, eval_steps: 20, save_steps: 20}\n"
+    )
+    return config
+
+
+def losses(folder):
+    rows = [json.loads(row) for row in (folder / "runs/tiny/metrics.jsonl").read_text().splitlines()]
+    return [row["loss"] for row in rows if "loss" in row]
+
+
+def test_the_trainers_wheel_says_which_torch_it_is_for(trainer_wheel):
+    archive = zipfile.ZipFile(trainer_wheel)
+    names = archive.namelist()
+    assert not [name for name in names if "libtorch" in name or "libc10" in name]
+    metadata = archive.read(next(name for name in names if name.endswith("METADATA"))).decode()
+    assert 'Requires-Dist: torch==2.13.0; extra == "torch"' in metadata
+    # PyTorch is asked for by the extra alone: pip would replace another release for ROCm by one for CUDA.
+    assert [line for line in metadata.splitlines() if line.startswith("Requires-Dist: torch") and "extra" not in line] == []
+
+
+def test_it_trains_on_the_torch_of_the_active_environment(trains, tmp_path):
+    trains.run("surefoot", "train", str(tiny_config(tmp_path)))
+    curve = losses(tmp_path)
+    assert len(curve) == 20 and curve[-1] < curve[0]
+
+
+def test_it_finds_the_torch_beside_it_without_an_active_environment(trains, tmp_path):
+    trains.run("surefoot", "train", str(tiny_config(tmp_path)), VIRTUAL_ENV="")
+    assert len(losses(tmp_path)) == 20
+    # And started by itself, as torchrun does.
+    trains.run("surefoot-trainer", "--version", VIRTUAL_ENV="", LD_LIBRARY_PATH="")
+
+
+def test_an_exception_of_libtorch_is_an_error_of_the_trainer(trains, tmp_path):
+    """Thrown by the environment's libtorch, caught by the C++ in the wheel."""
+    process = trains.run("surefoot", "train", str(tiny_config(tmp_path)), "--set", "device=gpu:7", fails=True)
+    assert process.returncode in (1, 2), (process.returncode, process.stderr)
+    assert "terminate called" not in process.stderr
+
+
+def test_without_its_torch_it_names_the_one_that_it_needs(wheel, trainer_wheel, tmp_path):
+    environment = Environment(tmp_path / "env")
+    environment.install(wheel)
+    config = str(tiny_config(tmp_path))
+    process = environment.run("surefoot", "train", config, fails=True)
+    assert process.returncode == 2 and "pip install surefoot-trainer" in process.stderr
+    environment.install(trainer_wheel)
+    process = environment.run("surefoot", "train", config, fails=True)
+    assert process.returncode == 2 and "PyTorch 2.13.0" in process.stderr and "no PyTorch was found" in process.stderr
+    torch = environment.site_packages / "torch"
+    (torch / "lib").mkdir(parents=True)
+    (torch / "version.py").write_text("__version__ = '2.15.0+rocm7.2'\n")
+    process = environment.run("surefoot", "train", config, fails=True)
+    assert process.returncode == 2 and "PyTorch 2.15.0+rocm7.2 is in" in process.stderr

@@ -6,7 +6,11 @@
 //! python/ ───────────────────────────────────────┘
 //!    │
 //!    └─▶ man pages, completions, licences ──▶ the archive, the Debian package ──▶ SHA256SUMS
+//! surefoot ───cargo-zigbuild──▶ surefoot-trainer ──wheel pack──▶ the trainer's wheel
 //! ```
+//!
+//! The trainer links libtorch, which nobody wants a second time: it runs on that of the environment
+//! that it is installed into, and has a wheel of its own, for one release of PyTorch.
 //!
 //! zig links against the interface of glibc 2.28, which every Linux that PyTorch's own wheels run
 //! on has, wherever this is built. The C++ of hip-alloc is compiled by g++ and linked to libstdc++ all
@@ -15,6 +19,8 @@
 
 mod archive;
 mod licences;
+mod pack;
+mod trainer_wheel;
 mod wheel;
 
 use std::ffi::OsString;
@@ -25,17 +31,18 @@ use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
 use xshell::cmd;
 
+use crate::setup::{self, Libtorch};
 use crate::workspace;
 
 /// The triple that is built for; nothing else has been tried.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Build what people install: the Python wheel, an archive, a Debian package.
+/// Build what people install: the Python wheels, an archive, a Debian package.
 ///
 /// It all goes to `packages` in cargo's target folder, with its digests. Nothing is uploaded.
 #[derive(clap::Args)]
 pub(crate) struct Dist {
-    /// The wheel alone
+    /// The wheel of `surefoot` alone
     #[arg(long)]
     wheel_only: bool,
 }
@@ -49,6 +56,7 @@ impl Dist {
             let tree = archive::tree(&built, &folder)?;
             files.push(archive::tar(&tree, &folder)?);
             files.extend(archive::deb(&tree, &folder)?);
+            files.push(trainer_wheel::build(&setup::ensure()?)?);
         }
         write_digests(&folder, &files)?;
         for file in &files {
@@ -59,13 +67,16 @@ impl Dist {
     }
 }
 
-/// Builds the wheel for its tests; returns pytest's options that name it and uv.
-pub(crate) fn test_options(python: &Path) -> Result<Vec<OsString>> {
+/// Builds the wheels for their tests; returns pytest's options that name them and uv.
+pub(crate) fn test_options(python: &Path, libtorch: &Libtorch) -> Result<Vec<OsString>> {
     let wheel = wheel::build()?.wheel;
+    let trainer = trainer_wheel::build(libtorch)?;
     let uv = python.with_file_name("uv");
     Ok(vec![
         "--wheel".into(),
         wheel.into(),
+        "--trainer-wheel".into(),
+        trainer.into(),
         "--uv".into(),
         uv.into(),
     ])
@@ -89,9 +100,7 @@ fn release() -> &'static str {
 
 /// `packages` in cargo's target folder.
 fn folder() -> Result<PathBuf> {
-    let folder = workspace::target(&workspace::shell()?)?.join("packages");
-    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    Ok(folder)
+    make(workspace::target(&workspace::shell()?)?.join("packages"))
 }
 
 /// When the newest commit was made, in seconds: the time of all files, so that the same tree gives
@@ -127,6 +136,11 @@ fn empty(folder: PathBuf) -> Result<PathBuf> {
         fs::remove_dir_all(&folder)
             .with_context(|| format!("cannot empty {}", folder.display()))?;
     }
+    make(folder)
+}
+
+/// A folder of this name.
+fn make(folder: PathBuf) -> Result<PathBuf> {
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     Ok(folder)
 }

@@ -33,6 +33,7 @@ use xshell::Shell;
 use crate::workspace;
 use cache::Cache;
 pub(crate) use libtorch::Libtorch;
+pub(crate) use pins::TORCH_VERSION;
 
 /// Get what the build needs: libtorch 2.13.0 and the training text.
 ///
@@ -142,6 +143,11 @@ pub(crate) fn hip_runtime() -> Result<Option<PathBuf>> {
 /// process was started with.
 pub(crate) fn shell(libtorch: &Libtorch) -> Result<Shell> {
     let shell = workspace::shell()?;
-    cargo_config::apply(libtorch, &shell);
+    build_against(libtorch, &shell);
     Ok(shell)
+}
+
+/// Makes the cargo of `shell` build against `libtorch`.
+pub(crate) fn build_against(libtorch: &Libtorch, shell: &Shell) {
+    cargo_config::apply(libtorch, shell);
 }

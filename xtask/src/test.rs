@@ -24,8 +24,8 @@ pub(crate) struct Test {
     #[arg(long)]
     heavy: bool,
     /// With --heavy: also what a release needs and an hour has no room for: the reference files
-    /// made anew, the crates used from a registry, the wheel built and installed, and the Python tests under the newest PyTorch that
-    /// is known to work, in an environment of its own
+    /// made anew, the crates used from a registry, the wheels built and installed, and the Python tests under
+    /// the newest PyTorch that is known to work, in an environment of its own
     #[arg(long, requires = "heavy")]
     all: bool,
     /// With --all: instead of the newest PyTorch that is known to work, the one that PyPI has
@@ -91,7 +91,7 @@ fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: Option<bool>) -> Resu
     };
     references::golden(shell, &python)?;
     package_check::check(Some(libtorch), &[])?;
-    let options = dist::test_options(&setup::dist_python()?)?;
+    let options = dist::test_options(&setup::dist_python()?, libtorch)?;
     cmd!(
         shell,
         "{python} -m pytest python/tests/test_wheel.py {libraries...} {options...}"

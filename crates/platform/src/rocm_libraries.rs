@@ -86,8 +86,58 @@ impl Libraries {
 
     /// The release without its local part: `2.13.0`.
     pub fn release(&self) -> &str {
-        self.torch.split('+').next().unwrap_or(&self.torch)
+        release(&self.torch)
     }
+}
+
+/// A PyTorch of any kind, by its files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Torch {
+    /// As in `2.13.0+cpu`.
+    pub version: String,
+    /// The folder with `libtorch_cpu.so`.
+    pub folder: String,
+}
+
+impl Torch {
+    /// The release without its local part: `2.13.0`.
+    pub fn release(&self) -> &str {
+        release(&self.version)
+    }
+}
+
+/// Finds the PyTorch of the environment that `python` would run in, or of `wanted`, a Python or an
+/// environment, whatever it is built for.
+pub fn find_torch(source: &dyn Source, wanted: Option<&str>) -> Option<Torch> {
+    environment(source, wanted).map(|environment| environment.torch)
+}
+
+/// A Python environment that has a PyTorch.
+struct Environment {
+    torch: Torch,
+    prefix: String,
+    /// Where its packages are.
+    sites: Vec<String>,
+}
+
+fn environment(source: &dyn Source, wanted: Option<&str>) -> Option<Environment> {
+    let prefix = active_environment(source, wanted)?;
+    let variables = source.variables();
+    let home = variables.iter().find(|(name, _)| name == "HOME");
+    let home = home.map(|(_, home)| home.as_str());
+    let sites = site_folders(source, &prefix, home.filter(|home| !home.is_empty()));
+    let (folder, version) = sites.iter().find_map(|site| {
+        let text = match source.read(&format!("{site}/torch/version.py"))? {
+            Content::Text(text) => text,
+            _ => return None,
+        };
+        Some((format!("{site}/torch/lib"), version(&text)?))
+    })?;
+    Some(Environment {
+        torch: Torch { version, folder },
+        prefix,
+        sites,
+    })
 }
 
 /// Finds the PyTorch for HIP of the environment that `python` would run in, or of `wanted`, a
@@ -100,7 +150,14 @@ pub fn find(
     wanted: Option<&str>,
     sdk_root: &dyn Fn(&str) -> Option<String>,
 ) -> Option<Libraries> {
-    let prefix = active_environment(source, wanted)?;
+    let Environment {
+        torch: Torch {
+            version: torch,
+            folder: torch_folder,
+        },
+        prefix,
+        sites,
+    } = environment(source, wanted)?;
     let variables = source.variables();
     let get = |name: &str| {
         let known = variables.iter().find(|(known, _)| known == name);
@@ -108,15 +165,6 @@ pub fn find(
             .map(|(_, value)| value.as_str())
             .filter(|value| !value.is_empty())
     };
-    let sites = site_folders(source, &prefix, get("HOME"));
-    let (site, torch) = sites.iter().find_map(|site| {
-        let text = match source.read(&format!("{site}/torch/version.py"))? {
-            Content::Text(text) => text,
-            _ => return None,
-        };
-        Some((site, version(&text)?))
-    })?;
-    let torch_folder = format!("{site}/torch/lib");
     let has = |folder: &str, library: &str| {
         let names = source.list(folder);
         names.iter().any(|name| name.starts_with(library))
@@ -192,6 +240,11 @@ fn opt_folders(source: &dyn Source) -> Vec<String> {
     std::iter::once("/opt/rocm/lib".to_owned())
         .chain(named)
         .collect()
+}
+
+/// `2.13.0` of `2.13.0+rocm7.1`.
+fn release(version: &str) -> &str {
+    version.split('+').next().unwrap_or(version)
 }
 
 /// The version that `torch/version.py` assigns.
@@ -272,11 +325,13 @@ mod tests {
     const HIP: &str = "site/torch/lib/libtorch_hip.so";
 
     #[test]
-    fn a_build_for_the_cpu_has_nothing_to_offer() {
-        assert_eq!(
-            Machine::with(&["site/torch/lib/libtorch_cpu.so"]).find(),
-            None
-        );
+    fn a_build_for_the_cpu_is_found_and_has_no_libraries_of_hip() {
+        let machine = Machine::with(&["site/torch/lib/libtorch_cpu.so"]);
+        assert_eq!(machine.find(), None);
+        let torch = find_torch(&machine, None).expect("a PyTorch");
+        assert_eq!(torch.folder, format!("{SITE}/torch/lib"));
+        assert_eq!(torch.release(), "2.13.0");
+        assert_eq!(find_torch(&machine, Some("/elsewhere")), None);
     }
 
     #[test]

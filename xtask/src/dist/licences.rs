@@ -13,15 +13,25 @@ use crate::workspace;
 /// How the files are called that licences ask to be passed on.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 
+/// Packages of this workspace that are linked into what is given away.
+pub(super) struct Shipped {
+    /// The distribution, as PyPI calls it.
+    pub(super) name: &'static str,
+    /// Its files with code, for people.
+    pub(super) files: &'static str,
+    /// cargo's options that choose the packages and their features.
+    pub(super) options: &'static [&'static str],
+}
+
 /// A Markdown text: each package with its licence, then each text once with the packages it is of.
 ///
 /// # Errors
 /// When a package has neither a licence in its manifest nor a file with one.
-pub(super) fn text(shell: &Shell, target: &str) -> Result<String> {
+pub(super) fn text(shell: &Shell, target: &str, shipped: &Shipped) -> Result<String> {
     let folders = folders(shell)?;
     let mut packages = String::new();
     let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (package, licence) in linked(shell, target)? {
+    for (package, licence) in linked(shell, target, shipped)? {
         let folder = folders
             .get(&package)
             .with_context(|| format!("cargo knows no folder of {package}"))?;
@@ -40,8 +50,9 @@ pub(super) fn text(shell: &Shell, target: &str) -> Result<String> {
         }
     }
     let mut all = format!(
-        "# Licences of third parties\n\nRust packages that are linked into `surefoot` and `libhip_alloc.so`. \
-         Where one offers a choice, it is used under the MIT licence if that is among them.\n\n{packages}"
+        "# Licences of third parties\n\nRust packages that are linked into {}. \
+         Where one offers a choice, it is used under the MIT licence if that is among them.\n\n{packages}",
+        shipped.files
     );
     for (text, packages) in &texts {
         let names: Vec<&str> = packages.iter().map(String::as_str).collect();
@@ -54,8 +65,9 @@ pub(super) fn text(shell: &Shell, target: &str) -> Result<String> {
 }
 
 /// The same packages as a bill of materials: CycloneDX, as PEP 770 has it in wheels.
-pub(super) fn sbom(shell: &Shell, target: &str) -> Result<String> {
-    let components: Vec<Value> = linked(shell, target)?
+pub(super) fn sbom(shell: &Shell, target: &str, shipped: &Shipped) -> Result<String> {
+    let name = shipped.name;
+    let components: Vec<Value> = linked(shell, target, shipped)?
         .iter()
         .map(|(package, licence)| {
             let (name, version) = package.split_once(' ').unwrap_or((package, ""));
@@ -76,9 +88,9 @@ pub(super) fn sbom(shell: &Shell, target: &str) -> Result<String> {
         "version": 1,
         "metadata": { "component": {
             "type": "application",
-            "name": "surefoot",
+            "name": name,
             "version": super::release(),
-            "purl": format!("pkg:pypi/surefoot@{}", super::release()),
+            "purl": format!("pkg:pypi/{name}@{}", super::release()),
         } },
         "components": components,
     });
@@ -86,13 +98,13 @@ pub(super) fn sbom(shell: &Shell, target: &str) -> Result<String> {
 }
 
 /// Each package of another's that is linked, as `name version`, and its licence.
-fn linked(shell: &Shell, target: &str) -> Result<BTreeMap<String, String>> {
+fn linked(shell: &Shell, target: &str, shipped: &Shipped) -> Result<BTreeMap<String, String>> {
     let cargo = workspace::cargo();
+    let options = shipped.options;
     let format = "{p}|{l}";
     let tree = cmd!(
         shell,
-        "{cargo} tree --locked --package surefoot --package hip-alloc --no-default-features
-         --edges normal --target {target} --prefix none --no-dedupe --format {format}"
+        "{cargo} tree --locked {options...} --edges normal --target {target} --prefix none --no-dedupe --format {format}"
     );
     let said = tree.quiet().read()?;
     let lines = said.lines().filter_map(|line| line.split_once('|'));

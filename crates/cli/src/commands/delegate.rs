@@ -25,7 +25,7 @@ pub(crate) fn start(subcommand: &str, rest: &[OsString], json: bool) -> Result<O
     let program = trainer_binary()?;
     let mut command = Command::new(&program);
     command.arg(subcommand).args(rest);
-    command.envs(trainer_libraries::choose());
+    command.envs(trainer_libraries::choose()?);
     if json {
         command.arg("--json");
     }
@@ -42,8 +42,12 @@ pub(crate) fn trainer_binary() -> Result<PathBuf, Failure> {
     if program.is_file() {
         return Ok(program);
     }
+    let remedy = match cfg!(feature = "torch") {
+        true => "build both with `cargo build -p surefoot`",
+        false => "`pip install surefoot-trainer` brings it",
+    };
     Err(Failure::usage(format_args!(
-        "`{name}` is not beside `{}`: this build has no trainer. Build both with `cargo build -p surefoot`",
+        "`{name}` is not beside `{}`: there is no trainer here; {remedy}",
         here.display()
     )))
 }

@@ -144,7 +144,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         Torch::Own => Runner {
             program: delegate::trainer_binary()?,
             arguments: vec!["check".into()],
-            variables: trainer_libraries::choose(),
+            variables: trainer_libraries::choose()?,
         },
     };
 

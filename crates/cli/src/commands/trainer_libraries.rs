@@ -3,15 +3,19 @@
 //! The trainer may have been built against a libtorch for the CPU. Where the environment has the
 //! same release of PyTorch for HIP, the trainer runs on that one's libraries: they are put on the search
 //! path of its process, and it loads `libtorch_hip.so` as it starts.
+//!
+//! A trainer that was installed with pip has no libtorch of its own, and runs on that of the
+//! environment, whatever it is built for.
 
 use platform::live::Live;
-use platform::rocm_libraries::{self, Libraries};
+use platform::rocm_libraries::{self, Libraries, Torch};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use surefoot_cli::TRAINER_TORCH;
+use surefoot_cli::output::Failure;
 
 /// The search path of the dynamic linker.
 const SEARCH_PATH: &str = "LD_LIBRARY_PATH";
@@ -30,16 +34,64 @@ struct Choice {
     note: Option<String>,
 }
 
+/// Whether the trainer beside this program was built with it, and so knows the libtorch that it was
+/// built against. That of a wheel does not.
+const HAS_A_LIBTORCH: bool = cfg!(feature = "torch");
+
 /// What the trainer's process gets in the environment that is active here; says so on stderr.
-pub(crate) fn choose() -> Variables {
-    let Some(libraries) = find(None) else {
-        return Vec::new();
-    };
-    let Choice { variables, note } = choice(&libraries, std::env::var_os(SEARCH_PATH));
-    if let Some(note) = note {
+///
+/// # Errors
+/// When the trainer has no libtorch of its own, and no environment here has the one that it needs.
+pub(crate) fn choose() -> Result<Variables, Failure> {
+    let search_path = std::env::var_os(SEARCH_PATH);
+    let for_hip = find(None).map(|libraries| choice(&libraries, search_path.clone()));
+    if let Some(note) = for_hip.as_ref().and_then(|choice| choice.note.as_ref()) {
         eprintln!("surefoot: {note}");
     }
-    variables
+    let variables = for_hip.map_or_else(Variables::new, |choice| choice.variables);
+    if HAS_A_LIBTORCH || !variables.is_empty() {
+        return Ok(variables);
+    }
+    let active = rocm_libraries::find_torch(&Live::default(), None);
+    let own = own_environment()
+        .and_then(|folder| rocm_libraries::find_torch(&Live::default(), Some(&folder)));
+    borrowed([active, own], search_path)
+}
+
+/// The environment that this program was installed into: the folder above `bin`.
+fn own_environment() -> Option<String> {
+    let program = std::env::current_exe().ok()?;
+    let folder = program.parent()?.parent()?;
+    folder.to_str().map(str::to_owned)
+}
+
+/// The search path with the first PyTorch that the trainer can run on.
+fn borrowed(
+    candidates: [Option<Torch>; 2],
+    search_path: Option<OsString>,
+) -> Result<Variables, Failure> {
+    let candidates: Vec<Torch> = candidates.into_iter().flatten().collect();
+    let fits = |torch: &&Torch| torch.release() == TRAINER_TORCH;
+    let Some(torch) = candidates.iter().find(fits) else {
+        let found = match candidates.first() {
+            Some(Torch { version, folder }) => format!("PyTorch {version} is in {folder}"),
+            None => "no PyTorch was found in the active environment".to_owned(),
+        };
+        return Err(Failure::usage(format_args!(
+            "this trainer runs on the libraries of PyTorch {TRAINER_TORCH}, and {found}. Install torch \
+             {TRAINER_TORCH} for your GPU (or `pip install torch=={TRAINER_TORCH}` for the CPU) into the environment, \
+             and activate it"
+        )));
+    };
+    let mut folders = vec![PathBuf::from(&torch.folder)];
+    folders.extend(search_path.iter().flat_map(std::env::split_paths));
+    let path = std::env::join_paths(&folders).map_err(|_| {
+        let folder = &torch.folder;
+        Failure::usage(format_args!(
+            "a folder with `:` in its name cannot be on {SEARCH_PATH}: {folder}"
+        ))
+    })?;
+    Ok(vec![(SEARCH_PATH, path)])
 }
 
 /// What `doctor` tells of it.
@@ -206,5 +258,37 @@ mod tests {
         assert!(choice.variables.is_empty());
         let note = choice.note.expect("a note");
         assert!(note.contains("libraries are nowhere"), "{note}");
+    }
+
+    fn torch(version: &str, folder: &str) -> Option<Torch> {
+        Some(Torch {
+            version: version.to_owned(),
+            folder: folder.to_owned(),
+        })
+    }
+
+    #[test]
+    fn a_trainer_without_libtorch_takes_the_first_that_fits() {
+        let candidates = [torch("2.15.0", "/active"), torch("2.13.0+cpu", "/own")];
+        let variables = borrowed(candidates, Some("/mine".into())).expect("one fits");
+        assert_eq!(variables, [("LD_LIBRARY_PATH", "/own:/mine".into())]);
+    }
+
+    #[test]
+    fn a_trainer_without_libtorch_says_which_it_needs() {
+        for (candidates, found) in [
+            (
+                [torch("2.15.0", "/active"), None],
+                "PyTorch 2.15.0 is in /active",
+            ),
+            ([None, None], "no PyTorch was found"),
+            ([torch("2.13.0", "/a:b"), None], "`:` in its name"),
+        ] {
+            let said = match borrowed(candidates, None) {
+                Err(Failure::Usage(error)) => error.to_string(),
+                other => panic!("{other:?}"),
+            };
+            assert!(said.contains(found), "{said}");
+        }
     }
 }

@@ -1,0 +1,130 @@
+//! Packs a wheel: what every wheel has beside its own files.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use xshell::{Shell, cmd};
+
+use super::licences::{self, Shipped};
+use super::{TARGET, commit_time, folder, name_of, release};
+use crate::workspace;
+
+/// A wheel that is put together in a folder of its own.
+pub(super) struct Wheel {
+    /// Its files as they lie in it.
+    stage: PathBuf,
+    /// `surefoot-0.1.0`: what its own folders are called after.
+    name: String,
+    /// The platform that its files need.
+    tag: &'static str,
+}
+
+/// What tells of a wheel.
+pub(super) struct About {
+    /// Its `METADATA` up to the description.
+    pub(super) metadata: String,
+    /// In Markdown.
+    pub(super) description: String,
+    /// The licences of all that is linked into its files.
+    pub(super) licences: PathBuf,
+    /// The same packages as a bill of materials (CycloneDX).
+    pub(super) sbom: PathBuf,
+}
+
+impl Wheel {
+    /// An empty one of the distribution `name`.
+    pub(super) fn begin(name: &str, tag: &'static str) -> Result<Self> {
+        Ok(Self {
+            stage: super::empty(folder()?.join(format!("stage-{name}")))?,
+            name: format!("{name}-{}", release()),
+            tag,
+        })
+    }
+
+    /// Where its files are put.
+    pub(super) fn folder(&self) -> &Path {
+        &self.stage
+    }
+
+    /// Adds a program that pip puts among those of the environment.
+    pub(super) fn add_program(&self, program: &Path) -> Result<()> {
+        let scripts = self.stage.join(format!("{}.data/scripts", self.name));
+        fs::create_dir_all(&scripts)?;
+        let to = scripts.join(name_of(program)?);
+        fs::copy(program, &to).with_context(|| format!("cannot copy {}", program.display()))?;
+        fs::set_permissions(&to, fs::Permissions::from_mode(0o755))?;
+        Ok(())
+    }
+
+    /// Writes what tells of it, and packs it with PyPA's `wheel`; returns the file.
+    pub(super) fn pack(self, shell: &Shell, python: &Path, about: &About) -> Result<PathBuf> {
+        let root = workspace::root();
+        let Self { stage, name, tag } = self;
+        let information = stage.join(format!("{name}.dist-info"));
+        fs::create_dir_all(information.join("licenses"))?;
+        fs::create_dir_all(information.join("sboms"))?;
+        let metadata = about.metadata.replace("{release}", release()) + &about.description;
+        fs::write(information.join("METADATA"), metadata)?;
+        let generator = format!("Wheel-Version: 1.0\nGenerator: surefoot {}\n", release());
+        let kind = format!("Root-Is-Purelib: false\nTag: py3-none-{tag}\n");
+        fs::write(information.join("WHEEL"), generator + &kind)?;
+        let licences = ["LICENSE-MIT", "LICENSE-APACHE"].map(|name| root.join(name));
+        for file in licences.iter().chain([&about.licences]) {
+            fs::copy(file, information.join("licenses").join(name_of(file)?))?;
+        }
+        let sbom = information.join("sboms").join(name_of(&about.sbom)?);
+        fs::copy(&about.sbom, sbom)?;
+        let folder = folder()?;
+        cmd!(shell, "{python} -m wheel pack {stage} --dest-dir {folder}")
+            .env("SOURCE_DATE_EPOCH", commit_time()?)
+            .quiet()
+            .ignore_stdout()
+            .run()?;
+        Ok(folder.join(format!("{name}-py3-none-{tag}.whl")))
+    }
+}
+
+/// Writes the licences of what is linked into `shipped`, and the bill of materials; returns both files.
+pub(super) fn write_licences(shell: &Shell, shipped: &Shipped) -> Result<(PathBuf, PathBuf)> {
+    let folder = super::make(folder()?.join(shipped.name))?;
+    let licences = folder.join("THIRD-PARTY-LICENSES.md");
+    fs::write(&licences, licences::text(shell, TARGET, shipped)?)?;
+    let sbom = folder.join(format!("{}.cdx.json", shipped.name));
+    fs::write(&sbom, licences::sbom(shell, TARGET, shipped)?)?;
+    Ok((licences, sbom))
+}
+
+/// Asks auditwheel, which reads the versions of all symbols in all files of the wheel, for the
+/// oldest platform that has them, by `key` of its answer.
+pub(super) fn check_tag(shell: &Shell, wheel: &Path, key: &str, tag: &str) -> Result<()> {
+    let said = cmd!(shell, "auditwheel show --json {wheel}")
+        .quiet()
+        .read()?;
+    let said: Value = serde_json::from_str(&said).context("cannot read what auditwheel says")?;
+    let found = platform_version(said[key].as_str().unwrap_or_default());
+    match found {
+        Some(version) if Some(version) <= platform_version(tag) => Ok(()),
+        _ => bail!("{} is no {tag}: auditwheel says\n{said:#}", wheel.display()),
+    }
+}
+
+/// `(2, 28)` of `manylinux_2_28_x86_64`.
+fn platform_version(tag: &str) -> Option<(u32, u32)> {
+    let mut numbers = tag.strip_prefix("manylinux_")?.split('_');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_glibc_of_a_tag_is_read() {
+        assert_eq!(platform_version("manylinux_2_28_x86_64"), Some((2, 28)));
+        assert!(platform_version("manylinux_2_5_x86_64") < Some((2, 28)));
+        assert_eq!(platform_version("linux_x86_64"), None);
+    }
+}
