@@ -181,3 +181,69 @@ fn a_wrong_path_does_not_become_a_download() {
     fine(&place.run(&["generate", "--model", "org/tiny", "--prompt", "1"], &[]));
     assert_eq!(place.asked(), 0);
 }
+
+#[test]
+fn a_split_of_a_data_set_of_the_hub_is_trained_on_and_another_measured() {
+    let mut place = Place::new();
+    let rows = |from: usize| -> String {
+        let rows = (from..from + 100).map(|n| format!("{{\"text\": \"{n} bottles of ale\\n\"}}\n"));
+        rows.collect()
+    };
+    let (train, test) = (rows(0), rows(500));
+    place.hub = Some(Hub::working(&[
+        ("train.jsonl", train.as_bytes()),
+        ("test.jsonl", test.as_bytes()),
+        ("load.py", b"import os"),
+    ]));
+    fs::write(place.path("train.jsonl"), &train).unwrap();
+    fs::write(place.path("test.jsonl"), &test).unwrap();
+    let run = |name: &str, data: &[&str]| {
+        let name = format!("name={name}");
+        let mut arguments = vec!["train", "config.yaml", "--set", &name];
+        for key in data {
+            arguments.extend(["--set", key]);
+        }
+        place.run(&arguments, &[])
+    };
+    fine(&run("hub", &["data.path=org/tiny", "data.eval_split=test"]));
+    fine(&run(
+        "files",
+        &["data.path=train.jsonl", "data.eval_dataset=test.jsonl"],
+    ));
+    let losses = |name: &str| {
+        let rows = fs::read_to_string(place.path(&format!("runs/{name}/metrics.jsonl"))).unwrap();
+        let rows = rows
+            .lines()
+            .map(|row| serde_json::from_str::<Value>(row).unwrap());
+        rows.map(|row| (row["loss"].clone(), row["eval_loss"].clone()))
+            .filter(|pair| *pair != (Value::Null, Value::Null))
+            .collect::<Vec<_>>()
+    };
+    assert!(losses("hub").len() >= 2);
+    assert_eq!(losses("hub"), losses("files"));
+    let written = fs::read_to_string(place.path("runs/hub/config.yaml")).unwrap();
+    assert!(written.contains("path: org/tiny"), "{written}");
+
+    for (data, told) in [
+        (
+            &["data.path=org/tiny", "data.split=dev"][..],
+            "it has train, test",
+        ),
+        (
+            &["data.path=train.jsonl", "data.split=test"],
+            "`data.split` chooses of a data set",
+        ),
+        (
+            &["data.path=train.jsonl", "data.eval_split=test"],
+            "`data.eval_split` chooses of a data set",
+        ),
+        (
+            &["data.dataset=shakespeare", "data.split=test"],
+            "`data.dataset: shakespeare` is",
+        ),
+    ] {
+        let output = run("refused", data);
+        assert!(!output.status.success());
+        assert!(said(&output).contains(told), "{}", said(&output));
+    }
+}

@@ -450,7 +450,7 @@ impl Config {
     /// The same with what other keys take the place of at what has no effect, so that the config that
     /// is written says what is in force.
     fn without_unused(mut self) -> Self {
-        if self.data.eval_dataset.is_some() {
+        if self.data.has_eval_data() {
             self.data.validation_fraction = 0.0;
         }
         let train = &mut self.train;

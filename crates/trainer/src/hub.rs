@@ -1,4 +1,4 @@
-//! Models by their names on the Hugging Face hub, in the cache that Python's `huggingface_hub` has.
+//! Models and data sets by their names on the Hugging Face hub, in the cache that Python's `huggingface_hub` has.
 //!
 //! ```text
 //! org/name@revision ──listing──▶ commit, files ──wanted──▶ safetensors, configs, tokenizer, templates
@@ -7,12 +7,17 @@
 //!                     snapshots/COMMIT/… ◀──link── blobs/ETAG ◀──checked── GET, from where it was cut
 //! ```
 //!
+//! Of a data set, the files of one split are wanted; `data_files` says which those are.
+//!
 //! The requests are made here, by the HTTP client that this workspace has anyway: the crate `hf-hub`
 //! (1.0) brings a second one with an asynchronous runtime and a client for xet, does not go on with a
 //! download that was cut, and compares no checksum.
 
 mod cache;
+mod card;
 mod client;
+mod data_files;
+mod data_set;
 mod name;
 mod select;
 mod settings;
@@ -29,7 +34,9 @@ use crate::data::models_folder;
 
 use cache::Repository;
 use client::{Client, FileInfo, Refusal};
-use name::HubName;
+use data_files::Wish;
+use data_set::DataSet;
+use name::{HubName, Kind};
 pub use select::ModelKind;
 pub use settings::Settings;
 
@@ -52,9 +59,12 @@ pub fn locate_model(
     kind: ModelKind,
     report: &mut dyn FnMut(&str),
 ) -> Result<PathBuf, Error> {
-    let on_hub = name.to_str().and_then(HubName::parse);
+    let on_hub = name
+        .to_str()
+        .and_then(|name| HubName::parse(name, Kind::Model));
     if let Some(on_hub) = on_hub.filter(|_| !name.exists()) {
-        return fetch(&on_hub, kind, &Settings::of_the_environment(), report);
+        let settings = Settings::of_the_environment();
+        return fetch(&on_hub, Wanted::Model(kind), &settings, report);
     }
     let report = RefCell::new(report);
     let located = models::pretrained::locate(name, &models_folder(), &|done, all| {
@@ -82,31 +92,117 @@ pub fn fetch_named(
     settings: &Settings,
     report: &mut dyn FnMut(&str),
 ) -> Result<PathBuf, Error> {
-    let parsed = HubName::parse(name);
-    let parsed = parsed.ok_or_else(|| Error::Data(format!("`{name}` is no name on the hub")))?;
-    fetch(&parsed, kind, settings, report)
+    fetch(
+        &parse(name, Kind::Model)?,
+        Wanted::Model(kind),
+        settings,
+        report,
+    )
+}
+
+/// Whether `path` is the name of a data set on the hub, and no path.
+pub fn is_data_set(path: &Path) -> bool {
+    !path.exists()
+        && path
+            .to_str()
+            .and_then(|name| HubName::parse(name, Kind::DataSet))
+            .is_some()
+}
+
+/// The folder with the files of a split of the data set `name` on the hub, `org/name[@revision]`, which
+/// are fetched unless the cache has them. `subset` is one of those that the data set has, unset the
+/// default one; `split` may be several with `+` between them.
+///
+/// # Errors
+/// When there is no such data set, subset or split, none of its files can be read here, or it cannot
+/// be fetched.
+pub fn fetch_data_set(
+    name: &str,
+    subset: Option<&str>,
+    split: &str,
+    settings: &Settings,
+    report: &mut dyn FnMut(&str),
+) -> Result<PathBuf, Error> {
+    let data_set = DataSet {
+        wish: Wish { subset, split },
+    };
+    fetch(
+        &parse(name, Kind::DataSet)?,
+        Wanted::Data(data_set),
+        settings,
+        report,
+    )
+}
+
+fn parse(name: &str, kind: Kind) -> Result<HubName, Error> {
+    let parsed = HubName::parse(name, kind);
+    parsed.ok_or_else(|| Error::Data(format!("`{name}` is no name on the hub")))
+}
+
+/// What of a repository is wanted.
+#[derive(Clone, Copy)]
+enum Wanted<'a> {
+    Model(ModelKind),
+    Data(DataSet<'a>),
+}
+
+impl Wanted<'_> {
+    /// The folder to use, if all of it is in the cache; else what is lacking.
+    fn find(
+        self,
+        name: &HubName,
+        settings: &Settings,
+        repository: &Repository,
+        commit: &str,
+    ) -> Result<PathBuf, String> {
+        let snapshot = repository.snapshot(commit);
+        match self {
+            Self::Model(_) => match cache::lacks(&snapshot) {
+                None => Ok(snapshot),
+                Some(file) => Err(format!("no `{file}`")),
+            },
+            Self::Data(data) => {
+                let folder = data.folder(&settings.splits, name, commit);
+                if data_set::is_whole(&folder) {
+                    return Ok(folder);
+                }
+                if !settings.offline {
+                    return Err("not looked for".to_owned());
+                }
+                let files = data.choose_in(name, &snapshot)?;
+                let linked = data_set::link(&folder, &snapshot, &files);
+                linked.map(|()| folder).map_err(|error| error.to_string())
+            }
+        }
+    }
 }
 
 fn fetch(
     name: &HubName,
-    kind: ModelKind,
+    wanted: Wanted<'_>,
     settings: &Settings,
     report: &mut dyn FnMut(&str),
 ) -> Result<PathBuf, Error> {
     let repository = Repository::new(&settings.cache, name);
-    let cached = repository
-        .commit_of(name)
-        .map(|commit| repository.snapshot(&commit));
-    let whole = cached.clone().filter(|path| cache::lacks(path).is_none());
+    let commit = repository.commit_of(name);
+    let cached = commit.map(|commit| wanted.find(name, settings, &repository, &commit));
     if settings.offline {
-        return whole.ok_or_else(|| Error::Data(absent_offline(name, settings, cached)));
+        return match cached {
+            Some(Ok(path)) => Ok(path),
+            lacks => Err(Error::Data(absent_offline(
+                name,
+                settings,
+                lacks.and_then(Result::err),
+            ))),
+        };
     }
+    let whole = cached.and_then(Result::ok);
     // A commit never changes.
     if let Some(path) = whole.as_ref().filter(|_| name.is_pinned()) {
         return Ok(path.clone());
     }
     report(&format!("asking {} for {name}", settings.endpoint));
-    match Download::new(name, settings, &repository).run(kind, report) {
+    match Download::new(name, settings, &repository).run(wanted, report) {
         Ok(path) => Ok(path),
         Err(Stop::Local(error)) => Err(error),
         Err(Stop::Hub(Refusal::Answered(reason))) => Err(Error::Data(reason)),
@@ -127,11 +223,10 @@ fn fetch(
     }
 }
 
-fn absent_offline(name: &HubName, settings: &Settings, cached: Option<PathBuf>) -> String {
-    let lacks = cached.and_then(|path| cache::lacks(&path));
+fn absent_offline(name: &HubName, settings: &Settings, lacks: Option<String>) -> String {
     let lacks = match lacks {
-        Some(file) => format!(
-            "is not whole in the cache `{}` (no `{file}`)",
+        Some(lacks) => format!(
+            "is not whole in the cache `{}` ({lacks})",
             settings.cache.display()
         ),
         None => format!("is not in the cache `{}`", settings.cache.display()),
@@ -140,11 +235,19 @@ fn absent_offline(name: &HubName, settings: &Settings, cached: Option<PathBuf>) 
         "main" => String::new(),
         revision => format!(" --revision {revision}"),
     };
+    let repository = match name.kind {
+        Kind::Model => name.repository.clone(),
+        Kind::DataSet => {
+            return format!(
+                "`{name}` {lacks}, and `HF_HUB_OFFLINE` says not to ask for it: begin a run without that variable \
+                 where there is a network (`--dry-run` is enough), or give `data.path` files"
+            );
+        }
+    };
     format!(
         "`{name}` {lacks}, and `HF_HUB_OFFLINE` says not to ask for it: fetch it where there is a network, \
-         by a run without that variable or by `hf download {}{revision}`, and copy the folder `{}` into \
+         by a run without that variable or by `hf download {repository}{revision}`, and copy the folder `{}` into \
          that cache",
-        name.repository,
         name.folder()
     )
 }
@@ -168,7 +271,7 @@ impl From<Error> for Stop {
     }
 }
 
-/// A model on its way.
+/// A model or data set on its way.
 struct Download<'a> {
     name: &'a HubName,
     settings: &'a Settings,
@@ -191,34 +294,78 @@ impl<'a> Download<'a> {
         }
     }
 
-    fn run(&mut self, kind: ModelKind, report: &mut dyn FnMut(&str)) -> Result<PathBuf, Stop> {
+    fn run(&mut self, wanted: Wanted<'_>, report: &mut dyn FnMut(&str)) -> Result<PathBuf, Stop> {
         let listing = self.client.listing(self.name)?;
         let commit = listing.commit;
-        let files = select::wanted(&listing.files, kind);
-        let files =
-            files.map_err(|reason| Refusal::Answered(format!("`{}` {reason}", self.name)))?;
         let snapshot = self.repository.snapshot(&commit);
+        let files = match wanted {
+            Wanted::Model(kind) => select::wanted(&listing.files, kind),
+            Wanted::Data(data) => {
+                let card = self.card(&commit, &listing.files, report)?;
+                data.choose(self.name, &listing.files, card.as_deref())
+            }
+        };
+        let refused = |reason| Refusal::Answered(format!("`{}` {reason}", self.name));
+        let files = files.map_err(refused)?;
+        self.files(&commit, &files, report)?;
+        let path = match wanted {
+            Wanted::Model(_) => {
+                if let Some(file) = cache::lacks(&snapshot) {
+                    let reason = format!(
+                        "`{}` is not whole on the hub: it has no `{file}`",
+                        self.name
+                    );
+                    return Err(Refusal::Answered(reason).into());
+                }
+                snapshot
+            }
+            Wanted::Data(data) => {
+                let folder = data.folder(&self.settings.splits, self.name, &commit);
+                data_set::link(&folder, &snapshot, &files)?;
+                folder
+            }
+        };
+        self.repository.remember(self.name, &commit)?;
+        Ok(path)
+    }
+
+    /// What a data set says of itself, if it does.
+    fn card(
+        &mut self,
+        commit: &str,
+        files: &[String],
+        report: &mut dyn FnMut(&str),
+    ) -> Result<Option<String>, Stop> {
+        if !files.iter().any(|file| file == data_set::CARD) {
+            return Ok(None);
+        }
+        self.files(commit, &[data_set::CARD.to_owned()], report)?;
+        let path = self.repository.snapshot(commit).join(data_set::CARD);
+        let bytes = fs::read(&path).map_err(|error| Error::io("read", &path, error))?;
+        Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    /// Brings those of these files of a commit that the cache has not.
+    fn files(
+        &mut self,
+        commit: &str,
+        files: &[String],
+        report: &mut dyn FnMut(&str),
+    ) -> Result<(), Stop> {
+        let snapshot = self.repository.snapshot(commit);
         let mut missing = Vec::new();
         for file in files {
-            if snapshot.join(&file).is_file() {
+            if snapshot.join(file).is_file() {
                 continue;
             }
-            let info = self.client.info(self.name, &commit, &file)?;
+            let info = self.client.info(self.name, commit, file)?;
             self.all += info.size.unwrap_or(0);
             missing.push((file, info));
         }
         for (file, info) in missing {
-            self.file(&commit, &file, info, report)?;
+            self.file(commit, file, info, report)?;
         }
-        if let Some(file) = cache::lacks(&snapshot) {
-            let reason = format!(
-                "`{}` is not whole on the hub: it has no `{file}`",
-                self.name
-            );
-            return Err(Refusal::Answered(reason).into());
-        }
-        self.repository.remember(self.name, &commit)?;
-        Ok(snapshot)
+        Ok(())
     }
 
     /// Brings one file of a commit.

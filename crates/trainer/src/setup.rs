@@ -205,9 +205,12 @@ pub(crate) fn task(
         return Ok(Box::new(task));
     }
     observer.preparing("reading and tokenising the text");
-    let data = TextData::load(&config.data, config.seed, &|path, format| {
-        texts(path, format, &config.data.columns)
-    })?;
+    let data = TextData::load(
+        &config.data,
+        config.seed,
+        &|path, format| texts(path, format, &config.data.columns),
+        &mut |text| observer.preparing(text),
+    )?;
     observer.preparing("building the model");
     Ok(Box::new(CausalLm::from_scratch(config, data, placer)?))
 }
@@ -244,9 +247,12 @@ pub fn show_data(config: &Config, count: u64, observer: &mut dyn Observer) -> Re
         return Ok(Shown::Rows(rows));
     }
     observer.preparing("reading and tokenising the text");
-    let data = TextData::load(&config.data, config.seed, &|path, format| {
-        texts(path, format, &config.data.columns)
-    })?;
+    let data = TextData::load(
+        &config.data,
+        config.seed,
+        &|path, format| texts(path, format, &config.data.columns),
+        &mut |text| observer.preparing(text),
+    )?;
     Ok(Shown::Rows(CausalLm::show_data(config, &data, count)?))
 }
 

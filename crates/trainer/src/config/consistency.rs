@@ -147,6 +147,23 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "set `model.name_or_path`, or drop `data.packing`",
         );
     }
+    let parts = [
+        ("subset", &data.subset),
+        ("split", &data.split),
+        ("eval_split", &data.eval_split),
+    ];
+    for (key, _) in parts.into_iter().filter(|(_, value)| value.is_some()) {
+        let other = match data.dataset {
+            Some(set) => format!("`data.dataset: {}` is none", set.name()),
+            None if config.is_video() => "clips are not fetched from there".to_owned(),
+            None => continue,
+        };
+        report(
+            &["data", key],
+            format!("`data.{key}` chooses of a data set on the hub, and {other}"),
+            "drop the key, or name a data set with `data.path: org/name`",
+        );
+    }
     for (name, column) in &data.columns {
         if !RECORD_KEYS.contains(&name.as_str()) {
             report(
@@ -167,7 +184,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             );
         }
     }
-    let split = data.eval_dataset.is_none() && data.validation_fraction > 0.0;
+    let split = !data.has_eval_data() && data.validation_fraction > 0.0;
     if data.validation_shuffle && !split {
         report(
             &["data", "validation_shuffle"],
@@ -225,7 +242,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
                 ),
             );
         }
-        if set && data.eval_dataset.is_none() && !split {
+        if set && !data.has_eval_data() && !split {
             report(
                 &["train", key],
                 "nothing is held out that the best model could be measured on".into(),
@@ -267,14 +284,13 @@ pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
     let data = &config.data;
     let mut warnings = Vec::new();
     let fraction = tree.find(&["data", "validation_fraction"]);
-    if let (Some(place), Some(measured)) = (fraction, &data.eval_dataset)
+    if let (Some(place), Some(measured)) = (fraction, data.eval_data())
         && data.validation_fraction > 0.0
     {
         let message = format!(
-            "`data.validation_fraction: {}` has no effect beside `data.eval_dataset`: all of the data \
-             is trained on, and `{}` is what is measured",
-            data.validation_fraction,
-            measured.display()
+            "`data.validation_fraction: {}` has no effect beside {measured}: all of the data is trained on, \
+             and that is what is measured",
+            data.validation_fraction
         );
         warnings.push(Problem::at(&place.place, message));
     }

@@ -20,8 +20,20 @@ pub struct DataConfig {
     /// `completion`, or of `messages`, which only published models are trained on.
     /// With `resolution`, a folder of videos, images and folders of frames with captions beside them, or
     /// a `.jsonl` file that names them. With `encoded_by`, a folder with caches of another trainer.
+    /// Or a data set on the Hugging Face hub: `org/name`, or `org/name@revision`, where no such path is.
     #[schemars(extend("format" = "path"))]
     pub path: Option<PathBuf>,
+    /// Which subset of a data set on the hub (its page and `datasets` call it subset, or config). Unset
+    /// takes the default one.
+    #[schemars(length(min = 1))]
+    pub subset: Option<String>,
+    /// Which split of it is trained on, or several as in `train+validation`. Unset means `train`.
+    #[schemars(length(min = 1))]
+    pub split: Option<String>,
+    /// Which split the held-out loss is measured on, of `eval_dataset` if that names a data set on the
+    /// hub, else of `path`, all of whose other split is then trained on.
+    #[schemars(length(min = 1))]
+    pub eval_split: Option<String>,
     /// Other data to measure the held-out loss on, a file or folder as `path`; then all of `path` is
     /// trained on.
     #[schemars(extend("format" = "path"))]
@@ -99,6 +111,22 @@ pub struct DataConfig {
     /// Folder for encoded clips and captions. Unset takes a folder in the cache.
     #[schemars(extend("format" = "path"))]
     pub cache_dir: Option<PathBuf>,
+}
+
+impl DataConfig {
+    /// Whether other data than those that are trained on are measured on.
+    pub(crate) fn has_eval_data(&self) -> bool {
+        self.eval_dataset.is_some() || self.eval_split.is_some()
+    }
+
+    /// What those are, for people.
+    pub(crate) fn eval_data(&self) -> Option<String> {
+        match (&self.eval_dataset, &self.eval_split) {
+            (Some(path), _) => Some(format!("`data.eval_dataset` `{}`", path.display())),
+            (None, Some(split)) => Some(format!("`data.eval_split` `{split}`")),
+            (None, None) => None,
+        }
+    }
 }
 
 /// The keys of records that `data.columns` can give.
@@ -189,6 +217,9 @@ impl Default for DataConfig {
         Self {
             dataset: None,
             path: None,
+            subset: None,
+            split: None,
+            eval_split: None,
             eval_dataset: None,
             format: None,
             columns: BTreeMap::new(),

@@ -1,4 +1,4 @@
-//! The few requests of the hub's protocol that a model takes.
+//! The few requests of the hub's protocol that a model or a data set takes.
 
 use std::io::Read;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use serde_json::Value;
 use ureq::http::{Response, header};
 use ureq::{Agent, Body};
 
-use super::name::{HubName, is_commit};
+use super::name::{HubName, escaped, is_commit};
 use super::settings::Settings;
 
 /// How often a request is made again, when each failed and none brought a byte.
@@ -41,7 +41,7 @@ pub(super) struct FileInfo {
     pub(super) address: String,
 }
 
-/// A state of a model: its commit, and its files.
+/// A state of a repository: its commit, and its files.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) commit: String,
@@ -76,8 +76,9 @@ impl<'a> Client<'a> {
     /// The commit that a revision is now, and its files.
     pub(super) fn listing(&self, name: &HubName) -> Result<Listing, Refusal> {
         let address = format!(
-            "{}/api/models/{}/revision/{}",
+            "{}/api/{}/{}/revision/{}",
             self.settings.endpoint,
+            name.plural(),
             name.repository,
             escaped(&name.revision, false)
         );
@@ -117,7 +118,7 @@ impl<'a> Client<'a> {
         let address = format!(
             "{}/{}/resolve/{commit}/{}",
             self.settings.endpoint,
-            name.repository,
+            name.page(),
             escaped(file, true)
         );
         let (address, answer) = self.asked(&address, true, 0)?;
@@ -277,7 +278,7 @@ impl<'a> Client<'a> {
             value.unwrap_or_default().to_owned()
         };
         let (status, code) = (answer.status().as_u16(), text("x-error-code"));
-        let page = format!("{}/{}", self.settings.endpoint, name.repository);
+        let page = format!("{}/{}", self.settings.endpoint, name.page());
         let who = match self.settings.token {
             Some(_) => "the token is not allowed to read it",
             None => "no token was given (`HF_TOKEN`, or `hf auth login`)",
@@ -296,8 +297,10 @@ impl<'a> Client<'a> {
                 file.unwrap_or_default()
             ),
             (401 | 404, _) => format!(
-                "there is no model `{}` at {}, or it is private and {who}",
-                name.repository, self.settings.endpoint
+                "there is no {} `{}` at {}, or it is private and {who}",
+                name.noun(),
+                name.repository,
+                self.settings.endpoint
             ),
             _ => format!(
                 "{} answers {status} {}",
@@ -306,21 +309,6 @@ impl<'a> Client<'a> {
             ),
         })
     }
-}
-
-/// A part of an address without signs that mean something there.
-fn escaped(text: &str, keep_slashes: bool) -> String {
-    let mut out = String::new();
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
-                out.push(byte.into());
-            }
-            b'/' if keep_slashes => out.push('/'),
-            byte => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
 }
 
 /// The address that a `Location` leads to.

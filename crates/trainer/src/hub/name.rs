@@ -1,10 +1,18 @@
-//! Names of models on the hub, and what is none.
+//! Names of models and data sets on the hub, and what is none.
 
 use std::path::Path;
+
+/// What a repository of the hub is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Model,
+    DataSet,
+}
 
 /// `org/name`, and which state of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HubName {
+    pub(super) kind: Kind,
     /// `org/name`.
     pub(super) repository: String,
     /// A branch, a tag or a commit.
@@ -12,12 +20,16 @@ pub(super) struct HubName {
 }
 
 /// Endings of files, which no model is called.
-const FILES: [&str; 5] = [".gguf", ".safetensors", ".json", ".bin", ".pt"];
+const MODEL_FILES: [&str; 5] = [".gguf", ".safetensors", ".json", ".bin", ".pt"];
+/// The same of data sets.
+const DATA_FILES: [&str; 7] = [
+    ".jsonl", ".ndjson", ".json", ".csv", ".txt", ".md", ".parquet",
+];
 
 impl HubName {
     /// What `name` means, unless it can be meant as a path: one that begins with `.`, `~` or `/`, has
     /// another number of slashes than one, ends as files do, or lies in a folder that is there.
-    pub(super) fn parse(name: &str) -> Option<Self> {
+    pub(super) fn parse(name: &str, kind: Kind) -> Option<Self> {
         let (repository, revision) = match name.split_once('@') {
             Some((repository, revision)) => (repository, revision),
             None => (name, "main"),
@@ -37,10 +49,15 @@ impl HubName {
             let allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.+".contains(letter);
             !part.is_empty() && part.chars().all(allowed) && !part.starts_with('.')
         });
-        let is_file = FILES.iter().any(|ending| model.ends_with(ending));
+        let endings = match kind {
+            Kind::Model => &MODEL_FILES[..],
+            Kind::DataSet => &DATA_FILES[..],
+        };
+        let is_file = endings.iter().any(|ending| model.ends_with(ending));
         let is_local = Path::new(organisation).exists();
         (is_word(organisation) && is_word(model) && is_revision && !is_file && !is_local).then(
             || Self {
+                kind,
                 repository: repository.to_owned(),
                 revision: revision.to_owned(),
             },
@@ -49,13 +66,52 @@ impl HubName {
 
     /// The name of its folder in a cache.
     pub(super) fn folder(&self) -> String {
-        format!("models--{}", self.repository.replace('/', "--"))
+        format!("{}--{}", self.plural(), self.repository.replace('/', "--"))
+    }
+
+    /// What the hub calls repositories of this kind.
+    pub(super) fn plural(&self) -> &'static str {
+        match self.kind {
+            Kind::Model => "models",
+            Kind::DataSet => "datasets",
+        }
+    }
+
+    /// The same for people, of one.
+    pub(super) fn noun(&self) -> &'static str {
+        match self.kind {
+            Kind::Model => "model",
+            Kind::DataSet => "data set",
+        }
+    }
+
+    /// The path of its page, and of its files, on the hub.
+    pub(super) fn page(&self) -> String {
+        match self.kind {
+            Kind::Model => self.repository.clone(),
+            Kind::DataSet => format!("datasets/{}", self.repository),
+        }
     }
 
     /// Whether the revision is a commit, which never changes.
     pub(super) fn is_pinned(&self) -> bool {
         is_commit(&self.revision)
     }
+}
+
+/// A part of an address without signs that mean something there.
+pub(super) fn escaped(text: &str, keep_slashes: bool) -> String {
+    let mut out = String::new();
+    for byte in text.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                out.push(byte.into());
+            }
+            b'/' if keep_slashes => out.push('/'),
+            byte => out.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    out
 }
 
 /// Whether this is the whole name of a commit.
@@ -107,7 +163,7 @@ mod tests {
             "src/model",
             &below,
         ] {
-            assert_eq!(HubName::parse(path), None, "{path}");
+            assert_eq!(HubName::parse(path, Kind::Model), None, "{path}");
         }
     }
 
@@ -123,20 +179,30 @@ mod tests {
             ("org/model_v1.2@v2.0", "org/model_v1.2", "v2.0"),
             ("org/model@refs/pr/3", "org/model", "refs/pr/3"),
         ] {
-            let found = HubName::parse(name).unwrap();
+            let found = HubName::parse(name, Kind::Model).unwrap();
             assert_eq!(
                 (&*found.repository, &*found.revision),
                 (repository, revision)
             );
         }
-        let found = HubName::parse("org/model").unwrap();
+        let found = HubName::parse("org/model", Kind::Model).unwrap();
         assert_eq!(found.folder(), "models--org--model");
         assert!(!found.is_pinned());
         let commit = "0123456789abcdef0123456789abcdef01234567";
         assert!(
-            HubName::parse(&format!("org/model@{commit}"))
+            HubName::parse(&format!("org/model@{commit}"), Kind::Model)
                 .unwrap()
                 .is_pinned()
         );
+    }
+
+    #[test]
+    fn a_data_set_is_named_alike_and_has_a_place_of_its_own() {
+        let found = HubName::parse("org/texts@v1", Kind::DataSet).unwrap();
+        assert_eq!(found.folder(), "datasets--org--texts");
+        assert_eq!(found.page(), "datasets/org/texts");
+        for path in ["org/texts.jsonl", "texts", "./org/texts", "src/texts"] {
+            assert_eq!(HubName::parse(path, Kind::DataSet), None, "{path}");
+        }
     }
 }

@@ -88,7 +88,7 @@ pub(super) fn wanted(files: &[String], kind: ModelKind) -> Result<Vec<String>, S
 }
 
 /// Whether a name stays in its folder.
-fn is_safe(file: &str) -> bool {
+pub(super) fn is_safe(file: &str) -> bool {
     file.split('/')
         .all(|part| !part.is_empty() && !part.starts_with('.') && !part.contains(['\\', ':', '\0']))
 }

@@ -11,8 +11,10 @@ const ENDPOINT: &str = "https://huggingface.co";
 pub struct Settings {
     /// Address of the hub, without a slash at its end.
     pub endpoint: String,
-    /// The folder with a folder for each model.
+    /// The folder with a folder for each model and data set.
     pub cache: PathBuf,
+    /// The folder with a folder of links for each split of a data set that was used.
+    pub splits: PathBuf,
     /// What proves who asks.
     pub token: Option<String>,
     /// Whether nothing is asked, and only the cache is looked at.
@@ -66,6 +68,7 @@ impl Settings {
         Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             cache: cache.map_or_else(|| home.join("hub"), PathBuf::from),
+            splits: crate::data::cache_folder().join("hub-splits"),
             // What cannot stand in a header is no token.
             token: token.filter(|token| {
                 !token.is_empty() && token.chars().all(|letter| letter.is_ascii_graphic())

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::data::text_path;
+use crate::data::located_before;
 use crate::summary::Ending;
 
 /// A command of the page, and what it does.
@@ -61,7 +61,7 @@ pub(crate) fn commands(
         "let it write",
         format!("surefoot generate {options} --prompt {}", quoted(prompt)),
     );
-    if let Ok(data) = text_path(&config.data) {
+    if let Some(data) = located_before(&config.data) {
         let format = config.data.format.map_or(String::new(), |format| {
             let name = serde_json::to_value(format).unwrap_or_default();
             format!(" --format {}", name.as_str().unwrap_or_default())

@@ -80,6 +80,9 @@ const KEYS: &[(&str, Rule)] = &[
     // The tokens are compared by themselves, wherever they come from.
     ("data.dataset", Free),
     ("data.path", Free),
+    ("data.subset", Free),
+    ("data.split", Free),
+    ("data.eval_split", Free),
     ("data.format", Free),
     ("data.columns", Free),
     // Another yardstick, and no other training; the share that is held out of `path` is.

@@ -12,7 +12,7 @@ use super::sequences::{Fitting, Sequences};
 use super::shown::{self, ShownData};
 use crate::Error;
 use crate::config::{Config, DataConfig};
-use crate::data::{cache_folder, eval_path, held_out_records, sweep, text_path};
+use crate::data::{Located, cache_folder, held_out_records, sweep};
 use crate::examples::{Encoder, Span, TokenFile, records_of_columns};
 use crate::observer::Observer;
 use crate::text::thousands;
@@ -41,13 +41,14 @@ impl FineTuneData {
         observer: &mut dyn Observer,
     ) -> Result<Self, Error> {
         let data = &config.data;
-        let path = text_path(data)?;
+        let located = Located::find(data, &mut |text| observer.preparing(text))?;
+        let path = located.training;
         let parts = Parts {
             config,
             fitting: Cell::default(),
         };
         let file = Rc::new(tokens(&path, data, encoder, observer)?);
-        let (training, held_out) = match eval_path(data)? {
+        let (training, held_out) = match located.held_out {
             Some(other) => {
                 let training = parts.all(&file, &path);
                 let measured = Rc::new(tokens(&other, data, encoder, observer)?);
@@ -261,10 +262,8 @@ impl Parts<'_> {
         if let Some(held_out) = held_out
             && held_out.measured(Some(1)).0.is_empty()
         {
-            let source = match &self.config.data.eval_dataset {
-                Some(path) => format!("`data.eval_dataset` `{}`", path.display()),
-                None => format!("the held-out part of `{path}`"),
-            };
+            let other = self.config.data.eval_data();
+            let source = other.unwrap_or_else(|| format!("the held-out part of `{path}`"));
             return Err(Error::Data(format!(
                 "{source} has nothing to measure: raise `data.validation_fraction`, name other \
                  data with `data.eval_dataset`, or set `data.validation_fraction: 0` to hold \
@@ -283,7 +282,7 @@ impl Parts<'_> {
             Some(false) => "examples, one a row",
         };
         let training = count(training);
-        match (held_out, &self.config.data.eval_dataset) {
+        match (held_out, self.config.data.eval_data()) {
             (None, _) => format!("{name}, {training} training {unit}, nothing held out"),
             (Some(part), None) => {
                 format!(
@@ -292,9 +291,8 @@ impl Parts<'_> {
                 )
             }
             (Some(part), Some(other)) => format!(
-                "{name}, {training} training {unit}, and {} held out of {}",
-                count(part),
-                other.display()
+                "{name}, {training} training {unit}, and {} held out of {other}",
+                count(part)
             ),
         }
     }

@@ -1,8 +1,9 @@
-//! Models by name: what is asked of a hub, what comes into the cache, and what is said when a hub
+//! Models and data sets by name: what is asked of a hub, what comes into the cache, and what is said when a hub
 //! refuses, breaks off, or sends something else.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod data_sets;
 mod server;
 
 use std::fs;
@@ -34,6 +35,7 @@ impl Place {
         let settings = Settings {
             endpoint: hub.address.clone(),
             cache: folder.path().join("hub"),
+            splits: folder.path().join("splits"),
             token: None,
             offline: false,
             pause: Duration::from_millis(1),

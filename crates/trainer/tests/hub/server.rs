@@ -134,7 +134,11 @@ fn serve(stream: &TcpStream, state: &State) {
 
 /// As the hub answers: large files (here, weights) lie elsewhere, under `/cdn`.
 fn answer(request: &Request, files: &BTreeMap<String, Vec<u8>>) -> Answer {
-    if let Some(rest) = request.path.strip_prefix("/api/models/org/tiny/revision/") {
+    let listing = ["models", "datasets"].into_iter().find_map(|kind| {
+        let prefix = format!("/api/{kind}/org/tiny/revision/");
+        request.path.strip_prefix(&prefix)
+    });
+    if let Some(rest) = listing {
         if !["main", COMMIT, "refs%2Fpr%2F1"].contains(&rest) {
             return Answer::of(404).with("X-Error-Code", "RevisionNotFound");
         }
@@ -152,10 +156,9 @@ fn answer(request: &Request, files: &BTreeMap<String, Vec<u8>>) -> Answer {
     if let Some(name) = request.path.strip_prefix("/cdn/") {
         return bytes(request, &files[name]);
     }
-    let Some(name) = request
-        .path
-        .strip_prefix(&format!("/org/tiny/resolve/{COMMIT}/"))
-    else {
+    let path = request.path.strip_prefix("/datasets");
+    let path = path.unwrap_or(&request.path);
+    let Some(name) = path.strip_prefix(&format!("/org/tiny/resolve/{COMMIT}/")) else {
         return Answer::of(404).with("X-Error-Code", "RepoNotFound");
     };
     let Some(content) = files.get(name) else {

@@ -1,0 +1,549 @@
+//! Which files of a data set are a split of a subset, by the rules of Python's `datasets`: what the card
+//! says, else the names of shards, of folders and of files.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use globset::{GlobBuilder, GlobMatcher};
+use regex::Regex;
+
+use super::card::Subset;
+use crate::config::DataFormat;
+use crate::data::format_of_name;
+
+/// Files of a repository that are no data.
+const IGNORED: [&str; 6] = [
+    "README.md",
+    "config.json",
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dummy_data.zip",
+    "dataset_dict.json",
+];
+/// Words in names, and the splits that they mean.
+const KEYWORDS: [(&str, &[&str]); 3] = [
+    ("train", &["train", "training"]),
+    ("validation", &["validation", "valid", "dev", "val"]),
+    ("test", &["test", "testing", "eval", "evaluation"]),
+];
+/// Patterns of files in folders that are called after a split.
+const FOLDERS: [&str; 4] = [
+    "**/WORD/**",
+    "**/WORD[-._ 0-9]*/**",
+    "**/*[-._ 0-9]WORD/**",
+    "**/*[-._ 0-9]WORD[-._ 0-9]*/**",
+];
+/// Patterns of files that are called so themselves.
+const FILES: [&str; 2] = ["**/WORD[-._ 0-9]*", "**/*[-._ 0-9]WORD[-._ 0-9]*"];
+/// How many names a message lists.
+const LISTED: usize = 5;
+
+/// What is asked of a data set.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wish<'a> {
+    /// A subset of it; unset means the default one.
+    pub(super) subset: Option<&'a str>,
+    /// A split of that, or several with `+` between them.
+    pub(super) split: &'a str,
+}
+
+impl<'a> Wish<'a> {
+    fn splits(self) -> impl Iterator<Item = &'a str> {
+        self.split.split('+').map(str::trim)
+    }
+}
+
+/// The files of a split, in the order in which they are read, and what is to be said of them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Chosen {
+    pub(super) files: Vec<String>,
+    /// Files of the split that cannot be read here.
+    pub(super) left_out: Vec<String>,
+}
+
+type Splits = Vec<(String, Vec<String>)>;
+
+/// Chooses among `files`; `subsets` are those of the card, and `converted` says that these are the
+/// Parquet files that the hub itself makes.
+///
+/// # Errors
+/// What the data set lacks, to stand behind its name.
+pub(super) fn choose(
+    files: &[String],
+    subsets: &[Subset],
+    converted: bool,
+    wish: Wish<'_>,
+) -> Result<Chosen, String> {
+    let files: Vec<&str> = files
+        .iter()
+        .map(String::as_str)
+        .filter(|file| super::select::is_safe(file) && !IGNORED.contains(&base(file)))
+        .collect();
+    let splits = match subsets.is_empty() {
+        true if converted => of_converted(&files, wish)?,
+        true => {
+            if let Some(other) = wish.subset.filter(|name| *name != "default") {
+                return Err(format!("has no subsets, and `data.subset` names `{other}`"));
+            }
+            by_names(&files, "")?
+        }
+        false => of_card(&files, named(subsets, wish.subset)?, wish)?,
+    };
+    let mut found = Vec::new();
+    for name in wish.splits() {
+        let split = splits.iter().find(|(known, _)| known == name);
+        let Some((_, files)) = split else {
+            let known: Vec<&str> = splits.iter().map(|(name, _)| &**name).collect();
+            return Err(match (known.is_empty(), name.contains('[')) {
+                (true, _) => no_data(&files),
+                (_, true) => format!(
+                    "can be read by whole splits, and `{name}` asks for a part of one: it has {}",
+                    known.join(", ")
+                ),
+                _ => format!("has no split `{name}`: it has {}", known.join(", ")),
+            });
+        };
+        found.extend(files.iter().cloned());
+    }
+    let most = most_common(&found).ok_or_else(|| no_data(&found))?;
+    let (files, left_out) = found.into_iter().partition(|file| kind(file) == Some(most));
+    Ok(Chosen { files, left_out })
+}
+
+/// The kind of most of the files that can be read; of as many, the one of the first.
+fn most_common(files: &[String]) -> Option<Kind> {
+    let mut counts: Vec<(Kind, usize)> = Vec::new();
+    for kind in files.iter().filter_map(|file| kind(file)) {
+        match counts.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((kind, 1)),
+        }
+    }
+    counts.reverse();
+    let most = counts.into_iter().max_by_key(|(_, count)| *count);
+    most.map(|(kind, _)| kind)
+}
+
+/// What is read alike: the files of a split are of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Json,
+    Csv,
+    Parquet,
+}
+
+/// By the name; `None` of a file that is not read here.
+fn kind(file: &str) -> Option<Kind> {
+    Some(match format_of_name(Path::new(base(file)))? {
+        DataFormat::Text => Kind::Text,
+        DataFormat::Jsonl | DataFormat::Json => Kind::Json,
+        DataFormat::Csv => Kind::Csv,
+        DataFormat::Parquet => Kind::Parquet,
+    })
+}
+
+fn base(file: &str) -> &str {
+    file.rsplit('/').next().unwrap_or(file)
+}
+
+fn no_data<S: AsRef<str>>(files: &[S]) -> String {
+    let readable = "Parquet, JSON, CSV and text are read";
+    let hint = "the branch `@refs/convert/parquet` of it may have what the hub converted";
+    match files {
+        [] => format!("has no files of data ({readable})"),
+        files => {
+            let mut names: Vec<&str> = files
+                .iter()
+                .take(LISTED)
+                .map(|file| base(file.as_ref()))
+                .collect();
+            if files.len() > LISTED {
+                names.push("…");
+            }
+            format!(
+                "has nothing that is read here ({readable}; never code): {}; {hint}",
+                names.join(", ")
+            )
+        }
+    }
+}
+
+/// The subset of this name, or the default one.
+fn named<'a>(subsets: &'a [Subset], name: Option<&str>) -> Result<&'a Subset, String> {
+    let list = || {
+        let names: Vec<&str> = subsets.iter().map(|subset| &*subset.name).collect();
+        names.join(", ")
+    };
+    let subset = match name {
+        Some(name) => {
+            let found = subsets.iter().find(|subset| subset.name == name);
+            found.ok_or_else(|| {
+                format!("has no subset `{name}`: `data.subset` is one of {}", list())
+            })?
+        }
+        None => {
+            let only = subsets.first().filter(|_| subsets.len() == 1);
+            let default = || subsets.iter().find(|subset| subset.is_default);
+            only.or_else(default).ok_or_else(|| {
+                format!(
+                    "has several subsets: set `data.subset` to one of {}",
+                    list()
+                )
+            })?
+        }
+    };
+    match subset.options.is_empty() {
+        true => Ok(subset),
+        false => Err(format!(
+            "says how the files of its subset `{}` are to be read, with keys that are not obeyed here ({}): \
+             fetch and convert it first (`hf download`, then `data.path` with the files)",
+            subset.name,
+            subset.options.join(", ")
+        )),
+    }
+}
+
+/// The splits of a subset of the card.
+fn of_card(files: &[&str], subset: &Subset, wish: Wish<'_>) -> Result<Splits, String> {
+    let folder = match subset.folder.as_str() {
+        "" => String::new(),
+        folder => format!("{folder}/"),
+    };
+    let Some(splits) = &subset.splits else {
+        return by_names(files, &folder);
+    };
+    let mut found = Splits::new();
+    for (split, patterns) in splits {
+        let mut of_split: Vec<String> = Vec::new();
+        for pattern in patterns {
+            if pattern.contains("://") {
+                return Err(format!(
+                    "names files elsewhere, which are not fetched: {pattern}"
+                ));
+            }
+            let pattern = format!("{folder}{}", pattern.trim_start_matches("./"));
+            let matcher = Pattern::new(&pattern)?;
+            let matching = files.iter().filter(|file| matcher.is_match(file));
+            if !add(&mut of_split, matching) && wish.splits().any(|wanted| wanted == split) {
+                return Err(format!("has no file `{pattern}`, which its card names"));
+            }
+        }
+        found.push((split.clone(), of_split));
+    }
+    Ok(found)
+}
+
+/// The splits of the files below `folder`, which is empty or ends in a slash, by their names.
+fn by_names(files: &[&str], folder: &str) -> Result<Splits, String> {
+    let files: Vec<&str> = files
+        .iter()
+        .filter_map(|file| file.strip_prefix(folder))
+        .collect();
+    let whole = |splits: Vec<(String, Vec<String>)>| -> Splits {
+        let with_folder = |file: String| format!("{folder}{file}");
+        splits
+            .into_iter()
+            .map(|(split, files)| (split, files.into_iter().map(with_folder).collect()))
+            .collect()
+    };
+    let shard = Regex::new(r"^data/([^/]+)-[0-9]{5}-of-[0-9]{5}[^/]*\.[^/]*$");
+    let shard = shard.map_err(|error| error.to_string())?;
+    let mut shards: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for file in &files {
+        if let Some(split) = shard.captures(file).and_then(|found| found.get(1)) {
+            shards
+                .entry(split.as_str().to_owned())
+                .or_default()
+                .push(file);
+        }
+    }
+    if !shards.is_empty() {
+        let splits = shards.into_iter();
+        return Ok(whole(
+            splits
+                .map(|(split, files)| (split, sorted(files.iter())))
+                .collect(),
+        ));
+    }
+    for forms in [&FOLDERS[..], &FILES[..]] {
+        let mut splits = Vec::new();
+        for (split, words) in KEYWORDS {
+            let mut of_split = Vec::new();
+            for word in words {
+                for form in forms {
+                    let pattern = Pattern::new(&form.replace("WORD", word))?;
+                    add(
+                        &mut of_split,
+                        files.iter().filter(|file| pattern.is_match(file)),
+                    );
+                }
+            }
+            if !of_split.is_empty() {
+                splits.push((split.to_owned(), of_split));
+            }
+        }
+        if !splits.is_empty() {
+            return Ok(whole(splits));
+        }
+    }
+    let all = Pattern::new("**")?;
+    let all = sorted(files.iter().filter(|file| all.is_match(file)));
+    Ok(match all.is_empty() {
+        true => Splits::new(),
+        false => whole(vec![("train".to_owned(), all)]),
+    })
+}
+
+/// Adds files in the order of their names, each once; whether there were any.
+fn add<'a>(to: &mut Vec<String>, files: impl Iterator<Item = &'a &'a str>) -> bool {
+    let files = sorted(files);
+    let any = !files.is_empty();
+    for file in files {
+        if !to.contains(&file) {
+            to.push(file);
+        }
+    }
+    any
+}
+
+fn sorted<'a>(files: impl Iterator<Item = &'a &'a str>) -> Vec<String> {
+    let mut files: Vec<String> = files.map(|&file| file.to_owned()).collect();
+    files.sort();
+    files
+}
+
+/// The splits of what the hub converted: `SUBSET/SPLIT/0000.parquet`.
+fn of_converted(files: &[&str], wish: Wish<'_>) -> Result<Splits, String> {
+    let mut subsets: BTreeMap<&str, BTreeMap<&str, Vec<String>>> = BTreeMap::new();
+    for file in files {
+        let parts: Vec<&str> = file.split('/').collect();
+        if let [subset, split, _] = parts[..] {
+            let splits = subsets.entry(subset).or_default();
+            splits.entry(split).or_default().push((*file).to_owned());
+        }
+    }
+    let names: Vec<&str> = subsets.keys().copied().collect();
+    let name = match (wish.subset, &names[..]) {
+        (Some(name), _) => name,
+        (None, [only]) => only,
+        (None, names) if names.contains(&"default") => "default",
+        (None, []) => return Ok(Splits::new()),
+        (None, names) => {
+            return Err(format!(
+                "has several subsets: set `data.subset` to one of {}",
+                names.join(", ")
+            ));
+        }
+    };
+    let splits = subsets.remove(name).ok_or_else(|| {
+        format!(
+            "has no subset `{name}`: `data.subset` is one of {}",
+            names.join(", ")
+        )
+    })?;
+    let splits = splits.into_iter();
+    Ok(splits
+        .map(|(split, mut files)| {
+            files.sort();
+            (split.to_owned(), files)
+        })
+        .collect())
+}
+
+/// A pattern as `datasets` has them: folders that begin with two underscores are only meant where
+/// the pattern names such folders.
+struct Pattern {
+    matcher: GlobMatcher,
+    special: usize,
+}
+
+impl Pattern {
+    fn new(pattern: &str) -> Result<Self, String> {
+        let glob = GlobBuilder::new(pattern).literal_separator(true).build();
+        let glob =
+            glob.map_err(|error| format!("names its files by a pattern that is none: {error}"))?;
+        Ok(Self {
+            matcher: glob.compile_matcher(),
+            special: special_folders(pattern),
+        })
+    }
+
+    fn is_match(&self, file: &str) -> bool {
+        self.matcher.is_match(file) && special_folders(file) == self.special
+    }
+}
+
+fn special_folders(path: &str) -> usize {
+    let folders = path.rsplit_once('/').map_or("", |(folders, _)| folders);
+    folders
+        .split('/')
+        .filter(|name| name.starts_with("__"))
+        .count()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::super::card;
+    use super::*;
+
+    /// What Python's `datasets` says of a listing; see `tests/reference/splits.py`.
+    #[derive(Deserialize)]
+    struct Case {
+        name: String,
+        files: Vec<String>,
+        card: Option<String>,
+        subset: Option<String>,
+        splits: BTreeMap<String, Vec<String>>,
+    }
+
+    fn cases() -> Vec<Case> {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/golden/splits.json");
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn splits_are_those_of_datasets() {
+        let cases = cases();
+        assert!(cases.len() >= 29);
+        for case in cases {
+            let files: Vec<&str> = case.files.iter().map(String::as_str).collect();
+            let files: Vec<&str> = files
+                .into_iter()
+                .filter(|file| {
+                    super::super::select::is_safe(file) && !IGNORED.contains(&base(file))
+                })
+                .collect();
+            let subsets = card::subsets(case.card.as_deref().unwrap_or_default()).unwrap();
+            let splits = match &case.subset {
+                Some(name) => of_card(
+                    &files,
+                    named(&subsets, Some(name)).unwrap(),
+                    wish(None, "train"),
+                ),
+                None => by_names(&files, ""),
+            };
+            let splits: BTreeMap<_, _> = splits.unwrap().into_iter().collect();
+            assert_eq!(splits, case.splits, "{}", case.name);
+        }
+    }
+
+    fn wish(subset: Option<&'static str>, split: &'static str) -> Wish<'static> {
+        Wish { subset, split }
+    }
+
+    fn owned(files: &[&str]) -> Vec<String> {
+        files.iter().map(|&file| file.to_owned()).collect()
+    }
+
+    #[test]
+    fn what_is_read_is_of_one_kind_and_the_rest_is_told() {
+        let files = owned(&[
+            "train/a.jsonl",
+            "train/b.json",
+            "train/notes.md",
+            "train/c.jsonl.gz",
+            "test/d.csv",
+        ]);
+        let chosen = choose(&files, &[], false, wish(None, "train")).unwrap();
+        assert_eq!(chosen.files, ["train/a.jsonl", "train/b.json"]);
+        assert_eq!(chosen.left_out, ["train/c.jsonl.gz", "train/notes.md"]);
+        let both = choose(&files, &[], false, wish(Some("default"), "test + train"));
+        assert_eq!(both.unwrap().files, ["train/a.jsonl", "train/b.json"]);
+    }
+
+    #[test]
+    fn what_the_hub_converted_lies_in_folders_of_subsets_and_splits() {
+        let files = owned(&[
+            "en/train/0001.parquet",
+            "en/train/0000.parquet",
+            "de/test/0000.parquet",
+        ]);
+        let chosen = choose(&files, &[], true, wish(Some("en"), "train")).unwrap();
+        assert_eq!(
+            chosen.files,
+            ["en/train/0000.parquet", "en/train/0001.parquet"]
+        );
+        for (asked, said) in [
+            (
+                wish(None, "train"),
+                "several subsets: set `data.subset` to one of de, en",
+            ),
+            (
+                wish(Some("fr"), "train"),
+                "no subset `fr`: `data.subset` is one of de, en",
+            ),
+            (wish(Some("de"), "train"), "no split `train`: it has test"),
+        ] {
+            let error = choose(&files, &[], true, asked).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_lacking_is_named_with_what_there_is() {
+        let two = "---\nconfigs:\n- {config_name: a, data_files: a.csv}\n- {config_name: b, data_files: b.csv, sep: ;}\n---\n";
+        let elsewhere =
+            "---\nconfigs:\n- {config_name: a, data_files: 'https://host/a.csv'}\n---\n";
+        let gone = "---\nconfigs:\n- {config_name: a, data_files: x/*.csv}\n---\n";
+        for (files, card, asked, said) in [
+            (
+                &["a.csv"][..],
+                "",
+                wish(None, "test"),
+                "no split `test`: it has train",
+            ),
+            (&["a.csv"], "", wish(None, "train[:10%]"), "whole splits"),
+            (
+                &["a.csv"],
+                "",
+                wish(Some("en"), "train"),
+                "has no subsets, and `data.subset` names `en`",
+            ),
+            (&["README.md"], "", wish(None, "train"), "no files of data"),
+            (
+                &["set.py", "x.tar"],
+                "",
+                wish(None, "train"),
+                "set.py, x.tar; the branch `@refs/convert/parquet`",
+            ),
+            (
+                &["a.csv", "b.csv"],
+                two,
+                wish(None, "train"),
+                "several subsets: set `data.subset` to one of a, b",
+            ),
+            (
+                &["a.csv", "b.csv"],
+                two,
+                wish(Some("c"), "train"),
+                "no subset `c`",
+            ),
+            (
+                &["a.csv", "b.csv"],
+                two,
+                wish(Some("b"), "train"),
+                "not obeyed here (sep)",
+            ),
+            (
+                &["a.csv"],
+                elsewhere,
+                wish(None, "train"),
+                "files elsewhere",
+            ),
+            (
+                &["a.csv"],
+                gone,
+                wish(None, "train"),
+                "no file `x/*.csv`, which its card names",
+            ),
+        ] {
+            let subsets = card::subsets(card).unwrap();
+            let error = choose(&owned(files), &subsets, false, asked).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}

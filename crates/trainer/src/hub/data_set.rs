@@ -1,0 +1,166 @@
+//! A split of a data set as a folder: links to its files, in the order in which they are read.
+//!
+//! ```text
+//! datasets--org--name/COMMIT/SUBSET/SPLIT/00000-train.parquet ──▶ the file in the hub's cache
+//! ```
+//!
+//! Everything that reads a folder of data reads this one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::card;
+use super::data_files::{self, Chosen, Wish};
+use super::name::{HubName, escaped};
+use crate::Error;
+
+/// The card of a data set.
+pub(super) const CARD: &str = "README.md";
+/// Branches of what the hub itself converts are called so.
+const CONVERTED: &str = "refs/convert/parquet";
+/// What is written for a subset that was not named.
+const DEFAULT: &str = "default";
+/// How many names a warning lists.
+const LISTED: usize = 5;
+
+/// What of a data set is wanted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DataSet<'a> {
+    pub(super) wish: Wish<'a>,
+}
+
+impl DataSet<'_> {
+    /// The files to fetch, of `files` and what `card` says of them; tells what of the split cannot be read.
+    ///
+    /// # Errors
+    /// What the data set lacks, to stand behind its name.
+    pub(super) fn choose(
+        &self,
+        name: &HubName,
+        files: &[String],
+        card: Option<&str>,
+    ) -> Result<Vec<String>, String> {
+        let subsets = card::subsets(card.unwrap_or_default())
+            .map_err(|error| format!("has a card (`{CARD}`) that cannot be read: {error}"))?;
+        let converted = name.revision == CONVERTED;
+        let Chosen { files, left_out } = data_files::choose(files, &subsets, converted, self.wish)?;
+        if !left_out.is_empty() {
+            let listed: Vec<&str> = left_out.iter().take(LISTED).map(String::as_str).collect();
+            tracing::warn!(
+                "`{name}`: {} of the split `{}` are not read, since most of it is of another kind ({}{})",
+                left_out.len(),
+                self.wish.split,
+                listed.join(", "),
+                if left_out.len() > LISTED { ", …" } else { "" },
+            );
+        }
+        Ok(files)
+    }
+
+    /// The same from what another program has put into the cache, of `snapshot`, where the hub is not
+    /// asked; what is lacking as an error.
+    pub(super) fn choose_in(&self, name: &HubName, snapshot: &Path) -> Result<Vec<String>, String> {
+        let files = files_below(snapshot);
+        let card = fs::read_to_string(snapshot.join(CARD)).ok();
+        let chosen = self.choose(name, &files, card.as_deref())?;
+        // What is one of many tells how many there are.
+        let shard =
+            regex::Regex::new(r"^(.*)-[0-9]{5}-of-([0-9]{5})").map_err(|e| e.to_string())?;
+        for file in &chosen {
+            let Some(found) = shard.captures(file) else {
+                continue;
+            };
+            let of_it = |other: &&String| {
+                shard
+                    .captures(other)
+                    .is_some_and(|other| other[1] == found[1] && other[2] == found[2])
+            };
+            if chosen.iter().filter(of_it).count() != found[2].parse().unwrap_or(0) {
+                return Err(format!("not all of the files `{}-…`", &found[1]));
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// Where the folder of this split is, or will be.
+    pub(super) fn folder(&self, views: &Path, name: &HubName, commit: &str) -> PathBuf {
+        let Wish { subset, split } = self.wish;
+        views
+            .join(name.folder())
+            .join(commit)
+            .join(escaped(subset.unwrap_or(DEFAULT), false))
+            .join(escaped(split, false))
+    }
+}
+
+/// The files of a folder and of those in it, as a hub lists them.
+fn files_below(folder: &Path) -> Vec<String> {
+    let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if let Some(name) = path.strip_prefix(folder).ok().and_then(Path::to_str) {
+                files.push(name.replace('\\', "/"));
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+/// Whether a folder of links is there, and every file behind them.
+pub(super) fn is_whole(folder: &Path) -> bool {
+    let entries: Vec<_> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .collect();
+    !entries.is_empty() && entries.iter().all(|entry| entry.path().is_file())
+}
+
+/// Makes `folder` of `files` in `snapshot`, all at once: what is there is whole.
+pub(super) fn link(folder: &Path, snapshot: &Path, files: &[String]) -> Result<(), Error> {
+    if is_whole(folder) {
+        return Ok(());
+    }
+    let parent = folder.parent().unwrap_or(folder);
+    let io = |doing: &'static str| move |error| Error::io(doing, folder, error);
+    fs::create_dir_all(parent).map_err(io("create"))?;
+    let new = tempfile::Builder::new()
+        .prefix(".new-")
+        .tempdir_in(parent)
+        .map_err(io("create"))?;
+    for (number, file) in files.iter().enumerate() {
+        let base = file.rsplit('/').next().unwrap_or(file);
+        let path = new.path().join(format!("{number:05}-{base}"));
+        let target = snapshot.join(file);
+        let target =
+            fs::canonicalize(&target).map_err(|error| Error::io("read", &target, error))?;
+        give(&target, &path).map_err(io("write"))?;
+    }
+    if folder.exists() {
+        // Its files are gone from the hub's cache.
+        fs::remove_dir_all(folder).map_err(io("remove"))?;
+    }
+    match fs::rename(new.path(), folder) {
+        Ok(()) => {
+            let _ = new.keep();
+            Ok(())
+        }
+        // Another process was first.
+        Err(_) if is_whole(folder) => Ok(()),
+        Err(error) => Err(Error::io("write", folder, error)),
+    }
+}
+
+#[cfg(unix)]
+fn give(file: &Path, path: &Path) -> std::io::Result<()> {
+    std::os::unix::fs::symlink(file, path)
+}
+
+#[cfg(not(unix))]
+fn give(file: &Path, path: &Path) -> std::io::Result<()> {
+    fs::copy(file, path).map(drop)
+}
