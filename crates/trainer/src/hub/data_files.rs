@@ -400,8 +400,7 @@ mod tests {
     }
 
     fn cases() -> Vec<Case> {
-        let path =
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/reference/golden/splits.json");
+        let path = crate::golden::golden("splits.json");
         serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
     }
 
