@@ -50,6 +50,11 @@ impl Object {
     }
 
     /// The value of `key`; `null` counts as absent, as it does for `transformers`.
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.keys.get(key).filter(|value| !value.is_null())
     }

@@ -7,8 +7,10 @@
 //!
 //! Records stream: neither the text nor its tokens are ever in memory as a whole.
 
+mod added_tokens;
 mod chat;
 mod columns;
+mod csv_rows;
 mod encoder;
 mod jinja;
 mod parquet;
@@ -22,6 +24,7 @@ mod templates;
 #[cfg(test)]
 mod tests;
 mod token_file;
+mod tokenizer_class;
 mod tokenizer_keys;
 
 pub use chat::{ChatTemplate, Conversation, Message};

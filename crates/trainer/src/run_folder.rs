@@ -87,6 +87,7 @@ impl RunFolder {
             "latest" => newest_run(config)?,
             path => PathBuf::from(path),
         };
+        tell_other_names(config, &path);
         if let Some(run) = checkpoint::run_of(&path) {
             return Ok((Self::locked(run.to_owned())?, path));
         }
@@ -228,4 +229,17 @@ pub(crate) fn newest_run(config: &Config) -> Result<PathBuf, Error> {
     }
     let base = config.output_dir.join(&config.name);
     newest.ok_or_else(|| Error::checkpoint(&base, "no run of this name has a checkpoint"))
+}
+/// Tells what the config says of the folder of a run that goes on where it is.
+fn tell_other_names(config: &Config, from: &Path) {
+    let run = checkpoint::run_of(from).unwrap_or(from);
+    let named = config.output_dir.join(&config.name);
+    let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if canonical(run) != canonical(&named) {
+        tracing::warn!(
+            "`name` and `output_dir` say `{}`, and have no effect: the run goes on in `{}`",
+            named.display(),
+            run.display()
+        );
+    }
 }

@@ -4,20 +4,22 @@
 //! search path; a trainer that is started by itself looks where pip would have put it. What it is
 //! built against is the release that `cargo xtask setup` chose.
 
+use std::fs;
 use std::path::PathBuf;
 
-use anyhow::Result;
-use xshell::cmd;
+use anyhow::{Context, Result};
+use xshell::{Shell, cmd};
 
 use super::licences::Shipped;
 use super::pack::{About, Wheel, check_tag, write_licences};
-use super::wheel::{GLIBC, PROFILE, linking_shell};
+use super::wheel::{PROFILE, linking_shell};
 use super::{TARGET, require_linux_on_x86_64};
 use crate::setup::{self, Libtorch, TORCH_VERSION};
 use crate::workspace;
 
-/// What the C++ of tch needs of libstdc++ when g++ 12 compiles it: that of Ubuntu 22.04 and Debian 12.
-const TAG: &str = "manylinux_2_35_x86_64";
+/// What the C++ of tch needs: `<memory>` of g++ 12 asks glibc 2.32 whether there is one thread alone.
+const GLIBC: &str = "2.34";
+const TAG: &str = "manylinux_2_34_x86_64";
 /// The releases of Python in whose environments a trainer looks that is started by itself.
 const PYTHONS: std::ops::RangeInclusive<u32> = 10..=15;
 const METADATA: &str = include_str!("METADATA-trainer");
@@ -37,12 +39,13 @@ pub(super) fn build(libtorch: &Libtorch) -> Result<PathBuf> {
     let folders =
         PYTHONS.map(|minor| format!("$ORIGIN/../lib/python3.{minor}/site-packages/torch/lib"));
     shell.set_var("SUREFOOT_RUN_PATH", folders.collect::<Vec<_>>().join(":"));
+    let openmp = openmp(&shell)?;
     let options = ["--locked", "--profile", PROFILE, "--target"];
     let platform = format!("{TARGET}.{GLIBC}");
     cmd!(
         shell,
         "cargo-zigbuild rustc --package surefoot --bin surefoot-trainer {options...} {platform}
-         -- -Clink-arg=-Wl,--allow-shlib-undefined"
+         -- -Clink-arg=-Wl,--allow-shlib-undefined -Lnative={openmp}"
     )
     .run()?;
     let program = workspace::target(&shell)?
@@ -62,4 +65,16 @@ pub(super) fn build(libtorch: &Libtorch) -> Result<PathBuf> {
     // By the versions of symbols alone: libtorch, which no platform has, comes with the environment.
     check_tag(&shell, &wheel, "sym_tag", TAG)?;
     Ok(wheel)
+}
+
+/// A folder with the OpenMP of g++ alone, which torch-sys names to the linker and the trainer does not
+/// need: zig has none, and would take more than that from the folder of g++.
+fn openmp(shell: &Shell) -> Result<PathBuf> {
+    let said = cmd!(shell, "g++ -print-file-name=libgomp.so")
+        .quiet()
+        .read()?;
+    let library = fs::canonicalize(&said).context("g++ has no libgomp: is it installed whole?")?;
+    let folder = super::empty(super::folder()?.join("openmp"))?;
+    std::os::unix::fs::symlink(library, folder.join("libgomp.so"))?;
+    Ok(folder)
 }

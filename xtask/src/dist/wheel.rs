@@ -16,7 +16,7 @@ use crate::setup;
 use crate::workspace;
 
 /// The oldest glibc that it runs on, as in the tag of PyTorch's own wheels.
-pub(super) const GLIBC: &str = "2.28";
+const GLIBC: &str = "2.28";
 const TAG: &str = "manylinux_2_28_x86_64";
 /// How cargo builds what people install; see `Cargo.toml`.
 pub(super) const PROFILE: &str = "dist";

@@ -164,7 +164,7 @@ pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
             number(object, key, Some(value))?.ok_or_else(|| object.error(key, "is missing"))
         })?,
     };
-    super::config::Matcher::new(&config).map_err(|reason| object.error("r", reason))?;
+    super::config::Matcher::new(&config).map_err(|reason| Error::file(object.path(), reason))?;
     Ok(config)
 }
 
@@ -181,8 +181,13 @@ fn check_keys(object: &Object) -> Result<(), Error> {
             Some(_) => {
                 return Err(object.error(key, format!("is {text}, which is not known here")));
             }
-            // A newer PEFT writes its new options too; one that is off or empty does nothing.
-            None if ["false", "[]", "{}", "\"\""].contains(&text.as_str()) => {}
+            // A newer PEFT writes its new options too, mostly off.
+            None if ["false", "[]", "{}", "\"\""].contains(&text.as_str()) => {
+                tracing::warn!(
+                    "`{}`: `{key}: {text}` is not known here, and is taken to be off",
+                    object.path().display()
+                );
+            }
             None => {
                 let reason = format!(
                     "is {text}: this key is not known here, and may change what the adapter computes"

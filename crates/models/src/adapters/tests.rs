@@ -317,7 +317,7 @@ fn features_that_are_not_known_are_refused_by_name() {
         (
             "lora_dropout",
             json!(1),
-            "`r` the dropout must be at least 0 and less than 1, not 1",
+            "the dropout must be at least 0 and less than 1, not 1",
         ),
         (
             "rank_pattern",

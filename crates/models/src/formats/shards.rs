@@ -20,15 +20,36 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// Opens `{stem}.safetensors` in `folder`, or the files that `{stem}.safetensors.index.json` names.
+    /// Opens `{stem}.safetensors` in `folder`, or without that, as in transformers, the files that
+    /// `{stem}.safetensors.index.json` names.
     ///
     /// # Errors
     /// When a file is missing or damaged, or two have a tensor of the same name.
     pub fn open(folder: &Path, stem: &str) -> Result<Self, Error> {
         let index = folder.join(format!("{stem}.safetensors.index.json"));
-        let names = match index.is_file() {
+        let single = format!("{stem}.safetensors");
+        let has_single = folder.join(&single).is_file();
+        if has_single && index.is_file() {
+            tracing::warn!(
+                "`{}` has `{single}` and an index of several files: the first is read",
+                folder.display()
+            );
+        }
+        if !has_single
+            && !index.is_file()
+            && let Some(pickle) = pickle(folder)
+        {
+            return Err(Error::file(
+                &folder.join(&single),
+                format!(
+                    "is not there, and `{pickle}` runs what it holds when it is read: save the model as \
+                     safetensors (`save_pretrained` of transformers does)"
+                ),
+            ));
+        }
+        let names = match !has_single && index.is_file() {
             true => listed(&Object::read(&index)?)?,
-            false => vec![format!("{stem}.safetensors")],
+            false => vec![single],
         };
         let files = names
             .iter()
@@ -88,6 +109,13 @@ impl TensorSource for Shards {
     }
 }
 
+/// A file of weights in a folder that is not read here.
+fn pickle(folder: &Path) -> Option<String> {
+    let entries = std::fs::read_dir(folder).ok()?.flatten();
+    let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.find(|name| name.starts_with("pytorch_model") && name.ends_with(".bin"))
+}
+
 /// The files that an index names, which must lie beside it.
 fn listed(index: &Object) -> Result<Vec<String>, Error> {
     let map = index
@@ -111,4 +139,35 @@ fn listed(index: &Object) -> Result<Vec<String>, Error> {
     files.sort();
     files.dedup();
     Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::write_tensors;
+
+    #[test]
+    fn one_file_counts_before_an_index_and_pickles_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, value: f64| {
+            let tensor = Tensor::from_slice(&[value as f32]);
+            write_tensors(&folder.path().join(name), &[("w".to_owned(), &tensor)]).unwrap();
+        };
+        let read = || {
+            Shards::open(folder.path(), "model")
+                .map(|shards| shards.read("w", Kind::Float).unwrap())
+        };
+        std::fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
+        let error = read().unwrap_err().to_string();
+        assert!(
+            error.contains("`pytorch_model.bin` runs what it holds"),
+            "{error}"
+        );
+        write("model-1.safetensors", 1.0);
+        let index = r#"{"weight_map": {"w": "model-1.safetensors"}}"#;
+        std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+        assert_eq!(f64::try_from(read().unwrap()).unwrap(), 1.0);
+        write("model.safetensors", 2.0);
+        assert_eq!(f64::try_from(read().unwrap()).unwrap(), 2.0);
+    }
 }

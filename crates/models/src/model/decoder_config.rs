@@ -256,13 +256,25 @@ fn refuse_what_would_be_computed_wrongly(object: &Object) -> Result<(), Error> {
             format!("is {activation:?}; only \"silu\" is known here"),
         ));
     }
+    // transformers lets such a model look at what comes later.
+    if !object.flag("is_causal", true)? {
+        return Err(object.error(
+            "is_causal",
+            "is false; only models that look back are known here",
+        ));
+    }
     refuse_sliding_windows(object)?;
     quantized::refuse(object)
 }
 
 /// Of Qwen's files many have the keys of a window that no layer uses.
 fn refuse_sliding_windows(object: &Object) -> Result<(), Error> {
+    let layers = object.whole("num_hidden_layers", None, 1..=4096)?;
     match object.get("layer_types") {
+        Some(Value::Array(types)) if types.len() as i64 != layers => Err(object.error(
+            "layer_types",
+            format!("has {} names for {layers} layers", types.len()),
+        )),
         Some(Value::Array(types)) => match types.iter().find(|kind| *kind != "full_attention") {
             Some(kind) => Err(object.error(
                 "layer_types",
@@ -272,7 +284,6 @@ fn refuse_sliding_windows(object: &Object) -> Result<(), Error> {
         },
         Some(_) => Err(object.error("layer_types", "must be a list of names")),
         None => {
-            let layers = object.whole("num_hidden_layers", None, 1..=4096)?;
             let whole = object.whole("max_window_layers", Some(28), 0..=1 << 20)?;
             let none = object.has("sliding_window") && object.get("sliding_window").is_none();
             match object.flag("use_sliding_window", false)? && whole < layers && !none {

@@ -34,6 +34,13 @@ impl HfFolder {
     /// When a file is missing or damaged, or the model is not known here.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let mut config = DecoderConfig::read(&path.join("config.json"))?;
+        if path.join("adapter_config.json").is_file() {
+            tracing::warn!(
+                "`{}` has an adapter beside the model (`adapter_config.json`), which transformers would load, \
+                 and which is not applied here: give the folder as adapter too, or move the file away",
+                path.display()
+            );
+        }
         // A chat model ends its turns with tokens that only this file may know.
         let generation = path.join("generation_config.json");
         if generation.is_file() {

@@ -48,6 +48,7 @@ const CONFIG: &[(&str, Treatment)] = &[
     ("eos_token_id", Obeyed),
     ("layer_types", Obeyed),
     ("use_sliding_window", Obeyed),
+    ("is_causal", Obeyed),
     ("sliding_window", Obeyed),
     ("max_window_layers", Obeyed),
     ("quantization_config", Obeyed),
@@ -88,6 +89,23 @@ const CONFIG: &[(&str, Treatment)] = &[
     ("auto_map", Told),
     ("rope_interleaved", Told),
     ("use_mrope", Told),
+    // What older versions of transformers write into every file, mostly as it would be without it.
+    ("add_cross_attention", Told),
+    ("bad_words_ids", Told),
+    ("cross_attention_hidden_size", Told),
+    ("do_sample", Told),
+    ("early_stopping", Told),
+    ("encoder_no_repeat_ngram_size", Told),
+    ("is_decoder", Told),
+    ("min_length", Told),
+    ("no_repeat_ngram_size", Told),
+    ("num_beam_groups", Told),
+    ("pruned_heads", Told),
+    ("remove_invalid_values", Told),
+    ("tf_legacy_loss", Told),
+    ("tie_encoder_decoder", Told),
+    ("torchscript", Told),
+    ("use_bfloat16", Told),
 ];
 
 /// Of any architecture, after its name and a dot.
@@ -141,10 +159,17 @@ pub(super) const GGUF_FILE: &[(&str, Treatment)] = &[
     ("tokenizer.ggml.precompiled_charsmap", WithoutEffect),
 ];
 
+/// Keys that are told unless they are off.
+const GGUF_OFF: [&str; 3] = [
+    "tokenizer.ggml.add_eos_token",
+    "tokenizer.ggml.add_sep_token",
+    "tokenizer.ggml.remove_extra_whitespaces",
+];
+
 /// Groups of keys that describe a file.
 const GGUF_NOTES: [&str; 3] = ["general.", "quantize.", "split."];
 
-/// Values that say what would hold without their key.
+/// Values that say what would hold without a key that is known.
 fn is_default(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -162,9 +187,11 @@ fn is_default(value: &Value) -> bool {
 pub(super) fn not_applied_of_config(path: &Path) -> Result<Vec<String>, Error> {
     let object = Object::read(path)?;
     let told = object.keys().filter(|(key, value)| {
-        let known = CONFIG.iter().find(|(known, _)| known == key);
-        let treatment = known.map_or(Told, |(_, treatment)| *treatment);
-        treatment == Told && !is_default(value)
+        match CONFIG.iter().find(|(known, _)| known == key) {
+            Some((_, treatment)) => *treatment == Told && !is_default(value),
+            // What `false` means for a key that is not known, nobody can say.
+            None => !value.is_null(),
+        }
     });
     Ok(told.map(|(key, _)| key.clone()).collect())
 }
@@ -182,11 +209,8 @@ pub(super) fn not_applied_of_gguf(header: &Header) -> Vec<String> {
         };
         let known = table.iter().find(|(known, _)| *known == rest);
         let note = GGUF_NOTES.iter().any(|group| key.starts_with(group));
-        let default = matches!(
-            value,
-            gguf::Value::Bool(false) | gguf::Value::Unsigned(0) | gguf::Value::Signed(0)
-        );
-        known.is_none() && !note && !default
+        let off = GGUF_OFF.contains(&key.as_str()) && matches!(value, gguf::Value::Bool(false));
+        known.is_none() && !note && !off
     });
     let mut told: Vec<_> = told.map(|(key, _)| key.clone()).collect();
     told.sort();
@@ -232,6 +256,7 @@ mod tests {
             "rope_scaling" => json!({"rope_type": "linear", "factor": 2.0}),
             "rope_parameters" => json!({"rope_type": "default", "rope_theta": 99.0}),
             "tie_word_embeddings" | "attention_bias" | "mlp_bias" => json!(true),
+            "is_causal" => json!(false),
             "layer_types" => json!(["sliding_attention"]),
             "quantization_config" | "compression_config" => json!({"quant_method": "gptq"}),
             _ => json!(6),
@@ -284,6 +309,8 @@ mod tests {
         let mut unknown = plain;
         unknown["never_seen"] = json!(1);
         unknown["nor_this"] = json!(false);
-        assert_eq!(read(&unknown).unwrap().1, ["never_seen"]);
+        unknown["without_a_value"] = Value::Null;
+        unknown["torchscript"] = json!(false);
+        assert_eq!(read(&unknown).unwrap().1, ["never_seen", "nor_this"]);
     }
 }

@@ -279,6 +279,39 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     problems
 }
 
+/// Keys that say what a model is that is trained from nothing.
+const OF_MODELS_FROM_NOTHING: [(&str, &str); 12] = [
+    ("model", "hidden_size"),
+    ("model", "intermediate_size"),
+    ("model", "num_hidden_layers"),
+    ("model", "num_attention_heads"),
+    ("model", "num_key_value_heads"),
+    ("model", "head_dim"),
+    ("model", "rope_theta"),
+    ("model", "rms_norm_eps"),
+    ("model", "tie_word_embeddings"),
+    ("model", "initializer_range"),
+    ("data", "tokenizer"),
+    ("data", "vocab_size"),
+];
+
+/// Keys that the config of an adapter on the disk says.
+const DECIDED_BY_AN_ADAPTER: [&str; 13] = [
+    "r",
+    "lora_alpha",
+    "lora_dropout",
+    "use_rslora",
+    "use_dora",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "modules_to_save",
+    "bias",
+    "rank_pattern",
+    "alpha_pattern",
+];
+
 /// What is set, allowed, and without effect beside other keys: a warning for each.
 pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
     let data = &config.data;
@@ -295,11 +328,63 @@ pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
         warnings.push(Problem::at(&place.place, message));
     }
     let train = &config.train;
-    let mut warn = |key: &str, set: bool, message: &str| {
-        if let Some(place) = tree.find(&["train", key]).filter(|_| set) {
+    let mut warn_of = |section: &str, key: &str, set: bool, message: &str| {
+        if let Some(place) = tree.find(&[section, key]).filter(|_| set) {
             warnings.push(Problem::at(&place.place, message));
         }
     };
+    // A config that a run has written names every key: those count that are not as they would be anyway.
+    let mut plain = Config::default();
+    plain.adapter = config.adapter.as_ref().map(|_| Default::default());
+    let differs = match (config.leaves(), plain.leaves()) {
+        (Ok(leaves), Ok(plain)) => leaves
+            .into_iter()
+            .filter(|(key, value)| plain.get(key) != Some(value))
+            .map(|(key, _)| key)
+            .collect(),
+        _ => Vec::new(),
+    };
+    // A published model has its own; of a video model, other keys are refused.
+    let published = config.model.name_or_path.is_some() && !config.is_video();
+    for (section, key) in OF_MODELS_FROM_NOTHING {
+        let set = differs.contains(&format!("{section}.{key}"));
+        let message = format!(
+            "`{section}.{key}` has no effect on a model that is published (`model.name_or_path`)"
+        );
+        warn_of(section, key, published && set, &message);
+    }
+    if let Some(adapter) = &config.adapter {
+        for key in DECIDED_BY_AN_ADAPTER {
+            let set = differs.contains(&format!("adapter.{key}"));
+            let message = format!(
+                "`adapter.{key}` has no effect: the adapter of `adapter.resume_from` has its own"
+            );
+            warn_of(
+                "adapter",
+                key,
+                adapter.resume_from.is_some() && set,
+                &message,
+            );
+        }
+        warn_of(
+            "adapter",
+            "loraplus_lr_embedding",
+            adapter.loraplus_lr_ratio.is_none()
+                && differs.contains(&"adapter.loraplus_lr_embedding".to_owned()),
+            "`adapter.loraplus_lr_embedding` has no effect without `adapter.loraplus_lr_ratio`",
+        );
+    }
+    let streamed = config.model.memory_keys().into_iter();
+    let streams = streamed
+        .filter(|(key, _)| *key != "ring_slots")
+        .any(|(_, set)| set);
+    warn_of(
+        "model",
+        "ring_slots",
+        config.model.ring_slots.is_some() && !streams,
+        "`model.ring_slots` has no effect where nothing is streamed (`model.low_vram`, `model.blocks_to_swap`)",
+    );
+    let mut warn = |key: &str, set: bool, message: &str| warn_of("train", key, set, message);
     warn(
         "eval_steps",
         train.eval_steps > 0 && train.eval_strategy != Strategy::Steps,

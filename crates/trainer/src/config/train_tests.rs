@@ -193,3 +193,56 @@ fn what_has_no_effect_beside_other_keys_is_told_and_written_as_such() {
         assert!(consistency::unused(&config, &tree).is_empty(), "{written}");
     }
 }
+
+#[test]
+fn what_a_published_model_or_a_saved_adapter_says_itself_is_told_to_have_no_effect() {
+    let data = "data: {path: x.jsonl}\n";
+    let model = "model: {name_or_path: org/name";
+    for (text, told) in [
+        (
+            format!("{model}, hidden_size: 64}}\n"),
+            "`model.hidden_size` has no effect",
+        ),
+        (
+            format!("{model}, initializer_range: 0.5}}\n"),
+            "`model.initializer_range`",
+        ),
+        (
+            format!("{model}}}\ndata: {{path: x, tokenizer: bpe}}\n"),
+            "`data.tokenizer`",
+        ),
+        (
+            format!("{model}}}\nadapter: {{resume_from: y, r: 32}}\n"),
+            "`adapter.r` has no effect",
+        ),
+        (
+            format!("{model}}}\nadapter: {{resume_from: y, target_modules: [q_proj]}}\n"),
+            "`adapter.target_modules`",
+        ),
+        (
+            format!("{model}}}\nadapter: {{r: 4, loraplus_lr_embedding: 1e-5}}\n"),
+            "`adapter.loraplus_lr_embedding` has no effect",
+        ),
+        (
+            format!("{model}, ring_slots: 3}}\nadapter: {{r: 4}}\n"),
+            "`model.ring_slots`",
+        ),
+        (format!("{model}}}\nadapter: {{r: 32}}\n"), ""),
+        ("model: {hidden_size: 64}\n".to_owned(), ""),
+    ] {
+        let text = match text.contains("data:") {
+            true => text,
+            false => format!("{data}{text}"),
+        };
+        let tree = tree::parse_file("x.yaml", &text).unwrap();
+        let config: Config = serde_json::from_value(tree.to_json()).unwrap();
+        let warnings = consistency::unused(&config, &tree);
+        let warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            warnings.len(),
+            usize::from(!told.is_empty()),
+            "{text}{warnings:?}"
+        );
+        assert!(warnings.concat().contains(told), "{warnings:?}");
+    }
+}

@@ -52,8 +52,9 @@ impl Encoder {
         };
         let eos = text(end).unwrap_or_default();
         let folder = model.tensors.path();
+        let mut tokenizer = model.tokenizer.clone();
         let keys = match folder.is_dir() {
-            true => tokenizer_keys::check(folder, &model.tokenizer)?,
+            true => tokenizer_keys::check(folder, &mut tokenizer)?,
             false => tokenizer_keys::Keys::default(),
         };
         for warning in keys.warnings {
@@ -76,7 +77,6 @@ impl Encoder {
         let tool_template = compile(&model.tool_template);
         // The file's truncation and padding are what was in force when it was saved; transformers
         // applies them only to calls that ask for it.
-        let mut tokenizer = model.tokenizer.clone();
         tokenizer.with_truncation(None).map_err(internal)?;
         tokenizer.with_padding(None);
         Ok(Self {
@@ -133,6 +133,19 @@ impl Encoder {
         Ok(encoding.get_ids().to_vec())
     }
 
+    /// The tokens of `text`, begun as the model's texts begin, and not ended as those end that the
+    /// tokenizer itself ends.
+    fn beginning(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let mut tokens = self.tokens(text, true)?;
+        let inside = self.tokens(text, false)?;
+        let special = tokens.len().saturating_sub(inside.len());
+        let before = (0..=special).find(|&at| tokens[at..].starts_with(&inside));
+        if let Some(before) = before {
+            tokens.truncate(before + inside.len());
+        }
+        Ok(tokens)
+    }
+
     /// The tokens of a record.
     ///
     /// # Errors
@@ -142,10 +155,14 @@ impl Encoder {
             Record::Text(text) => {
                 let tokens = self.tokens(text, true)?;
                 let learned = vec![true; tokens.len()];
+                // The tokenizer may have ended it already.
+                if tokens.last().copied() == self.end {
+                    return Ok(Example { tokens, learned });
+                }
                 Example { tokens, learned }
             }
             Record::Completion { prompt, completion } => {
-                let mut tokens = self.tokens(prompt, true)?;
+                let mut tokens = self.beginning(prompt)?;
                 let mut learned = vec![false; tokens.len()];
                 tokens.extend(self.tokens(completion, false)?);
                 learned.resize(tokens.len(), true);

@@ -109,8 +109,12 @@ fn python_repr(value: &Value) -> String {
                     '\r' => out.push_str("\\r"),
                     '\t' => out.push_str("\\t"),
                     c if c == quote => out.extend(['\\', c]),
-                    c if c < ' ' || c == '\u{7f}' => out.push_str(&format!("\\x{:02x}", c as u32)),
-                    c => out.push(c),
+                    c if is_printable(c) => out.push(c),
+                    c => out.push_str(&match c as u32 {
+                        code @ 0..=0xff => format!("\\x{code:02x}"),
+                        code @ 0x100..=0xffff => format!("\\u{code:04x}"),
+                        code => format!("\\U{code:08x}"),
+                    }),
                 }
             }
             out.push(quote);
@@ -136,6 +140,41 @@ fn python_repr(value: &Value) -> String {
         _ => value.to_string(),
     }
 }
+
+/// Whether Python's `repr` writes a character as it is: not controls, formats, private ones, and spaces
+/// but for the ordinary one.
+fn is_printable(character: char) -> bool {
+    let code = character as u32;
+    character == ' '
+        || !(character.is_control()
+            || character.is_whitespace()
+            || FORMATS
+                .iter()
+                .any(|(first, last)| (*first..=*last).contains(&code))
+            || (0xe000..=0xf8ff).contains(&code)
+            || code >= 0xe_0000)
+}
+
+/// Characters that are not seen: Unicode's category Cf, and noncharacters.
+const FORMATS: [(u32, u32); 17] = [
+    (0xad, 0xad),
+    (0x600, 0x605),
+    (0x61c, 0x61c),
+    (0x6dd, 0x6dd),
+    (0x70f, 0x70f),
+    (0x890, 0x891),
+    (0x8e2, 0x8e2),
+    (0x180e, 0x180e),
+    (0x200b, 0x200f),
+    (0x202a, 0x202e),
+    (0x2060, 0x206f),
+    (0xfeff, 0xfeff),
+    (0xfff0, 0xfffb),
+    (0xfffe, 0xffff),
+    (0x1_10bd, 0x1_10bd),
+    (0x1_bca0, 0x1_bca3),
+    (0x1_d173, 0x1_d17a),
+];
 
 /// In Jinja2 whatever has a length and items: texts and mappings too.
 fn is_sequence(value: &Value) -> bool {

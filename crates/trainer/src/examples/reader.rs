@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::chat::{Conversation, Message};
 use super::columns::{Columns, Keys};
-use super::{parquet, record_shapes};
+use super::{csv_rows, parquet, record_shapes};
 use crate::Error;
 use crate::config::DataFormat;
 use crate::data::{file_format, files_in};
@@ -100,7 +100,7 @@ pub fn records_of_columns(
             DataFormat::Text => once(move || text(&file)),
             DataFormat::Jsonl => Box::new(Lines::new(file, &columns)) as Records,
             DataFormat::Json => all(move || json(&file, &columns)),
-            DataFormat::Csv => all(move || csv(&file, &columns)),
+            DataFormat::Csv => all(move || csv_rows::records(&file, &columns)),
             DataFormat::Parquet => Box::new(parquet::Rows::new(file, &columns)),
         }
     }))
@@ -151,7 +151,7 @@ fn text(path: &Path) -> Result<Located, Error> {
 }
 
 /// A file as text, without its byte order mark.
-fn whole(path: &Path) -> Result<String, Error> {
+pub(super) fn whole(path: &Path) -> Result<String, Error> {
     let io = |error| Error::io("read", path, error);
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(io)?;
@@ -192,7 +192,7 @@ fn not_utf8(bytes: &[u8], valid: &[u8]) -> String {
     )
 }
 
-fn at(path: &Path, line: u64, reason: impl std::fmt::Display) -> Error {
+pub(super) fn at(path: &Path, line: u64, reason: impl std::fmt::Display) -> Error {
     Error::Data(format!("{}:{line}: {reason}", path.display()))
 }
 
@@ -390,41 +390,6 @@ fn held(
     }
 }
 
-/// The records of a table whose first line names its columns.
-fn csv(path: &Path, columns: &Columns) -> Result<Vec<Result<Located, Error>>, Error> {
-    let text = whole(path)?;
-    let tabs = crate::data::ending(path).as_deref() == Some("tsv");
-    let mut reader = csv::ReaderBuilder::new()
-        .delimiter(if tabs { b'\t' } else { b',' })
-        .from_reader(text.as_bytes());
-    let wrong = |error: csv::Error| {
-        let line = error.position().map_or(1, csv::Position::line);
-        at(path, line, format!("not CSV: {error}"))
-    };
-    let header = reader.headers().map_err(wrong)?.clone();
-    let mut keys = Keys::new(columns);
-    let mut records = Vec::new();
-    for row in reader.into_records() {
-        let row = row.map_err(wrong)?;
-        let line = row.position().map_or(1, csv::Position::line);
-        let cells = header.iter().zip(row.iter());
-        let object: Map<String, Value> = cells
-            .map(|(column, cell)| (column.trim().to_owned(), Value::from(cell)))
-            .collect();
-        let record = record_of(object, &mut keys).map_err(|reason| at(path, line, reason));
-        let stop = record.is_err();
-        records.push(record.map(|record| Located {
-            record,
-            place: format!("{}:{line}", path.display()),
-        }));
-        if stop {
-            break;
-        }
-    }
-    keys.tell(path);
-    Ok(records)
-}
-
 /// What is wrong with JSON, and in which column: whoever says it names the line of the file.
 fn not_json(error: &serde_json::Error) -> String {
     let (reason, place) = (
@@ -492,6 +457,15 @@ fn string(object: &mut Map<String, Value>, key: &str) -> Result<String, String> 
     }
 }
 
+/// Arguments of a chat template that a record has keys for, or that say what is rendered.
+const RESERVED: [&str; 5] = [
+    "messages",
+    "conversation",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+];
+
 /// Keys of a turn that chat templates know.
 const MESSAGE_KEYS: [&str; 10] = [
     "role",
@@ -532,7 +506,8 @@ fn conversation(
         if message
             .fields()
             .get("weight")
-            .is_some_and(|weight| !weight.is_null() && weight != 1)
+            .is_some_and(|weight| !weight.is_null() && weight.as_f64() != Some(1.0))
+            && message.role() == "assistant"
         {
             return Err(format!(
                 "turn {} of `{name}` has a `weight`: all turns of the assistant are learned \
@@ -553,7 +528,14 @@ fn conversation(
     let (tools, documents) = (objects("tools")?, objects("documents")?);
     let template_arguments = match object.shift_remove("chat_template_kwargs") {
         None | Some(Value::Null) => Map::new(),
-        Some(Value::Object(arguments)) => arguments,
+        Some(Value::Object(arguments)) => {
+            if let Some(name) = RESERVED.iter().find(|name| arguments.contains_key(**name)) {
+                return Err(format!(
+                    "`chat_template_kwargs` sets `{name}`, which is a record's own to say: take it out"
+                ));
+            }
+            arguments
+        }
         Some(_) => return Err("`chat_template_kwargs` must be an object".into()),
     };
     Ok(Conversation {

@@ -50,6 +50,15 @@ pub(super) fn adapted(source: &str) -> Result<String, String> {
             continue;
         }
         let word = tag[2..].trim_start_matches(['-', '+']).trim_start();
+        if close == "%}" && word.starts_with("autoescape") {
+            return Err("it escapes for HTML (`{% autoescape %}`), which is not done here".into());
+        }
+        if let Some(name) = patterns.of_macros.find(tag) {
+            return Err(format!(
+                "it reads `{}` of a macro, which is not known here",
+                name.as_str()
+            ));
+        }
         if close == "%}" && word.starts_with("raw") {
             out.push_str(tag);
             let end = patterns
@@ -87,6 +96,8 @@ struct Patterns {
     /// What `%` is given: a tuple, or a name with what follows it.
     operand: Regex,
     safe_sum: Regex,
+    /// What Jinja2 gives a macro beside its arguments.
+    of_macros: Regex,
 }
 
 fn patterns() -> Option<&'static Patterns> {
@@ -98,6 +109,7 @@ fn patterns() -> Option<&'static Patterns> {
             end_raw: Regex::new(r"\{%[-+]?\s*endraw\s*[-+]?%\}").ok()?,
             operand: Regex::new(operand).ok()?,
             safe_sum: Regex::new(r"\|\s*safe\s*[+~]").ok()?,
+            of_macros: Regex::new(r"\b(?:varargs|kwargs)\b").ok()?,
         })
     });
     PATTERNS.as_ref()

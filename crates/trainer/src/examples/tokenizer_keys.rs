@@ -10,6 +10,8 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
+use super::added_tokens::AddedTokens;
+use super::tokenizer_class;
 use crate::Error;
 
 /// What is done about a key.
@@ -23,7 +25,7 @@ enum Treatment {
     Told,
     /// Refused if it is true.
     RefusedIfTrue,
-    /// Names tokens, which must be in the vocabulary; told if they are not.
+    /// Names tokens, which are read as such wherever they stand; told if they are not in the vocabulary.
     Tokens,
 }
 
@@ -59,6 +61,7 @@ const TOKENIZER_CONFIG: &[(&str, Treatment)] = &[
     // Dropped by transformers where there is a `tokenizer.json`, whose post-processor counts.
     ("add_bos_token", WithoutEffect),
     ("add_eos_token", WithoutEffect),
+    // Dropped but for classes that have rules of their own; what those would do is told by itself.
     ("add_prefix_space", WithoutEffect),
     ("legacy", WithoutEffect),
     ("sp_model_kwargs", WithoutEffect),
@@ -192,12 +195,14 @@ pub(super) struct Keys {
     pub(super) warnings: Vec<String>,
 }
 
-/// Looks through the files of `folder`, of which `tokenizer` is one.
+/// Looks through the files of `folder`, of which `tokenizer` is one, and gives it the tokens that the
+/// others name.
 ///
 /// # Errors
 /// When a file cannot be read or a key is refused.
-pub(super) fn check(folder: &Path, tokenizer: &Tokenizer) -> Result<Keys, Error> {
+pub(super) fn check(folder: &Path, tokenizer: &mut Tokenizer) -> Result<Keys, Error> {
     let mut keys = Keys::default();
+    let mut added = AddedTokens::default();
     // Its values are long, and `tokenizers` has read them.
     if let Some(text) = read(folder, "tokenizer.json")? {
         let entries: std::collections::BTreeMap<String, IgnoredAny> =
@@ -216,6 +221,16 @@ pub(super) fn check(folder: &Path, tokenizer: &Tokenizer) -> Result<Keys, Error>
         let entries: Map<String, Value> = parse(folder, "tokenizer_config.json", &text)?;
         newer = entries.contains_key("added_tokens_decoder");
         keys.name(&entries);
+        added.name(
+            entries
+                .iter()
+                .filter(|(key, value)| names_tokens(TOKENIZER_CONFIG, key, value)),
+        );
+        if let Some(decoder) = entries.get("added_tokens_decoder") {
+            added.number(decoder);
+        }
+        keys.warnings
+            .extend(tokenizer_class::difference(folder, &entries)?);
         keys.look(
             folder,
             "tokenizer_config.json",
@@ -227,6 +242,11 @@ pub(super) fn check(folder: &Path, tokenizer: &Tokenizer) -> Result<Keys, Error>
     if let Some(text) = read(folder, "special_tokens_map.json")?.filter(|_| !newer) {
         let entries: Map<String, Value> = parse(folder, "special_tokens_map.json", &text)?;
         keys.name(&entries);
+        added.name(
+            entries
+                .iter()
+                .filter(|(key, value)| names_tokens(SPECIAL_TOKENS_MAP, key, value)),
+        );
         keys.look(
             folder,
             "special_tokens_map.json",
@@ -234,6 +254,13 @@ pub(super) fn check(folder: &Path, tokenizer: &Tokenizer) -> Result<Keys, Error>
             entries,
             tokenizer,
         )?;
+    }
+    // As the map above, for folders that are older.
+    if let Some(text) = read(folder, "added_tokens.json")?.filter(|_| !newer) {
+        let entries: Map<String, Value> = parse(folder, "added_tokens.json", &text)?;
+        added.older(&entries);
+        let place = folder.join("added_tokens.json");
+        keys.tell_missing(&place, entries.keys().map(String::as_str), tokenizer);
     }
     if let Some(text) = read(folder, "generation_config.json")? {
         let entries = parse(folder, "generation_config.json", &text)?;
@@ -245,7 +272,20 @@ pub(super) fn check(folder: &Path, tokenizer: &Tokenizer) -> Result<Keys, Error>
             tokenizer,
         )?;
     }
+    if let Some(warning) = added.apply(tokenizer)? {
+        keys.warnings
+            .push(format!("`{}`: {warning}", folder.display()));
+    }
     Ok(keys)
+}
+
+/// Whether a key of a file with this table names tokens of the tokenizer.
+fn names_tokens(table: &[(&str, Treatment)], key: &str, value: &Value) -> bool {
+    match table.iter().find(|(known, _)| *known == key) {
+        Some((_, Tokens)) => key != "added_tokens_decoder",
+        Some((known, _)) => ["bos_token", "eos_token"].contains(known),
+        None => key.ends_with("_token") && !value.is_boolean(),
+    }
 }
 
 impl Keys {
@@ -268,7 +308,8 @@ impl Keys {
         tokenizer: &Tokenizer,
     ) -> Result<(), Error> {
         let place = folder.join(file);
-        let (mut ignored, mut missing) = (Vec::new(), Vec::new());
+        let mut ignored = Vec::new();
+        let mut named = Vec::new();
         for (key, value) in &entries {
             let known = table.iter().find(|(known, _)| known == key);
             // Classes of transformers have further named tokens, as `image_token`.
@@ -289,11 +330,7 @@ impl Keys {
                     )));
                 }
                 RefusedIfTrue => {}
-                Tokens => {
-                    let lacks = |token: &&str| tokenizer.token_to_id(token).is_none();
-                    let lacking = tokens(value).into_iter().filter(lacks);
-                    missing.extend(lacking.map(|token| format!("{token:?}")));
-                }
+                Tokens => named.extend(tokens(value)),
             }
         }
         if !ignored.is_empty() {
@@ -303,6 +340,19 @@ impl Keys {
                 ignored.join(", ")
             ));
         }
+        self.tell_missing(&place, named.into_iter(), tokenizer);
+        Ok(())
+    }
+
+    /// Tells which of the tokens that the file at `place` names are not in the vocabulary.
+    fn tell_missing<'a>(
+        &mut self,
+        place: &Path,
+        named: impl Iterator<Item = &'a str>,
+        tokenizer: &Tokenizer,
+    ) {
+        let missing = named.filter(|token| tokenizer.token_to_id(token).is_none());
+        let mut missing: Vec<_> = missing.map(|token| format!("{token:?}")).collect();
         missing.sort();
         missing.dedup();
         if !missing.is_empty() {
@@ -313,11 +363,10 @@ impl Keys {
                 missing.join(", ")
             ));
         }
-        Ok(())
     }
 }
 
-fn read(folder: &Path, file: &str) -> Result<Option<String>, Error> {
+pub(super) fn read(folder: &Path, file: &str) -> Result<Option<String>, Error> {
     let path = folder.join(file);
     match std::fs::read_to_string(&path) {
         Ok(text) => Ok(Some(text)),
@@ -326,7 +375,7 @@ fn read(folder: &Path, file: &str) -> Result<Option<String>, Error> {
     }
 }
 
-fn parse<T: serde::de::DeserializeOwned>(
+pub(super) fn parse<T: serde::de::DeserializeOwned>(
     folder: &Path,
     file: &str,
     text: &str,
@@ -370,7 +419,7 @@ mod tests {
     fn check_file(file: &str, content: &Value) -> Result<Keys, String> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join(file), content.to_string()).unwrap();
-        check(folder.path(), &tokenizer()).map_err(|error| error.to_string())
+        check(folder.path(), &mut tokenizer()).map_err(|error| error.to_string())
     }
 
     /// A value that the key's treatment is about.
@@ -439,7 +488,7 @@ mod tests {
             "special_tokens_map.json",
             json!({"pad_token": {"content": "</s>"}}),
         );
-        let named = || check(folder.path(), &tokenizer()).unwrap().named_tokens;
+        let named = || check(folder.path(), &mut tokenizer()).unwrap().named_tokens;
         let want = [("unk_token", "<s>"), ("pad_token", "</s>")];
         assert_eq!(named(), want.map(|(a, b)| (a.to_owned(), b.to_owned())));
         write(
