@@ -105,9 +105,11 @@ impl Nf4 {
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
         let count = self.shape.iter().product::<i64>();
         let codes = self.packed.f_reshape([-1])?.f_to_kind(Kind::Int)?;
-        let rows = self.pairs.f_index_select(0, &codes)?.f_view([-1, BLOCK])?;
+        let mut rows = self.pairs.f_index_select(0, &codes)?.f_view([-1, BLOCK])?;
+        // A large matrix is half a gigabyte in each of these forms: no more of them at once than need be.
+        drop(codes);
         let numbers = rows
-            .f_mul(&self.scales)?
+            .f_mul_(&self.scales)?
             .f_reshape([-1])?
             .f_narrow(0, 0, count)?;
         Ok(numbers.f_view(self.shape.as_slice())?.f_to_kind(kind)?)

@@ -184,7 +184,8 @@ impl Usage {
         Footprint {
             weights: 0,
             activations: most + outside,
-            logits: gradients + unfolded.max(expanded),
+            // The gradient of what a matrix gives is there while the matrix is expanded for its product.
+            logits: gradients + unfolded + expanded,
         }
     }
 
