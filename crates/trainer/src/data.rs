@@ -9,7 +9,6 @@
 mod blocks;
 mod cache;
 mod format;
-mod locate;
 mod random;
 mod source;
 mod tokenizer;
@@ -22,7 +21,6 @@ use crate::config::DataConfig;
 pub use blocks::{BlockOrder, OrderState};
 pub(crate) use cache::sweep;
 pub(crate) use format::{ending, named as format_of_name, of as file_format};
-pub(crate) use locate::{Located, eval_path, located_before, text_path};
 pub(crate) use random::SplitMix64;
 pub(crate) use source::{RecordTexts, files_in, held_out_records};
 pub use tokenizer::Tokenizer;
@@ -42,22 +40,21 @@ pub struct TextData {
 }
 
 impl TextData {
-    /// Finds, splits and tokenises the text that `config` names; `records` reads files of records, and
-    /// `report` hears of what takes time.
+    /// Reads, splits and tokenises the text at `path` as `config` says; at `other`, if that is given, is
+    /// what is held out. `records` reads files of records.
     ///
     /// # Errors
     /// When the text is missing, empty, not UTF-8, or shorter than a block in either part.
     pub(crate) fn load(
         config: &DataConfig,
         seed: u64,
+        path: &Path,
+        other: Option<&Path>,
         records: RecordTexts<'_>,
-        report: &mut dyn FnMut(&str),
     ) -> Result<Self, Error> {
         let block_size = config.block_size as usize;
-        let located = Located::find(config, report)?;
-        let path = located.training;
         let read = |path: &Path| source::read_documents(path, config.format, records);
-        let (documents, whole_files) = read(&path)?;
+        let (documents, whole_files) = read(path)?;
         if whole_files && !config.columns.is_empty() {
             return Err(Error::Data(format!(
                 "`{}` is plain text, and `data.columns` names columns: drop that, or give records",
@@ -67,10 +64,10 @@ impl TextData {
         let count = documents.len();
         let bytes: usize = documents.iter().map(String::len).sum();
         let fraction = config.validation_fraction;
-        let parts = match located.held_out {
+        let parts = match other {
             Some(other) => source::Parts {
                 training: documents,
-                held_out: read(&other)?.0,
+                held_out: read(other)?.0,
             },
             None if config.validation_shuffle && count < 2 => {
                 return Err(Error::Data(format!(

@@ -13,6 +13,7 @@ mod columns;
 mod csv_rows;
 mod encoder;
 mod jinja;
+mod numbers;
 mod parquet;
 mod reader;
 #[cfg(test)]

@@ -34,7 +34,7 @@ use crate::data::models_folder;
 
 use cache::Repository;
 use client::{Client, FileInfo, Refusal};
-use data_files::Wish;
+use data_files::Selection;
 use data_set::DataSet;
 use name::{HubName, Kind};
 pub use select::ModelKind;
@@ -124,7 +124,7 @@ pub fn fetch_data_set(
     report: &mut dyn FnMut(&str),
 ) -> Result<PathBuf, Error> {
     let data_set = DataSet {
-        wish: Wish { subset, split },
+        selection: Selection { subset, split },
     };
     fetch(
         &parse(name, Kind::DataSet)?,

@@ -26,6 +26,7 @@ pub mod examples;
 mod golden;
 pub mod hub;
 pub mod inference;
+mod locate;
 mod memory;
 mod memory_plan;
 mod metrics;

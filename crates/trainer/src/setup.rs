@@ -17,6 +17,7 @@ use crate::data::{TextData, models_folder};
 use crate::estimate::Estimate;
 use crate::examples::texts;
 use crate::hub::{ModelKind, locate_model};
+use crate::locate::Located;
 use crate::memory::{self, MemorySample};
 use crate::observer::Observer;
 use crate::optim::AdamW;
@@ -205,14 +206,23 @@ pub(crate) fn task(
         return Ok(Box::new(task));
     }
     observer.preparing("reading and tokenising the text");
-    let data = TextData::load(
-        &config.data,
-        config.seed,
-        &|path, format| texts(path, format, &config.data.columns),
-        &mut |text| observer.preparing(text),
-    )?;
+    let data = text_data(config, observer)?;
+
     observer.preparing("building the model");
     Ok(Box::new(CausalLm::from_scratch(config, data, placer)?))
+}
+
+/// The text that a model from nothing learns.
+fn text_data(config: &Config, observer: &mut dyn Observer) -> Result<TextData, Error> {
+    let located = Located::find(&config.data, &mut |text| observer.preparing(text))?;
+    let records = |path: &Path, format| texts(path, format, &config.data.columns);
+    TextData::load(
+        &config.data,
+        config.seed,
+        &located.training,
+        located.held_out.as_deref(),
+        &records,
+    )
 }
 
 /// What a config trains on, for people to look at.
@@ -247,12 +257,8 @@ pub fn show_data(config: &Config, count: u64, observer: &mut dyn Observer) -> Re
         return Ok(Shown::Rows(rows));
     }
     observer.preparing("reading and tokenising the text");
-    let data = TextData::load(
-        &config.data,
-        config.seed,
-        &|path, format| texts(path, format, &config.data.columns),
-        &mut |text| observer.preparing(text),
-    )?;
+    let data = text_data(config, observer)?;
+
     Ok(Shown::Rows(CausalLm::show_data(config, &data, count)?))
 }
 

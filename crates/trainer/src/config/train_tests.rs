@@ -212,11 +212,11 @@ fn what_a_published_model_or_a_saved_adapter_says_itself_is_told_to_have_no_effe
             "`data.tokenizer`",
         ),
         (
-            format!("{model}}}\nadapter: {{resume_from: y, r: 32}}\n"),
+            format!("{model}}}\nadapter: {{resume_from: saved, r: 32}}\n"),
             "`adapter.r` has no effect",
         ),
         (
-            format!("{model}}}\nadapter: {{resume_from: y, target_modules: [q_proj]}}\n"),
+            format!("{model}}}\nadapter: {{resume_from: saved, target_modules: [q_proj]}}\n"),
             "`adapter.target_modules`",
         ),
         (

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::chat::{Conversation, Message};
 use super::columns::{Columns, Keys};
-use super::{csv_rows, parquet, record_shapes};
+use super::{csv_rows, numbers, parquet, record_shapes};
 use crate::Error;
 use crate::config::DataFormat;
 use crate::data::{file_format, files_in};
@@ -291,9 +291,12 @@ fn json(path: &Path, columns: &Columns) -> Result<Vec<Result<Located, Error>>, E
         _ => return Err(at(path, 1, "neither a list of records nor an object")),
     };
     let mut records = Vec::new();
+    let changed = numbers::changed(&text);
     for (value, place) in values.into_iter().zip(places) {
         let record = match value {
-            Value::Object(object) => record_of(object, &mut keys),
+            Value::Object(object) => {
+                record_of(object, &mut keys).and_then(|record| numbers::keep(record, changed))
+            }
             _ => Err("not a JSON object".into()),
         };
         let stop = record.is_err();
@@ -410,7 +413,7 @@ pub(super) fn record(line: &[u8], keys: &mut Keys) -> Result<Record, String> {
         std::str::from_utf8(line).map_err(|error| not_utf8(line, &line[..error.valid_up_to()]))?;
     let value: Value = serde_json::from_str(text).map_err(|error| not_json(&error))?;
     match value {
-        Value::Object(object) => record_of(object, keys),
+        Value::Object(object) => numbers::keep(record_of(object, keys)?, numbers::changed(text)),
         _ => Err("not a JSON object".into()),
     }
 }

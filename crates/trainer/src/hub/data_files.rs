@@ -40,14 +40,14 @@ const LISTED: usize = 5;
 
 /// What is asked of a data set.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wish<'a> {
+pub(super) struct Selection<'a> {
     /// A subset of it; unset means the default one.
     pub(super) subset: Option<&'a str>,
     /// A split of that, or several with `+` between them.
     pub(super) split: &'a str,
 }
 
-impl<'a> Wish<'a> {
+impl<'a> Selection<'a> {
     fn splits(self) -> impl Iterator<Item = &'a str> {
         self.split.split('+').map(str::trim)
     }
@@ -72,7 +72,7 @@ pub(super) fn choose(
     files: &[String],
     subsets: &[Subset],
     converted: bool,
-    wish: Wish<'_>,
+    selection: Selection<'_>,
 ) -> Result<Chosen, String> {
     let files: Vec<&str> = files
         .iter()
@@ -80,17 +80,17 @@ pub(super) fn choose(
         .filter(|file| super::select::is_safe(file) && !IGNORED.contains(&base(file)))
         .collect();
     let splits = match subsets.is_empty() {
-        true if converted => of_converted(&files, wish)?,
+        true if converted => of_converted(&files, selection)?,
         true => {
-            if let Some(other) = wish.subset.filter(|name| *name != "default") {
+            if let Some(other) = selection.subset.filter(|name| *name != "default") {
                 return Err(format!("has no subsets, and `data.subset` names `{other}`"));
             }
             by_names(&files, "")?
         }
-        false => of_card(&files, named(subsets, wish.subset)?, wish)?,
+        false => of_card(&files, named(subsets, selection.subset)?, selection)?,
     };
     let mut found = Vec::new();
-    for name in wish.splits() {
+    for name in selection.splits() {
         let split = splits.iter().find(|(known, _)| known == name);
         let Some((_, files)) = split else {
             let known: Vec<&str> = splits.iter().map(|(name, _)| &**name).collect();
@@ -205,7 +205,7 @@ fn named<'a>(subsets: &'a [Subset], name: Option<&str>) -> Result<&'a Subset, St
 }
 
 /// The splits of a subset of the card.
-fn of_card(files: &[&str], subset: &Subset, wish: Wish<'_>) -> Result<Splits, String> {
+fn of_card(files: &[&str], subset: &Subset, selection: Selection<'_>) -> Result<Splits, String> {
     let folder = match subset.folder.as_str() {
         "" => String::new(),
         folder => format!("{folder}/"),
@@ -225,7 +225,7 @@ fn of_card(files: &[&str], subset: &Subset, wish: Wish<'_>) -> Result<Splits, St
             let pattern = format!("{folder}{}", pattern.trim_start_matches("./"));
             let matcher = Pattern::new(&pattern)?;
             let matching = files.iter().filter(|file| matcher.is_match(file));
-            if !add(&mut of_split, matching) && wish.splits().any(|wanted| wanted == split) {
+            if !add(&mut of_split, matching) && selection.splits().any(|wanted| wanted == split) {
                 return Err(format!("has no file `{pattern}`, which its card names"));
             }
         }
@@ -314,7 +314,7 @@ fn sorted<'a>(files: impl Iterator<Item = &'a &'a str>) -> Vec<String> {
 }
 
 /// The splits of what the hub converted: `SUBSET/SPLIT/0000.parquet`.
-fn of_converted(files: &[&str], wish: Wish<'_>) -> Result<Splits, String> {
+fn of_converted(files: &[&str], selection: Selection<'_>) -> Result<Splits, String> {
     let mut subsets: BTreeMap<&str, BTreeMap<&str, Vec<String>>> = BTreeMap::new();
     for file in files {
         let parts: Vec<&str> = file.split('/').collect();
@@ -324,7 +324,7 @@ fn of_converted(files: &[&str], wish: Wish<'_>) -> Result<Splits, String> {
         }
     }
     let names: Vec<&str> = subsets.keys().copied().collect();
-    let name = match (wish.subset, &names[..]) {
+    let name = match (selection.subset, &names[..]) {
         (Some(name), _) => name,
         (None, [only]) => only,
         (None, names) if names.contains(&"default") => "default",
@@ -421,7 +421,7 @@ mod tests {
                 Some(name) => of_card(
                     &files,
                     named(&subsets, Some(name)).unwrap(),
-                    wish(None, "train"),
+                    selection(None, "train"),
                 ),
                 None => by_names(&files, ""),
             };
@@ -430,8 +430,8 @@ mod tests {
         }
     }
 
-    fn wish(subset: Option<&'static str>, split: &'static str) -> Wish<'static> {
-        Wish { subset, split }
+    fn selection(subset: Option<&'static str>, split: &'static str) -> Selection<'static> {
+        Selection { subset, split }
     }
 
     fn owned(files: &[&str]) -> Vec<String> {
@@ -447,10 +447,15 @@ mod tests {
             "train/c.jsonl.gz",
             "test/d.csv",
         ]);
-        let chosen = choose(&files, &[], false, wish(None, "train")).unwrap();
+        let chosen = choose(&files, &[], false, selection(None, "train")).unwrap();
         assert_eq!(chosen.files, ["train/a.jsonl", "train/b.json"]);
         assert_eq!(chosen.left_out, ["train/c.jsonl.gz", "train/notes.md"]);
-        let both = choose(&files, &[], false, wish(Some("default"), "test + train"));
+        let both = choose(
+            &files,
+            &[],
+            false,
+            selection(Some("default"), "test + train"),
+        );
         assert_eq!(both.unwrap().files, ["train/a.jsonl", "train/b.json"]);
     }
 
@@ -461,21 +466,24 @@ mod tests {
             "en/train/0000.parquet",
             "de/test/0000.parquet",
         ]);
-        let chosen = choose(&files, &[], true, wish(Some("en"), "train")).unwrap();
+        let chosen = choose(&files, &[], true, selection(Some("en"), "train")).unwrap();
         assert_eq!(
             chosen.files,
             ["en/train/0000.parquet", "en/train/0001.parquet"]
         );
         for (asked, said) in [
             (
-                wish(None, "train"),
+                selection(None, "train"),
                 "several subsets: set `data.subset` to one of de, en",
             ),
             (
-                wish(Some("fr"), "train"),
+                selection(Some("fr"), "train"),
                 "no subset `fr`: `data.subset` is one of de, en",
             ),
-            (wish(Some("de"), "train"), "no split `train`: it has test"),
+            (
+                selection(Some("de"), "train"),
+                "no split `train`: it has test",
+            ),
         ] {
             let error = choose(&files, &[], true, asked).unwrap_err();
             assert!(error.contains(said), "{error}");
@@ -492,51 +500,61 @@ mod tests {
             (
                 &["a.csv"][..],
                 "",
-                wish(None, "test"),
+                selection(None, "test"),
                 "no split `test`: it has train",
             ),
-            (&["a.csv"], "", wish(None, "train[:10%]"), "whole splits"),
             (
                 &["a.csv"],
                 "",
-                wish(Some("en"), "train"),
+                selection(None, "train[:10%]"),
+                "whole splits",
+            ),
+            (
+                &["a.csv"],
+                "",
+                selection(Some("en"), "train"),
                 "has no subsets, and `data.subset` names `en`",
             ),
-            (&["README.md"], "", wish(None, "train"), "no files of data"),
+            (
+                &["README.md"],
+                "",
+                selection(None, "train"),
+                "no files of data",
+            ),
             (
                 &["set.py", "x.tar"],
                 "",
-                wish(None, "train"),
+                selection(None, "train"),
                 "set.py, x.tar; the branch `@refs/convert/parquet`",
             ),
             (
                 &["a.csv", "b.csv"],
                 two,
-                wish(None, "train"),
+                selection(None, "train"),
                 "several subsets: set `data.subset` to one of a, b",
             ),
             (
                 &["a.csv", "b.csv"],
                 two,
-                wish(Some("c"), "train"),
+                selection(Some("c"), "train"),
                 "no subset `c`",
             ),
             (
                 &["a.csv", "b.csv"],
                 two,
-                wish(Some("b"), "train"),
+                selection(Some("b"), "train"),
                 "not obeyed here (sep)",
             ),
             (
                 &["a.csv"],
                 elsewhere,
-                wish(None, "train"),
+                selection(None, "train"),
                 "files elsewhere",
             ),
             (
                 &["a.csv"],
                 gone,
-                wish(None, "train"),
+                selection(None, "train"),
                 "no file `x/*.csv`, which its card names",
             ),
         ] {

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::card;
-use super::data_files::{self, Chosen, Wish};
+use super::data_files::{self, Chosen, Selection};
 use super::name::{HubName, escaped};
 use crate::Error;
 
@@ -26,7 +26,7 @@ const LISTED: usize = 5;
 /// What of a data set is wanted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DataSet<'a> {
-    pub(super) wish: Wish<'a>,
+    pub(super) selection: Selection<'a>,
 }
 
 impl DataSet<'_> {
@@ -43,13 +43,14 @@ impl DataSet<'_> {
         let subsets = card::subsets(card.unwrap_or_default())
             .map_err(|error| format!("has a card (`{CARD}`) that cannot be read: {error}"))?;
         let converted = name.revision == CONVERTED;
-        let Chosen { files, left_out } = data_files::choose(files, &subsets, converted, self.wish)?;
+        let Chosen { files, left_out } =
+            data_files::choose(files, &subsets, converted, self.selection)?;
         if !left_out.is_empty() {
             let listed: Vec<&str> = left_out.iter().take(LISTED).map(String::as_str).collect();
             tracing::warn!(
                 "`{name}`: {} of the split `{}` are not read, since most of it is of another kind ({}{})",
                 left_out.len(),
-                self.wish.split,
+                self.selection.split,
                 listed.join(", "),
                 if left_out.len() > LISTED { ", …" } else { "" },
             );
@@ -84,7 +85,7 @@ impl DataSet<'_> {
 
     /// Where the folder of this split is, or will be.
     pub(super) fn folder(&self, views: &Path, name: &HubName, commit: &str) -> PathBuf {
-        let Wish { subset, split } = self.wish;
+        let Selection { subset, split } = self.selection;
         views
             .join(name.folder())
             .join(commit)

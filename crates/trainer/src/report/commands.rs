@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::config::Config;
-use crate::data::located_before;
+use crate::locate::located_before;
 use crate::summary::Ending;
 
 /// A command of the page, and what it does.

@@ -12,8 +12,9 @@ use super::sequences::{Fitting, Sequences};
 use super::shown::{self, ShownData};
 use crate::Error;
 use crate::config::{Config, DataConfig};
-use crate::data::{Located, cache_folder, held_out_records, sweep};
+use crate::data::{cache_folder, held_out_records, sweep};
 use crate::examples::{Encoder, Span, TokenFile, records_of_columns};
+use crate::locate::Located;
 use crate::observer::Observer;
 use crate::text::thousands;
 

@@ -295,7 +295,7 @@ pub(crate) fn show_media(
     path: Option<&Path>,
     count: usize,
 ) -> Result<ShownMedia, Error> {
-    let media = crate::data::text_path(&config.data)?;
+    let media = crate::locate::text_path(&config.data)?;
     let Some(path) = path else {
         return shown_media(config, &media, fresh_step(config), false, count);
     };

@@ -133,10 +133,10 @@ impl Encoder<'_> {
     ) -> Result<VideoData, Error> {
         self.autoencoder.2 = fingerprint(&self.autoencoder.1)?;
         let data = &self.config.data;
-        let path = crate::data::text_path(data)?;
+        let path = crate::locate::text_path(data)?;
         let mut captions = BTreeMap::new();
         let mut training = self.plan(&path, &mut captions, observer)?;
-        let held_out = match crate::data::eval_path(data)? {
+        let held_out = match crate::locate::eval_path(data)? {
             Some(other) => self.plan(&other, &mut captions, observer)?,
             None => {
                 let count = training.len() as f64 * data.validation_fraction;

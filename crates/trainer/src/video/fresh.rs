@@ -126,7 +126,7 @@ fn look(
     buckets: &Buckets,
     observer: &mut dyn Observer,
 ) -> Result<Looked, Error> {
-    let path = crate::data::text_path(&config.data)?;
+    let path = crate::locate::text_path(&config.data)?;
     let items = media::list(&path, &config.data)?;
     let (mut media, mut captions, mut contents) = (Vec::new(), Vec::new(), Vec::new());
     let mut wrong = Complaints::default();

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::cache_folder;
 use crate::Error;
 use crate::config::{DataConfig, Dataset};
+use crate::data::cache_folder;
 use crate::hub::{self, Settings};
 
 /// The split that is trained on where none is named.
