@@ -334,8 +334,10 @@ pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
         }
     };
     // A config that a run has written names every key: those count that are not as they would be anyway.
-    let mut plain = Config::default();
-    plain.adapter = config.adapter.as_ref().map(|_| Default::default());
+    let plain = Config {
+        adapter: config.adapter.as_ref().map(|_| Default::default()),
+        ..Config::default()
+    };
     let differs = match (config.leaves(), plain.leaves()) {
         (Ok(leaves), Ok(plain)) => leaves
             .into_iter()
