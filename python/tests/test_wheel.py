@@ -184,7 +184,7 @@ def tiny_config(folder):
         f"output_dir: {folder / 'runs'}\n"
         "model: {hidden_size: 32, intermediate_size: 64, num_hidden_layers: 1, num_attention_heads: 2}\n"
         f"data: {{path: {folder / 'text.txt'}, block_size: 32}}\n"
-        "train: {max_steps: 20, per_device_train_batch_size: 4, learning_rate: 3e-3, eval_steps: 20, save_steps: 20}\n"
+        "train: {max_steps: 20, per_device_train_batch_size: 4, learning_rate: 3e-3, logging_steps: 1, eval_steps: 20, save_steps: 20}\n"
     )
     return config
 
