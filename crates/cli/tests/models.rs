@@ -119,6 +119,9 @@ fn a_seed_decides_and_temperature_zero_has_none() {
     // So little probability that only the likeliest token is left.
     let narrow = text(&["--temperature", "1", "--top-p", "0.0001", "--seed", "3"]);
     assert_eq!(narrow, text(&[]));
+    let idle = place.generate(&["--max-new-tokens", "2", "--top-p", "0.5"]);
+    let told = String::from_utf8(idle.stderr).unwrap();
+    assert!(told.contains("`--top-p` has no effect"), "{told}");
 }
 
 #[test]

@@ -93,6 +93,12 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         temperature: args.temperature.unwrap_or(0.0),
         top_p: args.top_p.unwrap_or(1.0),
     };
+    if settings.temperature == 0.0 && settings.top_p < 1.0 {
+        eprintln!(
+            "surefoot: `--top-p` has no effect at a temperature of 0, which takes the likeliest token: give \
+             `--temperature` too"
+        );
+    }
     let mut broken = None;
     let mut told = |text: &str| {
         if !json && broken.is_none() {
