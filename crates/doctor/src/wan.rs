@@ -207,7 +207,7 @@ mod tests {
     fn a_card_gets_the_most_comfortable_plan_that_fits() {
         let of = |gib| about(&machine(Class::Dgpu, gib), "memory");
         assert!(of(24).contains("81 frames: `model.quantization: nf4`, `model.low_vram"));
-        assert!(of(24).contains("512 × 512: `model.quantization: int8` (16.6"));
+        assert!(of(24).contains("512 × 512: `model.quantization: int8` (16.7"));
         assert!(of(96).contains("81 frames: bf16, one expert at a time"));
         assert!(of(8).contains("81 frames: not at all"));
         assert!(of(24).contains("this host has 64 GiB"));
