@@ -28,9 +28,8 @@ impl Located {
     /// # Errors
     /// When there is nothing of a name, or it cannot be fetched.
     pub(crate) fn find(config: &DataConfig, report: &mut dyn FnMut(&str)) -> Result<Self, Error> {
-        let settings = Settings::of_the_environment();
         let training = match on_hub(config.path.as_deref()) {
-            Some(name) => fetch(config, name, config.split.as_deref(), &settings, report)?,
+            Some(name) => fetch(config, name, config.split.as_deref(), report)?,
             None => {
                 let path = text_path(config)?;
                 refuse_parts(
@@ -41,7 +40,7 @@ impl Located {
             }
         };
         Ok(Self {
-            held_out: held_out(config, &settings, report)?,
+            held_out: held_out(config, report)?,
             training,
         })
     }
@@ -56,7 +55,7 @@ pub(crate) fn located_before(config: &DataConfig) -> Option<PathBuf> {
         offline: true,
         ..Settings::of_the_environment()
     };
-    fetch(
+    split_of(
         config,
         name,
         config.split.as_deref(),
@@ -75,6 +74,15 @@ fn fetch(
     config: &DataConfig,
     name: &str,
     split: Option<&str>,
+    report: &mut dyn FnMut(&str),
+) -> Result<PathBuf, Error> {
+    split_of(config, name, split, &Settings::of_the_environment(), report)
+}
+
+fn split_of(
+    config: &DataConfig,
+    name: &str,
+    split: Option<&str>,
     settings: &Settings,
     report: &mut dyn FnMut(&str),
 ) -> Result<PathBuf, Error> {
@@ -83,16 +91,12 @@ fn fetch(
 }
 
 /// What is measured on: `eval_dataset`, or another split of what is trained on.
-fn held_out(
-    config: &DataConfig,
-    settings: &Settings,
-    report: &mut dyn FnMut(&str),
-) -> Result<Option<PathBuf>, Error> {
+fn held_out(config: &DataConfig, report: &mut dyn FnMut(&str)) -> Result<Option<PathBuf>, Error> {
     let split = config.eval_split.as_deref();
     let source = config.eval_dataset.as_deref();
     let source = source.or_else(|| config.path.as_deref().filter(|_| split.is_some()));
     if let Some(name) = on_hub(source) {
-        return fetch(config, name, split, settings, report).map(Some);
+        return fetch(config, name, split, report).map(Some);
     }
     let path = eval_path(config)?;
     let place = path.as_deref().or(source).unwrap_or(Path::new(""));

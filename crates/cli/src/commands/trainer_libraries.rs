@@ -83,9 +83,7 @@ fn borrowed(
              and activate it"
         )));
     };
-    let mut folders = vec![PathBuf::from(&torch.folder)];
-    folders.extend(search_path.iter().flat_map(std::env::split_paths));
-    let path = std::env::join_paths(&folders).map_err(|_| {
+    let path = before([torch.folder.as_str()], search_path).map_err(|_| {
         let folder = &torch.folder;
         Failure::usage(format_args!(
             "a folder with `:` in its name cannot be on {SEARCH_PATH}: {folder}"
@@ -121,6 +119,15 @@ fn find(python: Option<&str>) -> Option<Libraries> {
     rocm_libraries::find(&Live::default(), python, &sdk_root)
 }
 
+/// A search path with `folders` before what is set.
+fn before<'a>(
+    folders: impl IntoIterator<Item = &'a str>,
+    search_path: Option<OsString>,
+) -> Result<OsString, std::env::JoinPathsError> {
+    let set = search_path.iter().flat_map(std::env::split_paths);
+    std::env::join_paths(folders.into_iter().map(PathBuf::from).chain(set))
+}
+
 /// What those libraries mean for the trainer; `search_path` is the one that is set.
 fn choice(libraries: &Libraries, search_path: Option<OsString>) -> Choice {
     let Libraries {
@@ -147,9 +154,7 @@ fn choice(libraries: &Libraries, search_path: Option<OsString>) -> Choice {
             ..Choice::default()
         };
     };
-    let mut folders: Vec<PathBuf> = libraries.folders().iter().map(PathBuf::from).collect();
-    folders.extend(search_path.iter().flat_map(std::env::split_paths));
-    let Ok(path) = std::env::join_paths(&folders) else {
+    let Ok(path) = before(libraries.folders(), search_path) else {
         return Choice {
             note: Some(format!(
                 "PyTorch {torch} in {torch_folder} is not used: a folder with `:` in its name cannot be on {SEARCH_PATH}"

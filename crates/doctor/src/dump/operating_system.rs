@@ -2,6 +2,8 @@
 
 use platform::machine::System;
 
+use crate::explain::is_drive;
+
 /// The system, where a text shows it.
 pub(super) fn of(text: &str) -> Option<System> {
     let has = |signs: &[&str]| signs.iter().any(|sign| text.contains(sign));
@@ -77,15 +79,7 @@ fn has_drive(line: &str) -> bool {
         return false;
     }
     line.split([' ', '\t', '"', '\'', '(', '<', '='])
-        .any(|word| {
-            let mut chars = word.chars();
-            chars.next().is_some_and(|c| c.is_ascii_alphabetic())
-                && chars.next() == Some(':')
-                && chars.next().is_some_and(|c| c == '\\' || c == '/')
-                && chars
-                    .next()
-                    .is_some_and(|c| c.is_ascii_alphanumeric() || c == '_')
-        })
+        .any(is_drive)
 }
 
 #[cfg(test)]

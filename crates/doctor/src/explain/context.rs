@@ -464,7 +464,7 @@ impl Clues {
 }
 
 /// `C:\Users…` at the start of a word, or `E:/TheRock…`.
-fn is_drive(word: &str) -> bool {
+pub(crate) fn is_drive(word: &str) -> bool {
     let mut chars = word.chars();
     chars.next().is_some_and(|c| c.is_ascii_alphabetic())
         && chars.next() == Some(':')

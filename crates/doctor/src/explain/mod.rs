@@ -15,6 +15,7 @@ mod translations;
 
 use crate::ansi::strip_escapes;
 use context::Context;
+pub(crate) use context::is_drive;
 use patterns::{PATTERNS, Role};
 use platform::Bytes;
 use serde::Serialize;

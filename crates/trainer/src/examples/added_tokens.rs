@@ -21,13 +21,10 @@ impl AddedTokens {
     /// Takes keys that name tokens: one, a list, or a map.
     pub(super) fn name<'a>(&mut self, entries: impl Iterator<Item = (&'a String, &'a Value)>) {
         for (key, value) in entries {
-            let tokens = match (token(value, true), value) {
-                (Some(token), _) => vec![token],
-                (None, Value::Array(list)) => list.iter().filter_map(special).collect(),
-                (None, Value::Object(map)) => map.values().filter_map(special).collect(),
-                _ => continue,
-            };
-            self.named.insert(key.clone(), tokens);
+            if let Some(each) = each(value) {
+                let tokens = each.into_iter().filter_map(|value| token(value, true));
+                self.named.insert(key.clone(), tokens.collect());
+            }
         }
     }
 
@@ -90,8 +87,15 @@ impl AddedTokens {
     }
 }
 
-fn special(value: &Value) -> Option<AddedToken> {
-    token(value, true)
+/// The values of a key that names tokens: one, a list, or a map; `None` where it names none.
+pub(super) fn each(value: &Value) -> Option<Vec<&Value>> {
+    match value {
+        Value::String(_) => Some(vec![value]),
+        Value::Object(map) if map.get("content").is_some_and(Value::is_string) => Some(vec![value]),
+        Value::Array(list) => Some(list.iter().collect()),
+        Value::Object(map) => Some(map.values().collect()),
+        _ => None,
+    }
 }
 
 /// A token, alone or with its properties beside it.

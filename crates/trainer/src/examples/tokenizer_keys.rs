@@ -10,7 +10,7 @@ use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 use tokenizers::Tokenizer;
 
-use super::added_tokens::AddedTokens;
+use super::added_tokens::{AddedTokens, each};
 use super::tokenizer_class;
 use crate::Error;
 
@@ -395,12 +395,8 @@ fn token_text(value: &Value) -> Option<&str> {
 
 /// All tokens of a value: one, a list, or a map of names or numbers to tokens.
 fn tokens(value: &Value) -> Vec<&str> {
-    match (token_text(value), value) {
-        (Some(token), _) => vec![token],
-        (None, Value::Array(list)) => list.iter().filter_map(token_text).collect(),
-        (None, Value::Object(map)) => map.values().filter_map(token_text).collect(),
-        _ => Vec::new(),
-    }
+    let each = each(value).into_iter().flatten();
+    each.filter_map(token_text).collect()
 }
 
 #[cfg(test)]

@@ -5,11 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use surefoot_trainer::{Allocator, Error, NoObserver, Stop};
-
+use crate::orders;
 use crate::place::{Place, weights};
 
-/// What [`the_process_without_room`] is to do, and the overrides of its config, one a line.
+/// What [`the_process_without_room`] is to do.
 const ORDERS: &str = "SUREFOOT_TEST_WITHOUT_ROOM";
 /// What a refusal is written after.
 const REFUSED: &str = "refused: ";
@@ -18,21 +17,7 @@ const REFUSED: &str = "refused: ";
 #[test]
 #[ignore = "the process that other tests start with a limit"]
 fn the_process_without_room() {
-    let Ok(orders) = std::env::var(ORDERS) else {
-        return;
-    };
-    let mut lines = orders.lines();
-    let (what, root) = (lines.next().unwrap(), lines.next().unwrap());
-    let overrides: Vec<&str> = lines.collect();
-    let config = crate::place::config(Path::new(root), &overrides);
-    let allocator = Allocator::torch();
-    let done: Result<(), Error> = match what {
-        "encode" => surefoot_trainer::encode(&config, &allocator, &mut NoObserver).map(drop),
-        _ => {
-            surefoot_trainer::run(&config, &allocator, &mut NoObserver, &Stop::default()).map(drop)
-        }
-    };
-    if let Err(error) = done {
+    if let Some(Err(error)) = orders::carry_out(ORDERS) {
         let causes = std::iter::successors(Some(&error as &dyn std::error::Error), |e| e.source());
         let text: Vec<String> = causes.map(ToString::to_string).collect();
         println!("{REFUSED}{}", text.join(": "));
@@ -41,8 +26,7 @@ fn the_process_without_room() {
 
 /// What a process is refused with in which no file gets longer than `bytes`.
 fn refused(place: &Place, what: &str, overrides: &[&str], bytes: u64) -> String {
-    let root = place.path("").display().to_string();
-    let orders = [&[what, root.as_str()], overrides].concat().join("\n");
+    let orders = orders::write(place, what, overrides);
     // Writes beyond the limit fail as those to a full disk do, where the signal is ignored.
     let script = "trap '' XFSZ; ulimit -f \"$1\"; shift; exec \"$@\"";
     let output = Command::new("sh")

@@ -6,37 +6,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-use surefoot_trainer::{Allocator, NoObserver, Stop};
-
 use crate::experts::{self, BOTH};
+use crate::orders;
 use crate::place::{Place, plain, weights};
 
-/// What [`the_process_that_is_killed`] is to do, and the overrides of its config, one a line.
+/// What [`the_process_that_is_killed`] is to do.
 const ORDERS: &str = "SUREFOOT_TEST_ORDERS";
 
 /// Started by the others here, as a process of its own.
 #[test]
 #[ignore = "the process that other tests start and kill"]
 fn the_process_that_is_killed() {
-    let Ok(orders) = std::env::var(ORDERS) else {
-        return;
-    };
-    let mut lines = orders.lines();
-    let (what, root) = (lines.next().unwrap(), lines.next().unwrap());
-    let overrides: Vec<&str> = lines.collect();
-    let config = crate::place::config(Path::new(root), &overrides);
-    let allocator = Allocator::torch();
-    match what {
-        "encode" => drop(surefoot_trainer::encode(&config, &allocator, &mut NoObserver).unwrap()),
-        _ => drop(
-            surefoot_trainer::run(&config, &allocator, &mut NoObserver, &Stop::default()).unwrap(),
-        ),
+    if let Some(done) = orders::carry_out(ORDERS) {
+        done.unwrap();
     }
 }
 
 fn start(place: &Place, what: &str, overrides: &[&str]) -> Child {
-    let root = place.path("").display().to_string();
-    let orders = [&[what, root.as_str()], overrides].concat().join("\n");
+    let orders = orders::write(place, what, overrides);
     Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "kills::the_process_that_is_killed", "--ignored"])
         .env(ORDERS, orders)

@@ -11,6 +11,7 @@ mod images;
 mod kills;
 mod losses;
 mod many;
+mod orders;
 mod place;
 mod previews;
 mod single_files;

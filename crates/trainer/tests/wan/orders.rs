@@ -1,0 +1,30 @@
+//! What a test tells a process of its own to do, in a variable: a word, the place, and the overrides of
+//! its config, one a line.
+
+use std::path::Path;
+
+use surefoot_trainer::{Allocator, Error, NoObserver, Stop};
+
+use crate::place::Place;
+
+/// The text of the variable.
+pub(crate) fn write(place: &Place, what: &str, overrides: &[&str]) -> String {
+    let root = place.path("").display().to_string();
+    [&[what, root.as_str()], overrides].concat().join("\n")
+}
+
+/// Encodes or trains as the variable says; nothing where it is not set.
+pub(crate) fn carry_out(variable: &str) -> Option<Result<(), Error>> {
+    let orders = std::env::var(variable).ok()?;
+    let mut lines = orders.lines();
+    let (what, root) = (lines.next().unwrap(), lines.next().unwrap());
+    let overrides: Vec<&str> = lines.collect();
+    let config = crate::place::config(Path::new(root), &overrides);
+    let allocator = Allocator::torch();
+    Some(match what {
+        "encode" => surefoot_trainer::encode(&config, &allocator, &mut NoObserver).map(drop),
+        _ => {
+            surefoot_trainer::run(&config, &allocator, &mut NoObserver, &Stop::default()).map(drop)
+        }
+    })
+}
