@@ -11,28 +11,22 @@
 //! config ───▶ options ────┘
 //! ```
 
+mod decoder;
+
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use placement::plan::{
-    Component, DeviceMap, Handling, Memory, Module, OffloadOptions, Phase, PhasePlan, Plan,
-    PlanError, Residency, TensorSize, plan,
-};
+use models::model::Streaming;
+use placement::plan::{DeviceMap, Memory, OffloadOptions, PhasePlan, Plan, PlanError, Residency};
 use placement::swap::{BackingStore, SwapOptions};
 use placement::{Bytes, Placer};
 use serde::Serialize;
-use tch::Kind;
 
+pub(crate) use self::decoder::{MODEL, PlannedDecoder};
 use crate::Error;
-use crate::config::{Config, Quantization};
+use crate::config::Config;
 use crate::data::cache_folder;
-use crate::estimate::{self, DecoderUse, Estimate};
-use crate::optim::AdamW;
-use models::Parameters;
-use models::model::{Decoder, DecoderConfig, Streaming};
 
-/// Where the bytes of a streamed block begin and end at multiples of this.
-const ALIGNMENT: u64 = 256;
 /// A budget that everything fits into.
 const BOUNDLESS: Bytes = Bytes(u64::MAX / 4);
 
@@ -43,9 +37,9 @@ pub struct MemoryPlan {
     pub profile: Option<String>,
     /// What placement decided.
     pub plan: Plan,
-    /// Decoder blocks of the model.
+    /// Blocks of the model, of each where there are several.
     pub blocks: usize,
-    /// Those that are streamed, by number.
+    /// Those that are streamed, by number; of the first model where there are several.
     pub streamed: Vec<usize>,
     /// Of these, the ones that come from a file.
     pub from_file: Vec<usize>,
@@ -53,65 +47,25 @@ pub struct MemoryPlan {
     pub folder: Option<PathBuf>,
 }
 
-/// The model that is planned, as far as it is known before it is loaded.
-pub(crate) struct PlannedModel<'a> {
-    pub(crate) config: &'a Config,
-    pub(crate) shape: &'a DecoderConfig,
-    /// Made of [`MetaWeights`](models::model::MetaWeights).
-    pub(crate) decoder: &'a Decoder,
-    pub(crate) parameters: &'a Parameters,
-    pub(crate) usage: &'a DecoderUse,
-}
-
 impl MemoryPlan {
-    /// Decides for `model` under `memory`.
-    ///
-    /// # Errors
-    /// When it does not fit however it is divided, or an option makes no sense for this model.
-    pub(crate) fn new(
-        model: &PlannedModel,
-        memory: Memory,
-        options: &OffloadOptions,
-    ) -> Result<Self, Error> {
-        let components = [model.component()?];
-        let attempt = |memory, options: &OffloadOptions, streamed: &[usize]| {
-            let phase = Phase {
-                name: "train".into(),
-                active: vec![components[0].name.clone()],
-                working: model.working(streamed)?,
-            };
-            Ok::<_, Error>(plan(&components, &[phase], memory, options))
-        };
-        let explain = |error: PlanError| model.explain(&error);
-        // What is streamed whatever the memory needs less to work in.
-        let unbounded = OffloadOptions {
-            max_memory: Default::default(),
-            ..options.clone()
-        };
-        let asked = attempt(boundless(memory), &unbounded, &[])?.map_err(explain)?;
-        let plan = match attempt(memory, options, &streamed(&asked))? {
-            Ok(plan) => plan,
-            Err(PlanError::DeviceTooSmall { .. }) if is_free(options) => {
-                let all = OffloadOptions {
-                    low_vram: true,
-                    ..options.clone()
-                };
-                let blocks: Vec<usize> = (0..model.blocks()).collect();
-                attempt(memory, &all, &blocks)?.map_err(explain)?
-            }
-            Err(error) => return Err(explain(error)),
-        };
-        let streamed = streamed(&plan);
-        let from_file = blocks_at(&plan, |residency| residency == Residency::StreamedFromDisk);
-        let profile = model.config.model.profile;
-        Ok(Self {
+    /// The plan of a run on `config`. The phases come again and again, in this order.
+    pub(crate) fn new(config: &Config, plan: Plan) -> Self {
+        let first = components(&plan).into_iter().next().unwrap_or_default();
+        let blocks = blocks_in_use(&plan, &first);
+        let streamed = streamed(&plan, &first);
+        let from_file = from_file(&blocks);
+        let any_file = components(&plan)
+            .iter()
+            .any(|component| !self::from_file(&blocks_in_use(&plan, component)).is_empty());
+        let profile = config.model.profile;
+        Self {
             profile: profile.map(|profile| profile.profile().to_string()),
-            plan,
-            blocks: model.blocks(),
+            blocks: blocks.len(),
             streamed,
-            folder: (!from_file.is_empty()).then(|| offload_folder(model.config)),
             from_file,
-        })
+            folder: any_file.then(|| offload_folder(config)),
+            plan,
+        }
     }
 
     /// How the builder of the model carries it out; `None` when every block stays.
@@ -120,13 +74,16 @@ impl MemoryPlan {
     /// When the folder for the file cannot be made.
     pub(crate) fn streaming(
         &self,
+        component: &str,
         placer: &Placer,
-        usage: &DecoderUse,
+        pass: &StreamedPass,
     ) -> Result<Option<Streaming>, Error> {
-        if self.streamed.is_empty() {
+        let blocks = self.streamed_of(component);
+        if blocks.is_empty() {
             return Ok(None);
         }
-        let slots = self.phase().map_or(0, |phase| phase.ring_slots).max(1);
+        let phase = phase_of(&self.plan, component);
+        let slots = phase.map_or(0, |phase| phase.ring_slots).max(1);
         let options = SwapOptions {
             backing: match &self.folder {
                 None => BackingStore::Host,
@@ -134,61 +91,98 @@ impl MemoryPlan {
                     create(folder)?;
                     BackingStore::Divided {
                         folder: folder.clone(),
-                        from_file: self.numbers_in_stream(),
+                        from_file: self.numbers_in_stream(component),
                     }
                 }
             },
             slots: slots as usize,
             verify: placer.policy().verify,
             transport: placer.options().clone(),
-            preserve_generators: usage.dropout > 0.0,
-            offload_inputs: usage.offload,
+            preserve_generators: pass.dropout,
+            offload_inputs: pass.offload,
             ..SwapOptions::default()
         };
-        let blocks = self.streamed.clone();
         Ok(Some(Streaming { blocks, options }))
     }
 
+    /// The numbers of the blocks of `component` that are streamed, ascending.
+    pub(crate) fn streamed_of(&self, component: &str) -> Vec<usize> {
+        streamed(&self.plan, component)
+    }
+
     /// The blocks from the file by the numbers that the stream gives them: it counts only what is streamed.
-    fn numbers_in_stream(&self) -> BTreeSet<usize> {
-        let numbered = self.streamed.iter().enumerate();
+    fn numbers_in_stream(&self, component: &str) -> BTreeSet<usize> {
+        let from_file = from_file(&blocks_in_use(&self.plan, component));
+        let streamed = self.streamed_of(component);
+        let numbered = streamed.iter().enumerate();
         numbered
-            .filter(|(_, block)| self.from_file.contains(block))
+            .filter(|(_, block)| from_file.contains(block))
             .map(|(number, _)| number)
             .collect()
     }
 
     /// As in "20 of 30 blocks streamed from a file through a ring of 2 (14 MB)".
     pub fn describe(&self) -> String {
-        let Some(phase) = self.phase().filter(|_| !self.streamed.is_empty()) else {
-            return format!("all {} blocks stay in memory", self.blocks);
+        let components = components(&self.plan);
+        let mut texts: Vec<String> = components
+            .iter()
+            .map(|component| self.describe_component(component))
+            .collect();
+        if components.len() < 2 {
+            return texts.pop().unwrap_or_default();
+        }
+        let text = match texts.windows(2).all(|pair| pair[0] == pair[1]) {
+            true => format!("of each model, {}", texts[0]),
+            false => {
+                let named = components.iter().zip(&texts);
+                let named = named.map(|(component, text)| format!("`{component}`: {text}"));
+                named.collect::<Vec<_>>().join("; ")
+            }
+        };
+        let idle = |residency| {
+            let mut placements = self.plan.phases.iter().flat_map(|phase| &phase.placements);
+            placements.any(|placed| placed.residency == residency)
+        };
+        let waits = match (idle(Residency::IdleOnHost), idle(Residency::IdleOnDisk)) {
+            (false, false) => return text,
+            (true, false) => "in host memory",
+            (false, true) => "in a file",
+            (true, true) => "in host memory and a file",
+        };
+        format!("{text}; what is not used waits {waits}")
+    }
+
+    fn describe_component(&self, component: &str) -> String {
+        let blocks = blocks_in_use(&self.plan, component);
+        let streamed = self.streamed_of(component).len();
+        let Some(phase) = phase_of(&self.plan, component).filter(|_| streamed > 0) else {
+            return format!("all {} blocks stay in memory", blocks.len());
         };
         let on_device = phase.resident + phase.ring;
-        let mapped = residencies(&self.plan).any(|(_, residency)| residency == Residency::ZeroCopy);
-        let host = match mapped {
+        let host = match blocks.iter().any(|(_, to)| *to == Residency::ZeroCopy) {
             true => "from host memory, which the device reads where it is",
             false => "from host memory",
         };
-        let from_file = self.from_file.len();
+        let from_file = from_file(&blocks).len();
         let source = match &self.folder {
-            None => host.to_owned(),
-            Some(folder) => {
+            Some(folder) if from_file > 0 => {
                 let file = format!("from a file in `{}`", folder.display());
-                match self.streamed.len() - from_file {
+                match streamed - from_file {
                     0 => file,
                     from_host => format!("({from_host} {host}, {from_file} {file})"),
                 }
             }
+            _ => host.to_owned(),
         };
         // Fewer blocks than slots need no more of them.
-        let ring = match (phase.ring_slots as usize).min(self.streamed.len()) {
+        let ring = match (phase.ring_slots as usize).min(streamed) {
             0 => String::new(),
             slots => format!(" through a ring of {slots} ({})", phase.ring),
         };
-        let (streamed, blocks) = (self.streamed.len(), self.blocks);
         format!(
-            "{streamed} of {blocks} blocks streamed {source}{ring}; {on_device} of weights stay on \
-             the device"
+            "{streamed} of {} blocks streamed {source}{ring}; {on_device} of weights stay on \
+             the device",
+            blocks.len()
         )
     }
 
@@ -196,128 +190,56 @@ impl MemoryPlan {
     pub fn notes(&self) -> &[String] {
         &self.plan.notes
     }
-
-    fn phase(&self) -> Option<&PhasePlan> {
-        self.plan.phases.first()
-    }
 }
 
-impl PlannedModel<'_> {
-    fn blocks(&self) -> usize {
-        usize::try_from(self.shape.num_hidden_layers).unwrap_or(0)
-    }
+/// What is trained of a streamed model, as far as streaming depends on it.
+pub(crate) struct StreamedPass {
+    /// Whether numbers are drawn within blocks, which are to be the same when a block is computed again.
+    pub(crate) dropout: bool,
+    /// Whether what goes into a block waits for the backward pass in host memory.
+    pub(crate) offload: bool,
+}
 
-    /// The parts of the model by the names of its file.
-    fn component(&self) -> Result<Component, Error> {
-        let stored = self.usage.frozen.unwrap_or(Kind::Float);
-        let number = |width: i64| u64::try_from(width).unwrap_or(0);
-        let (vocabulary, hidden) = (
-            number(self.shape.vocab_size),
-            number(self.shape.hidden_size),
-        );
-        let table = Bytes(vocabulary * hidden * stored.elt_size_in_bytes() as u64);
-        // What learns in a module's place is counted with what is trained.
-        let frozen = |module: &str, bytes| {
-            let whole = format!(".{module}.weight");
-            let mut names = self.parameters.iter().map(|parameter| &parameter.name);
-            match names.any(|name| name.ends_with(&whole)) {
-                true => Bytes::ZERO,
-                false => bytes,
-            }
-        };
-        let module = |name: String, storage, bytes, handling| Module {
-            name,
-            tensors: vec![TensorSize { storage, bytes }],
-            handling,
-        };
-        let embedding = "model.embed_tokens".to_owned();
-        let tied = self.shape.tie_word_embeddings;
-        // A head that is tied to the embedding may need the table that the embedding no longer does.
-        let bytes = match tied && frozen("lm_head", table) > Bytes::ZERO {
-            true => table,
-            false => frozen("embed_tokens", table),
-        };
-        let mut modules = vec![module(embedding, 0, bytes, Handling::Resident)];
-        for index in 0..self.blocks() {
-            let bytes = self.block_bytes(index, stored)?;
-            let name = format!("model.layers.{index}");
-            modules.push(module(name, index as u64 + 1, bytes, Handling::Streamable));
+/// Decides under `memory` what is streamed. `working` says what each phase needs beside weights where these
+/// blocks of its component are streamed, since those that are need less; `plan` plans phases with that. The outer
+/// error is that of `working`.
+pub(crate) fn decide(
+    memory: Memory,
+    options: &OffloadOptions,
+    blocks: usize,
+    working: impl Fn(&[usize]) -> Result<Bytes, Error>,
+    plan: impl Fn(Bytes, Memory, &OffloadOptions) -> Result<Plan, PlanError>,
+) -> Result<Result<Plan, PlanError>, Error> {
+    // What is streamed whatever the memory needs less to work in.
+    let unbounded = OffloadOptions {
+        max_memory: Default::default(),
+        ..options.clone()
+    };
+    let asked = match plan(working(&[])?, boundless(memory), &unbounded) {
+        Ok(asked) => asked,
+        Err(error) => return Ok(Err(error)),
+    };
+    let first = components(&asked).into_iter().next().unwrap_or_default();
+    match plan(working(&streamed(&asked, &first))?, memory, options) {
+        Err(PlanError::DeviceTooSmall { .. }) if is_free(options) => {
+            let all = OffloadOptions {
+                low_vram: true,
+                ..options.clone()
+            };
+            let every: Vec<usize> = (0..blocks).collect();
+            Ok(plan(working(&every)?, memory, &all))
         }
-        let (norm, head) = (self.blocks() as u64 + 1, self.blocks() as u64 + 2);
-        let scale = frozen("model.norm", Bytes(hidden * 4));
-        modules.push(module("model.norm".into(), norm, scale, Handling::Resident));
-        // A head that is the embedding is the same memory.
-        let (head, bytes) = match tied {
-            true => (0, bytes),
-            false => (head, frozen("lm_head", table)),
-        };
-        modules.push(module("lm_head".into(), head, bytes, Handling::Resident));
-        Ok(Component {
-            name: "model".into(),
-            modules,
-        })
-    }
-
-    /// What a block takes in a slot of the ring.
-    fn block_bytes(&self, index: usize, stored: Kind) -> Result<Bytes, Error> {
-        let aligned = |bytes: u64| bytes.div_ceil(ALIGNMENT) * ALIGNMENT;
-        let of = |size: &Vec<i64>| {
-            let numbers: u64 = size.iter().map(|&width| width.max(0) as u64).product();
-            let rows = size.first().map_or(0, |&rows| rows.max(0) as u64);
-            if size.len() < 2 {
-                return aligned(numbers * 4);
-            }
-            match self.config.model.quantization {
-                None => aligned(numbers * stored.elt_size_in_bytes() as u64),
-                Some(Quantization::Int8) => aligned(numbers) + aligned(rows * 4),
-                // Two in a byte, a scale for each 64, and the table of the sixteen levels.
-                Some(Quantization::Nf4) => {
-                    let blocks = numbers.div_ceil(64);
-                    aligned(blocks * 32) + aligned(blocks * 4) + 256 * 2 * 4
-                }
-            }
-        };
-        let sizes = self.decoder.block_sizes(index)?;
-        Ok(Bytes(sizes.iter().map(of).sum()))
-    }
-
-    /// What training takes beside the frozen weights when these blocks are streamed.
-    fn working(&self, streamed: &[usize]) -> Result<Bytes, Error> {
-        let usage = DecoderUse {
-            streamed: streamed.to_vec(),
-            ..self.usage.clone()
-        };
-        let rest = self.decoder.rope_bytes();
-        let footprint = estimate::decoder(self.shape, self.parameters, rest, &usage);
-        let optimizer = AdamW::from_config(self.config, self.parameters, &[])?;
-        let moments = optimizer.state_bytes(self.parameters);
-        Ok(Bytes(
-            Estimate::new(self.config, footprint, self.parameters, moments, None).peak,
-        ))
-    }
-
-    fn explain(&self, error: &PlanError) -> Error {
-        let mut text = format!("the model cannot be placed: {error}");
-        if matches!(error, PlanError::DeviceTooSmall { .. }) {
-            let train = &self.config.train;
-            if !train.gradient_checkpointing {
-                text += "; `train.gradient_checkpointing: true` needs less to work in";
-            } else if train.per_device_train_batch_size > 1 {
-                text += "; a smaller `train.per_device_train_batch_size` needs less to work in";
-            } else if self.config.model.quantization.is_none() {
-                text += "; `model.quantization: nf4` makes smaller blocks";
-            }
-        }
-        Error::Data(text)
+        planned => Ok(planned),
     }
 }
 
 /// Whether the plan may choose which blocks are streamed.
-fn is_free(options: &OffloadOptions) -> bool {
+pub(crate) fn is_free(options: &OffloadOptions) -> bool {
     options.blocks_to_swap.is_none() && options.device_map == DeviceMap::Auto
 }
 
-fn boundless(memory: Memory) -> Memory {
+/// As much memory as a plan could ask for.
+pub(crate) fn boundless(memory: Memory) -> Memory {
     match memory {
         Memory::Discrete { .. } => Memory::Discrete {
             device: BOUNDLESS,
@@ -331,23 +253,56 @@ fn boundless(memory: Memory) -> Memory {
     }
 }
 
-/// Where each module is, by name.
-fn residencies(plan: &Plan) -> impl Iterator<Item = (&str, Residency)> {
-    let placements = plan.phases.iter().flat_map(|phase| &phase.placements);
-    placements.map(|placed| (placed.module.as_str(), placed.residency))
+/// The components of a plan, in their order.
+fn components(plan: &Plan) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for placed in plan
+        .phases
+        .iter()
+        .take(1)
+        .flat_map(|phase| &phase.placements)
+    {
+        if !names.contains(&placed.component) {
+            names.push(placed.component.clone());
+        }
+    }
+    names
 }
 
-/// The numbers of the blocks that are away.
-fn streamed(plan: &Plan) -> Vec<usize> {
-    blocks_at(plan, |residency| residency != Residency::Device)
+/// The phase that uses `component`.
+fn phase_of<'a>(plan: &'a Plan, component: &str) -> Option<&'a PhasePlan> {
+    plan.phases.iter().find(|phase| {
+        let mut placements = phase.placements.iter();
+        placements.any(|placed| placed.component == component && !placed.residency.is_idle())
+    })
 }
 
-/// The numbers of the blocks whose residency `is_there` accepts, ascending.
-fn blocks_at(plan: &Plan, is_there: impl Fn(Residency) -> bool) -> Vec<usize> {
-    residencies(plan)
-        .filter(|(_, residency)| is_there(*residency))
-        .filter_map(|(module, _)| module.strip_prefix("model.layers.")?.parse().ok())
-        .collect()
+/// Where the blocks of `component` are while it is used, by number.
+fn blocks_in_use(plan: &Plan, component: &str) -> Vec<(usize, Residency)> {
+    let placements = phase_of(plan, component).map_or(&[][..], |phase| &phase.placements);
+    let own = placements
+        .iter()
+        .filter(|placed| placed.component == component);
+    own.filter_map(|placed| {
+        let (row, number) = placed.module.rsplit_once('.')?;
+        let is_block = row.ends_with("blocks") || row.ends_with("layers");
+        Some((number.parse().ok().filter(|_| is_block)?, placed.residency))
+    })
+    .collect()
+}
+
+/// The numbers of the blocks of `component` that are away while it is used.
+fn streamed(plan: &Plan, component: &str) -> Vec<usize> {
+    let blocks = blocks_in_use(plan, component).into_iter();
+    let away = blocks.filter(|(_, residency)| *residency != Residency::Device);
+    away.map(|(number, _)| number).collect()
+}
+
+/// The numbers of those that come from a file.
+fn from_file(blocks: &[(usize, Residency)]) -> Vec<usize> {
+    let blocks = blocks.iter();
+    let from_file = blocks.filter(|(_, residency)| *residency == Residency::StreamedFromDisk);
+    from_file.map(|(number, _)| *number).collect()
 }
 
 /// The folder on a disk for what is away.
@@ -364,6 +319,8 @@ fn create(folder: &Path) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
+    use placement::plan::{Component, Handling, Module, Phase, plan, plan_cycle};
+
     use super::*;
 
     const BLOCK: Bytes = Bytes::mib(10);
@@ -384,14 +341,9 @@ mod tests {
             working: Bytes::ZERO,
         };
         let plan = plan(&[component], &[phase], memory, &OffloadOptions::default()).unwrap();
-        MemoryPlan {
-            profile: None,
-            blocks: 6,
-            streamed: streamed(&plan),
-            from_file: blocks_at(&plan, |residency| residency == Residency::StreamedFromDisk),
-            folder: Some("/models".into()),
-            plan,
-        }
+        let mut config = Config::default();
+        config.model.offload_folder = Some("/models".into());
+        MemoryPlan::new(&config, plan)
     }
 
     #[test]
@@ -402,7 +354,7 @@ mod tests {
         });
         assert_eq!((plan.streamed.len(), plan.from_file.len()), (4, 2));
         // The stream numbers what it streams, and nothing else.
-        let numbers = plan.numbers_in_stream();
+        let numbers = plan.numbers_in_stream("model");
         let named: Vec<usize> = numbers
             .iter()
             .map(|&number| plan.streamed[number])
@@ -422,13 +374,54 @@ mod tests {
             pool: Bytes::mib(55),
             zero_copy: true,
         });
-        let mapped = blocks_at(&plan.plan, |residency| residency == Residency::ZeroCopy);
+        let blocks = blocks_in_use(&plan.plan, "model").into_iter();
+        let mapped = blocks.filter(|(_, residency)| *residency == Residency::ZeroCopy);
+        let mapped: Vec<_> = mapped.collect();
         assert_eq!(mapped.len() + plan.from_file.len(), plan.streamed.len());
         assert!(!mapped.is_empty() && !plan.from_file.is_empty(), "{plan:?}");
         let text = plan.describe();
         assert!(
             text.contains("which the device reads where it is, "),
             "{text}"
+        );
+    }
+
+    #[test]
+    fn models_that_take_turns_are_told_together() {
+        let model = |name: &str, storage| Component {
+            name: name.into(),
+            modules: (0..4_u64)
+                .map(|number| {
+                    let block = format!("{name}.blocks.{number}");
+                    Module::new(block, storage + number, BLOCK, Handling::Streamable)
+                })
+                .collect(),
+        };
+        let turn = |name: &str| Phase {
+            name: name.into(),
+            active: vec![name.into()],
+            working: Bytes::ZERO,
+        };
+        let told = |device, host| {
+            let memory = Memory::Discrete { device, host };
+            let components = [model("high", 0), model("low", 4)];
+            let options = OffloadOptions::default();
+            let plan = plan_cycle(&components, &[turn("high"), turn("low")], memory, &options);
+            MemoryPlan::new(&Config::default(), plan.unwrap()).describe()
+        };
+        let gib = Bytes::gib(1);
+        let stay = "of each model, all 4 blocks stay in memory";
+        assert_eq!(told(gib, gib), stay);
+        let waits = format!("{stay}; what is not used waits in host memory");
+        assert_eq!(told(Bytes::mib(50), gib), waits);
+        let waits = format!("{stay}; what is not used waits in a file");
+        assert_eq!(told(Bytes::mib(50), Bytes::mib(5)), waits);
+        let waits = format!("{stay}; what is not used waits in host memory and a file");
+        assert_eq!(told(Bytes::mib(50), Bytes::mib(30)), waits);
+        assert_eq!(
+            told(Bytes::mib(30), gib),
+            "of each model, 3 of 4 blocks streamed from host memory through a ring of 2 (20 MiB); \
+             30 MiB of weights stay on the device; what is not used waits in host memory"
         );
     }
 }

@@ -160,16 +160,16 @@ impl<L: Layer> Blocks<L> {
     /// Bytes of the blocks on their device: those that stay, and the ring.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
         let mut sum = self.report().map_or(0, |report| report.device_bytes().0);
-        self.look(&mut |tensor| sum += frozen_bytes(tensor))?;
+        self.look(&mut |_, tensor| sum += frozen_bytes(tensor))?;
         Ok(sum)
     }
 
-    /// Shows `see` the frozen tensors of the blocks that stay.
-    pub(crate) fn look(&self, see: &mut dyn FnMut(&Tensor)) -> Result<(), Error> {
-        for block in &self.list {
+    /// Shows `see` the frozen tensors of the blocks that stay, with the number of the block.
+    pub(crate) fn look(&self, see: &mut dyn FnMut(usize, &Tensor)) -> Result<(), Error> {
+        for (index, block) in self.list.iter().enumerate() {
             if let Block::Resident(layer) = block {
                 layer.with_base(&mut |tensor| {
-                    see(tensor);
+                    see(index, tensor);
                     shared(tensor)
                 })?;
             }

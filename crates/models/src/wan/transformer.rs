@@ -137,30 +137,34 @@ impl Transformer {
         self.blocks.report()
     }
 
-    /// Handles ([`Tensor::shallow_clone`]) on the frozen tensors that stay in memory, numbered; those of
-    /// streamed blocks are the stream's. Whoever moves their memory away brings it back before the model
-    /// is asked.
+    /// Handles ([`Tensor::shallow_clone`]) on the frozen tensors that stay in memory; those of streamed blocks
+    /// are the stream's. Each is called by the module that it is in and a number: `blocks.3.17`. Whoever moves
+    /// their memory away brings it back before the model is asked.
     ///
     /// # Errors
     /// When libtorch refuses.
     pub fn frozen(&self) -> Result<Vec<(String, Tensor)>, Error> {
         let mut list = Vec::new();
-        let mut see = |tensor: &Tensor| {
+        let mut see = |module: &str, tensor: &Tensor| {
             if !tensor.requires_grad() {
-                list.push((list.len().to_string(), tensor.shallow_clone()));
+                let name = format!("{module}.{}", list.len());
+                list.push((name, tensor.shallow_clone()));
             }
         };
-        see(&self.patches.weight);
-        see(&self.patches.bias);
-        let linears = [&self.time_to_modulation, &self.output];
-        for linear in linears.into_iter().chain(&self.time).chain(&self.text) {
+        see("patch_embedding", &self.patches.weight);
+        see("patch_embedding", &self.patches.bias);
+        let embedders = [&self.time_to_modulation];
+        let embedders = embedders.into_iter().chain(&self.time).chain(&self.text);
+        let embedders = embedders.map(|linear| ("condition_embedder", linear));
+        for (module, linear) in embedders.chain([("proj_out", &self.output)]) {
             linear.with_base(&mut |tensor| {
-                see(tensor);
+                see(module, tensor);
                 shared(tensor)
             })?;
         }
-        see(&self.table);
-        self.blocks.look(&mut see)?;
+        see("scale_shift_table", &self.table);
+        self.blocks
+            .look(&mut |index, tensor| see(&format!("blocks.{index}"), tensor))?;
         Ok(list)
     }
 

@@ -97,10 +97,7 @@ struct Staged<'a> {
 
 impl Staged<'_> {
     fn is_idle(&self) -> bool {
-        matches!(
-            self.residency,
-            Residency::IdleOnHost | Residency::IdleOnDisk
-        )
+        self.residency.is_idle()
     }
 }
 

@@ -259,14 +259,6 @@ impl Config {
             ("data", "tokenizer", data.tokenizer != none.tokenizer),
             ("data", "vocab_size", data.vocab_size != none.vocab_size),
             ("train", "metric_for_best_model", nats),
-            ("model", "profile", model.profile != no_model.profile),
-            (
-                "model",
-                "offload_fraction",
-                model.offload_fraction.is_some(),
-            ),
-            ("model", "max_memory", model.max_memory.is_some()),
-            ("model", "device_map", model.device_map.is_some()),
             (
                 "model",
                 "hidden_size",
@@ -544,17 +536,6 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
             format!("`train.min_sigma` {low} is not below `train.max_sigma` {high}"),
             "levels are drawn from the first to the second",
         );
-    }
-    if config.model.low_vram == Some(true) || config.model.blocks_to_swap.is_some() {
-        return problems;
-    }
-    if config.model.ring_slots.is_some() || config.model.offload_folder.is_some() {
-        problems.push((
-            vec!["model", "ring_slots"],
-            "no block is streamed".into(),
-            "set `model.blocks_to_swap` or `model.low_vram: true`, or drop `model.ring_slots` and \
-             `model.offload_folder`",
-        ));
     }
     problems
 }

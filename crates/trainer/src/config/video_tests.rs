@@ -38,7 +38,7 @@ fn every_key_of_the_other_kind_is_refused_by_name() {
         "data.block_size=128",
         "data.packing=true",
         "model.hidden_size=64",
-        "model.max_memory={device: 8GB}",
+        "model.head_dim=8",
         "sample.top_p=0.5",
         "adapter.use_dora=true",
     ] {
@@ -77,7 +77,6 @@ fn keys_that_belong_to_others_say_which() {
             vec!["train.experts=low", "train.steps_per_expert=2"],
             "is for runs that train both experts",
         ),
-        (vec!["model.ring_slots=3"], "no block is streamed"),
     ] {
         let got = problems(&[&VIDEO[..], &keys].concat());
         assert!(
@@ -86,6 +85,23 @@ fn keys_that_belong_to_others_say_which() {
         );
     }
     assert!(problems(&["data.resolution=512"])[0].contains("add an `adapter` section"));
+}
+
+#[test]
+fn a_plan_is_asked_for_as_with_language_models() {
+    for key in [
+        "model.profile=balanced",
+        "model.offload_fraction=0.5",
+        "model.max_memory={device: 8GB}",
+        "model.device_map={'': device, transformer.blocks.1: cpu}",
+        "model.low_vram=true",
+        "model.blocks_to_swap=2",
+    ] {
+        assert_eq!(
+            problems(&[&VIDEO[..], &[key]].concat()),
+            Vec::<String>::new()
+        );
+    }
 }
 
 #[test]

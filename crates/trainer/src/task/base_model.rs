@@ -7,7 +7,7 @@ use tch::{Device, Kind};
 use crate::Error;
 use crate::config::Config;
 use crate::estimate::DecoderUse;
-use crate::memory_plan::{MemoryPlan, PlannedModel};
+use crate::memory_plan::{MODEL, MemoryPlan, PlannedDecoder, StreamedPass};
 use models::Parameters;
 use models::adapters::{Attached, Attachment, PeftAdapter};
 use models::model::{
@@ -79,7 +79,11 @@ impl BaseModel {
         let mut streaming = None;
         if let Some(plan) = &plan {
             usage.streamed.clone_from(&plan.streamed);
-            streaming = plan.streaming(placer, &usage)?;
+            let pass = StreamedPass {
+                dropout: usage.dropout > 0.0,
+                offload: usage.offload,
+            };
+            streaming = plan.streaming(MODEL, placer, &pass)?;
         }
         tch::manual_seed(config.seed as i64);
         let mut parameters = Parameters::default();
@@ -186,13 +190,13 @@ impl Plans<'_> {
         let mut builder = self.builder(&mut source, &mut parameters, attachment.as_mut());
         let shape = self.options(Device::Cpu);
         let decoder = Decoder::new(&self.pretrained.config, shape, &mut builder)?;
-        let planned = PlannedModel {
+        let planned = PlannedDecoder {
             config: self.config,
             shape: &self.pretrained.config,
             decoder: &decoder,
             parameters: &parameters,
             usage,
         };
-        MemoryPlan::new(&planned, memory, options)
+        planned.plan(memory, options)
     }
 }

@@ -8,6 +8,7 @@ mod expert;
 mod lora_file;
 mod memory;
 mod model;
+mod plan;
 mod previews;
 
 use std::cell::RefCell;
@@ -17,7 +18,6 @@ use std::path::Path;
 use models::Parameters;
 use models::formats::{SafetensorsFile, TensorSource};
 use models::model::Pass;
-use models::wan::files::{Part, PartFile};
 use models::wan::lora::Expert as Which;
 use models::wan::model::{Pipeline, WanModel};
 use models::wan::text_encoder::TEXT_ROWS;
@@ -29,9 +29,10 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use self::clip_loader::{ClipLoader, ClipSource, Encoded as EncodedClips};
-use self::expert::{Expert, Residency};
-use self::memory::{Learns, Usage, base_bytes};
+use self::expert::{Expert, Residency, streaming};
+use self::memory::{Learns, Usage};
 use self::model::{shape, write_model};
+use self::plan::{PlannedExperts, component, someone_waits};
 use self::previews::Previews;
 use super::clip_order::{ClipOrder, Position};
 use super::{Batch, Epochs, Task, Turn, steps_of};
@@ -39,6 +40,7 @@ use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
 use crate::events::{Evaluation, Sample};
+use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
 use crate::text::thousands;
 use crate::video::{Encoded, ShownMedia, VideoData, fresh_step, shown_media, trained_parts};
@@ -60,6 +62,8 @@ pub struct WanVideo {
     model: WanModel,
     data: VideoData,
     previews: Option<Previews>,
+    /// What is where, of a model that does not learn itself.
+    plan: Option<MemoryPlan>,
     clips: ClipLoader,
     /// The clips to measure on.
     held_out: ClipSource,
@@ -99,31 +103,18 @@ impl WanVideo {
             false => Kind::Float,
         };
         let device = placer.device();
-        let parts_of = |which: &[Which]| -> Result<Vec<PartFile>, Error> {
-            let open =
-                |which: &Which| PartFile::open(Part::Transformer, model.transformer_path(*which));
-            Ok(which.iter().map(open).collect::<Result<_, _>>()?)
-        };
-        let mut residency = Residency::all();
-        if config.adapter.is_some() {
-            let trained: Vec<Which> = parts
-                .iter()
-                .map(|part| part.expert.unwrap_or(Which::High))
-                .collect();
-            let files = parts_of(&trained)?;
-            memory::check(config, &shape, &files, &data, (compute, device), memory)?;
-        }
-        // One that is not trained is asked for previews.
-        if model.has_low_noise() && (parts.len() > 1 || previews.is_some()) {
-            let learns = Learns::planned(config);
-            let usage = Usage::new(config, &shape, &data, compute, device, learns);
-            let footprint = usage.footprint(&shape);
-            let mut needed = footprint.activations + footprint.logits;
-            for file in parts_of(&[Which::High, Which::Low])? {
-                needed += base_bytes(config, &shape, &file, (compute, device));
+        let plan = match &config.adapter {
+            None => None,
+            Some(_) => {
+                let trained: Vec<_> = parts.iter().map(|part| part.expert).collect();
+                let machine = (compute, device);
+                let of = (&model, &shape);
+                let shown = previews.is_some();
+                let planned = PlannedExperts::new(config, of, &data, machine, &trained, shown)?;
+                Some(planned.plan(memory)?)
             }
-            residency = Residency::one(config, memory, needed)?;
-        }
+        };
+        let mut residency = Residency::new(config, plan.as_ref().map(|plan| &plan.plan))?;
         tch::manual_seed(config.seed as i64);
         let (mut experts, mut parameters) = (Vec::new(), Parameters::default());
         for part in &parts {
@@ -132,9 +123,12 @@ impl WanVideo {
                 None => "building the transformer",
             });
             // Room for the next.
-            residency.enter(&experts, None, placer)?;
-            let expert = match config.adapter {
-                Some(_) => Expert::open(config, &model, part, compute, placer)?,
+            residency.enter(&experts, Some(experts.len()), placer)?;
+            let expert = match &plan {
+                Some(plan) => {
+                    let blocks = streaming(config, plan, part.expert, placer)?;
+                    Expert::open(config, &model, part, blocks, compute, placer)?
+                }
                 None => Expert::fresh(config, part, compute, placer)?,
             };
             let prefix = match parts.len() {
@@ -175,6 +169,7 @@ impl WanVideo {
             held_out: ClipSource::new(&data.held_out, with_condition),
             data,
             previews,
+            plan,
             config: config.clone(),
             compute,
             device,
@@ -409,25 +404,30 @@ impl Task for WanVideo {
 
     fn footprint(&self) -> Footprint {
         let shape = self.experts[0].model.config();
-        let bases = self.experts.iter().map(|expert| expert.base_bytes);
-        let base: u64 = match self.residency.borrow().is_one_at_a_time() {
-            true => bases.max().unwrap_or(0),
-            false => bases.sum(),
+        // The others may wait elsewhere.
+        let on_device = |plan: &MemoryPlan| {
+            let phases = plan.plan.phases.iter().take(self.experts.len());
+            let most = phases.map(|phase| phase.resident + phase.ring).max();
+            most.unwrap_or_default().0
         };
-        let device = self.device;
+        let base = self.plan.as_ref().map_or(0, on_device);
+        let first = component(self.experts[0].which);
+        let streamed = self.plan.as_ref().map(|plan| plan.streamed_of(first));
         let learns = Learns::of(&self.experts[0].parameters, shape);
-        let usage = Usage::new(
-            &self.config,
-            shape,
-            &self.data,
-            self.compute,
-            device,
-            learns,
-        );
+        let machine = (self.compute, self.device);
+        let streamed = streamed.unwrap_or_default();
+        let usage = Usage::new(&self.config, &self.data, machine, learns, streamed);
         Footprint {
             weights: base + self.parameters.count() * 4,
             ..usage.footprint(shape)
         }
+    }
+
+    /// Where the config asks for one, or the experts take turns on the device.
+    fn memory_plan(&self) -> Option<&MemoryPlan> {
+        let asked = self.config.model.offload_options().is_some();
+        let plan = self.plan.as_ref();
+        plan.filter(|plan| asked || someone_waits(&plan.plan))
     }
 
     fn streamed(&self) -> Option<SwapReport> {

@@ -5,10 +5,9 @@ use std::path::Path;
 
 use models::formats::{SafetensorsFile, TensorSource};
 use placement::Bytes;
-use placement::plan::Memory;
-use surefoot_trainer::task::Task;
+use placement::plan::{Memory, PhasePlan, Residency};
 use surefoot_trainer::task::wan::WanVideo;
-use surefoot_trainer::{Allocator, NoObserver, Stop};
+use surefoot_trainer::{Allocator, Error, NoObserver, Stop, Summary};
 use tch::Kind;
 
 use crate::place::{Place, copy, weights};
@@ -131,59 +130,166 @@ fn a_run_that_is_killed_anywhere_ends_with_the_same_bits() {
     );
 }
 
+/// Trains on a machine with `memory`, and says what was planned.
+fn run_with(place: &Place, overrides: &[&str], memory: Memory) -> Result<Summary, Error> {
+    let config = place.config(overrides);
+    let (allocator, stop) = (Allocator::torch(), Stop::default());
+    surefoot_trainer::run_task(
+        &config,
+        &allocator,
+        &mut NoObserver,
+        &stop,
+        |placer, observer| {
+            let path = place.path("model");
+            let task = WanVideo::open(&config, &path, placer, memory, observer)?;
+            Ok(Box::new(task))
+        },
+    )
+}
+
+fn card(device: Bytes, host: Bytes) -> Memory {
+    Memory::Discrete { device, host }
+}
+
 #[test]
 fn an_expert_that_waits_elsewhere_learns_the_same() {
     let place = place();
     let here = place.run(&with(&["name=here"])).unwrap();
+    assert!(here.memory_plan.is_none());
     let resident = here.memory_estimate.weights;
     let folder = format!("model.offload_folder={}", place.path("away").display());
-    for (name, memory) in [
+    let streamed = ["model.ring_slots=2", "model.blocks_to_swap=1"];
+    let one = "transformer.blocks.1: cpu";
+    let map = format!("model.device_map={{'': device, {one}, transformer_2.blocks.0: disk}}");
+    let (gib, kib) = (Bytes::gib(1), Bytes::kib);
+    // What is idle, and what is streamed of the first.
+    type Case<'a> = (&'a str, Memory, &'a [&'a str], Residency, &'a [usize]);
+    let cases: [Case<'_>; 7] = [
         // A card with no room on the host: a file.
         (
             "file",
-            Memory::Discrete {
-                device: Bytes::gib(1),
-                host: Bytes(0),
-            },
+            card(gib, Bytes(0)),
+            &streamed,
+            Residency::IdleOnDisk,
+            &[1],
         ),
         (
             "host",
-            Memory::Discrete {
-                device: Bytes::gib(1),
-                host: Bytes::gib(1),
-            },
+            card(gib, gib),
+            &streamed,
+            Residency::IdleOnHost,
+            &[1],
         ),
         // One memory, in which both do not fit.
         (
             "small",
             Memory::Unified {
-                device: Bytes::kib(300),
-                pool: Bytes::kib(300),
+                device: kib(300),
+                pool: kib(300),
                 zero_copy: true,
             },
+            &streamed,
+            Residency::IdleOnDisk,
+            &[1],
         ),
-    ] {
+        // Nothing is asked: one leaves where both do not fit.
+        (
+            "turns",
+            card(kib(420), gib),
+            &[],
+            Residency::IdleOnHost,
+            &[],
+        ),
+        ("both", card(gib, gib), &[], Residency::Device, &[]),
+        (
+            "mapped",
+            card(gib, gib),
+            &[&map],
+            Residency::IdleOnHost,
+            &[1],
+        ),
+        (
+            "bound",
+            card(gib, gib),
+            &["model.max_memory={device: 420KiB}"],
+            Residency::IdleOnHost,
+            &[],
+        ),
+    ];
+    for (name, memory, more, idle, blocks) in cases {
         let name = format!("name={name}");
-        let mut overrides: Vec<&str> = with(&["model.ring_slots=2", "model.blocks_to_swap=1"]);
+        let mut overrides: Vec<&str> = with(&[]);
+        overrides.extend(more);
         overrides.extend([&*folder, &*name]);
-        let config = place.config(&overrides);
-        let (allocator, stop) = (Allocator::torch(), Stop::default());
-        let made = surefoot_trainer::run_task(
-            &config,
-            &allocator,
-            &mut NoObserver,
-            &stop,
-            |placer, observer| {
-                let path = place.path("model");
-                let task = WanVideo::open(&config, &path, placer, memory, observer)?;
-                assert!(task.footprint().weights < resident);
-                Ok(Box::new(task))
-            },
-        );
-        assert_eq!(made.unwrap().steps, 6);
+        let made = run_with(&place, &overrides, memory).unwrap();
+        assert_eq!(made.steps, 6);
         let run = place.path("runs").join(&name["name=".len()..]);
         assert!(weights(&place.path("runs/here")) == weights(&run), "{name}");
+        if idle == Residency::Device {
+            assert!(made.memory_plan.is_none() && made.memory_estimate.weights == resident);
+            continue;
+        }
+        assert!(made.memory_estimate.weights < resident, "{name}");
+        let plan = made.memory_plan.unwrap();
+        let [high, low] = &plan.plan.phases[..] else {
+            panic!("{plan:?}")
+        };
+        assert_eq!((&*high.phase, &*low.phase), ("high noise", "low noise"));
+        assert_eq!(plan.streamed, blocks, "{name}");
+        let waits = |phase: &PhasePlan, of: &str| {
+            let own = phase
+                .placements
+                .iter()
+                .filter(|placed| placed.component == of);
+            own.map(|placed| placed.residency).collect::<Vec<_>>()
+        };
+        for residency in waits(high, "transformer_2")
+            .iter()
+            .chain(&waits(low, "transformer"))
+        {
+            assert_eq!(*residency, idle, "{name}: {plan:?}");
+        }
     }
+}
+
+#[test]
+fn blocks_are_streamed_where_a_plan_is_asked_for_and_not_all_fit() {
+    let place = Place::new();
+    let folder = format!("model.offload_folder={}", place.path("away").display());
+    place.run(&["name=here"]).unwrap();
+    let overrides = [&*folder, "name=roomy", "model.profile=roomy"];
+    let made = run_with(&place, &overrides, card(Bytes::gib(1), Bytes::gib(1))).unwrap();
+    assert_eq!(made.memory_plan.unwrap().streamed, [0usize; 0]);
+    let overrides = [&*folder, "name=streamed", "model.profile=roomy"];
+    let mut streamed = 0;
+    // From where all stays down to where nothing is possible.
+    for device in (100..1000).rev().step_by(20) {
+        let memory = card(Bytes::kib(device), Bytes::gib(1));
+        let made = match run_with(&place, &overrides, memory) {
+            Ok(made) => made,
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains("this run needs about"), "{text}");
+                assert!(
+                    text.contains("what would fit: `train.gradient_checkpointing"),
+                    "{text}"
+                );
+                break;
+            }
+        };
+        let plan = made.memory_plan.unwrap();
+        let peak = plan.plan.device_peak();
+        assert!(peak <= Bytes::kib(device), "{peak}");
+        assert!(plan.streamed.len() >= streamed, "{device}");
+        streamed = plan.streamed.len();
+        let run = place.path("runs/streamed");
+        assert!(
+            weights(&place.path("runs/here")) == weights(&run),
+            "{device}"
+        );
+        fs::remove_dir_all(run).unwrap();
+    }
+    assert_eq!(streamed, 2);
 }
 
 #[test]

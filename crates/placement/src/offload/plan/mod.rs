@@ -165,6 +165,50 @@ pub fn plan(
     })
 }
 
+/// Plans phases that come again and again in this order: two experts that learn by turns, with previews between.
+///
+/// The plan is that of any round but the first: whatever some phase uses comes back, and so waits in host memory
+/// where there is room, or stays.
+///
+/// # Errors
+/// As [`plan`].
+///
+/// ```
+/// use surefoot_placement::Bytes;
+/// use surefoot_placement::plan::{
+///     Component, Handling, Memory, Module, OffloadOptions, Phase, Residency, plan_cycle,
+/// };
+///
+/// let expert = |name: &str, storage| Component {
+///     name: name.into(),
+///     modules: vec![Module::new(name, storage, Bytes::gib(10), Handling::Resident)],
+/// };
+/// let turn = |name: &str| Phase {
+///     name: name.into(),
+///     active: vec![name.into()],
+///     working: Bytes::gib(4),
+/// };
+/// let memory = Memory::Discrete { device: Bytes::gib(16), host: Bytes::gib(32) };
+/// let experts = [expert("high", 0), expert("low", 1)];
+/// let plan = plan_cycle(&experts, &[turn("high"), turn("low")], memory, &OffloadOptions::default())?;
+/// assert_eq!(plan.phases[0].placements[1].residency, Residency::IdleOnHost);
+/// # Ok::<(), surefoot_placement::plan::PlanError>(())
+/// ```
+pub fn plan_cycle(
+    components: &[Component],
+    phases: &[Phase],
+    memory: Memory,
+    options: &OffloadOptions,
+) -> Result<Plan, PlanError> {
+    // The first round finds everything in its file, and after the last nothing is used any more: the one between
+    // them is like any other.
+    let rounds: Vec<Phase> = phases.iter().chain(phases).chain(phases).cloned().collect();
+    let mut all = plan(components, &rounds, memory, options)?;
+    all.phases = all.phases.drain(phases.len()..2 * phases.len()).collect();
+    all.notes = print::notes(&all.phases, all.memory, options);
+    Ok(all)
+}
+
 impl Plan {
     /// The most device memory that any phase uses, working memory included.
     pub fn device_peak(&self) -> Bytes {
@@ -186,6 +230,11 @@ impl PhasePlan {
 impl Residency {
     fn is_on_device(self) -> bool {
         self == Residency::Device
+    }
+
+    /// Whether what is there is not in use.
+    pub fn is_idle(self) -> bool {
+        matches!(self, Residency::IdleOnHost | Residency::IdleOnDisk)
     }
 
     fn takes_host_memory(self) -> bool {

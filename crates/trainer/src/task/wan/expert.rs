@@ -12,18 +12,17 @@ use models::wan::files::{Part, PartFile};
 use models::wan::lora::{Expert as Which, LoraForm};
 use models::wan::model::WanModel;
 use models::wan::transformer::{Transformer, TransformerConfig};
-use placement::oom::{Idle, Part as IdlePart};
-use placement::plan::Memory;
-use placement::swap::SwapOptions;
-use placement::{Bytes, Placer};
+use placement::Placer;
+use placement::phases::{self, SpillFile, StageComponent, enter};
+use placement::plan::{PhasePlan, Plan};
 use serde_json::{Value, json};
-use tch::{Device, Kind};
+use tch::{Device, Kind, Tensor};
 
 use super::lora_file;
-use super::memory::{base_bytes, streamed_blocks};
+use super::plan::{component, someone_waits};
 use crate::Error;
 use crate::config::{Config, ModuleNames};
-use crate::memory_plan::offload_folder;
+use crate::memory_plan::{MemoryPlan, StreamedPass, offload_folder};
 use crate::video::{Density, TrainedPart};
 
 /// The linear layers of a block, which is what programs that load LoRAs of Wan know.
@@ -46,8 +45,6 @@ pub(super) struct Expert {
     pub(super) lora: Option<Lora>,
     /// Those of the LoRA by PEFT's names, or of the model by those of its files.
     pub(super) parameters: Parameters,
-    /// Bytes of the model that do not learn.
-    pub(super) base_bytes: u64,
     pub(super) density: Density,
     /// The levels that are trained, from the lowest to the highest.
     pub(super) range: (f64, f64),
@@ -68,6 +65,7 @@ impl Expert {
         config: &Config,
         wan: &WanModel,
         part: &TrainedPart,
+        streaming: Option<Streaming>,
         compute: Kind,
         placer: &mut Placer,
     ) -> Result<Self, Error> {
@@ -76,7 +74,6 @@ impl Expert {
         let mut attachment = attachment(config, part.expert)?;
         let mut parameters = Parameters::default();
         let device = placer.device();
-        let streaming = streaming(config, &shape, placer);
         let mut source = FileWeights::new(&weights, compute, placer);
         let base = Base::Frozen(compute);
         let mut builder = Builder::new(&mut source, &mut parameters, compute, base)
@@ -97,7 +94,6 @@ impl Expert {
             model,
             fingerprint: fingerprint(&weights)?,
             parameters,
-            base_bytes: base_bytes(config, &shape, &weights, (compute, device)),
             density: Density::new(&config.train, low, high)?,
             range: part.range,
         })
@@ -128,7 +124,6 @@ impl Expert {
             model,
             fingerprint: shape.to_json().to_string(),
             parameters,
-            base_bytes: 0,
             density: Density::new(&config.train, low, high)?,
             range: part.range,
         })
@@ -223,38 +218,34 @@ pub(super) fn name(which: Option<Which>) -> &'static str {
 
 /// Where the experts are.
 pub(super) struct Residency {
-    /// Takes those that do not learn at the moment; `None` where all stay.
-    idle: Option<Idle>,
-    /// Whose weights are on the device, once that is known.
-    here: Option<Option<usize>>,
+    /// Of the plan: a phase for each transformer, and one for what comes between their turns. Empty where all
+    /// stay.
+    phases: Vec<PhasePlan>,
+    /// For what waits in no memory.
+    spill_file: Option<SpillFile>,
+    /// The phase that was entered last; none while that is not known.
+    here: Option<usize>,
 }
 
 impl Residency {
-    /// All stay.
-    pub(super) fn all() -> Self {
-        Self {
-            idle: None,
-            here: None,
-        }
-    }
-
-    /// The one that learns is on the device: of a device with memory of its own the others leave for
-    /// the host, and where there is one memory they stay if `needed` bytes fit, and wait in a file if not.
+    /// Carries out `plan`; without one, all stay.
     ///
     /// # Errors
-    /// When the file cannot be made.
-    pub(super) fn one(config: &Config, memory: Memory, needed: u64) -> Result<Self, Error> {
-        let fits = match memory {
-            Memory::Discrete { .. } => false,
-            Memory::Unified { device, pool, .. } => Bytes(needed) <= device.min(pool),
+    /// When a file for what waits on a disk cannot be made.
+    pub(super) fn new(config: &Config, plan: Option<&Plan>) -> Result<Self, Error> {
+        let Some(plan) = plan.filter(|plan| someone_waits(plan)) else {
+            return Ok(Self {
+                phases: Vec::new(),
+                spill_file: None,
+                here: None,
+            });
         };
-        if fits {
-            return Ok(Self::all());
-        }
         let folder = offload_folder(config);
-        let made = std::fs::create_dir_all(&folder).and_then(|()| Idle::new(memory, &folder));
+        let made = std::fs::create_dir_all(&folder).and_then(|()| SpillFile::new(&folder));
+        let made = made.map_err(|error| Error::io("write to", &folder, error))?;
         Ok(Self {
-            idle: Some(made.map_err(|error| Error::io("write to", &folder, error))?),
+            phases: plan.phases.clone(),
+            spill_file: Some(made),
             here: None,
         })
     }
@@ -264,12 +255,8 @@ impl Residency {
         self.here = None;
     }
 
-    /// Whether those that are not in use leave.
-    pub(super) fn is_one_at_a_time(&self) -> bool {
-        self.idle.is_some()
-    }
-
-    /// Has the weights of that expert on the device, and of no other.
+    /// Enters the phase of that expert, or the one between the turns of all: what it uses comes to the device, after
+    /// what has to make room.
     ///
     /// # Errors
     /// When memory runs out, or what left does not come back; entering again goes on.
@@ -279,23 +266,57 @@ impl Residency {
         number: Option<usize>,
         placer: &mut Placer,
     ) -> Result<(), Error> {
-        let Some(idle) = &mut self.idle else {
+        let phase = number.unwrap_or(self.phases.len().wrapping_sub(1));
+        let (Some(plan), Some(spill_file)) = (self.phases.get(phase), &mut self.spill_file) else {
             return Ok(());
         };
-        if self.here == Some(number) {
+        if self.here == Some(phase) {
             return Ok(());
         }
         self.here = None;
-        let parts = experts.iter().enumerate().map(|(index, expert)| {
-            let mut tensors = expert.model.frozen()?;
-            // Others would come back in another layout, and with it other sums.
-            tensors.retain(|(_, tensor)| tensor.is_contiguous());
-            Ok(IdlePart::new(expert.name(), tensors, Some(index) == number))
-        });
-        let mut parts = parts.collect::<Result<Vec<_>, Error>>()?;
-        idle.enter(placer, &mut parts)?;
-        self.here = Some(number);
+        let frozen = experts.iter().map(Frozen::of);
+        let mut frozen = frozen.collect::<Result<Vec<_>, Error>>()?;
+        let mut components: Vec<StageComponent<'_>> = frozen
+            .iter_mut()
+            .map(|frozen| StageComponent {
+                name: frozen.component,
+                parameters: frozen,
+            })
+            .collect();
+        enter(placer, plan, &mut components, spill_file)?;
+        self.here = Some(phase);
         Ok(())
+    }
+}
+
+/// Handles on the frozen tensors of an expert, by the names that a plan has for their modules.
+struct Frozen {
+    component: &'static str,
+    tensors: Vec<(String, Tensor)>,
+}
+
+impl Frozen {
+    fn of(expert: &Expert) -> Result<Self, Error> {
+        let component = component(expert.which);
+        let mut tensors = expert.model.frozen()?;
+        // Others would come back in another layout, and with it other sums.
+        tensors.retain(|(_, tensor)| tensor.is_contiguous());
+        let named = tensors.into_iter();
+        Ok(Self {
+            component,
+            tensors: named
+                .map(|(name, tensor)| (format!("{component}.{name}"), tensor))
+                .collect(),
+        })
+    }
+}
+
+impl phases::Parameters for Frozen {
+    fn parameters(&mut self) -> Vec<(String, &mut Tensor)> {
+        let tensors = self.tensors.iter_mut();
+        tensors
+            .map(|(name, tensor)| (name.clone(), tensor))
+            .collect()
     }
 }
 
@@ -304,13 +325,13 @@ pub(super) fn frozen(
     config: &Config,
     wan: &WanModel,
     which: Which,
+    streaming: Option<Streaming>,
     compute: Kind,
     placer: &mut Placer,
 ) -> Result<Transformer, Error> {
     let shape = wan.transformer_config(which)?;
     let weights = PartFile::open(Part::Transformer, wan.transformer_path(which))?;
     let device = placer.device();
-    let streaming = streaming(config, &shape, placer);
     let mut parameters = Parameters::default();
     let mut source = FileWeights::new(&weights, compute, placer);
     let base = Base::Frozen(compute);
@@ -359,21 +380,17 @@ fn saved(config: &Config, folder: &Path, which: Option<Which>) -> Result<PathBuf
     }
 }
 
-/// Which blocks travel, if any.
-fn streaming(config: &Config, shape: &TransformerConfig, placer: &Placer) -> Option<Streaming> {
-    let blocks = streamed_blocks(config, shape);
-    (!blocks.is_empty()).then(|| Streaming {
-        blocks,
-        options: SwapOptions {
-            slots: config.model.ring_slots.unwrap_or(2) as usize,
-            verify: placer.policy().verify,
-            transport: placer.options().clone(),
-            preserve_generators: config
-                .adapter
-                .as_ref()
-                .is_some_and(|a| a.lora_dropout > 0.0),
-            offload_inputs: config.train.activation_offload && placer.device() != Device::Cpu,
-            ..SwapOptions::default()
-        },
-    })
+/// Which blocks of a transformer are streamed, if any.
+pub(super) fn streaming(
+    config: &Config,
+    plan: &MemoryPlan,
+    which: Option<Which>,
+    placer: &Placer,
+) -> Result<Option<Streaming>, Error> {
+    let adapter = config.adapter.as_ref();
+    let pass = StreamedPass {
+        dropout: adapter.is_some_and(|adapter| adapter.lora_dropout > 0.0),
+        offload: config.train.activation_offload && placer.device() != Device::Cpu,
+    };
+    plan.streaming(component(which), placer, &pass)
 }

@@ -5,23 +5,16 @@
 //! is still there for.
 
 use models::Parameters;
-use models::formats::TensorSource;
-use models::wan::files::PartFile;
 use models::wan::transformer::TransformerConfig;
 use placement::Bytes;
-use placement::plan::Memory;
 use tch::{Device, Kind};
 
-use crate::Error;
 use crate::config::{Config, Quantization};
 use crate::estimate::Footprint;
 use crate::video::VideoData;
 
 /// Bytes of a number in fp32.
 const FULL: u64 = 4;
-/// Slots of the ring that streamed blocks go through, unless the config says otherwise.
-const SLOTS: u64 = 2;
-
 /// What is trained, as far as memory depends on it.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Learns {
@@ -111,11 +104,10 @@ pub(super) struct Usage {
 impl Usage {
     pub(super) fn new(
         config: &Config,
-        shape: &TransformerConfig,
         data: &VideoData,
-        compute: Kind,
-        device: Device,
+        (compute, device): (Kind, Device),
         learns: Learns,
+        streamed: Vec<usize>,
     ) -> Self {
         let rows = u64::from(config.train.per_device_train_batch_size);
         let longest = data.training.iter().map(|clip| clip.tokens).max();
@@ -129,7 +121,7 @@ impl Usage {
             text_rows: rows * text_rows,
             compute,
             checkpoint: config.train.gradient_checkpointing,
-            streamed: streamed_blocks(config, shape),
+            streamed,
             offload: config.train.activation_offload && device != Device::Cpu,
             quantized: config.model.quantization.is_some(),
             dropout: config
@@ -239,148 +231,49 @@ impl Usage {
     }
 }
 
-/// Numbers of the blocks that travel, if any.
-pub(super) fn streamed_blocks(config: &Config, shape: &TransformerConfig) -> Vec<usize> {
-    let count = shape.num_layers.max(0) as usize;
-    let away = match (config.model.low_vram, config.model.blocks_to_swap) {
-        (Some(true), _) => count,
-        (_, Some(blocks)) => count.min(blocks as usize),
-        _ => 0,
-    };
-    // Spread evenly.
-    (0..away).map(|index| index * count / away).collect()
-}
-
-/// Bytes on the device of the frozen weights of a transformer in `file`. On the CPU, that is where streamed blocks
-/// wait, too.
-pub(super) fn base_bytes(
-    config: &Config,
-    shape: &TransformerConfig,
-    file: &PartFile,
-    (compute, device): (Kind, Device),
-) -> u64 {
-    let matrix = match config.model.quantization {
+/// What each number of a frozen tensor of this name and size takes in memory.
+pub(super) fn bytes_of_each(
+    name: &str,
+    size: &[i64],
+    compute: Kind,
+    quantization: Option<Quantization>,
+) -> f64 {
+    let matrix = match quantization {
         None => compute.elt_size_in_bytes() as f64,
         Some(Quantization::Int8) => 1.0,
         // Half a byte, and a scale of four bytes for 64.
         Some(Quantization::Nf4) => 0.5 + 4.0 / 64.0,
     };
-    let compute = compute.elt_size_in_bytes() as f64;
-    let away = streamed_blocks(config, shape);
-    let (mut resident, mut streamed) = (0.0, 0.0);
-    for name in file.names() {
-        let Some(size) = file.shape(&name) else {
-            continue;
-        };
-        let numbers = size.iter().product::<i64>() as f64;
-        let of_each = match size.len() {
-            _ if name.contains("time_embedder") => 4.0,
-            2 => matrix,
-            5 => compute,
-            _ => 4.0,
-        };
-        let block = name
-            .strip_prefix("blocks.")
-            .and_then(|rest| rest.split('.').next()?.parse().ok());
-        match block.is_some_and(|block: usize| away.contains(&block)) {
-            true => streamed += numbers * of_each,
-            false => resident += numbers * of_each,
-        }
+    match size.len() {
+        _ if name.contains("time_embedder") => 4.0,
+        2 => matrix,
+        5 => compute.elt_size_in_bytes() as f64,
+        _ => 4.0,
     }
-    let count = away.len() as u64;
-    let slots = u64::from(config.model.ring_slots.unwrap_or(SLOTS as u32)).min(count);
-    let ring = streamed / count.max(1) as f64 * slots as f64;
-    let waiting = match device {
-        Device::Cpu => streamed,
-        _ => 0.0,
-    };
-    (resident + ring + waiting) as u64
 }
 
-/// Fails where a model surely does not fit, however its batches are divided, and says what would.
-///
-/// # Errors
-/// With what is needed, what there is, and the options that fit.
-pub(super) fn check(
+/// What a step needs beside the frozen weights: the passes of one expert, and what learns of `experts`.
+pub(super) fn working(
     config: &Config,
     shape: &TransformerConfig,
-    files: &[PartFile],
-    data: &VideoData,
-    (compute, device): (Kind, Device),
-    memory: Memory,
-) -> Result<(), Error> {
-    let available = match memory {
-        Memory::Discrete { device, .. } => device,
-        Memory::Unified { device, pool, .. } => device.min(pool),
-    };
-    let needed = |config: &Config| {
-        let one = Config {
-            train: crate::config::TrainConfig {
-                per_device_train_batch_size: 1,
-                ..config.train.clone()
-            },
-            ..config.clone()
-        };
-        let usage = Usage::new(&one, shape, data, compute, device, Learns::planned(config));
-        let footprint = usage.footprint(shape);
-        // One expert at a time; what learns of both stays.
-        let base = files
-            .iter()
-            .map(|file| base_bytes(config, shape, file, (compute, device)))
-            .max();
-        let lora = config.adapter.as_ref().map_or(0, |adapter| {
-            let (width, inner) = (shape.width() as u64, shape.ffn_dim as u64);
-            let sides = 8 * 2 * width + 2 * (width + inner);
-            u64::from(adapter.r) * sides * shape.num_layers as u64
-        });
-        let trained = match &config.adapter {
-            Some(_) => lora,
-            None => base.unwrap_or(0) / 4,
-        };
-        let moments = if config.train.optim.eight_bit() { 2 } else { 8 };
-        let frozen = if config.adapter.is_some() { base } else { None };
-        let resting = frozen.unwrap_or(0) + files.len() as u64 * trained * (FULL + moments);
-        let pass = footprint.activations + footprint.logits;
-        Bytes(resting + pass.max(trained * FULL))
-    };
-    let need = needed(config);
-    // Estimates are a tenth off at most; a run that may fit is let try.
-    if need.0 / 11 * 10 <= available.0 {
-        return Ok(());
-    }
-    let mut fitting = Vec::new();
-    if config.adapter.is_some() {
-        for (word, quantization) in [
-            ("", None),
-            ("`model.quantization: int8`", Some(Quantization::Int8)),
-            ("`model.quantization: nf4`", Some(Quantization::Nf4)),
-        ] {
-            for (swap, offload) in [(false, false), (true, false), (true, true)] {
-                let mut other = config.clone();
-                other.model.quantization = quantization;
-                other.train.gradient_checkpointing = true;
-                other.train.activation_offload = offload;
-                other.model.blocks_to_swap = None;
-                other.model.low_vram = swap.then_some(true);
-                let need = needed(&other);
-                if need <= available {
-                    let mut keys = vec!["`train.gradient_checkpointing: true`"];
-                    keys.extend((!word.is_empty()).then_some(word));
-                    keys.extend(swap.then_some("`model.low_vram: true`"));
-                    keys.extend(offload.then_some("`train.activation_offload: true`"));
-                    fitting.push(format!("{} ({need})", keys.join(" and ")));
-                    break;
-                }
-            }
-        }
-    }
-    let fitting = match fitting.is_empty() {
-        true => "only a smaller `data.resolution` or `data.num_frames` needs that little".into(),
-        false => format!("what would fit: {}", fitting.join("; ")),
-    };
-    Err(Error::Data(format!(
-        "this run needs about {need} of memory with one clip at a time, and there are {available}; {fitting}"
-    )))
+    usage: &Usage,
+    experts: usize,
+) -> Bytes {
+    let adapter = config.adapter.as_ref();
+    let lora = adapter.map_or(0, |adapter| {
+        let (width, inner) = (shape.width() as u64, shape.ffn_dim as u64);
+        let sides = 8 * 2 * width + 2 * (width + inner);
+        u64::from(adapter.r) * sides * shape.num_layers.max(0) as u64
+    });
+    let trained = lora * FULL;
+    let moments = lora * if config.train.optim.eight_bit() { 2 } else { 8 };
+    let averages = config.train.ema_decay.map_or(0, |_| trained);
+    let several = config.train.gradient_accumulation_steps > 1;
+    let so_far = if several { trained } else { 0 };
+    let footprint = usage.footprint(shape);
+    let resting = experts as u64 * (trained + moments + averages);
+    let pass = so_far + footprint.activations + footprint.logits;
+    Bytes(resting + pass.max(so_far + trained))
 }
 
 #[cfg(test)]

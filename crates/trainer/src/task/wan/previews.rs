@@ -15,7 +15,7 @@ use placement::Placer;
 use tch::{Device, Kind, Tensor};
 
 use super::WanVideo;
-use super::expert::frozen;
+use super::expert::{frozen, streaming};
 use crate::Error;
 use crate::config::{Config, Preview};
 use crate::events::Sample;
@@ -185,7 +185,11 @@ impl Previews {
             Some(number) => &task.experts[number].model,
             // It has no LoRA of this run.
             None => {
-                loaded = frozen(&task.config, &task.model, expert, task.compute, placer)?;
+                let plan = task.plan.as_ref();
+                let blocks = plan.map(|plan| streaming(&task.config, plan, Some(expert), placer));
+                let blocks = blocks.transpose()?.flatten();
+                let (config, model) = (&task.config, &task.model);
+                loaded = frozen(config, model, expert, blocks, task.compute, placer)?;
                 &loaded
             }
         };

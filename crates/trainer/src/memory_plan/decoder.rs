@@ -1,0 +1,169 @@
+//! A language model as components and modules.
+
+use models::Parameters;
+use models::model::{Decoder, DecoderConfig};
+use placement::Bytes;
+use placement::plan::{
+    Component, Handling, Memory, Module, OffloadOptions, Phase, PlanError, TensorSize, plan,
+};
+use tch::Kind;
+
+use super::{MemoryPlan, decide};
+use crate::Error;
+use crate::config::{Config, Quantization};
+use crate::estimate::{self, DecoderUse, Estimate};
+use crate::optim::AdamW;
+
+/// Where the bytes of a streamed block begin and end at multiples of this.
+const ALIGNMENT: u64 = 256;
+
+/// The name of the only component.
+pub(crate) const MODEL: &str = "model";
+
+/// The model that is planned, as far as it is known before it is loaded.
+pub(crate) struct PlannedDecoder<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) shape: &'a DecoderConfig,
+    /// Made of [`MetaWeights`](models::model::MetaWeights).
+    pub(crate) decoder: &'a Decoder,
+    pub(crate) parameters: &'a Parameters,
+    pub(crate) usage: &'a DecoderUse,
+}
+
+impl PlannedDecoder<'_> {
+    /// Decides for the model under `memory`.
+    ///
+    /// # Errors
+    /// When it does not fit however it is divided, or an option makes no sense for this model.
+    pub(crate) fn plan(
+        &self,
+        memory: Memory,
+        options: &OffloadOptions,
+    ) -> Result<MemoryPlan, Error> {
+        let components = [self.component()?];
+        let planned = decide(
+            memory,
+            options,
+            self.blocks(),
+            |streamed| self.working(streamed),
+            |working, memory, options| {
+                let phase = Phase {
+                    name: "train".into(),
+                    active: vec![components[0].name.clone()],
+                    working,
+                };
+                plan(&components, &[phase], memory, options)
+            },
+        )?;
+        let plan = planned.map_err(|error| self.explain(&error))?;
+        Ok(MemoryPlan::new(self.config, plan))
+    }
+
+    fn blocks(&self) -> usize {
+        usize::try_from(self.shape.num_hidden_layers).unwrap_or(0)
+    }
+
+    /// The parts of the model by the names of its file.
+    fn component(&self) -> Result<Component, Error> {
+        let stored = self.usage.frozen.unwrap_or(Kind::Float);
+        let number = |width: i64| u64::try_from(width).unwrap_or(0);
+        let (vocabulary, hidden) = (
+            number(self.shape.vocab_size),
+            number(self.shape.hidden_size),
+        );
+        let table = Bytes(vocabulary * hidden * stored.elt_size_in_bytes() as u64);
+        // What learns in a module's place is counted with what is trained.
+        let frozen = |module: &str, bytes| {
+            let whole = format!(".{module}.weight");
+            let mut names = self.parameters.iter().map(|parameter| &parameter.name);
+            match names.any(|name| name.ends_with(&whole)) {
+                true => Bytes::ZERO,
+                false => bytes,
+            }
+        };
+        let module = |name: String, storage, bytes, handling| Module {
+            name,
+            tensors: vec![TensorSize { storage, bytes }],
+            handling,
+        };
+        let embedding = "model.embed_tokens".to_owned();
+        let tied = self.shape.tie_word_embeddings;
+        // A head that is tied to the embedding may need the table that the embedding no longer does.
+        let bytes = match tied && frozen("lm_head", table) > Bytes::ZERO {
+            true => table,
+            false => frozen("embed_tokens", table),
+        };
+        let mut modules = vec![module(embedding, 0, bytes, Handling::Resident)];
+        for index in 0..self.blocks() {
+            let bytes = self.block_bytes(index, stored)?;
+            let name = format!("model.layers.{index}");
+            modules.push(module(name, index as u64 + 1, bytes, Handling::Streamable));
+        }
+        let (norm, head) = (self.blocks() as u64 + 1, self.blocks() as u64 + 2);
+        let scale = frozen("model.norm", Bytes(hidden * 4));
+        modules.push(module("model.norm".into(), norm, scale, Handling::Resident));
+        // A head that is the embedding is the same memory.
+        let (head, bytes) = match tied {
+            true => (0, bytes),
+            false => (head, frozen("lm_head", table)),
+        };
+        modules.push(module("lm_head".into(), head, bytes, Handling::Resident));
+        Ok(Component {
+            name: MODEL.into(),
+            modules,
+        })
+    }
+
+    /// What a block takes in a slot of the ring.
+    fn block_bytes(&self, index: usize, stored: Kind) -> Result<Bytes, Error> {
+        let aligned = |bytes: u64| bytes.div_ceil(ALIGNMENT) * ALIGNMENT;
+        let of = |size: &Vec<i64>| {
+            let numbers: u64 = size.iter().map(|&width| width.max(0) as u64).product();
+            let rows = size.first().map_or(0, |&rows| rows.max(0) as u64);
+            if size.len() < 2 {
+                return aligned(numbers * 4);
+            }
+            match self.config.model.quantization {
+                None => aligned(numbers * stored.elt_size_in_bytes() as u64),
+                Some(Quantization::Int8) => aligned(numbers) + aligned(rows * 4),
+                // Two in a byte, a scale for each 64, and the table of the sixteen levels.
+                Some(Quantization::Nf4) => {
+                    let blocks = numbers.div_ceil(64);
+                    aligned(blocks * 32) + aligned(blocks * 4) + 256 * 2 * 4
+                }
+            }
+        };
+        let sizes = self.decoder.block_sizes(index)?;
+        Ok(Bytes(sizes.iter().map(of).sum()))
+    }
+
+    /// What training takes beside the frozen weights when these blocks are streamed.
+    fn working(&self, streamed: &[usize]) -> Result<Bytes, Error> {
+        let usage = DecoderUse {
+            streamed: streamed.to_vec(),
+            ..self.usage.clone()
+        };
+        let rest = self.decoder.rope_bytes();
+        let footprint = estimate::decoder(self.shape, self.parameters, rest, &usage);
+        let optimizer = AdamW::from_config(self.config, self.parameters, &[])?;
+        let moments = optimizer.state_bytes(self.parameters);
+        Ok(Bytes(
+            Estimate::new(self.config, footprint, self.parameters, moments, None).peak,
+        ))
+    }
+
+    fn explain(&self, error: &PlanError) -> Error {
+        let mut text = format!("the model cannot be placed: {error}");
+        if matches!(error, PlanError::DeviceTooSmall { .. }) {
+            let train = &self.config.train;
+            if !train.gradient_checkpointing {
+                text += "; `train.gradient_checkpointing: true` needs less to work in";
+            } else if train.per_device_train_batch_size > 1 {
+                text += "; a smaller `train.per_device_train_batch_size` needs less to work in";
+            } else if self.config.model.quantization.is_none() {
+                text += "; `model.quantization: nf4` makes smaller blocks";
+            }
+        }
+        Error::Data(text)
+    }
+}
