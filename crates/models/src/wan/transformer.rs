@@ -210,7 +210,7 @@ impl Transformer {
             rows: &rows,
             first: shared.first,
         };
-        let normed = rows.shifted(&layer_norm(&stream, None, self.config.eps)?, 0)?;
+        let normed = rows.shifted(layer_norm(&stream, None, self.config.eps)?, 0)?;
         let patches = self.output.forward(&normed, dropout)?;
         self.unpatched(&to_kind(&patches, Kind::Float)?, grid)
     }

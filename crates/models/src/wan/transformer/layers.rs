@@ -92,34 +92,15 @@ impl Layer for Block {
                 "a block takes stream, text and time".into(),
             ));
         };
-        let kind = stream.kind();
         let rows = to_kind(times, Kind::Float)?.f_add(&self.table.f_unsqueeze(1)?)?;
         let rows = Rows {
             rows: &rows,
             first: shared.first,
         };
-        let normed = rows.shifted(&layer_norm(stream, None, self.epsilon)?, 0)?;
-        let normed = to_kind(&normed, kind)?;
-        let attended =
-            self.to_itself
-                .forward(&normed, &normed, Place::Near(&shared.rotary), dropout)?;
-        let stream = rows.added(stream, &attended, 2)?;
-
-        let normed = match &self.norm {
-            Some((weight, bias)) => {
-                let affine = Some((weight, bias));
-                to_kind(&layer_norm(&stream, affine, self.epsilon)?, kind)?
-            }
-            None => stream.shallow_clone(),
-        };
-        let bias = Place::Anywhere(shared.text_bias.as_ref());
-        let attended = self.to_text.forward(&normed, text, bias, dropout)?;
-        let stream = stream.f_add(&attended)?;
-
-        let normed = rows.shifted(&layer_norm(&stream, None, self.epsilon)?, 3)?;
-        let inner = self.up.forward(&to_kind(&normed, kind)?, dropout)?;
-        let made = self.down.forward(&inner.f_gelu("tanh")?, dropout)?;
-        rows.added(&stream, &made, 5)
+        // Each has the stream for itself: at the end, nothing of the way there is held but what autograd keeps.
+        let stream = self.see_itself(stream, &rows, &shared.rotary, dropout)?;
+        let stream = self.see_text(stream, text, shared.text_bias.as_ref(), dropout)?;
+        self.feed_forward(stream, &rows, dropout)
     }
 
     fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
@@ -136,6 +117,66 @@ impl Layer for Block {
             epsilon: self.epsilon,
         })
     }
+}
+
+impl Block {
+    /// `stream` with what its tokens say to each other.
+    fn see_itself(
+        &self,
+        stream: &Tensor,
+        rows: &Rows<'_>,
+        places: &Rotary,
+        dropout: bool,
+    ) -> Result<Tensor, Error> {
+        let normed = rows.shifted(layer_norm(stream, None, self.epsilon)?, 0)?;
+        let normed = rounded(normed, stream.kind())?;
+        let attended = self
+            .to_itself
+            .forward(normed, None, Place::Near(places), dropout)?;
+        rows.added(stream, attended, 2)
+    }
+
+    /// `stream` with what the text says to its tokens.
+    fn see_text(
+        &self,
+        stream: Tensor,
+        text: &Tensor,
+        bias: Option<&Tensor>,
+        dropout: bool,
+    ) -> Result<Tensor, Error> {
+        let normed = match &self.norm {
+            Some((weight, bias)) => {
+                let normed = layer_norm(&stream, Some((weight, bias)), self.epsilon)?;
+                rounded(normed, stream.kind())?
+            }
+            None => stream.shallow_clone(),
+        };
+        let place = Place::Anywhere(bias);
+        let attended = self.to_text.forward(normed, Some(text), place, dropout)?;
+        Ok(stream.f_add(&attended)?)
+    }
+
+    fn feed_forward(
+        &self,
+        stream: Tensor,
+        rows: &Rows<'_>,
+        dropout: bool,
+    ) -> Result<Tensor, Error> {
+        let normed = rows.shifted(layer_norm(&stream, None, self.epsilon)?, 3)?;
+        let normed = rounded(normed, stream.kind())?;
+        let inner = self.up.forward(&normed, dropout)?;
+        drop(normed);
+        let folded = inner.f_gelu("tanh")?;
+        drop(inner);
+        let made = self.down.forward(&folded, dropout)?;
+        drop(folded);
+        rows.added(&stream, made, 5)
+    }
+}
+
+/// `tensor` as `kind`. It is not held any longer than that takes.
+fn rounded(tensor: Tensor, kind: Kind) -> Result<Tensor, Error> {
+    to_kind(&tensor, kind)
 }
 
 /// Normalised over the last dimension, in fp32.
@@ -159,41 +200,50 @@ pub(super) struct Rows<'a> {
 
 impl Rows<'_> {
     /// `input · (1 + row[part + 1]) + row[part]` in fp32, of `[batch, length, width]`.
-    pub(super) fn shifted(&self, input: &Tensor, part: i64) -> Result<Tensor, Error> {
-        self.each(&[input], |pieces, rows| {
+    pub(super) fn shifted(&self, input: Tensor, part: i64) -> Result<Tensor, Error> {
+        self.each([input], |[input], rows| {
             let scale = rows.f_narrow(1, part + 1, 1)?.f_add_scalar(1.0)?;
-            let shift = rows.f_narrow(1, part, 1)?;
-            Ok(pieces[0].f_mul(&scale)?.f_add(&shift)?)
+            let scaled = input.f_mul(&scale)?;
+            drop(input);
+            Ok(scaled.f_add(&rows.f_narrow(1, part, 1)?)?)
         })
     }
 
     /// `stream + change · row[part]`, computed in fp32, of the type of `stream`.
-    fn added(&self, stream: &Tensor, change: &Tensor, part: i64) -> Result<Tensor, Error> {
+    fn added(&self, stream: &Tensor, change: Tensor, part: i64) -> Result<Tensor, Error> {
         let kind = stream.kind();
-        self.each(&[stream, change], |pieces, rows| {
-            let gate = rows.f_narrow(1, part, 1)?;
-            let change = to_kind(&pieces[1], Kind::Float)?.f_mul(&gate)?;
-            to_kind(&to_kind(&pieces[0], Kind::Float)?.f_add(&change)?, kind)
-        })
+        self.each(
+            [stream.shallow_clone(), change],
+            |[stream, change], rows| {
+                let change = rounded(change, Kind::Float)?;
+                let gated = change.f_mul(&rows.f_narrow(1, part, 1)?)?;
+                drop(change);
+                let sum = rounded(stream, Kind::Float)?.f_add(&gated)?;
+                drop(gated);
+                rounded(sum, kind)
+            },
+        )
     }
 
     /// What `work` makes of the tokens of each row, put together again.
-    fn each(
+    fn each<const N: usize>(
         &self,
-        inputs: &[&Tensor],
-        work: impl Fn(&[Tensor], &Tensor) -> Result<Tensor, Error>,
+        inputs: [Tensor; N],
+        work: impl Fn([Tensor; N], &Tensor) -> Result<Tensor, Error>,
     ) -> Result<Tensor, Error> {
         let Some(first) = self.first else {
-            let inputs: Vec<Tensor> = inputs.iter().map(|input| input.shallow_clone()).collect();
-            return work(&inputs, &self.rows.f_select(1, 0)?);
+            return work(inputs, &self.rows.f_select(1, 0)?);
         };
         let length = inputs.first().map_or(0, |input| input.size()[1]);
-        let mut made = Vec::new();
-        for (row, start, count) in [(0, 0, first), (1, first, length - first)] {
-            let pieces = inputs.iter().map(|input| input.f_narrow(1, start, count));
-            let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
-            made.push(work(&pieces, &self.rows.f_select(1, row)?)?);
-        }
+        let piece = |start, count, row| -> Result<Tensor, Error> {
+            let mut pieces = inputs.each_ref().map(Tensor::shallow_clone);
+            for piece in &mut pieces {
+                *piece = piece.f_narrow(1, start, count)?;
+            }
+            work(pieces, &self.rows.f_select(1, row)?)
+        };
+        let made = [piece(0, first, 0)?, piece(first, length - first, 1)?];
+        drop(inputs);
         Ok(Tensor::f_cat(&made, 1)?)
     }
 }
@@ -244,11 +294,11 @@ impl Attention {
         })
     }
 
-    /// `[batch, length, width]` to the same shape, from `[batch, rows, width]`.
+    /// `[batch, length, width]` to the same shape, from `[batch, rows, width]`: the same, or those of `text`.
     fn forward(
         &self,
-        input: &Tensor,
-        seen: &Tensor,
+        input: Tensor,
+        text: Option<&Tensor>,
         place: Place<'_>,
         dropout: bool,
     ) -> Result<Tensor, Error> {
@@ -256,40 +306,59 @@ impl Attention {
         // One copy for all that share it: each adapter would keep its own.
         let linears = [&self.query, &self.key, &self.value];
         let adapted = linears.iter().any(|linear| linear.adapter.is_some());
-        let read = |rows: &Tensor| match adapted {
-            true => to_kind(rows, Kind::Float),
-            false => Ok(rows.shallow_clone()),
-        };
-        let input = &read(input)?;
-        let seen = &match place {
-            Place::Near(_) => input.shallow_clone(),
-            Place::Anywhere(_) => read(seen)?,
-        };
-        let apart = |rows: &Tensor| -> Result<Tensor, Error> {
-            Ok(rows.f_reshape([batch, -1, self.heads, width / self.heads])?)
-        };
-        // Normalised over all heads together.
-        let normed = |linear: &Linear, norm: &RmsNorm, input: &Tensor| -> Result<Tensor, Error> {
-            let rows = linear.forward(input, dropout)?;
-            let rows = apart(&to_kind(&norm.forward(&rows)?, rows.kind())?)?;
-            let rows = match place {
-                Place::Near(rotary) => rotary.rotated(&rows)?,
-                Place::Anywhere(_) => rows,
+        let kind = if adapted { Kind::Float } else { input.kind() };
+        let mixed = {
+            let input = rounded(input, kind)?;
+            let seen = match text {
+                None => input.shallow_clone(),
+                Some(text) if adapted => to_kind(text, kind)?,
+                Some(text) => text.shallow_clone(),
             };
-            Ok(rows.f_transpose(1, 2)?)
+            let query = self.normed(&self.query, &self.query_norm, &input, place, dropout)?;
+            drop(input);
+            let key = self.normed(&self.key, &self.key_norm, &seen, place, dropout)?;
+            let value = self.by_head(&self.value.forward(&seen, dropout)?)?;
+            let value = value.f_transpose(1, 2)?;
+            drop(seen);
+            let bias = match place {
+                Place::Near(_) => None,
+                Place::Anywhere(bias) => bias,
+            };
+            Tensor::f_scaled_dot_product_attention(
+                &query, &key, &value, bias, 0.0, false, None, false,
+            )?
         };
-        let query = normed(&self.query, &self.query_norm, input)?;
-        let key = normed(&self.key, &self.key_norm, seen)?;
-        let value = apart(&self.value.forward(seen, dropout)?)?.f_transpose(1, 2)?;
-        let bias = match place {
-            Place::Near(_) => None,
-            Place::Anywhere(bias) => bias,
-        };
-        let mixed = Tensor::f_scaled_dot_product_attention(
-            &query, &key, &value, bias, 0.0, false, None, false,
-        )?;
-        let joined = mixed.f_transpose(1, 2)?.f_reshape([batch, length, width])?;
+        let joined = mixed.f_transpose(1, 2)?;
+        drop(mixed);
+        let joined = joined.f_reshape([batch, length, width])?;
         self.output.forward(&joined, dropout)
+    }
+
+    /// Queries or keys by head, normalised over all heads together: `[batch, heads, rows, width of a head]`.
+    fn normed(
+        &self,
+        linear: &Linear,
+        norm: &RmsNorm,
+        input: &Tensor,
+        place: Place<'_>,
+        dropout: bool,
+    ) -> Result<Tensor, Error> {
+        let rows = linear.forward(input, dropout)?;
+        let kind = rows.kind();
+        let normed = norm.forward(&rows)?;
+        drop(rows);
+        let rows = self.by_head(&rounded(normed, kind)?)?;
+        let rows = match place {
+            Place::Near(rotary) => rotary.rotated(&rows)?,
+            Place::Anywhere(_) => rows,
+        };
+        Ok(rows.f_transpose(1, 2)?)
+    }
+
+    /// `[batch, rows, width]` as `[batch, rows, heads, width of a head]`.
+    fn by_head(&self, rows: &Tensor) -> Result<Tensor, Error> {
+        let (batch, length, width) = rows.size3()?;
+        Ok(rows.f_reshape([batch, length, self.heads, width / self.heads])?)
     }
 
     fn with_base(&self, map: BaseMap<'_>) -> Result<Self, Error> {
