@@ -406,12 +406,12 @@ impl Shape {
         tokens * each + converted
     }
 
-    /// What becomes of the largest matrix for one product where it is kept in fewer bits: its
-    /// codes, its numbers before they are scaled, and those after.
+    /// What becomes of the largest matrix for one product where it is kept in fewer bits: its numbers in fp32,
+    /// beside their codes before that, or beside those in bf16 after it.
     fn expanded(&self, how: &DecoderUse) -> u64 {
         let inputs = self.inner.max(self.query).max(self.hidden);
         match how.quantized {
-            true => 10 * self.hidden * inputs,
+            true => 6 * self.hidden * inputs,
             false => 0,
         }
     }

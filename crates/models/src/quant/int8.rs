@@ -40,11 +40,9 @@ impl Int8Rows {
     /// When memory runs out.
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
         let scales = self.scales.f_div_scalar(127.0)?;
-        Ok(self
-            .values
-            .f_to_kind(Kind::Float)?
-            .f_mul(&scales)?
-            .f_to_kind(kind)?)
+        // A copy of its own, since whole numbers become others: it may be changed in place.
+        let mut numbers = self.values.f_to_kind(Kind::Float)?;
+        Ok(numbers.f_mul_(&scales)?.f_to_kind(kind)?)
     }
 
     /// The same on another device.

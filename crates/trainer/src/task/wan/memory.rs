@@ -168,16 +168,16 @@ impl Usage {
             true => self.tokens * inner * FULL,
             false => self.tokens * inner * compute,
         };
-        let expanded = if self.quantized {
-            10 * width * inner
-        } else {
-            0
+        // A matrix in few bits is expanded in fp32, and there in the type of the products while it is multiplied: a
+        // moment before what it gives is in fp32.
+        let expanded = match self.quantized {
+            true => (6 * width * inner).max(2 * width * inner + self.tokens * inner * compute),
+            false => 0,
         };
         Footprint {
             weights: 0,
             activations: most + outside,
-            // The gradient of what a matrix gives is there while the matrix is expanded for its product.
-            logits: gradients + unfolded + expanded,
+            logits: gradients + unfolded.max(expanded),
         }
     }
 
