@@ -46,7 +46,8 @@ const SMALL: [Case; 3] = [
         real: "pair",
         frames: 1,
         unified: false,
-        gib: 16,
+        // Too little for both.
+        gib: 5,
         settings: &["train.steps_per_expert=1"],
     },
     Case {
@@ -54,7 +55,7 @@ const SMALL: [Case; 3] = [
         real: "pair",
         frames: 1,
         unified: false,
-        gib: 16,
+        gib: 5,
         settings: &["train.steps_per_expert=4"],
     },
 ];
