@@ -51,17 +51,17 @@ pub struct Encoded {
 
 /// What is wrong with data, told all at once.
 #[derive(Debug, Default)]
-pub(crate) struct Complaints {
+pub(crate) struct Problems {
     list: Vec<String>,
 }
 
 /// As many are told by name.
 const TOLD: usize = 20;
 
-impl Complaints {
+impl Problems {
     /// Adds one.
-    pub(crate) fn add(&mut self, complaint: String) {
-        self.list.push(complaint);
+    pub(crate) fn add(&mut self, problem: String) {
+        self.list.push(problem);
     }
 
     /// The list, one a line.

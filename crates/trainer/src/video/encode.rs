@@ -14,7 +14,7 @@ use models::wan::tokenizer::TextTokenizer;
 use placement::Placer;
 use tch::{Device, Kind, Tensor};
 
-use super::Complaints;
+use super::Problems;
 use super::buckets::{Buckets, Size};
 use super::cache::{self, Cache};
 use super::clips::{Cutting, Span, whole_chunks};
@@ -176,7 +176,7 @@ impl Encoder<'_> {
         let buckets = buckets(self.config, self.step)?;
         let items = media::list(path, data)?;
         let (mut planned, mut wrong, mut short) =
-            (Vec::new(), Complaints::default(), Complaints::default());
+            (Vec::new(), Problems::default(), Problems::default());
         let count = items.len();
         for (index, item) in items.into_iter().enumerate() {
             if index % 64 == 0 {
@@ -243,8 +243,8 @@ impl Encoder<'_> {
         data: &DataConfig,
         shape: Shape,
         name: &str,
-        short: &mut Complaints,
-        wrong: &mut Complaints,
+        short: &mut Problems,
+        wrong: &mut Problems,
     ) -> Vec<Span> {
         if shape.still {
             let image = Span {

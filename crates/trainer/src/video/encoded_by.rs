@@ -12,7 +12,7 @@ use models::wan::model::Pipeline;
 use models::wan::text_encoder::TEXT_ROWS;
 use tch::{Kind, Tensor};
 
-use super::Complaints;
+use super::Problems;
 use super::cache::{self, Cache};
 use super::encode::Clip;
 use super::media::entries;
@@ -80,8 +80,7 @@ pub(super) fn import(
     observer: &mut dyn Observer,
 ) -> Result<Vec<Clip>, Error> {
     let files = list(folder, by)?;
-    let (mut clips, mut wrong, mut unused) =
-        (Vec::new(), Complaints::default(), Complaints::default());
+    let (mut clips, mut wrong, mut unused) = (Vec::new(), Problems::default(), Problems::default());
     for (index, found) in files.iter().enumerate() {
         if index % 16 == 0 {
             let count = files.len();
@@ -108,7 +107,7 @@ fn clip_of(
     by: EncodedBy,
     fit: &Fit,
     cache: &Cache,
-    unused: &mut Complaints,
+    unused: &mut Problems,
 ) -> Result<Clip, Error> {
     let text = Text::open(&files.text, by)?;
     if text.width != fit.width {
@@ -227,7 +226,7 @@ fn name(path: &Path) -> String {
 /// `NAME[_START-FRAMES]_WIDTHxHEIGHT_wan.safetensors`, and `NAME_wan_te.safetensors`.
 fn musubi(folder: &Path) -> Result<Vec<Files>, Error> {
     let (mut latents, mut texts) = (Vec::new(), BTreeMap::new());
-    let (mut others, mut wrong) = (Complaints::default(), Complaints::default());
+    let (mut others, mut wrong) = (Problems::default(), Problems::default());
     for path in entries(folder)? {
         let file = name(&path);
         if let Some(of) = file.strip_suffix(MUSUBI[1]) {
@@ -278,7 +277,7 @@ fn is_pair(text: &str, between: char) -> bool {
 
 /// `_latent_cache/NAME_DIGEST.safetensors`, and `_t_e_cache/NAME_DIGEST.safetensors`.
 fn ai_toolkit(folder: &Path) -> Result<Vec<Files>, Error> {
-    let (mut others, mut wrong) = (Complaints::default(), Complaints::default());
+    let (mut others, mut wrong) = (Problems::default(), Problems::default());
     let mut named = |part: &str| -> Result<Vec<(String, PathBuf)>, Error> {
         let folder = folder.join(part);
         let mut files = Vec::new();
@@ -305,7 +304,7 @@ fn ai_toolkit(folder: &Path) -> Result<Vec<Files>, Error> {
         folder.display()
     ));
     let mut found = Vec::new();
-    let mut older = Complaints::default();
+    let mut older = Problems::default();
     for (medium, path) in latents {
         let mut of_medium = texts.get(&medium).cloned().unwrap_or_default();
         of_medium.sort_by_key(|path| (changed(path), path.clone()));

@@ -10,7 +10,7 @@ use models::wan::fresh::FreshParts;
 use models::wan::transformer::TransformerConfig;
 use tch::Tensor;
 
-use super::Complaints;
+use super::Problems;
 use super::buckets::{Buckets, Size};
 use super::cache::{self, Cache};
 use super::clips::{Cutting, Span};
@@ -129,7 +129,7 @@ fn look(
     let path = crate::locate::text_path(&config.data)?;
     let items = media::list(&path, &config.data)?;
     let (mut media, mut captions, mut contents) = (Vec::new(), Vec::new(), Vec::new());
-    let mut wrong = Complaints::default();
+    let mut wrong = Problems::default();
     let count = items.len();
     for (index, item) in items.into_iter().enumerate() {
         if index % 64 == 0 {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use super::Complaints;
+use super::Problems;
 use crate::Error;
 use crate::config::DataConfig;
 
@@ -102,7 +102,7 @@ pub(crate) struct Found {
 /// Everything that is wrong with them at once.
 pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error> {
     let found = find(path, config)?;
-    let (mut items, mut wrong) = (Vec::new(), Complaints::default());
+    let (mut items, mut wrong) = (Vec::new(), Problems::default());
     for Found {
         source, caption, ..
     } in found
@@ -152,7 +152,7 @@ pub(crate) fn find(path: &Path, config: &DataConfig) -> Result<Vec<Found>, Error
 fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
     let extension = config.caption_extension.as_deref().unwrap_or(".txt");
     let (mut sources, mut captions, mut others) =
-        (Vec::new(), BTreeMap::new(), Complaints::default());
+        (Vec::new(), BTreeMap::new(), Problems::default());
     for path in entries(folder)? {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if path.is_file() && name.ends_with(extension) {
@@ -205,7 +205,7 @@ fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
             caption,
         });
     }
-    let mut orphans = Complaints::default();
+    let mut orphans = Problems::default();
     for (stem, path) in captions.iter().filter(|(stem, _)| !used.contains(stem)) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         orphans.add(format!("`{name}`: no video or image is called `{stem}`"));
@@ -231,7 +231,7 @@ fn in_lines(path: &Path) -> Result<Vec<Found>, Error> {
     let text = String::from_utf8(bytes)
         .map_err(|_| Error::Data(format!("`{}` is not UTF-8 text", path.display())))?;
     let folder = path.parent().unwrap_or(Path::new("."));
-    let (mut items, mut wrong) = (Vec::new(), Complaints::default());
+    let (mut items, mut wrong) = (Vec::new(), Problems::default());
     for (number, line) in text.lines().enumerate() {
         if line.trim().is_empty() {
             continue;

@@ -125,14 +125,14 @@ impl Block {
         &self,
         stream: &Tensor,
         rows: &Rows<'_>,
-        places: &Rotary,
+        rotary: &Rotary,
         dropout: bool,
     ) -> Result<Tensor, Error> {
         let normed = rows.shifted(layer_norm(stream, None, self.epsilon)?, 0)?;
         let normed = rounded(normed, stream.kind())?;
         let attended = self
             .to_itself
-            .forward(normed, None, Place::Near(places), dropout)?;
+            .forward(normed, None, Positions::Rotary(rotary), dropout)?;
         rows.added(stream, attended, 2)
     }
 
@@ -151,8 +151,10 @@ impl Block {
             }
             None => stream.shallow_clone(),
         };
-        let place = Place::Anywhere(bias);
-        let attended = self.to_text.forward(normed, Some(text), place, dropout)?;
+        let positions = Positions::KeyBias(bias);
+        let attended = self
+            .to_text
+            .forward(normed, Some(text), positions, dropout)?;
         Ok(stream.f_add(&attended)?)
     }
 
@@ -250,11 +252,11 @@ impl Rows<'_> {
 
 /// What attention knows of where rows are.
 #[derive(Clone, Copy)]
-enum Place<'a> {
+enum Positions<'a> {
     /// The places of queries and keys.
-    Near(&'a Rotary),
+    Rotary(&'a Rotary),
     /// Nothing; there may be a bias for each key.
-    Anywhere(Option<&'a Tensor>),
+    KeyBias(Option<&'a Tensor>),
 }
 
 #[derive(Debug)]
@@ -299,7 +301,7 @@ impl Attention {
         &self,
         input: Tensor,
         text: Option<&Tensor>,
-        place: Place<'_>,
+        positions: Positions<'_>,
         dropout: bool,
     ) -> Result<Tensor, Error> {
         let (batch, length, width) = input.size3()?;
@@ -314,15 +316,15 @@ impl Attention {
                 Some(text) if adapted => to_kind(text, kind)?,
                 Some(text) => text.shallow_clone(),
             };
-            let query = self.normed(&self.query, &self.query_norm, &input, place, dropout)?;
+            let query = self.normed(&self.query, &self.query_norm, &input, positions, dropout)?;
             drop(input);
-            let key = self.normed(&self.key, &self.key_norm, &seen, place, dropout)?;
+            let key = self.normed(&self.key, &self.key_norm, &seen, positions, dropout)?;
             let value = self.by_head(&self.value.forward(&seen, dropout)?)?;
             let value = value.f_transpose(1, 2)?;
             drop(seen);
-            let bias = match place {
-                Place::Near(_) => None,
-                Place::Anywhere(bias) => bias,
+            let bias = match positions {
+                Positions::Rotary(_) => None,
+                Positions::KeyBias(bias) => bias,
             };
             Tensor::f_scaled_dot_product_attention(
                 &query, &key, &value, bias, 0.0, false, None, false,
@@ -340,7 +342,7 @@ impl Attention {
         linear: &Linear,
         norm: &RmsNorm,
         input: &Tensor,
-        place: Place<'_>,
+        positions: Positions<'_>,
         dropout: bool,
     ) -> Result<Tensor, Error> {
         let rows = linear.forward(input, dropout)?;
@@ -348,9 +350,9 @@ impl Attention {
         let normed = norm.forward(&rows)?;
         drop(rows);
         let rows = self.by_head(&rounded(normed, kind)?)?;
-        let rows = match place {
-            Place::Near(rotary) => rotary.rotated(&rows)?,
-            Place::Anywhere(_) => rows,
+        let rows = match positions {
+            Positions::Rotary(rotary) => rotary.rotated(&rows)?,
+            Positions::KeyBias(_) => rows,
         };
         Ok(rows.f_transpose(1, 2)?)
     }
