@@ -19,23 +19,23 @@ pub struct Need {
 }
 
 /// What A14B takes on the device with a LoRA of rank 16 on each expert, one clip at a time and every block
-/// checkpointed, in GiB: the estimate of `surefoot train`, which was within 4 % of what such runs allocated on a
-/// simulated device with dense weights, and 10 % too low with NF4, streamed blocks and offloaded activations. By the
-/// keys that ask for it, the most comfortable first: at 480 × 832 with 81 frames, and at 512 × 512 with one.
+/// checkpointed, in GiB: the estimate of `surefoot train`, which was within 3 % of what such runs allocated on a
+/// simulated device. By the keys that ask for it, the most comfortable first: at 480 × 832 with 81 frames, and at
+/// 512 × 512 with one.
 const PLANS: [(&str, f64, f64); 6] = [
     ("bf16, both experts on the device", 82.5, 55.9),
     ("bf16, one expert at a time", 55.9, 29.3),
-    ("`model.quantization: int8`", 43.2, 16.7),
-    ("`model.quantization: nf4`", 37.5, 10.9),
+    ("`model.quantization: int8`", 42.5, 16.4),
+    ("`model.quantization: nf4`", 36.8, 10.6),
     (
         "`model.quantization: nf4` and `model.low_vram: true`",
-        30.5,
-        3.9,
+        29.8,
+        3.6,
     ),
     (
         "`model.quantization: nf4`, `model.low_vram: true` and `train.activation_offload: true`",
-        18.6,
-        3.5,
+        17.9,
+        3.2,
     ),
 ];
 
@@ -207,7 +207,7 @@ mod tests {
     fn a_card_gets_the_most_comfortable_plan_that_fits() {
         let of = |gib| about(&machine(Class::Dgpu, gib), "memory");
         assert!(of(24).contains("81 frames: `model.quantization: nf4`, `model.low_vram"));
-        assert!(of(24).contains("512 × 512: `model.quantization: int8` (16.7"));
+        assert!(of(24).contains("512 × 512: `model.quantization: int8` (16.4"));
         assert!(of(96).contains("81 frames: bf16, one expert at a time"));
         assert!(of(8).contains("81 frames: not at all"));
         assert!(of(24).contains("this host has 64 GiB"));
