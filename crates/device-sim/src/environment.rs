@@ -8,6 +8,8 @@ const PREFIX: &str = "DEVICE_SIM_";
 
 /// Where to write the report when the process ends.
 pub(crate) const REPORT: &str = "DEVICE_SIM_REPORT";
+/// What goes wrong between processes (`api/rccl.rs`).
+pub(crate) const RCCL: &str = "DEVICE_SIM_RCCL";
 
 /// The orders in the environment. One that is not understood ends the program:
 /// a test that thinks it ordered a fault must not run without it.
@@ -18,7 +20,10 @@ pub(crate) fn orders_of_environment() -> Vec<Order> {
         let (Some(name), value) = (name.to_str(), value.to_string_lossy()) else {
             continue;
         };
-        let Some(key) = name.strip_prefix(PREFIX).filter(|_| name != REPORT) else {
+        let Some(key) = name
+            .strip_prefix(PREFIX)
+            .filter(|_| ![REPORT, RCCL].contains(&name))
+        else {
             continue;
         };
         let key = key.to_ascii_lowercase();

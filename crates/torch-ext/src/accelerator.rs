@@ -263,6 +263,11 @@ impl Stream {
         DeviceIndex(u8::try_from(self.0.device).unwrap_or(0))
     }
 
+    /// The default stream of its device, which libtorch numbers 0.
+    pub(crate) fn default_of_device(self) -> Self {
+        Self(raw::StreamIdentity { id: 0, ..self.0 })
+    }
+
     /// Sends this thread's operators here until the guard is dropped.
     ///
     /// # Errors

@@ -10,6 +10,7 @@
 //! | [`allocator`] | put a foreign allocator (`libhip_alloc.so`) under libtorch, and read its counters |
 //! | [`accelerator`] | devices, memory, streams, events, pinned host memory |
 //! | [`distributed`] | processes that train together: a store of keys, sums over all of them |
+//! | [`rccl`] | sums over the GPUs of such processes, by RCCL or NCCL |
 //! | [`optimizer`] | fused AdamW, norms over many tensors, clipping |
 //! | [`checkpoint()`] | gradient checkpointing through a Rust closure |
 //! | [`linear_with`] | linear layers over frozen weights that are made when they are needed |
@@ -36,6 +37,7 @@ pub mod optimizer;
 pub mod products;
 pub mod random;
 mod raw;
+pub mod rccl;
 pub mod threads;
 
 pub use checkpoint::{CheckpointOptions, Recomputed, checkpoint, checkpoint_with};

@@ -55,7 +55,10 @@ pub(crate) use schedule::POLYNOMIAL_END;
 pub use schedule::{LrSchedulerKwargs, LrSchedulerType, RampType};
 pub use schema::schema_json;
 pub use strategy::Strategy;
-pub use train::{BestMetric, Optim, ParameterGroup, TrainConfig, VerifyMode, WeightingScheme};
+pub use train::{
+    Backend, BestMetric, Optim, ParameterGroup, ReduceDtype, TrainConfig, VerifyMode,
+    WeightingScheme,
+};
 pub(crate) use video::{CHANNELS, SCALE_FACTOR};
 pub use video::{Experts, FrameExtraction, LoraFormat, Numbers};
 

@@ -1,14 +1,15 @@
 //! Several processes, perhaps on several machines, that train one model.
 //!
 //! Each is a *rank*. They are started by `torchrun` or by `surefoot train --nproc`, find each other
-//! by c10d's store, and exchange by Gloo what a step needs: one sum of all gradients, and a few
-//! numbers. What decides how a run goes on is decided by all or none: rank 0 decides and
+//! by c10d's store, and exchange what a step needs: one sum of all gradients, by Gloo or RCCL, and a few
+//! numbers, by Gloo. What decides how a run goes on is decided by all or none: rank 0 decides and
 //! [`Ranks::told_by_first`] tells, or each says what it saw and [`Ranks::sum_numbers`] adds up.
 //!
 //! A rank that ends writes why into the store, and each writes there what it is doing. So whoever
 //! loses the connection, or waits in vain, can name the rank and the machine at fault.
 
 mod address;
+mod backend;
 mod membership;
 mod process_group;
 
@@ -149,14 +150,6 @@ impl Ranks {
         match &mut self.joined {
             None => Ok(numbers.to_vec()),
             Some(joined) => joined.exchange(|group| group.sum_numbers(numbers)),
-        }
-    }
-
-    /// Replaces a tensor on the CPU by the sum over all ranks.
-    pub(crate) fn sum(&mut self, tensor: &mut Tensor) -> Result<(), Error> {
-        match &mut self.joined {
-            None => Ok(()),
-            Some(joined) => joined.exchange(|group| group.sum(tensor)),
         }
     }
 

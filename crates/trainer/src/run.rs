@@ -102,6 +102,7 @@ fn run_rank(
     ranks.expect_same(&ranks::configuration(config)?)?;
     let machine = Machine::prepare(config, allocator)?;
     let mut placer = machine.placer()?;
+    ranks.choose_backend(config.train.ddp_backend, placer.device())?;
     let resumed = match ranks.is_first() {
         true => ranks::resumed(ranks, config)?,
         false => None,

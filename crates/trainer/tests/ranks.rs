@@ -141,8 +141,14 @@ fn train(folder: &Path, name: &str, rows: i64, rank: usize, fault: &str) {
         "{{seed: 5, device: cpu, threads: 1, name: {name}, output_dir: '{runs}', data: {{path: \
          unused}}, sample: {{max_new_tokens: 0}}, train: {{bf16: false, max_steps: 20, \
          per_device_train_batch_size: {rows}, gradient_accumulation_steps: 1, learning_rate: 0.01, lr_scheduler_type: constant, \
-         logging_steps: 1, eval_steps: 6, save_steps: 3, ema_decay: 0.9, load_best_model_at_end: true}}}}",
+         logging_steps: 1, eval_steps: 6, save_steps: 3, ema_decay: 0.9, load_best_model_at_end: true, \
+         reduce_dtype: {sent}}}}}",
         runs = folder.join("runs").display(),
+        sent = if fault == "bf16" {
+            "bfloat16"
+        } else {
+            "float32"
+        },
     );
     let config = Config::parse("test.yaml", &text, &[]).unwrap();
     let task = Waves::new(rows, rank, fault);
@@ -231,6 +237,15 @@ fn two_ranks_end_where_one_with_their_batch_does() {
     let apart = apart.fold(0.0, f64::max);
     println!("weights differ by {apart:.1e}");
     assert!(apart < 1e-5, "{apart}");
+}
+
+#[test]
+fn weights_are_equal_where_gradients_are_sent_as_bf16() {
+    let folder = tempfile::tempdir().unwrap();
+    two_equal_ranks(folder.path(), "bf16");
+    let rounded = student(folder.path(), "ranks-0");
+    two_equal_ranks(folder.path(), "");
+    assert_ne!(rounded, student(folder.path(), "ranks-0"));
 }
 
 #[test]

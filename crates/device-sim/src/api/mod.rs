@@ -16,6 +16,7 @@ mod mapping;
 mod memory;
 mod nvml;
 mod properties;
+mod rccl;
 mod streams;
 
 use std::ffi::{CStr, c_char};

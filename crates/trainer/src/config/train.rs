@@ -119,6 +119,11 @@ pub struct TrainConfig {
     /// is gone is noticed at once.
     #[schemars(range(min = 1, max = 86_400))]
     pub rank_timeout: u32,
+    /// Where several processes train together: what sums up their gradients.
+    pub ddp_backend: Backend,
+    /// Where several processes train together: the numbers that gradients are sent as. `bfloat16`
+    /// halves what is sent, and rounds it to 3 digits; each process adds it up alike.
+    pub reduce_dtype: ReduceDtype,
     /// For videos, how levels of noise are drawn. Unset means `shift`.
     pub weighting_scheme: Option<WeightingScheme>,
     /// For videos, moves the levels of noise that are drawn towards noise: a level `u` becomes
@@ -206,6 +211,37 @@ pub enum BestMetric {
     EvalNatsPerByte,
 }
 
+/// What sums up the gradients of several processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// RCCL or NCCL where all processes have a GPU and a first sum of it is right, else Gloo.
+    Auto,
+    /// Gloo, through host memory.
+    Gloo,
+    /// RCCL (AMD) or NCCL (NVIDIA), or nothing.
+    Nccl,
+}
+
+/// The numbers that gradients are sent as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReduceDtype {
+    /// fp32.
+    Float32,
+    /// bf16.
+    Bfloat16,
+}
+
+impl ReduceDtype {
+    pub(crate) fn kind(self) -> tch::Kind {
+        match self {
+            Self::Float32 => tch::Kind::Float,
+            Self::Bfloat16 => tch::Kind::BFloat16,
+        }
+    }
+}
+
 /// The optimizer, by Hugging Face's names: two of each kind mean the same here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -282,6 +318,8 @@ impl Default for TrainConfig {
             verify: VerifyMode::First,
             transfer_deadline: 120,
             rank_timeout: 600,
+            ddp_backend: Backend::Auto,
+            reduce_dtype: ReduceDtype::Float32,
             weighting_scheme: None,
             flow_shift: None,
             logit_mean: None,

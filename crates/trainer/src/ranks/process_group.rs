@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tch::{Device, Kind, Tensor};
 use torch_ext::distributed::{Group, Interface, Store};
+use torch_ext::rccl::Communicator;
 
 use super::address;
 use super::membership::Membership;
@@ -23,12 +24,14 @@ const PROBE_BYTES: usize = 4 << 20;
 pub(super) struct ProcessGroup {
     // Dropped first: it holds the store.
     group: Option<Group>,
+    /// Sums up tensors on the GPU, where all ranks can.
+    pub(super) rccl: Option<Communicator>,
     pub(super) store: Store,
     pub(super) me: Membership,
     host: String,
     /// Of all ranks.
     hosts: Vec<String>,
-    timeout: Duration,
+    pub(super) timeout: Duration,
     /// Meetings so far; the same number in all ranks, since all do the same.
     pub(super) meetings: u64,
     pub(super) link: String,
@@ -71,6 +74,7 @@ impl ProcessGroup {
             .ok_or_else(|| Error::Ranks(format!("this machine has no route to {}", me.master)))?;
         let mut joined = Self {
             group: None,
+            rccl: None,
             store,
             host: host_name(),
             hosts: Vec::new(),
@@ -144,6 +148,21 @@ impl ProcessGroup {
         let parted = || Error::Internal("ranks that have parted exchange nothing".into());
         let done = work(self.group.as_ref().ok_or_else(parted)?);
         done.map_err(|error| self.explain(error, began))
+    }
+
+    /// The sum of a tensor over all ranks; an error tells which of them is at fault.
+    pub(super) fn sum(&mut self, mut tensor: Tensor) -> Result<Tensor, Error> {
+        let began = Instant::now();
+        match &mut self.rccl {
+            Some(rccl) => {
+                let sum = rccl.sum(tensor);
+                sum.map_err(|error| self.explain(error, began))
+            }
+            None => {
+                self.exchange(|group| group.sum(&mut tensor))?;
+                Ok(tensor)
+            }
+        }
     }
 
     /// Waits until all ranks are here: by a sum, since the connection of one that was killed breaks,
@@ -248,6 +267,7 @@ impl ProcessGroup {
     /// matters no more.
     pub(super) fn report(&mut self, message: &str, lost_another: bool) {
         self.group = None;
+        self.rccl = None;
         let failure = Failure {
             host: self.host.clone(),
             message: message.to_owned(),
@@ -289,7 +309,8 @@ impl ProcessGroup {
                 Err(gone) => return self.store_is_gone(&gone),
                 Ok(silent) if silent.is_empty() => {
                     return Error::Ranks(format!(
-                        "the connection between the ranks broke, though all of them are there: {error}"
+                        "{} lost the connection to the other ranks, though all of them are there: {error}",
+                        self.name_of(self.me.rank)
                     ));
                 }
                 Ok(silent) if Instant::now() >= until => return self.missed(&silent, timed_out),
@@ -345,6 +366,7 @@ impl Drop for ProcessGroup {
     /// failure.
     fn drop(&mut self) {
         self.group = None;
+        self.rccl = None;
         if self.set("left", b"").is_err() || self.me.agent_store || self.me.rank != 0 {
             return;
         }

@@ -149,6 +149,8 @@ const KEYS: &[(&str, Rule)] = &[
     ("train.verify", Free),
     ("train.transfer_deadline", Free),
     ("train.rank_timeout", Unrelated),
+    ("train.ddp_backend", Unrelated),
+    ("train.reduce_dtype", Free),
     ("train.weighting_scheme", Free),
     ("train.flow_shift", Free),
     ("train.logit_mean", Free),

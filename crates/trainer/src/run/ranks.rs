@@ -158,9 +158,12 @@ impl Run<'_> {
             return own;
         }
         let own = own.and_then(|passes| {
-            let flat = flat(&passes.gradients)?;
-            let host = on_host(&mut self.placer, "gradients", &flat)?;
-            Ok((passes, host))
+            let flat = flat(&passes.gradients, self.config.train.reduce_dtype.kind())?;
+            let flat = match self.ranks.sums_on_device() {
+                true => flat,
+                false => on_host(&mut self.placer, "gradients", &flat)?,
+            };
+            Ok((passes, flat))
         });
         if let Err(error) = &own
             && !error.is_out_of_memory()
@@ -175,7 +178,7 @@ impl Run<'_> {
         let told = self.ranks.sum_numbers(&told)?;
         self.stop_agreed = told[1] > 0.0;
         let short = told[2..].iter().position(|short| *short > 0.0);
-        let (mut passes, mut sum) = match (own, short) {
+        let (mut passes, sum) = match (own, short) {
             (Ok(own), None) => own,
             (Ok(_), Some(other)) => {
                 let message = format!("{} ran out of memory", self.ranks.name_of(other));
@@ -183,8 +186,11 @@ impl Run<'_> {
             }
             (Err(error), _) => return Err(error),
         };
-        self.ranks.sum(&mut sum)?;
-        let sum = self.placer.batch(sum)?;
+        let sum = self.ranks.sum(sum)?;
+        let sum = match self.ranks.sums_on_device() {
+            true => sum,
+            false => self.placer.batch(sum)?,
+        };
         passes.gradients.fill(&sum)?;
         passes.loss = told[0];
         // The same everywhere, also where CPUs round in different ways.
@@ -225,13 +231,11 @@ impl Run<'_> {
     }
 }
 
-/// All gradients behind one another, in fp32.
-fn flat(gradients: &Gradients) -> Result<Tensor, Error> {
-    let rows = gradients.tensors().iter().map(|gradient| {
-        Ok(gradient
-            .f_detach()?
-            .f_reshape([-1])?
-            .f_to_kind(Kind::Float)?)
-    });
+/// All gradients behind one another, in one kind of number.
+fn flat(gradients: &Gradients, kind: Kind) -> Result<Tensor, Error> {
+    let rows = gradients
+        .tensors()
+        .iter()
+        .map(|gradient| Ok(gradient.f_detach()?.f_reshape([-1])?.f_to_kind(kind)?));
     Ok(Tensor::f_cat(&rows.collect::<Result<Vec<_>, Error>>()?, 0)?)
 }

@@ -4,6 +4,8 @@
 #![cfg(all(feature = "torch", unix))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod backend;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
