@@ -15,6 +15,7 @@ pub mod fine_tune;
 mod fine_tune_data;
 mod held_out;
 mod sequences;
+mod share;
 mod shown;
 pub mod wan;
 
@@ -34,6 +35,7 @@ use models::Parameters;
 
 pub use epochs::Epochs;
 pub(crate) use epochs::{steps_left, steps_of};
+pub use share::{EvaluationSums, Share};
 pub use shown::{Piece, ShownData, ShownExample, ShownRow};
 
 /// Something that can be trained.
@@ -149,6 +151,20 @@ pub trait Task {
     /// # Errors
     /// When memory runs out.
     fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error>;
+
+    /// What [`Task::evaluate`] makes its numbers of, for one of several processes, with the same limit for all; `None` for a
+    /// task whose held-out data every process measures whole.
+    ///
+    /// # Errors
+    /// As [`Task::evaluate`].
+    fn evaluate_share(
+        &self,
+        _: Option<u64>,
+        _: Share,
+        _: &mut Placer,
+    ) -> Result<Option<EvaluationSums>, Error> {
+        Ok(None)
+    }
 
     /// Shows what the model has learned. `step` varies the random choices. What is no text goes into
     /// `folder`, which is made if there is any, and the samples name it by the names there.

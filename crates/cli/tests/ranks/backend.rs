@@ -28,10 +28,23 @@ fn rccl_sums_what_gloo_does_where_all_ranks_have_it() {
     let shown = stderr(&output);
     assert!(shown.contains("gradients by RCCL 2.27.3"), "{shown}");
     assert_eq!(place.weights("gloo", 8), place.weights("rccl", 8));
-    // On a CPU nobody looks for it.
-    let output = by_rccl(&place, "auto", "auto", "init-fails:1");
-    assert_fine(&output);
-    assert!(!stderr(&output).contains("RCCL"), "{}", stderr(&output));
+}
+
+#[test]
+fn gloo_sums_where_one_rank_has_no_rccl_and_says_which_and_why() {
+    let place = Place::new();
+    assert_fine(&place.train(&["--set", "name=gloo", "--nproc", "2"]));
+    for (name, fault, told) in [
+        ("refused", "init-fails:1", "unhandled system error"),
+        ("wrong", "wrong-sum:1", "its first sum was wrong"),
+    ] {
+        let output = by_rccl(&place, name, "auto", fault);
+        assert_fine(&output);
+        let shown = stderr(&output);
+        assert!(shown.contains("not by RCCL: rank 1 on "), "{shown}");
+        assert!(shown.contains(told), "{shown}");
+        assert_eq!(place.weights("gloo", 8), place.weights(name, 8));
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod backend;
+mod combinations;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -103,6 +104,17 @@ impl Place {
             .collect()
     }
 
+    /// The held-out losses by step, and those per byte.
+    fn evaluations(&self, run: &str) -> Vec<f64> {
+        let records = self.records(run).into_iter();
+        let records = records.filter(|record| record["kind"] == "eval");
+        let numbers = records.flat_map(|record| {
+            let number = |key: &str| record[key].as_f64();
+            [number("eval_loss"), number("eval_nats_per_byte")]
+        });
+        numbers.flatten().collect()
+    }
+
     /// All weights of a checkpoint, in the order of the file.
     fn weights(&self, run: &str, step: u64) -> Vec<f32> {
         let checkpoint = format!("runs/{run}/checkpoints/step-{step:06}/model.safetensors");
@@ -196,6 +208,12 @@ fn ranks_learn_what_one_with_their_batch_would() {
         let (one, other) = (place.weights("one", 8), place.weights(run, 8));
         let weights = distance(&doubles(&one), &doubles(&other));
         println!("{run}: losses differ by {losses:.1e}, weights by {weights:.1e}");
+        let evaluations = distance(&place.evaluations("one"), &place.evaluations(run));
+        println!("{run}: evaluations differ by {evaluations:.1e}");
+        assert!(
+            evaluations < 1e-6,
+            "{run}: evaluations differ by {evaluations}"
+        );
         assert!(losses < 1e-6, "{run}: losses differ by {losses}");
         assert!(weights < 1e-3, "{run}: weights differ by {weights}");
         assert_eq!(tokens("one"), tokens(run));

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::rccl::{Communicator, Library, UniqueId};
+use torch_ext::rccl::{Communicator, LIBRARY_VARIABLE, Library, UniqueId};
 
 use super::Ranks;
 use super::process_group::{GRACE, ProcessGroup};
@@ -30,9 +30,10 @@ impl Ranks {
             return Ok(());
         }
         // Every rank has to take part, or none: one may have no GPU.
-        let is_gpu = matches!(device, Device::Cuda(_));
-        let gpus = self.sum_numbers(&[f64::from(u8::from(is_gpu))])?[0];
-        if wanted == Backend::Auto && gpus == 0.0 {
+        let is_named = std::env::var_os(LIBRARY_VARIABLE).is_some();
+        let is_wanted = matches!(device, Device::Cuda(_)) || is_named;
+        let candidates = self.sum_numbers(&[f64::from(u8::from(is_wanted))])?[0];
+        if wanted == Backend::Auto && candidates == 0.0 {
             return Ok(());
         }
         let tried = self.try_rccl(device)?;

@@ -66,8 +66,7 @@ impl Run<'_> {
         }
         let what = format!("the evaluation after step {}", self.step);
         self.ranks.doing(&what)?;
-        let evaluation = self.with_averages(|run| run.task.evaluate(limit, &mut run.placer))?;
-        let evaluation = self.as_first_measured(evaluation)?;
+        let evaluation = self.with_averages(|run| run.evaluate_by_all(limit))?;
         self.recorder.evaluation(self.step, &evaluation)?;
         observer.evaluated(self.step, &evaluation);
         self.last_evaluation = Some((self.step, evaluation));

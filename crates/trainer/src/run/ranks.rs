@@ -16,7 +16,7 @@ use crate::optim::Gradients;
 use crate::ranks::Ranks;
 use crate::resume::Resumed;
 use crate::stop::Stop;
-use crate::task::Task;
+use crate::task::{EvaluationSums, Share, Task};
 use crate::{Error, config::ConfigError};
 
 /// Keys that say where and how fast, and may differ between machines. What a path names is compared
@@ -200,8 +200,31 @@ impl Run<'_> {
         Ok(passes)
     }
 
+    /// The evaluation, of which each rank does its share. All have the same numbers.
+    pub(super) fn evaluate_by_all(&mut self, limit: Option<u64>) -> Result<Evaluation, Error> {
+        let share = Share::of(self.ranks.rank(), self.ranks.size());
+        if self.ranks.size() > 1
+            && let Some(own) = self.task.evaluate_share(limit, share, &mut self.placer)?
+        {
+            let bytes = own.bytes.unwrap_or_default() as f64;
+            let sums = self
+                .ranks
+                .sum_numbers(&[own.nats, own.tokens as f64, bytes])?;
+            let all = EvaluationSums {
+                nats: sums[0],
+                // Counts, which such numbers hold exactly.
+                tokens: sums[1] as u64,
+                bytes: own.bytes.map(|_| sums[2] as u64),
+                ..own
+            };
+            return Ok(all.mean());
+        }
+        let own = self.task.evaluate(limit, &mut self.placer)?;
+        self.as_first_measured(own)
+    }
+
     /// The evaluation as rank 0 measured it, by which all decide what is best.
-    pub(super) fn as_first_measured(&mut self, own: Evaluation) -> Result<Evaluation, Error> {
+    fn as_first_measured(&mut self, own: Evaluation) -> Result<Evaluation, Error> {
         let numbers = [own.loss, own.nats_per_byte.unwrap_or(0.0)];
         let first = self.ranks.numbers_of_first(&numbers)?;
         Ok(Evaluation {

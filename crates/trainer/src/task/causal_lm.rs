@@ -10,7 +10,7 @@ use super::blocks::{TrainingBlocks, held_out_starts};
 use super::held_out::in_batches;
 use super::sequences::Part;
 use super::shown::{self, ShownData};
-use super::{Batch, Epochs, Task};
+use super::{Batch, Epochs, EvaluationSums, Share, Task};
 use crate::Error;
 use crate::config::{Config, ModelConfig, SampleConfig};
 use crate::data::{BlockOrder, SplitMix64, TextData};
@@ -179,6 +179,41 @@ impl CausalLm {
         }
         self.data.tokenizer.decode(&tokens[prompt_length..])
     }
+
+    /// Adds up the loss of the held-out blocks of a share.
+    fn measure_share(
+        &self,
+        limit: Option<u64>,
+        share: Share,
+        placer: &mut Placer,
+    ) -> Result<EvaluationSums, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let held_out = &self.data.held_out;
+        let (starts, complete) = held_out_starts(held_out.len() as u64, self.block_size, limit);
+        let starts: Vec<usize> = starts.into_iter().map(|start| start as usize).collect();
+        let (mut nats, mut tokens, mut bytes) = (0.0, 0u64, 0u64);
+        in_batches(&share.part(&starts), self.eval_batch_size, |starts| {
+            let batch = placer.batch(self.batch(held_out, starts)?)?;
+            nats += f64::try_from(&self.loss(&batch)?)? * batch.units as f64;
+            tokens += batch.units;
+            let lengths = self.data.tokenizer.byte_lengths();
+            for start in starts {
+                let targets = &held_out[start + 1..=start + self.block_size];
+                bytes += targets
+                    .iter()
+                    .map(|t| u64::from(lengths[usize::from(*t)]))
+                    .sum::<u64>();
+            }
+            Ok(())
+        })?;
+        Ok(EvaluationSums {
+            nats,
+            tokens,
+            bytes: Some(bytes),
+            samples: starts.len() as u64,
+            complete,
+        })
+    }
 }
 
 impl Task for CausalLm {
@@ -247,32 +282,16 @@ impl Task for CausalLm {
     }
 
     fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
-        let _no_grad = tch::no_grad_guard();
-        let held_out = &self.data.held_out;
-        let (starts, complete) = held_out_starts(held_out.len() as u64, self.block_size, limit);
-        let starts: Vec<usize> = starts.into_iter().map(|start| start as usize).collect();
-        let (mut nats, mut tokens, mut bytes) = (0.0, 0u64, 0u64);
-        in_batches(&starts, self.eval_batch_size, |starts| {
-            let batch = placer.batch(self.batch(held_out, starts)?)?;
-            nats += f64::try_from(&self.loss(&batch)?)? * batch.units as f64;
-            tokens += batch.units;
-            let lengths = self.data.tokenizer.byte_lengths();
-            for start in starts {
-                let targets = &held_out[start + 1..=start + self.block_size];
-                bytes += targets
-                    .iter()
-                    .map(|t| u64::from(lengths[usize::from(*t)]))
-                    .sum::<u64>();
-            }
-            Ok(())
-        })?;
-        Ok(Evaluation {
-            loss: nats / tokens as f64,
-            nats_per_byte: Some(nats / bytes as f64),
-            samples: starts.len() as u64,
-            complete,
-            ..Evaluation::default()
-        })
+        Ok(self.measure_share(limit, Share::WHOLE, placer)?.mean())
+    }
+
+    fn evaluate_share(
+        &self,
+        limit: Option<u64>,
+        share: Share,
+        placer: &mut Placer,
+    ) -> Result<Option<EvaluationSums>, Error> {
+        self.measure_share(limit, share, placer).map(Some)
     }
 
     fn sample(&self, step: u64, _: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {

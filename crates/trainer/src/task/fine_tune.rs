@@ -13,7 +13,7 @@ use super::fine_tune_data::FineTuneData;
 use super::held_out::in_batches;
 use super::sequences::IGNORED;
 use super::shown::ShownData;
-use super::{Batch, Epochs, Task};
+use super::{Batch, Epochs, EvaluationSums, Share, Task};
 use crate::Error;
 use crate::config::Config;
 use crate::data::SplitMix64;
@@ -156,6 +156,58 @@ impl FineTune {
             None => self.model.hidden(tokens, pass)?,
         })
     }
+
+    /// Adds up the loss of the held-out rows of a share.
+    fn measure_share(
+        &self,
+        limit: Option<u64>,
+        share: Share,
+        placer: &mut Placer,
+    ) -> Result<EvaluationSums, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let Some(held_out) = &self.data.held_out else {
+            return Err(Error::Internal("nothing is held out".into()));
+        };
+        let (mut rows, mut complete) = held_out.measured(limit);
+        // Of all shares: what of them is learned is known without the model.
+        let learns = |rows: &[_]| -> Result<bool, Error> {
+            for row in rows {
+                if held_out.batch(std::slice::from_ref(row))?.1 > 0 {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        if !learns(&rows)? {
+            (rows, complete) = held_out.measured(None);
+            if !learns(&rows)? {
+                return Err(Error::Data(
+                    "the held-out part of the data has no token that is learned: hold more out with \
+                     `data.validation_fraction`, give other data with `data.eval_dataset`, or set \
+                     `data.validation_fraction: 0` to hold nothing out"
+                        .into(),
+                ));
+            }
+        }
+        let (mut nats, mut tokens) = (0.0, 0);
+        in_batches(&share.part(&rows), self.eval_batch_size, |rows| {
+            let (batch, learned) = held_out.batch(rows)?;
+            let batch = placer.batch(batch)?;
+            let hidden = self.hidden(&batch, Pass::Evaluate)?;
+            let sum =
+                summed_cross_entropy(&self.model, &hidden, batch.get("targets")?, Pass::Evaluate)?;
+            nats += f64::try_from(&sum)?;
+            tokens += learned;
+            Ok(())
+        })?;
+        Ok(EvaluationSums {
+            nats,
+            tokens,
+            bytes: None,
+            samples: rows.len() as u64,
+            complete,
+        })
+    }
 }
 
 impl Task for FineTune {
@@ -234,40 +286,16 @@ impl Task for FineTune {
     }
 
     fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
-        let _no_grad = tch::no_grad_guard();
-        let Some(held_out) = &self.data.held_out else {
-            return Err(Error::Internal("nothing is held out".into()));
-        };
-        let (rows, complete) = held_out.measured(limit);
-        let (mut nats, mut tokens) = (0.0, 0);
-        in_batches(&rows, self.eval_batch_size, |rows| {
-            let (batch, learned) = held_out.batch(rows)?;
-            let batch = placer.batch(batch)?;
-            let hidden = self.hidden(&batch, Pass::Evaluate)?;
-            let sum =
-                summed_cross_entropy(&self.model, &hidden, batch.get("targets")?, Pass::Evaluate)?;
-            nats += f64::try_from(&sum)?;
-            tokens += learned;
-            Ok(())
-        })?;
-        if tokens == 0 && !complete {
-            return self.evaluate(None, placer);
-        }
-        if tokens == 0 {
-            return Err(Error::Data(
-                "the held-out part of the data has no token that is learned: hold more out with \
-                 `data.validation_fraction`, give other data with `data.eval_dataset`, or set \
-                 `data.validation_fraction: 0` to hold nothing out"
-                    .into(),
-            ));
-        }
-        Ok(Evaluation {
-            loss: nats / tokens as f64,
-            nats_per_byte: None,
-            samples: rows.len() as u64,
-            complete,
-            ..Evaluation::default()
-        })
+        Ok(self.measure_share(limit, Share::WHOLE, placer)?.mean())
+    }
+
+    fn evaluate_share(
+        &self,
+        limit: Option<u64>,
+        share: Share,
+        placer: &mut Placer,
+    ) -> Result<Option<EvaluationSums>, Error> {
+        self.measure_share(limit, share, placer).map(Some)
     }
 
     fn sample(&self, step: u64, _: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
