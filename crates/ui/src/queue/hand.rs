@@ -250,7 +250,10 @@ impl<'a> Hand<'a> {
         }
         let device = found["environment"]["device"].as_str().unwrap_or_default();
         if device.starts_with("GPU")
-            && let Some(against) = verdict::against(&(self.around.diagnose)())
+            && let Some(against) = verdict::against(
+                &(self.around.diagnose)(),
+                job.device.as_deref().unwrap_or(device),
+            )
         {
             return Ok(refused(against));
         }
