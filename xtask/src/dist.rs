@@ -6,6 +6,7 @@
 //! python/ ───────────────────────────────────────┘
 //!    │
 //!    └─▶ man pages, completions, licences ──▶ the archive, the Debian package ──▶ SHA256SUMS
+//! surefoot ───cargo-zigbuild──▶ surefoot, for musl ───────▶ the same archive with a program that needs no library
 //! surefoot ───cargo-zigbuild──▶ surefoot-trainer ──wheel pack──▶ the trainer's wheel
 //! ```
 //!
@@ -20,6 +21,7 @@
 mod archive;
 mod licences;
 mod pack;
+mod static_program;
 mod trainer_wheel;
 mod wheel;
 
@@ -53,9 +55,12 @@ impl Dist {
         let folder = folder()?;
         let mut files = vec![built.wheel.clone()];
         if !self.wheel_only {
-            let tree = archive::tree(&built, &folder)?;
+            let tree = archive::tree(&built, &built.program, "", &folder)?;
             files.push(archive::tar(&tree, &folder)?);
             files.extend(archive::deb(&tree, &folder)?);
+            let program = static_program::build()?;
+            let tree = archive::tree(&built, &program, "-static", &folder)?;
+            files.push(archive::tar(&tree, &folder)?);
             files.push(trainer_wheel::build(&setup::ensure()?)?);
         }
         write_digests(&folder, &files)?;

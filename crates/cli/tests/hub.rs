@@ -224,6 +224,30 @@ fn a_split_of_a_data_set_of_the_hub_is_trained_on_and_another_measured() {
     let written = fs::read_to_string(place.path("runs/hub/config.yaml")).unwrap();
     assert!(written.contains("path: org/tiny"), "{written}");
 
+    let model = place.path("runs/hub/model");
+    let eval = |data: &[&str]| {
+        let model = model.to_str().unwrap();
+        let mut arguments = vec!["--json", "eval", "--model", model, "--block-size", "16"];
+        arguments.extend(data);
+        place.run(&arguments, &[])
+    };
+    let score = |data: &[&str]| {
+        let output = eval(data);
+        fine(&output);
+        let score: Value = serde_json::from_slice(&output.stdout).unwrap();
+        score["negative_log_likelihood"].as_f64().unwrap()
+    };
+    let of_test = score(&["--data", "test.jsonl"]);
+    assert_eq!(score(&["--data", "org/tiny"]), of_test);
+    let of_train = score(&["--data", "org/tiny", "--split", "train"]);
+    assert_ne!(of_train, of_test);
+    assert_eq!(of_train, score(&["--data", "train.jsonl"]));
+    let refused = said(&eval(&["--data", "test.jsonl", "--split", "test"]));
+    assert!(
+        refused.contains("`--split` chooses of a data set"),
+        "{refused}"
+    );
+
     for (data, told) in [
         (
             &["data.path=org/tiny", "data.split=dev"][..],

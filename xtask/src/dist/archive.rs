@@ -17,11 +17,12 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "share/fish/vendor_completions.d/surefoot.fish"),
 ];
 
-/// The files as they lie below a prefix: `bin`, `lib/surefoot`, `share`.
-pub(super) fn tree(built: &Built, folder: &Path) -> Result<PathBuf> {
+/// The files as they lie below a prefix: `bin`, `lib/surefoot`, `share`. `suffix` tells what is special about
+/// `program`.
+pub(super) fn tree(built: &Built, program: &Path, suffix: &str, folder: &Path) -> Result<PathBuf> {
     let shell = workspace::shell()?;
-    let program = &built.program;
-    let tree = empty(folder.join(format!("surefoot-{}-x86_64-linux", release())))?;
+    let name = format!("surefoot-{}-x86_64-linux{suffix}", release());
+    let tree = empty(folder.join(name))?;
     put(program, &tree.join("bin/surefoot"), 0o755)?;
     put(
         &built.library,

@@ -6,11 +6,12 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::config::DataFormat;
-use trainer::hub::ModelKind;
+use trainer::hub::{self, ModelKind};
 use trainer::text::thousands;
-use trainer::{examples, inference};
+use trainer::{Observer as _, examples, inference};
 
 use super::model_options::{ModelOptions, failure};
+use super::train::ProgressDisplay;
 
 /// Measure how well a model predicts a text
 #[derive(clap::Args)]
@@ -19,9 +20,17 @@ pub(crate) struct Args {
     model: ModelOptions,
 
     /// The text: plain, or JSON, JSON lines or CSV of `text`, `prompt` and `completion`, or
-    /// `messages`
-    #[arg(long, value_name = "FILE")]
+    /// `messages`; or a data set on the hub, `org/name[@revision]`
+    #[arg(long, value_name = "FILE|NAME")]
     data: PathBuf,
+
+    /// Of a data set on the hub, which of its subsets; unset, the default one
+    #[arg(long, value_name = "NAME")]
+    subset: Option<String>,
+
+    /// Of a data set on the hub, which split [default: test]
+    #[arg(long, value_name = "NAME")]
+    split: Option<String>,
 
     /// What the data are, where their name does not say it
     #[arg(long, value_name = "FORMAT", value_parser = format)]
@@ -38,9 +47,37 @@ fn format(name: &str) -> Result<DataFormat, String> {
         .map_err(|_| "is one of `text`, `jsonl`, `json`, `csv`".to_owned())
 }
 
+impl Args {
+    /// Where the data are, which may have to be fetched first.
+    fn locate_data(&self) -> Result<PathBuf, Failure> {
+        let name = self.data.to_str().filter(|_| hub::is_data_set(&self.data));
+        let Some(name) = name else {
+            let chosen = [("--subset", &self.subset), ("--split", &self.split)];
+            return match chosen.into_iter().find(|(_, value)| value.is_some()) {
+                Some((option, _)) => Err(Failure::usage(format!(
+                    "`{option}` chooses of a data set on the hub (`--data org/name`), and `{}` is a path",
+                    self.data.display()
+                ))),
+                None => Ok(self.data.clone()),
+            };
+        };
+        let mut display = ProgressDisplay::new();
+        let found = hub::fetch_data_set(
+            name,
+            self.subset.as_deref(),
+            self.split.as_deref().unwrap_or("test"),
+            &hub::Settings::of_the_environment(),
+            &mut |text| display.preparing(text),
+        );
+        display.clear();
+        found.map_err(failure)
+    }
+}
+
 /// Evaluates; the score goes to stdout.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
-    let records = examples::records(&args.data, args.format).map_err(failure)?;
+    let data = args.locate_data()?;
+    let records = examples::records(&data, args.format).map_err(failure)?;
     let path = args.model.locate(ModelKind::Text)?;
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(8));
     bar.set_style(ProgressStyle::with_template("{spinner} {msg}")?);

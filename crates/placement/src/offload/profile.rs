@@ -7,8 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::offload::plan::{Memory, OffloadOptions};
-use platform::Bytes;
+use crate::offload::plan::OffloadOptions;
 
 /// A named set of options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,16 +37,6 @@ impl Profile {
         Profile::LowVram,
         Profile::Unified,
     ];
-
-    /// The profile that suits a machine.
-    pub fn for_memory(memory: Memory) -> Profile {
-        match memory {
-            Memory::Unified { .. } => Profile::Unified,
-            Memory::Discrete { device, .. } if device < Bytes::gib(10) => Profile::LowVram,
-            Memory::Discrete { device, .. } if device < Bytes::gib(20) => Profile::Balanced,
-            Memory::Discrete { .. } => Profile::Roomy,
-        }
-    }
 
     /// Name of the profile in a config.
     pub fn name(self) -> &'static str {

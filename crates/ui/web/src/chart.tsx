@@ -66,6 +66,16 @@ function table(lines: Line[], smoothing: number) {
   return [steps, ...columns] as uPlot.AlignedData;
 }
 
+/** What a chart is drawn from. Curves are replaced, or grow at their end, where the last number may still change. */
+function contents(props: Props): unknown[] {
+  const lines = props.lines.flatMap(({ series, smoothed }) => {
+    const last = (series?.steps.length ?? 0) - 1;
+    return [series, last, series?.mean[last], series?.min[last], series?.max[last], smoothed ? props.smoothing : 0];
+  });
+  const marks = (props.marks ?? []).flatMap((mark) => [mark.step, mark.label]);
+  return [...lines, ...marks, props.level?.label, props.level?.value, props.range?.[0], props.range?.[1]];
+}
+
 function describe(props: Props): string {
   const format = props.format ?? number;
   const parts = props.lines.flatMap((line) => {
@@ -152,9 +162,9 @@ export function Chart(props: Props) {
             ctx.textAlign = "left";
             ctx.textBaseline = "alphabetic";
             ctx.font = `${11 * devicePixelRatio}px system-ui`;
+            if (marks?.length) ctx.strokeStyle = ctx.fillStyle = css("--warn");
             for (const mark of marks ?? []) {
               const x = self.valToPos(mark.step, "x", true);
-              ctx.strokeStyle = ctx.fillStyle = css("--warn");
               ctx.beginPath();
               ctx.moveTo(x, bbox.top);
               ctx.lineTo(x, bbox.top + bbox.height);
@@ -199,9 +209,15 @@ export function Chart(props: Props) {
     };
   }, [shape, theme, props.height, props.level !== undefined]);
 
+  // The other charts of a page are drawn anew only for what is theirs.
+  const shown = useRef<{ plot: uPlot; what: unknown[] } | null>(null);
   useEffect(() => {
     const made = plot.current;
     if (!made) return;
+    const what = contents(props);
+    const before = shown.current;
+    if (before?.plot === made && before.what.length === what.length && before.what.every((one, index) => Object.is(one, what[index]))) return;
+    shown.current = { plot: made, what };
     made.batch(() => {
       made.setData(table(props.lines, props.smoothing ?? 0), true);
       if (props.range) made.setScale("x", { min: props.range[0], max: props.range[1] });

@@ -54,11 +54,6 @@ impl Part {
         &self.name
     }
 
-    /// Whether it is used at this moment.
-    pub fn is_in_use(&self) -> bool {
-        self.in_use
-    }
-
     /// Its size, as far as it is in memory.
     pub fn bytes(&self) -> Bytes {
         let sizes = self

@@ -1,0 +1,66 @@
+//! The program without any library: for a Linux that is older than glibc 2.28, or has another libc.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use xshell::cmd;
+
+use super::require_linux_on_x86_64;
+use super::wheel::PROFILE;
+use crate::setup;
+use crate::workspace;
+
+const TARGET: &str = "x86_64-unknown-linux-musl";
+
+/// Builds and checks it.
+pub(super) fn build() -> Result<PathBuf> {
+    require_linux_on_x86_64()?;
+    let python = setup::dist_python()?;
+    let programs = python.parent().context("a Python without a folder")?;
+    let shell = workspace::shell()?;
+    let path = shell.var("PATH").unwrap_or_default();
+    shell.set_var("PATH", format!("{}:{path}", programs.display()));
+    shell.set_var("CARGO_INCREMENTAL", "0");
+    cmd!(shell, "rustup target add {TARGET}")
+        .quiet()
+        .ignore_stderr()
+        .run()?;
+    let options = ["--locked", "--profile", PROFILE, "--target", TARGET];
+    cmd!(
+        shell,
+        "cargo-zigbuild build --package surefoot --bin surefoot --no-default-features {options...}"
+    )
+    .run()?;
+    let program = workspace::target(&shell)?
+        .join(TARGET)
+        .join(PROFILE)
+        .join("surefoot");
+    check(&program)?;
+    Ok(program)
+}
+
+/// Asks the program what it is, by its headers, and starts it where there is nothing else.
+fn check(program: &Path) -> Result<()> {
+    let shell = workspace::shell()?;
+    let headers = cmd!(shell, "readelf --program-headers --dynamic {program}")
+        .quiet()
+        .read()?;
+    ensure!(
+        !headers.contains("INTERP") && !headers.contains("(NEEDED)"),
+        "`{}` asks for libraries",
+        program.display()
+    );
+    let root = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let root = root.path();
+    cmd!(shell, "cp {program} {root}/surefoot").run()?;
+    let said = cmd!(
+        shell,
+        "unshare --map-root-user --root {root} /surefoot --version"
+    )
+    .read()?;
+    ensure!(
+        said.starts_with("surefoot "),
+        "`surefoot --version` said {said:?}"
+    );
+    Ok(())
+}
