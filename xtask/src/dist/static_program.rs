@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use xshell::cmd;
 
 use super::require_linux_on_x86_64;
-use super::wheel::PROFILE;
+use super::wheel::{PROFILE, tools_shell};
 use crate::setup;
 use crate::workspace;
 
@@ -15,12 +15,7 @@ const TARGET: &str = "x86_64-unknown-linux-musl";
 /// Builds and checks it.
 pub(super) fn build() -> Result<PathBuf> {
     require_linux_on_x86_64()?;
-    let python = setup::dist_python()?;
-    let programs = python.parent().context("a Python without a folder")?;
-    let shell = workspace::shell()?;
-    let path = shell.var("PATH").unwrap_or_default();
-    shell.set_var("PATH", format!("{}:{path}", programs.display()));
-    shell.set_var("CARGO_INCREMENTAL", "0");
+    let shell = tools_shell(&setup::dist_python()?)?;
     cmd!(shell, "rustup target add {TARGET}")
         .quiet()
         .ignore_stderr()

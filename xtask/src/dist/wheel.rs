@@ -93,10 +93,7 @@ pub(super) fn build() -> Result<Built> {
 /// libstdc++ and libgcc of g++. Where zig would take its own libunwind in place of the latter, an
 /// exception would be raised by one unwinder and continued by another.
 pub(super) fn linking_shell(python: &Path) -> Result<Shell> {
-    let shell = workspace::shell()?;
-    let programs = python.parent().context("a Python without a folder")?;
-    let path = shell.var("PATH").unwrap_or_default();
-    shell.set_var("PATH", format!("{}:{path}", programs.display()));
+    let shell = tools_shell(python)?;
     let variable = TARGET.replace('-', "_");
     shell.set_var(format!("CXX_{variable}"), "g++");
     // Empty: the compiler's own is named below, since zig takes `-lstdc++` to mean its libc++.
@@ -116,6 +113,15 @@ pub(super) fn linking_shell(python: &Path) -> Result<Shell> {
     }
     let name = format!("CARGO_TARGET_{}_RUSTFLAGS", variable.to_uppercase());
     shell.set_var(name, flags.join(" "));
+    Ok(shell)
+}
+
+/// A shell that finds what is installed beside `python`, in which cargo builds for others.
+pub(super) fn tools_shell(python: &Path) -> Result<Shell> {
+    let shell = workspace::shell()?;
+    let programs = python.parent().context("a Python without a folder")?;
+    let path = shell.var("PATH").unwrap_or_default();
+    shell.set_var("PATH", format!("{}:{path}", programs.display()));
     shell.set_var("CARGO_INCREMENTAL", "0");
     Ok(shell)
 }
