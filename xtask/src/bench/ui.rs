@@ -133,6 +133,13 @@ fn print(found: &Value) {
         "at most 0.5",
     );
     row(
+        "CPU of the server meanwhile, of one core",
+        &format!("{tabs}/server_percent_of_a_core"),
+        1.0,
+        "%",
+        "",
+    );
+    row(
         "  a quarter of the pairs below",
         &format!("{tabs}/quarter_percent"),
         1.0,

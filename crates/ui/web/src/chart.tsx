@@ -90,127 +90,158 @@ function describe(props: Props): string {
   return `${props.title}. ${parts.join("; ") || "Nothing yet"}.${marked}`;
 }
 
+/** Charts that wait to be made: one in each frame, so that a page of many does not stand still. */
+const waiting: (() => void)[] = [];
+
+function makeNext() {
+  waiting.shift()!();
+  if (waiting.length > 0) requestAnimationFrame(makeNext);
+}
+
+/** Makes something when its turn comes; what is returned takes it away again, or out of the line. */
+function inTurn(make: () => () => void): () => void {
+  let undo: (() => void) | null = () => undefined;
+  waiting.push(() => {
+    if (undo) undo = make();
+  });
+  // The frame that comes now lays the page out, which is work enough.
+  if (waiting.length === 1) requestAnimationFrame(() => requestAnimationFrame(makeNext));
+  return () => {
+    undo?.();
+    undo = null;
+  };
+}
+
 export function Chart(props: Props) {
   const place = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
+  const shown = useRef<{ plot: uPlot; what: unknown[] } | null>(null);
   const current = useRef(props);
   current.current = props;
   const shape = props.lines.map((line) => line.label + line.colour).join("|") + (props.logarithmic ? "log" : "");
   const theme = document.documentElement.dataset["theme"] ?? "";
 
   useEffect(() => {
-    const element = place.current!;
-    const drawn: Drawn[] = props.lines.map((line) => ({ label: line.label, colour: css(line.colour), line }));
-    const text = css("--quiet");
-    const grid = css("--grid");
-    const format = props.format ?? number;
-    const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "12px system-ui" };
-    const options: uPlot.Options = {
-      width: Math.max(element.clientWidth, 100),
-      height: props.height ?? 220,
-      legend: { live: true },
-      cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "steps" }, points: { size: 6 } },
-      scales: {
-        x: { time: false },
-        y: props.logarithmic ? { distr: 3 } : {},
-      },
-      axes: [
-        { ...axis, size: 34, values: (_, values) => values.map((value) => value.toLocaleString("en")) },
-        { ...axis, size: 62, ...(props.inBytes ? { incrs: POWERS } : {}), values: (_, values) => values.map((value) => (value === null ? "" : format(value))) },
-      ],
-      series: [
-        { label: "step", value: (_, value) => (value === null ? "–" : value.toLocaleString("en")) },
-        ...drawn.flatMap(({ label, colour, line }): uPlot.Series[] => [
-          {
-            label,
-            stroke: colour,
-            width: 1.75,
-            spanGaps: false,
-            ...(line.dashed ? { dash: [6, 4] } : {}),
-            points: { show: (_, __, from, to) => to - from < 30, size: 5, fill: colour },
-            value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
-          },
-          { label: `${label} least`, stroke: "transparent", points: { show: false } },
-          { label: `${label} most`, stroke: "transparent", points: { show: false } },
-        ]),
-      ],
-      bands: drawn.map(({ colour }, index) => ({
-        series: [3 * index + 3, 3 * index + 2] as [number, number],
-        fill: `color-mix(in srgb, ${colour} 18%, transparent)`,
-      })),
-      hooks: {
-        setSelect: [
-          (self) => {
-            const { left, width } = self.select;
-            if (width < 8) return;
-            const from = Math.floor(self.posToVal(left, "x"));
-            const to = Math.ceil(self.posToVal(left + width, "x"));
-            self.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
-            current.current.onRange([Math.max(0, from), to]);
-          },
+    const make = () => {
+      const element = place.current;
+      if (!element) return () => undefined;
+      const props = current.current;
+      const drawn: Drawn[] = props.lines.map((line) => ({ label: line.label, colour: css(line.colour), line }));
+      const text = css("--quiet");
+      const grid = css("--grid");
+      const format = props.format ?? number;
+      const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "12px system-ui" };
+      const options: uPlot.Options = {
+        width: Math.max(element.clientWidth, 100),
+        height: props.height ?? 220,
+        legend: { live: true },
+        cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "steps" }, points: { size: 6 } },
+        scales: {
+          x: { time: false },
+          y: props.logarithmic ? { distr: 3 } : {},
+        },
+        axes: [
+          { ...axis, size: 34, values: (_, values) => values.map((value) => value.toLocaleString("en")) },
+          { ...axis, size: 62, ...(props.inBytes ? { incrs: POWERS } : {}), values: (_, values) => values.map((value) => (value === null ? "" : format(value))) },
         ],
-        draw: [
-          (self) => {
-            const { ctx, bbox } = self;
-            const { marks, level } = current.current;
-            ctx.save();
-            ctx.beginPath();
-            ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
-            ctx.clip();
-            ctx.lineWidth = devicePixelRatio;
-            ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
-            ctx.textAlign = "left";
-            ctx.textBaseline = "alphabetic";
-            ctx.font = `${11 * devicePixelRatio}px system-ui`;
-            if (marks?.length) ctx.strokeStyle = ctx.fillStyle = css("--warn");
-            for (const mark of marks ?? []) {
-              const x = self.valToPos(mark.step, "x", true);
-              ctx.beginPath();
-              ctx.moveTo(x, bbox.top);
-              ctx.lineTo(x, bbox.top + bbox.height);
-              ctx.stroke();
-              ctx.fillText(mark.label, x + 4 * devicePixelRatio, bbox.top + 12 * devicePixelRatio);
-            }
-            if (level) {
-              const y = self.valToPos(level.value, "y", true);
-              ctx.strokeStyle = ctx.fillStyle = css("--quiet");
-              ctx.beginPath();
-              ctx.moveTo(bbox.left, y);
-              ctx.lineTo(bbox.left + bbox.width, y);
-              ctx.stroke();
-              ctx.fillText(level.label, bbox.left + 6 * devicePixelRatio, y - 4 * devicePixelRatio);
-            }
-            ctx.restore();
-          },
+        series: [
+          { label: "step", value: (_, value) => (value === null ? "–" : value.toLocaleString("en")) },
+          ...drawn.flatMap(({ label, colour, line }): uPlot.Series[] => [
+            {
+              label,
+              stroke: colour,
+              width: 1.75,
+              spanGaps: false,
+              ...(line.dashed ? { dash: [6, 4] } : {}),
+              points: { show: (_, __, from, to) => to - from < 30, size: 5, fill: colour },
+              value: (_, value) => (value === null || value === undefined ? "–" : format(value)),
+            },
+            { label: `${label} least`, stroke: "transparent", points: { show: false } },
+            { label: `${label} most`, stroke: "transparent", points: { show: false } },
+          ]),
         ],
-      },
-    };
-    if (props.level && !props.logarithmic) {
-      // The line is to be seen, however far it is from the curves.
-      options.scales!["y"]!.range = (_self, low, high) => {
-        const value = current.current.level?.value ?? high;
-        return [0 * low, Math.max(high, value) * 1.08];
+        bands: drawn.map(({ colour }, index) => ({
+          series: [3 * index + 3, 3 * index + 2] as [number, number],
+          fill: `color-mix(in srgb, ${colour} 18%, transparent)`,
+        })),
+        hooks: {
+          setSelect: [
+            (self) => {
+              const { left, width } = self.select;
+              if (width < 8) return;
+              const from = Math.floor(self.posToVal(left, "x"));
+              const to = Math.ceil(self.posToVal(left + width, "x"));
+              self.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+              current.current.onRange([Math.max(0, from), to]);
+            },
+          ],
+          draw: [
+            (self) => {
+              const { ctx, bbox } = self;
+              const { marks, level } = current.current;
+              ctx.save();
+              ctx.beginPath();
+              ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+              ctx.clip();
+              ctx.lineWidth = devicePixelRatio;
+              ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+              ctx.textAlign = "left";
+              ctx.textBaseline = "alphabetic";
+              ctx.font = `${11 * devicePixelRatio}px system-ui`;
+              if (marks?.length) ctx.strokeStyle = ctx.fillStyle = css("--warn");
+              for (const mark of marks ?? []) {
+                const x = self.valToPos(mark.step, "x", true);
+                ctx.beginPath();
+                ctx.moveTo(x, bbox.top);
+                ctx.lineTo(x, bbox.top + bbox.height);
+                ctx.stroke();
+                ctx.fillText(mark.label, x + 4 * devicePixelRatio, bbox.top + 12 * devicePixelRatio);
+              }
+              if (level) {
+                const y = self.valToPos(level.value, "y", true);
+                ctx.strokeStyle = ctx.fillStyle = css("--quiet");
+                ctx.beginPath();
+                ctx.moveTo(bbox.left, y);
+                ctx.lineTo(bbox.left + bbox.width, y);
+                ctx.stroke();
+                ctx.fillText(level.label, bbox.left + 6 * devicePixelRatio, y - 4 * devicePixelRatio);
+              }
+              ctx.restore();
+            },
+          ],
+        },
       };
-    }
-    const made = new uPlot(options, table(props.lines, props.smoothing ?? 0), element);
-    // The bounds are drawn, and listed nowhere.
-    element.querySelectorAll<HTMLElement>(".u-series").forEach((row, index) => {
-      if (index > 0 && (index - 1) % 3 !== 0) row.hidden = true;
-    });
-    plot.current = made;
-    const observer = new ResizeObserver(() => {
-      if (element.clientWidth > 0) made.setSize({ width: element.clientWidth, height: props.height ?? 220 });
-    });
-    observer.observe(element);
-    return () => {
-      observer.disconnect();
-      made.destroy();
-      plot.current = null;
+      if (props.level && !props.logarithmic) {
+        // The line is to be seen, however far it is from the curves.
+        options.scales!["y"]!.range = (_self, low, high) => {
+          const value = current.current.level?.value ?? high;
+          return [0 * low, Math.max(high, value) * 1.08];
+        };
+      }
+      const made = new uPlot(options, table(props.lines, props.smoothing ?? 0), element);
+      // The bounds are drawn, and listed nowhere.
+      element.querySelectorAll<HTMLElement>(".u-series").forEach((row, index) => {
+        if (index > 0 && (index - 1) % 3 !== 0) row.hidden = true;
+      });
+      if (props.range) made.setScale("x", { min: props.range[0], max: props.range[1] });
+      plot.current = made;
+      shown.current = { plot: made, what: contents(props) };
+      const observer = new ResizeObserver(() => {
+        // It tells the size that there is at first, too.
+        const width = element.clientWidth;
+        if (width > 0 && width !== made.width) made.setSize({ width, height: props.height ?? 220 });
+      });
+      observer.observe(element);
+      return () => {
+        observer.disconnect();
+        made.destroy();
+        plot.current = null;
+      };
     };
+    return inTurn(make);
   }, [shape, theme, props.height, props.level !== undefined]);
 
   // The other charts of a page are drawn anew only for what is theirs.
-  const shown = useRef<{ plot: uPlot; what: unknown[] } | null>(null);
   useEffect(() => {
     const made = plot.current;
     if (!made) return;
