@@ -2,6 +2,7 @@
 //! `surefoot-trainer` (`trainer.rs`).
 
 pub mod cache;
+pub mod link;
 pub mod live;
 pub mod notify;
 pub mod output;

@@ -23,9 +23,12 @@ pub mod findings;
 #[cfg(feature = "live")]
 pub mod live;
 mod names;
+pub mod needs;
 pub mod plan;
 #[cfg(feature = "live")]
 pub mod probe_cache;
+#[cfg(feature = "live")]
+pub mod ranks;
 pub mod redact;
 pub mod report;
 pub mod wan;

@@ -3,20 +3,9 @@
 
 use platform::Bytes;
 use platform::machine::{Gpu, Machine};
-use serde::Serialize;
 
+use crate::needs::{self, Need};
 use crate::plan::{AOTRITON, AOTRITON_CHECK};
-
-/// One thing that training asks for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Need {
-    /// What it is.
-    pub what: &'static str,
-    /// Whether this machine has it; `None` where that is not known.
-    pub met: Option<bool>,
-    /// What was seen, and what to do.
-    pub text: String,
-}
 
 /// What A14B takes on the device with a LoRA of rank 16 on each expert, one clip at a time and every block
 /// checkpointed, in GiB: the estimate of `surefoot train`, which was within 3 % of what such runs allocated on a
@@ -67,15 +56,7 @@ pub fn needs(machine: &Machine) -> Vec<Need> {
 /// The same for people, one line a need, below a heading.
 #[must_use]
 pub fn text(machine: &Machine) -> String {
-    let lines = needs(machine).into_iter().map(|need| {
-        let met = match need.met {
-            Some(true) => "yes",
-            Some(false) => "no",
-            None => "?",
-        };
-        format!("  {met:<4}{:<10} {}\n", need.what, need.text)
-    });
-    format!("A LoRA for Wan\n{}", lines.collect::<String>())
+    needs::text("A LoRA for Wan", &needs(machine))
 }
 
 fn attention(machine: &Machine) -> Need {

@@ -24,6 +24,8 @@ pub mod gfx;
 pub mod live;
 pub mod machine;
 pub mod memory;
+#[cfg(feature = "network")]
+pub mod network;
 pub mod oom_message;
 pub mod pci;
 pub mod python;

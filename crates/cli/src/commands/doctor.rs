@@ -3,10 +3,13 @@
 use super::trainer_libraries;
 use anyhow::Context;
 use doctor::dump;
+use doctor::needs;
+use doctor::ranks::{self, Network};
 use doctor::redact::report_to_post;
 use doctor::report::{Report, diagnose, diagnose_text};
 use doctor::wan;
 use platform::detect;
+use platform::live::Live;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -46,6 +49,10 @@ pub(crate) struct Args {
     /// Tell as well what a LoRA for Wan asks of this machine, and what of it is there
     #[arg(long)]
     wan: bool,
+
+    /// Tell as well what training on several machines asks of this one, and what of it is there
+    #[arg(long, conflicts_with = "from")]
+    ranks: bool,
 }
 
 /// Runs the doctor.
@@ -86,6 +93,11 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         true => trainer_libraries::list(args.python.as_deref()),
         false => None,
     };
+    let ranks = args.ranks.then(|| {
+        let folders = libraries.as_ref().map(|listed| listed.libraries.folders());
+        let network = Network::read(&Live::default(), &folders.unwrap_or_default());
+        (ranks::needs(&report.machine, &network), network)
+    });
     if json {
         let mut value = serde_json::to_value(&report)?;
         if let Some(libraries) = &libraries {
@@ -93,6 +105,10 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         }
         if args.wan {
             value["wan"] = serde_json::to_value(wan::needs(&report.machine))?;
+        }
+        if let Some((needs, network)) = &ranks {
+            value["ranks"] = serde_json::to_value(needs)?;
+            value["network"] = serde_json::to_value(network)?;
         }
         output::print(&format!("{}\n", serde_json::to_string_pretty(&value)?))?;
     } else {
@@ -102,6 +118,10 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         }
         if args.wan {
             output::print(&format!("\n{}", wan::text(&report.machine)))?;
+        }
+        if let Some((needs, _)) = &ranks {
+            let text = needs::text("Training on several machines", needs);
+            output::print(&format!("\n{text}"))?;
         }
     }
     Ok(outcome(&report))

@@ -9,6 +9,7 @@
 //! `env` and `run` then set them.
 
 mod check;
+mod link;
 
 use super::delegate;
 use super::doctor::write;
@@ -16,8 +17,9 @@ use super::trainer_libraries;
 use anstyle::{AnsiColor, Style};
 use anyhow::Context;
 use check::{CHECKS, Check, Outcome as Answer, Result as CheckResult, Runner};
+use doctor::needs::Need;
 use doctor::probe_cache;
-use doctor::wan::{self, Need};
+use doctor::wan;
 use platform::Machine;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -68,7 +70,38 @@ pub(crate) struct Args {
         conflicts_with_all = ["python", "torch", "device", "only", "patience", "report", "list"]
     )]
     placement: bool,
+
+    /// Measure the network to another machine, on which `surefoot probe --listen` runs
+    #[arg(long, value_name = "HOST[:PORT]", conflicts_with_all = GPU_OPTIONS)]
+    link: Option<String>,
+
+    /// Tell what the link means for a step of this config, after trying one here
+    #[arg(long, value_name = "FILE", requires = "link")]
+    config: Option<PathBuf>,
+
+    /// Answer `surefoot probe --link` of other machines until Ctrl-C
+    #[arg(
+        long,
+        value_name = "[ADDRESS:]PORT",
+        num_args = 0..=1,
+        default_missing_value = "29600",
+        conflicts_with = "link",
+        conflicts_with_all = GPU_OPTIONS
+    )]
+    listen: Option<String>,
 }
+
+/// What says how a GPU is tested.
+const GPU_OPTIONS: [&str; 8] = [
+    "python",
+    "torch",
+    "device",
+    "only",
+    "patience",
+    "report",
+    "list",
+    "placement",
+];
 
 /// Whose torch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
@@ -114,6 +147,12 @@ struct Report<'a> {
 
 /// Runs the checks.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    if let Some(place) = &args.listen {
+        return link::listen(place);
+    }
+    if let Some(host) = &args.link {
+        return link::run(host, args.config.as_deref(), json);
+    }
     if args.placement {
         return delegate::start("fault-matrix", &[], json);
     }

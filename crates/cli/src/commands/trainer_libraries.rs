@@ -96,7 +96,7 @@ fn borrowed(
 #[derive(Serialize)]
 pub(crate) struct Listed {
     #[serde(flatten)]
-    libraries: Libraries,
+    pub(crate) libraries: Libraries,
     /// Whether `surefoot train` takes them.
     used: bool,
     /// In words.

@@ -7,6 +7,7 @@ mod common;
 mod doctor;
 #[cfg(unix)]
 mod layouts;
+mod link;
 #[cfg(unix)]
 mod probe;
 mod replay;

@@ -3,26 +3,9 @@
 //! The one that packets to them leave by, as the kernel's routing table says: not the first in a
 //! list, which may be a bridge of containers.
 
-use std::net::{IpAddr, ToSocketAddrs, UdpSocket};
+use std::net::IpAddr;
 
-/// The address by which this machine reaches `host`. Nothing is sent.
-pub(super) fn source_address(host: &str, port: u16) -> Option<IpAddr> {
-    let host = host.trim_start_matches('[').trim_end_matches(']');
-    let targets = (host, port).to_socket_addrs().ok()?;
-    targets
-        .filter_map(|target| {
-            let any = if target.is_ipv4() {
-                "0.0.0.0:0"
-            } else {
-                "[::]:0"
-            };
-            let socket = UdpSocket::bind(any).ok()?;
-            // Connecting a datagram socket looks up the route, and no more.
-            socket.connect(target).ok()?;
-            Some(socket.local_addr().ok()?.ip())
-        })
-        .next()
-}
+use platform::network::source_address;
 
 /// The address to listen on, where `own` is that towards the store and `all` are those of all ranks:
 /// `own`, or, where it is one that only this machine reaches and others are elsewhere, that towards

@@ -70,7 +70,7 @@ impl ProcessGroup {
                 me.port
             ))
         })?;
-        let address = address::source_address(&me.master, me.port)
+        let address = platform::network::source_address(&me.master, me.port)
             .ok_or_else(|| Error::Ranks(format!("this machine has no route to {}", me.master)))?;
         let mut joined = Self {
             group: None,
@@ -233,6 +233,12 @@ impl ProcessGroup {
         {
             return Ok(None);
         }
+        self.reason_of_others()
+    }
+
+    /// The same of those that have said it so far.
+    fn reason_of_others(&self) -> Result<Option<Error>, Error> {
+        let gone = |error| self.store_is_gone(&error);
         for rank in (0..self.me.size).filter(|rank| *rank != self.me.rank) {
             let key = self.key_of("failed", rank);
             if !self.store.has(&[&key]).map_err(gone)? {
@@ -300,12 +306,14 @@ impl ProcessGroup {
         self.report(&error.to_string(), true);
         let until = Instant::now() + GRACE;
         loop {
-            match self.failure_of_others() {
+            // Before the reasons are read: one who is silent now may say something meanwhile.
+            let silent = self.silent();
+            match self.reason_of_others() {
                 Ok(Some(failure)) => return failure,
                 Ok(None) => {}
                 Err(gone) => return gone,
             }
-            match self.silent() {
+            match silent {
                 Err(gone) => return self.store_is_gone(&gone),
                 Ok(silent) if silent.is_empty() => {
                     return Error::Ranks(format!(
