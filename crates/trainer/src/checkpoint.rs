@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::Error;
 use crate::config::Config;
 use crate::events::Best;
-use crate::optim::{AdamW, Ema};
+use crate::optim::{AdamW, Ema, Outer};
 use models::Parameters;
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 
@@ -137,6 +137,8 @@ pub struct Trained<'a> {
     pub optimizer: &'a mut AdamW,
     /// The averages of the weights, if the run keeps them.
     pub ema: Option<&'a Ema>,
+    /// The momentum of the outer optimizer, if ranks learn apart.
+    pub outer: Option<&'a Outer>,
 }
 
 impl Trained<'_> {
@@ -148,9 +150,11 @@ impl Trained<'_> {
     }
 
     /// Everything but the weights, by name.
-    fn state(&self) -> Vec<(String, &tch::Tensor)> {
+    pub(crate) fn state(&self) -> Vec<(String, &tch::Tensor)> {
         let mut state = self.optimizer.state(self.parameters);
         state.extend(self.ema.iter().flat_map(|ema| ema.state(self.parameters)));
+        let outer = self.outer.iter();
+        state.extend(outer.flat_map(|outer| outer.state(self.parameters)));
         state
     }
 }
@@ -406,7 +410,9 @@ fn check_shapes(
 /// What in the config makes the tensors of this file others.
 fn differs(path: &Path) -> &'static str {
     match path.ends_with(OPTIMIZER) {
-        true => "`model`, `train.optim` or `train.ema_decay` in the config differs from the run's",
+        true => {
+            "`model`, `train.optim`, `train.ema_decay` or `train.sync_every` in the config differs from the run's"
+        }
         false => "`model` or `adapter` in the config differs from the run's",
     }
 }

@@ -74,7 +74,7 @@ impl Estimate {
         free: Option<u64>,
     ) -> Self {
         let trained = parameters.count() * FULL;
-        let averages = config.train.ema_decay.map_or(0, |_| trained);
+        let averages = config.train.kept_copies() * trained;
         let several = config.train.gradient_accumulation_steps > 1;
         // Those of earlier passes wait while another goes forward.
         let so_far = if several { trained } else { 0 };

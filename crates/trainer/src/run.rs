@@ -6,12 +6,14 @@
 //! model is. A step looks at the device once, when its gradients are there: their norm
 //! and the loss decide whether the optimizer may step.
 
+mod apart;
 mod best;
 mod idle;
 mod measure;
 mod nonfinite;
 mod oom;
 mod ranks;
+mod recovery;
 mod results;
 mod samples;
 mod trouble;
@@ -31,7 +33,7 @@ use crate::estimate::Estimate;
 use crate::events::{Best, Evaluation, SkippedStep};
 use crate::metrics::{Record, Recorder};
 use crate::observer::{NoObserver, Observer, Start};
-use crate::optim::{AdamW, Ema, Gradients, Schedule};
+use crate::optim::{AdamW, Ema, Gradients, Outer, Schedule};
 use crate::ranks::Ranks;
 use crate::resume::{self, Change, Resumed};
 use crate::run_folder::RunFolder;
@@ -155,6 +157,10 @@ struct Run<'a> {
     estimate: Estimate,
     optimizer: AdamW,
     ema: Option<Ema>,
+    /// Where ranks learn apart.
+    outer: Option<Outer>,
+    /// The step after which the weights of all ranks were last the same.
+    exchanged_at: u64,
     guard: Guard,
     oom: OomRecovery,
     /// Trouble of placement that is in the records.
@@ -189,6 +195,8 @@ struct Passes {
     loss: f64,
     norm: f64,
     units: u64,
+    /// Whether there was anything to learn for this rank.
+    has_learned: bool,
 }
 
 impl<'a> Run<'a> {
@@ -207,6 +215,7 @@ impl<'a> Run<'a> {
         let ranges: Vec<_> = turns.iter().map(|turn| turn.parameters.clone()).collect();
         let mut optimizer = AdamW::from_config(config, parameters, &ranges)?;
         let ema = Ema::from_config(config, parameters)?;
+        let mut outer = Outer::from_config(config, parameters)?;
         let identity = task.identity()?;
         ranks.expect_same(&ranks::foundation(task.as_ref(), &identity)?)?;
         // Rank 0 makes the folder or reads the checkpoint, and tells the others.
@@ -227,6 +236,7 @@ impl<'a> Run<'a> {
                         parameters,
                         optimizer: &mut optimizer,
                         ema: ema.as_ref(),
+                        outer: outer.as_ref(),
                     })?;
                     folder.sweep()?;
                     checkpoint::set_aside_after(&folder.checkpoints(), state.step)?;
@@ -246,8 +256,12 @@ impl<'a> Run<'a> {
             parameters,
             optimizer: &mut optimizer,
             ema: ema.as_ref(),
+            outer: outer.as_ref(),
         };
         ranks::share_trained(ranks, state.as_ref(), &mut trained, &mut placer)?;
+        if let Some(outer) = &mut outer {
+            outer.anchor(parameters)?;
+        }
         if let Some(state) = &state {
             task.restore_data(&state.data)?;
         }
@@ -279,6 +293,8 @@ impl<'a> Run<'a> {
             machine,
             optimizer,
             ema,
+            outer,
+            exchanged_at: step,
             guard: Guard::default(),
             oom: OomRecovery::new(
                 &config.train,
@@ -330,6 +346,7 @@ impl<'a> Run<'a> {
         }
         while self.step < max_steps && !self.ends_early(observer) {
             if self.is_to_stop(stop) {
+                self.exchange_weights()?;
                 return Ok(Ending::Stopped);
             }
             let learning_rate = self.schedule.at(self.step);
@@ -338,6 +355,9 @@ impl<'a> Run<'a> {
                 continue;
             }
             observer.stepped(self.step);
+            if self.meets() {
+                self.exchange_weights()?;
+            }
             let on_the_way = self.step < max_steps;
             if due(self.step, config.logging_steps) || !on_the_way {
                 self.log(learning_rate, observer)?;
@@ -358,6 +378,7 @@ impl<'a> Run<'a> {
                 self.save(observer)?;
             }
         }
+        self.exchange_weights()?;
         Ok(Ending::Completed)
     }
 
@@ -379,6 +400,7 @@ impl<'a> Run<'a> {
             loss,
             norm,
             units,
+            ..
         } = loop {
             let own = self.passes();
             match self.of_all_ranks(own, stop) {
@@ -429,6 +451,7 @@ impl<'a> Run<'a> {
         };
         let mut losses = Vec::new();
         let (batches, units) = self.batches()?;
+        let has_learned = batches.iter().any(|(_, share)| *share > 0.0);
         for (batch, batch_share) in batches {
             for (piece, share) in self.task.micro_batches(batch, self.oom.rows())? {
                 let piece = self.placer.batch(piece)?;
@@ -444,7 +467,7 @@ impl<'a> Run<'a> {
         // The one time that a step waits for the device. Of several ranks, the norm is that of
         // the sum of all their gradients.
         losses.push(match self.ranks.size() {
-            1 => gradients.norm()?,
+            size if size == 1 || self.learns_apart() => gradients.norm()?,
             _ => Tensor::f_zeros_like(losses.first().unwrap_or(&Tensor::from(0.0f32)))?,
         });
         let numbers = Tensor::f_stack(&losses, 0)?.f_to_kind(tch::Kind::Double)?;
@@ -455,12 +478,13 @@ impl<'a> Run<'a> {
             norm: numbers.pop().unwrap_or(f64::NAN),
             loss: numbers.iter().sum(),
             units,
+            has_learned,
         })
     }
 
     /// The batches of this rank in a step on the host, each with its share of the step's loss: the
     /// loss is the mean over all there is to learn in the step, however it is cut into batches. And
-    /// the units of all ranks.
+    /// the units of all ranks. Where they learn apart, it is the mean over what this rank has to learn.
     fn batches(&mut self) -> Result<(Vec<(Batch, f64)>, u64), Error> {
         let passes = self.config.train.gradient_accumulation_steps as usize;
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
@@ -487,8 +511,12 @@ impl<'a> Run<'a> {
         if own.is_empty() {
             own.extend(last.map(|batch| (batch, 0.0)));
         }
+        if self.learns_apart() {
+            total = own.iter().map(|(_, weight)| weight).sum();
+        }
         let share = |weight: f64| match total > 0.0 {
             true => weight / total,
+            false if self.learns_apart() => 0.0,
             // Nothing to learn: every loss is zero.
             false => 1.0 / given as f64,
         };
@@ -498,61 +526,13 @@ impl<'a> Run<'a> {
         Ok((own.collect(), units))
     }
 
-    /// After passes that ran out of memory: everything as it was before the step, and the next
-    /// remedy in force. Any other error is handed back.
-    fn recover_from_oom(
-        &mut self,
-        error: Error,
-        position: &serde_json::Value,
-        observer: &mut dyn Observer,
-    ) -> Result<(), Error> {
-        let memory = self.machine.free_and_total();
-        let mut retry = self.oom.next(self.step + 1, error, memory)?;
-        Gradients::discard(self.task.parameters())?;
-        self.task.restore_data(position)?;
-        if retry.offloaded.is_some() {
-            retry.offloaded = Some(self.offload_idle()?.0);
-        }
-        self.machine.trim()?;
-        self.recorder.out_of_memory(&retry)?;
-        observer.oom_retry(&retry);
-        Ok(())
-    }
-
-    /// Tells of a step that was skipped, and goes back when there were too many of them.
-    fn skip(&mut self, skipped: SkippedStep, observer: &mut dyn Observer) -> Result<(), Error> {
-        self.recorder.skipped(&skipped)?;
-        observer.skipped(&skipped);
-        if !self.guard.skipped(skipped) {
-            return Ok(());
-        }
-        let folder = self.folder.checkpoints();
-        let last = self
-            .ranks
-            .told_by_first(|| Ok(checkpoint::list(&folder)?.pop()))?;
-        let rollback = self.guard.roll_back(last.as_ref().map(|(step, _)| *step))?;
-        if let Some((_, path)) = last {
-            let state = self.restore(&path)?;
-            // The data go on: the same batches would lead to the same place.
-            self.step = state.step;
-            self.last_saved = Some(state.step);
-            self.waited = state.waited;
-            self.units = state.units;
-            self.window = Window::default();
-            self.last_evaluation = None;
-            self.recorder = Recorder::open(&self.folder, state.step, u64::MAX)?;
-        }
-        self.recorder.rolled_back(&rollback)?;
-        observer.rolled_back(&rollback);
-        Ok(())
-    }
-
     /// What a checkpoint saves and restores.
     fn trained(&mut self) -> Trained<'_> {
         Trained {
             parameters: self.task.parameters(),
             optimizer: &mut self.optimizer,
             ema: self.ema.as_ref(),
+            outer: self.outer.as_ref(),
         }
     }
 }

@@ -4,6 +4,7 @@
 #![cfg(all(feature = "torch", unix))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod apart;
 mod backend;
 mod combinations;
 

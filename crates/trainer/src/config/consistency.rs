@@ -266,6 +266,30 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "use `eval_loss`",
         );
     }
+    if train.sync_every > 1 {
+        for (key, set, why) in [
+            (
+                "optim",
+                train.optim.eight_bit(),
+                "moments of 8 bits have no mean",
+            ),
+            (
+                "ema_decay",
+                train.ema_decay.is_some(),
+                "each process would average weights of its own",
+            ),
+        ] {
+            if set {
+                report(
+                    &["train", key],
+                    format!(
+                        "processes that learn apart (`train.sync_every`) cannot have it: {why}"
+                    ),
+                    &format!("drop `train.{key}`, or `train.sync_every`"),
+                );
+            }
+        }
+    }
     for (path, message, help) in super::video::problems(config) {
         report(&path, message, help);
     }

@@ -124,6 +124,18 @@ pub struct TrainConfig {
     /// Where several processes train together: the numbers that gradients are sent as. `bfloat16`
     /// halves what is sent, and rounds it to 3 digits; each process adds it up alike.
     pub reduce_dtype: ReduceDtype,
+    /// Where several processes train together: steps that each takes for itself before they exchange what they
+    /// have learned (DiLoCo), for links that are too slow for a sum in each step. They exchange before an
+    /// evaluation, a sample and a checkpoint too. 1 sums gradients in each step.
+    #[schemars(range(min = 1, max = 100_000))]
+    pub sync_every: u64,
+    /// With `sync_every`, the learning rate of the outer optimizer (SGD with Nesterov's momentum), which takes the
+    /// mean of how far all have moved for its gradient.
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
+    pub outer_learning_rate: f64,
+    /// With `sync_every`, the momentum of the outer optimizer.
+    #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
+    pub outer_momentum: f64,
     /// For videos, how levels of noise are drawn. Unset means `shift`.
     pub weighting_scheme: Option<WeightingScheme>,
     /// For videos, moves the levels of noise that are drawn towards noise: a level `u` becomes
@@ -320,6 +332,9 @@ impl Default for TrainConfig {
             rank_timeout: 600,
             ddp_backend: Backend::Auto,
             reduce_dtype: ReduceDtype::Float32,
+            sync_every: 1,
+            outer_learning_rate: 0.7,
+            outer_momentum: 0.9,
             weighting_scheme: None,
             flow_shift: None,
             logit_mean: None,
@@ -345,6 +360,12 @@ impl TrainConfig {
             (None, Some(_)) => None,
             (None, None) => Some(DEFAULT_STEPS),
         }
+    }
+
+    /// Copies of what is trained that a run keeps: averages, or what ranks that learn apart agreed on last
+    /// and its momentum.
+    pub(crate) fn kept_copies(&self) -> u64 {
+        u64::from(self.ema_decay.is_some()) + if self.sync_every > 1 { 2 } else { 0 }
     }
 
     /// Whether the data are gone through pass by pass, so that no batch is of two.

@@ -151,6 +151,10 @@ const KEYS: &[(&str, Rule)] = &[
     ("train.rank_timeout", Unrelated),
     ("train.ddp_backend", Unrelated),
     ("train.reduce_dtype", Free),
+    // What is agreed on has a momentum, or none.
+    ("train.sync_every", Fixed),
+    ("train.outer_learning_rate", Free),
+    ("train.outer_momentum", Free),
     ("train.weighting_scheme", Free),
     ("train.flow_shift", Free),
     ("train.logit_mean", Free),

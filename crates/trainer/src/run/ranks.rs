@@ -111,7 +111,7 @@ pub(super) fn share_trained(
 }
 
 /// A copy in host memory, without gaps.
-fn on_host(placer: &mut Placer, name: &str, tensor: &Tensor) -> Result<Tensor, Error> {
+pub(super) fn on_host(placer: &mut Placer, name: &str, tensor: &Tensor) -> Result<Tensor, Error> {
     match tensor.device() {
         Device::Cpu => {
             let mut copy = Tensor::f_empty(tensor.size(), (tensor.kind(), Device::Cpu))?;
@@ -157,27 +157,36 @@ impl Run<'_> {
         if size == 1 {
             return own;
         }
+        let apart = self.learns_apart();
         let own = own.and_then(|passes| {
+            if apart {
+                return Ok((passes, None));
+            }
             let flat = flat(&passes.gradients, self.config.train.reduce_dtype.kind())?;
             let flat = match self.ranks.sums_on_device() {
                 true => flat,
                 false => on_host(&mut self.placer, "gradients", &flat)?,
             };
-            Ok((passes, flat))
+            Ok((passes, Some(flat)))
         });
         if let Err(error) = &own
             && !error.is_out_of_memory()
         {
             return own.map(|(passes, _)| passes);
         }
-        // The loss, whether to stop, and who ran out of memory.
-        let mut told = vec![0.0; 2 + size];
-        told[0] = own.as_ref().map_or(0.0, |(passes, _)| passes.loss);
+        // The loss, whether to stop, of ranks that learn apart who has learned and whose norm is a number, and
+        // who ran out of memory.
+        let mut told = vec![0.0; 4 + size];
         told[1] = f64::from(u8::from(stop.is_requested()));
-        told[2 + rank] = f64::from(u8::from(own.is_err()));
+        if let Ok((passes, _)) = &own {
+            told[0] = passes.loss;
+            told[2] = f64::from(u8::from(passes.has_learned));
+            told[3] = if apart { passes.norm } else { 0.0 };
+        }
+        told[4 + rank] = f64::from(u8::from(own.is_err()));
         let told = self.ranks.sum_numbers(&told)?;
         self.stop_agreed = told[1] > 0.0;
-        let short = told[2..].iter().position(|short| *short > 0.0);
+        let short = told[4..].iter().position(|short| *short > 0.0);
         let (mut passes, sum) = match (own, short) {
             (Ok(own), None) => own,
             (Ok(_), Some(other)) => {
@@ -185,6 +194,14 @@ impl Run<'_> {
                 return Err(torch_ext::Error::OutOfMemory { message }.into());
             }
             (Err(error), _) => return Err(error),
+        };
+        let Some(sum) = sum else {
+            passes.loss = told[0] / told[2].max(1.0);
+            // All skip the step in which one has no number.
+            if !told[3].is_finite() {
+                passes.norm = f64::NAN;
+            }
+            return Ok(passes);
         };
         let sum = self.ranks.sum(sum)?;
         let sum = match self.ranks.sums_on_device() {
@@ -241,15 +258,21 @@ impl Run<'_> {
             parameters: self.task.parameters(),
             optimizer: &mut self.optimizer,
             ema: self.ema.as_ref(),
+            outer: self.outer.as_ref(),
         };
         let state = self.ranks.told_by_first(|| {
             Checkpoint::open(path)?.restore(Trained {
                 parameters: trained.parameters,
                 optimizer: trained.optimizer,
                 ema: trained.ema,
+                outer: trained.outer,
             })
         })?;
         share_trained(self.ranks, Some(&state), &mut trained, &mut self.placer)?;
+        if let Some(outer) = &mut self.outer {
+            outer.anchor(self.task.parameters())?;
+        }
+        self.exchanged_at = state.step;
         Ok(state)
     }
 }

@@ -267,7 +267,7 @@ pub(super) fn working(
     });
     let trained = lora * FULL;
     let moments = lora * if config.train.optim.eight_bit() { 2 } else { 8 };
-    let averages = config.train.ema_decay.map_or(0, |_| trained);
+    let averages = config.train.kept_copies() * trained;
     let several = config.train.gradient_accumulation_steps > 1;
     let so_far = if several { trained } else { 0 };
     let footprint = usage.footprint(shape);

@@ -1,0 +1,64 @@
+//! What a run does about a step that failed: once more in smaller pieces, without it, or from the last checkpoint.
+
+use super::window::Window;
+use super::{Recorder, Run};
+use crate::Error;
+use crate::checkpoint;
+use crate::events::SkippedStep;
+use crate::observer::Observer;
+use crate::optim::Gradients;
+
+impl Run<'_> {
+    /// After passes that ran out of memory: everything as it was before the step, and the next
+    /// remedy in force. Any other error is handed back.
+    pub(super) fn recover_from_oom(
+        &mut self,
+        error: Error,
+        position: &serde_json::Value,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
+        let memory = self.machine.free_and_total();
+        let mut retry = self.oom.next(self.step + 1, error, memory)?;
+        Gradients::discard(self.task.parameters())?;
+        self.task.restore_data(position)?;
+        if retry.offloaded.is_some() {
+            retry.offloaded = Some(self.offload_idle()?.0);
+        }
+        self.machine.trim()?;
+        self.recorder.out_of_memory(&retry)?;
+        observer.oom_retry(&retry);
+        Ok(())
+    }
+
+    /// Tells of a step that was skipped, and goes back when there were too many of them.
+    pub(super) fn skip(
+        &mut self,
+        skipped: SkippedStep,
+        observer: &mut dyn Observer,
+    ) -> Result<(), Error> {
+        self.recorder.skipped(&skipped)?;
+        observer.skipped(&skipped);
+        if !self.guard.skipped(skipped) {
+            return Ok(());
+        }
+        let folder = self.folder.checkpoints();
+        let last = self
+            .ranks
+            .told_by_first(|| Ok(checkpoint::list(&folder)?.pop()))?;
+        let rollback = self.guard.roll_back(last.as_ref().map(|(step, _)| *step))?;
+        if let Some((_, path)) = last {
+            let state = self.restore(&path)?;
+            // The data go on: the same batches would lead to the same place.
+            self.step = state.step;
+            self.last_saved = Some(state.step);
+            self.waited = state.waited;
+            self.units = state.units;
+            self.window = Window::default();
+            self.last_evaluation = None;
+            self.recorder = Recorder::open(&self.folder, state.step, u64::MAX)?;
+        }
+        self.recorder.rolled_back(&rollback)?;
+        observer.rolled_back(&rollback);
+        Ok(())
+    }
+}
