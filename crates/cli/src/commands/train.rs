@@ -109,7 +109,11 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     display.bar.finish_and_clear();
     display.notify_of_the_end(result.as_ref());
     // The terminal shows the messages of all.
-    let summary = result.map_err(|failure| failure.of_rank(rank))?;
+    let summary = result.map_err(|failure| match rank {
+        #[cfg(unix)]
+        0 => train_ranks::explained(failure),
+        _ => failure.of_rank(rank),
+    })?;
     // What all have done is shown once.
     if rank > 0 {
         return Ok(Outcome::Fine);

@@ -16,6 +16,9 @@ use torch_ext::distributed::Store;
 /// Tells a rank from a user who starts the program under `torchrun`.
 const STARTED: &str = "SUREFOOT_NPROC";
 
+/// What the message of a rank that ended elsewhere contains.
+const ENDED_ELSEWHERE: &str = "has ended: ";
+
 /// How long the others have, once a rank has failed, to notice and to say what they know.
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -72,6 +75,26 @@ pub(crate) fn run(processes: u32) -> Result<Outcome, Failure> {
         }
     }
     watch(ranks)
+}
+
+/// The failure of rank 0, with what the doctor knows of it where it is another rank's: nobody may
+/// sit before the machine that has more to tell.
+pub(crate) fn explained(failure: Failure) -> Failure {
+    let (Failure::Usage(error) | Failure::Job(error)) = &failure;
+    let message = format!("{error:#}");
+    if !message.contains(ENDED_ELSEWHERE) {
+        return failure;
+    }
+    let explanation = doctor::explain::explain(&message);
+    if explanation.matches.is_empty() {
+        return failure;
+    }
+    let text = doctor::report::explanation_text(&explanation, false);
+    let whole = anyhow::anyhow!("{message}\n\n{}", text.trim_end());
+    match failure {
+        Failure::Usage(_) => Failure::Usage(whole),
+        Failure::Job(_) => Failure::Job(whole),
+    }
 }
 
 /// Passes signals on, waits for all ranks, and ends those that stay when one has failed.
@@ -150,5 +173,28 @@ fn pid(child: &Child) -> Option<Pid> {
 fn end(ranks: &[Child]) {
     for pid in ranks.iter().filter_map(pid) {
         let _ = kill_process(pid, Signal::KILL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ended_another_rank_is_explained() {
+        let of = |text: &str| match explained(Failure::Job(anyhow::anyhow!("{text}"))) {
+            Failure::Job(error) | Failure::Usage(error) => format!("{error:#}"),
+        };
+        let elsewhere = "rank 1 on box2 has ended: device: HIP error: no kernel image is available for execution on the device";
+        let told = of(elsewhere);
+        assert!(told.starts_with(elsewhere), "{told}");
+        assert!(told.contains("cause") && told.contains("fix"), "{told}");
+        // What this machine has met says it itself, and what nobody knows is left as it is.
+        for left in [
+            "device: HIP error: no kernel image is available for execution on the device",
+            "rank 1 on box2 has ended: data: `x.txt` is not there",
+        ] {
+            assert_eq!(of(left), left);
+        }
     }
 }

@@ -9,8 +9,8 @@ use crate::{Error, Result};
 
 /// Environment variable that names the library's file.
 pub const LIBRARY_VARIABLE: &str = "SUREFOOT_RCCL_LIB";
-/// Names under which it is looked for: that of AMD, and that of NVIDIA.
-const NAMES: [&str; 2] = ["librccl.so.1", "libnccl.so.2"];
+/// Names under which it is looked for: that of AMD, the same in PyTorch's wheels, and that of NVIDIA.
+const NAMES: [&str; 3] = ["librccl.so.1", "librccl.so", "libnccl.so.2"];
 
 /// `ncclSuccess` and `ncclInProgress`.
 const SUCCESS: c_int = 0;
@@ -76,15 +76,21 @@ impl std::fmt::Debug for Library {
 }
 
 impl Library {
-    /// Loads the library that `SUREFOOT_RCCL_LIB` names, or else `librccl.so.1` or `libnccl.so.2`.
+    /// Loads the library that `SUREFOOT_RCCL_LIB` names, or else `librccl.so.1`, `librccl.so` or `libnccl.so.2`.
     ///
     /// # Errors
     /// [`Error::NoAccelerator`] with the dynamic linker's words.
     pub fn load() -> Result<Self> {
         match std::env::var(LIBRARY_VARIABLE) {
-            Ok(path) if !path.is_empty() => Self::open(&path),
-            _ => Self::open(NAMES[0]).or_else(|error| Self::open(NAMES[1]).map_err(|_| error)),
+            Ok(path) if !path.is_empty() => return Self::open(&path),
+            _ => {}
         }
+        // What is told is why the first is not there.
+        let [first, others @ ..] = NAMES;
+        Self::open(first).or_else(|error| {
+            let found = others.into_iter().find_map(|name| Self::open(name).ok());
+            found.ok_or(error)
+        })
     }
 
     /// Loads the library in a file, or of a name that the dynamic linker finds.
