@@ -5,7 +5,8 @@
 
 The first form writes a fresh adapter of PEFT's, from which both sides then start; the
 second trains it on the blocks that `surefoot train` takes, in the same order, and writes
-the loss and the duration of each step as one JSON object.
+the loss and the duration of each step as one JSON object. As one of several ranks (`RANK` and
+`WORLD_SIZE` in the environment) it is DDP, and takes its part of the blocks of each step.
 """
 
 import argparse
@@ -26,6 +27,9 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
 from data import block_starts  # noqa: E402
+
+
+RANKS = (("RANK", 0), ("WORLD_SIZE", 1))
 
 
 def main() -> None:
@@ -87,6 +91,7 @@ def train(config: dict, folder: Path, adapter: Path) -> dict:
                 weight_decay=settings["weight_decay"],
                 max_grad_norm=settings["max_grad_norm"],
                 bf16=bf16,
+                use_cpu=True,
                 logging_steps=1,
                 save_strategy="no",
                 report_to="none",
@@ -123,7 +128,13 @@ class Blocks(Dataset):
         self.length = data["block_size"]
         count = settings["per_device_train_batch_size"] * settings["gradient_accumulation_steps"]
         starts = block_starts(config["seed"], kept, self.length)
-        self.starts = [start for _, start in zip(range(count * settings["max_steps"]), starts)]
+        rank, size = (int(os.environ.get(name, default)) for name, default in RANKS)
+        every = [start for _, start in zip(range(size * count * settings["max_steps"]), starts)]
+        # Of the blocks of a step, rank 0 takes the first, rank 1 those that follow, and so on.
+        steps = range(0, len(every), size * count)
+        self.starts = [
+            start for step in steps for start in every[step + rank * count : step + (rank + 1) * count]
+        ]
 
     def __len__(self) -> int:
         return len(self.starts)

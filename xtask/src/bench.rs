@@ -2,6 +2,7 @@
 
 mod alloc;
 mod bars;
+mod distributed;
 mod doctor;
 mod lora;
 mod measured;
@@ -18,6 +19,7 @@ use clap::Subcommand;
 
 use self::doctor::DoctorBench;
 use alloc::AllocBench;
+use distributed::DistributedBench;
 use lora::LoraBench;
 use placement::PlacementBench;
 pub(crate) use train::TrainBench;
@@ -38,6 +40,8 @@ enum Benchmark {
     Alloc(AllocBench),
     /// The doctor's answers to posted texts, against what their threads confirmed
     Doctor(DoctorBench),
+    /// Training in two processes over links of known rates, against PyTorch's DDP; needs root
+    Distributed(DistributedBench),
     /// The cost of copy routes and verification, and plans against accelerate's
     Placement(PlacementBench),
     /// Fine-tuning speed and memory, against Hugging Face's Trainer with PEFT
@@ -57,6 +61,7 @@ impl Bench {
         match self.benchmark {
             Benchmark::Alloc(bench) => bench.run(),
             Benchmark::Doctor(bench) => bench.run(),
+            Benchmark::Distributed(bench) => bench.run(),
             Benchmark::Placement(bench) => bench.run(),
             Benchmark::Lora(bench) => bench.run(),
             Benchmark::Train(bench) => bench.run(),

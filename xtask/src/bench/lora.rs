@@ -87,12 +87,28 @@ struct Medians {
 
 /// What `bench/lora/reference.py` writes.
 #[derive(Deserialize)]
-struct ReferenceResult {
+pub(super) struct ReferenceResult {
     transformers: String,
     torch: String,
     tokens_per_step: f64,
-    losses: Vec<f64>,
+    pub(super) losses: Vec<f64>,
     step_seconds: Vec<f64>,
+}
+
+impl ReferenceResult {
+    /// Tokens a second, by steps.
+    pub(super) fn speeds(&self) -> Vec<f64> {
+        let speed = |seconds: &f64| self.tokens_per_step / seconds;
+        self.step_seconds.iter().map(speed).collect()
+    }
+
+    /// What it was measured with.
+    pub(super) fn versions(&self) -> Vec<String> {
+        vec![
+            format!("transformers {}", self.transformers),
+            format!("torch {}", self.torch),
+        ]
+    }
 }
 
 impl LoraBench {
@@ -164,17 +180,12 @@ impl LoraBench {
             fs::read_to_string(&out).with_context(|| format!("cannot read `{}`", out.display()))?;
         let result: ReferenceResult =
             serde_json::from_str(&text).context("cannot read what the reference wrote")?;
-        let speed = |seconds: &f64| result.tokens_per_step / seconds;
-        let speeds: Vec<f64> = result.step_seconds.iter().map(speed).collect();
+        let versions = result.versions();
         let measured = Measured {
-            tokens_per_second: steady(&speeds, WARM_UP),
+            tokens_per_second: steady(&result.speeds(), WARM_UP),
             memory,
             losses: result.losses,
         };
-        let versions = vec![
-            format!("transformers {}", result.transformers),
-            format!("torch {}", result.torch),
-        ];
         Ok((measured, versions))
     }
 
