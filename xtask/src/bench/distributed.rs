@@ -9,7 +9,6 @@
 //! directions. Both sides train the same LoRA from the same adapter on the same blocks; what two ranks do
 //! is compared with twice what one does on its core.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,7 +18,7 @@ use serde::Serialize;
 use xshell::{Shell, cmd};
 
 use super::lora::ReferenceResult;
-use super::measured::{difference, metrics, steady};
+use super::measured::{self, difference, metrics, steady};
 use super::train::cpu_name;
 use crate::{setup, train, workspace};
 
@@ -325,31 +324,21 @@ impl Prepared<'_> {
         }
     }
 
-    fn settings(&self) -> [String; 3] {
+    fn settings(&self) -> [String; 6] {
         [
             format!("adapter.resume_from={}", self.adapter.display()),
             format!("train.max_steps={}", self.options.steps),
             format!("train.per_device_train_batch_size={}", self.options.batch),
+            "train.bf16=false".to_owned(),
+            "device=cpu".to_owned(),
+            "threads=1".to_owned(),
         ]
     }
 
     /// Our trainer on one core, as one rank or one of two.
     fn ours(&self, mut command: Command, folder: &Path, core: usize) -> Command {
-        command.arg("train").arg(workspace::root().join(CONFIG));
-        let ours = [
-            "name=bench".to_owned(),
-            format!("output_dir={}", folder.display()),
-            "device=cpu".to_owned(),
-            "threads=1".to_owned(),
-            "train.bf16=false".to_owned(),
-            "train.logging_steps=1".to_owned(),
-            "train.eval_steps=0".to_owned(),
-            "train.save_steps=0".to_owned(),
-            "sample.max_new_tokens=0".to_owned(),
-        ];
-        for value in self.settings().iter().chain(&ours) {
-            command.arg("--set").arg(value);
-        }
+        let config = workspace::root().join(CONFIG);
+        measured::steps_alone(&mut command, &config, &self.settings(), folder);
         pinned(command, core)
     }
 
@@ -419,14 +408,10 @@ impl Prepared<'_> {
         all(commands.collect())?;
         let mut runs = Vec::new();
         for out in &outs {
-            let text = fs::read_to_string(out)
-                .with_context(|| format!("cannot read `{}`", out.display()))?;
-            let result: ReferenceResult =
-                serde_json::from_str(&text).context("cannot read what the reference wrote")?;
+            let result = ReferenceResult::read(out)?;
             *versions = result.versions();
-            let speeds = result.speeds();
             runs.push(Run {
-                tokens_per_second: steady(&speeds, WARM_UP),
+                tokens_per_second: steady(&result.speeds(), WARM_UP),
                 losses: result.losses,
             });
         }
@@ -576,10 +561,7 @@ impl Report {
     }
 
     fn write(&self, path: &Path) -> Result<()> {
-        let context = || format!("cannot write `{}`", path.display());
-        let folder = path.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder).with_context(context)?;
-        fs::write(path, serde_json::to_string_pretty(self)? + "\n").with_context(context)?;
+        measured::write(self, path)?;
         eprintln!("every run is in `{}`", path.display());
         Ok(())
     }

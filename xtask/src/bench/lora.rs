@@ -96,6 +96,13 @@ pub(super) struct ReferenceResult {
 }
 
 impl ReferenceResult {
+    /// What the reference wrote there.
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("cannot read `{}`", path.display()))?;
+        serde_json::from_str(&text).context("cannot read what the reference wrote")
+    }
+
     /// Tokens a second, by steps.
     pub(super) fn speeds(&self) -> Vec<f64> {
         let speed = |seconds: &f64| self.tokens_per_step / seconds;
@@ -176,10 +183,7 @@ impl LoraBench {
         let mut command = self.reference(python, &folder.join("bench/config.yaml"), model);
         command.arg("--adapter").arg(adapter).arg("--out").arg(&out);
         let memory = process::run(command)?;
-        let text =
-            fs::read_to_string(&out).with_context(|| format!("cannot read `{}`", out.display()))?;
-        let result: ReferenceResult =
-            serde_json::from_str(&text).context("cannot read what the reference wrote")?;
+        let result = ReferenceResult::read(&out)?;
         let versions = result.versions();
         let measured = Measured {
             tokens_per_second: steady(&result.speeds(), WARM_UP),
@@ -271,10 +275,7 @@ impl Report {
     }
 
     fn write(&self, path: &Path) -> Result<()> {
-        let context = || format!("cannot write `{}`", path.display());
-        let folder = path.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder).with_context(context)?;
-        fs::write(path, serde_json::to_string_pretty(self)? + "\n").with_context(context)?;
+        measured::write(self, path)?;
         eprintln!("every run is in `{}`", path.display());
         Ok(())
     }

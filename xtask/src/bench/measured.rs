@@ -41,6 +41,23 @@ pub(super) fn surefoot(
     warm_up: usize,
 ) -> Result<Measured> {
     let mut command = Command::new(surefoot);
+    steps_alone(&mut command, config, settings, folder);
+    let memory = process::run(command)?;
+    let (losses, speeds) = metrics(&folder.join("bench"))?;
+    Ok(Measured {
+        tokens_per_second: steady(&speeds, warm_up),
+        memory,
+        losses,
+    })
+}
+
+/// The arguments of our own program for a run of nothing but steps, as [`surefoot`] makes it.
+pub(super) fn steps_alone(
+    command: &mut Command,
+    config: &Path,
+    settings: &[String],
+    folder: &Path,
+) {
     command.arg("train").arg(config);
     let ours = [
         "name=bench".to_owned(),
@@ -55,13 +72,14 @@ pub(super) fn surefoot(
         command.arg("--set").arg(value);
     }
     command.current_dir(workspace::root());
-    let memory = process::run(command)?;
-    let (losses, speeds) = metrics(&folder.join("bench"))?;
-    Ok(Measured {
-        tokens_per_second: steady(&speeds, warm_up),
-        memory,
-        losses,
-    })
+}
+
+/// Writes the numbers of a benchmark, and makes the folder for them.
+pub(super) fn write(report: &impl Serialize, path: &Path) -> Result<()> {
+    let context = || format!("cannot write `{}`", path.display());
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).with_context(context)?;
+    fs::write(path, serde_json::to_string_pretty(report)? + "\n").with_context(context)
 }
 
 /// The losses and the speeds of the steps of the run in the folder `run`.

@@ -243,11 +243,7 @@ impl Report {
     }
 
     fn write(&self, path: &Path) -> Result<()> {
-        let context = || format!("cannot write `{}`", path.display());
-        let folder = path.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder).with_context(context)?;
-        let text = serde_json::to_string_pretty(self)? + "\n";
-        fs::write(path, text).with_context(context)?;
+        measured::write(self, path)?;
         eprintln!("every run is in `{}`", path.display());
         Ok(())
     }

@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use self::garment::Classifier;
 use self::track::Track;
+use super::measured;
 use super::train::cpu_name;
 use crate::setup::clips::GARMENTS;
 use crate::setup::clips::draw::{self, CANVAS, FRAMES, Motion};
@@ -293,12 +294,7 @@ impl Report {
     }
 
     fn write(&self, path: &Path) -> Result<()> {
-        let context = || format!("cannot write `{}`", path.display());
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).with_context(context)?;
-        }
-        let text = serde_json::to_string_pretty(self)?;
-        fs::write(path, text + "\n").with_context(context)?;
+        measured::write(self, path)?;
         eprintln!("numbers   {}", path.display());
         Ok(())
     }

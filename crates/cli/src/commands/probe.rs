@@ -422,8 +422,12 @@ fn detail(detail: &str) -> String {
 
 /// Which check runs, on a terminal; a check takes seconds.
 fn progress(check: &Check, done: usize, all: usize) {
+    show_progress(&format!("[{}/{all}] {}", done + 1, check.title));
+}
+
+fn show_progress(what: &str) {
     if io::stderr().is_terminal() {
-        eprint!("\r\u{1b}[K[{}/{all}] {} …", done + 1, check.title);
+        eprint!("\r\u{1b}[K{what} …");
         let _ = io::stderr().flush();
     }
 }

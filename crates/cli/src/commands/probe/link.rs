@@ -2,7 +2,7 @@
 //! that mean for training on both?
 
 use std::fmt::Write as _;
-use std::io::{self, IsTerminal, Write as _};
+use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv6Addr, TcpListener};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,6 +16,7 @@ use surefoot_cli::link::{self, Link, PORT};
 use surefoot_cli::output::{self, Failure, Outcome};
 
 use super::super::{delegate, trainer_libraries};
+use super::{clear_progress, show_progress};
 
 /// Clocks further apart than this make logs of two machines hard to read.
 const CLOCK_DIFFERENCE: f64 = 2.0;
@@ -59,7 +60,7 @@ struct Step {
 pub(super) fn run(host: &str, config: Option<&Path>, json: bool) -> Result<Outcome, Failure> {
     let (host, port) = host_and_port(host)?;
     let step = config.map(try_step).transpose()?;
-    let link = link::measure(host, port, progress);
+    let link = link::measure(host, port, show_progress);
     clear_progress();
     let link = link.map_err(|failure| explain(&failure, host, port))?;
     let address = network::source_address(host, port);
@@ -177,7 +178,7 @@ fn host_and_port(text: &str) -> Result<(&str, u16), Failure> {
 fn try_step(config: &Path) -> Result<(String, f64, u64), Failure> {
     let name = config.display().to_string();
     let program = delegate::trainer_binary()?;
-    progress(&format!("a dry run of {name}"));
+    show_progress(&format!("a dry run of {name}"));
     let output = Command::new(&program)
         .arg("train")
         .arg(config)
@@ -368,17 +369,6 @@ fn figures(seconds: f64) -> String {
         _ if seconds >= 1.0 => format!("{seconds:.1}"),
         _ => format!("{seconds:.3}"),
     }
-}
-
-fn progress(what: &str) {
-    if io::stderr().is_terminal() {
-        eprint!("\r\u{1b}[K{what} …");
-        let _ = io::stderr().flush();
-    }
-}
-
-fn clear_progress() {
-    super::clear_progress();
 }
 
 #[cfg(test)]
