@@ -7,6 +7,7 @@
 //! is whole, whatever killed the process in between.
 
 mod integrity;
+mod window;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,6 +23,7 @@ use crate::events::Best;
 use crate::optim::{AdamW, Ema, Outer};
 use models::Parameters;
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
+pub use window::Window;
 
 const FORMAT: u32 = 2;
 const MODEL: &str = "model.safetensors";
@@ -41,6 +43,9 @@ pub struct State {
     pub units: u64,
     /// Seconds of training so far, over all resumes.
     pub train_seconds: f64,
+    /// What of it no record has yet.
+    #[serde(default)]
+    pub window: Window,
     /// Steps that the optimizer took: those done less those that were skipped.
     #[serde(default)]
     pub optimizer_steps: Option<u64>,
@@ -101,6 +106,18 @@ pub struct PlannedSteps {
     pub max_steps: u64,
 }
 
+impl State {
+    /// Units (tokens) that a record tells of.
+    pub fn recorded_units(&self) -> u64 {
+        self.units.saturating_sub(self.window.units)
+    }
+
+    /// Seconds of training that a record tells of.
+    pub fn recorded_seconds(&self) -> f64 {
+        (self.train_seconds - self.window.seconds).max(0.0)
+    }
+}
+
 /// Progress that goes into a checkpoint.
 #[derive(Debug, Clone)]
 pub struct Progress {
@@ -110,6 +127,8 @@ pub struct Progress {
     pub units: u64,
     /// Seconds of training so far.
     pub train_seconds: f64,
+    /// What of it no record has yet.
+    pub window: Window,
     /// The best evaluation so far; its checkpoint is kept.
     pub best: Option<Best>,
     /// Evaluations since then that were no better.
@@ -239,6 +258,7 @@ impl Draft {
             step,
             units,
             train_seconds,
+            window,
             best,
             waited,
             planned,
@@ -254,6 +274,7 @@ impl Draft {
             step,
             units,
             train_seconds,
+            window,
             optimizer_steps: Some(trained.optimizer.steps()),
             turn_steps: match trained.optimizer.steps_of_turns() {
                 steps if steps.len() > 1 => steps,

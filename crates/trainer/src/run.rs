@@ -17,7 +17,6 @@ mod recovery;
 mod results;
 mod samples;
 mod trouble;
-mod window;
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +25,7 @@ use tch::Tensor;
 
 use crate::Error;
 use crate::allocator::Allocator;
-use crate::checkpoint::{self, Trained};
+use crate::checkpoint::{self, State, Trained, Window};
 use crate::config::Config;
 use crate::data::SplitMix64;
 use crate::estimate::Estimate;
@@ -48,7 +47,6 @@ use measure::due;
 use nonfinite::Guard;
 use oom::OomRecovery;
 use trouble::Recorded;
-use window::Window;
 
 /// Trains as `config` says, to the end or until `stop`.
 ///
@@ -309,11 +307,11 @@ impl<'a> Run<'a> {
             schedule: Schedule::new(&config.train, timetable.max_steps),
             step,
             resumed_at: state.as_ref().map(|state| state.step),
-            units: state.as_ref().map_or(0, |state| state.units),
-            train_seconds: state.as_ref().map_or(0.0, |state| state.train_seconds),
+            units: state.as_ref().map_or(0, State::recorded_units),
+            train_seconds: state.as_ref().map_or(0.0, State::recorded_seconds),
             last_saved: state.as_ref().map(|state| state.step),
             last_evaluation: None,
-            window: Window::default(),
+            window: state.map(|state| state.window).unwrap_or_default(),
             began,
             page_written: began,
         };

@@ -378,6 +378,45 @@ fn a_run_goes_on_from_an_older_checkpoint_to_the_same_end() {
 }
 
 #[test]
+fn a_record_sums_up_its_steps_whoever_made_them() {
+    let place = Place::new();
+    place
+        .run(&["name=whole", "logging_steps=4", "max_steps=8"])
+        .unwrap();
+    let often = ["logging_steps=4", "max_steps=8", "save_steps=3"];
+    stopped_at(&place, 2, &often);
+    let resumed = [&often[..], &["train.resume_from_checkpoint=latest"]].concat();
+    stopped_at(&place, 7, &resumed);
+    assert_eq!(place.resume(&often).unwrap().steps, 8);
+    let rows = |run: &str| -> Vec<String> {
+        let path = place.path("runs").join(run).join("metrics.jsonl");
+        let text = fs::read_to_string(path).unwrap();
+        let records = text.lines().map(|line| {
+            let record: serde_json::Value = serde_json::from_str(line).unwrap();
+            record
+        });
+        records
+            .filter(|record| record["kind"] == "train")
+            .map(|record| {
+                format!(
+                    "{} {} {}",
+                    record["step"], record["loss"], record["grad_norm"]
+                )
+            })
+            .collect()
+    };
+    assert_eq!(rows("whole").len(), 2);
+    assert!(!rows("whole")[0].contains("null"), "{:?}", rows("whole"));
+    assert_eq!(rows("a"), rows("whole"));
+    let units = |run: &str| {
+        let path = place.path("runs").join(run).join("summary.json");
+        let summary: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        summary["tokens"].clone()
+    };
+    assert_eq!(units("a"), units("whole"));
+}
+
+#[test]
 fn no_record_and_no_sample_is_written_twice() {
     let place = Place::new();
     place.run(&["name=whole"]).unwrap();

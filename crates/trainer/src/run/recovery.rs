@@ -1,6 +1,5 @@
 //! What a run does about a step that failed: once more in smaller pieces, without it, or from the last checkpoint.
 
-use super::window::Window;
 use super::{Recorder, Run};
 use crate::Error;
 use crate::checkpoint;
@@ -52,8 +51,10 @@ impl Run<'_> {
             self.step = state.step;
             self.last_saved = Some(state.step);
             self.waited = state.waited;
-            self.units = state.units;
-            self.window = Window::default();
+            self.units = state.recorded_units();
+            // The time that went into steps that are lost is spent all the same.
+            self.train_seconds += self.window.seconds - state.window.seconds;
+            self.window = state.window;
             self.last_evaluation = None;
             self.recorder = Recorder::open(&self.folder, state.step, u64::MAX)?;
         }

@@ -34,6 +34,7 @@ impl Run<'_> {
             step: self.step,
             units: self.units + self.window.units,
             train_seconds: self.train_seconds + self.window.seconds,
+            window: self.window.clone(),
             best: self.best,
             waited: self.waited,
             planned: self.timetable.planned,
