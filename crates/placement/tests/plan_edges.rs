@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 use surefoot_placement::plan::{
-    Component, DeviceMap, Handling, Memory, Module, OffloadOptions, Phase, Place, Plan, PlanError,
+    Component, DeviceMap, Handling, Memory, Module, OffloadOptions, Phase, Plan, PlanError,
     Residency, TensorSize, plan,
 };
 use surefoot_placement::{Bytes, Profile};
@@ -177,7 +177,7 @@ fn buffers_and_views_of_one_memory_count_once() {
 
 #[test]
 fn options_of_which_only_one_could_be_followed_are_refused_by_name() {
-    let explicit = DeviceMap::Explicit([(String::new(), Place::Device)].into());
+    let explicit = DeviceMap::all_on_device();
     let base = OffloadOptions::default;
     let cases = [
         (

@@ -27,6 +27,8 @@ use crate::Error;
 use crate::config::Config;
 use crate::data::cache_folder;
 
+/// Where the bytes of a streamed block begin and end: at multiples of this.
+pub(crate) const STREAM_ALIGNMENT: u64 = 256;
 /// A budget that everything fits into.
 const BOUNDLESS: Bytes = Bytes(u64::MAX / 4);
 

@@ -121,7 +121,7 @@ fn run_rank(
         max_steps: run.timetable.max_steps,
     });
     run.record_beginning()?;
-    run.write_page(Ending::Running, None)?;
+    run.write_page(Ending::Running, None);
     let ended = run.train(observer, stop);
     // What went wrong just before an error says more of it than the error.
     let ended = match run.record_trouble() {
@@ -129,10 +129,8 @@ fn run_rank(
         Err(error) => ended.and(Err(error)),
     };
     let ended = ended.and_then(|ending| run.finish(ending, observer));
-    if let Err(error) = &ended
-        && let Err(other) = run.write_page(Ending::Failed, Some(error))
-    {
-        tracing::warn!("the report is an older one: {other}");
+    if let Err(error) = &ended {
+        run.write_page(Ending::Failed, Some(error));
     }
     ended
 }

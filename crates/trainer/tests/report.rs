@@ -254,21 +254,53 @@ impl surefoot_trainer::Observer for Breaks {
     }
 }
 
-#[test]
-fn a_run_that_breaks_has_a_page_that_says_why() {
-    let folder = tempfile::tempdir().unwrap();
+/// A config for a short run in `folder`, and the folder of the run.
+fn short_run(folder: &Path, keys: &[&str]) -> (Config, PathBuf) {
     fs::write(
-        folder.path().join("text.txt"),
+        folder.join("text.txt"),
         "seven bottles of ale\n".repeat(200),
     )
     .unwrap();
-    let overrides = [
-        format!("output_dir={}", folder.path().join("runs").display()),
-        format!("data.path={}", folder.path().join("text.txt").display()),
-        "save_steps=4".to_owned(),
+    let mut overrides = vec![
+        format!("output_dir={}", folder.join("runs").display()),
+        format!("data.path={}", folder.join("text.txt").display()),
     ];
+    overrides.extend(keys.iter().map(|key| (*key).to_owned()));
     let config = Config::parse("test.yaml", CONFIG, &overrides).unwrap();
-    let run = folder.path().join("runs/report");
+    (config, folder.join("runs/report"))
+}
+
+/// Puts a folder in the place of the page after the first step.
+struct Blocks(PathBuf);
+
+impl surefoot_trainer::Observer for Blocks {
+    fn stepped(&mut self, step: u64) {
+        if step == 1 {
+            fs::remove_file(self.0.join("report.html")).unwrap();
+            fs::create_dir(self.0.join("report.html")).unwrap();
+            fs::write(self.0.join("report.html/note"), "mine").unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_page_that_cannot_be_written_ends_no_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = short_run(folder.path(), &["max_steps=4", "save_steps=2"]);
+    let (mut observer, allocator) = (Blocks(run.clone()), Allocator::torch());
+    let summary =
+        surefoot_trainer::run(&config, &allocator, &mut observer, &Stop::default()).unwrap();
+    assert_eq!(summary.steps, 4);
+    assert!(run.join("checkpoints/step-000004").is_dir());
+    assert!(run.join("summary.json").is_file());
+    let kept = fs::read_to_string(run.join("report.html/note")).unwrap();
+    assert_eq!(kept, "mine");
+}
+
+#[test]
+fn a_run_that_breaks_has_a_page_that_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let (config, run) = short_run(folder.path(), &["save_steps=4"]);
     let mut observer = Breaks(run.clone(), None);
     let allocator = Allocator::torch();
     let error = surefoot_trainer::run(&config, &allocator, &mut observer, &Stop::default());

@@ -8,14 +8,11 @@ use placement::plan::{
 };
 use tch::Kind;
 
-use super::{MemoryPlan, decide};
+use super::{MemoryPlan, STREAM_ALIGNMENT, decide};
 use crate::Error;
 use crate::config::{Config, Quantization};
 use crate::estimate::{self, DecoderUse, Estimate};
 use crate::optim::AdamW;
-
-/// Where the bytes of a streamed block begin and end at multiples of this.
-const ALIGNMENT: u64 = 256;
 
 /// The name of the only component.
 pub(crate) const MODEL: &str = "model";
@@ -116,7 +113,7 @@ impl PlannedDecoder<'_> {
 
     /// What a block takes in a slot of the ring.
     fn block_bytes(&self, index: usize, stored: Kind) -> Result<Bytes, Error> {
-        let aligned = |bytes: u64| bytes.div_ceil(ALIGNMENT) * ALIGNMENT;
+        let aligned = |bytes: u64| bytes.next_multiple_of(STREAM_ALIGNMENT);
         let of = |size: &Vec<i64>| {
             let numbers: u64 = size.iter().map(|&width| width.max(0) as u64).product();
             let rows = size.first().map_or(0, |&rows| rows.max(0) as u64);

@@ -50,7 +50,7 @@ impl Run<'_> {
         observer.logged(&metrics);
         let first = self.recorder.training_losses().len() == 1;
         if first || self.page_written.elapsed() > PAGE_EVERY {
-            self.write_page(Ending::Running, None)?;
+            self.write_page(Ending::Running, None);
         }
         Ok(())
     }

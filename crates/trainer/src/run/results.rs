@@ -100,20 +100,24 @@ impl Run<'_> {
         let text = serde_json::to_string_pretty(&summary)
             .map_err(|error| Error::Internal(format!("the summary: {error}")))?;
         replace(&path, &(text + "\n"))?;
-        self.write_page(ending, None)?;
+        self.write_page(ending, None);
         observer.finished(&summary);
         Ok(summary)
     }
 
-    /// Writes `report.html` as the run stands.
-    pub(super) fn write_page(
-        &mut self,
-        ending: Ending,
-        error: Option<&Error>,
-    ) -> Result<(), Error> {
+    /// Writes `report.html` as the run stands. One that cannot be written is warned about, and ends no run: all that
+    /// it shows is in other files.
+    pub(super) fn write_page(&mut self, ending: Ending, error: Option<&Error>) {
         if !self.folder.is_written_here() {
-            return Ok(());
+            return;
         }
+        self.page_written = Instant::now();
+        if let Err(other) = self.try_write_page(ending, error) {
+            tracing::warn!("`report.html` shows an earlier state of the run: {other}");
+        }
+    }
+
+    fn try_write_page(&self, ending: Ending, error: Option<&Error>) -> Result<(), Error> {
         let commands = match self.task.is_language_model() {
             true => {
                 let export = self.task.export_name();
@@ -134,7 +138,6 @@ impl Run<'_> {
             // The page is what people pass on.
             config: self.config.without_secrets().to_yaml()?,
         };
-        self.page_written = Instant::now();
         page.write(&self.folder.join("report.html"))
     }
 

@@ -29,6 +29,17 @@ pub enum Memory {
     },
 }
 
+impl Memory {
+    /// Bytes that the device can hold while the host holds nothing.
+    #[must_use]
+    pub fn on_device(self) -> Bytes {
+        match self {
+            Memory::Discrete { device, .. } => device,
+            Memory::Unified { device, pool, .. } => device.min(pool),
+        }
+    }
+}
+
 /// What the user asks for. Nothing asked plans by the memory alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -118,6 +129,12 @@ impl Memory {
 }
 
 impl DeviceMap {
+    /// Everything on the device for as long as its component is used.
+    #[must_use]
+    pub fn all_on_device() -> Self {
+        DeviceMap::Explicit([(String::new(), Place::Device)].into())
+    }
+
     /// The place that an explicit map gives a module.
     pub(crate) fn place_of(&self, module: &str) -> Option<Place> {
         let DeviceMap::Explicit(places) = self else {

@@ -10,7 +10,7 @@ use models::wan::model::WanModel;
 use models::wan::transformer::TransformerConfig;
 use placement::Bytes;
 use placement::plan::{
-    Component, DeviceMap, Handling, Memory, Module, OffloadOptions, Phase, Place, Plan, PlanError,
+    Component, DeviceMap, Handling, Memory, Module, OffloadOptions, Phase, Plan, PlanError,
     Residency, TensorSize, plan_cycle,
 };
 use tch::{Device, Kind};
@@ -18,11 +18,9 @@ use tch::{Device, Kind};
 use super::memory::{Learns, Usage, bytes_of_each, working};
 use crate::Error;
 use crate::config::{Config, Quantization, TrainConfig};
-use crate::memory_plan::{MemoryPlan, boundless, decide, is_free};
+use crate::memory_plan::{MemoryPlan, STREAM_ALIGNMENT, boundless, decide, is_free};
 use crate::video::VideoData;
 
-/// Where the bytes of a streamed block begin and end at multiples of this.
-const ALIGNMENT: u64 = 256;
 /// What may be asked of memory beside frozen weights, in tenths of the estimate: a tenth more, so that a run does
 /// not end at the edge; as estimated; and a tenth less, since a run that may fit is let try.
 const MARGINS: [u64; 3] = [11, 10, 9];
@@ -117,7 +115,7 @@ impl<'a> PlannedExperts<'a> {
     pub(super) fn plan(&self, memory: Memory) -> Result<MemoryPlan, Error> {
         let options = self.config.model.offload_options();
         let options = options.unwrap_or_else(|| OffloadOptions {
-            device_map: DeviceMap::Explicit(BTreeMap::from([(String::new(), Place::Device)])),
+            device_map: DeviceMap::all_on_device(),
             ..OffloadOptions::default()
         });
         let attempts = MARGINS.iter().map(|margin| (*margin, self.rows()));
@@ -212,10 +210,7 @@ impl<'a> PlannedExperts<'a> {
         phases.push(Phase {
             name: "previews".into(),
             active: Vec::new(),
-            working: match plan.memory {
-                Memory::Discrete { device, .. } => device,
-                Memory::Unified { device, pool, .. } => device.min(pool),
-            },
+            working: plan.memory.on_device(),
         });
         cycle(&phases)
     }
@@ -245,10 +240,7 @@ impl<'a> PlannedExperts<'a> {
         options: &OffloadOptions,
         reason: Option<PlanError>,
     ) -> Result<MemoryPlan, Error> {
-        let device = match memory {
-            Memory::Discrete { device, .. } => device,
-            Memory::Unified { device, pool, .. } => device.min(pool),
-        };
+        let device = memory.on_device();
         let most = options.max_memory.device;
         let available = most.map_or(device, |most| most.min(device));
         // One clip with one transformer at a time, if that is possible.
@@ -291,10 +283,7 @@ impl<'a> PlannedExperts<'a> {
                     low_vram: swap,
                     device_map: match swap {
                         true => DeviceMap::Auto,
-                        false => {
-                            let all = BTreeMap::from([(String::new(), Place::Device)]);
-                            DeviceMap::Explicit(all)
-                        }
+                        false => DeviceMap::all_on_device(),
                     },
                     max_memory: options.max_memory,
                     ..OffloadOptions::default()
@@ -348,7 +337,7 @@ fn modules(
         let (module, bytes) = match block {
             Some(number) => (
                 format!("{component}.blocks.{number}"),
-                bytes.div_ceil(ALIGNMENT) * ALIGNMENT,
+                bytes.next_multiple_of(STREAM_ALIGNMENT),
             ),
             None => (format!("{component}.{first}"), bytes),
         };
