@@ -90,25 +90,31 @@ function describe(props: Props): string {
   return `${props.title}. ${parts.join("; ") || "Nothing yet"}.${marked}`;
 }
 
-/** Charts that wait to be made: one in each frame, so that a page of many does not stand still. */
+/** Work that waits for a frame of its own, so that a page of many charts stays responsive while they appear. */
 const waiting: (() => void)[] = [];
 
-function makeNext() {
+function runNext() {
   waiting.shift()!();
-  if (waiting.length > 0) requestAnimationFrame(makeNext);
+  if (waiting.length > 0) requestAnimationFrame(runNext);
 }
 
-/** Makes something when its turn comes; what is returned takes it away again, or out of the line. */
-function inTurn(make: () => () => void): () => void {
-  let undo: (() => void) | null = () => undefined;
+/** Creates a chart in one frame and draws its data in the next. The returned function destroys it, or cancels what is still to come. */
+function schedule(create: () => { draw: () => void; destroy: () => void } | null): () => void {
+  let cancelled = false;
+  let destroy = () => {};
   waiting.push(() => {
-    if (undo) undo = make();
+    const chart = cancelled ? null : create();
+    if (!chart) return;
+    destroy = chart.destroy;
+    waiting.unshift(() => {
+      if (!cancelled) chart.draw();
+    });
   });
-  // The frame that comes now lays the page out, which is work enough.
-  if (waiting.length === 1) requestAnimationFrame(() => requestAnimationFrame(makeNext));
+  // The coming frame lays the page out, which is work enough for it.
+  if (waiting.length === 1) requestAnimationFrame(() => requestAnimationFrame(runNext));
   return () => {
-    undo?.();
-    undo = null;
+    cancelled = true;
+    destroy();
   };
 }
 
@@ -121,10 +127,25 @@ export function Chart(props: Props) {
   const shape = props.lines.map((line) => line.label + line.colour).join("|") + (props.logarithmic ? "log" : "");
   const theme = document.documentElement.dataset["theme"] ?? "";
 
+  /** Draws the current data unless they are drawn already. */
+  const update = () => {
+    const made = plot.current;
+    if (!made) return;
+    const props = current.current;
+    const what = contents(props);
+    const before = shown.current;
+    if (before?.plot === made && before.what.length === what.length && before.what.every((one, index) => Object.is(one, what[index]))) return;
+    shown.current = { plot: made, what };
+    made.batch(() => {
+      made.setData(table(props.lines, props.smoothing ?? 0), true);
+      if (props.range) made.setScale("x", { min: props.range[0], max: props.range[1] });
+    });
+  };
+
   useEffect(() => {
-    const make = () => {
+    const create = () => {
       const element = place.current;
-      if (!element) return () => undefined;
+      if (!element) return null;
       const props = current.current;
       const drawn: Drawn[] = props.lines.map((line) => ({ label: line.label, colour: css(line.colour), line }));
       const text = css("--quiet");
@@ -218,41 +239,33 @@ export function Chart(props: Props) {
           return [0 * low, Math.max(high, value) * 1.08];
         };
       }
-      const made = new uPlot(options, table(props.lines, props.smoothing ?? 0), element);
+      const made = new uPlot(options, options.series.map(() => []) as unknown as uPlot.AlignedData, element);
       // The bounds are drawn, and listed nowhere.
       element.querySelectorAll<HTMLElement>(".u-series").forEach((row, index) => {
         if (index > 0 && (index - 1) % 3 !== 0) row.hidden = true;
       });
-      if (props.range) made.setScale("x", { min: props.range[0], max: props.range[1] });
       plot.current = made;
-      shown.current = { plot: made, what: contents(props) };
       const observer = new ResizeObserver(() => {
         // It tells the size that there is at first, too.
         const width = element.clientWidth;
         if (width > 0 && width !== made.width) made.setSize({ width, height: props.height ?? 220 });
       });
       observer.observe(element);
-      return () => {
-        observer.disconnect();
-        made.destroy();
-        plot.current = null;
+      return {
+        draw: update,
+        destroy: () => {
+          observer.disconnect();
+          made.destroy();
+          plot.current = null;
+        },
       };
     };
-    return inTurn(make);
+    return schedule(create);
   }, [shape, theme, props.height, props.level !== undefined]);
 
-  // The other charts of a page are drawn anew only for what is theirs.
+  // The other charts of a page are drawn anew only for what is theirs; one that was just created waits for its frame.
   useEffect(() => {
-    const made = plot.current;
-    if (!made) return;
-    const what = contents(props);
-    const before = shown.current;
-    if (before?.plot === made && before.what.length === what.length && before.what.every((one, index) => Object.is(one, what[index]))) return;
-    shown.current = { plot: made, what };
-    made.batch(() => {
-      made.setData(table(props.lines, props.smoothing ?? 0), true);
-      if (props.range) made.setScale("x", { min: props.range[0], max: props.range[1] });
-    });
+    if (shown.current?.plot === plot.current) update();
   });
 
   return (
