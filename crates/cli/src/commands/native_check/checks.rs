@@ -65,6 +65,7 @@ pub(super) fn run(name: &str, device: &str) -> Answer {
         "matmul_bf16" => matmul_bf16(device),
         "autograd" => autograd(device),
         "conv" => conv(device),
+        "conv3d" => conv3d(device),
         "attention" => attention(device),
         "handles" => handles(device),
         "memory" => memory(device),
@@ -379,6 +380,23 @@ fn conv(device: Device) -> Ending {
     Ok(String::new())
 }
 
+fn conv3d(device: Device) -> Ending {
+    // As wide as a layer of a video autoencoder: MIOpen without a fast kernel for it takes the better part of a minute.
+    let frames = normal(&[1, 128, 4, 32, 32], 23)?;
+    let weight = normal(&[128, 128, 3, 3, 3], 24)?;
+    let convolve = |frames: &Tensor, weight: &Tensor| {
+        frames.f_conv3d(weight, None::<Tensor>, [1; 3], [1; 3], [1; 3], 1)
+    };
+    let got = convolve(&frames.f_to(device)?, &weight.f_to(device)?)?;
+    // A value is the sum of 3456 products, some 60 in size.
+    let bound = Bound::Within {
+        relative: 1e-3,
+        absolute: 0.2,
+    };
+    judge(&got, &convolve(&frames, &weight)?, "conv3d", bound)?;
+    Ok(String::new())
+}
+
 fn attend(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor, TchError> {
     Tensor::f_scaled_dot_product_attention(q, k, v, None::<Tensor>, 0.0, true, None, false)
 }
@@ -478,6 +496,7 @@ mod tests {
             "matmul_bf16",
             "autograd",
             "conv",
+            "conv3d",
             "attention",
             "handles",
         ] {

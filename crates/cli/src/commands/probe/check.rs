@@ -165,6 +165,16 @@ pub(super) const CHECKS: &[Check] = &[
         ],
     ),
     check(
+        "conv3d",
+        "a convolution over frames against the CPU, 128 channels",
+        "conv3d",
+        240,
+        &[
+            "`surefoot train` and `generate` do without conv3d; other programs for video need it in their autoencoder.",
+            "There: smaller tiles, or torch.backends.cudnn.enabled = False, which goes round MIOpen.",
+        ],
+    ),
+    check(
         "attention",
         "attention against the CPU",
         "attention",

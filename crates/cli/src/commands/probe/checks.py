@@ -205,6 +205,16 @@ def check_conv():
     judge(got, torch.nn.functional.conv2d(image, weight, padding=1), "conv2d", tolerance={"rtol": 1e-3, "atol": 2e-2})
 
 
+def check_conv3d():
+    import torch
+
+    # As wide as a layer of a video autoencoder: MIOpen without a fast kernel for it takes the better part of a minute.
+    frames, weight = torch.randn(1, 128, 4, 32, 32, generator=generator(23)), torch.randn(128, 128, 3, 3, 3, generator=generator(24))
+    got = torch.nn.functional.conv3d(frames.to(DEVICE), weight.to(DEVICE), padding=1)
+    # A value is the sum of 3456 products, some 60 in size.
+    judge(got, torch.nn.functional.conv3d(frames, weight, padding=1), "conv3d", tolerance={"rtol": 1e-3, "atol": 0.2})
+
+
 def check_attention():
     import torch
 
