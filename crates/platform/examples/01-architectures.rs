@@ -1,4 +1,4 @@
-//! Every GPU architecture that is known: the products, and whether it is an APU.
+//! Prints every known GPU architecture, with its products and form factor.
 //!
 //! ```sh
 //! cargo run -p surefoot-platform --example 01-architectures

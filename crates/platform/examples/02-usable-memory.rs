@@ -1,4 +1,4 @@
-//! How much memory does an APU have for a program? Not what its firmware says.
+//! How much memory can a program use on an APU? Not what the firmware says.
 //!
 //! ```sh
 //! cargo run -p surefoot-platform --example 02-usable-memory
@@ -8,7 +8,7 @@ use surefoot_platform::Bytes;
 use surefoot_platform::memory::{DeviceKind, HostMemory, Inputs, capacity};
 
 fn main() {
-    // 128 GB of RAM, half a gigabyte carved out, and the kernel's default: half for the GPU.
+    // 128 GB of RAM, a carve-out of half a gigabyte, and the kernel's default: half for the GPU.
     let mut machine = Inputs::new(DeviceKind::Apu);
     machine.vram_total = Some(Bytes::mib(512));
     machine.gtt_total = Some(Bytes::gib(62));

@@ -1,4 +1,4 @@
-//! Sizes of memory, as a type of their own.
+//! Sizes of memory as a separate type.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -8,8 +8,8 @@ use std::str::FromStr;
 
 /// A number of bytes.
 ///
-/// Arithmetic saturates: a size that was reported wrongly must end as a number that is
-/// plainly wrong, never as a wrapped one that looks right.
+/// Arithmetic saturates: a wrong input must give an obviously wrong number, never a wrapped one that looks
+/// plausible.
 ///
 /// ```
 /// use surefoot_platform::Bytes;
@@ -27,7 +27,7 @@ use std::str::FromStr;
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
-/// A text that is no size in bytes.
+/// A string that is not a size in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is not a size: write a number of bytes or a unit, such as `10GiB`, `512MB` or `1.5 GiB`"
@@ -35,11 +35,11 @@ pub struct Bytes(pub u64);
 pub struct ParseBytesError(String);
 
 impl Bytes {
-    /// No bytes.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
-    /// Every byte a `u64` can count.
+    /// The maximum of a `u64`.
     pub const MAX: Self = Self(u64::MAX);
-    /// The page size of every x86-64 kernel, which is what TTM counts in.
+    /// The page size of every x86-64 kernel, the unit of TTM's limits.
     pub const PAGE: Self = Self(4096);
 
     /// `n` KiB.
@@ -66,19 +66,19 @@ impl Bytes {
         Self(n.saturating_mul(Self::PAGE.0))
     }
 
-    /// The sum, or the largest number there is.
+    /// The sum, saturating at the maximum.
     #[must_use]
     pub const fn saturating_add(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
 
-    /// The difference, or zero.
+    /// The difference, saturating at zero.
     #[must_use]
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// This share of the size, rounded down; `share` is clamped to 0..=1.
+    /// This fraction of the size, rounded down; `share` is clamped to 0..=1.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,
@@ -90,7 +90,7 @@ impl Bytes {
         Self((self.0 as f64 * share.clamp(0.0, 1.0)) as u64)
     }
 
-    /// In GiB, for judgements such as "about half".
+    /// In GiB, for comparisons such as "about half".
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -100,7 +100,7 @@ impl Bytes {
         self.0 as f64 / (1u64 << 30) as f64
     }
 
-    /// This as a share of `whole`; zero when the whole is.
+    /// This as a fraction of `whole`; zero if `whole` is zero.
     #[must_use]
     pub fn share_of(self, whole: Self) -> f64 {
         if whole == Self::ZERO {
@@ -110,21 +110,20 @@ impl Bytes {
         }
     }
 
-    /// Reads a size as the kernel, AMD's tools and PyTorch print it: `62.47 GiB`,
-    /// `16151744 kB`, `8,589,934,592`, `0 bytes`, `98304MB`.
+    /// Parses a size as printed by the kernel, AMD's tools and PyTorch: `62.47 GiB`, `16151744 kB`,
+    /// `8,589,934,592`, `0 bytes`, `98304MB`.
     ///
-    /// `kB`, `MB` and `GB` count in powers of 1024 here, because these programs mean that
-    /// (`/proc/meminfo` prints KiB as `kB`, `amd-smi` MiB as `MB`); what a person writes is
-    /// read by [`FromStr`], which takes SI units at their word. Returns `None` for anything
-    /// else, and for a size beyond `u64` (a wrapped negative number, which PyTorch prints
-    /// as `17179869184.00 GiB`).
+    /// Here `kB`, `MB` and `GB` are powers of 1024, because that is what these programs mean (`/proc/meminfo`
+    /// prints KiB as `kB`, `amd-smi` MiB as `MB`). User input is parsed by [`FromStr`], where SI units are
+    /// decimal. Returns `None` for anything else, and for a size beyond `u64` (a wrapped negative number,
+    /// which PyTorch prints as `17179869184.00 GiB`).
     #[must_use]
     pub fn parse_tool_output(text: &str) -> Option<Self> {
         parse(&text.replace(',', ""), 1024)
     }
 }
 
-/// A number and a unit of one letter (binary), with `iB` (binary) or with `B` (in powers of `si`).
+/// A number and a unit: a single letter (binary), with `iB` (binary), or with `B` (powers of `si`).
 fn parse(text: &str, si: u64) -> Option<Bytes> {
     let text = text.trim();
     let end = text
@@ -150,7 +149,7 @@ fn parse(text: &str, si: u64) -> Option<Bytes> {
     let value = number.parse::<f64>().ok()?;
     #[expect(clippy::cast_precision_loss, reason = "at most 2^40")]
     let bytes = value * scale as f64;
-    // The largest f64 below 2^64; from there on the number was never a size.
+    // The largest f64 below 2^64; a larger number cannot be a size.
     if !(0.0..18_446_744_073_709_550_000.0).contains(&bytes) {
         return None;
     }
@@ -162,8 +161,8 @@ fn parse(text: &str, si: u64) -> Option<Bytes> {
     Some(Bytes(bytes as u64))
 }
 
-/// Reads a size as a person writes it: `10GiB`, `512 MB`, `2g`, or a bare number of bytes.
-/// SI units (`kB`, `MB`, `GB`, `TB`) are decimal, IEC units (`KiB`, …) and bare letters binary.
+/// Parses user input: `10GiB`, `512 MB`, `2g`, or a bare number of bytes. SI units (`kB`, `MB`, `GB`, `TB`)
+/// are decimal, IEC units (`KiB`, …) and bare letters binary.
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 
@@ -172,12 +171,12 @@ impl FromStr for Bytes {
     }
 }
 
-/// In the largest binary unit that fits, with two decimals at most: `62.47 GiB`, `512 MiB`.
-/// A precision asks for exactly so many decimals: `{:.2}` gives `512.00 MiB`.
+/// Prints the largest binary unit that fits, with at most two decimals: `62.47 GiB`, `512 MiB`. A precision
+/// gives exactly that many decimals: `{:.2}` prints `512.00 MiB`.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-        // A machine of 1 TiB and less is read in GiB.
+        // Up to 1 TiB, GiB are easier to read.
         let fits = |bits: u32| self.0 >> bits >= if bits == 40 { 2 } else { 1 };
         let text = match UNITS.iter().find(|(_, bits)| fits(*bits)) {
             None => format!("{} bytes", self.0),
@@ -192,7 +191,7 @@ impl fmt::Display for Bytes {
                 format!("{number} {unit}")
             }
         };
-        // Not `pad`, which would take the precision for a length.
+        // Not `pad`, which would treat the precision as a length.
         let missing = f.width().unwrap_or(0).saturating_sub(text.len());
         match f.align() {
             Some(fmt::Alignment::Left) => write!(f, "{text}{:missing$}", ""),

@@ -1,7 +1,6 @@
-//! What follows from the facts of a GPU: its class, its product, its memory.
+//! Derives further facts about a GPU: its class, product and memory.
 //!
-//! Shared by every way of reading a machine; each way fills in what it knows, and
-//! this completes the rest.
+//! Used by every reader of a machine: each fills in what it knows, and this completes the rest.
 
 use crate::gfx::FormFactor;
 use crate::machine::{Class, Gpu, Machine, ReadFrom, System};
@@ -28,7 +27,7 @@ pub fn complete(machine: &mut Machine) {
         if is_report && gpu.class.is_none() && pages.is_some() && gpu.device_id.is_none() {
             (gpu.class, gpu.class_from) = (
                 Some(Class::Apu),
-                "only for the memory of an APU does the limit of TTM matter",
+                "TTM's limit only matters for the memory of an APU",
             );
         }
         if gpu.gfx.is_none() && gpu.class == Some(Class::Apu) {
@@ -36,7 +35,7 @@ pub fn complete(machine: &mut Machine) {
         }
         name(gpu);
         let (usable, rule) = memory(gpu, system, ram, pages, carve_out);
-        // A report rounds the pool to two decimals; the limit behind it is exact.
+        // Reports round the pool to two decimals; the limit behind it is exact.
         let exact = pages.map(Bytes::pages).filter(|limit| {
             is_report && usable.is_some_and(|pool| (0.999..=1.001).contains(&limit.share_of(pool)))
         });
@@ -45,7 +44,7 @@ pub fn complete(machine: &mut Machine) {
     }
 }
 
-/// Card or APU, when the source has not said: by architecture, then by numbers.
+/// Card or APU, if the source has not said: by architecture, then by memory sizes.
 fn classify(gpu: &mut Gpu) {
     if gpu.class.is_some() {
         return;
@@ -62,8 +61,8 @@ fn classify(gpu: &mut Gpu) {
         Some(FormFactor::Apu) => (Some(Class::Apu), "the architecture exists only as an APU"),
         Some(FormFactor::Discrete) => (Some(Class::Dgpu), "the architecture exists only as a card"),
         Some(FormFactor::Either) => (Some(Class::Dgpu), "the device id is not that of the APU"),
-        // A chip we have never heard of. A small carve-out beside a large GTT is an
-        // APU; the opposite proves nothing (a carve-out can be 96 GiB).
+        // An unknown chip. A small carve-out beside a large GTT means an APU; the opposite proves nothing (a
+        // carve-out can be 96 GiB).
         None => match (gpu.vram_bytes, gpu.gtt_bytes) {
             (Some(vram), Some(gtt))
                 if vram <= Bytes::gib(4) && gtt >= Bytes::gib(8) && gtt.0 / 4 >= vram.0 =>
@@ -73,7 +72,7 @@ fn classify(gpu: &mut Gpu) {
                     "guessed from a small VRAM beside a large GTT",
                 )
             }
-            // The cards end at 64 GiB and begin again at 128.
+            // There are no cards between 64 and 128 GiB.
             (Some(vram), _) if vram > Bytes::gib(65) && vram < Bytes::gib(112) => (
                 Some(Class::Apu),
                 "no card has this much memory, and one APU does",
@@ -85,14 +84,14 @@ fn classify(gpu: &mut Gpu) {
 
 fn name(gpu: &mut Gpu) {
     let known = gpu.device_id.and_then(|id| id.product(gpu.compute_units));
-    // Drivers call half of all consumer cards this.
+    // Drivers give half of all consumer cards this name.
     let generic = |name: &str| {
         matches!(
             name,
             "" | "AMD Radeon Graphics" | "AMD Radeon(TM) Graphics" | "N/A"
         )
     };
-    // `Phoenix1`, `Navi 31 [Radeon RX 7900 XT/…]`: the chip, not what it was sold as.
+    // `Phoenix1`, `Navi 31 [Radeon RX 7900 XT/…]`: the chip, not the product.
     let codename = |name: &str| name.contains('[') || !name.contains(['(', ' ']);
     match (&gpu.product, known) {
         (Some(product), Some(known)) if codename(product) => gpu.product = Some(known.to_owned()),
@@ -107,10 +106,10 @@ fn name(gpu: &mut Gpu) {
     }
 }
 
-/// What `hipMalloc` can hand out, and the rule that gives it.
+/// The maximum that `hipMalloc` can allocate, and the rule behind it.
 ///
-/// KFD's memory bank equals HIP's `totalGlobalMem` on cards and on APUs (rocm-systems
-/// PR #8475), so it wins whenever it is known; the rule then only explains it.
+/// KFD's memory bank equals HIP's `totalGlobalMem` on cards and on APUs (rocm-systems PR #8475), so it takes
+/// precedence if known; the rule then only explains it.
 fn memory(
     gpu: &Gpu,
     system: System,
@@ -122,7 +121,7 @@ fn memory(
     match gpu.class {
         Some(Class::Dgpu) => (pool.or(gpu.vram_bytes), MemoryRule::Discrete),
         None => (pool, MemoryRule::Unknown),
-        // The Windows driver, also below WSL, has rules of its own; its number is all there is.
+        // The Windows driver, also under WSL, has its own rules; only its number is known.
         Some(Class::Apu) if system != System::Linux => (pool, MemoryRule::Unknown),
         Some(Class::Apu) => {
             let limit = ttm_pages.map(Bytes::pages);
@@ -133,23 +132,23 @@ fn memory(
                 (Some(vram), Some(gtt), _) => apu::rule(vram, gtt),
                 (Some(vram), None, Some(pool)) if vram == pool => MemoryRule::Carveout,
                 (_, None, Some(pool)) if limit == Some(pool) => MemoryRule::Gtt,
-                // Nobody carves out so much that a GTT which was raised is the smaller pool.
+                // No carve-out is so large that a raised GTT would be the smaller pool.
                 (None, Some(gtt), None) if limit.is_some_and(|limit| limit < gtt) => {
                     MemoryRule::Gtt
                 }
                 (_, _, Some(pool)) => ram.map_or(MemoryRule::Unknown, |ram| apu::infer(pool, ram)),
-                // Without raised parameters the GTT is what TTM allows.
+                // Without raised parameters the GTT equals TTM's limit.
                 (Some(vram), None, None) => {
                     limit.map_or(MemoryRule::Unknown, |limit| apu::rule(vram, limit))
                 }
                 (None, _, None) => apu::rule_without_vram(limit, ram),
             };
             let usable = pool.or(match rule {
-                // The words of a person: which of the two the driver hands out is then open
-                // (the one of amdgpu-dkms took TTM's pool beside a large carve-out).
+                // User input: which of the two pools the driver uses is then unknown (the one of amdgpu-dkms
+                // used TTM's pool beside a large carve-out).
                 MemoryRule::Carveout if carve_out.is_some() => None,
                 MemoryRule::Carveout => gpu.vram_bytes,
-                // The size of the GTT can be above what TTM hands out: only the limit counts.
+                // The GTT can be larger than TTM's limit; only the limit counts.
                 MemoryRule::Gtt => limit,
                 _ => None,
             });

@@ -1,16 +1,15 @@
-//! Which errors of a GPU can be survived.
+//! Which GPU errors a process can survive.
 //!
-//! After an asynchronous error (illegal access, launch failure, hang) every later call of
-//! the same process fails or computes nonsense, so the process must end. After any other
-//! error the device context is as it was. The allocator and the PyTorch bindings decide by
-//! the one table here.
+//! After an asynchronous error (illegal access, launch failure, hang) every later call of the process fails
+//! or gives wrong results, so the process must exit. Any other error leaves the device context intact. The
+//! allocator and the PyTorch bindings share this table.
 
 /// What a program can do after an error of the GPU runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorClass {
-    /// The context is usable: free something, or ask for less.
+    /// The context is usable: free memory, or request less.
     OutOfMemory,
-    /// The device context is unusable until the process ends.
+    /// The device context is unusable until the process exits.
     ContextLost,
     /// The call failed; the context is usable.
     Other,
@@ -21,11 +20,11 @@ pub enum ErrorClass {
 pub struct DeviceError {
     /// Number in `hipError_t` and `cudaError_t`.
     pub code: u32,
-    /// Its name in HIP; `None` where HIP has no such error.
+    /// Its name in HIP; `None` if HIP has no such error.
     pub hip: Option<&'static str>,
     /// Its name in CUDA.
     pub cuda: &'static str,
-    /// What the runtimes say about it, in lower case and without articles.
+    /// The runtimes' message, in lower case and without articles.
     pub says: &'static str,
     /// What a program can do.
     pub class: ErrorClass,
@@ -67,13 +66,13 @@ pub const DEVICE_ERRORS: &[DeviceError] = {
         row(717, None, "cudaErrorInvalidAddressSpace", "operation not supported on global/shared address space", ContextLost),
         row(718, None, "cudaErrorInvalidPc", "invalid program counter", ContextLost),
         row(719, Some("hipErrorLaunchFailure"), "cudaErrorLaunchFailure", "unspecified launch failure", ContextLost),
-        // Hangs and resets arrive as this; the words alone ("unknown error") are too common.
+        // Hangs and resets are reported as this; "unknown error" alone is too common.
         row(999, Some("hipErrorUnknown"), "cudaErrorUnknown", "hip error: unknown error", ContextLost),
     ];
     ROWS
 };
 
-/// What libraries above and below the runtimes say, in lower case.
+/// Messages of libraries above and below the runtimes, in lower case.
 const OTHER_WORDINGS: &[(&str, ErrorClass)] = &[
     // The kernel driver, before it kills the process.
     ("memory access fault by gpu", ErrorClass::ContextLost),
@@ -89,15 +88,14 @@ const OTHER_WORDINGS: &[(&str, ErrorClass)] = &[
 ];
 
 impl ErrorClass {
-    /// The class of an error number of HIP or CUDA.
+    /// The class of a HIP or CUDA error code.
     #[must_use]
     pub fn of_code(code: u32) -> Self {
         let known = DEVICE_ERRORS.iter().find(|known| known.code == code);
         known.map_or(Self::Other, |known| known.class)
     }
 
-    /// The class of an error of which only the message is left, in the wordings of HIP,
-    /// CUDA, PyTorch and C++.
+    /// The class of an error given only its message, from HIP, CUDA, PyTorch or C++.
     ///
     /// ```
     /// use surefoot_platform::device_error::ErrorClass;

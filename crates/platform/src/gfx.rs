@@ -1,8 +1,8 @@
-//! GPU architectures: their names, and what is known about each.
+//! GPU architectures: their names, and facts about each.
 //!
-//! The same chip is spelled in five ways: `gfx90a` (everybody), `90010` (KFD),
-//! `9.0.10` (`HSA_OVERRIDE_GFX_VERSION`), `gfx90a:sramecc+:xnack-` (HIP, with
-//! features) and `gfx9010` (`rocm-smi` 6.1, a formatting bug). [`Gfx`] is all five.
+//! The same chip has five spellings: `gfx90a` (most programs), `90010` (KFD), `9.0.10`
+//! (`HSA_OVERRIDE_GFX_VERSION`), `gfx90a:sramecc+:xnack-` (HIP, with features) and `gfx9010` (`rocm-smi` 6.1,
+//! a formatting bug). [`Gfx`] represents all of them.
 
 use serde::{Serialize, Serializer};
 use std::fmt;
@@ -13,9 +13,9 @@ use std::str::FromStr;
 pub struct Gfx {
     /// 9 for Vega and CDNA, 10 to 12 for RDNA.
     pub major: u8,
-    /// The generation within.
+    /// The generation.
     pub minor: u8,
-    /// The chip; written as one hexadecimal digit.
+    /// The chip, written as one hexadecimal digit.
     pub stepping: u8,
 }
 
@@ -66,7 +66,7 @@ impl Gfx {
     pub fn find_all(text: &str) -> Vec<Self> {
         let mut found = Vec::new();
         for (start, _) in text.match_indices("gfx") {
-            // `gfx11-generic` is a family and `libgfx90` part of a word.
+            // `gfx11-generic` is a family, and `libgfx90` is part of a word.
             if text[..start].ends_with(|c: char| c.is_ascii_alphanumeric()) {
                 continue;
             }
@@ -84,18 +84,18 @@ impl Gfx {
         found
     }
 
-    /// No chip outside this range was ever supported by KFD, or printed by it.
+    /// KFD has never supported or printed chips outside this range.
     fn is_plausible(self) -> bool {
         (6..=15).contains(&self.major) && self.minor < 16 && self.stepping < 16
     }
 
-    /// What is known about it; `None` for one we have never heard of.
+    /// Facts about it; `None` if unknown.
     #[must_use]
     pub fn architecture(self) -> Option<&'static Architecture> {
         ARCHITECTURES.iter().find(|known| known.gfx == self)
     }
 
-    /// Before Vega: current ROCm has no code for it.
+    /// Older than Vega: current ROCm has no code for it.
     #[must_use]
     pub fn is_too_old(self) -> bool {
         self.major < 9
@@ -121,13 +121,13 @@ impl fmt::Display for Gfx {
     }
 }
 
-/// Not the name of an architecture.
+/// A string that is not the name of an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a GPU architecture such as `gfx1151`")]
 pub struct ParseGfxError;
 
-/// Reads `gfx1151`, with features behind a colon, and the decimal spelling of
-/// `rocm-smi` 6.1 (`gfx11003`).
+/// Parses `gfx1151`, with optional features after a colon, and the decimal spelling of `rocm-smi` 6.1
+/// (`gfx11003`).
 impl FromStr for Gfx {
     type Err = ParseGfxError;
 
@@ -137,7 +137,7 @@ impl FromStr for Gfx {
         if !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
             return Err(ParseGfxError);
         }
-        // Bytes from here on: all of them are ASCII.
+        // Byte indices are safe from here on: everything is ASCII.
         let decimal = |range: std::ops::Range<usize>| {
             digits
                 .get(range)
@@ -172,7 +172,7 @@ impl Serialize for Gfx {
     }
 }
 
-/// In which form a chip is sold.
+/// The form factors in which a chip is sold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FormFactor {
     /// Only as a card.
@@ -183,16 +183,16 @@ pub enum FormFactor {
     Either,
 }
 
-/// What `HSA_OVERRIDE_GFX_VERSION` does for an architecture whose code the wheel lacks.
+/// The effect of `HSA_OVERRIDE_GFX_VERSION` on an architecture for which the wheel has no code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Override {
     /// Wheels have native code: an override can only break it.
     Never,
-    /// This value lets an upstream wheel run, on Linux.
+    /// This value makes an upstream wheel work, on Linux.
     Works(&'static str),
-    /// No value is safe; what happens when one is tried.
+    /// No value is safe; what happens if one is tried.
     Unsafe(&'static str),
-    /// Before Vega: no library of a current ROCm has code for anything of its family.
+    /// Older than Vega: no library of current ROCm has code for its family.
     TooOld,
 }
 
@@ -201,13 +201,13 @@ pub enum Override {
 pub struct Architecture {
     /// Its name, such as `gfx1151`.
     pub gfx: Gfx,
-    /// What it is sold as, for people.
+    /// Product names.
     pub products: &'static str,
     /// Card or APU.
     pub sold_as: FormFactor,
     /// Whether AMD's multi-architecture index has `torch[device-<gfx>]`.
     pub device_wheel: bool,
-    /// What an override does.
+    /// The effect of an override.
     pub override_value: Override,
 }
 
@@ -472,7 +472,7 @@ const ARCHITECTURES: &[Architecture] = {
     ]
 };
 
-/// Every architecture we know facts about.
+/// All architectures with known facts.
 #[must_use]
 pub fn known() -> &'static [Architecture] {
     ARCHITECTURES

@@ -1,33 +1,32 @@
-//! The numbers in an out-of-memory message of PyTorch.
+//! Parses PyTorch's out-of-memory messages.
 
 use crate::Bytes;
 
-/// The numbers of one message. What it does not say, or says as a wrapped negative
-/// number, is `None`.
+/// The numbers in a message. Missing numbers, and wrapped negative ones, are `None`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OomNumbers {
     /// The allocation that failed.
     pub requested: Option<Bytes>,
-    /// Total capacity of the device, as the message gives it.
+    /// Total capacity of the device, according to the message.
     pub capacity: Option<Bytes>,
-    /// "Free"; never above the capacity.
+    /// Free memory; never above the capacity.
     pub free: Option<Bytes>,
-    /// Memory that PyTorch has in tensors.
+    /// Memory that PyTorch has allocated to tensors.
     pub allocated: Option<Bytes>,
-    /// Held by PyTorch without a tensor in it.
+    /// Reserved by PyTorch but not allocated.
     pub unallocated: Option<Bytes>,
-    /// Everything this process has on the device.
+    /// All device memory of this process.
     pub process: Option<Bytes>,
-    /// What this process may use at most (`set_per_process_memory_fraction`).
+    /// The limit of this process (`set_per_process_memory_fraction`).
     pub allowed: Option<Bytes>,
-    /// The message had a number for "free", and it was nonsense: above the capacity, or a
-    /// wrapped negative number (seen on APUs).
+    /// Whether the number for free memory was nonsense: above the capacity, or a wrapped negative number
+    /// (seen on APUs).
     pub free_is_nonsense: bool,
 }
 
 impl OomNumbers {
-    /// Reads the first message of a text, in the wording since PyTorch 2.1 or the one
-    /// before. Its lines may be wrapped.
+    /// Parses the first message in a text, in the wording since PyTorch 2.1 or the earlier one. Lines may be
+    /// wrapped.
     ///
     /// ```
     /// use surefoot_platform::{Bytes, oom_message::OomNumbers};
@@ -54,7 +53,7 @@ impl OomNumbers {
         let free_text = before(text, " is free").or_else(|| before(text, " free"));
         let mut numbers = Self {
             requested: read(after(text, START)),
-            // `capacty` is how PyTorch spelled it for some releases.
+            // Some releases of PyTorch spelled it `capacty`.
             capacity: read(
                 after(text, "total capacity of ")
                     .or_else(|| after(text, "total capacty of "))
@@ -67,7 +66,7 @@ impl OomNumbers {
                     .or_else(|| before(text, " already allocated")),
             ),
             unallocated: read(before(text, " is reserved by pytorch but unallocated")),
-            // Other processes are listed too.
+            // The message also lists other processes.
             process: read(after(text, "this process has ")),
             allowed: read(before(text, " allowed")),
             free_is_nonsense: false,
@@ -96,7 +95,7 @@ fn after(text: &str, phrase: &str) -> Option<String> {
     })
 }
 
-/// The first size that stands before `phrase`, which ends a word: `… of which 0 bytes is free`.
+/// The first size directly before `phrase`, which must end a word: `… of which 0 bytes is free`.
 fn before(text: &str, phrase: &str) -> Option<String> {
     text.match_indices(phrase).find_map(|(at, _)| {
         if text[at + phrase.len()..].starts_with(|next: char| next.is_alphanumeric()) {
@@ -108,7 +107,7 @@ fn before(text: &str, phrase: &str) -> Option<String> {
     })
 }
 
-/// A number and a unit as one text, if they look like a size.
+/// Number and unit as one text, if they look like a size.
 fn size(number: &str, unit: &str) -> Option<String> {
     const UNITS: [&str; 10] = [
         "bytes", "b", "kib", "mib", "gib", "tib", "kb", "mb", "gb", "tb",

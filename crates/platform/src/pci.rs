@@ -1,8 +1,8 @@
-//! PCI: addresses, and what a device id is sold as.
+//! PCI addresses, and the products behind device ids.
 //!
-//! Drivers name half of the consumer cards "AMD Radeon Graphics". The device id,
-//! with the number of compute units, tells the product; and on kernels whose KFD
-//! has no `gfx_target_version` it tells the architecture.
+//! Drivers name half of the consumer cards "AMD Radeon Graphics". The device id, together with the number of
+//! compute units, identifies the product; and on kernels whose KFD has no `gfx_target_version` it identifies
+//! the architecture.
 
 use crate::gfx::Gfx;
 use serde::{Serialize, Serializer};
@@ -11,7 +11,7 @@ use std::fmt;
 /// The PCI vendor id of AMD.
 pub const AMD: u16 = 0x1002;
 
-/// A PCI address: `0000:c5:00.0`.
+/// A PCI address, such as `0000:c5:00.0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     /// PCI domain number.
@@ -37,7 +37,7 @@ impl PciAddress {
         }
     }
 
-    /// Reads `0000:C3:00.0`, and `c3:00.0` without a domain.
+    /// Parses `0000:C3:00.0`, and `c3:00.0` without a domain.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
@@ -60,7 +60,7 @@ impl PciAddress {
         })
     }
 
-    /// The address under which sysfs lists the whole card.
+    /// The address of the whole card in sysfs.
     #[must_use]
     pub fn whole_card(self) -> Self {
         Self {
@@ -86,7 +86,7 @@ impl Serialize for PciAddress {
     }
 }
 
-/// A PCI device id of AMD: `0x1586`.
+/// An AMD PCI device id, such as `0x1586`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceId(pub u16);
 
@@ -113,7 +113,7 @@ impl DeviceId {
         Some(Gfx::new(major, minor, stepping))
     }
 
-    /// What the chip is sold as; the number of compute units tells siblings apart.
+    /// The product name; the number of compute units distinguishes siblings.
     #[must_use]
     pub fn product(self, compute_units: Option<u32>) -> Option<&'static str> {
         let sibling = compute_units.and_then(|units| {
@@ -237,8 +237,7 @@ const DEVICES: &[(u16, (u8, u8, u8), &str)] = &[
 /// First and last device id of a chip, architecture, name.
 type Family = (u16, u16, (u8, u8, u8), &'static str);
 
-/// For ids that are not listed on
-/// their own. The driver's tables give each chip such a range.
+/// Ranges for ids that are not listed individually, from the driver's tables.
 const FAMILIES: &[Family] = &[
     (0x1304, 0x131d, (7, 0, 0), "A-series APU (Kaveri)"),
     (0x9830, 0x985f, (7, 0, 3), "A-series APU (Kabini, Mullins)"),
@@ -328,7 +327,7 @@ const FAMILIES: &[Family] = &[
     (0x1506, 0x1506, (10, 3, 6), "Radeon 610M (Mendocino)"),
 ];
 
-/// Device id and compute units that single out one product.
+/// Device id and number of compute units that identify a single product.
 const SIBLINGS: &[(u16, u32, &str)] = &[
     (0x1586, 40, "Radeon 8060S (Strix Halo)"),
     (0x1586, 32, "Radeon 8050S (Strix Halo)"),

@@ -1,17 +1,16 @@
 //! A machine as a bundle of small text files.
 //!
-//! What `doctor` reads on a live machine, what `doctor --dump` writes and what people
-//! paste into bug reports are all the same thing: a list of paths with contents.
-//! [`Snapshot`] is that list, and every decision in this crate is made from one.
+//! What `doctor` reads on a live machine, what `doctor --dump` writes and what people paste into bug reports
+//! all have the same form: a list of paths with contents. [`Snapshot`] is that list, and every decision in
+//! this crate is based on one.
 //!
-//! Paths are kept in one short spelling (`kfd/nodes/1/properties`,
-//! `drm/renderD128/device/vendor`, `module/ttm/parameters/pages_limit`,
-//! `proc/cmdline`), whichever prefix they came with.
+//! Paths are stored in one short form (`kfd/nodes/1/properties`, `drm/renderD128/device/vendor`,
+//! `module/ttm/parameters/pages_limit`, `proc/cmdline`), whatever prefix they came with.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// The first line of a file that `doctor --dump` writes.
+/// The first line of a file written by `doctor --dump`.
 pub const DUMP_HEADER: &str = "# surefoot dump 1";
 
 /// Paths with their contents, or with the reason why they could not be read.
@@ -20,7 +19,7 @@ pub struct Snapshot {
     files: BTreeMap<String, Content>,
 }
 
-/// What reading a file gave.
+/// The result of reading a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     /// The text of the file.
@@ -30,12 +29,12 @@ pub enum Content {
 }
 
 impl Snapshot {
-    /// Adds a file, under the short spelling of its path. A later one replaces it.
+    /// Adds a file, under the short form of its path. A later one replaces it.
     pub fn insert(&mut self, path: &str, content: Content) {
         self.files.insert(canonical(path), content);
     }
 
-    /// Adds a file that could be read.
+    /// Adds a readable file.
     pub fn insert_text(&mut self, path: &str, text: impl Into<String>) {
         self.insert(path, Content::Text(text.into()));
     }
@@ -49,7 +48,7 @@ impl Snapshot {
         }
     }
 
-    /// The text of a file without the white space around it; `None` when that leaves nothing.
+    /// The trimmed text of a file; `None` if that is empty.
     #[must_use]
     pub fn value(&self, path: &str) -> Option<&str> {
         self.text(path)
@@ -57,7 +56,7 @@ impl Snapshot {
             .filter(|text| !text.is_empty())
     }
 
-    /// A file that holds one number.
+    /// The number in a file that contains only that.
     #[must_use]
     pub fn number(&self, path: &str) -> Option<u64> {
         self.value(path)?.parse().ok()
@@ -72,7 +71,7 @@ impl Snapshot {
         }
     }
 
-    /// Whether a file is there, readable or not.
+    /// Whether a file exists, readable or not.
     #[must_use]
     pub fn has(&self, path: &str) -> bool {
         self.files.contains_key(path)
@@ -84,15 +83,15 @@ impl Snapshot {
         self.files.is_empty()
     }
 
-    /// All paths that begin with `prefix`.
+    /// All paths that start with `prefix`.
     pub fn paths_under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a str> {
         let from = self.files.range(prefix.to_owned()..);
         from.map(|(path, _)| path.as_str())
             .take_while(move |path| path.starts_with(prefix))
     }
 
-    /// The names directly below a folder (`"kfd/nodes/"`), numbers in numeric order:
-    /// node 10 comes after node 9.
+    /// The names directly below a folder (`"kfd/nodes/"`), with numbers in numeric order: node 10 comes after
+    /// node 9.
     #[must_use]
     pub fn children<'a>(&'a self, folder: &'a str) -> Vec<&'a str> {
         let mut names: Vec<&str> = self
@@ -104,23 +103,22 @@ impl Snapshot {
         names
     }
 
-    /// Reads a flattened tree, in any of the forms that people paste:
+    /// Parses a flattened tree in any of the forms that people paste:
     ///
     /// | form | from |
     /// |---|---|
-    /// | `== path` and the content below it | `doctor --dump` |
-    /// | `==> path <==` and the content below it | `head`, `tail` |
+    /// | `== path` followed by the content | `doctor --dump` |
+    /// | `==> path <==` followed by the content | `head`, `tail` |
     /// | `path:line` | `grep -r . folder` |
-    /// | `path: value` | by hand |
-    /// | `$ cat path` and the content below it | a terminal |
+    /// | `path: value` | written by hand |
+    /// | `$ cat path` followed by the content | a terminal |
     ///
-    /// Text that belongs to no path is not kept. Never fails: what cannot be read
-    /// is not there.
+    /// Text that belongs to no path is dropped. Never fails: what cannot be parsed is missing.
     #[must_use]
     pub fn parse(text: &str) -> Self {
         let mut snapshot = Self::default();
         let mut open: Option<(String, String)> = None;
-        // What we wrote ourselves has one form, and contents that may look like another.
+        // Our own dumps have only one form, and contents that may look like another.
         let is_own = text.starts_with(DUMP_HEADER);
         for line in text.lines() {
             match header(line).filter(|header| !is_own || !matches!(header, Header::Other)) {
@@ -175,7 +173,7 @@ impl Snapshot {
         }
     }
 
-    /// One more line of a file whose path is repeated on each.
+    /// Adds a line to a file whose path is repeated on every line.
     fn append(&mut self, path: &str, line: &str) {
         let entry = self
             .files
@@ -191,7 +189,7 @@ impl Snapshot {
 enum Header<'a> {
     File(&'a str),
     Unreadable(&'a str, &'a str),
-    /// The next command of a terminal: what came before is over.
+    /// Another terminal command, which ends the previous output.
     Other,
 }
 
@@ -212,15 +210,15 @@ fn header(line: &str) -> Option<Header<'_>> {
     let command = prompt(line)?;
     let mut words = command.split_whitespace().filter(|&word| word != "sudo");
     match (words.next(), words.next(), words.next()) {
-        // `cat path | head -3` shows a part of the same file.
+        // `cat path | head -3` shows part of the same file.
         (Some("cat"), Some(path), None | Some("|")) => Some(Header::File(path)),
         (Some("uname"), Some("-r"), None) => Some(Header::File("proc/sys/kernel/osrelease")),
         _ => Some(Header::Other),
     }
 }
 
-/// What was typed behind the prompt of a shell. A comment (`# cat the file`) looks
-/// like the prompt of root; only commands that we understand are taken from one.
+/// The command after a shell prompt. A comment (`# cat the file`) looks like root's prompt, so only commands
+/// that we understand are accepted after `#`.
 fn prompt(line: &str) -> Option<&str> {
     if let Some(command) = line.strip_prefix("$ ") {
         return Some(command);
@@ -231,13 +229,13 @@ fn prompt(line: &str) -> Option<&str> {
     (is_prompt && (is_cat || user.contains('@'))).then_some(command)
 }
 
-/// `path:line`, for paths below the folders that we know.
+/// `path:line`, for paths below known folders.
 fn path_and_value(line: &str) -> Option<(&str, &str)> {
     const ROOTS: [&str; 6] = ["/sys/", "/proc/", "/etc/", "kfd/nodes/", "nodes/", "drm/"];
     if !ROOTS.iter().any(|root| line.starts_with(root)) {
         return None;
     }
-    // A PCI address within a path has colons too, and none of them ends the path.
+    // A PCI address within a path contains colons too, which do not end the path.
     let end = line.match_indices(':').map(|(at, _)| at).find(|&at| {
         let (path, value) = (&line[..at], &line[at + 1..]);
         let inside_address = path.ends_with(|c: char| c.is_ascii_hexdigit())
@@ -250,7 +248,7 @@ fn path_and_value(line: &str) -> Option<(&str, &str)> {
     (!path.contains(char::is_whitespace)).then(|| (path, line[end + 1..].trim()))
 }
 
-/// The short spelling of a path.
+/// The short form of a path.
 fn canonical(path: &str) -> String {
     const PREFIXES: [(&str, &str); 8] = [
         ("sys/class/kfd/kfd/topology/", "kfd/"),
@@ -331,7 +329,7 @@ mod tests {
 
     fn file() -> impl Strategy<Value = (String, Content)> {
         let path = "(proc|etc|kfd/nodes/[0-9]{1,2})/[a-z_]{1,8}";
-        // A line of a file that looks like a header cannot be told from one.
+        // A line of a file that looks like a header cannot be distinguished from one.
         let text = "([a-z0-9 ]{0,12}\n){0,4}".prop_map(Content::Text);
         (
             path,

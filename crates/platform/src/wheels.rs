@@ -1,10 +1,10 @@
-//! Which upstream wheel of PyTorch has code for which architecture.
+//! Which upstream PyTorch wheel has code for which architecture.
 
 use crate::Gfx;
 
-/// What PyTorch's own wheels were built for, by the local part of their version.
-/// Source: uv, `crates/uv-torch/src/backend.rs` (`LINUX_AMD_GPU_DRIVERS`).
-/// No upstream wheel ever had gfx1031 to gfx1036.
+/// The architectures of PyTorch's own wheels, by the local part of their version. Source: uv,
+/// `crates/uv-torch/src/backend.rs` (`LINUX_AMD_GPU_DRIVERS`). No upstream wheel has ever included gfx1031 to
+/// gfx1036.
 const UPSTREAM: &[(&str, &[&str])] = &[
     ("6.0", OLDEST),
     (
@@ -39,17 +39,17 @@ const CDNA4: &[&str] = &[
     "gfx1102", "gfx1200", "gfx1201",
 ];
 
-/// The newest upstream index whose contents are in the table, as in the local part of a version.
+/// The newest upstream index in the table, as the local part of a version.
 pub const NEWEST_UPSTREAM: &str = "7.2";
 
-/// What the upstream wheel with this local part (`7.2`) was built for.
+/// The architectures of the upstream wheel with this local part (`7.2`).
 #[must_use]
 pub fn upstream_architectures(local: &str) -> Option<Vec<Gfx>> {
     let (_, names) = UPSTREAM.iter().find(|(version, _)| *version == local)?;
     Some(names.iter().filter_map(|name| name.parse().ok()).collect())
 }
 
-/// Major and minor of `7.13.0a20260422`.
+/// Major and minor version of `7.13.0a20260422`.
 #[must_use]
 pub fn major_minor(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(str::parse);

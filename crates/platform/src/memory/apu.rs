@@ -1,24 +1,23 @@
 //! Which of its two pools an APU allocates from.
 //!
-//! Since "drm/amdkfd: Let VRAM allocations go to GTT domain on small APUs" (Linux
-//! 6.10) and `apu_prefer_gtt` after it, `hipMalloc` on an APU uses *either* the
-//! carve-out that the BIOS took from RAM, *or* the RAM that TTM may pin (GTT):
-//! whichever is larger. Never the sum of the two, although many tools display it.
+//! Since "drm/amdkfd: Let VRAM allocations go to GTT domain on small APUs" (Linux 6.10) and `apu_prefer_gtt`
+//! after it, `hipMalloc` on an APU uses *either* the carve-out that the BIOS took from RAM, *or* the RAM that
+//! TTM may pin (GTT): whichever is larger. Never the sum of the two, although many tools display it.
 
 use crate::{Bytes, Gfx};
 use serde::Serialize;
 
-/// The rule that gives a GPU its usable memory.
+/// The rule that determines a GPU's usable memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryRule {
     /// APU, carve-out smaller than GTT: RAM, up to `ttm.pages_limit`.
     Gtt,
-    /// APU, carve-out at least as large as GTT: the carve-out alone.
+    /// APU, carve-out at least as large as GTT: only the carve-out.
     Carveout,
-    /// A card with memory of its own.
+    /// A card with its own memory.
     Discrete,
-    /// The dump does not say.
+    /// Unknown.
     Unknown,
 }
 
@@ -32,22 +31,21 @@ pub fn rule(vram: Bytes, gtt: Bytes) -> MemoryRule {
     }
 }
 
-/// The rule as far as it follows from a pool that KFD or HIP reports and the RAM
-/// that the host sees (which no longer contains the carve-out).
+/// The rule, inferred from the pool that KFD or HIP reports and the RAM that the host sees (which excludes
+/// the carve-out).
 ///
-/// This is what remains when a dump has no DRM files, as with `rocminfo`:
-/// - a pool beyond the RAM cannot be RAM: carve-out, unless no machine has so much of both;
+/// This is all there is if a dump has no DRM files, as with `rocminfo`:
+/// - a pool larger than the RAM cannot be RAM: carve-out, unless no machine has that much of both;
 /// - exactly half of the RAM is TTM's default: GTT;
-/// - pool and RAM that add up to a size memory is sold in (the firmware keeps up
-///   to 4 % for itself): the pool was taken out of it, carve-out;
-/// - otherwise GTT that somebody raised, if it is most of the RAM; else unknown.
+/// - pool and RAM add up to a size in which memory is sold (the firmware keeps up to 4 % for itself): the pool was taken out of it, carve-out;
+/// - otherwise a raised GTT, if it is most of the RAM; else unknown.
 #[must_use]
 pub fn infer(pool: Bytes, ram: Bytes) -> MemoryRule {
     if pool == Bytes::ZERO || ram == Bytes::ZERO {
         return MemoryRule::Unknown;
     }
     if pool > ram {
-        // More than was ever sold: the pool is a limit of TTM above the RAM.
+        // More than is sold: the pool is a TTM limit larger than the RAM.
         return if pool.saturating_add(ram) > MOST_RAM.saturating_add(Bytes::gib(4)) {
             MemoryRule::Gtt
         } else {
@@ -57,7 +55,7 @@ pub fn infer(pool: Bytes, ram: Bytes) -> MemoryRule {
     if is_half(pool, ram) {
         return MemoryRule::Gtt;
     }
-    // 512 MiB, 1, 2 or 4 GiB beside several times as much RAM: nobody sets TTM to that.
+    // 512 MiB, 1, 2 or 4 GiB beside several times as much RAM: not a plausible TTM limit.
     let is_setting = pool.0.is_power_of_two() && pool <= Bytes::gib(4);
     if is_setting && pool.share_of(ram) < 0.4 || is_sold_size(pool.saturating_add(ram)) {
         return MemoryRule::Carveout;
@@ -69,11 +67,11 @@ pub fn infer(pool: Bytes, ram: Bytes) -> MemoryRule {
     }
 }
 
-/// The most RAM that an APU for consumers is sold with, carve-out and all.
+/// The most RAM in a consumer APU, including the carve-out.
 const MOST_RAM: Bytes = Bytes(128 << 30);
 
-/// The rule where a report has only the limit of TTM and the RAM: what is not in the RAM
-/// can be carved out, and when that is less than the limit, the limit counts.
+/// The rule if a report has only TTM's limit and the RAM: the missing RAM can be a carve-out, and if it is
+/// smaller than the limit, the limit counts.
 #[must_use]
 pub fn rule_without_vram(limit: Option<Bytes>, ram: Option<Bytes>) -> MemoryRule {
     match (limit, ram) {
@@ -82,8 +80,8 @@ pub fn rule_without_vram(limit: Option<Bytes>, ram: Option<Bytes>) -> MemoryRule
     }
 }
 
-/// The APU that a carve-out betrays: 64 GiB and more only Strix Halo can be told to take
-/// (Ryzen AI Max, 96 of 128 GiB at most); all others stop at 48.
+/// The APU implied by the size of a carve-out: only Strix Halo supports 64 GiB or more (Ryzen AI Max, at most
+/// 96 of 128 GiB); all others at most 48.
 #[must_use]
 pub fn architecture_of_carve_out(carve_out: Option<Bytes>) -> Option<Gfx> {
     let plausible = Bytes::gib(64)..=Bytes::gib(112);
@@ -92,14 +90,14 @@ pub fn architecture_of_carve_out(carve_out: Option<Bytes>) -> Option<Gfx> {
         .then_some(Gfx::new(11, 5, 1))
 }
 
-/// Whether `limit` is half of `ram`, the default of TTM, give or take what the
-/// kernel had not yet counted when TTM looked.
+/// Whether `limit` is half of `ram`, TTM's default, up to memory that the kernel had not counted yet when TTM
+/// was initialised.
 #[must_use]
 pub fn is_half(limit: Bytes, ram: Bytes) -> bool {
     (0.49..=0.505).contains(&limit.share_of(ram))
 }
 
-/// Whether this much memory, less what firmware keeps, is sold in modules.
+/// Whether memory is sold in this size, allowing for what the firmware keeps.
 fn is_sold_size(sum: Bytes) -> bool {
     const SOLD_GIB: [f64; 13] = [
         8.0, 12.0, 16.0, 24.0, 32.0, 40.0, 48.0, 64.0, 80.0, 96.0, 128.0, 192.0, 256.0,
@@ -131,7 +129,7 @@ mod tests {
             infer(Bytes(16_151_744_512), Bytes(32_303_489_024)),
             MemoryRule::Gtt
         );
-        // 16 of 64 GiB carved out: less than half of what is left, but it adds up.
+        // 16 of 64 GiB carved out: less than half of the rest, but it adds up.
         assert_eq!(
             infer(Bytes::gib(16), Bytes::mib(47_400)),
             MemoryRule::Carveout

@@ -1,9 +1,8 @@
-//! The memory budget of this process on a device, read from the kernel's files.
+//! This process's memory budget on a device, read from the kernel's files.
 //!
-//! The allocator asks it at every request that goes to the driver, and the trainer when it
-//! plans. What the numbers mean is decided in [`capacity`](mod@super::capacity); this module
-//! only finds the files: `/proc/meminfo`, the control groups of this process, and for an APU
-//! the limits of its driver.
+//! The allocator queries it for every request that goes to the driver, and the trainer when it plans.
+//! [`capacity`](mod@super::capacity) defines the meaning of the numbers; this module only finds the files:
+//! `/proc/meminfo`, the control groups of this process, and for an APU the limits of its driver.
 
 use super::host::memory_cgroups;
 use super::{Capacity, CgroupMemory, DeviceKind, HostMemory, Inputs, Reserve, capacity};
@@ -12,7 +11,7 @@ use crate::pci::PciAddress;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Reads how much memory this process can have.
+/// Reads how much memory this process can use.
 #[derive(Clone, Debug)]
 pub struct MemoryBudget {
     inputs: Inputs,
@@ -35,7 +34,7 @@ impl MemoryBudget {
         Self::host_below(Path::new("/"), reserve)
     }
 
-    /// As [`MemoryBudget::host`], of the machine whose files are below `root`.
+    /// Like [`MemoryBudget::host`], for the machine whose files are below `root`.
     #[must_use]
     pub fn host_below(root: &Path, reserve: Reserve) -> Self {
         let mut inputs = Inputs::new(DeviceKind::Host);
@@ -48,13 +47,13 @@ impl MemoryBudget {
         Self {
             inputs,
             meminfo: root.join("proc/meminfo"),
-            // In a container the group may be one that only the outside sees.
+            // In a container, the group may only be visible from outside.
             cgroups: paths.filter(|[limit, ..]| limit.exists()).collect(),
         }
     }
 
-    /// The memory of a GPU. On an APU, `address` (as the driver tells it) leads to the limits
-    /// of its driver; `None` where only the driver's numbers are known.
+    /// The memory of a GPU. On an APU, `address` (from the driver) leads to the limits of its driver; `None`
+    /// if only the driver's numbers are known.
     #[must_use]
     pub fn gpu(kind: DeviceKind, address: Option<PciAddress>, reserve: Reserve) -> Self {
         Self::gpu_below(Path::new("/"), kind, address, reserve)
@@ -80,8 +79,8 @@ impl MemoryBudget {
         budget
     }
 
-    /// What can be allocated at this moment; `driver` is free and total as the driver of the
-    /// device tells them, `None` for the host.
+    /// What can be allocated now; `driver` is free and total memory according to the device's driver, `None`
+    /// for the host.
     pub fn capacity(&mut self, driver: Option<(Bytes, Bytes)>) -> Capacity {
         self.inputs.driver_free = driver.map(|(free, _)| free);
         self.inputs.driver_total = driver.map(|(_, total)| total);
@@ -96,15 +95,14 @@ impl MemoryBudget {
         capacity(&self.inputs)
     }
 
-    /// What can be allocated of the host's memory at this moment; `None` where
-    /// `/proc/meminfo` does not tell what is available.
+    /// How much host memory can be allocated now; `None` if `/proc/meminfo` does not say what is available.
     pub fn host_capacity(&mut self) -> Option<Capacity> {
         let capacity = self.capacity(None);
         self.inputs.host.available.map(|_| capacity)
     }
 }
 
-/// The memory that HIP allocates from: the largest bank of the GPU's node in KFD.
+/// The memory that HIP allocates from: the largest bank of the GPU's KFD node.
 fn kfd_pool(nodes: &Path, address: PciAddress) -> Option<Bytes> {
     let node = folders(nodes).into_iter().find(|node| {
         let properties = text(node.join("properties"));
@@ -142,7 +140,7 @@ fn number(path: PathBuf) -> Option<u64> {
     text(path).trim().parse().ok()
 }
 
-/// The text of a file, empty if there is none: what is not known does not bind.
+/// The text of a file, empty if there is none: unknown values do not limit.
 fn text(path: impl AsRef<Path>) -> String {
     fs::read_to_string(path).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The one honest number: how much a process may still allocate on a device.
+//! The one honest number: how much a process can still allocate on a device.
 //!
 //! `hip-alloc` asks this before it goes to the driver, so that an allocation which
 //! cannot succeed fails as an ordinary out-of-memory error, and not as an
@@ -15,15 +15,15 @@ use super::{CgroupMemory, HostMemory, MemoryRule, apu};
 use crate::Bytes;
 use serde::Serialize;
 
-/// What the memory belongs to.
+/// The kind of device that the memory belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
-    /// A card with memory of its own.
+    /// A card with its own memory.
     Discrete,
-    /// An AMD GPU that shares the RAM of the host, except what the firmware carves out.
+    /// An AMD GPU that shares the host's RAM, except for the carve-out.
     Apu,
-    /// Another GPU that shares the RAM of the host, without AMD's pools and limits.
+    /// Another GPU that shares the host's RAM, without AMD's pools and limits.
     Unified,
     /// The host itself.
     Host,
@@ -39,18 +39,18 @@ pub enum Reserve {
     Fixed(Bytes),
 }
 
-/// Everything that bounds an allocation. `None` is "not known", never "none".
+/// Everything that limits an allocation. `None` means unknown, never unlimited.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs {
-    /// What the memory belongs to.
+    /// The kind of device.
     pub kind: DeviceKind,
     /// `size_in_bytes` of the GPU's memory bank in KFD.
     pub kfd_pool: Option<Bytes>,
-    /// Total as the driver says it (`hipMemGetInfo`).
+    /// Total memory according to the driver (`hipMemGetInfo`).
     pub driver_total: Option<Bytes>,
-    /// Free as the driver says it; may be larger than the total, or wrapped.
+    /// Free memory according to the driver; may be larger than the total, or wrapped.
     pub driver_free: Option<Bytes>,
-    /// What `/proc/meminfo` says.
+    /// From `/proc/meminfo`.
     pub host: HostMemory,
     /// The cgroup of this process.
     pub cgroup: CgroupMemory,
@@ -65,7 +65,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Nothing known yet about a device of this kind.
+    /// Nothing is known yet about a device of this kind.
     #[must_use]
     pub fn new(kind: DeviceKind) -> Self {
         Self {
@@ -100,11 +100,11 @@ impl Inputs {
     }
 }
 
-/// What gave a bound.
+/// The source of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
-    /// The driver's own number.
+    /// The driver's number.
     Driver,
     /// The memory bank of KFD.
     KfdPool,
@@ -112,35 +112,34 @@ pub enum Limit {
     TtmPagesLimit,
     /// The size of the GTT.
     Gtt,
-    /// RAM (or what is available of it) less the reserve.
+    /// RAM (or the available part of it) minus the reserve.
     HostMemory,
     /// The cgroup of this process.
     Cgroup,
-    /// Nothing was known: no bound.
+    /// Nothing was known: no limit.
     Unknown,
 }
 
 /// How much memory a device has for this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Capacity {
-    /// The most that can ever be allocated.
+    /// The maximum that can ever be allocated.
     pub total: Bytes,
-    /// The most that can be allocated now; never above `total`.
+    /// The maximum that can be allocated now; never above `total`.
     pub free: Bytes,
-    /// What gave `total`.
+    /// The source of `total`.
     pub limited_by: Limit,
-    /// What gave `free`.
+    /// The source of `free`.
     pub free_limited_by: Limit,
 }
 
-/// What an APU leaves to the host when nobody says otherwise: a sixteenth of the
-/// RAM, at least 2 GiB and at most 8 GiB.
+/// The default reserve for the host: a sixteenth of the RAM, at least 2 GiB and at most 8 GiB.
 #[must_use]
 pub fn auto_reserve(ram: Bytes) -> Bytes {
     Bytes(ram.0 / 16).clamp(Bytes::gib(2), Bytes::gib(8))
 }
 
-/// The bounds of `inputs`, put together.
+/// Combines the limits in `inputs`.
 #[must_use]
 pub fn capacity(inputs: &Inputs) -> Capacity {
     let mut total = Bound::none();
@@ -159,8 +158,8 @@ pub fn capacity(inputs: &Inputs) -> Capacity {
     if shares_host_memory(inputs) {
         bound_by_host(inputs, &mut total, &mut free);
     }
-    // A driver that reports more free than there is in total has told us nothing:
-    // ROCm does so on APUs (free is GTT, total is TTM), or wraps below zero.
+    // A driver that reports more free than total memory cannot be trusted: on APUs, ROCm does so (free is
+    // GTT, total is TTM), or wraps below zero.
     let plausible = inputs
         .driver_free
         .filter(|&free| inputs.driver_total.is_none_or(|total| free <= total));
@@ -177,8 +176,8 @@ pub fn capacity(inputs: &Inputs) -> Capacity {
     }
 }
 
-/// Whether what the device allocates is taken from the RAM that the host manages.
-/// When an APU's dump leaves that open it is assumed: too careful beats a killed host.
+/// Whether device allocations come from RAM managed by the host. If an APU's dump leaves that open, it is
+/// assumed: being too careful is better than an out-of-memory kill.
 fn shares_host_memory(inputs: &Inputs) -> bool {
     match inputs.kind {
         DeviceKind::Discrete => false,
@@ -203,7 +202,7 @@ fn bound_by_host(inputs: &Inputs, total: &mut Bound, free: &mut Bound) {
     }
     let reserve = match (inputs.reserve, inputs.host.total) {
         (Reserve::Fixed(bytes), _) => bytes,
-        // On a small machine the lower bound of the reserve must not eat all of it.
+        // On a small machine the minimum reserve must not take all of the RAM.
         (Reserve::Auto, Some(ram)) => auto_reserve(ram).min(Bytes(ram.0 / 2)),
         (Reserve::Auto, None) => Bytes::gib(2),
     };
@@ -219,7 +218,7 @@ fn bound_by_host(inputs: &Inputs, total: &mut Bound, free: &mut Bound) {
     free.at_most_if_known(inputs.cgroup.headroom(), Limit::Cgroup);
 }
 
-/// The smallest bound so far, and what gave it. The first of equals stays.
+/// The smallest limit so far, and its source. On a tie, the first one stays.
 struct Bound {
     bytes: Bytes,
     limit: Limit,
@@ -309,7 +308,7 @@ mod tests {
 
     #[test]
     fn free_above_total_is_not_believed() {
-        // The numbers of legacy #6004: total 62.47 GiB, free 120 GiB.
+        // Numbers from legacy #6004: total 62.47 GiB, free 120 GiB.
         let inputs = Inputs {
             kfd_pool: Some(Bytes(67_076_651_745)),
             driver_total: Some(Bytes(67_076_651_745)),
@@ -396,8 +395,8 @@ mod tests {
         );
     }
 
-    /// A pool as large as the RAM looks like a carve-out beside it where the sum is a size
-    /// that is sold; the limit of TTM is AMD's.
+    /// A pool as large as the RAM would look like a carve-out, if the sum is a size that is sold; but the TTM
+    /// limit is specific to AMD.
     #[test]
     fn another_unified_device_is_bounded_by_the_host_whatever_its_size() {
         for (pool, ram) in [(15.6, 15.6), (30.9, 30.9), (20.0, 12.0), (125.5, 125.5)] {

@@ -3,10 +3,10 @@
 use crate::Bytes;
 use serde::Serialize;
 
-/// What `/proc/meminfo` says.
+/// The contents of `/proc/meminfo`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostMemory {
-    /// RAM that the kernel manages (a carve-out is not part of it).
+    /// RAM managed by the kernel (without a carve-out).
     pub total: Option<Bytes>,
     /// What a new program could use without swapping.
     pub available: Option<Bytes>,
@@ -17,8 +17,8 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// Reads the text of `/proc/meminfo`. Lines that are missing stay `None`; on
-    /// kernels without `MemAvailable` (before 3.14) free and cached pages stand in.
+    /// Parses `/proc/meminfo`. Missing lines are `None`; on kernels without `MemAvailable` (before 3.14),
+    /// free and cached pages are used instead.
     #[must_use]
     pub fn parse(meminfo: &str) -> Self {
         let (mut found, mut free, mut cached) = (Self::default(), None, None);
@@ -44,21 +44,21 @@ impl HostMemory {
     }
 }
 
-/// The memory limit of a cgroup and how much of it cannot be given back.
+/// The memory limit of a cgroup, and how much of it is in use and cannot be reclaimed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CgroupMemory {
-    /// The limit; `None` when there is none.
+    /// The limit, if any.
     pub limit: Option<Bytes>,
-    /// Usage less the page cache that the kernel drops under pressure. Without
-    /// that, reading a checkpoint of 60 GB would look like 60 GB in use.
+    /// Usage without the page cache that the kernel drops under pressure. Otherwise, reading a checkpoint of
+    /// 60 GB would look like 60 GB in use.
     pub working_set: Option<Bytes>,
 }
 
 impl CgroupMemory {
-    /// Reads the texts of cgroup v2 (`memory.max`, `memory.current`) or v1
-    /// (`memory.limit_in_bytes`, `memory.usage_in_bytes`), and `memory.stat`.
+    /// Parses the files of cgroup v2 (`memory.max`, `memory.current`) or v1 (`memory.limit_in_bytes`,
+    /// `memory.usage_in_bytes`), and `memory.stat`.
     ///
-    /// "No limit" is `max` in v2 and a number near 2⁶³ in v1.
+    /// No limit is `max` in v2 and a number near 2⁶³ in v1.
     #[must_use]
     pub fn parse(limit: &str, usage: &str, stat: &str) -> Self {
         let limit = limit
@@ -86,7 +86,7 @@ impl CgroupMemory {
         )
     }
 
-    /// The bounds of two nested cgroups together: the smaller limit, and the smaller rest.
+    /// The combined limits of two nested cgroups: the smaller limit, and the smaller headroom.
     #[must_use]
     pub fn within(self, other: Self) -> Self {
         let (Some(own), Some(others)) = (self.headroom(), other.headroom()) else {
@@ -103,11 +103,11 @@ impl CgroupMemory {
     }
 }
 
-/// The control groups that may limit the memory of a process, innermost first: the folder of
-/// each, and the names of its files with the limit, the usage and the statistics.
+/// The control groups that may limit the memory of a process, innermost first: the folder of each, and the
+/// names of its files for limit, usage and statistics.
 ///
-/// `membership` is the text of the process's `/proc/…/cgroup`. Version 2 has one line in it,
-/// `0::/path`; version 1 has one for each controller, of which the one for memory counts.
+/// `membership` is the text of the process's `/proc/…/cgroup`. With version 2 it has one line, `0::/path`;
+/// with version 1 one per controller, of which that for memory is used.
 #[must_use]
 pub fn memory_cgroups(membership: &str) -> Vec<(String, [&'static str; 3])> {
     let mut found = Vec::new();

@@ -1,16 +1,15 @@
 //! How much memory there really is.
 //!
-//! On a discrete card the driver knows. On an APU nobody does: the GPU allocates
-//! from the RAM of the host, behind three limits that are set in different places
-//! (BIOS, kernel command line, cgroup), and the interfaces disagree: sysfs shows
-//! the carve-out, `hipMemGetInfo` can report more free than there is in total, and
-//! tools add numbers up that must not be added. The rules here are the kernel's.
+//! On a discrete card the driver knows. On an APU nothing does: the GPU allocates from host RAM, within three
+//! limits that are set in different places (BIOS, kernel command line, cgroup), and the interfaces disagree:
+//! sysfs shows the carve-out, `hipMemGetInfo` can report more free than total memory, and tools add numbers
+//! that must not be added. The rules here are the kernel's.
 //!
-//! - [`mod@capacity`]: how much can be allocated, from numbers.
-//! - [`MemoryBudget`]: the same, from the files of this machine.
+//! - [`mod@capacity`]: how much can be allocated, from given numbers.
+//! - [`MemoryBudget`]: the same, from this machine's files.
 //! - [`apu`]: which of its two pools an APU allocates from.
 //! - [`host`]: `/proc/meminfo` and cgroups.
-//! - [`MemoryPressure`]: how long programs wait for memory.
+//! - [`MemoryPressure`]: how long programs stall on memory.
 
 pub mod apu;
 mod budget;

@@ -1,12 +1,11 @@
-//! How long programs wait for memory: the kernel's pressure stall information (PSI).
+//! How long programs stall on memory: the kernel's pressure stall information (PSI).
 
 use super::host::memory_cgroups;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Reads how long something on this machine, or in the control groups of this process, has waited
-/// for memory.
+/// Reads how long tasks on this machine, or in the control groups of this process, have stalled on memory.
 #[derive(Clone, Debug)]
 pub struct MemoryPressure {
     files: Vec<PathBuf>,
@@ -19,7 +18,7 @@ impl MemoryPressure {
         Self::below(Path::new("/"))
     }
 
-    /// As [`MemoryPressure::new`], of the machine whose files are below `root`.
+    /// Like [`MemoryPressure::new`], for the machine whose files are below `root`.
     #[must_use]
     pub fn below(root: &Path) -> Self {
         let membership = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
@@ -35,8 +34,8 @@ impl MemoryPressure {
         }
     }
 
-    /// How long in sum at least one task has waited for memory since the machine started, where
-    /// that is longest; `None` on kernels that do not tell.
+    /// The total time that at least one task has stalled on memory since boot, the maximum over machine and
+    /// groups; `None` if the kernel does not report it.
     #[must_use]
     pub fn waited(&self) -> Option<Duration> {
         let texts = self
