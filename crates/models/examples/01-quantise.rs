@@ -1,4 +1,4 @@
-//! What quantising a matrix costs in precision, and saves in memory.
+//! How much precision a quantised matrix loses.
 //!
 //! ```sh
 //! cargo run -p surefoot-models --example 01-quantise

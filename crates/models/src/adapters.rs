@@ -7,8 +7,8 @@
 //!     └── adapter_config.json      adapter_model.safetensors ──(or fresh)
 //! ```
 //!
-//! The names of the parameters are those of PEFT's files, so saving is writing them
-//! down. [`merge`](crate::pretrained::merge) adds an adapter into its base for programs that know none.
+//! Parameters have the names used in PEFT's files, so saving an adapter is writing them out.
+//! [`merge`](crate::pretrained::merge) adds an adapter to its base, for programs that support no adapters.
 
 mod attachment;
 mod config;

@@ -1,4 +1,4 @@
-//! Why a model could not be read, built, run or written.
+//! Errors of reading, building, running and writing models.
 
 use std::path::{Path, PathBuf};
 
@@ -9,24 +9,24 @@ pub enum Error {
     /// A file could not be read or written.
     #[error("cannot {action} `{}`", path.display())]
     Io {
-        /// What was tried, as in "read".
+        /// The attempted operation, as in "read".
         action: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
 
-    /// A file is damaged, or holds what this crate cannot use.
+    /// A file is damaged or its content is unsupported.
     #[error("`{}`: {reason}", path.display())]
     File {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong with it, and what would be right.
+        /// What is wrong and what is expected.
         reason: String,
     },
 
-    /// Weights of a file with which every result would be NaN.
+    /// A weight has non-finite values, so every result would be NaN.
     #[error(
         "`{}`: `{tensor}` has {bad} NaN or infinite values of {of}: the file is damaged, or the \
          training that wrote it diverged",
@@ -37,36 +37,35 @@ pub enum Error {
         path: PathBuf,
         /// The tensor's name.
         tensor: String,
-        /// How many of its numbers are not finite.
+        /// Number of non-finite values.
         bad: i64,
-        /// How many there are.
+        /// Number of values in the tensor.
         of: i64,
     },
 
-    /// The options do not fit the model.
+    /// Invalid options, or options that do not fit the model.
     #[error("{0}")]
     Invalid(String),
 
-    /// A tensor could not be brought to the device.
+    /// A tensor could not be moved to the device.
     #[error("placing {0}")]
     Placement(placement::PlaceError),
 
-    /// libtorch refused an operation.
+    /// An operation failed in libtorch.
     #[error("libtorch: {}", first_line(.0))]
     Torch(tch::TchError),
 
-    /// libtorch refused an operation of `torch-ext`.
+    /// An operation of `torch-ext` failed.
     #[error("libtorch: {0}")]
     TorchExt(torch_ext::Error),
 
-    /// A bug in this crate: a state that should not exist.
+    /// A bug in this crate: an impossible state.
     #[error("internal error, please report it: {0}")]
     Internal(String),
 }
 
 impl Error {
-    /// Whether the cause is what the user asked for (a file, an option) rather than what
-    /// happened on the way.
+    /// Whether the cause is the user's input (a file, an option) rather than a failure at run time.
     pub fn is_bad_usage(&self) -> bool {
         match self {
             Self::Io { action, .. } => ["open", "read"].contains(action),
@@ -75,12 +74,12 @@ impl Error {
         }
     }
 
-    /// Whether memory was exhausted, and the device can still be used.
+    /// Whether memory ran out and the device is still usable.
     pub fn is_out_of_memory(&self) -> bool {
         use torch_ext::Error as TorchError;
         match self {
             Self::Torch(error) => TorchError::from_message(error.to_string()).is_out_of_memory(),
-            // A function that libtorch called back has only its text left.
+            // Of an error in a callback from libtorch, only the text is left.
             Self::TorchExt(TorchError::Callback(text)) => {
                 TorchError::from_message(text.clone()).is_out_of_memory()
             }
@@ -90,7 +89,7 @@ impl Error {
         }
     }
 
-    /// The error as one of `torch-ext`, for functions that libtorch calls back.
+    /// Converts the error for functions that libtorch calls back.
     pub fn into_torch(self) -> torch_ext::Error {
         match self {
             Self::Torch(error) => error.into(),
@@ -115,8 +114,8 @@ impl Error {
     }
 }
 
-// Written out, since what `#[from]` derives would also be a source: an error printed with its
-// causes would then show each of these twice.
+// Not derived with `#[from]`, which would also make it the source: an error printed with its causes would
+// then show it twice.
 
 impl From<placement::PlaceError> for Error {
     fn from(error: placement::PlaceError) -> Self {
@@ -136,7 +135,7 @@ impl From<torch_ext::Error> for Error {
     }
 }
 
-/// libtorch's messages carry a C++ stack after the first line.
+/// libtorch's messages have a C++ stack trace after the first line.
 fn first_line(error: &tch::TchError) -> String {
     let text = match error {
         tch::TchError::Torch(text) => text.clone(),

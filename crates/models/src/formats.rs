@@ -1,4 +1,4 @@
-//! File formats of named tensors, as they are: safetensors and GGUF.
+//! Tensor file formats: safetensors and GGUF.
 
 pub mod gguf;
 mod safetensors;
@@ -15,37 +15,37 @@ pub use self::safetensors::{
 pub use self::shards::Shards;
 use crate::Error;
 
-/// Named tensors that are read one at a time.
+/// Named tensors that can be read one at a time.
 pub trait TensorSource {
     /// The file or folder, for messages.
     fn path(&self) -> &Path;
 
-    /// The files that the tensors are in.
+    /// The files that contain the tensors.
     fn weight_files(&self) -> Vec<PathBuf> {
         vec![self.path().to_owned()]
     }
 
-    /// Every name, sorted.
+    /// All names, sorted.
     fn names(&self) -> Vec<String>;
 
-    /// Shape of a tensor; `None` when there is none of this name.
+    /// Shape of the tensor `name`; `None` if there is none.
     fn shape(&self, name: &str) -> Option<Vec<i64>>;
 
     /// Reads one tensor into host memory as `kind`.
     ///
     /// # Errors
-    /// When there is none of this name, its format is not known, or the file fails.
+    /// If there is no such tensor, its format is not supported, or reading fails.
     fn read(&self, name: &str, kind: Kind) -> Result<Tensor, Error>;
 }
 
-/// Fails when `tensor` has NaN or infinite values, with which every result would be NaN.
+/// Fails if `tensor` has NaN or infinite values, since every result would be NaN.
 pub(crate) fn require_finite(
     tensors: &dyn TensorSource,
     name: &str,
     tensor: &Tensor,
 ) -> Result<(), Error> {
-    // One pass without a tensor of flags; finite values could only overflow an fp32 sum when
-    // they are far beyond any weight, and then the slow way below decides.
+    // One pass without a mask tensor. Finite values can only overflow the fp32 sum if they are far larger
+    // than any weight; the slow path below then decides.
     let sum = tensor.f_sum(Kind::Float)?.f_double_value(&[])?;
     if sum.is_finite() {
         return Ok(());

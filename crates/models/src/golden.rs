@@ -1,5 +1,5 @@
-//! Where the reference numbers of the tests are: `tests/reference/golden`, or the folder
-//! that `SUREFOOT_GOLDEN` names, which the heavy tier fills with fresh ones first.
+//! Where the tests' reference values are: `tests/reference/golden`, or the folder named by `SUREFOOT_GOLDEN`,
+//! which the heavy tier fills with freshly computed ones.
 
 use std::path::{Path, PathBuf};
 

@@ -8,14 +8,14 @@ use serde_json::{Map, Value};
 
 use crate::Error;
 
-/// Configs are a few kilobytes; the index of the largest sharded model a few megabytes.
+/// Configs are a few kilobytes, the index of the largest sharded model a few megabytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// An object in a JSON file that remembers where it came from.
+/// A JSON object that remembers its file, for error messages.
 #[derive(Debug, Clone)]
 pub(crate) struct Object {
     path: PathBuf,
-    /// Keys on the way here, as in `rope_parameters.`.
+    /// Parent keys, as in `rope_parameters.`.
     prefix: String,
     keys: Map<String, Value>,
 }
@@ -49,17 +49,17 @@ impl Object {
         }
     }
 
-    /// The value of `key`; `null` counts as absent, as it does for `transformers`.
     /// The file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
+    /// The value of `key`; `null` counts as absent, as in `transformers`.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.keys.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether `key` is there at all, be it `null`.
+    /// Whether `key` is present, even if `null`.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.keys.contains_key(key)
     }
@@ -108,7 +108,7 @@ impl Object {
         }
     }
 
-    /// A list of which every element is read by `item`, which is `wanted`.
+    /// A list whose elements are parsed by `item`; `wanted` describes them in errors.
     fn list<T>(
         &self,
         key: &str,
@@ -134,8 +134,8 @@ impl Object {
         self.list(key, "numbers", finite)
     }
 
-    /// Whole numbers, each in `range`.
-    pub(crate) fn wholes(
+    /// Integers, each in `range`.
+    pub(crate) fn integers(
         &self,
         key: &str,
         range: RangeInclusive<i64>,
@@ -145,18 +145,18 @@ impl Object {
         self.list(key, &wanted, whole)
     }
 
-    /// Trues and falses.
+    /// Booleans.
     pub(crate) fn flags(&self, key: &str) -> Result<Option<Vec<bool>>, Error> {
         self.list(key, "true and false", Value::as_bool)
     }
 
-    /// Warns of the keys that are not `known`; those that begin with an underscore are notes of the
-    /// library that wrote the file.
-    pub(crate) fn warn_of_others(&self, known: &[&str]) {
+    /// Warns about keys that are not in `known`. Those that begin with an underscore are notes of the library
+    /// that wrote the file.
+    pub(crate) fn warn_about_unknown_keys(&self, known: &[&str]) {
         for (key, value) in self.keys() {
             if !key.starts_with('_') && !known.contains(&key.as_str()) && !value.is_null() {
                 tracing::warn!(
-                    "`{}`: `{}{key}` is not known here, and is not applied",
+                    "`{}`: `{}{key}` is not supported and has no effect",
                     self.path.display(),
                     self.prefix
                 );
@@ -178,8 +178,8 @@ impl Object {
         }
     }
 
-    /// A whole number in `range`.
-    pub(crate) fn whole(
+    /// An integer in `range`.
+    pub(crate) fn integer(
         &self,
         key: &str,
         default: Option<i64>,
@@ -203,7 +203,7 @@ impl Object {
     }
 }
 
-/// A number, without a fraction where it has none: readers of lengths and ranks want integers.
+/// A JSON number, as an integer where possible: readers of lengths and ranks expect integers.
 pub(crate) fn number(number: f64) -> Value {
     match number.fract() == 0.0 && number.abs() < 1e15 {
         true => (number as i64).into(),

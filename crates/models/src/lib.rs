@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # How a model is made
+//! # How a model is built
 //!
 //! ```text
 //! formats: safetensors, GGUF ──▶ pretrained: Hugging Face folders, GGUF models
@@ -10,9 +10,9 @@
 //!                                    └─▶ wan: Transformer, Autoencoder, TextEncoder
 //! ```
 //!
-//! A model is built tensor by tensor from a [`WeightSource`](model::WeightSource): a file, or
-//! random numbers. What may be trained is registered in [`Parameters`]. This crate knows no data,
-//! no loop and no optimizer.
+//! A model is built tensor by tensor from a [`WeightSource`](model::WeightSource): a file, or random numbers.
+//! Trainable tensors are registered in [`Parameters`]. This crate knows nothing of data, loops and
+//! optimizers.
 
 pub mod adapters;
 mod error;

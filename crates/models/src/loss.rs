@@ -1,17 +1,16 @@
-//! The cross-entropy of a large vocabulary without its logits.
+//! Cross-entropy over a large vocabulary without materialising the logits.
 //!
-//! A batch of 4 × 256 tokens of a vocabulary of 49,152 has 200 MB of logits, and the
-//! textbook loss keeps them, their softmax and their gradient. When the head is frozen,
-//! its gradient with respect to the input is all that is needed, and that can be had
-//! on the way forward, some rows at a time:
+//! A batch of 4 × 256 tokens with a vocabulary of 49,152 has 200 MB of logits, and the textbook loss keeps
+//! the logits, their softmax and their gradient. When the head is frozen, only the gradient with respect to
+//! its input is needed, and it can be computed in the forward pass, a few rows at a time:
 //!
 //! ```text
 //! rows of hidden ─▶ logits ─▶ loss
 //!                     └────▶ (softmax − one-hot) · head = the rows' gradient
 //! ```
 //!
-//! Only the gradient, of the size of `hidden`, is kept. The idea is that of "Cut Your
-//! Losses" (Wijmans et al., 2024) and Liger Kernel.
+//! Only this gradient, as large as `hidden`, is kept. The idea is from "Cut Your Losses" (Wijmans et al.,
+//! 2024) and Liger Kernel.
 
 use tch::{Kind, Reduction, Tensor};
 use torch_ext::checkpoint;
@@ -20,16 +19,16 @@ use crate::Error;
 use crate::model::{Decoder, Pass};
 use crate::tensor::to_kind;
 
-/// Targets that count for nothing.
+/// The target that is ignored, as in PyTorch's `ignore_index`.
 const IGNORED: i64 = -100;
-/// Numbers of logits at a time: 32 MB of fp32.
+/// Logits computed at a time: 32 MB in fp32.
 const LOGITS: i64 = 1 << 23;
 
-/// Mean nats per learned token: a scalar with a gradient. `hidden` is `[…, width]` fp32, and
-/// `targets` has a whole number for each row, −100 where there is nothing to learn.
+/// Mean nats per target token: a scalar with a gradient. `hidden` is `[…, width]` fp32; `targets` has an
+/// integer per row, −100 for rows to ignore.
 ///
 /// # Errors
-/// When memory runs out.
+/// If memory runs out.
 pub fn mean_cross_entropy(
     decoder: &Decoder,
     hidden: &Tensor,
@@ -40,10 +39,10 @@ pub fn mean_cross_entropy(
     Ok(summed_cross_entropy(decoder, hidden, targets, pass)?.f_div_scalar(learned)?)
 }
 
-/// As [`mean_cross_entropy`], but the sum.
+/// Like [`mean_cross_entropy`], but the sum.
 ///
 /// # Errors
-/// When memory runs out.
+/// If memory runs out.
 pub fn summed_cross_entropy(
     decoder: &Decoder,
     hidden: &Tensor,
@@ -52,7 +51,7 @@ pub fn summed_cross_entropy(
 ) -> Result<Tensor, Error> {
     let width = hidden.size().last().copied().unwrap_or(1);
     let (rows, targets) = (hidden.f_reshape([-1, width])?, targets.f_reshape([-1])?);
-    // Rows without a target need no logits at all.
+    // Rows that are ignored need no logits.
     let kept = targets.f_ne(IGNORED)?.f_nonzero()?.f_squeeze_dim(1)?;
     let (rows, targets) = match kept.numel() == targets.numel() {
         true => (rows, targets),
@@ -67,7 +66,7 @@ pub fn summed_cross_entropy(
     }
 }
 
-/// Through autograd, or without a gradient. The logits of an adapted head are made again in the
+/// Through autograd, or without a gradient. With an adapter on the head, logits are recomputed in the
 /// backward pass, so that only one chunk of them is in memory at a time.
 fn chunked(
     decoder: &Decoder,
@@ -77,7 +76,7 @@ fn chunked(
 ) -> Result<Tensor, Error> {
     let again = rows.requires_grad() && decoder.has_adapted_head();
     let mut sum = match rows.size()[0] {
-        // Zero, and still a result of `rows`: backward goes through a batch of which nothing is learned, too.
+        // Zero, but connected to `rows`: the backward pass must also work for a batch without targets.
         0 => rows.f_sum(Kind::Float)?,
         _ => Tensor::f_zeros(1, (Kind::Float, rows.device()))?.f_squeeze()?,
     };
@@ -102,7 +101,7 @@ fn chunked(
     Ok(sum)
 }
 
-/// The gradient is computed with the loss, and handed to autograd as a constant.
+/// Computes the gradient together with the loss and passes it to autograd as a constant.
 fn fused(rows: &Tensor, targets: &Tensor, head: &Tensor, compute: Kind) -> Result<Tensor, Error> {
     let (sum, gradient) = {
         let _no_grad = tch::no_grad_guard();
@@ -126,7 +125,7 @@ fn fused(rows: &Tensor, targets: &Tensor, head: &Tensor, compute: Kind) -> Resul
         }
         (sum, gradient)
     };
-    // A scalar whose value is `sum` and whose gradient with respect to `rows` is `gradient`.
+    // A scalar with the value `sum` and the gradient `gradient` with respect to `rows`.
     let carrier = rows.f_mul(&gradient)?.f_sum(Kind::Float)?;
     Ok(sum.f_add(&carrier)?.f_sub(&carrier.detach())?)
 }
@@ -170,7 +169,7 @@ mod tests {
         Decoder::new(folder.config(), options, &mut builder).unwrap()
     }
 
-    /// Loss and its gradient in the textbook's way, and in that of this module.
+    /// Loss and gradient of the textbook implementation and of this module.
     fn both(base: Base, targets: &Tensor) -> [(f64, Tensor); 2] {
         let decoder = decoder(base);
         let values = Tensor::randn([2, 4, 16], (Kind::Float, Device::Cpu));
@@ -205,8 +204,8 @@ mod tests {
         }
     }
 
-    /// As a step that ran out of memory is repeated: unevenly cut, with pieces of which more, less and nothing
-    /// is learned.
+    /// Like a step that is repeated after it ran out of memory: split unevenly, into pieces with more, fewer
+    /// and no targets.
     #[test]
     fn pieces_that_count_by_what_is_learned_in_them_are_the_whole() {
         let some = [5i64, -100, 0, 47, -100, -100, 7, -100];

@@ -1,9 +1,9 @@
-//! Models: weights with names, and what is computed with them.
+//! Models: named weights, and the computation on them.
 //!
-//! A model is built by asking a [`WeightSource`] for each tensor by its Hugging Face
-//! name. Random initial weights and files are two sources; the model cannot tell them
-//! apart. What the optimizer may change is registered in [`Parameters`](crate::Parameters), which is all
-//! that the loop, the optimizer and the checkpoints know of a model.
+//! A model is built by asking a [`WeightSource`] for each tensor by its Hugging Face name. Random
+//! initialisation and files are two such sources; the model cannot tell them apart. Tensors to train are
+//! registered in [`Parameters`](crate::Parameters), which is all that the loop, the optimizer and the
+//! checkpoints know of a model.
 
 mod attention;
 mod attention_kernel;
@@ -18,7 +18,7 @@ mod rope;
 mod tests;
 mod weights;
 
-pub use attention_kernel::attention_writes_scores;
+pub use attention_kernel::attention_materialises_scores;
 pub use blocks::Streaming;
 pub(crate) use blocks::{Blocks, Layer};
 pub use builder::{Base, Builder};

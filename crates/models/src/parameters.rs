@@ -4,12 +4,12 @@ use tch::Tensor;
 
 use crate::Error;
 
-/// A tensor that training changes.
+/// A trainable tensor.
 #[derive(Debug)]
 pub struct Parameter {
     /// Its name in Hugging Face's files.
     pub name: String,
-    /// The leaf tensor; the model holds a handle to the same memory.
+    /// The leaf tensor; the model holds a handle to the same storage.
     pub tensor: Tensor,
     /// Whether weight decay applies: to matrices, but not to norms, biases and embeddings.
     pub decay: bool,
@@ -22,10 +22,10 @@ pub struct Parameters {
 }
 
 impl Parameters {
-    /// Makes a tensor trainable and keeps it.
+    /// Makes a tensor trainable and records it.
     ///
     /// # Errors
-    /// When the tensor's type has no gradient, as with whole numbers.
+    /// If the tensor's type cannot have a gradient, such as integers.
     pub fn register(&mut self, name: &str, tensor: &Tensor, decay: bool) -> Result<Tensor, Error> {
         let tensor = tensor.f_set_requires_grad(true)?;
         let kept = tensor.shallow_clone();
@@ -37,7 +37,7 @@ impl Parameters {
         Ok(tensor)
     }
 
-    /// Adds those of `other` behind these, their names after `prefix`.
+    /// Appends the parameters of `other`, with `prefix` before their names.
     pub fn extend(&mut self, prefix: &str, other: &Self) {
         self.list.extend(other.iter().map(|parameter| Parameter {
             name: format!("{prefix}{}", parameter.name),
@@ -62,7 +62,7 @@ impl Parameters {
         self.list.iter().map(|parameter| &parameter.tensor)
     }
 
-    /// How many numbers are trained.
+    /// Number of trained values.
     pub fn count(&self) -> u64 {
         self.tensors().map(|tensor| tensor.numel() as u64).sum()
     }

@@ -1,7 +1,7 @@
 //! Pretrained models on disk: Hugging Face folders and GGUF files.
 //!
-//! Both are read one tensor at a time through [`TensorSource`], under Hugging Face's
-//! names, so that a model is built without its file being held beside it:
+//! Both are read one tensor at a time through [`TensorSource`], under Hugging Face's names, so a model can be
+//! built without holding its whole file in memory:
 //!
 //! ```text
 //! folder/config.json, *.safetensors, tokenizer.json ──HfFolder──┐
@@ -9,10 +9,9 @@
 //! model.gguf (metadata, quantised tensors) ────────GgufModel────┘
 //! ```
 //!
-//! Files are read with ordinary ranged reads, never mapped: a mapped file that is
-//! cut short kills the process, and copying from mapped pages to the device hangs on
-//! APUs (ROCm issue 6182). Nothing a file says is believed before it was checked
-//! against the file's size.
+//! Files are read with ordinary ranged reads and never memory-mapped: a mapped file that is truncated kills
+//! the process, and copies from mapped pages to the device hang on APUs (ROCm issue 6182). File contents are
+//! not trusted before they have been checked against the file's size.
 
 mod convert;
 mod fingerprint;
@@ -39,37 +38,37 @@ use crate::Parameters;
 use crate::formats::TensorSource;
 use crate::model::{Base, Builder, Decoder, DecoderConfig, DecoderOptions, Initial, WeightSource};
 
-/// A model as somebody published it.
+/// A published model.
 pub struct Pretrained {
-    /// Sizes and variants of the architecture.
+    /// Dimensions and variant of the architecture.
     pub config: DecoderConfig,
-    /// Its vocabulary, in Hugging Face's implementation.
+    /// The tokenizer, in Hugging Face's implementation.
     pub tokenizer: tokenizers::Tokenizer,
     /// The Jinja template that turns a chat into text.
     pub chat_template: Option<String>,
-    /// Another template for chats that have tools: the one that transformers knows as `tool_use`.
+    /// The template for chats with tools, which transformers calls `tool_use`, if there is one.
     pub tool_template: Option<String>,
-    /// The tokens that begin and end a text, where the tokenizer has its own idea of them.
+    /// The tokens at the start and end of a text, if the tokenizer sets its own.
     pub special_tokens: SpecialTokens,
-    /// Its weights, under Hugging Face's names.
+    /// The weights, under Hugging Face's names.
     pub tensors: Box<dyn TensorSource>,
 }
 
-/// What `tokenizer_config.json` says; unset where it says nothing, and the model's config counts.
+/// From `tokenizer_config.json`; `None` where the model's config decides.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// The token that begins a text.
+    /// The token at the start of a text.
     pub bos: Option<String>,
-    /// The token that ends a text.
+    /// The token at the end of a text.
     pub eos: Option<String>,
 }
 
 impl Pretrained {
-    /// Opens a Hugging Face folder or a GGUF file. No weights are read yet; warnings name those
-    /// that the model has no use for, and the keys of its config that are not applied.
+    /// Opens a Hugging Face folder or a GGUF file without reading weights yet. Warnings list weights that the
+    /// model does not use, and keys of its config that have no effect.
     ///
     /// # Errors
-    /// When `path` is neither, or is damaged, or is a model that is not known here.
+    /// If `path` is neither, is damaged, or is a model that is not supported.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let model = match (path.is_dir(), path.metadata()) {
             (true, _) => {
@@ -90,11 +89,11 @@ impl Pretrained {
     }
 }
 
-/// Tells in a warning which tensors of a file no part of the model is made of, as transformers
-/// does: a config of fewer layers than the file has, or weights of something not known here.
+/// Warns about tensors in a file that the model does not use, as transformers does: the config has fewer
+/// layers than the file, or the weights belong to something unsupported.
 ///
 /// # Errors
-/// When the head is to share the embedding's weight, and the file has another one for it.
+/// If the head is tied to the embedding, but the file has a different weight for it.
 fn check_unused(config: &DecoderConfig, tensors: &dyn TensorSource) -> Result<(), Error> {
     struct Names(BTreeSet<String>);
     impl WeightSource for Names {
@@ -113,7 +112,7 @@ fn check_unused(config: &DecoderConfig, tensors: &dyn TensorSource) -> Result<()
         initializer_range: 0.0,
         device: Device::Cpu,
     };
-    // What cannot be built is refused when the model is.
+    // If the model cannot be built, the error comes later.
     if Decoder::new(config, options, &mut builder).is_err() {
         return Ok(());
     }
@@ -129,7 +128,7 @@ fn check_unused(config: &DecoderConfig, tensors: &dyn TensorSource) -> Result<()
     }
     let mut unused = tensors.names();
     unused.retain(|name| {
-        // Computed, or the embedding once more.
+        // Computed at run time, or a copy of the embedding.
         let known =
             name.ends_with("rotary_emb.inv_freq") || (name == HEAD && config.tie_word_embeddings);
         !known && !used.0.contains(name)
@@ -171,12 +170,12 @@ fn check_unused(config: &DecoderConfig, tensors: &dyn TensorSource) -> Result<()
     Ok(())
 }
 
-/// Where the model called `name` is: a path that exists, or else a model of that name in the
-/// folder `models`, as `smollm2-135m-instruct`. A GGUF file there is converted into a folder once;
-/// `on_tensor(done, all)` is called for each tensor.
+/// Finds the model `name`: an existing path, or otherwise a model of that name in the folder `models`, such
+/// as `smollm2-135m-instruct`. A GGUF file there is converted into a folder once, with `on_tensor(done,
+/// total)` called for each tensor.
 ///
 /// # Errors
-/// When there is no such model, or it cannot be converted.
+/// If there is no such model, or it cannot be converted.
 pub fn locate(
     name: &Path,
     models: &Path,
@@ -193,7 +192,7 @@ pub fn locate(
     let mut file = folder.clone().into_os_string();
     file.push(".gguf");
     let mut file = PathBuf::from(file);
-    // Setup's files lie in folders with a manifest.
+    // Setup stores files in folders with a manifest.
     if file.is_dir() {
         file.push("model.gguf");
     }

@@ -1,14 +1,13 @@
-//! Numbers in eight and four bits: optimizer state, and the weights of a frozen base.
+//! 8-bit and 4-bit formats: for optimizer state, and for the weights of a frozen base.
 //!
-//! | what | values | scale | used for |
+//! | format | values | scale | used for |
 //! |---|---|---|---|
-//! | [`Dynamic8`] | 256 of a dynamic code book | largest of 256 numbers | moments of AdamW |
-//! | [`Nf4`] | 16 quantiles of the normal distribution | largest of 64 numbers | weights |
-//! | [`Int8Rows`] | −127 … 127 | largest of a row | weights |
+//! | [`Dynamic8`] | 256 values of a dynamic code book | absmax of 256 elements | moments of AdamW |
+//! | [`Nf4`] | 16 quantiles of the normal distribution | absmax of 64 elements | weights |
+//! | [`Int8Rows`] | −127 … 127 | absmax of a row | weights |
 //!
-//! The formats are bitsandbytes', and the tests hold them against it. Everything is
-//! written with ordinary tensor operations, so it runs on every device that libtorch
-//! knows, without kernels of its own.
+//! The formats are bitsandbytes', and tests compare them with it. Everything is written with ordinary tensor
+//! operations, so it runs on every device that libtorch supports, without custom kernels.
 
 mod dynamic;
 mod int8;
@@ -24,16 +23,16 @@ use tch::{Kind, Tensor};
 
 use crate::Error;
 
-/// How the matrices of a frozen model are kept.
+/// How the matrices of a frozen model are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Quantization {
-    /// Eight bits a number, and a scale for each row: half of bf16.
+    /// 8 bits per element and a scale per row: half the size of bf16.
     Int8,
-    /// Four bits a number, and a scale for every 64 (QLoRA's format): 28 % of bf16.
+    /// 4 bits per element and a scale per 64 elements (QLoRA's format): 28 % of the size of bf16.
     Nf4,
 }
 
-/// `tensor` as rows of `block` fp32 numbers, the last filled up with zeros.
+/// `tensor` as rows of `block` fp32 elements, the last one padded with zeros.
 fn blocks(tensor: &Tensor, block: i64) -> Result<Tensor, Error> {
     let flat = tensor.f_detach()?.f_reshape([-1])?.f_to_kind(Kind::Float)?;
     let missing = (block - flat.numel() as i64 % block) % block;
@@ -44,19 +43,19 @@ fn blocks(tensor: &Tensor, block: i64) -> Result<Tensor, Error> {
     Ok(flat.f_view([-1, block])?)
 }
 
-/// The largest magnitude of each row `[rows, width]`, as `[rows, 1]`.
+/// The absmax of each row of `[rows, width]`, as `[rows, 1]`.
 fn largest(rows: &Tensor) -> Result<Tensor, Error> {
     Ok(rows.f_abs()?.f_amax([1], true)?)
 }
 
 /// Rows divided by their scale; rows of zeros stay zeros.
 fn normalised(rows: &Tensor, scales: &Tensor) -> Result<Tensor, Error> {
-    // Any divisor does for a row of zeros.
+    // A row of zeros can have any divisor.
     let divisor = scales.f_add(&scales.f_eq(0.0)?.f_to_kind(Kind::Float)?)?;
     Ok(rows.f_div(&divisor)?)
 }
 
-/// Number of the nearest of the sorted `levels` to each of `numbers`.
+/// Index of the nearest of the sorted `levels` for each of `numbers`.
 fn nearest(numbers: &Tensor, levels: &Tensor) -> Result<Tensor, Error> {
     let count = levels.numel() as i64;
     let below = levels.f_narrow(0, 0, count - 1)?;

@@ -1,19 +1,18 @@
-//! What every module needs of tensors: their memory filled from a file, another type, and the map
-//! over a layer's own tensors. The only place of this crate that touches memory raw.
+//! Tensor helpers: filling memory from a file, type conversion, and mapping over a layer's tensors. The only
+//! place in this crate that accesses raw memory.
 
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 
-/// A new host tensor whose bytes `fill` writes, for example straight from a file, so
-/// that nothing is held twice.
+/// A new host tensor whose bytes are written by `fill`, for example directly from a file, without a second
+/// copy.
 pub(crate) fn tensor_from(
     shape: &[i64],
     kind: Kind,
     fill: impl FnOnce(&mut [u8]) -> Result<(), Error>,
 ) -> Result<Tensor, Error> {
-    // Zeroed rather than empty: a byte slice over memory that was never written would be
-    // undefined behaviour.
+    // Zeroed rather than empty: a byte slice over uninitialised memory would be undefined behaviour.
     let tensor = Tensor::f_zeros(shape, (kind, Device::Cpu))?;
     let length = tensor.numel() * kind.elt_size_in_bytes();
     if length > 0 {
@@ -28,12 +27,12 @@ pub(crate) fn tensor_from(
     Ok(tensor)
 }
 
-/// Bytes of the elements of `tensor`.
+/// Bytes that the elements of `tensor` take.
 pub fn bytes(tensor: &Tensor) -> u64 {
     (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
 }
 
-/// `tensor` in `kind`; no copy when it is already.
+/// `tensor` as `kind`, without a copy if it already is.
 pub fn to_kind(tensor: &Tensor, kind: Kind) -> Result<Tensor, Error> {
     if tensor.kind() == kind {
         return Ok(tensor.shallow_clone());
@@ -41,18 +40,16 @@ pub fn to_kind(tensor: &Tensor, kind: Kind) -> Result<Tensor, Error> {
     Ok(tensor.f_to_kind(kind)?)
 }
 
-/// The same numbers in memory of their own: a view keeps all that it is a view of in memory.
-/// Gradients go through.
+/// A copy with its own storage, because a view keeps the whole storage of its base alive. Differentiable.
 pub(crate) fn copied(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(Tensor::f_cat(&[tensor], 0)?)
 }
 
-/// Maps each frozen tensor of a layer to another, always in the same order; what learns is shared,
-/// not mapped. With it a layer is split into its tensors and rebuilt from them, which is
-/// how blocks are swapped.
+/// Maps each frozen tensor of a layer to another one, always in the same order; trainable tensors are shared,
+/// not mapped. This is how a layer is split into its tensors and rebuilt from others when blocks are swapped.
 pub type BaseMap<'a> = &'a mut dyn FnMut(&Tensor) -> Result<Tensor, Error>;
 
-/// What `map` makes of a tensor that may be one that learns, which is shared instead.
+/// `map` applied to a frozen tensor; a trainable one is shared instead.
 pub(crate) fn map_frozen(tensor: &Tensor, map: BaseMap<'_>) -> Result<Tensor, Error> {
     match tensor.requires_grad() {
         true => shared(tensor),
@@ -60,7 +57,7 @@ pub(crate) fn map_frozen(tensor: &Tensor, map: BaseMap<'_>) -> Result<Tensor, Er
     }
 }
 
-/// [`bytes`] of a tensor that does not learn; those of others are counted with the
+/// [`bytes`] of a frozen tensor, otherwise 0: trainable tensors are counted with the
 /// [`Parameters`](crate::Parameters).
 pub(crate) fn frozen_bytes(tensor: &Tensor) -> u64 {
     match tensor.requires_grad() {
@@ -69,10 +66,10 @@ pub(crate) fn frozen_bytes(tensor: &Tensor) -> u64 {
     }
 }
 
-/// A [`BaseMap`] that shares every tensor: [`Tensor::shallow_clone`].
+/// A [`BaseMap`] that shares every tensor, like [`Tensor::shallow_clone`].
 ///
 /// # Errors
-/// None; it returns a `Result` to be a [`BaseMap`].
+/// None; the `Result` is required by [`BaseMap`].
 pub fn shared(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(tensor.shallow_clone())
 }

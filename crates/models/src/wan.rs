@@ -6,7 +6,7 @@
 //! text ──────────────▶ embedding ─┘
 //! ```
 //!
-//! The weights are asked for by the names of diffusers' folders.
+//! Weights go by their names in diffusers' folders.
 
 pub mod autoencoder;
 pub mod files;

@@ -1,4 +1,4 @@
-//! The matrix of a linear layer: as it is, or frozen in fewer bits.
+//! The matrix of a linear layer: dense, or frozen and quantised.
 
 use tch::{Device, Kind, Tensor};
 
@@ -9,19 +9,19 @@ use crate::tensor::{BaseMap, bytes, map_frozen, shared, to_kind};
 /// A matrix `[outputs, inputs]`.
 #[derive(Debug)]
 pub enum Weight {
-    /// Every number by itself; may be trained.
+    /// Not quantised; may be trained.
     Dense(Tensor),
-    /// Eight bits a number, frozen.
+    /// 8 bits per element, frozen.
     Int8(Int8Rows),
-    /// Four bits a number, frozen.
+    /// 4 bits per element, frozen.
     Nf4(Nf4),
 }
 
 impl Weight {
-    /// `dense` in fewer bits, on its device; made on the CPU when the device refuses.
+    /// Quantises `dense` on its device, or on the CPU if the device cannot.
     ///
     /// # Errors
-    /// When the device is lost, or memory runs out on the CPU too.
+    /// If the device is lost, or memory runs out on the CPU too.
     pub fn quantized(name: &str, dense: &Tensor, to: Quantization) -> Result<Self, Error> {
         let device = dense.device();
         let refusal = match Self::quantized_there(dense, to) {
@@ -32,7 +32,7 @@ impl Weight {
         if matches!(refusal, torch_ext::Error::DeviceLost { .. }) {
             return Err(refusal.into());
         }
-        tracing::warn!("`{name}` is quantised on the CPU, because {device:?} refused: {refusal}");
+        tracing::warn!("`{name}` is quantised on the CPU, because {device:?} failed: {refusal}");
         Self::quantized_there(&dense.f_to_device(Device::Cpu)?, to)?.to_device(device)
     }
 
@@ -51,7 +51,7 @@ impl Weight {
         })
     }
 
-    /// Outputs and inputs.
+    /// Number of outputs and inputs.
     pub fn size(&self) -> (i64, i64) {
         let size = match self {
             Self::Dense(weight) => weight.size(),
@@ -64,7 +64,7 @@ impl Weight {
         }
     }
 
-    /// Where it is.
+    /// The device it is on.
     pub fn device(&self) -> Device {
         match self {
             Self::Dense(weight) => weight.device(),
@@ -82,7 +82,7 @@ impl Weight {
         }
     }
 
-    /// The tensor itself, unless it is in fewer bits.
+    /// The tensor, unless it is quantised.
     pub fn as_dense(&self) -> Option<&Tensor> {
         match self {
             Self::Dense(weight) => Some(weight),
@@ -90,10 +90,10 @@ impl Weight {
         }
     }
 
-    /// Every number, as `kind`; shared where nothing has to change.
+    /// The dequantised matrix as `kind`; shared if nothing has to change.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn dense(&self, kind: Kind) -> Result<Tensor, Error> {
         match self {
             Self::Dense(weight) => to_kind(weight, kind),
@@ -102,12 +102,12 @@ impl Weight {
         }
     }
 
-    /// `input @ weightᵀ + bias` in `compute`, the type of `bias` too: `[…, inputs]` to
-    /// `[…, outputs]`. A weight in fewer bits is expanded for the product and dropped, and
-    /// again in the backward pass.
+    /// `input @ weightᵀ + bias` in `compute`, which is also the type of `bias`: `[…, inputs]` to `[…,
+    /// outputs]`. A quantised weight is dequantised for the product and freed, and again in the backward
+    /// pass.
     ///
     /// # Errors
-    /// When shapes do not fit or memory runs out.
+    /// If shapes do not match or memory runs out.
     pub fn product(
         &self,
         input: &Tensor,
@@ -123,7 +123,7 @@ impl Weight {
         Ok(torch_ext::linear_with(&input, bias, made)?)
     }
 
-    /// The same matrix of other tensors (see [`BaseMap`]).
+    /// The same matrix with other tensors (see [`BaseMap`]).
     ///
     /// # Errors
     /// Those of `map`.

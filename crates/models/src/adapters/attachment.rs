@@ -1,10 +1,10 @@
-//! Putting adapters on a model while it is built.
+//! Attaches adapters to a model while it is built.
 
 use std::collections::BTreeSet;
 
 use tch::{Device, Kind, Tensor};
 
-use super::config::{Biases, Effects, HEAD, LoraConfig, Matcher, Modules, Shape};
+use super::config::{Biases, Effects, HEAD, LoraConfig, Matcher, Modules, RankAndScaling};
 use super::layer::{Dora, LoraLayer};
 use super::peft::PeftAdapter;
 use crate::Error;
@@ -15,25 +15,26 @@ use crate::weight::Weight;
 /// Prefix of every name in PEFT's files.
 pub(crate) const PREFIX: &str = "base_model.model.";
 
-/// Puts an adapter on each layer that a config targets, and lets learn whole what it says.
+/// Attaches an adapter to each layer that a config targets, and makes the modules in its `modules_to_save`
+/// trainable.
 pub struct Attachment {
     matcher: Matcher,
-    /// Weights of an adapter that exists already.
+    /// Weights of an existing adapter.
     saved: Option<PeftAdapter>,
-    /// Names in its file that have a place in this model.
+    /// Names in its file that exist in this model.
     used: BTreeSet<String>,
     attached: Vec<String>,
-    /// Modules that learn whole.
-    whole: Vec<String>,
-    /// How many biases learn beside adapters.
+    /// Modules that are trained in full (`modules_to_save`).
+    saved_modules: Vec<String>,
+    /// Number of biases that are trained besides the adapters.
     biases: usize,
     tables: Vec<(String, Tensor)>,
     seen: Vec<String>,
-    /// Every other module of the model: norms, blocks and what else holds modules.
+    /// All other modules of the model: norms, blocks and other containers.
     others: BTreeSet<String>,
 }
 
-/// One of the two matrices of an adapter, or what else it trains.
+/// One trained tensor: a matrix of an adapter, a bias, or a tensor that is trained in full.
 struct Part {
     /// Its name in PEFT's files.
     name: String,
@@ -44,18 +45,18 @@ struct Part {
 }
 
 impl Attachment {
-    /// Fresh adapters, which change nothing yet. What is random in them is drawn from the global
-    /// generator on the CPU, so that the same seed gives the same adapter everywhere.
+    /// New adapters, which change nothing yet. Random values are drawn from the global generator on the CPU,
+    /// so the same seed gives the same adapter on every device.
     ///
     /// # Errors
-    /// When the config makes no sense; which key, and what would be right.
+    /// If the config is invalid; the message names the key and what is allowed.
     pub fn fresh(config: &LoraConfig) -> Result<Self, Error> {
         Ok(Self {
             matcher: Matcher::new(config).map_err(Error::Invalid)?,
             saved: None,
             used: BTreeSet::new(),
             attached: Vec::new(),
-            whole: Vec::new(),
+            saved_modules: Vec::new(),
             biases: 0,
             tables: Vec::new(),
             seen: Vec::new(),
@@ -63,10 +64,10 @@ impl Attachment {
         })
     }
 
-    /// The adapter that somebody saved.
+    /// A saved adapter.
     ///
     /// # Errors
-    /// When its config makes no sense.
+    /// If its config is invalid.
     pub fn saved(adapter: PeftAdapter) -> Result<Self, Error> {
         Ok(Self {
             saved: Some(adapter.clone()),
@@ -74,16 +75,16 @@ impl Attachment {
         })
     }
 
-    /// Probability with which an input of an adapter is left out in training.
+    /// Dropout probability of the adapters' inputs in training.
     pub fn dropout(&self) -> f64 {
         self.matcher.config().dropout
     }
 
-    /// The adapter for the linear layer called `name`, if it is targeted, on `device`, registered
-    /// as trainable.
+    /// The adapter for the linear layer `name`, on `device` and registered as trainable, if the layer is
+    /// targeted.
     ///
     /// # Errors
-    /// When the saved adapter lacks it or has it in another shape, or memory runs out.
+    /// If the saved adapter lacks it or has another shape, or memory runs out.
     pub(crate) fn attach(
         &mut self,
         name: &str,
@@ -102,8 +103,8 @@ impl Attachment {
             .map(Some)
     }
 
-    /// The adapter for the embedding called `name`, whose table is `[vocabulary, hidden]`, if it is
-    /// targeted. To the adapter, as in PEFT, the table is a linear layer of one-hot vectors.
+    /// The adapter for the embedding `name`, whose weight `table` is `[vocabulary, hidden]`, if it is
+    /// targeted. As in PEFT, the adapter treats the embedding as a linear layer on one-hot vectors.
     ///
     /// # Errors
     /// As [`Attachment::attach`].
@@ -123,12 +124,12 @@ impl Attachment {
             .map(Some)
     }
 
-    /// What learns in place of the model's tensor called `name`, which is `fresh` on `device`: in
-    /// fp32, registered as trainable. `None` when it stays as it is.
+    /// The trainable fp32 copy of the model's tensor `name`, whose initial value is `fresh`, on `device` and
+    /// registered; `None` if the tensor stays frozen.
     ///
     /// # Errors
     /// As [`Attachment::attach`].
-    pub(crate) fn whole(
+    pub(crate) fn trained_copy(
         &mut self,
         name: &str,
         fresh: &Tensor,
@@ -148,10 +149,10 @@ impl Attachment {
         self.note_modules(name);
         let saved = self.matcher.saved_module(name).map_err(Error::Invalid)?;
         let tensor = if let Some(module) = saved {
-            if self.whole.last().is_none_or(|last| last != module) {
-                self.whole.push(module.to_owned());
+            if self.saved_modules.last().is_none_or(|last| last != module) {
+                self.saved_modules.push(module.to_owned());
             }
-            // Hugging Face's Trainer decays neither norms nor biases.
+            // Hugging Face's Trainer applies no weight decay to norms and biases.
             part(format!("{PREFIX}{name}"), fresh.dim() >= 2)
         } else {
             let adapted = self.matcher.shape(layer).is_some();
@@ -167,12 +168,12 @@ impl Attachment {
         self.register(&tensor, parameters, || full(fresh)).map(Some)
     }
 
-    /// What a saved adapter has in place of the table (embedding or head) called `name`, frozen
-    /// too: PEFT saves tables beside their adapters, and where the vocabulary was changed. It may be
-    /// under the name of the one `tied` to it.
+    /// A saved adapter's replacement for the frozen embedding or head `name`: PEFT saves these along with
+    /// adapters on them, and where the vocabulary was resized. It may be stored under the name `tied`, that
+    /// of the tensor it shares its weight with.
     ///
     /// # Errors
-    /// When it is of another size, or both names have one and these differ.
+    /// If the size differs, or both names are present with different values.
     pub(crate) fn table(
         &mut self,
         name: &str,
@@ -187,9 +188,9 @@ impl Attachment {
             match &found {
                 Some((other, first)) if *first != table => {
                     return Err(Error::Invalid(format!(
-                        "the adapter has two tables for a model whose head is its embedding, and they \
-                         differ: `{other}` and `{key}`. Take out of `adapter_model.safetensors` the \
-                         one that is not meant; or, if both are, use a base model with \
+                        "the adapter has two weights for a model with tied embedding and head, and they \
+                         differ: `{other}` and `{key}`. Remove the wrong one from \
+                         `adapter_model.safetensors`; or, if both are right, use a base model with \
                          `tie_word_embeddings: false`"
                     )));
                 }
@@ -199,7 +200,7 @@ impl Attachment {
         Ok(found.map(|(_, table)| table))
     }
 
-    /// The table called `name` in the adapter's file, and its name there.
+    /// The embedding or head `name` in the adapter's file, with its key there.
     fn saved_table(&mut self, name: &str, size: &[i64]) -> Result<Option<(String, Tensor)>, Error> {
         let Some(saved) = &self.saved else {
             return Ok(None);
@@ -219,24 +220,24 @@ impl Attachment {
         let tensor = saved.read(&key, size)?;
         self.used.insert(key.clone());
         if self.matcher.shape(name).is_none() {
-            // Under an adapter, `keep_table` does this.
+            // If `name` has an adapter, `keep_table` does this.
             self.tables.push((key.clone(), tensor.shallow_clone()));
         }
         Ok(Some((key, tensor)))
     }
 
-    /// Whether what `name` computes differs from the model's, embedding or head.
+    /// Whether the adapter changes the output of `name`, the embedding or the head.
     pub(crate) fn changes(&self, name: &str) -> Result<bool, Error> {
         let weight = format!("{name}.weight");
         let whole = self.matcher.saved_module(&weight).map_err(Error::Invalid)?;
         Ok(whole.is_some() || self.matcher.shape(name).is_some())
     }
 
-    /// To be called when the model is complete.
+    /// Call this once the model is complete.
     ///
     /// # Errors
-    /// When no layer was targeted, a fresh adapter names modules that this model lacks, or the
-    /// saved adapter has weights for some.
+    /// If no layer was targeted, a fresh adapter names modules that this model lacks, or the saved adapter
+    /// has weights for modules that it lacks.
     pub fn finish(self) -> Result<Attached, Error> {
         self.expect_layers_only()?;
         if self.attached.is_empty() {
@@ -249,7 +250,7 @@ impl Attachment {
         let unused = self.matcher.unused(&Effects {
             seen: &self.seen,
             attached: &self.attached,
-            saved: &self.whole,
+            saved: &self.saved_modules,
         });
         let config = self.matcher.config();
         match &self.saved {
@@ -265,7 +266,7 @@ impl Attachment {
         }
         let mut without_effect = unused.list();
         if config.bias != Biases::None && self.biases == 0 {
-            without_effect.push("bias: there is none that could learn".into());
+            without_effect.push("bias: the model has no biases".into());
         }
         if !without_effect.is_empty() {
             tracing::warn!(
@@ -276,13 +277,13 @@ impl Attachment {
         Ok(Attached {
             config: unused.removed_from(config.clone()),
             modules: self.attached,
-            whole: self.whole,
+            saved_modules: self.saved_modules,
             tables: self.tables,
         })
     }
 
-    /// The adapter that the layer called `name` gets, if any.
-    fn target(&mut self, name: &str) -> Result<Option<Shape>, Error> {
+    /// The adapter settings of the layer `name`, if it is targeted.
+    fn target(&mut self, name: &str) -> Result<Option<RankAndScaling>, Error> {
         self.seen.push(name.to_owned());
         let shape = self.matcher.shape(name);
         if shape.is_some() {
@@ -294,8 +295,8 @@ impl Attachment {
         Ok(shape)
     }
 
-    /// Remembers the modules that the tensor called `tensor` is in, and those beside them that
-    /// transformers' classes have without weights.
+    /// Records the modules that contain the tensor `tensor`, and weightless modules that transformers'
+    /// classes have beside them.
     fn note_modules(&mut self, tensor: &str) {
         for (end, _) in tensor.match_indices('.') {
             let module = &tensor[..end];
@@ -309,7 +310,7 @@ impl Attachment {
         }
     }
 
-    /// Fails when the targets match a module that can have no adapter, as PEFT does.
+    /// Fails if the targets match a module that cannot have an adapter, as PEFT does.
     fn expect_layers_only(&self) -> Result<(), Error> {
         if matches!(self.matcher.config().target_modules, Modules::AllLinear) {
             return Ok(());
@@ -319,26 +320,26 @@ impl Attachment {
         match self.others.iter().find(is_target) {
             None => Ok(()),
             Some(module) => Err(Error::Invalid(format!(
-                "`target_modules` match `{module}`, which is no layer that can have an adapter (PEFT \
-                 refuses that, too): name its layers, or leave it out with `exclude_modules`. The \
+                "`target_modules` match `{module}`, which cannot have an adapter (PEFT \
+                 refuses this too): name its layers, or exclude it with `exclude_modules`. The \
                  layers of this model that can have one are {}",
                 self.layer_names().join(", ")
             ))),
         }
     }
 
-    /// PEFT saves the table under an adapter beside it.
+    /// PEFT saves an embedding or head that has an adapter along with it.
     fn keep_table(&mut self, name: &str, table: &Tensor) {
         let key = format!("{PREFIX}{name}.base_layer.weight");
         self.tables.push((key, table.shallow_clone()));
     }
 
-    /// The adapter of the layer `name`, whose weight is `[outputs, inputs]`.
+    /// The adapter for the layer `name`, whose weight is `[outputs, inputs]`.
     fn layer(
         &mut self,
         name: &str,
         [first, second]: [&str; 2],
-        Shape { rank, scaling }: Shape,
+        RankAndScaling { rank, scaling }: RankAndScaling,
         weight: &Weight,
         device: Device,
         parameters: &mut Parameters,
@@ -348,7 +349,7 @@ impl Attachment {
         let part = |part: &str, size: &[i64]| Part {
             name: format!("{PREFIX}{name}.{part}"),
             size: size.to_vec(),
-            // Hugging Face's Trainer decays all parts of an adapter.
+            // Hugging Face's Trainer applies weight decay to all parts of an adapter.
             decay: true,
             device,
         };
@@ -359,7 +360,7 @@ impl Attachment {
             if is_embedding {
                 return zeros([rank, inputs]);
             }
-            // PyTorch's `kaiming_uniform_(a=√5)`, which PEFT draws A from.
+            // PyTorch's `kaiming_uniform_(a=√5)`, which PEFT initialises A with.
             let bound = 1.0 / (inputs as f64).sqrt();
             Ok(zeros([rank, inputs])?.f_uniform(-bound, bound)?)
         })?;
@@ -375,7 +376,7 @@ impl Attachment {
             false => None,
             true => {
                 let base_squares = Dora::squares(weight)?;
-                // The change is zero, so the whole weight is the base.
+                // B·A is zero here, so the adapted weight equals the base weight.
                 let magnitude = part("lora_magnitude_vector", &[outputs]);
                 let magnitude =
                     self.register(&magnitude, parameters, || Ok(base_squares.f_sqrt()?))?;
@@ -394,7 +395,7 @@ impl Attachment {
         })
     }
 
-    /// A part as it was saved, or else as `fresh` makes it, registered as trainable.
+    /// The saved tensor, or the result of `fresh`, registered as trainable.
     fn register(
         &mut self,
         part: &Part,
@@ -410,7 +411,7 @@ impl Attachment {
         parameters.register(&part.name, &tensor, part.decay)
     }
 
-    /// The last parts of the names of the layers that can have an adapter, sorted.
+    /// The sorted last components of the names of all layers that can have an adapter.
     fn layer_names(&self) -> Vec<&str> {
         let names = self.seen.iter();
         let mut names: Vec<&str> = names
@@ -421,7 +422,7 @@ impl Attachment {
         names
     }
 
-    /// That a fresh adapter asks for layers that the model lacks.
+    /// The error for targets that match no layer of the model.
     fn no_such_layers(&self, targets: &[String]) -> Error {
         let layers = self.layer_names();
         let reasons = targets.iter().map(|target| {
@@ -440,8 +441,8 @@ impl Attachment {
     }
 }
 
-/// A copy of `tensor` in fp32. One of which only the shape is known, because all of its numbers are one,
-/// stays such a tensor, and takes no memory.
+/// A copy of `tensor` in fp32. A tensor that only has a shape (all strides are zero) stays one and takes no
+/// memory.
 fn full(tensor: &Tensor) -> Result<Tensor, Error> {
     if tensor.numel() > 1 && tensor.stride().iter().all(|stride| *stride == 0) {
         let zero = Tensor::f_zeros(vec![1; tensor.dim()], (Kind::Float, tensor.device()))?;
@@ -450,21 +451,21 @@ fn full(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(tensor.f_to_dtype(Kind::Float, false, true)?)
 }
 
-/// Adapters that are on a model.
+/// The adapters that were attached to a model.
 #[derive(Debug)]
 pub struct Attached {
-    /// What they are made of; only what this model has.
+    /// Their config, reduced to entries that match this model.
     pub config: LoraConfig,
-    /// The layers they are on, in the order of the model.
+    /// The layers that have an adapter, in model order.
     pub modules: Vec<String>,
-    /// Modules that learn whole beside them, in the order of the model.
-    pub whole: Vec<String>,
-    /// Frozen tables that PEFT saves with them, by their names in its files.
+    /// The modules that are trained in full (`modules_to_save`), in model order.
+    pub saved_modules: Vec<String>,
+    /// Frozen embeddings and heads that PEFT saves with the adapter, by their names in its files.
     pub(super) tables: Vec<(String, Tensor)>,
 }
 
 impl PeftAdapter {
-    /// Reads one of its tensors, which must have this size.
+    /// Reads one of the adapter's tensors, which must have this size.
     fn read(&self, name: &str, size: &[i64]) -> Result<Tensor, Error> {
         let file = self.tensors();
         match file.shape(name) {
@@ -474,18 +475,18 @@ impl PeftAdapter {
                 Ok(tensor)
             }
             Some(found) => Err(self.error(format!(
-                "`{name}` is {found:?}, and this model needs {size:?}: it was made for another model"
+                "`{name}` is {found:?}, but this model needs {size:?}: the adapter is for another model"
             ))),
             None => Err(self.error(format!(
-                "there is no `{name}`, which its config and this model ask for"
+                "`{name}` is missing, which its config and this model require"
             ))),
         }
     }
 
-    /// Fails when the file has weights beside those of these names.
+    /// Fails if the file has weights other than `used`.
     fn expect_only(&self, used: &BTreeSet<String>) -> Result<(), Error> {
-        // With `bias: all`, PEFT writes the biases of modules that learn whole three times: as
-        // they were, as they are, and where it reads them from.
+        // With `bias: all`, PEFT writes the biases of modules in `modules_to_save` three times: the original,
+        // the trained copy, and under the name it reads them from.
         let copies = [".original_module.", ".modules_to_save."];
         let is_copy = |name: &str| {
             self.config().bias == Biases::All
@@ -497,7 +498,7 @@ impl PeftAdapter {
             .iter()
             .find(|name| !used.contains(*name) && !is_copy(name))
         {
-            Some(name) => Err(self.error(format!("`{name}` has no place in this model"))),
+            Some(name) => Err(self.error(format!("`{name}` does not exist in this model"))),
             None => Ok(()),
         }
     }

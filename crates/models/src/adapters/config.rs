@@ -1,43 +1,42 @@
-//! Which layers get an adapter, and of what rank. The rules are PEFT's, so that a
-//! config means here what it means there.
+//! Which layers get an adapter, and of what rank. The rules are PEFT's, so a config means the same here as
+//! there.
 
 use indexmap::IndexMap;
 use regex::Regex;
 
-/// The table of the tokens, by the name of its module.
+/// Module name of the token embedding.
 pub(crate) const EMBEDDING: &str = "model.embed_tokens";
-/// What makes logits, likewise.
+/// Module name of the output head.
 pub(crate) const HEAD: &str = "lm_head";
 
-/// What a LoRA is made of: PEFT's `LoraConfig` by name.
+/// Settings of a LoRA, as in PEFT's `LoraConfig`.
 #[derive(Debug, Clone)]
 pub struct LoraConfig {
-    /// Rank of the change.
+    /// Rank of B·A.
     pub rank: i64,
-    /// Strength: the change is scaled by `alpha / rank`.
+    /// B·A is scaled by `alpha / rank`.
     pub alpha: f64,
-    /// Probability with which an input number is left out in training.
+    /// Dropout probability of the adapter's input in training.
     pub dropout: f64,
-    /// Scale by `alpha / √rank` instead, which keeps high ranks from learning slower
-    /// (Kalajdzievski, 2023).
+    /// Scale by `alpha / √rank` instead, so that high ranks do not train more slowly (Kalajdzievski, 2023).
     pub rslora: bool,
-    /// Learn each row's magnitude apart from its direction (Liu et al., 2024).
+    /// Train each row's magnitude separately from its direction (DoRA; Liu et al., 2024).
     pub dora: bool,
     /// Layers that get an adapter.
     pub target_modules: Modules,
-    /// Layers that get none, whatever `target_modules` says.
+    /// Layers that never get one; takes precedence over `target_modules`.
     pub exclude_modules: Option<Modules>,
-    /// Of the layers in `target_modules`, only those in these blocks; `None` for all blocks.
+    /// Restricts `target_modules` to these blocks; `None` for all blocks.
     pub layers: Option<Layers>,
-    /// Modules that learn whole beside the adapters, by the end of their names; a module is a layer,
-    /// a norm, the embedding, or anything that holds such.
+    /// Modules that are trained in full besides the adapters, matched by the end of their names. A module is
+    /// a layer, a norm, the embedding, or any container of these.
     pub modules_to_save: Vec<String>,
-    /// Biases that learn beside the adapters.
+    /// Biases that are trained besides the adapters.
     pub bias: Biases,
-    /// Other ranks for some layers, by regular expression at the end of the name. The first
-    /// entry that matches counts.
+    /// Ranks for individual layers, by regular expressions that match the end of the name. The first match
+    /// counts.
     pub rank_pattern: IndexMap<String, i64>,
-    /// Other alphas for some layers, likewise.
+    /// Alphas for individual layers, matched in the same way.
     pub alpha_pattern: IndexMap<String, f64>,
 }
 
@@ -61,10 +60,10 @@ impl Default for LoraConfig {
     }
 }
 
-/// Which of a model's own biases learn: PEFT's `bias`.
+/// Which of the model's own biases are trained: PEFT's `bias`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Biases {
-    /// None of them.
+    /// None.
     None,
     /// Every bias of the model.
     All,
@@ -73,7 +72,7 @@ pub enum Biases {
 }
 
 impl Biases {
-    /// Each with PEFT's name.
+    /// All variants with their PEFT names.
     pub(crate) const NAMED: [(Self, &'static str); 3] = [
         (Self::None, "none"),
         (Self::All, "all"),
@@ -81,22 +80,22 @@ impl Biases {
     ];
 }
 
-/// A choice of layers.
+/// A selection of layers.
 #[derive(Debug, Clone)]
 pub enum Modules {
-    /// Every linear layer but the head.
+    /// Every linear layer except the head.
     AllLinear,
-    /// Layers of these names, whole or after a dot.
+    /// Layers whose name equals one of these, or ends in it after a dot.
     Suffixes(Vec<String>),
-    /// Layers whose whole name matches.
+    /// Layers whose full name matches.
     Regex(WholeRegex),
 }
 
 impl Modules {
-    /// What PEFT understands by one string: `all-linear`, or a regular expression.
+    /// PEFT's meaning of a single string: `all-linear`, or a regular expression.
     ///
     /// # Errors
-    /// When it is not a regular expression that can be used here.
+    /// If it is not a supported regular expression.
     pub fn from_text(text: &str) -> Result<Self, String> {
         if text.eq_ignore_ascii_case("all-linear") {
             return Ok(Self::AllLinear);
@@ -104,8 +103,8 @@ impl Modules {
         WholeRegex::new(text).map(Self::Regex)
     }
 
-    /// Whether the layer called `name` is among them.
-    pub fn contain(&self, name: &str) -> bool {
+    /// Whether it selects the layer `name`.
+    pub fn contains(&self, name: &str) -> bool {
         match self {
             Self::AllLinear => ![HEAD, EMBEDDING].contains(&name),
             Self::Suffixes(suffixes) => suffixes.iter().any(|suffix| {
@@ -117,16 +116,16 @@ impl Modules {
     }
 }
 
-/// A choice of blocks by number: PEFT's `layers_to_transform` and `layers_pattern`.
+/// A selection of blocks by index: PEFT's `layers_to_transform` and `layers_pattern`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Layers {
-    /// Numbers of the blocks.
+    /// Indices of the blocks.
     pub indices: Vec<u64>,
-    /// Names of the lists that are numbered, such as `layers`; empty for any list.
+    /// Names of the module lists that the indices refer to, such as `layers`; empty for any list.
     pub lists: Vec<String>,
 }
 
-/// A regular expression that has to match all of a name, and the text it was made of.
+/// A regular expression that has to match a full name, with its source text.
 #[derive(Debug, Clone)]
 pub struct WholeRegex {
     text: String,
@@ -142,7 +141,7 @@ impl WholeRegex {
         })
     }
 
-    /// The expression as it was written.
+    /// The source text.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -152,35 +151,34 @@ fn compile(regex: &str, shown: &str) -> Result<Regex, String> {
     Regex::new(regex).map_err(|error| {
         let reason = error.to_string();
         let reason = reason.lines().last().unwrap_or_default().trim();
-        format!("{shown:?} is not a regular expression that is known here: {reason}")
+        format!("{shown:?} is not a supported regular expression: {reason}")
     })
 }
 
-/// Rank and scale of one layer's adapter.
+/// Rank and scaling of one layer's adapter.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Shape {
+pub(crate) struct RankAndScaling {
     pub(crate) rank: i64,
     pub(crate) scaling: f64,
 }
 
-/// What a config came to on a model: names of modules.
+/// The module names that a config matched in a model.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Effects<'a> {
-    /// Layers that could have an adapter.
+    /// Layers that can have an adapter.
     pub(crate) seen: &'a [String],
-    /// Those that have one.
+    /// Layers that have one.
     pub(crate) attached: &'a [String],
-    /// Modules that learn whole.
+    /// Modules that are trained in full.
     pub(crate) saved: &'a [String],
 }
 
-/// Entries of a config without effect on a model, by key.
+/// Entries of a config that have no effect on a model, by key.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Unused {
-    /// Entries of `target_modules` that no layer is called.
+    /// Entries of `target_modules` that match no layer.
     pub(crate) unknown: Vec<String>,
-    /// Entries of `target_modules` without an adapter: the above, and those that another key takes
-    /// back.
+    /// Entries of `target_modules` that led to no adapter: `unknown`, and those that another key overrides.
     pub(crate) targets: Vec<String>,
     /// Entries of `exclude_modules`.
     pub(crate) excluded: Vec<String>,
@@ -195,7 +193,7 @@ pub(crate) struct Unused {
 }
 
 impl Unused {
-    /// Each as `key: entry`.
+    /// All entries, each as `key: entry`.
     pub(crate) fn list(&self) -> Vec<String> {
         let keys = [
             ("target_modules", &self.targets),
@@ -213,7 +211,7 @@ impl Unused {
         entries.chain(layers).collect()
     }
 
-    /// `config` without them.
+    /// `config` without these entries.
     pub(crate) fn removed_from(&self, mut config: LoraConfig) -> LoraConfig {
         let keep = |modules: &mut Modules, unused: &[String]| {
             if let Modules::Suffixes(names) = modules {
@@ -245,21 +243,21 @@ impl Unused {
     }
 }
 
-/// A config whose patterns are ready to be matched.
+/// A config with compiled patterns.
 #[derive(Debug, Clone)]
 pub(crate) struct Matcher {
     config: LoraConfig,
     ranks: Vec<(Regex, i64)>,
     alphas: Vec<(Regex, f64)>,
-    /// What finds the number of a layer's block in its name; the first that matches counts.
+    /// Patterns that extract the block index from a layer's name; the first match counts.
     numbers: Vec<Regex>,
-    /// Layers in these get no adapter, because they learn whole.
+    /// Layers inside these get no adapter, because they are trained in full.
     saved: Vec<Regex>,
 }
 
 impl Matcher {
     /// # Errors
-    /// What is wrong with the config: which key, and what would be right.
+    /// If the config is invalid; the message names the key and what is allowed.
     pub(crate) fn new(config: &LoraConfig) -> Result<Self, String> {
         let ranks = config.rank_pattern.values().chain([&config.rank]);
         if let Some(rank) = ranks
@@ -311,12 +309,12 @@ impl Matcher {
         &self.config
     }
 
-    /// Whether the layer is in a block that `layers` names.
+    /// Whether the layer is in one of the blocks that `layers` selects.
     fn is_in_chosen_block(&self, name: &str) -> bool {
         let Some(layers) = &self.config.layers else {
             return true;
         };
-        // To PEFT, a whole name needs no number.
+        // In PEFT, a full name is not filtered by block.
         if matches!(&self.config.target_modules, Modules::Suffixes(names) if names.iter().any(|n| n == name))
         {
             return true;
@@ -325,17 +323,17 @@ impl Matcher {
             .is_some_and(|number| layers.indices.contains(&number))
     }
 
-    /// The number of the block that the layer called `name` is in, as `layers` counts them.
+    /// The index of the block that contains the layer `name`, as `layers` counts.
     fn block(&self, name: &str) -> Option<u64> {
         // PEFT matches from the root of the model it wraps, as this crate names layers.
         let found = self.numbers.iter().find_map(|regex| regex.captures(name));
         found.and_then(|found| found[1].parse().ok())
     }
 
-    /// The module in `modules_to_save` that the tensor called `tensor` is part of.
+    /// The module in `modules_to_save` that contains the tensor `tensor`.
     ///
     /// # Errors
-    /// When there are several, one in the other, or it is a list of blocks; PEFT refuses both.
+    /// If there are several, one inside the other, or it is a list of blocks; PEFT refuses both.
     pub(crate) fn saved_module<'t>(&self, tensor: &'t str) -> Result<Option<&'t str>, String> {
         let ends = tensor.match_indices('.').map(|(end, _)| &tensor[..end]);
         let mut modules = ends.filter(|module| self.is_saved(module));
@@ -350,18 +348,18 @@ impl Matcher {
         match modules.next() {
             None => Ok(Some(outer)),
             Some(inner) => Err(format!(
-                "`modules_to_save`: `{inner}` is a part of `{outer}`, which learns whole already"
+                "`modules_to_save`: `{inner}` is part of `{outer}`, which is already trained in full"
             )),
         }
     }
 
-    /// Whether an entry of `modules_to_save` is the end of this name.
+    /// Whether the name ends in an entry of `modules_to_save`.
     fn is_saved(&self, module: &str) -> bool {
         let mut entries = self.config.modules_to_save.iter();
         entries.any(|entry| module.ends_with(entry.as_str()))
     }
 
-    /// Fails when the layer called `name`, which has an adapter, is also to learn whole.
+    /// Fails if the layer `name`, which has an adapter, is also to be trained in full.
     pub(crate) fn expect_not_saved(&self, name: &str) -> Result<(), String> {
         let parts = name.match_indices('.').map(|(end, _)| &name[..end]);
         match parts.chain([name]).find(|module| self.is_saved(module)) {
@@ -373,7 +371,7 @@ impl Matcher {
         }
     }
 
-    /// Entries of the config without effect on a model.
+    /// Entries of the config that have no effect on the model.
     pub(crate) fn unused(&self, model: &Effects) -> Unused {
         let Effects {
             seen,
@@ -387,7 +385,7 @@ impl Matcher {
             };
             let is_unused = |suffix: &&String| {
                 let one = Modules::Suffixes(vec![(*suffix).clone()]);
-                !among.iter().any(|name| one.contain(name))
+                !among.iter().any(|name| one.contains(name))
             };
             suffixes.iter().filter(is_unused).cloned().collect()
         };
@@ -431,11 +429,11 @@ impl Matcher {
         }
     }
 
-    /// The adapter that the layer called `name` gets.
-    pub(crate) fn shape(&self, name: &str) -> Option<Shape> {
+    /// Rank and scaling of the adapter for the layer `name`, if it gets one.
+    pub(crate) fn shape(&self, name: &str) -> Option<RankAndScaling> {
         let excluded = self.config.exclude_modules.as_ref();
-        if excluded.is_some_and(|modules| modules.contain(name))
-            || !self.config.target_modules.contain(name)
+        if excluded.is_some_and(|modules| modules.contains(name))
+            || !self.config.target_modules.contains(name)
             || !self.is_in_chosen_block(name)
             || self.saved.iter().any(|saved| saved.is_match(name))
         {
@@ -447,15 +445,15 @@ impl Matcher {
             true => (rank as f64).sqrt(),
             false => rank as f64,
         };
-        Some(Shape {
+        Some(RankAndScaling {
             rank,
             scaling: alpha / divisor,
         })
     }
 }
 
-/// Finds the number of a block in a name, in PEFT's way (`check_target_module_exists`): the
-/// first number behind one of the lists, or behind any part of the name but the first.
+/// Patterns that find a block's index in a name, as PEFT does (`check_target_module_exists`): the first
+/// number after one of the lists, or after any component but the first.
 fn block_numbers(layers: &Layers) -> Result<Vec<Regex>, String> {
     if layers.lists.is_empty() {
         return Ok(vec![compile(r"\A.*?\.[^.]*\.(\d+)\.", "layers")?]);
@@ -466,7 +464,7 @@ fn block_numbers(layers: &Layers) -> Result<Vec<Regex>, String> {
         .collect()
 }
 
-/// `key` matches at the end of a name, from its start or from behind a dot.
+/// Compiled patterns; a key matches at the end of a name, starting at its beginning or after a dot.
 fn patterns<T: Copy>(map: &IndexMap<String, T>) -> Result<Vec<(Regex, T)>, String> {
     map.iter()
         .map(|(key, value)| Ok((compile(&format!(r"\A(?:.*\.)?(?:{key})\z"), key)?, *value)))

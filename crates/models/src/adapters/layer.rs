@@ -1,4 +1,4 @@
-//! One layer's adapter: what it adds to the layer's product.
+//! One layer's adapter: what it adds to the layer's output.
 
 use tch::{Kind, Tensor};
 
@@ -6,7 +6,7 @@ use crate::Error;
 use crate::tensor::{BaseMap, to_kind};
 use crate::weight::Weight;
 
-/// `B·A` beside a frozen weight `W`, scaled; for DoRA also the magnitude of each row.
+/// `B·A` beside a frozen weight `W`, scaled; with DoRA also the magnitude of each row.
 #[derive(Debug)]
 pub struct LoraLayer {
     /// `[rank, inputs]`
@@ -15,27 +15,27 @@ pub struct LoraLayer {
     pub b: Tensor,
     /// `alpha / rank`, or `alpha / √rank`.
     pub scaling: f64,
-    /// Probability with which an input number is left out in training.
+    /// Dropout probability of the input in training.
     pub dropout: f64,
-    /// What makes it a DoRA.
+    /// Set for DoRA.
     pub dora: Option<Dora>,
 }
 
-/// The part of a DoRA that a LoRA lacks.
+/// The additional state of DoRA.
 #[derive(Debug)]
 pub struct Dora {
-    /// `[outputs]`: the trained length of each row of the whole weight.
+    /// `[outputs]`: the trained norm of each row of the adapted weight.
     pub magnitude: Tensor,
-    /// `[outputs]`: the squared length of each row of `W`, which never changes.
+    /// `[outputs]`: the squared norm of each row of `W`, a constant.
     pub base_squares: Tensor,
 }
 
 impl LoraLayer {
-    /// `[…, inputs]` to `[…, outputs]` in the type of `base`'s product, which is `bias`'s too:
-    /// the product with `W + scaling · B·A`, and `bias`.
+    /// The output with the adapted weight, `x · (W + scaling · B·A)ᵀ + bias`: `[…, inputs]` to `[…,
+    /// outputs]`, in the type of `base`'s product, which is also that of `bias`.
     ///
     /// # Errors
-    /// When shapes do not fit or memory runs out.
+    /// If shapes do not match or memory runs out.
     pub fn forward(
         &self,
         input: &Tensor,
@@ -61,11 +61,11 @@ impl LoraLayer {
         Ok(to_kind(&result, base.1)?.f_view(size.as_slice())?)
     }
 
-    /// What embedding `tokens` becomes: `rows` is fp32, from the table `base`, of which this is the
-    /// change, transposed. As in PEFT, nothing is dropped out.
+    /// The adapted embedding of `tokens`. `rows` (fp32) is the lookup in the frozen weight `base`; this
+    /// adapter is that of the transposed weight. As in PEFT, there is no dropout.
     ///
     /// # Errors
-    /// When shapes do not fit or memory runs out.
+    /// If shapes do not match or memory runs out.
     pub(crate) fn embed(
         &self,
         rows: &Tensor,
@@ -93,13 +93,12 @@ impl LoraLayer {
     ) -> Result<Tensor, Error> {
         let base = weight.product(rows, bias, compute)?;
         let low = self.low(dropped.unwrap_or(rows))?;
-        // The product belongs to nobody else and its backward does not need it, so the
-        // change is added in place.
+        // The product is not shared, and its backward pass does not need it, so B·A·x is added in place.
         let mut base = to_kind(&base, Kind::Float)?;
         Ok(base.f_addmm_(&low, &self.b.f_tr()?)?)
     }
 
-    /// The change before `B`, scaled: `[rows, rank]` in fp32.
+    /// The scaled input of `B`: `[rows, rank]` in fp32.
     fn low(&self, rows: &Tensor) -> Result<Tensor, Error> {
         let low = to_kind(rows, Kind::Float)?.f_linear(&self.a, None::<&Tensor>)?;
         match self.scaling == 1.0 {
@@ -108,8 +107,8 @@ impl LoraLayer {
         }
     }
 
-    /// As PEFT computes it: `m/‖W + s·B·A‖` scales the rows, its divisor being a constant to
-    /// the gradient, and the untouched product is kept apart when dropout is on.
+    /// As PEFT computes it: `m/‖W + s·B·A‖` scales the rows, with the norm detached from the graph; with
+    /// dropout, the base product is kept unscaled by it.
     fn dora(
         &self,
         dora: &Dora,
@@ -140,10 +139,10 @@ impl LoraLayer {
         }
     }
 
-    /// `[outputs]`: the length of each row of `W + s·B·A`, without a gradient.
+    /// `[outputs]`: the norm of each row of `W + s·B·A`, without a gradient.
     ///
-    /// Expanded, so that no matrix of the size of `W` is made:
-    /// `‖w‖² + 2s·(W·Aᵀ)·b + s²·b·(A·Aᵀ)·b` for each row `w` of `W` and `b` of `B`.
+    /// Expanded as `‖w‖² + 2s·(W·Aᵀ)·b + s²·b·(A·Aᵀ)·b` for each row `w` of `W` and `b` of `B`, so that no
+    /// matrix of the size of `W` is needed.
     fn row_norms(&self, dora: &Dora, weight: &Weight, compute: Kind) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
         let (a, b, s) = (self.a.detach(), self.b.detach(), self.scaling);
@@ -160,10 +159,10 @@ impl LoraLayer {
         Ok(both.f_add(&dora.base_squares)?.f_clamp_min(0.0)?.f_sqrt()?)
     }
 
-    /// The weight that does in one product what this layer does: `[outputs, inputs]` in fp32.
+    /// The merged weight, `[outputs, inputs]` in fp32.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn merged(&self, weight: &Tensor) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
         let change = self.b.f_matmul(&self.a)?.f_mul_scalar(self.scaling)?;
@@ -198,8 +197,7 @@ impl LoraLayer {
 }
 
 impl Dora {
-    /// A DoRA on `weight` (`[outputs, inputs]`): with this magnitude, or, when it starts
-    /// fresh, with that of the weight itself.
+    /// The squared norms of the rows of `weight` (`[outputs, inputs]`), as `[outputs]`.
     ///
     /// # Errors
     /// When memory runs out.

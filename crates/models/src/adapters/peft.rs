@@ -1,4 +1,4 @@
-//! PEFT's folder: `adapter_config.json` and `adapter_model.safetensors`.
+//! PEFT's adapter folder: `adapter_config.json` and `adapter_model.safetensors`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,11 +26,11 @@ pub struct PeftAdapter {
 }
 
 impl PeftAdapter {
-    /// Opens an adapter's folder.
+    /// Opens an adapter folder.
     ///
     /// # Errors
-    /// When a file is missing or damaged, or the adapter has features that are not known
-    /// here: leaving them out would silently change its effect.
+    /// If a file is missing or damaged, or the adapter uses unsupported features, because ignoring them would
+    /// silently change its effect.
     pub fn open(folder: &Path) -> Result<Self, Error> {
         let object = Object::read(&folder.join(CONFIG))?;
         let config = config(&object)?;
@@ -42,12 +42,12 @@ impl PeftAdapter {
         })
     }
 
-    /// What it is made of.
+    /// Its settings.
     pub fn config(&self) -> &LoraConfig {
         &self.config
     }
 
-    /// The model it was made for, as its maker called it.
+    /// Name of the base model, as recorded by the program that wrote the adapter.
     pub fn base_model(&self) -> Option<&str> {
         self.base_model.as_deref()
     }
@@ -61,8 +61,8 @@ impl PeftAdapter {
     }
 }
 
-/// Keys of PEFT's `LoraConfig` (0.21.2) that are obeyed.
-pub(super) const OBEYED: [&str; 15] = [
+/// Keys of PEFT's `LoraConfig` (0.21.2) that are applied.
+pub(super) const APPLIED: [&str; 15] = [
     "alpha_pattern",
     "bias",
     "exclude_modules",
@@ -80,9 +80,9 @@ pub(super) const OBEYED: [&str; 15] = [
     "use_rslora",
 ];
 
-/// Keys that change nothing about what a saved adapter computes: who made it and with what,
-/// how its weights were initialised, and how PEFT runs it.
-pub(super) const WITHOUT_EFFECT: [&str; 15] = [
+/// Keys that do not affect the output of a saved adapter: where it came from, how it was initialised, and how
+/// PEFT runs it.
+pub(super) const NO_EFFECT: [&str; 15] = [
     "auto_mapping",
     "base_model_name_or_path",
     "corda_config",
@@ -100,8 +100,7 @@ pub(super) const WITHOUT_EFFECT: [&str; 15] = [
     "tp_config",
 ];
 
-/// Keys that change what an adapter computes and are not supported, with the values under
-/// which they do nothing.
+/// Unsupported keys that affect the output, with the values at which they have no effect.
 pub(super) const UNSUPPORTED: [(&str, &[&str]); 13] = [
     ("fan_in_fan_out", &["false"]),
     ("layer_replication", &["[]"]),
@@ -118,24 +117,24 @@ pub(super) const UNSUPPORTED: [(&str, &[&str]); 13] = [
     ("ensure_weight_tying", &["false"]),
 ];
 
-/// Values of `init_lora_weights` that leave the base model's weights as they are.
+/// Values of `init_lora_weights` that leave the base weights unchanged.
 const INITIALISATIONS: [&str; 3] = ["gaussian", "orthogonal", "eva"];
 
 /// Reads `adapter_config.json`.
 ///
 /// # Errors
-/// Names the file, the key, what it must be and what it is.
+/// The error names the file, the key, what is allowed and what was found.
 pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
     match object.text("peft_type")? {
         Some("LORA") => {}
         other => {
             let other = other.unwrap_or("missing");
-            return Err(object.error("peft_type", format!("is {other}; only LORA is known here")));
+            return Err(object.error("peft_type", format!("is {other}; only LORA is supported")));
         }
     }
     check_keys(object)?;
     check_initialisation(object)?;
-    // To PEFT, a key that is left out is its default, and null no number.
+    // In PEFT a missing key has its default value, but null is an error.
     for key in ["r", "lora_alpha", "lora_dropout"] {
         if object.has(key) && object.get(key).is_none() {
             return Err(object.error(key, "must be a number, not null"));
@@ -143,7 +142,7 @@ pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
     }
     let default = LoraConfig::default();
     let config = LoraConfig {
-        rank: object.whole("r", Some(default.rank), 1..=1 << 16)?,
+        rank: object.integer("r", Some(default.rank), 1..=1 << 16)?,
         alpha: number(object, "lora_alpha", object.get("lora_alpha"))?.unwrap_or(default.alpha),
         dropout: number(object, "lora_dropout", object.get("lora_dropout"))?.unwrap_or(0.0),
         rslora: object.flag("use_rslora", false)?,
@@ -168,29 +167,29 @@ pub(super) fn config(object: &Object) -> Result<LoraConfig, Error> {
     Ok(config)
 }
 
-/// Refuses keys that would change what the adapter computes, and are not supported or not known.
+/// Refuses unsupported and unknown keys that affect the output.
 fn check_keys(object: &Object) -> Result<(), Error> {
     for (key, value) in object.keys().filter(|(_, value)| !value.is_null()) {
         let name = key.as_str();
-        if OBEYED.contains(&name) || WITHOUT_EFFECT.contains(&name) {
+        if APPLIED.contains(&name) || NO_EFFECT.contains(&name) {
             continue;
         }
         let text = value.to_string();
         match UNSUPPORTED.iter().find(|(key, _)| *key == name) {
             Some((_, harmless)) if harmless.contains(&text.as_str()) => {}
             Some(_) => {
-                return Err(object.error(key, format!("is {text}, which is not known here")));
+                return Err(object.error(key, format!("is {text}, which is not supported")));
             }
-            // A newer PEFT writes its new options too, mostly off.
+            // A newer PEFT writes its new options too, most of them off.
             None if ["false", "[]", "{}", "\"\""].contains(&text.as_str()) => {
                 tracing::warn!(
-                    "`{}`: `{key}: {text}` is not known here, and is taken to be off",
+                    "`{}`: `{key}: {text}` is not supported and assumed to be off",
                     object.path().display()
                 );
             }
             None => {
                 let reason = format!(
-                    "is {text}: this key is not known here, and may change what the adapter computes"
+                    "is {text}: this key is not supported and may change the adapter's output"
                 );
                 return Err(object.error(key, reason));
             }
@@ -199,8 +198,8 @@ fn check_keys(object: &Object) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses adapters that were trained beside changed base weights (PiSSA, OLoRA, CorDA, LoftQ,
-/// LoRA-GA, …): PEFT changes the base again when it loads them.
+/// Refuses adapters that were trained on modified base weights (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA, …): PEFT
+/// modifies the base again when it loads them.
 fn check_initialisation(object: &Object) -> Result<(), Error> {
     const KEY: &str = "init_lora_weights";
     match object.get(KEY) {
@@ -250,7 +249,7 @@ fn number(object: &Object, key: &str, value: Option<&Value>) -> Result<Option<f6
     }
 }
 
-/// A list of names; none where there is no such key.
+/// A list of names; empty if the key is missing.
 fn names(object: &Object, key: &str) -> Result<Vec<String>, Error> {
     let names = match object.get(key) {
         None => Some(Vec::new()),
@@ -300,11 +299,11 @@ fn pattern<T>(
         .collect()
 }
 
-/// Writes an adapter that PEFT loads with `PeftModel.from_pretrained(base, folder)`.
-/// `base_model` is what PEFT takes for the base when it is not told another.
+/// Writes an adapter that PEFT loads with `PeftModel.from_pretrained(base, folder)`. `base_model` is recorded
+/// as the name of the base model.
 ///
 /// # Errors
-/// When a file cannot be written.
+/// If a file cannot be written.
 pub fn write_peft(
     folder: &Path,
     attached: &Attached,
@@ -321,11 +320,11 @@ pub fn write_peft(
     std::fs::write(&path, text).map_err(|error| Error::io("write", &path, error))
 }
 
-/// The `adapter_config.json` of [`write_peft`].
+/// The `adapter_config.json` that [`write_peft`] writes.
 pub fn adapter_config(attached: &Attached, base_model: &str) -> Value {
     let config = &attached.config;
     let modules = |modules: &Modules| match modules {
-        // Spelled out, because PEFT too writes what `all-linear` came to.
+        // Listed explicitly, because PEFT also writes what `all-linear` resolved to.
         Modules::AllLinear => {
             let mut names: Vec<&str> = attached
                 .modules
@@ -345,7 +344,7 @@ pub fn adapter_config(attached: &Attached, base_model: &str) -> Value {
         "base_model_name_or_path": base_model,
         "inference_mode": true,
         "r": config.rank,
-        // PEFT declares alphas as whole numbers; fractions work too.
+        // PEFT declares alphas as integers, but fractions work too.
         "lora_alpha": json::number(config.alpha),
         "lora_dropout": config.dropout,
         "use_rslora": config.rslora,

@@ -1,4 +1,4 @@
-//! Held against PEFT: what its adapters compute, and how they learn.
+//! Adapters compared with PEFT's: outputs, gradients and training.
 
 use std::path::Path;
 
@@ -219,10 +219,10 @@ fn modules_are_chosen_as_peft_chooses_them() {
         (Modules::from_text("model.*self_attn").unwrap(), false),
         (Modules::from_text("a|.*q_proj").unwrap(), true),
     ] {
-        assert_eq!(modules.contain(name), contain, "{modules:?}");
+        assert_eq!(modules.contains(name), contain, "{modules:?}");
     }
-    assert!(!Modules::AllLinear.contain("lm_head"));
-    assert!(!Modules::AllLinear.contain("model.embed_tokens"));
+    assert!(!Modules::AllLinear.contains("lm_head"));
+    assert!(!Modules::AllLinear.contains("model.embed_tokens"));
 }
 
 #[test]
@@ -265,7 +265,9 @@ fn what_does_not_fit_is_told() {
     let error = adapted(&golden("models/qwen3"), Attachment::saved(saved).unwrap()).map(|_| ());
     let error = error.unwrap_err().to_string();
     assert!(
-        error.ends_with("is [16, 4], and this model needs [32, 4]: it was made for another model"),
+        error.ends_with(
+            "is [16, 4], but this model needs [32, 4]: the adapter is for another model"
+        ),
         "{error}"
     );
 }
@@ -296,17 +298,17 @@ fn features_that_are_not_known_are_refused_by_name() {
         (
             "trainable_token_indices",
             json!([1, 2]),
-            "`trainable_token_indices` is [1,2], which is not known here",
+            "`trainable_token_indices` is [1,2], which is not supported",
         ),
         (
             "ensure_weight_tying",
             json!(true),
-            "`ensure_weight_tying` is true, which is not known here",
+            "`ensure_weight_tying` is true, which is not supported",
         ),
         (
             "peft_type",
             json!("IA3"),
-            "`peft_type` is IA3; only LORA is known here",
+            "`peft_type` is IA3; only LORA is supported",
         ),
         ("r", json!(0), "`r` must be from 1 to 65536, not 0"),
         (
@@ -407,8 +409,8 @@ const PEFT_KEYS: [&str; 42] = [
 fn every_key_of_pefts_config_is_obeyed_or_without_effect_or_refused() {
     for key in PEFT_KEYS {
         let places = [
-            peft::OBEYED.contains(&key),
-            peft::WITHOUT_EFFECT.contains(&key),
+            peft::APPLIED.contains(&key),
+            peft::NO_EFFECT.contains(&key),
             peft::UNSUPPORTED.iter().any(|(name, _)| *name == key),
         ];
         let count = places.iter().filter(|is_there| **is_there).count();

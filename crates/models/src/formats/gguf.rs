@@ -1,9 +1,8 @@
-//! GGUF files, the format of llama.cpp: one file with metadata, tokenizer and
-//! (usually quantised) weights.
+//! GGUF, llama.cpp's format: one file with metadata, tokenizer and (usually quantised) weights.
 //!
-//! [`Gguf`] reads the file as it is; [`GgufModel`](crate::pretrained::GgufModel) presents it as
-//! the Hugging Face model it was made from. Our own reader, because the crates gguf, gguf-rs and
-//! gguf-rs-lib read headers but dequantise nothing, and candle-core brings a second tensor library.
+//! [`Gguf`] reads the file as it is; [`GgufModel`](crate::pretrained::GgufModel) presents it as the Hugging
+//! Face model it was converted from. This is our own reader because the crates gguf, gguf-rs and gguf-rs-lib
+//! read headers but dequantise nothing, and candle-core would add a second tensor library.
 
 mod format;
 mod header;
@@ -23,8 +22,8 @@ pub use header::{Array, Header, TensorEntry, Value};
 use crate::Error;
 use crate::tensor::tensor_from;
 
-/// Numbers that are dequantised at a time: enough to read the disk in long strides,
-/// few enough to stay in the cache. A multiple of every block size.
+/// Elements that are dequantised at a time: enough for long sequential reads, few enough to stay in the
+/// cache. A multiple of every block size.
 const STRIDE: usize = 1 << 16;
 
 /// An open GGUF file.
@@ -39,7 +38,7 @@ impl Gguf {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// When the file cannot be read, or is not a sound GGUF of version 2 or 3.
+    /// If the file cannot be read, or is not a valid GGUF file of version 2 or 3.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let io = |error| Error::io("read", path, error);
         let file = File::open(path).map_err(io)?;
@@ -53,20 +52,20 @@ impl Gguf {
         })
     }
 
-    /// Where the file is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What the file says about itself.
+    /// Metadata and tensor entries.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Reads a tensor by its name in the file and turns it back into fp32.
+    /// Reads a tensor by its name in the file and dequantises it to fp32.
     ///
     /// # Errors
-    /// When there is none, its format is not known, or the file fails.
+    /// If there is no such tensor, its format is not supported, or reading fails.
     pub fn read(&self, name: &str) -> Result<Tensor, Error> {
         let entry = self
             .header
@@ -78,7 +77,7 @@ impl Gguf {
             Error::file(
                 &self.path,
                 format!(
-                    "tensor `{name}` is in format number {}; known here are {}",
+                    "tensor `{name}` is in format number {}; supported: {}",
                     entry.format_code,
                     known.join(", ")
                 ),
@@ -93,16 +92,16 @@ impl Gguf {
     }
 
     fn dequantize(&self, start: u64, format: Format, numbers: &mut [f32]) -> Result<(), Error> {
-        let stride_bytes = STRIDE / format.block_numbers() * format.block_bytes();
+        let stride_bytes = STRIDE / format.block_elements() * format.block_bytes();
         let mut buffer =
             vec![
                 0;
-                stride_bytes.min(numbers.len() / format.block_numbers() * format.block_bytes())
+                stride_bytes.min(numbers.len() / format.block_elements() * format.block_bytes())
             ];
         let mut at = start;
         for numbers in numbers.chunks_mut(STRIDE) {
             let stored =
-                &mut buffer[..numbers.len() / format.block_numbers() * format.block_bytes()];
+                &mut buffer[..numbers.len() / format.block_elements() * format.block_bytes()];
             self.file
                 .read_exact_at(stored, at)
                 .map_err(|error| Error::io("read", &self.path, error))?;

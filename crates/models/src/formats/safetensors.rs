@@ -1,5 +1,5 @@
-//! One safetensors file: read tensor by tensor with ranged reads, written tensor by
-//! tensor as they are made. Neither holds the file in memory, which may be larger than that.
+//! A single safetensors file: read tensor by tensor with ranged reads, and written tensor by tensor as they
+//! are produced. Neither holds the whole file in memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -14,7 +14,7 @@ use super::TensorSource;
 use crate::Error;
 use crate::tensor::tensor_from;
 
-/// What the safetensors format allows a header to be.
+/// The safetensors format's limit for the header.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// An open safetensors file.
@@ -30,7 +30,7 @@ impl SafetensorsFile {
     /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// When the file cannot be read, or its header does not fit the file.
+    /// If the file cannot be read, or its header does not match the file.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let io = |error| Error::io("read", path, error);
         let file = File::open(path).map_err(io)?;
@@ -44,12 +44,12 @@ impl SafetensorsFile {
         let length = u64::from_le_bytes(length);
         if length > MAX_HEADER_BYTES || length > size - 8 {
             return Err(wrong(format!(
-                "not a safetensors file, or cut short: its header claims {length} bytes of {size}"
+                "not a safetensors file, or truncated: its header claims {length} bytes of {size}"
             )));
         }
         let mut header = vec![0; length as usize];
         file.read_exact_at(&mut header, 8).map_err(io)?;
-        // The library checks that offsets follow each other and fit the shapes.
+        // The library checks that offsets are contiguous and match the shapes.
         let metadata: Metadata = serde_json::from_slice(&header)
             .map_err(|error| wrong(format!("damaged safetensors header: {error}")))?;
         let data_start = 8 + length;
@@ -73,10 +73,10 @@ impl SafetensorsFile {
         self.metadata.metadata().clone().unwrap_or_default()
     }
 
-    /// Reads a tensor in the kind that it is stored in.
+    /// Reads a tensor in its stored type.
     ///
     /// # Errors
-    /// When there is none of this name, libtorch lacks its type, or the file fails.
+    /// If there is no such tensor, libtorch lacks its type, or reading fails.
     pub fn read_stored(&self, name: &str) -> Result<Tensor, Error> {
         let info = self
             .metadata
@@ -93,7 +93,7 @@ impl SafetensorsFile {
         })?;
         let shape: Vec<i64> = info.shape.iter().map(|size| *size as i64).collect();
         let start = self.data_start + info.data_offsets.0 as u64;
-        // A byte of a boolean may be damaged, and any but 0 and 1 is undefined behaviour.
+        // A boolean's byte may be damaged, and any value but 0 and 1 is undefined behaviour.
         let bytes_as = if kind == Kind::Bool {
             Kind::Uint8
         } else {
@@ -132,7 +132,7 @@ impl TensorSource for SafetensorsFile {
     }
 }
 
-/// The types that libtorch and safetensors share.
+/// The types that libtorch and safetensors have in common.
 const TYPES: [(Kind, Dtype); 12] = [
     (Kind::Double, Dtype::F64),
     (Kind::Float, Dtype::F32),
@@ -158,7 +158,7 @@ fn dtype_of(kind: Kind) -> Option<Dtype> {
     Some(*dtype)
 }
 
-/// A tensor that is made when it is written.
+/// A tensor that is produced when it is written.
 pub struct LazyTensor<'a> {
     shape: Vec<usize>,
     kind: Kind,
@@ -179,7 +179,7 @@ impl<'a> LazyTensor<'a> {
     /// The tensor `name` of `source`, read as `kind` when it is written.
     ///
     /// # Errors
-    /// When there is no such tensor.
+    /// If there is no such tensor.
     pub fn of(source: &'a dyn TensorSource, name: &str, kind: Kind) -> Result<Self, Error> {
         let shape = source
             .shape(name)
@@ -192,7 +192,7 @@ impl<'a> LazyTensor<'a> {
         })
     }
 
-    /// A tensor of this shape and kind that `make` makes.
+    /// A tensor of this shape and type that `make` produces.
     pub fn made(shape: &[i64], kind: Kind, make: impl Fn() -> Result<Tensor, Error> + 'a) -> Self {
         Self {
             shape: shape.iter().map(|size| *size as usize).collect(),
@@ -201,7 +201,7 @@ impl<'a> LazyTensor<'a> {
         }
     }
 
-    /// Calls `on_progress` each time the tensor has been made.
+    /// Calls `on_progress` each time the tensor has been produced.
     pub fn on_made(self, on_progress: impl Fn() + 'a) -> Self {
         let make = self.make;
         Self {
@@ -215,13 +215,13 @@ impl<'a> LazyTensor<'a> {
     }
 }
 
-/// Writes tensors to a new file, which takes its place at `path` only when it is complete and on
-/// the disk. `note` goes into its `__metadata__`. Returns the CRC-32C of the file.
+/// Writes tensors to a temporary file, which replaces `path` only once it is complete and synced. `note` goes
+/// into its `__metadata__`. Returns the CRC-32C of the file.
 ///
-/// Types of more bytes come first, so that every tensor is aligned; otherwise the order stays.
+/// Tensors are ordered by descending element size, so that each one is aligned; otherwise the order is kept.
 ///
 /// # Errors
-/// When a tensor cannot be made or the file cannot be written, as on a full disk.
+/// If a tensor cannot be produced or the file cannot be written, for example because the disk is full.
 pub fn write_safetensors<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, LazyTensor<'a>)>,
@@ -231,7 +231,7 @@ pub fn write_safetensors<'a>(
     write_safetensors_with(path, tensors, &note.into_iter().collect())
 }
 
-/// As [`write_safetensors`], with all of `metadata` in the file's `__metadata__`.
+/// Like [`write_safetensors`], with all of `metadata` in the file's `__metadata__`.
 ///
 /// # Errors
 /// As [`write_safetensors`].
@@ -252,22 +252,22 @@ pub fn write_safetensors_with<'a>(
         Ok(checksum)
     });
     if written.is_err() {
-        // Best effort: what matters is the error that brought us here.
+        // Best effort: the original error is the one to report.
         let _ = std::fs::remove_file(&draft);
     }
     written
 }
 
-/// Writes tensors that are there already, as [`write_safetensors`] does.
+/// Writes existing tensors, like [`write_safetensors`].
 ///
 /// # Errors
-/// When the file cannot be written, as on a full disk.
+/// If the file cannot be written, for example because the disk is full.
 pub fn write_tensors(path: &Path, tensors: &[(String, &Tensor)]) -> Result<u32, Error> {
     let ready = |(name, tensor): &(String, &Tensor)| (name.clone(), LazyTensor::ready(tensor));
     write_safetensors(path, tensors.iter().map(ready), None)
 }
 
-/// The length of the header and the header, as they begin a file.
+/// The header with its length, as they begin a file.
 fn header(
     path: &Path,
     tensors: &[(String, LazyTensor<'_>)],
@@ -291,19 +291,19 @@ fn header(
     let infos = infos.collect::<Result<Vec<_>, Error>>()?;
     let wrong =
         |error: &dyn std::fmt::Display| Error::Internal(format!("safetensors header: {error}"));
-    // `transformers` refuses a file that does not say whose layout it has.
+    // `transformers` refuses a file that does not name its framework.
     let mut all = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     all.extend(metadata.clone());
     let metadata = Metadata::new(Some(all), infos).map_err(|error| wrong(&error))?;
     let mut text = serde_json::to_vec(&metadata).map_err(|error| wrong(&error))?;
-    // The format wants the data aligned to eight bytes, with spaces.
+    // The format requires the data to be aligned to eight bytes, padded with spaces.
     text.resize(text.len().next_multiple_of(8), b' ');
     let mut header = (text.len() as u64).to_le_bytes().to_vec();
     header.append(&mut text);
     Ok(header)
 }
 
-/// Writes `file`, which becomes the one at `path`, and forces it to the disk; returns its CRC-32C.
+/// Writes `file`, which becomes the one at `path`, and syncs it; returns its CRC-32C.
 fn write(
     path: &Path,
     file: File,
@@ -321,7 +321,7 @@ fn write(
         let size = tensor.numel() * tensor.kind().elt_size_in_bytes();
         if size != lazy.bytes() {
             return Err(Error::Internal(format!(
-                "`{name}` is {size} bytes, and its header says {}",
+                "`{name}` is {size} bytes, but its header says {}",
                 lazy.bytes()
             )));
         }
@@ -362,7 +362,7 @@ mod tests {
             .map(|(name, tensor)| (name.clone(), tensor))
             .collect();
         let sum = write_tensors(&path, &list).unwrap();
-        // The reference implementation reads it too.
+        // The reference implementation can read it too.
         let bytes = std::fs::read(&path).unwrap();
         assert_eq!(crc32c::crc32c(&bytes), sum);
         assert_eq!(
@@ -394,7 +394,7 @@ mod tests {
         assert!(file.read_stored("codes").unwrap().equal(&codes));
     }
 
-    /// As checkpoints were written that kept the order of the optimizer's state.
+    /// Like older checkpoints, which kept the order of the optimizer's state.
     #[test]
     fn tensors_that_are_not_aligned_are_read() {
         let folder = tempfile::tempdir().unwrap();

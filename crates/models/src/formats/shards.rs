@@ -1,4 +1,4 @@
-//! Safetensors files of one model, as Hugging Face divides them: one, or several and an index.
+//! A model's safetensors files in Hugging Face's layout: a single file, or several with an index.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,18 +20,18 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// Opens `{stem}.safetensors` in `folder`, or without that, as in transformers, the files that
-    /// `{stem}.safetensors.index.json` names.
+    /// Opens `{stem}.safetensors` in `folder` or, if there is none, the files that
+    /// `{stem}.safetensors.index.json` lists, like transformers.
     ///
     /// # Errors
-    /// When a file is missing or damaged, or two have a tensor of the same name.
+    /// If a file is missing or damaged, or two have a tensor of the same name.
     pub fn open(folder: &Path, stem: &str) -> Result<Self, Error> {
         let index = folder.join(format!("{stem}.safetensors.index.json"));
         let single = format!("{stem}.safetensors");
         let has_single = folder.join(&single).is_file();
         if has_single && index.is_file() {
             tracing::warn!(
-                "`{}` has `{single}` and an index of several files: the first is read",
+                "`{}` has `{single}` and an index of several files; the former is used",
                 folder.display()
             );
         }
@@ -62,7 +62,7 @@ impl Shards {
                     let other = files[other].path().display();
                     return Err(Error::file(
                         file.path(),
-                        format!("`{name}` is in `{other}` too"),
+                        format!("`{name}` is also in `{other}`"),
                     ));
                 }
             }
@@ -109,14 +109,14 @@ impl TensorSource for Shards {
     }
 }
 
-/// A file of weights in a folder that is not read here.
+/// The name of a weight file in a format that is not supported.
 fn pickle(folder: &Path) -> Option<String> {
     let entries = std::fs::read_dir(folder).ok()?.flatten();
     let mut names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
     names.find(|name| name.starts_with("pytorch_model") && name.ends_with(".bin"))
 }
 
-/// The files that an index names, which must lie beside it.
+/// The files that an index lists, which must be in the same folder.
 fn listed(index: &Object) -> Result<Vec<String>, Error> {
     let map = index
         .object("weight_map")?
@@ -126,7 +126,7 @@ fn listed(index: &Object) -> Result<Vec<String>, Error> {
         let Value::String(file) = file else {
             return Err(map.error(tensor, "must name a file"));
         };
-        // A downloaded index must not reach outside of its folder.
+        // A downloaded index must not point outside its folder.
         let plain = Path::new(file).file_name() == Some(file.as_ref());
         if !plain || !file.ends_with(".safetensors") {
             return Err(map.error(

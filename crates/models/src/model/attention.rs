@@ -1,4 +1,4 @@
-//! Causal attention with grouped heads, and the cache that makes generation linear.
+//! Causal grouped-query attention, and the KV cache that makes generation linear.
 
 use tch::{Device, Kind, Tensor};
 
@@ -23,10 +23,10 @@ pub(super) struct Attention {
 }
 
 impl Attention {
-    /// The attention called `name`.
+    /// Builds the attention layer `name`.
     ///
     /// # Errors
-    /// When the source lacks a weight.
+    /// If the source lacks a weight.
     pub(super) fn new(
         config: &DecoderConfig,
         name: &str,
@@ -57,11 +57,10 @@ impl Attention {
         })
     }
 
-    /// `[batch, length, hidden]` to the same shape. With a cache, the input continues
-    /// what the cache holds.
+    /// `[batch, length, hidden]` to the same shape. With a cache, the input continues the cached sequence.
     ///
     /// # Errors
-    /// When the sequence is longer than the rotary tables or the cache, or memory runs out.
+    /// If the sequence is longer than the rotary tables or the cache, or memory runs out.
     pub(super) fn forward(
         &self,
         input: &Tensor,
@@ -91,7 +90,7 @@ impl Attention {
             Some(cache) => cache.extend(&key, &value)?,
             None => (key, value),
         };
-        // One new token may see everything; several after others need to be told what.
+        // A single new token attends to everything; several need a mask.
         let mask = match start > 0 && length > 1 {
             true => Some(causal_mask(length, start, input.device())?),
             false => None,
@@ -132,15 +131,15 @@ impl Attention {
     }
 }
 
-/// `[length, start + length]`: token `i` sees what is cached and the new tokens up to itself.
+/// `[length, start + length]`: token `i` attends to the cached tokens and the new ones up to itself.
 fn causal_mask(length: i64, start: i64, device: Device) -> Result<Tensor, Error> {
     Ok(Tensor::f_ones([length, start + length], (Kind::Bool, device))?.f_tril(start)?)
 }
 
-/// Keys and values of the tokens so far, of one block.
+/// Keys and values of the tokens so far, for one block.
 #[derive(Debug)]
 pub(super) struct LayerCache {
-    /// `[2, batch, heads, capacity, width]`, made with the first tokens.
+    /// `[2, batch, heads, capacity, width]`, allocated with the first tokens.
     memory: Option<Tensor>,
     capacity: i64,
     length: i64,
@@ -156,12 +155,12 @@ impl LayerCache {
         }
     }
 
-    /// Tokens it holds.
+    /// Number of cached tokens.
     pub(super) fn length(&self) -> i64 {
         self.length
     }
 
-    /// Appends `[batch, heads, length, width]` keys and values; returns all of them.
+    /// Appends keys and values `[batch, heads, length, width]`; returns all of them.
     fn extend(&mut self, key: &Tensor, value: &Tensor) -> Result<(Tensor, Tensor), Error> {
         let (batch, heads, length, width) = key.size4()?;
         let end = self.length + length;

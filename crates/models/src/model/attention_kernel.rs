@@ -1,22 +1,21 @@
-//! Causal self-attention, by the kernel that is fastest for the case.
+//! Causal self-attention, with the kernel that is fastest for the case.
 //!
-//! libtorch's `scaled_dot_product_attention` is right almost everywhere. On the CPU
-//! its kernel multiplies bfloat16 without the matrix instructions that ordinary
-//! products use, and short sequences pay for it: forward and backward of a
-//! `[16, 4, 256, 64]` batch took 21.9 ms, and 7.4 ms written as two batched products
-//! and a softmax (Zen 5, two cores, libtorch 2.13). So that is what short bfloat16
-//! sequences on the CPU get; longer ones would spend the gain on the score matrix.
+//! libtorch's `scaled_dot_product_attention` is the right choice almost everywhere. But on the CPU its kernel
+//! does not use the matrix instructions for bfloat16 that ordinary matrix products use, which matters for
+//! short sequences: forward and backward of a `[16, 4, 256, 64]` batch took 21.9 ms, and 7.4 ms written as
+//! two batched products and a softmax (Zen 5, two cores, libtorch 2.13). So short bfloat16 sequences on the
+//! CPU use the latter; longer ones would lose the gain to the score matrix.
 
 use tch::{Device, Kind, Tensor};
 
 use crate::Error;
 
-/// The longest sequence whose scores are written out.
-const LONGEST_WRITTEN_OUT: i64 = 512;
+/// Longest sequence for which the score matrix is materialised.
+const MAX_EXPLICIT_LENGTH: i64 = 512;
 
-/// Attention of `[batch, heads, length, width]` queries over as many keys and values;
-/// those may have fewer heads, each shared by a group of query heads. `mask` is added to the scores,
-/// `[batch, 1, length, length]`, and hides what is later, too; without one all that is earlier is seen.
+/// Attention of queries `[batch, heads, length, width]` over keys and values of the same length, which may
+/// have fewer heads, each shared by a group of query heads. `mask`, `[batch, 1, length, length]`, is added to
+/// the scores and must also hide later tokens; without one, attention is causal.
 pub(crate) fn causal_attention(
     query: &Tensor,
     key: &Tensor,
@@ -25,8 +24,8 @@ pub(crate) fn causal_attention(
 ) -> Result<Tensor, Error> {
     let (_, heads, length, _) = query.size4()?;
     let grouped = key.size()[1] != heads;
-    if attention_writes_scores(query.device(), query.kind(), length) {
-        return attention_written_out(query, key, value, mask);
+    if attention_materialises_scores(query.device(), query.kind(), length) {
+        return explicit_attention(query, key, value, mask);
     }
     let causal = mask.is_none();
     Ok(Tensor::f_scaled_dot_product_attention(
@@ -34,13 +33,14 @@ pub(crate) fn causal_attention(
     )?)
 }
 
-/// Whether scores of sequences of `length` are written out, and kept for the backward pass.
-pub fn attention_writes_scores(device: Device, kind: Kind, length: i64) -> bool {
-    device == Device::Cpu && kind == Kind::BFloat16 && length <= LONGEST_WRITTEN_OUT
+/// Whether attention over `length` tokens materialises the score matrix, which is then kept for the backward
+/// pass.
+pub fn attention_materialises_scores(device: Device, kind: Kind, length: i64) -> bool {
+    device == Device::Cpu && kind == Kind::BFloat16 && length <= MAX_EXPLICIT_LENGTH
 }
 
 /// `softmax(query @ keyᵀ / √width + mask) @ value`, in three kernels.
-fn attention_written_out(
+fn explicit_attention(
     query: &Tensor,
     key: &Tensor,
     value: &Tensor,
@@ -102,14 +102,14 @@ mod tests {
                 let loss = (output * &weights).sum(Kind::Float);
                 Tensor::run_backward(&[loss], &inputs, false, false)
             };
-            // The first 4 tokens, and those after them, see nothing of each other.
+            // The first 4 tokens and the ones after them do not attend to each other.
             let row = Tensor::from_slice(&[0i64, 1, 2, 3, 0, 1, 2, 3, 4]);
             let positions = Tensor::stack(&[&row, &row], 0);
             let rope = Rope::new(&[1.0; 3], 1.0, 9, Device::Cpu).unwrap();
             let packed = Positions::packed(&rope, &positions, Kind::Float).unwrap();
             for mask in [None, packed.mask.as_ref()] {
                 let kernel = causal_attention(&query, &key, &value, mask).unwrap();
-                let written = attention_written_out(&query, &key, &value, mask).unwrap();
+                let written = explicit_attention(&query, &key, &value, mask).unwrap();
                 assert!(kernel.allclose(&written, 1e-5, 1e-6, false));
                 for (left, right) in run(&kernel).iter().zip(run(&written)) {
                     assert!(

@@ -1,9 +1,8 @@
-//! The row of blocks of a model: in memory for good, or streamed.
+//! The blocks of a model: resident in memory, or streamed.
 //!
-//! A streamed block is taken apart when it is built: its frozen tensors go to a
-//! [`BlockSwapper`], and what is left is a template with the adapters in it. For each use the
-//! template is put on the tensors that the stream has just brought. What is computed is the same
-//! either way, so that the losses are, bit for bit.
+//! A streamed block is taken apart when it is built: its frozen tensors go to a [`BlockSwapper`], and what
+//! remains is a template that contains the adapters. For each use, the template is combined with the tensors
+//! that the swapper has just copied in. The computation is the same either way, so losses are bit-identical.
 
 use placement::swap::{BlockSwapper, SwapBuilder, SwapOptions, SwapReport, Weights};
 use tch::{Device, Kind, Tensor};
@@ -18,24 +17,24 @@ use crate::tensor::{BaseMap, frozen_bytes, shared};
 /// Which blocks of a frozen base are streamed, and how.
 #[derive(Debug, Clone)]
 pub struct Streaming {
-    /// Numbers of the streamed blocks, counted from zero.
+    /// Indices of the streamed blocks, from zero.
     pub blocks: Vec<usize>,
-    /// Where they come from, and through how many slots.
+    /// Where they are kept, and the number of device slots.
     pub options: SwapOptions,
 }
 
-/// One block of a row: it can be taken apart into its tensors, and put on others.
+/// A block that can be taken apart into its tensors and rebuilt with others.
 pub(crate) trait Layer: Sized + Send + 'static {
-    /// What all blocks see besides their inputs, and what no gradient goes to.
+    /// Input that all blocks share and that gets no gradient.
     type Shared: Send + 'static;
 
-    /// Another handle to the same.
+    /// A second handle to the same data.
     fn share(shared: &Self::Shared) -> Self::Shared;
 
-    /// The stream, first of `inputs`, after this block.
+    /// The residual stream (first of `inputs`) after this block.
     ///
     /// # Errors
-    /// When shapes do not fit or memory runs out.
+    /// If shapes do not match or memory runs out.
     fn forward(
         &self,
         inputs: &[Tensor],
@@ -55,7 +54,7 @@ pub(crate) trait Layer: Sized + Send + 'static {
 pub(crate) struct Blocks<L> {
     list: Vec<Block<L>>,
     stream: Option<BlockSwapper>,
-    /// Whether checkpoints wait in host memory.
+    /// Whether activation checkpoints are offloaded to host memory.
     offload: bool,
 }
 
@@ -63,19 +62,19 @@ pub(crate) struct Blocks<L> {
 enum Block<L> {
     Resident(L),
     Streamed {
-        /// The layer without its base.
+        /// The layer without its base weights.
         template: L,
-        /// What the stream calls it.
+        /// Its index in the swapper.
         number: usize,
     },
 }
 
 impl<L: Layer> Blocks<L> {
-    /// Builds `count` blocks one after the other, and streams those that `builder` says. They are
-    /// called `prefix` and their number.
+    /// Builds `count` blocks one after the other, and streams those that `builder` selects. Their names are
+    /// `prefix` and their index.
     ///
     /// # Errors
-    /// What `build` returns; no memory, or no room on the disk, for the stream.
+    /// Those of `build`; or there is not enough memory or disk space for the swapper.
     pub(crate) fn new(
         (prefix, count): (&str, usize),
         device: Device,
@@ -115,19 +114,19 @@ impl<L: Layer> Blocks<L> {
         })
     }
 
-    /// Lets what checkpointing keeps of each resident block wait in host memory.
+    /// Whether to offload the activation checkpoints of resident blocks to host memory.
     pub(crate) fn offload_activations(&mut self, offload: bool) {
         self.offload = offload;
     }
 
-    /// How many there are.
+    /// Number of blocks.
     pub(crate) fn count(&self) -> usize {
         self.list.len()
     }
 
-    /// `stream` through all blocks, each of which also gets `others`, to which gradients may go, and
-    /// what is `shared`. Streamed ones are computed a second time in the backward pass whatever `pass`
-    /// says: by then their weights have left.
+    /// Runs `stream` through all blocks. Each also gets `others`, which may need gradients, and `shared`.
+    /// Streamed blocks are always recomputed in the backward pass, whatever `pass` says, because their
+    /// weights are gone by then.
     pub(crate) fn forward(
         &self,
         mut stream: Tensor,
@@ -157,15 +156,18 @@ impl<L: Layer> Blocks<L> {
         Ok(stream)
     }
 
-    /// Bytes of the blocks on their device: those that stay, and the ring.
+    /// Bytes that the blocks take on their device: the resident ones and the swapper's slots.
     pub(crate) fn bytes(&self) -> Result<u64, Error> {
         let mut sum = self.report().map_or(0, |report| report.device_bytes().0);
-        self.look(&mut |_, tensor| sum += frozen_bytes(tensor))?;
+        self.for_each_resident(&mut |_, tensor| sum += frozen_bytes(tensor))?;
         Ok(sum)
     }
 
-    /// Shows `see` the frozen tensors of the blocks that stay, with the number of the block.
-    pub(crate) fn look(&self, see: &mut dyn FnMut(usize, &Tensor)) -> Result<(), Error> {
+    /// Calls `see` with the index of the block and each frozen tensor of the resident blocks.
+    pub(crate) fn for_each_resident(
+        &self,
+        see: &mut dyn FnMut(usize, &Tensor),
+    ) -> Result<(), Error> {
         for (index, block) in self.list.iter().enumerate() {
             if let Block::Resident(layer) = block {
                 layer.with_base(&mut |tensor| {
@@ -177,7 +179,7 @@ impl<L: Layer> Blocks<L> {
         Ok(())
     }
 
-    /// The sizes of the tensors of block `index`, if it is in memory.
+    /// The sizes of the tensors of block `index`, if it is resident.
     pub(crate) fn base_sizes(&self, index: usize) -> Result<Vec<Vec<i64>>, Error> {
         let mut sizes = Vec::new();
         if let Some(Block::Resident(layer)) = self.list.get(index) {
@@ -189,12 +191,12 @@ impl<L: Layer> Blocks<L> {
         Ok(sizes)
     }
 
-    /// What streaming did so far, if anything is streamed.
+    /// Statistics of streaming, if anything is streamed.
     pub(crate) fn report(&self) -> Option<SwapReport> {
         self.stream.as_ref().map(BlockSwapper::report)
     }
 
-    /// A resident block of which only the input is kept for the backward pass.
+    /// Runs a resident block and keeps only its input for the backward pass.
     fn checkpointed(
         &self,
         layer: &L,
@@ -215,7 +217,7 @@ impl<L: Layer> Blocks<L> {
         only(outputs)
     }
 
-    /// A streamed block that learns: its weights come once now, and once in the backward pass.
+    /// Runs a streamed block in training: its weights are copied in once now and once in the backward pass.
     fn trained(
         &self,
         template: &L,
@@ -236,7 +238,7 @@ impl<L: Layer> Blocks<L> {
         only(outputs)
     }
 
-    /// Runs a streamed block on the tensors that have been brought.
+    /// Runs a streamed block on the tensors that have been copied in.
     fn evaluated(
         &self,
         template: &L,
@@ -254,13 +256,13 @@ impl<L: Layer> Blocks<L> {
 
     fn source(&self) -> Result<&BlockSwapper, Error> {
         let stream = self.stream.as_ref();
-        stream.ok_or_else(|| Error::Internal("a streamed block without a stream".into()))
+        stream.ok_or_else(|| Error::Internal("a streamed block without a swapper".into()))
     }
 }
 
 impl Blocks<decoder::Layer> {
-    /// As [`Blocks::forward`] for tokens that continue what `caches` hold.
-    pub(crate) fn continued(
+    /// Like [`Blocks::forward`], for tokens that continue the sequence in `caches`.
+    pub(crate) fn forward_cached(
         &self,
         mut stream: Tensor,
         positions: &Positions,
@@ -280,7 +282,7 @@ impl Blocks<decoder::Layer> {
     }
 }
 
-/// A layer's frozen tensors, numbered, and what is left of it.
+/// Splits a layer into a template and its numbered frozen tensors.
 fn detach_weights<L: Layer>(layer: &L) -> Result<(L, Vec<(String, Tensor)>), Error> {
     let mut weights = Vec::new();
     let template = layer.with_base(&mut |tensor| {
@@ -290,7 +292,7 @@ fn detach_weights<L: Layer>(layer: &L) -> Result<(L, Vec<(String, Tensor)>), Err
     Ok((template, weights))
 }
 
-/// The layer of a template and the tensors that it was taken apart into.
+/// Rebuilds a layer from a template and the tensors it was split into.
 fn attach_weights<L: Layer>(template: &L, weights: &Weights<'_>) -> Result<L, Error> {
     let mut number = 0..;
     template.with_base(&mut |_| {
@@ -299,8 +301,8 @@ fn attach_weights<L: Layer>(template: &L, weights: &Weights<'_>) -> Result<L, Er
     })
 }
 
-/// The first block's input comes from the embedding, which may be frozen; but backward reaches
-/// a checkpoint only through its input.
+/// The first block's input comes from the embedding, which may be frozen, but the backward pass reaches a
+/// checkpoint only through its input; so make it require a gradient.
 fn reachable(mut inputs: Vec<Tensor>) -> Result<Vec<Tensor>, Error> {
     if !inputs.iter().any(Tensor::requires_grad)
         && let Some(stream) = inputs.first_mut()

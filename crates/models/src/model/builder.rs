@@ -1,4 +1,4 @@
-//! What a model is made with: a source of weights, and what becomes of them.
+//! Builds models: gets weights from a source and decides what is trained.
 
 use tch::{Device, Kind, Tensor};
 
@@ -10,16 +10,16 @@ use crate::parameters::Parameters;
 use crate::quant::Quantization;
 use crate::weight::Weight;
 
-/// Whether a model's own weights learn.
+/// Whether a model's own weights are trained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Base {
-    /// All of them, in fp32.
+    /// All of them are, in fp32.
     Trained,
-    /// None of them; matrices are kept in this type. Only adapters learn.
+    /// None are; matrices are kept in this type, and only adapters are trained.
     Frozen(Kind),
 }
 
-/// Hands the parts of a model their weights and registers what is trained.
+/// Provides the layers of a model with their weights, and registers what is trained.
 pub struct Builder<'a> {
     source: &'a mut dyn WeightSource,
     parameters: &'a mut Parameters,
@@ -28,7 +28,8 @@ pub struct Builder<'a> {
     adapters: Option<&'a mut Attachment>,
     quantization: Option<Quantization>,
     streaming: Option<Streaming>,
-    /// While a streamed block is built: the device that its adapters are on, and will compute.
+    /// Set while a streamed block is built: the device on which its adapters are, and on which it will
+    /// compute.
     host_for: Option<Device>,
 }
 
@@ -52,7 +53,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The same builder, which puts adapters on the layers that they target.
+    /// Attaches adapters to the layers that they target.
     pub fn with_adapters(self, adapters: &'a mut Attachment) -> Self {
         Self {
             adapters: Some(adapters),
@@ -60,8 +61,8 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The same builder, which keeps the matrices of frozen linear layers in fewer bits. The
-    /// head stays as it is, as in bitsandbytes: its errors are the model's errors.
+    /// Quantises the matrices of frozen linear layers. The head is not quantised, as in bitsandbytes, since
+    /// its errors go straight into the logits.
     pub fn quantized(self, quantization: Option<Quantization>) -> Self {
         Self {
             quantization,
@@ -69,17 +70,17 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The same builder, which streams blocks of a frozen base.
+    /// Streams blocks of a frozen base.
     pub fn streamed(self, streaming: Option<Streaming>) -> Self {
         Self { streaming, ..self }
     }
 
-    /// What is to be streamed, for the decoder to do it.
+    /// The streaming settings, for the decoder to apply.
     pub(super) fn take_streaming(&mut self) -> Option<Streaming> {
         self.streaming.take()
     }
 
-    /// What `build` makes is in host memory, but for the adapters, which are on `device`.
+    /// Puts what `build` creates into host memory, except for adapters, which go to `device`.
     pub(crate) fn on_the_host<T>(
         &mut self,
         device: Device,
@@ -103,15 +104,15 @@ impl<'a> Builder<'a> {
         self.compute
     }
 
-    /// Whether the model's own weights stay as they are.
+    /// Whether the model's own weights are frozen.
     pub fn is_frozen(&self) -> bool {
         matches!(self.base, Base::Frozen(_))
     }
 
-    /// A matrix called `name`.
+    /// A matrix named `name`.
     ///
     /// # Errors
-    /// When the source does not have it.
+    /// If the source does not have it.
     pub fn matrix(
         &mut self,
         name: &str,
@@ -122,24 +123,24 @@ impl<'a> Builder<'a> {
         let tensor = self.tensor(name, shape, initial)?;
         match self.base {
             Base::Trained => self.parameters.register(name, &tensor, decay),
-            Base::Frozen(kind) => match self.whole(name, &tensor)? {
+            Base::Frozen(kind) => match self.trained_copy(name, &tensor)? {
                 Some(whole) => Ok(whole),
                 None => Ok(tensor.f_to_kind(kind)?),
             },
         }
     }
 
-    /// What an adapter trains in place of the tensor called `name`, if it does.
-    fn whole(&mut self, name: &str, tensor: &Tensor) -> Result<Option<Tensor>, Error> {
+    /// The trainable copy of the tensor `name`, if an adapter trains it in full.
+    fn trained_copy(&mut self, name: &str, tensor: &Tensor) -> Result<Option<Tensor>, Error> {
         let device = self.host_for.unwrap_or_else(|| tensor.device());
         match &mut self.adapters {
-            Some(adapters) => adapters.whole(name, tensor, device, self.parameters),
+            Some(adapters) => adapters.trained_copy(name, tensor, device, self.parameters),
             None => Ok(None),
         }
     }
 
-    /// The frozen table (embedding or head) called `name`: `tensor`, or what an adapter has in its
-    /// place, under that name or that of one `tied` to it.
+    /// The frozen embedding or head `name`: `tensor`, or an adapter's replacement for it, stored under that
+    /// name or that of the weight it is `tied` to.
     fn table(&mut self, name: &str, tensor: Tensor, tied: Option<&str>) -> Result<Tensor, Error> {
         let replaced = match &mut self.adapters {
             Some(adapters) => adapters.table(name, &tensor.size(), tied)?,
@@ -153,11 +154,11 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// The embedding called `name`, of `[vocabulary, hidden]`; and, where the head is `tied` to it
-    /// and does not compute with the very same table, the head.
+    /// The embedding `name` of `[vocabulary, hidden]`; and the head, if it is `tied` to the embedding but
+    /// cannot use the same tensor.
     ///
     /// # Errors
-    /// When the source does not have its weights, or the adapter does not fit.
+    /// If the source does not have its weights, or the adapter does not match.
     pub fn embedding(
         &mut self,
         name: &str,
@@ -178,7 +179,7 @@ impl<'a> Builder<'a> {
             return Ok((embedding, None));
         };
         let table = self.table(name, tensor, tied.then_some(HEAD))?;
-        let whole = self.whole(&weight_name, &table)?;
+        let whole = self.trained_copy(&weight_name, &table)?;
         let table = table.f_to_kind(kind)?;
         let adapter = match &mut self.adapters {
             Some(adapters) => adapters.attach_embedding(name, &table, self.parameters)?,
@@ -200,10 +201,9 @@ impl<'a> Builder<'a> {
         ))
     }
 
-    /// The head that is tied to the embedding's `table`, where it does not compute with what the
-    /// embedding does.
+    /// The head that is tied to the embedding's weight `table`, if the two differ in what they compute with.
     fn tied_head(&mut self, table: &Tensor, is_left: bool) -> Result<Option<Linear>, Error> {
-        let whole = self.whole(&format!("{HEAD}.weight"), table)?;
+        let whole = self.trained_copy(&format!("{HEAD}.weight"), table)?;
         let is_whole = whole.is_some();
         let weight = Weight::Dense(whole.unwrap_or_else(|| table.shallow_clone()));
         let adapter = match &mut self.adapters {
@@ -219,20 +219,19 @@ impl<'a> Builder<'a> {
         }))
     }
 
-    /// A vector called `name`: a bias or a norm. Small enough to stay in fp32 always.
+    /// A vector named `name`: a bias or a norm's weight. Always fp32, since it is small.
     ///
     /// # Errors
-    /// When the source does not have it.
+    /// If the source does not have it.
     pub fn vector(&mut self, name: &str, width: i64, initial: Initial) -> Result<Tensor, Error> {
         let tensor = self.tensor(name, &[width], initial)?;
         self.registered(name, tensor)
     }
 
-    /// A tensor called `name` that stays in fp32 whatever the model computes in, and whatever the
-    /// others are read in.
+    /// A tensor named `name` that is always read and kept in fp32, whatever the model's types.
     ///
     /// # Errors
-    /// When the source does not have it.
+    /// If the source does not have it.
     pub fn kept(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error> {
         let tensor = self.source.exact_tensor(name, shape, initial)?;
         let tensor = match self.host_for {
@@ -245,17 +244,17 @@ impl<'a> Builder<'a> {
     fn registered(&mut self, name: &str, tensor: Tensor) -> Result<Tensor, Error> {
         match self.base {
             Base::Trained => self.parameters.register(name, &tensor, false),
-            Base::Frozen(_) => match self.whole(name, &tensor)? {
+            Base::Frozen(_) => match self.trained_copy(name, &tensor)? {
                 Some(whole) => Ok(whole),
                 None => Ok(tensor.f_to_kind(Kind::Float)?),
             },
         }
     }
 
-    /// A linear layer called `name`, with the adapter that targets it, if one does.
+    /// A linear layer named `name`, with its adapter if it is targeted.
     ///
     /// # Errors
-    /// When the source does not have its weights.
+    /// If the source does not have its weights.
     pub fn linear(
         &mut self,
         name: &str,
@@ -294,10 +293,10 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// A root-mean-square norm called `name`.
+    /// An RMS norm named `name`.
     ///
     /// # Errors
-    /// When the source does not have its weight.
+    /// If the source does not have its weight.
     pub fn norm(&mut self, name: &str, width: i64, epsilon: f64) -> Result<RmsNorm, Error> {
         let weight = self.vector(&format!("{name}.weight"), width, Initial::Ones)?;
         Ok(RmsNorm { weight, epsilon })

@@ -5,9 +5,8 @@
 //!                        └────────────────── × layers ────────────────────────┘
 //! ```
 //!
-//! Pre-norm with RMSNorm, rotary positions, causal attention with grouped heads, and
-//! SwiGLU. Names and shapes of the weights are those of `transformers`, so that
-//! what is saved here opens there.
+//! Pre-norm with RMSNorm, rotary positions, causal grouped-query attention, and SwiGLU. Weights have the
+//! names and shapes of `transformers`, which can load what is saved here.
 
 use placement::swap::SwapReport;
 use tch::{Device, Kind, Tensor};
@@ -21,41 +20,39 @@ use crate::adapters::{EMBEDDING, HEAD};
 use crate::tensor::{BaseMap, frozen_bytes, shared, to_kind};
 use crate::weight::Weight;
 
-/// The model. Its trainable tensors are in the [`Parameters`](crate::Parameters) it was
-/// built with.
+/// The model. Its trainable tensors are in the [`Parameters`](crate::Parameters) it was built with.
 #[derive(Debug)]
 pub struct Decoder {
     embedding: Embedding,
     blocks: Blocks<Layer>,
     norm: RmsNorm,
-    /// Unset when the head computes with the embedding's table as it is.
+    /// `None` if the head uses the embedding's weight as it is.
     head: Option<Linear>,
     positions: Positions,
     compute: Kind,
-    /// Whether the model is a frozen base, of which only an adapter learns.
+    /// Whether the base is frozen and only an adapter is trained.
     is_frozen: bool,
 }
 
-/// What a model is besides its config.
+/// Settings of a model besides its config.
 #[derive(Debug, Clone, Copy)]
 pub struct DecoderOptions {
-    /// The longest sequence it will see.
+    /// Maximum sequence length, in tokens.
     pub positions: i64,
-    /// Standard deviation of matrices that are not loaded.
+    /// Standard deviation of randomly initialised matrices.
     pub initializer_range: f64,
-    /// Where it computes.
+    /// Device of the weights and the computation.
     pub device: Device,
 }
 
-/// What a forward pass is for.
+/// The purpose of a forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pass {
-    /// To look at the result: no dropout.
+    /// Inference: no dropout.
     Evaluate,
-    /// To learn from it.
+    /// Training.
     Train {
-        /// Compute the inside of each block a second time in the backward pass instead
-        /// of keeping it.
+        /// Recompute each block's activations in the backward pass instead of keeping them.
         checkpoint: bool,
     },
 }
@@ -64,7 +61,7 @@ impl Decoder {
     /// Builds the model.
     ///
     /// # Errors
-    /// When the source lacks a weight, or memory runs out.
+    /// If the source lacks a weight, or memory runs out.
     pub fn new(
         config: &DecoderConfig,
         options: DecoderOptions,
@@ -74,9 +71,9 @@ impl Decoder {
         if matches!(config.rope.scaling, RopeScaling::Dynamic { .. }) && options.positions > longest
         {
             return Err(Error::Invalid(format!(
-                "this model rotates texts of more than {longest} tokens in another way \
-                 (`rope_type: dynamic`), which is not known here: it can be used for sequences up \
-                 to there, and {} were asked for",
+                "this model scales its rotary embedding for texts of more than {longest} tokens \
+                 (`rope_type: dynamic`), which is not supported: sequences may have at most \
+                 {longest} tokens, and {} were requested",
                 options.positions
             )));
         }
@@ -113,30 +110,30 @@ impl Decoder {
         })
     }
 
-    /// Lets what checkpointing keeps of each block wait in host memory.
+    /// Whether to offload the activation checkpoints of each block to host memory.
     pub fn offload_activations(&mut self, offload: bool) {
         self.blocks.offload_activations(offload);
     }
 
-    /// Bytes of everything that is on the device and does not learn.
+    /// Bytes of everything frozen on the device.
     ///
     /// # Errors
-    /// When libtorch refuses a handle to a tensor.
+    /// If libtorch fails to create a handle to a tensor.
     pub fn bytes(&self) -> Result<u64, Error> {
         let table = &self.embedding.weight;
         let head = self.head.as_ref().and_then(|head| head.weight.as_dense());
-        // A head that is tied to the embedding may be the same memory.
+        // A tied head may share the embedding's memory.
         let head = head.filter(|head| head.data_ptr() != table.data_ptr());
         let rest = head.map_or(0, frozen_bytes) + frozen_bytes(&self.norm.weight);
         Ok(frozen_bytes(table) + rest + self.rope_bytes() + self.blocks.bytes()?)
     }
 
-    /// Bytes of the tables that every block uses.
+    /// Bytes of the rotary tables that all blocks use.
     pub fn rope_bytes(&self) -> u64 {
         self.positions.rope.bytes()
     }
 
-    /// What streaming did so far, if blocks are streamed.
+    /// Statistics of streaming, if blocks are streamed.
     pub fn streamed(&self) -> Option<SwapReport> {
         self.blocks.report()
     }
@@ -144,7 +141,7 @@ impl Decoder {
     /// The sizes of the frozen tensors of block `index`, in the order of [`BaseMap`].
     ///
     /// # Errors
-    /// When libtorch refuses a handle to a tensor.
+    /// If libtorch fails to create a handle to a tensor.
     pub fn block_sizes(&self, index: usize) -> Result<Vec<Vec<i64>>, Error> {
         self.blocks.base_sizes(index)
     }
@@ -154,17 +151,16 @@ impl Decoder {
         self.compute
     }
 
-    /// Logits for the token after each of `tokens`.
-    ///
-    /// `[batch, length]` whole numbers to `[batch, length, vocabulary]` fp32.
+    /// Logits for the token after each of `tokens`: integers `[batch, length]` to `[batch, length,
+    /// vocabulary]` fp32.
     ///
     /// # Errors
-    /// When a token is not in the vocabulary, the sequence is too long, or memory runs out.
+    /// If a token is not in the vocabulary, the sequence is too long, or memory runs out.
     pub fn logits(&self, tokens: &Tensor, pass: Pass) -> Result<Tensor, Error> {
         self.head(&self.hidden(tokens, pass)?, pass)
     }
 
-    /// What the head reads: `[batch, length]` tokens to `[batch, length, hidden]` fp32.
+    /// The head's input: tokens `[batch, length]` to `[batch, length, hidden]` fp32.
     ///
     /// # Errors
     /// As [`Decoder::logits`].
@@ -174,8 +170,8 @@ impl Decoder {
         self.norm.forward(&stream)
     }
 
-    /// As [`Decoder::hidden`], for rows that hold several texts of which none sees another.
-    /// `positions` are those of the tokens, each in its own text: every 0 begins one.
+    /// Like [`Decoder::hidden`], for rows that pack several texts, which do not attend to each other.
+    /// `positions` are the tokens' positions within their text: each 0 starts one.
     ///
     /// # Errors
     /// As [`Decoder::logits`].
@@ -191,10 +187,10 @@ impl Decoder {
         self.norm.forward(&stream)
     }
 
-    /// Logits in fp32 for what [`Decoder::hidden`] gave, or any rows of it.
+    /// Logits in fp32 for the output of [`Decoder::hidden`], or for some of its rows.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn head(&self, hidden: &Tensor, pass: Pass) -> Result<Tensor, Error> {
         let logits = self
             .linear_head()?
@@ -202,7 +198,7 @@ impl Decoder {
         to_kind(&logits, Kind::Float)
     }
 
-    /// The head by itself, which shares its tensors with this model.
+    /// The head as a layer of its own that shares its tensors with this model.
     pub(crate) fn linear_head(&self) -> Result<Linear, Error> {
         match &self.head {
             Some(head) => head.with_base(&mut shared),
@@ -215,7 +211,7 @@ impl Decoder {
         }
     }
 
-    /// Whether what an adapter trains is in the head.
+    /// Whether the head has an adapter or is trained in full.
     pub(crate) fn has_adapted_head(&self) -> bool {
         let head = self.head.as_ref().filter(|_| self.is_frozen);
         head.is_some_and(|head| {
@@ -223,13 +219,13 @@ impl Decoder {
         })
     }
 
-    /// Number of tokens that the head knows.
+    /// Number of tokens in the head's vocabulary.
     pub fn vocabulary(&self) -> i64 {
         self.embedding.weight.size()[0]
     }
 
-    /// The head's matrix `[vocabulary, hidden]`, when it is frozen and nothing is added to
-    /// it: then its gradient with respect to the input is all that a loss needs.
+    /// The head's matrix `[vocabulary, hidden]` if it is frozen and has no adapter: a loss then only needs
+    /// the gradient with respect to its input.
     pub fn frozen_head(&self) -> Option<Tensor> {
         let weight = match &self.head {
             Some(Linear {
@@ -241,16 +237,16 @@ impl Decoder {
         (!weight.requires_grad()).then(|| weight.shallow_clone())
     }
 
-    /// Logits after the last of `tokens`, which continue what `cache` holds:
-    /// `[batch, length]` to `[batch, vocabulary]` fp32.
+    /// Logits after the last of `tokens`, which continue the cached sequence: `[batch, length]` to `[batch,
+    /// vocabulary]` fp32.
     ///
     /// # Errors
-    /// As [`Decoder::logits`], and when the cache is full.
+    /// Those of [`Decoder::logits`], and if the cache is full.
     pub fn next_logits(&self, tokens: &Tensor, cache: &mut Cache) -> Result<Tensor, Error> {
         let stream = self.embedding.forward(tokens)?;
         let stream = self
             .blocks
-            .continued(stream, &self.positions, &mut cache.layers)?;
+            .forward_cached(stream, &self.positions, &mut cache.layers)?;
         self.head(
             &self.norm.forward(&stream.f_select(1, -1)?)?,
             Pass::Evaluate,
@@ -273,7 +269,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Tokens it holds.
+    /// Number of cached tokens.
     pub fn length(&self) -> i64 {
         self.layers.first().map_or(0, LayerCache::length)
     }
@@ -305,7 +301,7 @@ impl Layer {
         })
     }
 
-    /// `[batch, length, hidden]` to the same shape. With a cache, the input continues what it holds.
+    /// `[batch, length, hidden]` to the same shape. With a cache, the input continues the cached sequence.
     pub(super) fn run(
         &self,
         stream: &Tensor,

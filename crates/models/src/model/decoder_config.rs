@@ -1,8 +1,7 @@
-//! The shape of a decoder: what Hugging Face's `config.json` says about it.
+//! The dimensions of a decoder, from Hugging Face's `config.json`.
 //!
-//! One struct for the whole Llama family, because its members differ only in which
-//! parts they have: Qwen2 adds biases to q, k and v; Qwen3 drops them and normalises
-//! q and k per head.
+//! The whole Llama family shares one struct, because its members differ only in a few details: Qwen2 adds
+//! biases to q, k and v; Qwen3 drops them and normalises q and k per head.
 
 use std::path::Path;
 
@@ -13,10 +12,10 @@ use super::rope::{self, RopeSettings};
 use crate::Error;
 use crate::json::Object;
 
-/// Which of the family a model is.
+/// The members of the family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama, SmolLM2, TinyLlama and all others that say `LlamaForCausalLM`.
+    /// Llama, SmolLM2, TinyLlama and everything else with `LlamaForCausalLM`.
     Llama,
     /// Qwen2 and Qwen2.5.
     Qwen2,
@@ -25,7 +24,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// The whole family.
+    /// All members.
     pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
 
     /// `model_type` in `config.json`, and the prefix of the keys in a GGUF file.
@@ -37,7 +36,7 @@ impl Architecture {
         }
     }
 
-    /// The class in `transformers`.
+    /// Its class in `transformers`.
     pub fn class(self) -> &'static str {
         match self {
             Self::Llama => "LlamaForCausalLM",
@@ -46,7 +45,7 @@ impl Architecture {
         }
     }
 
-    /// The architecture that calls itself `model_type`.
+    /// The architecture with this `model_type`.
     pub fn from_model_type(model_type: &str) -> Option<Self> {
         Self::ALL
             .into_iter()
@@ -54,13 +53,13 @@ impl Architecture {
     }
 }
 
-/// The shape of a decoder. Sizes are checked: positive, of a sane magnitude, and
-/// consistent with each other.
+/// The dimensions of a decoder. They are validated: positive, of plausible magnitude, and consistent with
+/// each other.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderConfig {
-    /// Which of the family it is.
+    /// Which member of the family it is.
     pub architecture: Architecture,
-    /// Number of tokens that the embedding knows.
+    /// Number of tokens in the embedding's vocabulary.
     pub vocab_size: i64,
     /// Width of the residual stream.
     pub hidden_size: i64,
@@ -74,13 +73,13 @@ pub struct DecoderConfig {
     pub num_key_value_heads: i64,
     /// Width of one head; even.
     pub head_dim: i64,
-    /// Longest context the model was made for, in tokens.
+    /// Longest context the model was trained for, in tokens.
     pub max_position_embeddings: i64,
     /// Epsilon of the RMS norms.
     pub rms_norm_eps: f64,
-    /// How positions become rotations.
+    /// Rotary position embedding.
     pub rope: RopeSettings,
-    /// Whether the output head is the embedding.
+    /// Whether the output head shares the embedding's weight.
     pub tie_word_embeddings: bool,
     /// Whether the q, k and v projections have biases.
     pub qkv_bias: bool,
@@ -88,7 +87,7 @@ pub struct DecoderConfig {
     pub output_bias: bool,
     /// Whether the three projections of the feed-forward layer have biases.
     pub mlp_bias: bool,
-    /// The token that begins a text, if the model has one.
+    /// The token at the start of a text, if the model has one.
     pub bos_token_id: Option<i64>,
     /// The tokens that end a text.
     pub eos_token_ids: Vec<i64>,
@@ -98,12 +97,12 @@ impl DecoderConfig {
     /// Reads a `config.json`.
     ///
     /// # Errors
-    /// Names the file, the key, what it must be and what it is.
+    /// The error names the file, the key, what is allowed and what was found.
     pub fn read(path: &Path) -> Result<Self, Error> {
         Self::from_object(&Object::read(path)?)
     }
 
-    /// Reads the text of a `config.json`; `path` stands for the file in messages.
+    /// Parses the text of a `config.json`; `path` stands for the file in messages.
     ///
     /// # Errors
     /// As [`DecoderConfig::read`].
@@ -121,17 +120,17 @@ impl DecoderConfig {
             object.error(
                 "model_type",
                 format!(
-                    "is {model_type:?}; the models known here are {}",
+                    "is {model_type:?}; the supported models are {}",
                     known.join(", ")
                 ),
             )
         })?;
-        refuse_what_would_be_computed_wrongly(object)?;
+        refuse_unsupported_features(object)?;
 
-        let size = |key, default| object.whole(key, default, 1..=1 << 20);
+        let size = |key, default| object.integer(key, default, 1..=1 << 20);
         let hidden_size = size("hidden_size", None)?;
-        let heads = object.whole("num_attention_heads", None, 1..=4096)?;
-        // What transformers takes where a file does not say.
+        let heads = object.integer("num_attention_heads", None, 1..=4096)?;
+        // transformers' defaults.
         let llama = architecture == Architecture::Llama;
         let head_dim = match architecture {
             Architecture::Qwen3 => 128,
@@ -142,7 +141,7 @@ impl DecoderConfig {
             false => 32,
         };
         let context = if llama { 2048 } else { 32_768 };
-        let context = object.whole("max_position_embeddings", Some(context), 1..=1 << 30)?;
+        let context = object.integer("max_position_embeddings", Some(context), 1..=1 << 30)?;
         let ids = |key, llamas| match llama && !object.has(key) {
             true => Ok(vec![llamas]),
             false => token_ids(object, key),
@@ -150,17 +149,17 @@ impl DecoderConfig {
         let attention_bias = object.flag("attention_bias", architecture == Architecture::Qwen2)?;
         let config = Self {
             architecture,
-            vocab_size: object.whole("vocab_size", None, 1..=1 << 24)?,
+            vocab_size: object.integer("vocab_size", None, 1..=1 << 24)?,
             hidden_size,
             intermediate_size: size("intermediate_size", None)?,
-            num_hidden_layers: object.whole("num_hidden_layers", None, 1..=4096)?,
+            num_hidden_layers: object.integer("num_hidden_layers", None, 1..=4096)?,
             num_attention_heads: heads,
-            num_key_value_heads: object.whole(
+            num_key_value_heads: object.integer(
                 "num_key_value_heads",
                 Some(key_value_heads),
                 1..=4096,
             )?,
-            head_dim: object.whole("head_dim", Some(head_dim), 2..=4096)?,
+            head_dim: object.integer("head_dim", Some(head_dim), 2..=4096)?,
             max_position_embeddings: context,
             rms_norm_eps: object.positive("rms_norm_eps", Some(1e-6))?,
             rope: rope::read(object, context)?,
@@ -177,9 +176,9 @@ impl DecoderConfig {
         Ok(config)
     }
 
-    /// What does not fit together: the key and what is wrong with it.
+    /// An inconsistency: the key, and what is wrong with it.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
-        // Zero where there are more heads than numbers to share out among them.
+        // Zero if there are more heads than dimensions to divide among them.
         if self.head_dim < 2 || self.head_dim % 2 != 0 {
             return Err((
                 "head_dim",
@@ -193,7 +192,7 @@ impl DecoderConfig {
             return Err((
                 "num_key_value_heads",
                 format!(
-                    "must divide the {} query heads, which {} does not",
+                    "must divide the {} query heads; {} does not",
                     self.num_attention_heads, self.num_key_value_heads
                 ),
             ));
@@ -206,8 +205,8 @@ impl DecoderConfig {
         self.architecture == Architecture::Qwen3
     }
 
-    /// The `config.json` that `transformers` reads, with the keys where both its
-    /// fourth and its fifth version look for them.
+    /// The `config.json` for `transformers`, with keys where both its fourth and its fifth major version look
+    /// for them.
     pub fn to_json(&self) -> Value {
         let (rope_scaling, rope_parameters) = self.rope.to_json();
         let mut value = json!({
@@ -237,7 +236,7 @@ impl DecoderConfig {
             },
         });
         if self.architecture == Architecture::Qwen2 {
-            // Implied by the class, and not a key of its config.
+            // Implied by the class; its config has no such key.
             value
                 .as_object_mut()
                 .map(|keys| keys.remove("attention_bias"));
@@ -246,30 +245,27 @@ impl DecoderConfig {
     }
 }
 
-/// Features of a `config.json` that would silently change the result.
-fn refuse_what_would_be_computed_wrongly(object: &Object) -> Result<(), Error> {
+/// Refuses features that would otherwise silently give wrong results.
+fn refuse_unsupported_features(object: &Object) -> Result<(), Error> {
     if let Some(activation) = object.text("hidden_act")?
         && !["silu", "swish"].contains(&activation)
     {
         return Err(object.error(
             "hidden_act",
-            format!("is {activation:?}; only \"silu\" is known here"),
+            format!("is {activation:?}; only \"silu\" is supported"),
         ));
     }
-    // transformers lets such a model look at what comes later.
+    // In transformers, such a model attends to later tokens.
     if !object.flag("is_causal", true)? {
-        return Err(object.error(
-            "is_causal",
-            "is false; only models that look back are known here",
-        ));
+        return Err(object.error("is_causal", "is false; only causal models are supported"));
     }
     refuse_sliding_windows(object)?;
     quantized::refuse(object)
 }
 
-/// Of Qwen's files many have the keys of a window that no layer uses.
+/// Many of Qwen's configs have keys for a sliding window that no layer uses.
 fn refuse_sliding_windows(object: &Object) -> Result<(), Error> {
-    let layers = object.whole("num_hidden_layers", None, 1..=4096)?;
+    let layers = object.integer("num_hidden_layers", None, 1..=4096)?;
     match object.get("layer_types") {
         Some(Value::Array(types)) if types.len() as i64 != layers => Err(object.error(
             "layer_types",
@@ -278,18 +274,18 @@ fn refuse_sliding_windows(object: &Object) -> Result<(), Error> {
         Some(Value::Array(types)) => match types.iter().find(|kind| *kind != "full_attention") {
             Some(kind) => Err(object.error(
                 "layer_types",
-                format!("has {kind}; only \"full_attention\" is known here"),
+                format!("has {kind}; only \"full_attention\" is supported"),
             )),
             None => Ok(()),
         },
         Some(_) => Err(object.error("layer_types", "must be a list of names")),
         None => {
-            let whole = object.whole("max_window_layers", Some(28), 0..=1 << 20)?;
+            let whole = object.integer("max_window_layers", Some(28), 0..=1 << 20)?;
             let none = object.has("sliding_window") && object.get("sliding_window").is_none();
             match object.flag("use_sliding_window", false)? && whole < layers && !none {
                 true => Err(object.error(
                     "use_sliding_window",
-                    "is true; sliding windows are not known here",
+                    "is true; sliding windows are not supported",
                 )),
                 false => Ok(()),
             }
@@ -297,18 +293,18 @@ fn refuse_sliding_windows(object: &Object) -> Result<(), Error> {
     }
 }
 
-/// The tokens that end a text, of a config or a `generation_config.json`.
+/// The end-of-text tokens in a config or a `generation_config.json`.
 pub(crate) fn end_tokens(object: &Object) -> Result<Vec<i64>, Error> {
     token_ids(object, "eos_token_id")
 }
 
-/// One token, several, or none.
+/// One token id, several, or none.
 fn token_ids(object: &Object, key: &str) -> Result<Vec<i64>, Error> {
     let id = |value: &Value| match value.as_i64() {
         Some(id) if (0..1 << 24).contains(&id) => Ok(id),
         _ => Err(object.error(
             key,
-            format!("must be a token number or a list of them, not {value}"),
+            format!("must be a token id or a list of them, not {value}"),
         )),
     };
     match object.get(key) {

@@ -1,8 +1,8 @@
-//! The pieces decoder models are built from.
+//! The layers of decoder models.
 //!
-//! With bf16 compute, matrix products and attention run in bfloat16 while norms, the
-//! residual stream, the adapters and the loss stay in fp32: what PyTorch's autocast
-//! does, written out so that it is the same on every device.
+//! With bf16 compute, matrix products and attention run in bfloat16, while norms, the residual stream, the
+//! adapters and the loss stay in fp32. This is what PyTorch's autocast does, but written out, so that it is
+//! the same on every device.
 
 use tch::{Kind, Tensor};
 
@@ -11,7 +11,7 @@ use crate::adapters::LoraLayer;
 use crate::tensor::{BaseMap, bytes, map_frozen, to_kind};
 use crate::weight::Weight;
 
-/// `x @ weightᵀ + bias`, and what an adapter adds to it.
+/// `x @ weightᵀ + bias`, plus the adapter's contribution.
 #[derive(Debug)]
 pub struct Linear {
     /// `[outputs, inputs]`
@@ -20,16 +20,15 @@ pub struct Linear {
     pub bias: Option<Tensor>,
     /// The type of the product.
     pub compute: Kind,
-    /// The low-rank change that is trained in the weight's place.
+    /// The trained low-rank change to the weight.
     pub adapter: Option<LoraLayer>,
 }
 
 impl Linear {
-    /// `[…, inputs]` to `[…, outputs]`, in the layer's compute type. `dropout` switches
-    /// the adapter's on.
+    /// `[…, inputs]` to `[…, outputs]`, in the layer's compute type. `dropout` enables the adapter's dropout.
     ///
     /// # Errors
-    /// When shapes do not fit or memory runs out.
+    /// If shapes do not match or memory runs out.
     pub fn forward(&self, input: &Tensor, dropout: bool) -> Result<Tensor, Error> {
         let bias = match &self.bias {
             Some(bias) => Some(to_kind(bias, self.compute)?),
@@ -64,22 +63,22 @@ impl Linear {
     }
 }
 
-/// The rows of a table, and what an adapter adds to them.
+/// A token embedding, plus the adapter's contribution.
 #[derive(Debug)]
 pub struct Embedding {
     /// `[vocabulary, hidden]`
     pub weight: Tensor,
     /// The type of matrix products.
     pub compute: Kind,
-    /// The low-rank change of the table, transposed: its `A` is `[rank, vocabulary]`.
+    /// The low-rank change to the transposed weight: its `A` is `[rank, vocabulary]`.
     pub adapter: Option<LoraLayer>,
 }
 
 impl Embedding {
-    /// `[batch, length]` tokens to `[batch, length, hidden]` fp32.
+    /// Tokens `[batch, length]` to `[batch, length, hidden]` fp32.
     ///
     /// # Errors
-    /// When a token is not in the table, or memory runs out.
+    /// If a token is not in the vocabulary, or memory runs out.
     pub fn forward(&self, tokens: &Tensor) -> Result<Tensor, Error> {
         let rows = Tensor::f_embedding(&self.weight, tokens, -1, false, false)?;
         let rows = to_kind(&rows, Kind::Float)?;
@@ -100,10 +99,10 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// The same shape, in fp32.
+    /// Normalises over the last dimension; same shape, in fp32.
     ///
     /// # Errors
-    /// When shapes do not fit or memory runs out.
+    /// If shapes do not match or memory runs out.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
         let input = to_kind(input, Kind::Float)?;
         let width = self.weight.numel() as i64;
@@ -122,22 +121,21 @@ impl RmsNorm {
     }
 }
 
-/// Where the tokens of a pass stand, and which of those before them they see.
+/// Positions of a pass's tokens, and its attention mask.
 #[derive(Debug)]
 pub struct Positions {
     /// The rotations.
     pub rope: Rope,
-    /// What is added to the scores, `[batch, 1, length, length]`; unset where every token sees all
-    /// before it.
+    /// Added to the scores, `[batch, 1, length, length]`; `None` for plain causal attention.
     pub mask: Option<Tensor>,
 }
 
 impl Positions {
-    /// Positions of rows that hold several texts, of which none sees another: `positions`
-    /// (`[batch, length]`) begin at 0 with each text. `kind` is that of the scores.
+    /// Positions of rows that pack several texts, which do not attend to each other: `positions` (`[batch,
+    /// length]`) restart at 0 with each text. `kind` is the type of the scores.
     ///
     /// # Errors
-    /// When a position is beyond the tables, or memory runs out.
+    /// If a position is beyond the tables, or memory runs out.
     pub fn packed(rope: &Rope, positions: &Tensor, kind: Kind) -> Result<Self, Error> {
         let length = positions.size2()?.1;
         let text = positions.f_eq(0)?.f_cumsum(1, Kind::Int64)?;
@@ -153,7 +151,7 @@ impl Positions {
         })
     }
 
-    /// Another handle to the same.
+    /// A second handle to the same tensors.
     pub fn shallow_clone(&self) -> Self {
         Self {
             rope: self.rope.shallow_clone(),
@@ -173,11 +171,11 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Tables for `positions` positions, from the angle per position of each pair, all
+    /// Tables for `positions` positions, from the angle per position of each pair; sines and cosines are
     /// multiplied by `factor`.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn new(
         frequencies: &[f64],
         factor: f64,
@@ -199,7 +197,7 @@ impl Rope {
     /// Rotates `[batch, heads, length, width]`, whose first position is `start`.
     ///
     /// # Errors
-    /// When `start + length` is beyond the tables.
+    /// If `start + length` is beyond the tables.
     pub fn forward(&self, input: &Tensor, start: i64) -> Result<Tensor, Error> {
         let size = input.size();
         let (length, width) = (size[size.len() - 2], size[size.len() - 1]);
@@ -210,10 +208,10 @@ impl Rope {
         Ok((input.f_mul(&table(&self.cos)?)?).f_add(&swapped.f_mul(&table(&self.sin)?)?)?)
     }
 
-    /// The tables for tokens at these positions, `[batch, length]` whole numbers.
+    /// The tables for tokens at these positions, integers `[batch, length]`.
     ///
     /// # Errors
-    /// When a position is beyond the tables, or memory runs out.
+    /// If a position is beyond the tables, or memory runs out.
     pub fn at(&self, positions: &Tensor) -> Result<Self, Error> {
         let rows = |table: &Tensor| -> Result<Tensor, Error> {
             Ok(Tensor::f_embedding(table, positions, -1, false, false)?.f_unsqueeze(1)?)

@@ -1,16 +1,15 @@
-//! `quantization_config` of a `config.json`: that the weights beside it were saved in fewer bits,
-//! and by what. None of these formats is read here, so each is refused with what to take in its
-//! place.
+//! `quantization_config` in a `config.json`: the weights were saved quantised, and by which method. None of
+//! these formats can be read, so each is refused with advice on what to use instead.
 
 use serde_json::Value;
 
 use crate::Error;
 use crate::json::Object;
 
-/// Where transformers looks for it; the second is its older name in files of llm-compressor.
+/// Where transformers looks for it; the second is its older name in llm-compressor's files.
 const KEYS: [&str; 2] = ["quantization_config", "compression_config"];
 
-/// The methods of transformers 5.23 by the names in `quant_method`, as people call them.
+/// The `quant_method`s of transformers 5.23 with their usual names.
 const METHODS: [(&str, &str); 22] = [
     ("aqlm", "AQLM"),
     ("auto-round", "AutoRound"),
@@ -36,10 +35,10 @@ const METHODS: [(&str, &str); 22] = [
     ("vptq", "VPTQ"),
 ];
 
-/// Refuses a config whose weights were saved in fewer bits.
+/// Refuses a config whose weights were saved quantised.
 ///
 /// # Errors
-/// Names the method, the bits where the config says them, and what to do.
+/// The error names the method, the number of bits if the config has it, and what to do.
 pub(super) fn refuse(object: &Object) -> Result<(), Error> {
     for key in KEYS {
         let Some(section) = object.object(key)? else {
@@ -47,7 +46,7 @@ pub(super) fn refuse(object: &Object) -> Result<(), Error> {
         };
         let method = match section.text("quant_method")? {
             Some(method) => method.to_lowercase(),
-            // How files of bitsandbytes were before there were others.
+            // bitsandbytes' files from before there were other methods.
             None if four_bits(&section) || eight_bits(&section) => "bitsandbytes".into(),
             None => {
                 return Err(section.error(
@@ -72,9 +71,9 @@ pub(super) fn refuse(object: &Object) -> Result<(), Error> {
         return Err(section.error(
             "quant_method",
             format!(
-                "is {method:?}: the weights were saved by {name}{bits}, which is not read here. Take \
-                 the model that this one was made from (`base_model` on its page), and set \
-                 `model.quantization: {ours}` to keep that in fewer bits while an adapter learns"
+                "is {method:?}: the weights were saved by {name}{bits}, which cannot be read. Use \
+                 the model it was made from (`base_model` on its page), and set \
+                 `model.quantization: {ours}` to quantise it while an adapter is trained"
             ),
         ));
     }

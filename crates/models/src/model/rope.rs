@@ -1,6 +1,5 @@
-//! How positions become rotations: the base of the rotary embedding, what stretches it, and
-//! where Hugging Face's configs say so. The arithmetic is that of transformers'
-//! `modeling_rope_utils.py`.
+//! Settings of the rotary position embedding: base frequency, scaling for long contexts, and where Hugging
+//! Face's configs store them. The arithmetic follows transformers' `modeling_rope_utils.py`.
 
 use std::f64::consts::TAU;
 
@@ -9,36 +8,36 @@ use serde_json::{Value, json};
 use crate::Error;
 use crate::json::{self, Object};
 
-/// How positions become rotations.
+/// Settings of the rotary position embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeSettings {
     /// Base of the geometric series of wavelengths.
     pub theta: f64,
-    /// What stretches it for longer contexts.
+    /// Scaling for longer contexts.
     pub scaling: RopeScaling,
 }
 
-/// What stretches the rotary embedding beyond the context it was trained with.
+/// Scaling of the rotary embedding beyond the context that the model was trained with.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// Frequencies are not scaled.
+    /// No scaling.
     None,
     /// Every position is divided by `factor`.
     Linear {
         /// What frequencies are divided by.
         factor: f64,
     },
-    /// Nothing up to `max_position_embeddings`, and more the longer a text is beyond: only
-    /// texts that are not are read here.
+    /// No scaling up to `max_position_embeddings`, then more with growing length. Longer texts are not
+    /// supported here.
     Dynamic {
-        /// How far texts beyond would be stretched.
+        /// Scaling factor for longer texts.
         factor: f64,
     },
-    /// Llama 3: long wavelengths are stretched, short ones kept, a ramp between.
+    /// Llama 3: long wavelengths are scaled, short ones kept, with a ramp between them.
     Llama3 {
-        /// How far long wavelengths are stretched.
+        /// Scaling factor for long wavelengths.
         factor: f64,
-        /// Wavelengths longer than the original context divided by this are stretched.
+        /// Wavelengths longer than the original context divided by this are scaled.
         low_freq_factor: f64,
         /// Wavelengths shorter than the original context divided by this are kept.
         high_freq_factor: f64,
@@ -49,19 +48,19 @@ pub enum RopeScaling {
     Yarn(Yarn),
 }
 
-/// YaRN: a ramp between pairs that turn often within the original context, which are kept, and
-/// pairs that hardly turn, which are stretched; and attention that is sharper by a factor.
+/// YaRN: dimension pairs that rotate often within the original context are kept, those that hardly rotate are
+/// scaled, with a ramp between them; attention is sharpened by a factor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Yarn {
-    /// How far slow pairs are stretched.
+    /// Scaling factor for slow pairs.
     pub factor: f64,
-    /// What sines and cosines are multiplied by.
+    /// Multiplier of sines and cosines.
     pub attention_factor: f64,
-    /// Turns within the original context above which a pair is kept.
+    /// Rotations within the original context above which a pair is kept.
     pub beta_fast: f64,
-    /// Turns below which it is stretched whole.
+    /// Rotations below which it is fully scaled.
     pub beta_slow: f64,
-    /// Whether the ramp begins and ends at whole pairs.
+    /// Whether the ramp starts and ends at whole pair indices.
     pub truncate: bool,
     /// The original context, in tokens.
     pub original_max_position_embeddings: f64,
@@ -97,7 +96,7 @@ impl RopeSettings {
             .collect()
     }
 
-    /// What sines and cosines are multiplied by (transformers' `attention_scaling`).
+    /// Multiplier of sines and cosines (transformers' `attention_scaling`).
     pub fn attention_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => yarn.attention_factor,
@@ -105,8 +104,7 @@ impl RopeSettings {
         }
     }
 
-    /// The keys of a `config.json`: `rope_scaling`, null where nothing is scaled, and the newer
-    /// `rope_parameters`.
+    /// The keys for a `config.json`: `rope_scaling` (null without scaling) and the newer `rope_parameters`.
     pub(super) fn to_json(&self) -> (Value, Value) {
         let scaling = match &self.scaling {
             RopeScaling::None => json!({"rope_type": "default"}),
@@ -143,16 +141,16 @@ impl RopeSettings {
     }
 }
 
-/// `frequency`, of which the share `kept` (cut to 0 … 1) stays and the rest is divided.
+/// `frequency` with the share `kept` (clamped to 0 … 1) unchanged and the rest divided by `factor`.
 fn stretch(frequency: f64, factor: f64, kept: f64) -> f64 {
     let kept = kept.clamp(0.0, 1.0);
     (1.0 - kept) * frequency / factor + kept * frequency
 }
 
 impl Yarn {
-    /// The pairs between which frequencies go over from kept to stretched.
+    /// The pairs at which the ramp from kept to scaled starts and ends.
     fn ramp(&self, theta: f64, width: f64) -> (f64, f64) {
-        // The pair that turns this often within the original context.
+        // The pair that rotates this often within the original context.
         let pair = |turns: f64| {
             let wavelength = self.original_max_position_embeddings / (turns * TAU);
             width * wavelength.ln() / (2.0 * theta.ln())
@@ -169,10 +167,9 @@ impl Yarn {
     }
 }
 
-/// Both places of the rotary embedding: `rope_theta` and `rope_scaling` beside each other
-/// (transformers 4, and most files on the hub), or both in `rope_parameters` (transformers 5).
-/// Where both places are filled the older one counts, as it does there. `context` is
-/// `max_position_embeddings`.
+/// Reads the settings from both places: `rope_theta` and `rope_scaling` (transformers 4, and most files on
+/// the Hub), or `rope_parameters` (transformers 5). If both are present, the older one wins, as in
+/// transformers. `context` is `max_position_embeddings`.
 pub(super) fn read(object: &Object, context: i64) -> Result<RopeSettings, Error> {
     let old = object.object("rope_scaling")?;
     let parameters = match old.filter(|old| old.keys().next().is_some()) {
@@ -188,7 +185,7 @@ pub(super) fn read(object: &Object, context: i64) -> Result<RopeSettings, Error>
     for place in [Some(object), parameters.as_ref()].into_iter().flatten() {
         let fraction = place.positive("partial_rotary_factor", Some(1.0))?;
         if fraction != 1.0 {
-            let reason = format!("is {fraction}; only 1 is known here");
+            let reason = format!("is {fraction}; only 1 is supported");
             return Err(place.error("partial_rotary_factor", reason));
         }
     }
@@ -208,14 +205,20 @@ pub(super) fn read(object: &Object, context: i64) -> Result<RopeSettings, Error>
 }
 
 fn scaling(object: &Object, original: f64, context: f64) -> Result<RopeScaling, Error> {
-    // Models that rotate their layers in several ways have an object for each.
+    // Models whose layers rotate differently have an object for each kind.
     if let Some((key, _)) = object.keys().find(|(_, value)| value.is_object()) {
-        return Err(object.error(key, "is an object: layers that differ are not known here"));
+        return Err(object.error(
+            key,
+            "is an object: different rotary embeddings per layer are not supported",
+        ));
     }
     if object.get("mrope_section").is_some() {
-        return Err(object.error("mrope_section", "is set: it is of models that see pictures"));
+        return Err(object.error(
+            "mrope_section",
+            "is set: multimodal models are not supported",
+        ));
     }
-    // `type` is how the key was called before transformers 4.45.
+    // Before transformers 4.45 the key was called `type`.
     let key = match object.get("rope_type") {
         Some(_) => "rope_type",
         None => "type",
@@ -245,7 +248,7 @@ fn scaling(object: &Object, original: f64, context: f64) -> Result<RopeScaling, 
         "yarn" => yarn(object, original, context).map(RopeScaling::Yarn),
         other => Err(object.error(
             key,
-            format!("is {other:?}; known here are default, linear, dynamic, llama3, yarn"),
+            format!("is {other:?}; supported: default, linear, dynamic, llama3, yarn"),
         )),
     }
 }
@@ -256,7 +259,7 @@ fn yarn(object: &Object, original: f64, context: f64) -> Result<Yarn, Error> {
         None => Ok(None),
         Some(_) => object.positive(key, None).map(Some),
     };
-    // The paper's advice for how much sharper attention has to be.
+    // The paper's formula for the attention factor.
     let sharper = |weight: f64| match factor <= 1.0 {
         true => 1.0,
         false => 0.1 * weight * factor.ln() + 1.0,

@@ -213,7 +213,7 @@ fn bf16_compute_is_near() {
 }
 
 #[test]
-fn a_weight_of_another_shape_is_told() {
+fn a_weight_of_another_shape_is_an_error() {
     let folder = HfFolder::open(&golden("qwen3")).unwrap();
     let mut config = folder.config().clone();
     config.intermediate_size = 25;
@@ -235,7 +235,7 @@ fn a_weight_of_another_shape_is_told() {
         .unwrap_err()
         .to_string();
     let reason =
-        "`model.layers.0.mlp.gate_proj.weight` is [24, 16], and its config makes it [25, 16]";
+        "`model.layers.0.mlp.gate_proj.weight` is [24, 16], but its config makes it [25, 16]";
     assert!(error.ends_with(reason), "{error}");
 }
 

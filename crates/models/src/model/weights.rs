@@ -1,4 +1,4 @@
-//! Where a model's tensors come from.
+//! Sources of a model's tensors.
 
 use placement::Placer;
 use tch::{Device, Kind, Tensor};
@@ -6,29 +6,29 @@ use tch::{Device, Kind, Tensor};
 use crate::Error;
 use crate::formats::{TensorSource, require_finite};
 
-/// How a tensor starts when there is nothing to load.
+/// Initial values of a tensor that is not loaded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Initial {
-    /// Normally distributed around zero, with this standard deviation.
+    /// Normally distributed with mean zero and this standard deviation.
     Normal(f64),
-    /// All ones, as norms start.
+    /// All ones, for norms.
     Ones,
-    /// All the same number.
+    /// A constant.
     Constant(f64),
-    /// All zeros, as biases start.
+    /// All zeros, for biases.
     Zeros,
 }
 
-/// Gives a model its tensors, on their device.
+/// Provides a model with its tensors, on their device.
 pub trait WeightSource {
-    /// The tensor called `name`, of exactly `shape`.
+    /// The tensor `name`, of exactly this shape.
     ///
     /// # Errors
-    /// When there is no such tensor or its shape differs.
+    /// If there is no such tensor or its shape differs.
     fn tensor(&mut self, name: &str, shape: &[i64], initial: Initial) -> Result<Tensor, Error>;
 
-    /// The same in fp32, whatever type the others are read in: what stays in fp32 for good must not
-    /// have been rounded on the way.
+    /// The same in fp32, whatever type the others are read in: a tensor that stays in fp32 must not have been
+    /// rounded on the way.
     ///
     /// # Errors
     /// As [`WeightSource::tensor`].
@@ -41,7 +41,7 @@ pub trait WeightSource {
         self.tensor(name, shape, initial)
     }
 
-    /// The same in host memory: what a streamed block is made of.
+    /// The same in host memory, for streamed blocks.
     ///
     /// # Errors
     /// As [`WeightSource::tensor`].
@@ -111,8 +111,8 @@ impl WeightSource for FileWeights<'_> {
     }
 }
 
-/// The shapes of a published model without its numbers: for a look at a model before it is
-/// loaded. Every tensor is zeros that share one number.
+/// The shapes of a published model without its data, to inspect a model before it is loaded. Every tensor is
+/// zeros with all strides zero.
 pub struct MetaWeights<'a> {
     tensors: &'a dyn TensorSource,
     kind: Kind,
@@ -133,18 +133,18 @@ impl WeightSource for MetaWeights<'_> {
     }
 }
 
-/// Fails unless `tensors` have one called `name`, of `shape`.
+/// Fails unless `tensors` have `name` with this shape.
 fn require(tensors: &dyn TensorSource, name: &str, shape: &[i64]) -> Result<(), Error> {
     let reason = match tensors.shape(name) {
         Some(found) if found == shape => return Ok(()),
-        Some(found) => format!("`{name}` is {found:?}, and its config makes it {shape:?}"),
-        None => format!("there is no `{name}`, which its config asks for"),
+        Some(found) => format!("`{name}` is {found:?}, but its config makes it {shape:?}"),
+        None => format!("`{name}` is missing, which its config requires"),
     };
     Err(Error::file(tensors.path(), reason))
 }
 
-/// Fresh weights. The same seed gives the same weights on every device, because
-/// they are drawn on the CPU.
+/// Randomly initialised weights. They are drawn on the CPU, so the same seed gives the same weights on every
+/// device.
 pub struct RandomWeights<'a> {
     placer: &'a mut Placer,
 }

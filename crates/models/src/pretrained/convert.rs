@@ -1,4 +1,4 @@
-//! From one GGUF file to a Hugging Face folder that `transformers` loads.
+//! Converts a GGUF file to a Hugging Face folder that `transformers` can load.
 
 use std::path::Path;
 
@@ -10,18 +10,18 @@ use crate::Error;
 use crate::formats::{LazyTensor, write_safetensors};
 use crate::model::DecoderConfig;
 
-/// What a converted folder says about where it came from.
+/// The note about its origin in a converted folder.
 pub const CONVERSION_NOTE: &str =
     "converted from a GGUF file; quantised weights are those of that file";
 
-/// Converts a GGUF file into the folder `target`: `config.json`, `model.safetensors`,
-/// `tokenizer.json` and the chat template. `on_tensor(done, all)` is told of progress.
+/// Converts a GGUF file into the folder `target`: `config.json`, `model.safetensors`, `tokenizer.json` and
+/// the chat template. `on_tensor(done, total)` reports progress.
 ///
-/// The folder appears only when it is complete; one that is there already is left as
-/// it is. Weights are written as `kind`; fp32 keeps exactly what the file holds.
+/// The folder appears only once it is complete, and an existing one is not changed. Weights are written as
+/// `kind`; fp32 preserves the file's values exactly.
 ///
 /// # Errors
-/// When the file cannot be read or the folder cannot be written.
+/// If the file cannot be read or the folder cannot be written.
 pub fn convert_gguf(
     source: &Path,
     target: &Path,
@@ -66,10 +66,10 @@ pub fn convert_gguf(
 }
 
 impl Pretrained {
-    /// Writes what belongs beside weights of type `kind`: `config`, tokenizer, chat template.
+    /// Writes the files that accompany weights of type `kind`: `config`, tokenizer, chat template.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     pub fn write_companions(
         &self,
         config: &DecoderConfig,

@@ -1,4 +1,4 @@
-//! Telling the weights of one model from those of another, without reading all of a large one.
+//! Identifies the weights of a model without reading all of a large one.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -8,26 +8,25 @@ use sha2::{Digest, Sha256};
 use crate::Error;
 use crate::formats::TensorSource;
 
-/// Files of up to so many bytes together are read whole.
+/// Up to this total size, files are read completely.
 const WHOLE: u64 = 512 << 20;
-/// Of each larger one, all of its beginning: names, types and shapes of the tensors.
+/// Of larger files, this much of the beginning is read: names, types and shapes of the tensors.
 const BEGINNING: u64 = 16 << 20;
-/// Bytes that are read at a time.
+/// Bytes per sample.
 const WINDOW: u64 = 64 << 10;
-/// Windows over all files beyond their beginnings.
+/// Number of samples over all files, after their beginnings.
 const WINDOWS: u64 = 8192;
 
-/// A number, in hexadecimal, that other weights do not have.
+/// A hexadecimal fingerprint that differs for different weights.
 ///
-/// It covers the size of every weight file and its bytes: all of them where the files have
-/// 512 MiB or less together, else the first 16 MiB and the end of each, and 64 KiB at each of
-/// 8192 places spread evenly over them. A model of 14 GB is read every 1.7 MiB, so that every tensor
-/// larger than that is looked at: it costs about half a gigabyte of reading, and misses a change of
-/// single numbers between those places. Names of files and folders do not count; how
-/// the weights are divided into files does.
+/// It covers the size of every weight file and its bytes: all of them if the files have 512 MiB or less in
+/// total, otherwise the first 16 MiB and the end of each, and 64 KiB at each of 8192 evenly spaced places.
+/// For a model of 14 GB that is a sample every 1.7 MiB, about half a gigabyte of reading: every larger tensor
+/// is sampled, but a change to a few values between the samples is missed. Names of files and folders do not
+/// count; how the weights are divided into files does.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// If a file cannot be read.
 pub fn fingerprint(tensors: &dyn TensorSource) -> Result<String, Error> {
     let files = tensors.weight_files().into_iter();
     let files = files.map(|path| {
@@ -55,7 +54,7 @@ pub fn fingerprint(tensors: &dyn TensorSource) -> Result<String, Error> {
     Ok(digest.map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// Start and length of what is read of a file of `size` bytes, of `total` in all files.
+/// Offset and length of the parts to read of a file of `size` bytes, with `total` bytes in all files.
 fn windows(size: u64, total: u64) -> impl Iterator<Item = (u64, u64)> {
     let stride = match total <= WHOLE {
         true => WINDOW,
@@ -100,7 +99,7 @@ mod tests {
         assert!(widest.unwrap() < 1_710_000 && read.is_sorted());
     }
 
-    /// Files that are told apart by what is in them.
+    /// Files that are identified by their content.
     struct Files(Vec<std::path::PathBuf>);
 
     impl TensorSource for Files {

@@ -1,5 +1,5 @@
-//! A GGUF file presented as the Hugging Face model it was made from: names, shapes,
-//! config and tokenizer as they were before the conversion.
+//! Presents a GGUF file as the Hugging Face model it was converted from, with the original names, shapes,
+//! config and tokenizer.
 
 mod rope;
 #[cfg(test)]
@@ -17,7 +17,7 @@ use crate::formats::TensorSource;
 use crate::formats::gguf::{Array, Gguf, Header, Value};
 use crate::model::{Architecture, DecoderConfig, RopeScaling, RopeSettings};
 
-/// One divisor for each pair of a head, in files of Llama 3.1 and later.
+/// A divisor for each dimension pair of a head, in files of Llama 3.1 and later.
 const ROPE_FREQUENCIES: &str = "rope_freqs.weight";
 
 /// A GGUF file under Hugging Face's names.
@@ -29,25 +29,25 @@ pub struct GgufModel {
     tensors: BTreeMap<String, Source>,
 }
 
-/// Where a tensor is, and what was done to it.
+/// Where a tensor is, and how the converter changed it.
 #[derive(Debug)]
 struct Source {
     name: String,
-    /// Heads whose rows were interleaved.
+    /// Number of heads whose rows were interleaved.
     permuted_heads: Option<i64>,
 }
 
 impl GgufModel {
-    /// Opens a GGUF file of a model that is known here.
+    /// Opens a GGUF file.
     ///
     /// # Errors
-    /// When the file is damaged or the model is not known.
+    /// If the file is damaged or the model is not supported.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let gguf = Gguf::open(path)?;
         let config = config(gguf.header()).map_err(|reason| Error::file(path, reason))?;
         let mut tensors = BTreeMap::new();
         for name in gguf.header().tensors.keys() {
-            // Made from the config's rope scaling, which is found again below.
+            // Computed from the config's rope scaling, which is recovered below.
             if name == ROPE_FREQUENCIES {
                 continue;
             }
@@ -55,7 +55,7 @@ impl GgufModel {
                 Error::file(
                     path,
                     format!(
-                        "tensor `{name}` has no place in a {}",
+                        "tensor `{name}` does not belong to a {}",
                         config.architecture.class()
                     ),
                 )
@@ -91,12 +91,12 @@ impl GgufModel {
         Ok(model)
     }
 
-    /// The model's shape.
+    /// The model's dimensions.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
-    /// The file behind.
+    /// The underlying file.
     pub fn gguf(&self) -> &Gguf {
         &self.gguf
     }
@@ -153,8 +153,8 @@ impl TensorSource for GgufModel {
     }
 }
 
-/// llama.cpp rotates neighbouring pairs, Hugging Face the two halves of a head; so the
-/// converter interleaves the rows of q and k. This puts the halves back together.
+/// llama.cpp rotates adjacent pairs, Hugging Face the two halves of a head, so the converter interleaves the
+/// rows of q and k. This restores the halves.
 fn undo_permutation(tensor: &Tensor, heads: i64) -> Result<Tensor, tch::TchError> {
     let shape = tensor.size();
     let rest: i64 = shape.iter().skip(1).product();
@@ -164,7 +164,7 @@ fn undo_permutation(tensor: &Tensor, heads: i64) -> Result<Tensor, tch::TchError
         .f_reshape(&shape)
 }
 
-/// Only the llama architecture is permuted; Qwen keeps halves in llama.cpp too.
+/// Only the llama architecture is permuted; Qwen uses halves in llama.cpp too.
 fn permuted_heads(config: &DecoderConfig, name: &str) -> Option<i64> {
     if config.architecture != Architecture::Llama {
         return None;
@@ -215,14 +215,14 @@ fn config(header: &Header) -> Result<DecoderConfig, String> {
         }
         None => return Err("`general.architecture` is missing".into()),
     };
-    refuse_parts(header)?;
+    refuse_incomplete_models(header)?;
     let architecture = Architecture::from_model_type(name).ok_or_else(|| {
         let known: Vec<_> = Architecture::ALL
             .iter()
             .map(|known| known.model_type())
             .collect();
         format!(
-            "`general.architecture` is {name:?}; known here are {}",
+            "`general.architecture` is {name:?}; supported: {}",
             known.join(", ")
         )
     })?;
@@ -230,23 +230,23 @@ fn config(header: &Header) -> Result<DecoderConfig, String> {
         header,
         prefix: name,
     };
-    // Such a model sees what follows a token, too.
+    // Such a model also attends to later tokens.
     match keys.get("attention.causal") {
         None | Some(Value::Bool(true)) => {}
         Some(other) => {
             return Err(format!(
-                "`{name}.attention.causal` is {other:?}; only models that read from left to right \
-                 are known here"
+                "`{name}.attention.causal` is {other:?}; only causal models \
+                 are supported"
             ));
         }
     }
-    let hidden_size = keys.whole("embedding_length", None, 1 << 20)?;
-    let heads = keys.whole("attention.head_count", None, 4096)?;
-    let head_dim = keys.whole("attention.key_length", Some(hidden_size / heads), 4096)?;
-    let rotated = keys.whole("rope.dimension_count", Some(head_dim), 4096)?;
+    let hidden_size = keys.integer("embedding_length", None, 1 << 20)?;
+    let heads = keys.integer("attention.head_count", None, 4096)?;
+    let head_dim = keys.integer("attention.key_length", Some(hidden_size / heads), 4096)?;
+    let rotated = keys.integer("rope.dimension_count", Some(head_dim), 4096)?;
     if rotated != head_dim {
         return Err(format!(
-            "`{name}.rope.dimension_count` is {rotated}; only whole heads of {head_dim} are known here"
+            "`{name}.rope.dimension_count` is {rotated}; only full heads of {head_dim} are supported"
         ));
     }
     let vocabulary = match header.metadata.get("tokenizer.ggml.tokens") {
@@ -257,29 +257,29 @@ fn config(header: &Header) -> Result<DecoderConfig, String> {
         .tensors
         .get("token_embd.weight")
         .and_then(|entry| entry.shape.first());
-    let context = keys.whole("context_length", Some(2048), 1 << 30)?;
+    let context = keys.integer("context_length", Some(2048), 1 << 30)?;
     let config = DecoderConfig {
         architecture,
-        // The tensor knows best: vocabularies are padded.
+        // The tensor decides, because vocabularies may be padded.
         vocab_size: embedding
             .and_then(|rows| i64::try_from(*rows).ok())
             .or(vocabulary)
             .filter(|size| (1..=1 << 24).contains(size))
             .ok_or("neither a usable `token_embd.weight` nor `tokenizer.ggml.tokens`")?,
         hidden_size,
-        intermediate_size: keys.whole("feed_forward_length", None, 1 << 20)?,
-        num_hidden_layers: keys.whole("block_count", None, 4096)?,
+        intermediate_size: keys.integer("feed_forward_length", None, 1 << 20)?,
+        num_hidden_layers: keys.integer("block_count", None, 4096)?,
         num_attention_heads: heads,
-        num_key_value_heads: keys.whole("attention.head_count_kv", Some(heads), 4096)?,
+        num_key_value_heads: keys.integer("attention.head_count_kv", Some(heads), 4096)?,
         head_dim,
         max_position_embeddings: context,
-        // Stored as fp32: 1e-5 reads 9.999999747378752e-6, and people expect their 1e-5 back.
+        // Stored as fp32: 1e-5 is read as 9.999999747378752e-6, but people expect 1e-5.
         rms_norm_eps: shortest(keys.positive("attention.layer_norm_rms_epsilon", 1e-6)?),
         rope: RopeSettings {
             theta: shortest(keys.positive("rope.freq_base", 10_000.0)?),
             scaling: rope_scaling(&keys)?,
         },
-        // Known from the tensors, see `GgufModel::open`.
+        // Determined from the tensors in `GgufModel::open`.
         tie_word_embeddings: true,
         qkv_bias: false,
         output_bias: false,
@@ -295,8 +295,8 @@ fn config(header: &Header) -> Result<DecoderConfig, String> {
     Ok(config)
 }
 
-/// Refuses files that are not a whole model.
-fn refuse_parts(header: &Header) -> Result<(), String> {
+/// Refuses files that contain only part of a model.
+fn refuse_incomplete_models(header: &Header) -> Result<(), String> {
     match header.metadata.get("general.type") {
         None => {}
         Some(Value::String(kind)) if kind == "model" => {}
@@ -316,13 +316,13 @@ fn refuse_parts(header: &Header) -> Result<(), String> {
     }
 }
 
-/// The number of a token; llama.cpp writes −1, as it is without a sign, where there is none.
+/// A token id; llama.cpp writes an unsigned −1 if there is none.
 fn token(header: &Header, key: &str) -> Result<Option<i64>, String> {
     match header.metadata.get(key) {
         None | Some(Value::Unsigned(0xffff_ffff) | Value::Signed(-1)) => Ok(None),
         Some(Value::Unsigned(id)) if *id < 1 << 24 => Ok(i64::try_from(*id).ok()),
         Some(Value::Signed(id)) if (0..1 << 24).contains(id) => Ok(Some(*id)),
-        Some(other) => Err(format!("`{key}` must be a token's number, not {other:?}")),
+        Some(other) => Err(format!("`{key}` must be a token id, not {other:?}")),
     }
 }
 
@@ -331,16 +331,16 @@ fn chat_template(header: &Header) -> Result<Option<String>, String> {
     match header.metadata.get(KEY) {
         None => Ok(None),
         Some(Value::String(template)) => Ok(Some(template.clone())),
-        Some(other) => Err(format!("`{KEY}` must be a text, not {other:?}")),
+        Some(other) => Err(format!("`{KEY}` must be a string, not {other:?}")),
     }
 }
 
-/// What Llama 3.1 and later divide the frequencies of the `pairs` of a head by.
+/// Frequency divisors of Llama 3.1 and later, one for each of the `pairs` of a head.
 fn rope_divisors(gguf: &Gguf, pairs: usize) -> Result<Vec<f64>, Error> {
     let tensor = gguf.read(ROPE_FREQUENCIES)?;
     if tensor.size() != [pairs as i64] {
         let reason = format!(
-            "`{ROPE_FREQUENCIES}` has the shape {:?}, and a head has {pairs} pairs",
+            "`{ROPE_FREQUENCIES}` has the shape {:?}, but a head has {pairs} pairs",
             tensor.size()
         );
         return Err(Error::file(gguf.path(), reason));
@@ -354,7 +354,7 @@ fn rope_divisors(gguf: &Gguf, pairs: usize) -> Result<Vec<f64>, Error> {
 fn rope_scaling(keys: &Keys) -> Result<RopeScaling, String> {
     let key = format!("{}.rope.scaling.type", keys.prefix);
     match keys.header.metadata.get(&key) {
-        // Without a kind it is linear, by a key that was called otherwise before there were several.
+        // Without a type it is linear, from a key that had another name before there were several types.
         None => {
             let mut given = ["rope.scaling.factor", "rope.scale_linear"].into_iter();
             let Some(key) = given.find(|key| keys.get(key).is_some()) else {
@@ -374,18 +374,16 @@ fn rope_scaling(keys: &Keys) -> Result<RopeScaling, String> {
         Some(Value::String(kind)) if kind == "linear" => Ok(RopeScaling::Linear {
             factor: shortest(keys.positive("rope.scaling.factor", 1.0)?),
         }),
-        Some(other) => Err(format!(
-            "`{key}` is {other:?}; known here are none and linear"
-        )),
+        Some(other) => Err(format!("`{key}` is {other:?}; supported: none and linear")),
     }
 }
 
-/// The decimal number that people wrote before it was stored as fp32.
+/// The shortest decimal number that is stored as the same fp32 value.
 fn shortest(number: f64) -> f64 {
     (number as f32).to_string().parse().unwrap_or(number)
 }
 
-/// Metadata under the architecture's prefix.
+/// Metadata with the architecture's prefix.
 struct Keys<'a> {
     header: &'a Header,
     prefix: &'a str,
@@ -396,7 +394,7 @@ impl Keys<'_> {
         self.header.metadata.get(&format!("{}.{key}", self.prefix))
     }
 
-    fn whole(&self, key: &str, default: Option<i64>, most: i64) -> Result<i64, String> {
+    fn integer(&self, key: &str, default: Option<i64>, most: i64) -> Result<i64, String> {
         let number = match self.get(key) {
             None => default.ok_or_else(|| format!("`{}.{key}` is missing", self.prefix))?,
             Some(Value::Unsigned(number)) => i64::try_from(*number).unwrap_or(i64::MAX),
@@ -422,7 +420,7 @@ impl Keys<'_> {
             None => Ok(default),
             Some(Value::Float(number)) if number.is_finite() && *number > 0.0 => Ok(*number),
             Some(other) => Err(format!(
-                "`{}.{key}` must be a number above zero, not {other:?}",
+                "`{}.{key}` must be a number greater than zero, not {other:?}",
                 self.prefix
             )),
         }

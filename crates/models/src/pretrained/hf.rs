@@ -13,10 +13,10 @@ use crate::formats::{Shards, TensorSource};
 use crate::json::Object;
 use crate::model::{DecoderConfig, end_tokens};
 
-/// The chat template that counts unless another is asked for.
+/// The name of the default chat template.
 const DEFAULT: &str = "default";
 
-/// The one for chats with tools.
+/// The name of the template for chats with tools.
 const TOOL_USE: &str = "tool_use";
 
 /// An open model folder.
@@ -31,7 +31,7 @@ impl HfFolder {
     /// Opens a folder: reads its config and the headers of its weights.
     ///
     /// # Errors
-    /// When a file is missing or damaged, or the model is not known here.
+    /// If a file is missing or damaged, or the model is not supported.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let mut config = DecoderConfig::read(&path.join("config.json"))?;
         if path.join("adapter_config.json").is_file() {
@@ -41,7 +41,7 @@ impl HfFolder {
                 path.display()
             );
         }
-        // A chat model ends its turns with tokens that only this file may know.
+        // A chat model's end-of-turn tokens may only be in this file.
         let generation = path.join("generation_config.json");
         if generation.is_file() {
             let ends = end_tokens(&Object::read(&generation)?)?;
@@ -56,7 +56,7 @@ impl HfFolder {
         })
     }
 
-    /// The model's shape.
+    /// The model's dimensions.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
@@ -104,8 +104,8 @@ impl TensorSource for HfFolder {
     }
 }
 
-/// What `tokenizer_config.json` calls the first and the last token of a text; or, where that has
-/// no `added_tokens_decoder`, `special_tokens_map.json` beside it, as in transformers.
+/// The start and end tokens of `tokenizer_config.json`; or, if that has no `added_tokens_decoder`, of
+/// `special_tokens_map.json` beside it, as in transformers.
 fn special_tokens(folder: &Path) -> Result<SpecialTokens, Error> {
     let read = |name: &str| -> Result<Option<Object>, Error> {
         let path = folder.join(name);
@@ -125,7 +125,7 @@ fn special_tokens(folder: &Path) -> Result<SpecialTokens, Error> {
             return Ok(None);
         };
         let text = match config.get(key) {
-            // With its properties beside it, as older files have it.
+            // An object with the token's properties, as in older files.
             Some(Value::Object(_)) => match config.object(key)? {
                 Some(token) => token.text("content")?.map(str::to_owned),
                 None => None,
@@ -140,8 +140,8 @@ fn special_tokens(folder: &Path) -> Result<SpecialTokens, Error> {
     })
 }
 
-/// The chat templates of a folder by their names: `chat_template.jinja` is the one called `default`, and files
-/// in `additional_chat_templates` have theirs, as in transformers; else the key of `tokenizer_config.json`.
+/// The chat templates of a folder by name, as in transformers: `chat_template.jinja` is `default`, and files
+/// in `additional_chat_templates` go by their names; without any, the key in `tokenizer_config.json` counts.
 fn chat_templates(folder: &Path) -> Result<BTreeMap<String, String>, Error> {
     let files = template_files(folder)?;
     if !files.is_empty() {
@@ -162,7 +162,7 @@ fn chat_templates(folder: &Path) -> Result<BTreeMap<String, String>, Error> {
     let named = templates.iter().map(|template| {
         let text = |key: &str| Some(template.get(key)?.as_str()?.to_owned());
         text("name").zip(text("template")).ok_or_else(|| {
-            let reason = "must be a text, or a list of objects of `name` and `template`";
+            let reason = "must be a string, or a list of objects with `name` and `template`";
             config.error("chat_template", reason)
         })
     });
@@ -198,7 +198,7 @@ fn template_files(folder: &Path) -> Result<BTreeMap<String, String>, Error> {
     Ok(found)
 }
 
-/// The template for plain chats and the one for chats with tools; a warning names the others.
+/// The default template and the one for chats with tools; a warning names the others.
 fn select_templates(folder: &Path) -> Result<(Option<String>, Option<String>), Error> {
     let mut named = chat_templates(folder)?;
     let quoted = |names: &BTreeMap<String, String>| {
@@ -207,7 +207,7 @@ fn select_templates(folder: &Path) -> Result<(Option<String>, Option<String>), E
     };
     if !named.is_empty() && !named.contains_key(DEFAULT) {
         let reason = format!(
-            "the chat templates are called {}, and none `{DEFAULT}`: call the one that is meant so",
+            "the chat templates are named {}, but none is named `{DEFAULT}`: rename the one to use",
             quoted(&named)
         );
         return Err(Error::file(folder, reason));
@@ -216,7 +216,7 @@ fn select_templates(folder: &Path) -> Result<(Option<String>, Option<String>), E
     let tool_use = named.remove(TOOL_USE);
     if !named.is_empty() {
         tracing::warn!(
-            "`{}` has chat templates that are not applied: {}",
+            "`{}` has chat templates that are not used: {}",
             folder.display(),
             quoted(&named)
         );

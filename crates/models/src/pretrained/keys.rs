@@ -1,7 +1,7 @@
-//! Every key of a `config.json` and of a GGUF file's metadata: what is done about it.
+//! How every key of a `config.json` and of a GGUF file's metadata is handled.
 //!
-//! A key is obeyed or refused where the model is read, means nothing for what is computed here (as
-//! in transformers 5.23), or is told in a warning. A key that is in no table is told, too.
+//! A key is applied or refused when the model is read, has no effect on what is computed here (nor in
+//! transformers 5.23), or leads to a warning. A key in none of the tables leads to a warning too.
 
 use std::path::Path;
 
@@ -11,165 +11,165 @@ use crate::Error;
 use crate::formats::gguf::{self, Header};
 use crate::json::Object;
 
-/// What is done about a key.
+/// How a key is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Treatment {
-    /// Read, or refused by name where its value is not known here.
-    Obeyed,
+pub(super) enum KeySupport {
+    /// It is applied, or refused by name if its value is not supported.
+    Applied,
     /// It changes nothing here, nor would it in transformers.
-    WithoutEffect,
-    /// Told unless its value is what it would be without it.
-    Told,
+    NoEffect,
+    /// A warning says that it has no effect, unless it has its default value.
+    Warned,
 }
 
-use Treatment::{Obeyed, Told, WithoutEffect};
+use KeySupport::{Applied, NoEffect, Warned};
 
-const CONFIG: &[(&str, Treatment)] = &[
-    ("model_type", Obeyed),
-    ("vocab_size", Obeyed),
-    ("hidden_size", Obeyed),
-    ("intermediate_size", Obeyed),
-    ("num_hidden_layers", Obeyed),
-    ("num_attention_heads", Obeyed),
-    ("num_key_value_heads", Obeyed),
-    ("head_dim", Obeyed),
-    ("hidden_act", Obeyed),
-    ("max_position_embeddings", Obeyed),
-    ("rms_norm_eps", Obeyed),
-    ("rope_theta", Obeyed),
-    ("rope_scaling", Obeyed),
-    ("rope_parameters", Obeyed),
-    ("partial_rotary_factor", Obeyed),
-    ("original_max_position_embeddings", Obeyed),
-    ("tie_word_embeddings", Obeyed),
-    ("attention_bias", Obeyed),
-    ("mlp_bias", Obeyed),
-    ("bos_token_id", Obeyed),
-    ("eos_token_id", Obeyed),
-    ("layer_types", Obeyed),
-    ("use_sliding_window", Obeyed),
-    ("is_causal", Obeyed),
-    ("sliding_window", Obeyed),
-    ("max_window_layers", Obeyed),
-    ("quantization_config", Obeyed),
-    ("compression_config", Obeyed),
-    // How a model was made, is saved, or is called by a program.
-    ("architectures", WithoutEffect),
-    ("dtype", WithoutEffect),
-    ("torch_dtype", WithoutEffect),
-    ("initializer_range", WithoutEffect),
-    ("pad_token_id", WithoutEffect),
-    ("pretraining_tp", WithoutEffect),
-    ("transformers_version", WithoutEffect),
-    ("transformers.js_config", WithoutEffect),
-    ("tokenizer_class", WithoutEffect),
-    ("use_cache", WithoutEffect),
-    ("return_dict", WithoutEffect),
-    ("output_hidden_states", WithoutEffect),
-    ("output_attentions", WithoutEffect),
-    ("attn_implementation", WithoutEffect),
-    ("_attn_implementation", WithoutEffect),
-    ("_attn_implementation_autoset", WithoutEffect),
-    ("_name_or_path", WithoutEffect),
-    ("_commit_hash", WithoutEffect),
-    ("is_llama_config", WithoutEffect),
-    ("unsloth_fixed", WithoutEffect),
-    ("unsloth_version", WithoutEffect),
-    // Of other tasks.
-    ("chunk_size_feed_forward", WithoutEffect),
-    ("is_encoder_decoder", WithoutEffect),
-    ("problem_type", WithoutEffect),
-    ("id2label", WithoutEffect),
-    ("label2id", WithoutEffect),
-    ("finetuning_task", WithoutEffect),
-    ("task_specific_params", WithoutEffect),
+const CONFIG: &[(&str, KeySupport)] = &[
+    ("model_type", Applied),
+    ("vocab_size", Applied),
+    ("hidden_size", Applied),
+    ("intermediate_size", Applied),
+    ("num_hidden_layers", Applied),
+    ("num_attention_heads", Applied),
+    ("num_key_value_heads", Applied),
+    ("head_dim", Applied),
+    ("hidden_act", Applied),
+    ("max_position_embeddings", Applied),
+    ("rms_norm_eps", Applied),
+    ("rope_theta", Applied),
+    ("rope_scaling", Applied),
+    ("rope_parameters", Applied),
+    ("partial_rotary_factor", Applied),
+    ("original_max_position_embeddings", Applied),
+    ("tie_word_embeddings", Applied),
+    ("attention_bias", Applied),
+    ("mlp_bias", Applied),
+    ("bos_token_id", Applied),
+    ("eos_token_id", Applied),
+    ("layer_types", Applied),
+    ("use_sliding_window", Applied),
+    ("is_causal", Applied),
+    ("sliding_window", Applied),
+    ("max_window_layers", Applied),
+    ("quantization_config", Applied),
+    ("compression_config", Applied),
+    // How a model was created, saved, or is called by a program.
+    ("architectures", NoEffect),
+    ("dtype", NoEffect),
+    ("torch_dtype", NoEffect),
+    ("initializer_range", NoEffect),
+    ("pad_token_id", NoEffect),
+    ("pretraining_tp", NoEffect),
+    ("transformers_version", NoEffect),
+    ("transformers.js_config", NoEffect),
+    ("tokenizer_class", NoEffect),
+    ("use_cache", NoEffect),
+    ("return_dict", NoEffect),
+    ("output_hidden_states", NoEffect),
+    ("output_attentions", NoEffect),
+    ("attn_implementation", NoEffect),
+    ("_attn_implementation", NoEffect),
+    ("_attn_implementation_autoset", NoEffect),
+    ("_name_or_path", NoEffect),
+    ("_commit_hash", NoEffect),
+    ("is_llama_config", NoEffect),
+    ("unsloth_fixed", NoEffect),
+    ("unsloth_version", NoEffect),
+    // For other tasks.
+    ("chunk_size_feed_forward", NoEffect),
+    ("is_encoder_decoder", NoEffect),
+    ("problem_type", NoEffect),
+    ("id2label", NoEffect),
+    ("label2id", NoEffect),
+    ("finetuning_task", NoEffect),
+    ("task_specific_params", NoEffect),
     // Applied by transformers while it trains.
-    ("attention_dropout", Told),
+    ("attention_dropout", Warned),
     // Code, and variants of the architecture that come with it.
-    ("auto_map", Told),
-    ("rope_interleaved", Told),
-    ("use_mrope", Told),
-    // What older versions of transformers write into every file, mostly as it would be without it.
-    ("add_cross_attention", Told),
-    ("bad_words_ids", Told),
-    ("cross_attention_hidden_size", Told),
-    ("do_sample", Told),
-    ("early_stopping", Told),
-    ("encoder_no_repeat_ngram_size", Told),
-    ("is_decoder", Told),
-    ("min_length", Told),
-    ("no_repeat_ngram_size", Told),
-    ("num_beam_groups", Told),
-    ("pruned_heads", Told),
-    ("remove_invalid_values", Told),
-    ("tf_legacy_loss", Told),
-    ("tie_encoder_decoder", Told),
-    ("torchscript", Told),
-    ("use_bfloat16", Told),
+    ("auto_map", Warned),
+    ("rope_interleaved", Warned),
+    ("use_mrope", Warned),
+    // Written into every file by older versions of transformers, mostly with default values.
+    ("add_cross_attention", Warned),
+    ("bad_words_ids", Warned),
+    ("cross_attention_hidden_size", Warned),
+    ("do_sample", Warned),
+    ("early_stopping", Warned),
+    ("encoder_no_repeat_ngram_size", Warned),
+    ("is_decoder", Warned),
+    ("min_length", Warned),
+    ("no_repeat_ngram_size", Warned),
+    ("num_beam_groups", Warned),
+    ("pruned_heads", Warned),
+    ("remove_invalid_values", Warned),
+    ("tf_legacy_loss", Warned),
+    ("tie_encoder_decoder", Warned),
+    ("torchscript", Warned),
+    ("use_bfloat16", Warned),
 ];
 
-/// Of any architecture, after its name and a dot.
-pub(super) const GGUF_MODEL: &[(&str, Treatment)] = &[
-    ("embedding_length", Obeyed),
-    ("block_count", Obeyed),
-    ("context_length", Obeyed),
-    ("feed_forward_length", Obeyed),
-    ("attention.head_count", Obeyed),
-    ("attention.head_count_kv", Obeyed),
-    ("attention.key_length", Obeyed),
-    ("attention.layer_norm_rms_epsilon", Obeyed),
-    ("attention.causal", Obeyed),
-    ("rope.dimension_count", Obeyed),
-    ("rope.freq_base", Obeyed),
-    ("rope.scale_linear", Obeyed),
-    ("rope.scaling.type", Obeyed),
-    ("rope.scaling.factor", Obeyed),
-    // What the tensors say, too.
-    ("vocab_size", WithoutEffect),
-    ("attention.value_length", WithoutEffect),
-    // Notes on how the file was made, of a scaling that is refused unless it is linear.
-    ("rope.scaling.original_context_length", WithoutEffect),
-    ("rope.scaling.finetuned", WithoutEffect),
+/// Keys of any architecture, after its name and a dot.
+pub(super) const GGUF_MODEL: &[(&str, KeySupport)] = &[
+    ("embedding_length", Applied),
+    ("block_count", Applied),
+    ("context_length", Applied),
+    ("feed_forward_length", Applied),
+    ("attention.head_count", Applied),
+    ("attention.head_count_kv", Applied),
+    ("attention.key_length", Applied),
+    ("attention.layer_norm_rms_epsilon", Applied),
+    ("attention.causal", Applied),
+    ("rope.dimension_count", Applied),
+    ("rope.freq_base", Applied),
+    ("rope.scale_linear", Applied),
+    ("rope.scaling.type", Applied),
+    ("rope.scaling.factor", Applied),
+    // Also known from the tensors.
+    ("vocab_size", NoEffect),
+    ("attention.value_length", NoEffect),
+    // Notes on how the file was made; scalings other than linear are refused.
+    ("rope.scaling.original_context_length", NoEffect),
+    ("rope.scaling.finetuned", NoEffect),
 ];
 
-pub(super) const GGUF_FILE: &[(&str, Treatment)] = &[
-    ("general.architecture", Obeyed),
-    ("general.type", Obeyed),
-    ("split.count", Obeyed),
-    ("tokenizer.ggml.model", Obeyed),
-    ("tokenizer.ggml.pre", Obeyed),
-    ("tokenizer.ggml.tokens", Obeyed),
-    ("tokenizer.ggml.token_type", Obeyed),
-    ("tokenizer.ggml.merges", Obeyed),
-    ("tokenizer.ggml.bos_token_id", Obeyed),
-    ("tokenizer.ggml.eos_token_id", Obeyed),
-    ("tokenizer.ggml.add_bos_token", Obeyed),
-    ("tokenizer.chat_template", Obeyed),
-    ("general.alignment", Obeyed),
-    ("tokenizer.ggml.scores", WithoutEffect),
-    ("tokenizer.ggml.padding_token_id", WithoutEffect),
-    ("tokenizer.ggml.unknown_token_id", WithoutEffect),
-    ("tokenizer.ggml.seperator_token_id", WithoutEffect),
-    ("tokenizer.ggml.cls_token_id", WithoutEffect),
-    ("tokenizer.ggml.mask_token_id", WithoutEffect),
-    ("tokenizer.huggingface.json", WithoutEffect),
-    // Of tokenizers that are refused.
-    ("tokenizer.ggml.add_space_prefix", WithoutEffect),
-    ("tokenizer.ggml.remove_extra_whitespaces", WithoutEffect),
-    ("tokenizer.ggml.precompiled_charsmap", WithoutEffect),
+pub(super) const GGUF_FILE: &[(&str, KeySupport)] = &[
+    ("general.architecture", Applied),
+    ("general.type", Applied),
+    ("split.count", Applied),
+    ("tokenizer.ggml.model", Applied),
+    ("tokenizer.ggml.pre", Applied),
+    ("tokenizer.ggml.tokens", Applied),
+    ("tokenizer.ggml.token_type", Applied),
+    ("tokenizer.ggml.merges", Applied),
+    ("tokenizer.ggml.bos_token_id", Applied),
+    ("tokenizer.ggml.eos_token_id", Applied),
+    ("tokenizer.ggml.add_bos_token", Applied),
+    ("tokenizer.chat_template", Applied),
+    ("general.alignment", Applied),
+    ("tokenizer.ggml.scores", NoEffect),
+    ("tokenizer.ggml.padding_token_id", NoEffect),
+    ("tokenizer.ggml.unknown_token_id", NoEffect),
+    ("tokenizer.ggml.seperator_token_id", NoEffect),
+    ("tokenizer.ggml.cls_token_id", NoEffect),
+    ("tokenizer.ggml.mask_token_id", NoEffect),
+    ("tokenizer.huggingface.json", NoEffect),
+    // For tokenizers that are not supported.
+    ("tokenizer.ggml.add_space_prefix", NoEffect),
+    ("tokenizer.ggml.remove_extra_whitespaces", NoEffect),
+    ("tokenizer.ggml.precompiled_charsmap", NoEffect),
 ];
 
-/// Keys that are told unless they are off.
+/// Keys that lead to a warning unless they are off.
 const GGUF_OFF: [&str; 3] = [
     "tokenizer.ggml.add_eos_token",
     "tokenizer.ggml.add_sep_token",
     "tokenizer.ggml.remove_extra_whitespaces",
 ];
 
-/// Groups of keys that describe a file.
+/// Groups of keys that only describe a file.
 const GGUF_NOTES: [&str; 3] = ["general.", "quantize.", "split."];
 
-/// Values that say what would hold without a key that is known.
+/// Values that are equivalent to a missing key.
 fn is_default(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -183,17 +183,17 @@ fn is_default(value: &Value) -> bool {
 /// Keys of the `config.json` at `path` that are not applied.
 ///
 /// # Errors
-/// When it cannot be read.
+/// If it cannot be read.
 pub(super) fn not_applied_of_config(path: &Path) -> Result<Vec<String>, Error> {
     let object = Object::read(path)?;
-    let told = object.keys().filter(|(key, value)| {
+    let warned = object.keys().filter(|(key, value)| {
         match CONFIG.iter().find(|(known, _)| known == key) {
-            Some((_, treatment)) => *treatment == Told && !is_default(value),
-            // What `false` means for a key that is not known, nobody can say.
+            Some((_, treatment)) => *treatment == Warned && !is_default(value),
+            // The meaning of `false` is unknown for an unknown key.
             None => !value.is_null(),
         }
     });
-    Ok(told.map(|(key, _)| key.clone()).collect())
+    Ok(warned.map(|(key, _)| key.clone()).collect())
 }
 
 /// Keys of a GGUF file's metadata that are not applied.
@@ -202,7 +202,7 @@ pub(super) fn not_applied_of_gguf(header: &Header) -> Vec<String> {
         Some(gguf::Value::String(name)) => format!("{name}."),
         _ => String::new(),
     };
-    let told = header.metadata.iter().filter(|(key, value)| {
+    let warned = header.metadata.iter().filter(|(key, value)| {
         let (table, rest) = match key.strip_prefix(&prefix) {
             Some(rest) if !prefix.is_empty() => (GGUF_MODEL, rest),
             _ => (GGUF_FILE, key.as_str()),
@@ -212,12 +212,12 @@ pub(super) fn not_applied_of_gguf(header: &Header) -> Vec<String> {
         let off = GGUF_OFF.contains(&key.as_str()) && matches!(value, gguf::Value::Bool(false));
         known.is_none() && !note && !off
     });
-    let mut told: Vec<_> = told.map(|(key, _)| key.clone()).collect();
-    told.sort();
-    told
+    let mut warned: Vec<_> = warned.map(|(key, _)| key.clone()).collect();
+    warned.sort();
+    warned
 }
 
-/// Tells of them.
+/// Warns about `keys`.
 pub(super) fn warn(path: &Path, keys: &[String]) {
     if keys.is_empty() {
         return;
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use crate::model::DecoderConfig;
 
-    /// What is read of a `config.json` and what is told, or why it is refused.
+    /// The config and the keys warned about, or the reason why it is refused.
     fn read(config: &Value) -> Result<(DecoderConfig, Vec<String>), String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
@@ -246,8 +246,8 @@ mod tests {
         Ok((read, not_applied_of_config(&path).unwrap()))
     }
 
-    /// A value that changes what is computed, or must be refused.
-    fn telling(key: &str) -> Value {
+    /// A value that changes the result, or must be refused.
+    fn effective_value(key: &str) -> Value {
         match key {
             "model_type" => json!("qwen3"),
             "hidden_act" => json!("gelu"),
@@ -268,17 +268,18 @@ mod tests {
         let plain = json!({"model_type": "llama", "vocab_size": 8, "hidden_size": 12,
             "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
             "num_key_value_heads": 2, "head_dim": 4});
-        let (base, told) = read(&plain).unwrap();
-        assert_eq!(told, [""; 0]);
+        let (base, warned) = read(&plain).unwrap();
+        assert_eq!(warned, [""; 0]);
         for (key, treatment) in CONFIG {
             let mut config = plain.clone();
             config[*key] = match treatment {
-                Obeyed => telling(key),
+                Applied => effective_value(key),
                 _ => json!("something"),
             };
             match (treatment, read(&config)) {
-                // The base of YaRN's ramp, and windows of Qwen's layers: read with other keys.
-                (Obeyed, Ok((_, told)))
+                // The base of YaRN's ramp and the sliding windows of Qwen's layers, which are read with other
+                // keys.
+                (Applied, Ok((_, warned)))
                     if [
                         "original_max_position_embeddings",
                         "sliding_window",
@@ -287,17 +288,17 @@ mod tests {
                     ]
                     .contains(key) =>
                 {
-                    assert_eq!(told, [""; 0]);
+                    assert_eq!(warned, [""; 0]);
                 }
-                (Obeyed, Ok((found, told))) => {
+                (Applied, Ok((found, warned))) => {
                     assert!(found != base, "{key} changes nothing");
-                    assert_eq!(told, [""; 0]);
+                    assert_eq!(warned, [""; 0]);
                 }
-                (Obeyed, Err(reason)) => assert!(reason.contains(key), "{key}: {reason}"),
-                (WithoutEffect, found) => {
+                (Applied, Err(reason)) => assert!(reason.contains(key), "{key}: {reason}"),
+                (NoEffect, found) => {
                     assert_eq!(found, Ok((base.clone(), Vec::new())), "{key}")
                 }
-                (Told, found) => assert_eq!(found.unwrap().1, [*key]),
+                (Warned, found) => assert_eq!(found.unwrap().1, [*key]),
             }
         }
         let mut windows = plain.clone();

@@ -1,4 +1,4 @@
-//! An adapter added into its base: a plain model that needs no adapter any more.
+//! Merges an adapter into its base: the result is a plain model that needs no adapter.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -12,13 +12,13 @@ use crate::formats::{LazyTensor, write_safetensors};
 use crate::parameters::Parameters;
 use crate::weight::Weight;
 
-/// Writes `base` with `adapter` merged into it to the folder `target`, as `kind`. Only one
-/// weight is in memory at a time. An adapter that was trained over a base in fewer bits is
-/// added to the base as it was published, as PEFT's users do: the rounding that it learned
-/// to live with is gone then, so the merged model is close to the trained one, not equal.
+/// Writes `base` with `adapter` merged into it to the folder `target`, as `kind`. Only one weight is in
+/// memory at a time. An adapter that was trained on a quantised base is added to the unquantised base, as is
+/// usual with PEFT: the quantisation error that it was trained with is then gone, so the merged model is
+/// close to the trained one but not equal.
 ///
 /// # Errors
-/// When the adapter does not fit the base, or a file fails.
+/// If the adapter does not match the base, or a file cannot be read or written.
 pub fn merge(
     base: &Pretrained,
     adapter: PeftAdapter,
@@ -27,8 +27,8 @@ pub fn merge(
 ) -> Result<(), Error> {
     let attachment = RefCell::new(Attachment::saved(adapter)?);
     let (table_name, head_name) = (format!("{EMBEDDING}.weight"), format!("{HEAD}.weight"));
-    // Where embedding and head share a table that the adapter changes for one of them, the merged
-    // model has two.
+    // If embedding and head share a weight that the adapter changes for only one of them, the merged model
+    // has two.
     let mut config = base.config.clone();
     let was_tied = config.tie_word_embeddings;
     config.tie_word_embeddings = was_tied
@@ -41,7 +41,7 @@ pub fn merge(
             names.push(head_name.clone());
         }
     }
-    // Where the numbers of a tensor come from.
+    // Which tensor to read.
     let source = |name: &str| match was_tied && name == head_name {
         true => table_name.clone(),
         false => name.to_owned(),
@@ -51,7 +51,7 @@ pub fn merge(
         let mut parameters = Parameters::default();
         let mut weight = base.tensors.read(&source(name), Kind::Float)?;
         let module = name.strip_suffix(".weight").filter(|_| weight.dim() == 2);
-        // The adapter may bring its own table, for both where they share one.
+        // The adapter may contain its own weight, for both if they share one.
         if let Some(table) = module.filter(|module| [EMBEDDING, HEAD].contains(module)) {
             let (table, tied) = match was_tied {
                 true => (EMBEDDING, Some(HEAD)),
@@ -60,7 +60,7 @@ pub fn merge(
             let own = adapter.table(table, &weight.size(), tied)?;
             weight = own.unwrap_or(weight);
         }
-        if let Some(whole) = adapter.whole(name, &weight, Device::Cpu, &mut parameters)? {
+        if let Some(whole) = adapter.trained_copy(name, &weight, Device::Cpu, &mut parameters)? {
             return Ok(whole.detach().f_to_kind(kind)?);
         }
         let weight = match module {

@@ -336,7 +336,7 @@ fn config_errors_name_the_file_the_key_and_what_would_be_right() {
         (
             "model_type",
             json!("gpt_neox"),
-            r#"`model_type` is "gpt_neox"; the models known here are llama, qwen2, qwen3"#,
+            r#"`model_type` is "gpt_neox"; the supported models are llama, qwen2, qwen3"#,
         ),
         (
             "hidden_size",
@@ -357,7 +357,7 @@ fn config_errors_name_the_file_the_key_and_what_would_be_right() {
         (
             "num_key_value_heads",
             json!(3),
-            "`num_key_value_heads` must divide the 4 query heads, which 3 does not",
+            "`num_key_value_heads` must divide the 4 query heads; 3 does not",
         ),
         (
             "head_dim",
@@ -377,32 +377,32 @@ fn config_errors_name_the_file_the_key_and_what_would_be_right() {
         (
             "hidden_act",
             json!("gelu"),
-            r#"`hidden_act` is "gelu"; only "silu" is known here"#,
+            r#"`hidden_act` is "gelu"; only "silu" is supported"#,
         ),
         (
             "rope_parameters",
             json!({"rope_type": "longrope"}),
-            r#"`rope_parameters.rope_type` is "longrope"; known here are default, linear, dynamic, llama3, yarn"#,
+            r#"`rope_parameters.rope_type` is "longrope"; supported: default, linear, dynamic, llama3, yarn"#,
         ),
         (
             "rope_parameters",
             json!({"rope_type": "default", "partial_rotary_factor": 0.5}),
-            "`rope_parameters.partial_rotary_factor` is 0.5; only 1 is known here",
+            "`rope_parameters.partial_rotary_factor` is 0.5; only 1 is supported",
         ),
         (
             "rope_parameters",
             json!({"full_attention": {"rope_theta": 7.0}}),
-            "`rope_parameters.full_attention` is an object: layers that differ are not known here",
+            "`rope_parameters.full_attention` is an object: different rotary embeddings per layer are not supported",
         ),
         (
             "layer_types",
             json!(["full_attention", "sliding_attention"]),
-            r#"`layer_types` has "sliding_attention"; only "full_attention" is known here"#,
+            r#"`layer_types` has "sliding_attention"; only "full_attention" is supported"#,
         ),
         (
             "eos_token_id",
             json!([1, "x"]),
-            "`eos_token_id` must be a token number or a list of them, not \"x\"",
+            "`eos_token_id` must be a token id or a list of them, not \"x\"",
         ),
     ];
     for (key, value, message) in cases {

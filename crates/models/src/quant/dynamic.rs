@@ -1,26 +1,26 @@
-//! Dynamic 8-bit quantisation in blocks (Dettmers et al., "8-bit Optimizers via Block-wise
-//! Quantization", 2022): floating point with as many exponent bits as the number needs.
+//! Dynamic 8-bit block-wise quantisation (Dettmers et al., "8-bit Optimizers via Block-wise Quantization",
+//! 2022): a floating-point format whose number of exponent bits depends on the value.
 
 use tch::{Device, Kind, Tensor};
 
 use super::{blocks, largest, nearest, normalised};
 use crate::Error;
 
-/// Numbers that share a scale.
+/// Elements that share a scale.
 const BLOCK: i64 = 256;
 
-/// Which numbers a code book is for.
+/// The range of a code book.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
-    /// Of both signs, as the first moment of AdamW.
+    /// Both signs, for AdamW's first moment.
     Signed,
-    /// Not below zero, as the second.
+    /// Non-negative, for its second moment.
     Unsigned,
 }
 
-/// The 256 values of a code book, in order (bitsandbytes' `create_dynamic_map` with seven
-/// exponent bits): in each of seven decades the middles of evenly spaced points, twice as
-/// many as in the decade below; zero, and one.
+/// The 256 values of a code book, in ascending order (bitsandbytes' `create_dynamic_map` with seven exponent
+/// bits): in each of seven decades the midpoints of evenly spaced points, twice as many as in the decade
+/// below; plus zero and one.
 pub fn dynamic_map(code: Code) -> [f32; 256] {
     let mut values = vec![0.0, 1.0];
     for decade in 0..7 {
@@ -30,7 +30,7 @@ pub fn dynamic_map(code: Code) -> [f32; 256] {
         };
         let scale = 10f64.powi(decade - 6);
         for interval in 0..intervals {
-            // Points lie evenly on [0.1, 1], as fp32 like the reference's.
+            // Points are evenly spaced on [0.1, 1], in fp32 like the reference.
             let point = |index: u32| 0.1 + 0.9 * f64::from(index) / f64::from(intervals);
             let middle = (point(interval) + point(interval + 1)) / 2.0;
             values.push((scale * middle) as f32);
@@ -47,12 +47,12 @@ pub fn dynamic_map(code: Code) -> [f32; 256] {
     map
 }
 
-/// A tensor in eight bits a number, and a scale for every 256.
+/// A tensor with 8 bits per element and a scale per 256 elements.
 #[derive(Debug)]
 pub struct Dynamic8 {
-    /// `[blocks, 256]` numbers of code-book values.
+    /// `[blocks, 256]` indices into the code book.
     pub values: Tensor,
-    /// `[blocks, 1]`: the largest magnitude of each block.
+    /// `[blocks, 1]`: the absmax of each block.
     pub scales: Tensor,
     /// The code book, on the tensor's device.
     map: Tensor,
@@ -63,7 +63,7 @@ impl Dynamic8 {
     /// Zeros of this shape.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn zeros(shape: &[i64], code: Code, device: Device) -> Result<Self, Error> {
         let map = Tensor::f_from_slice(&dynamic_map(code))?.f_to_device(device)?;
         let count = shape.iter().product::<i64>();
@@ -80,10 +80,10 @@ impl Dynamic8 {
         })
     }
 
-    /// Takes the numbers of `tensor`, in place.
+    /// Quantises `tensor` into this one.
     ///
     /// # Errors
-    /// When it has another shape, or memory runs out.
+    /// If it has another shape, or memory runs out.
     pub fn store(&mut self, tensor: &Tensor) -> Result<(), Error> {
         if tensor.size() != self.shape {
             return Err(Error::Internal(format!(
@@ -95,20 +95,20 @@ impl Dynamic8 {
         self.store_range(0, tensor)
     }
 
-    /// The numbers, in fp32.
+    /// The values, in fp32.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn load(&self) -> Result<Tensor, Error> {
         let flat = self.load_range(0, self.count())?;
         Ok(flat.f_view(self.shape.as_slice())?)
     }
 
-    /// Takes the numbers of `tensor` from place `start` on, which is a multiple of 256; so is
-    /// their count, or they are the last.
+    /// Quantises `tensor` into the elements from `start` on. `start` must be a multiple of 256, and so must
+    /// the length unless it reaches the end.
     ///
     /// # Errors
-    /// When the range does not begin and end at blocks, or memory runs out.
+    /// If the range is not whole blocks, or memory runs out.
     pub fn store_range(&self, start: i64, tensor: &Tensor) -> Result<(), Error> {
         let (first, rows) = self.rows(start, tensor.numel() as i64)?;
         let numbers = blocks(tensor, BLOCK)?;
@@ -119,10 +119,10 @@ impl Dynamic8 {
         Ok(())
     }
 
-    /// `length` numbers from place `start` on, flat and in fp32; as [`Dynamic8::store_range`].
+    /// `length` elements from `start` on, flat and in fp32; the range is as for [`Dynamic8::store_range`].
     ///
     /// # Errors
-    /// When the range does not begin and end at blocks, or memory runs out.
+    /// If the range is not whole blocks, or memory runs out.
     pub fn load_range(&self, start: i64, length: i64) -> Result<Tensor, Error> {
         let (first, rows) = self.rows(start, length)?;
         let values = self.values.f_narrow(0, first, rows)?;

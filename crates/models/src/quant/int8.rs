@@ -1,4 +1,4 @@
-//! Eight bits for weights: whole numbers, and a scale for each row.
+//! 8-bit weights: integers with a scale per row.
 
 use tch::{Device, Kind, Tensor};
 
@@ -6,12 +6,12 @@ use super::{largest, normalised};
 use crate::Error;
 use crate::tensor::BaseMap;
 
-/// A matrix in eight bits a number, and a scale for every row.
+/// A matrix with 8 bits per element and a scale per row.
 #[derive(Debug)]
 pub struct Int8Rows {
     /// `[rows, columns]`, from −127 to 127.
     pub values: Tensor,
-    /// `[rows, 1]`: the largest magnitude of each row.
+    /// `[rows, 1]`: the absmax of each row.
     pub scales: Tensor,
 }
 
@@ -19,7 +19,7 @@ impl Int8Rows {
     /// Quantises a matrix, on its device.
     ///
     /// # Errors
-    /// When it is not a matrix, or memory runs out.
+    /// If it is not a matrix, or memory runs out.
     pub fn quantize(matrix: &Tensor) -> Result<Self, Error> {
         let (rows, columns) = matrix.size2()?;
         let matrix = matrix
@@ -34,13 +34,13 @@ impl Int8Rows {
         Ok(Self { values, scales })
     }
 
-    /// The numbers, as `kind`.
+    /// The values, as `kind`.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
         let scales = self.scales.f_div_scalar(127.0)?;
-        // A copy of its own, since whole numbers become others: it may be changed in place.
+        // A fresh copy, because of the conversion from integers, so it may be changed in place.
         let mut numbers = self.values.f_to_kind(Kind::Float)?;
         Ok(numbers.f_mul_(&scales)?.f_to_kind(kind)?)
     }
@@ -48,7 +48,7 @@ impl Int8Rows {
     /// The same on another device.
     ///
     /// # Errors
-    /// When memory runs out there.
+    /// If memory runs out there.
     pub fn to_device(&self, device: Device) -> Result<Self, Error> {
         Ok(Self {
             values: self.values.f_to_device(device)?,
@@ -56,7 +56,7 @@ impl Int8Rows {
         })
     }
 
-    /// The same numbers in other memory (see [`BaseMap`]).
+    /// The same matrix with other tensors (see [`BaseMap`]).
     ///
     /// # Errors
     /// Those of `map`.

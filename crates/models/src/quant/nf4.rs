@@ -1,5 +1,4 @@
-//! NF4: four bits for weights that are normally distributed (Dettmers et al., "QLoRA",
-//! 2023).
+//! NF4: 4-bit weights, for values that are normally distributed (Dettmers et al., "QLoRA", 2023).
 
 use tch::{Device, Kind, Tensor};
 
@@ -7,13 +6,12 @@ use super::{blocks, largest, nearest, normalised};
 use crate::Error;
 use crate::tensor::BaseMap;
 
-/// Numbers that share a scale.
+/// Elements that share a scale.
 const BLOCK: i64 = 64;
-/// Blocks that are quantised at once on the CPU: what is made on the way stays in its caches.
-const AT_ONCE: i64 = 4096;
+/// Blocks that are quantised at a time on the CPU, so that intermediate results stay in its caches.
+const CHUNK_BLOCKS: i64 = 4096;
 
-/// Quantiles of the normal distribution between −1 and 1, zero among them: the constants
-/// of the paper.
+/// Quantiles of the normal distribution between −1 and 1, including zero: the paper's constants.
 const LEVELS: [f32; 16] = [
     -1.0,
     -0.696_192_8,
@@ -33,14 +31,14 @@ const LEVELS: [f32; 16] = [
     1.0,
 ];
 
-/// A tensor in four bits a number, and a scale for every 64.
+/// A tensor with 4 bits per element and a scale per 64 elements.
 #[derive(Debug)]
 pub struct Nf4 {
-    /// `[blocks, 32]` bytes, each with two level numbers, the earlier in the upper half.
+    /// `[blocks, 32]` bytes, each with two level indices, the earlier one in the high nibble.
     pub packed: Tensor,
-    /// `[blocks, 1]`: the largest magnitude of each block.
+    /// `[blocks, 1]`: the absmax of each block.
     pub scales: Tensor,
-    /// For each byte its two levels: `[256, 2]`, on the tensor's device.
+    /// The two levels for each byte value: `[256, 2]`, on the tensor's device.
     pairs: Tensor,
     shape: Vec<i64>,
 }
@@ -63,18 +61,18 @@ impl Nf4 {
     /// Quantises a tensor, on its device.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn quantize(tensor: &Tensor) -> Result<Self, Error> {
         let levels = Tensor::f_from_slice(&LEVELS)?.f_to_device(tensor.device())?;
         let count = (tensor.numel() as i64 + BLOCK - 1) / BLOCK;
         let (packed, scales) = match tensor.device() {
-            Device::Cpu if count > AT_ONCE => {
+            Device::Cpu if count > CHUNK_BLOCKS => {
                 let options = |kind| (kind, Device::Cpu);
                 let packed = Tensor::f_empty([count, BLOCK / 2], options(Kind::Uint8))?;
                 let scales = Tensor::f_empty([count, 1], options(Kind::Float))?;
                 let flat = tensor.f_detach()?.f_reshape([-1])?;
-                for start in (0..count).step_by(AT_ONCE as usize) {
-                    let blocks = AT_ONCE.min(count - start);
+                for start in (0..count).step_by(CHUNK_BLOCKS as usize) {
+                    let blocks = CHUNK_BLOCKS.min(count - start);
                     let numbers = (blocks * BLOCK).min(flat.numel() as i64 - start * BLOCK);
                     let part = flat.f_narrow(0, start * BLOCK, numbers)?;
                     let (codes, largest) = packed_blocks(&part, &levels)?;
@@ -98,15 +96,15 @@ impl Nf4 {
         })
     }
 
-    /// The numbers, as `kind`.
+    /// The values, as `kind`.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn dequantize(&self, kind: Kind) -> Result<Tensor, Error> {
         let count = self.shape.iter().product::<i64>();
         let codes = self.packed.f_reshape([-1])?.f_to_kind(Kind::Int)?;
         let mut rows = self.pairs.f_index_select(0, &codes)?.f_view([-1, BLOCK])?;
-        // A large matrix is half a gigabyte in each of these forms: no more of them at once than need be.
+        // For a large matrix each intermediate result is half a gigabyte, so free them as early as possible.
         drop(codes);
         let numbers = rows
             .f_mul_(&self.scales)?
@@ -115,7 +113,7 @@ impl Nf4 {
         Ok(numbers.f_view(self.shape.as_slice())?.f_to_kind(kind)?)
     }
 
-    /// The size of the tensor that it stands for.
+    /// The size of the original tensor.
     pub fn size(&self) -> &[i64] {
         &self.shape
     }
@@ -123,7 +121,7 @@ impl Nf4 {
     /// The same on another device.
     ///
     /// # Errors
-    /// When memory runs out there.
+    /// If memory runs out there.
     pub fn to_device(&self, device: Device) -> Result<Self, Error> {
         Ok(Self {
             packed: self.packed.f_to_device(device)?,
@@ -133,7 +131,7 @@ impl Nf4 {
         })
     }
 
-    /// The same numbers in other memory (see [`BaseMap`]).
+    /// The same tensor with other storage (see [`BaseMap`]).
     ///
     /// # Errors
     /// Those of `map`.

@@ -5,10 +5,10 @@
 //! latents ─ 1 frame at a time ─────────▶ Decoder ─▶ 1 frame, then 4 at a time, within ±1
 //! ```
 //!
-//! Between chunks only the last frames that each convolution saw are kept, so that the memory that
-//! is needed does not grow with the video. Two are known: that of Wan 2.1 (16 channels, 8 × 8 pixels
-//! and 4 frames to a latent) and that of Wan 2.2's 5B model (48 channels, 16 × 16 pixels). Models that
-//! are trained from nothing have a third, which is linear ([`LinearFit`]).
+//! Between chunks, only the last input frames of each convolution are cached, so memory use does not grow
+//! with the length of the video. Two autoencoders are supported: that of Wan 2.1 (16 channels, 8 × 8 pixels
+//! and 4 frames per latent) and that of Wan 2.2's 5B model (48 channels, 16 × 16 pixels). Models that are
+//! trained from scratch have a third, linear one ([`LinearFit`]).
 
 mod blocks;
 mod causal;
@@ -26,7 +26,7 @@ pub use config::AutoencoderConfig;
 pub use linear::{LinearFit, LinearWeights};
 pub use tiles::Tiling;
 
-use self::causal::Memory;
+use self::causal::FeatureCache;
 use self::linear::Linear;
 use self::network::{Decoder, Encoder};
 use self::tiles::Grid;
@@ -34,10 +34,10 @@ use crate::Error;
 use crate::model::Builder;
 use crate::tensor::{copied, to_kind};
 
-/// Frames to one latent frame, but for the first, which has one of its own.
+/// Frames per latent frame, except for the first, which has a latent frame of its own.
 pub const FRAMES_PER_LATENT: i64 = 4;
 
-/// What makes latents of pixels, and pixels of latents.
+/// Encoder and decoder.
 #[derive(Debug)]
 enum Network {
     /// Wan's.
@@ -45,14 +45,14 @@ enum Network {
     Linear(Linear),
 }
 
-/// Encoder and decoder.
+/// An autoencoder with its latent statistics.
 #[derive(Debug)]
 pub struct Autoencoder {
     config: AutoencoderConfig,
     network: Network,
     /// `[1, channels, 1, 1]` fp32.
     mean: Tensor,
-    /// `[1, channels, 1, 1]` fp32: one over the deviation.
+    /// `[1, channels, 1, 1]` fp32: one over the standard deviation.
     inverse_deviation: Tensor,
     compute: Kind,
     device: Device,
@@ -62,7 +62,7 @@ impl Autoencoder {
     /// Builds the model on `device`.
     ///
     /// # Errors
-    /// When the source lacks a weight, or memory runs out.
+    /// If the source lacks a weight, or memory runs out.
     pub fn new(
         config: &AutoencoderConfig,
         device: Device,
@@ -89,16 +89,16 @@ impl Autoencoder {
         })
     }
 
-    /// Its sizes.
+    /// Its dimensions.
     pub fn config(&self) -> &AutoencoderConfig {
         &self.config
     }
 
-    /// Encodes a video whole: `[frames, 3, height, width]` from −1 to 1, to normalised
-    /// latents `[channels, latent frames, height / s, width / s]` fp32, their most likely values.
+    /// Encodes a complete video `[frames, 3, height, width]` with values from −1 to 1 to normalised latents
+    /// `[channels, latent frames, height / s, width / s]` fp32, the mode of the latent distribution.
     ///
     /// # Errors
-    /// When the frames are not 4 n + 1, the picture is no multiple of `s`, or memory runs out.
+    /// If the number of frames is not 4 n + 1, the picture size is not a multiple of `s`, or memory runs out.
     pub fn encode(&self, pixels: &Tensor, tiling: Option<Tiling>) -> Result<Tensor, Error> {
         let (_, _, height, width) = pixels.size4()?;
         let mut encoding = self.encoding(height, width, tiling)?;
@@ -107,10 +107,10 @@ impl Autoencoder {
         stacked(&latents)
     }
 
-    /// Begins to encode a video of pictures of this size, which comes in pieces.
+    /// Starts encoding a video of this picture size, to be passed in pieces.
     ///
     /// # Errors
-    /// When the picture is no multiple of what a latent stands for, or the tiles are not.
+    /// If picture or tile size is not a multiple of the pixels per latent.
     pub fn encoding(
         &self,
         height: i64,
@@ -121,13 +121,13 @@ impl Autoencoder {
         let (step, patch) = (config.scale_factor_spatial, config.patch_size);
         if height < 1 || width < 1 || height % step != 0 || width % step != 0 {
             return Err(Error::Invalid(format!(
-                "pictures of {width} × {height} pixels: this autoencoder takes multiples of {step}"
+                "pictures of {width} × {height} pixels: this autoencoder needs multiples of {step}"
             )));
         }
         let picture = (height / patch, width / patch);
         let grid = match tiling {
             Some(tiling) if height > tiling.size.0 || width > tiling.size.1 => {
-                // As in diffusers, tiles are counted in patches here.
+                // As in diffusers, tile sizes are in patches here.
                 let scale = step / patch;
                 self.check_tiling(&tiling, scale)?;
                 let overlap = (
@@ -136,23 +136,23 @@ impl Autoencoder {
                 );
                 Grid::new(picture, tiling.size, tiling.stride, (1, scale), overlap)
             }
-            _ => Grid::whole(picture),
+            _ => Grid::single(picture),
         };
         Ok(Encoding {
             autoencoder: self,
             picture: (height, width),
-            memories: memories(&grid),
+            caches: caches(&grid),
             grid,
             waiting: None,
             frames: 0,
         })
     }
 
-    /// Decodes normalised latents `[channels, latent frames, height, width]` whole, to pixels
-    /// `[frames, 3, s · height, s · width]` fp32 from −1 to 1.
+    /// Decodes complete normalised latents `[channels, latent frames, height, width]` to pixels `[frames, 3,
+    /// s · height, s · width]` fp32 from −1 to 1.
     ///
     /// # Errors
-    /// When shapes do not fit or memory runs out.
+    /// If shapes do not match or memory runs out.
     pub fn decode(&self, latents: &Tensor, tiling: Option<Tiling>) -> Result<Tensor, Error> {
         let (channels, frames, height, width) = latents.size4()?;
         if channels != self.config.z_dim || frames < 1 {
@@ -170,10 +170,10 @@ impl Autoencoder {
         Ok(Tensor::f_cat(&chunks, 0)?)
     }
 
-    /// Begins to decode latents of this height and width, frame by frame.
+    /// Starts decoding latents of this height and width, frame by frame.
     ///
     /// # Errors
-    /// When tiles are no multiple of what a latent stands for.
+    /// If the tile size is not a multiple of the pixels per latent.
     pub fn decoding(
         &self,
         height: i64,
@@ -197,11 +197,11 @@ impl Autoencoder {
                     overlap,
                 )
             }
-            _ => Grid::whole((height, width)),
+            _ => Grid::single((height, width)),
         };
         Ok(Decoding {
             autoencoder: self,
-            memories: memories(&grid),
+            caches: caches(&grid),
             grid,
             is_first: true,
         })
@@ -225,7 +225,7 @@ impl Autoencoder {
         }
     }
 
-    /// Moments of one latent frame to its normalised mean, `[1, channels, height, width]` fp32.
+    /// The normalised mean `[1, channels, height, width]` fp32 of the moments of one latent frame.
     fn normalised_mean(&self, moments: &Tensor) -> Result<Tensor, Error> {
         let mean = moments.f_narrow(1, 0, self.config.z_dim)?;
         let centred = to_kind(&mean, Kind::Float)?.f_sub(&self.mean)?;
@@ -233,37 +233,37 @@ impl Autoencoder {
     }
 }
 
-fn memories(grid: &Grid) -> Vec<Memory> {
-    let mut memories = Vec::new();
-    memories.resize_with(grid.count(), Memory::default);
-    memories
+fn caches(grid: &Grid) -> Vec<FeatureCache> {
+    let mut caches = Vec::new();
+    caches.resize_with(grid.count(), FeatureCache::default);
+    caches
 }
 
-/// Latent frames `[channels, height, width]`, one after the other: `[channels, frames, height, width]`.
+/// Stacks latent frames `[channels, height, width]` to `[channels, frames, height, width]`.
 fn stacked(frames: &[Tensor]) -> Result<Tensor, Error> {
     Ok(Tensor::f_stack(frames, 1)?)
 }
 
-/// A video on its way to latents.
+/// A video that is being encoded.
 #[derive(Debug)]
 pub struct Encoding<'a> {
     autoencoder: &'a Autoencoder,
     /// Height and width.
     picture: (i64, i64),
     grid: Grid,
-    memories: Vec<Memory>,
+    caches: Vec<FeatureCache>,
     /// Frames that do not fill a chunk yet.
     waiting: Option<Tensor>,
-    /// Frames so far.
+    /// Number of frames so far.
     frames: i64,
 }
 
 impl Encoding<'_> {
-    /// Takes frames `[n, 3, height, width]` from −1 to 1. Returns the latent frames that are
+    /// Adds frames `[n, 3, height, width]` with values from −1 to 1. Returns the latent frames that are
     /// complete, each `[channels, height, width]`, normalised fp32.
     ///
     /// # Errors
-    /// When the frames are of another size, or memory runs out.
+    /// If the frames have another size, or memory runs out.
     pub fn push(&mut self, frames: &Tensor) -> Result<Vec<Tensor>, Error> {
         let (_, channels, height, width) = frames.size4()?;
         if (channels, (height, width)) != (3, self.picture) {
@@ -304,9 +304,9 @@ impl Encoding<'_> {
     fn encode(&mut self, chunk: &Tensor) -> Result<Tensor, Error> {
         let model = self.autoencoder;
         let chunk = patchified(chunk, model.config.patch_size)?;
-        let memories = &mut self.memories;
+        let caches = &mut self.caches;
         let moments = self.grid.map(&chunk, |tile, pixels| match &model.network {
-            Network::Convolutions(both) => both.0.forward(pixels, &mut memories[tile]),
+            Network::Convolutions(both) => both.0.forward(pixels, &mut caches[tile]),
             Network::Linear(linear) => linear.encoded(pixels),
         })?;
         Ok(model.normalised_mean(&moments)?.f_squeeze_dim(0)?)
@@ -315,14 +315,14 @@ impl Encoding<'_> {
     /// Ends the video.
     ///
     /// # Errors
-    /// When it was empty, or its frames were not 4 n + 1.
+    /// If it was empty, or the number of frames was not 4 n + 1.
     pub fn finish(self) -> Result<(), Error> {
         let left = self.waiting.map_or(0, |waiting| waiting.size()[0]);
         match (self.frames, left) {
             (0, _) => Err(Error::Invalid("a video without frames".into())),
             (_, 0) => Ok(()),
             (frames, left) => Err(Error::Invalid(format!(
-                "a video of {} frames: this autoencoder takes 4 n + 1, such as {frames} or {}",
+                "a video of {} frames: this autoencoder needs 4 n + 1, such as {frames} or {}",
                 frames + left,
                 frames + FRAMES_PER_LATENT
             ))),
@@ -330,21 +330,21 @@ impl Encoding<'_> {
     }
 }
 
-/// Latents on their way to a video.
+/// Latents that are being decoded.
 #[derive(Debug)]
 pub struct Decoding<'a> {
     autoencoder: &'a Autoencoder,
     grid: Grid,
-    memories: Vec<Memory>,
+    caches: Vec<FeatureCache>,
     is_first: bool,
 }
 
 impl Decoding<'_> {
-    /// Takes the next normalised latent frame `[channels, height, width]`. Returns its frames
-    /// `[1 or 4, 3, height, width]` fp32 from −1 to 1.
+    /// Adds the next normalised latent frame `[channels, height, width]`. Returns its frames `[1 or 4, 3,
+    /// height, width]` fp32 from −1 to 1.
     ///
     /// # Errors
-    /// When shapes do not fit or memory runs out.
+    /// If shapes do not match or memory runs out.
     pub fn push(&mut self, latent: &Tensor) -> Result<Tensor, Error> {
         let model = self.autoencoder;
         let latent = latent
@@ -354,13 +354,11 @@ impl Decoding<'_> {
             .f_div(&model.inverse_deviation)?
             .f_add(&model.mean)?
             .f_to_kind(model.compute)?;
-        let (memories, is_first) = (&mut self.memories, self.is_first);
+        let (caches, is_first) = (&mut self.caches, self.is_first);
         let pixels = self
             .grid
             .map(&latent, |tile, latent| match &model.network {
-                Network::Convolutions(both) => {
-                    both.1.forward(latent, &mut memories[tile], is_first)
-                }
+                Network::Convolutions(both) => both.1.forward(latent, &mut caches[tile], is_first),
                 Network::Linear(linear) => linear.decoded(latent, is_first),
             })?;
         self.is_first = false;
@@ -369,7 +367,7 @@ impl Decoding<'_> {
     }
 }
 
-/// `patch` × `patch` pixels as channels: first by column, then by row.
+/// Moves `patch` × `patch` pixels to channels, ordered by column, then by row.
 fn patchified(frames: &Tensor, patch: i64) -> Result<Tensor, Error> {
     if patch == 1 {
         return Ok(frames.shallow_clone());

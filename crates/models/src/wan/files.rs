@@ -1,8 +1,7 @@
-//! Where the parts of Wan lie: folders of diffusers, and single files under other names.
+//! Where the parts of a Wan model are: diffusers folders, and single files with other names.
 //!
-//! A single file is read under the names of diffusers' folders. Weights in eight-bit floating point
-//! with a scale beside them, as ComfyUI's `fp8_scaled` files have them, are multiplied when they
-//! are read.
+//! A single file is presented with diffusers' names. 8-bit floating-point weights with a scale, as in
+//! ComfyUI's `fp8_scaled` files, are dequantised when they are read.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +11,7 @@ use tch::{Kind, Tensor};
 use crate::Error;
 use crate::formats::{SafetensorsFile, Shards, TensorSource};
 
-/// A part of the model, whose names differ from one file to the other.
+/// A part of the model; tensor names in files depend on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// The [`Transformer`](super::transformer::Transformer).
@@ -23,12 +22,12 @@ pub enum Part {
     TextEncoder,
 }
 
-/// The weights of a part under diffusers' names, whatever they are called in the file.
+/// The weights of a part under diffusers' names, whatever their names in the file.
 pub struct PartFile {
     tensors: Box<dyn TensorSource>,
-    /// Name in diffusers to name in the file.
+    /// Name in diffusers → name in the file.
     names: BTreeMap<String, String>,
-    /// What no part of the model is made of.
+    /// Tensors that belong to no part of the model.
     unknown: Vec<String>,
 }
 
@@ -41,17 +40,17 @@ impl std::fmt::Debug for PartFile {
     }
 }
 
-/// What lies beside a weight in eight bits: its scale, under two names that ComfyUI has had for it.
+/// Suffixes of the scale of an 8-bit weight: ComfyUI has used two.
 const SCALES: [&str; 2] = [".scale_weight", ".weight_scale"];
-/// What lies there, too, and changes nothing of weights that are expanded.
+/// Suffixes of tensors beside such weights that do not matter once they are dequantised.
 const BESIDE: [&str; 3] = [".scale_input", ".input_scale", ".comfy_quant"];
 
 impl PartFile {
-    /// Opens a folder of diffusers (`transformer`, `vae` or `text_encoder` of a model) or a single
-    /// safetensors file.
+    /// Opens a diffusers folder (a model's `transformer`, `vae` or `text_encoder`) or a single safetensors
+    /// file.
     ///
     /// # Errors
-    /// When there is no such file, it is damaged, or it is of a kind that is not read here.
+    /// If there is no such file, it is damaged, or its format is not supported.
     pub fn open(part: Part, path: &Path) -> Result<Self, Error> {
         let tensors: Box<dyn TensorSource> = if path.is_dir() {
             let stem = match part {
@@ -72,7 +71,7 @@ impl PartFile {
     /// The weights of a part in `tensors`.
     ///
     /// # Errors
-    /// When two tensors stand for the same weight, or a quantisation is not known here.
+    /// If two tensors are the same weight, or a quantisation is not supported.
     pub fn of(part: Part, tensors: Box<dyn TensorSource>) -> Result<Self, Error> {
         let all = tensors.names();
         let residual = all
@@ -96,7 +95,7 @@ impl PartFile {
                 continue;
             };
             if let Some(other) = names.insert(renamed, name.clone()) {
-                // Saved twice, as older versions of transformers did.
+                // Older versions of transformers saved it twice.
                 let twins = ["shared.weight", "encoder.embed_tokens.weight"];
                 if !(twins.contains(&other.as_str()) && twins.contains(&name.as_str())) {
                     let reason = format!("`{other}` and `{name}` are the same weight");
@@ -111,12 +110,12 @@ impl PartFile {
         })
     }
 
-    /// Names in the file that stand for no weight known here.
+    /// Names in the file that are no known weight.
     pub fn unknown(&self) -> &[String] {
         &self.unknown
     }
 
-    /// The tensor of the scale of the weight that is called `name` in the file.
+    /// The scale tensor of the weight `name` in the file.
     fn scale(&self, name: &str) -> Option<String> {
         let base = name.strip_suffix(".weight")?;
         let mut scales = SCALES.iter().map(|suffix| format!("{base}{suffix}"));
@@ -149,13 +148,13 @@ impl TensorSource for PartFile {
         };
         let scale = self.tensors.read(&scale, Kind::Float)?;
         let weight = self.tensors.read(stored, Kind::Float)?;
-        // One for the matrix, or one for each row.
+        // A scale for the matrix, or one for each row.
         let rows = weight.size().first().copied().unwrap_or(1);
         let scale = match scale.numel() as i64 {
             1 => scale.f_reshape([])?,
             count if count == rows => scale.f_reshape([rows, 1])?,
             count => {
-                let reason = format!("`{stored}` has {rows} rows and {count} scales");
+                let reason = format!("`{stored}` has {rows} rows but {count} scales");
                 return Err(Error::file(self.path(), reason));
             }
         };
@@ -179,7 +178,7 @@ fn is_beside(name: &str) -> bool {
         .any(|suffix| name.ends_with(suffix))
 }
 
-/// Fails when `name` describes a quantisation that is more than a scale.
+/// Fails if `name` describes a quantisation with more than a scale.
 fn check_quantization(tensors: &dyn TensorSource, name: &str) -> Result<(), Error> {
     if !name.ends_with(".comfy_quant") {
         return Ok(());
@@ -195,15 +194,15 @@ fn check_quantization(tensors: &dyn TensorSource, name: &str) -> Result<(), Erro
         other => {
             let other = other.unwrap_or("not readable");
             let reason = format!(
-                "the format of `{name}` is {other}: of those of ComfyUI, `float8_e4m3fn` and \
-                 `float8_e5m2` are known here"
+                "the format of `{name}` is {other}: only ComfyUI's `float8_e4m3fn` and \
+                 `float8_e5m2` are supported"
             );
             Err(Error::file(tensors.path(), reason))
         }
     }
 }
 
-/// diffusers' name for a weight of the transformer, which may have the original one.
+/// diffusers' name of a transformer weight, whose name may be the original one.
 pub(super) fn transformer_name(name: &str) -> Option<String> {
     let name = ["model.diffusion_model.", "diffusion_model."]
         .iter()
@@ -243,7 +242,7 @@ pub(super) fn transformer_name(name: &str) -> Option<String> {
                         "k" => format!("{attention}.to_k"),
                         "v" => format!("{attention}.to_v"),
                         "o" => format!("{attention}.to_out.0"),
-                        // Of the image embedder, by which the model is told apart.
+                        // The image embedder, which identifies the model.
                         "k_img" => format!("{attention}.add_k_proj"),
                         "v_img" => format!("{attention}.add_v_proj"),
                         _ => part,
@@ -256,14 +255,14 @@ pub(super) fn transformer_name(name: &str) -> Option<String> {
     Some(format!("{module}.{role}"))
 }
 
-/// diffusers' name for a weight of an autoencoder, which may have the original one.
+/// diffusers' name of an autoencoder weight, whose name may be the original one.
 fn autoencoder_name(name: &str, residual: bool) -> Option<String> {
     let parts: Vec<&str> = name.split('.').collect();
     let (half, rest) = parts.split_first()?;
     match *half {
         "conv1" => return Some(format!("quant_conv.{}", rest.join("."))),
         "conv2" => return Some(format!("post_quant_conv.{}", rest.join("."))),
-        // Those of the linear autoencoder have the names of its files.
+        // The linear autoencoder's names are the same everywhere.
         "quant_conv" | "post_quant_conv" | "first" | "later" => return Some(name.to_owned()),
         "encoder" | "decoder" => {}
         _ => return None,
@@ -278,7 +277,7 @@ fn autoencoder_name(name: &str, residual: bool) -> Option<String> {
             other => other.join("."),
         }
     };
-    // What a stage has at its end changes the number of pixels.
+    // The last part of a stage resamples.
     let resamples = |parts: &[&str]| matches!(parts.first(), Some(&("resample" | "time_conv")));
     Some(match rest {
         ["conv1", role @ ..] => format!("{half}.conv_in.{}", role.join(".")),
@@ -304,7 +303,7 @@ fn autoencoder_name(name: &str, residual: bool) -> Option<String> {
         ["downsamples", number, tail @ ..] => {
             format!("{half}.down_blocks.{number}.{}", inner(tail))
         }
-        // Three residual blocks and what doubles the pixels, in each stage.
+        // Each stage has three residual blocks and an upsampler.
         ["upsamples", number, tail @ ..] => {
             let number: i64 = number.parse().ok()?;
             let (stage, number) = (number / 4, number % 4);
@@ -322,7 +321,7 @@ fn autoencoder_name(name: &str, residual: bool) -> Option<String> {
     })
 }
 
-/// transformers' name for a weight of the text encoder, which may have the original one.
+/// transformers' name of a text encoder weight, whose name may be the original one.
 fn text_encoder_name(name: &str) -> Option<String> {
     let module = name.strip_suffix(".weight")?;
     let module = match module {
@@ -376,10 +375,10 @@ mod tests {
                     Part::TextEncoder => text_encoder_name(given),
                 };
                 assert_eq!(renamed(original).as_ref(), Some(name), "{original}");
-                // Those of a folder stay as they are.
+                // diffusers' names stay the same.
                 assert_eq!(renamed(name).as_ref(), Some(name));
             }
-            // As ComfyUI prefixes some files.
+            // ComfyUI's prefix in some files.
             if part == Part::Transformer {
                 let prefixed = "model.diffusion_model.blocks.0.ffn.2.bias";
                 let name = transformer_name(prefixed).unwrap();
@@ -419,7 +418,7 @@ mod tests {
             let read = file.read("blocks.0.attn1.to_q.weight", Kind::Float);
             assert_eq!(read.unwrap(), expected, "{suffix}");
         }
-        // Without a scale they are the numbers.
+        // Without a scale, they are the values themselves.
         let file = written(&[(&format!("{name}.weight"), eight)]).unwrap();
         let read = file.read("blocks.0.attn1.to_q.weight", Kind::Float);
         assert_eq!(read.unwrap(), numbers);

@@ -1,9 +1,9 @@
-//! What stands beside a transformer that is trained from nothing: a model's folder as diffusers has it,
-//! whole but for the transformer's weights.
+//! Everything but the transformer's weights for a model that is trained from scratch, as a folder in
+//! diffusers' layout.
 //!
-//! The autoencoder is the linear one. The text encoder is a small UMT5 whose random weights stay as they
-//! are: it gives each word a row of its own, which is what captions of few words need, and knows nothing
-//! of language. The tokenizer has the words of the captions and, for others, single letters.
+//! The autoencoder is the linear one. The text encoder is a small UMT5 with frozen random weights: it gives
+//! each word its own embedding, which is enough for captions of few words, but knows nothing of language. The
+//! tokenizer has the words of the captions, and single letters for all others.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,31 +27,31 @@ use crate::formats::write_tensors;
 use crate::model::{Base, Builder, RandomWeights};
 use crate::{Error, Parameters};
 
-/// Words of the captions that are one token, the most frequent ones.
+/// Maximum number of words of the captions that become tokens, the most frequent first.
 const WORDS: usize = 8192;
-/// What the tokenizer has before all words.
+/// The tokenizer's special tokens.
 const SPECIAL: [&str; 3] = ["<pad>", "</s>", "<unk>"];
 
-/// The parts of a model that is to be trained from nothing.
+/// The parts of a model that is to be trained from scratch.
 #[derive(Debug)]
 pub struct FreshParts<'a> {
-    /// The transformer's sizes; `text_dim` is the width of the text encoder.
+    /// The transformer's dimensions; `text_dim` is also the width of the text encoder.
     pub transformer: &'a TransformerConfig,
-    /// The autoencoder, of as many channels.
+    /// The autoencoder, with the same number of latent channels.
     pub autoencoder: &'a LinearWeights,
-    /// What clips are described with.
+    /// The captions of the clips.
     pub captions: &'a [String],
-    /// Of the text encoder's weights.
+    /// Seed of the text encoder's weights.
     pub seed: u64,
-    /// How far the scheduler's steps are shifted towards noise.
+    /// The scheduler's shift towards noise.
     pub flow_shift: f64,
 }
 
 impl FreshParts<'_> {
-    /// Writes them into `folder`, which is there and empty.
+    /// Writes them into the existing, empty `folder`.
     ///
     /// # Errors
-    /// When a file cannot be written, or memory runs out.
+    /// If a file cannot be written, or memory runs out.
     pub fn write(&self, folder: &Path) -> Result<(), Error> {
         let write = |name: &str, value: &Value| {
             let path = folder.join(name);
@@ -128,7 +128,7 @@ fn write_text_encoder(path: &Path, config: &TextEncoderConfig, seed: u64) -> Res
     Ok(())
 }
 
-/// Writes a tokenizer of the words of `captions`; how many tokens it has.
+/// Writes a tokenizer for the words of `captions` and returns the size of its vocabulary.
 fn write_tokenizer(path: &Path, captions: &[String]) -> Result<i64, Error> {
     let wrong = |error: tokenizers::Error| Error::file(path, error.to_string());
     let mut words: BTreeMap<String, u64> = BTreeMap::new();
@@ -142,7 +142,7 @@ fn write_tokenizer(path: &Path, captions: &[String]) -> Result<i64, Error> {
     }
     let total = words.values().sum::<u64>().max(1) as f64;
     let mut words: Vec<(String, u64)> = words.into_iter().collect();
-    // Ties stay in alphabetical order.
+    // Ties keep their alphabetical order.
     words.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     words.truncate(WORDS);
     let special = SPECIAL.map(|name| (name.to_owned(), 0.0));
@@ -152,7 +152,7 @@ fn write_tokenizer(path: &Path, captions: &[String]) -> Result<i64, Error> {
         (word.clone(), score)
     });
     pieces.extend(known);
-    // A word as a whole is always likelier than letter by letter.
+    // A word as one token is always more likely than its letters.
     let alone = (1.0 / total).ln() - 10.0;
     let letters = letters
         .into_keys()
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(new.len(), 8);
         assert!(!new.contains(&2));
         assert_eq!(tokenizer.tokens("Ж").unwrap()[1], 2);
-        // Captions that differ in a word are encoded apart.
+        // Captions that differ in one word have different embeddings.
         let encoder = model.text_encoder(Device::Cpu, Kind::Float).unwrap();
         let encode = |text: &str| encoder.encode(&tokenizer.tokens(text).unwrap()).unwrap();
         let (left, right) = (

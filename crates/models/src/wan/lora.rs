@@ -1,15 +1,15 @@
-//! LoRA files for the transformer of Wan, in the forms that programs write and read.
+//! LoRA files for Wan's transformer, in the formats that programs read and write.
 //!
-//! | form | a module | read by |
+//! | format | a module | read by |
 //! |---|---|---|
 //! | kohya | `lora_unet_blocks_0_self_attn_q.lora_down.weight`, `.lora_up.weight`, `.alpha` | ComfyUI, diffusers, musubi |
 //! | Comfy | `diffusion_model.blocks.0.self_attn.q.lora_A.weight`, `.lora_B.weight` | ComfyUI, diffusers |
 //! | diffusers | `transformer.blocks.0.attn1.to_q.lora_A.weight`, `.lora_B.weight` | diffusers |
 //!
-//! Also read: Comfy's with `lora_down`, `lora_up` and `alpha`, PEFT's (`base_model.model.…`, with its
-//! `adapter_config.json`), changes of whole tensors (`.diff`, `.diff_b`), and both experts in one file as
-//! ai-toolkit may write them. Where a form has no place for alpha, or one that a header holds and tools
-//! lose, alpha is multiplied into `lora_B`.
+//! Other formats that can be read: Comfy's with `lora_down`, `lora_up` and `alpha`; PEFT's
+//! (`base_model.model.…`, with its `adapter_config.json`); changes to whole tensors (`.diff`, `.diff_b`); and
+//! both experts in one file, as ai-toolkit may write them. If a format has no place for alpha, or only a
+//! header entry that tools drop, alpha is multiplied into `lora_B`.
 
 mod apply;
 mod names;
@@ -28,24 +28,24 @@ use self::names::{Key, Role, original_module, parse};
 use crate::Error;
 use crate::formats::{LazyTensor, SafetensorsFile, TensorSource, write_safetensors_with};
 
-/// What a LoRA adds to one weight: `alpha / rank · up · down`.
+/// The change to one weight: `alpha / rank · up · down`.
 #[derive(Debug)]
 pub struct LoraModule {
-    /// `[rank, inputs]`, or of more dimensions for a convolution.
+    /// `[rank, inputs]`, with more dimensions for a convolution.
     pub down: Tensor,
-    /// `[outputs, rank]`, or of more dimensions for a convolution.
+    /// `[outputs, rank]`, with more dimensions for a convolution.
     pub up: Tensor,
-    /// Divided by the rank, the factor of the product.
+    /// The product is scaled by `alpha / rank`.
     pub alpha: f64,
 }
 
 impl LoraModule {
-    /// Rows of `down`.
+    /// The rank: rows of `down`.
     pub fn rank(&self) -> i64 {
         self.down.size().first().copied().unwrap_or(0)
     }
 
-    /// The factor of the product.
+    /// The scale of the product.
     pub fn scale(&self) -> f64 {
         self.alpha / self.rank() as f64
     }
@@ -54,41 +54,41 @@ impl LoraModule {
 /// A LoRA for one expert.
 #[derive(Debug, Default)]
 pub struct LoraFile {
-    /// By the names of modules in diffusers, such as `blocks.0.attn1.to_q`.
+    /// By diffusers' names of the modules, such as `blocks.0.attn1.to_q`.
     pub modules: BTreeMap<String, LoraModule>,
-    /// What is added to whole tensors, by their names in diffusers.
+    /// Changes to whole tensors, by diffusers' names.
     pub differences: BTreeMap<String, Tensor>,
-    /// What the file says about itself (`__metadata__`).
+    /// The file's `__metadata__`.
     pub metadata: BTreeMap<String, String>,
 }
 
-/// How modules are called in a file.
+/// How modules are named in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LoraForm {
-    /// That of kohya's programs, musubi-tuner among them: all ten linear layers of every block.
+    /// kohya's, which musubi-tuner also uses: all ten linear layers of every block.
     Kohya,
-    /// That of ComfyUI.
+    /// ComfyUI's.
     Comfy,
-    /// That of diffusers.
+    /// diffusers'.
     Diffusers,
 }
 
-/// One of the two models of Wan 2.2 A14B.
+/// One of the two transformers of Wan 2.2 A14B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expert {
-    /// For the first steps, or all there is.
+    /// The high-noise expert, or the only transformer.
     High,
-    /// For the last steps.
+    /// The low-noise expert.
     Low,
 }
 
 impl LoraFile {
-    /// Reads a file in any form, or a folder of PEFT. Of a file that holds both experts, `expert` is read;
-    /// of others it says nothing.
+    /// Reads a file in any format, or a PEFT folder. If the file contains both experts, `expert` selects one;
+    /// otherwise it is ignored.
     ///
     /// # Errors
-    /// When the file is damaged, has a tensor that is not known here, is of a kind other than LoRA, or
-    /// holds both experts and `expert` is `None`.
+    /// If the file is damaged, has an unknown tensor, is not a LoRA, or contains both experts and `expert` is
+    /// `None`.
     pub fn read(path: &Path, expert: Option<Expert>) -> Result<Self, Error> {
         let file = match path.is_dir() {
             true => path.join("adapter_model.safetensors"),
@@ -110,7 +110,7 @@ impl LoraFile {
             match (of, expert) {
                 (Some(_), None) => {
                     let reason = format!(
-                        "`{name}`: the file holds both experts; say which one is meant (high or low)"
+                        "`{name}`: the file contains both experts; say which one to use (high or low)"
                     );
                     return Err(wrong(reason));
                 }
@@ -141,7 +141,7 @@ impl LoraFile {
             };
             if before.is_some() {
                 return Err(wrong(format!(
-                    "`{name}` stands for `{module}` a second time"
+                    "`{name}` is a second definition of `{module}`"
                 )));
             }
         }
@@ -153,7 +153,7 @@ impl LoraFile {
         if modules.is_empty() && differences.is_empty() {
             let reason = match of_other {
                 0 => "there is no LoRA in it",
-                _ => "it holds only the other expert",
+                _ => "it contains only the other expert",
             };
             return Err(wrong(reason.into()));
         }
@@ -164,11 +164,11 @@ impl LoraFile {
         })
     }
 
-    /// Writes a new file in `form`, with [`LoraFile::metadata`] and what the form adds to it (rank and
+    /// Writes a new file in `form`, with [`LoraFile::metadata`] and what the format adds to it (rank and
     /// alpha under kohya's names). Returns the CRC-32C of the file.
     ///
     /// # Errors
-    /// When the form cannot hold all of it, with what to do; when the file cannot be written.
+    /// If the format cannot represent all of it, with advice; or if the file cannot be written.
     pub fn write(&self, path: &Path, form: LoraForm) -> Result<u32, Error> {
         self.check(form)?;
         let mut tensors = Vec::new();
@@ -210,7 +210,7 @@ impl LoraFile {
         write_safetensors_with(path, lazy, &metadata)
     }
 
-    /// Fails when `form` cannot hold this.
+    /// Fails if `form` cannot represent this LoRA.
     fn check(&self, form: LoraForm) -> Result<(), Error> {
         let invalid = |reason: String| Err(Error::Invalid(reason));
         if let Some(name) = self
@@ -220,7 +220,7 @@ impl LoraFile {
             .filter(|_| form != LoraForm::Comfy)
         {
             return invalid(format!(
-                "the change of the whole tensor `{name}` has no place in this form: choose `comfy`"
+                "this format cannot store the change to the whole tensor `{name}`: choose `comfy`"
             ));
         }
         if form != LoraForm::Kohya {
@@ -247,7 +247,7 @@ impl LoraFile {
         }
     }
 
-    /// Linear layers of blocks that are not there.
+    /// Linear layers of blocks that have no module.
     fn missing(&self) -> Vec<String> {
         let number = |name: &String| -> Option<usize> {
             name.strip_prefix("blocks.")?
@@ -266,7 +266,7 @@ impl LoraFile {
 
     fn metadata_of(&self, form: LoraForm) -> BTreeMap<String, String> {
         let mut metadata = self.metadata.clone();
-        // It says what alpha was before it was multiplied in.
+        // It contains alpha from before it was multiplied in.
         metadata.remove("lora_adapter_metadata");
         metadata.insert("format".into(), "pt".into());
         let ranks: Vec<i64> = self.modules.values().map(LoraModule::rank).collect();
@@ -290,7 +290,7 @@ impl LoraFile {
     }
 }
 
-/// `up` with the scale in it: of the same type if that loses nothing, else fp32.
+/// `up` multiplied by the scale: in its own type if that is exact, otherwise in fp32.
 fn folded(module: &LoraModule) -> Result<Tensor, Error> {
     let scale = module.scale();
     let product = module.up.f_to_kind(Kind::Float)?.f_mul_scalar(scale)?;
@@ -303,7 +303,7 @@ fn folded(module: &LoraModule) -> Result<Tensor, Error> {
     Ok(product.f_to_kind(kind)?)
 }
 
-/// What of a module was read.
+/// The tensors of a module found so far.
 #[derive(Default)]
 struct Parts {
     down: Option<Tensor>,
@@ -322,7 +322,7 @@ impl Parts {
         };
         if inner != rank || rank == 0 {
             return Err(format!(
-                "`{name}` goes down to {rank} numbers and up from {inner}: they must be the same"
+                "`{name}` has the rank {rank} in one matrix and {inner} in the other"
             ));
         }
         let alpha = match self.alpha {
@@ -334,7 +334,7 @@ impl Parts {
             }
             Some(alpha) => {
                 return Err(format!(
-                    "alpha of `{name}` is {:?}, not one number",
+                    "alpha of `{name}` has the shape {:?}, not that of a single number",
                     alpha.size()
                 ));
             }
@@ -347,7 +347,7 @@ impl Parts {
     }
 }
 
-/// What PEFT's config says of alpha, in a header or a file beside.
+/// Alpha settings from PEFT's config, in the header or a file beside it.
 #[derive(Default)]
 struct Settings {
     alpha: Option<f64>,
@@ -381,7 +381,7 @@ impl Settings {
         };
         let is_set = |key: &str| get(key).and_then(Value::as_bool).unwrap_or(false);
         if is_set("use_dora") {
-            return Err(wrong("`use_dora` is set: DoRA is not known here for Wan"));
+            return Err(wrong("`use_dora` is set: DoRA is not supported for Wan"));
         }
         let patterns = get("alpha_pattern").and_then(Value::as_object);
         let patterns = patterns.into_iter().flatten();
@@ -394,12 +394,12 @@ impl Settings {
         })
     }
 
-    /// The alpha of a module: without a word about it, the rank.
+    /// The alpha of a module; the rank if the settings have none.
     fn alpha(&self, name: &str, rank: i64) -> f64 {
         let fits = |key: &str| name == key || name.ends_with(&format!(".{key}"));
         let pattern = self.patterns.iter().find(|(key, _)| fits(key));
         match pattern.map(|(_, alpha)| *alpha).or(self.alpha) {
-            // Divided by the square root of the rank instead of the rank.
+            // rsLoRA divides by the square root of the rank.
             Some(alpha) if self.is_rank_stabilised => alpha * (rank as f64).sqrt(),
             Some(alpha) => alpha,
             None => rank as f64,

@@ -1,4 +1,4 @@
-//! A whole model: a folder of diffusers, or single files as ComfyUI's users have them.
+//! A complete model: a diffusers folder, or single files as used by ComfyUI.
 
 use std::path::{Path, PathBuf};
 
@@ -21,66 +21,66 @@ use crate::{Error, Parameters};
 
 const INDEX: &str = "model_index.json";
 
-/// Parts that lie elsewhere than in the folder of the model: each a folder of diffusers or a single file.
+/// Parts outside the model's folder: each a diffusers folder or a single file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PartPaths {
-    /// The transformer, or that of high noise.
+    /// The transformer, or the high-noise expert.
     pub transformer: Option<PathBuf>,
-    /// The transformer of low noise.
+    /// The low-noise expert.
     pub transformer_2: Option<PathBuf>,
     /// The autoencoder.
     pub vae: Option<PathBuf>,
     /// The text encoder.
     pub text_encoder: Option<PathBuf>,
-    /// The tokenizer: a folder, `tokenizer.json` or `spiece.model`; unset takes that of the folder, or the
-    /// one inside a single file of the text encoder.
+    /// The tokenizer: a folder, `tokenizer.json` or `spiece.model`. If `None`, that of the folder, or the one
+    /// inside a single text encoder file.
     pub tokenizer: Option<PathBuf>,
 }
 
-/// What is made from what.
+/// What videos are generated from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pipeline {
-    /// Text to video.
+    /// Text.
     Text,
-    /// Text and a first frame to video.
+    /// Text and a first frame.
     Image,
 }
 
-/// A model of which the parts are loaded when they are needed.
+/// A model whose parts are loaded on demand.
 #[derive(Debug, Clone)]
 pub struct WanModel {
-    /// The folder, or the file of the transformer.
+    /// The folder, or the transformer's file.
     pub path: PathBuf,
-    /// What it makes videos from.
+    /// What it generates videos from.
     pub pipeline: Pipeline,
-    /// Where the low-noise expert begins, as a fraction of the highest time, as far as the model says it.
+    /// Where the low-noise expert takes over, as a fraction of the highest timestep, if the model sets it.
     pub boundary_ratio: Option<f64>,
-    /// Whether a given first frame takes the place of latents and has a time of its own (TI2V-5B).
+    /// Whether a given first frame replaces the first latents and has its own timestep (TI2V-5B).
     pub expand_timesteps: bool,
-    /// Sizes of the transformers.
+    /// Dimensions of the transformers.
     pub transformer: TransformerConfig,
-    /// Sizes of the autoencoder.
+    /// Dimensions of the autoencoder.
     pub autoencoder: AutoencoderConfig,
     transformers: (PathBuf, Option<PathBuf>),
     vae: PathBuf,
     text_encoder: PathBuf,
     tokenizer: PathBuf,
-    /// The file of its scheduler, where it is a folder.
+    /// The scheduler's config, if the model is a folder.
     scheduler: Option<PathBuf>,
 }
 
 impl WanModel {
-    /// Whether there is a video model at `path` rather than a language model: a folder of diffusers, or a single
-    /// file of a transformer.
+    /// Whether `path` is a video model rather than a language model: a diffusers folder, or a single
+    /// transformer file.
     pub fn is_at(path: &Path) -> bool {
         path.join(INDEX).is_file() || is_single_file(path)
     }
 
-    /// Reads what the folder of diffusers at `path` says of itself, or what the shapes in single files say: then
-    /// `path` is the transformer (that of high noise, where there are two), and `parts` names the others.
+    /// Reads the configs of the diffusers folder at `path`, or the shapes of single files: `path` is then the
+    /// (high-noise) transformer, and `parts` names the others.
     ///
     /// # Errors
-    /// When a file is missing or damaged, or describes what is not known here.
+    /// If a file is missing or damaged, or its content is not supported.
     pub fn open(path: &Path, parts: &PartPaths) -> Result<Self, Error> {
         match path.is_dir() {
             true => Self::of_folder(path, parts),
@@ -103,7 +103,7 @@ impl WanModel {
             "WanImageToVideoPipeline" => Pipeline::Image,
             _ => {
                 let reason = format!(
-                    "is {class:?}: \"WanPipeline\" and \"WanImageToVideoPipeline\" are known here"
+                    "is {class:?}: only \"WanPipeline\" and \"WanImageToVideoPipeline\" are supported"
                 );
                 return Err(index.error("_class_name", reason));
             }
@@ -121,7 +121,7 @@ impl WanModel {
             Some(_) => Some(index.positive("boundary_ratio", None)?),
         };
         if boundary_ratio.is_some() && low_noise.is_none() {
-            let reason = "is set, and there is no folder `transformer_2`";
+            let reason = "is set, but there is no folder `transformer_2`";
             return Err(index.error("boundary_ratio", reason));
         }
         let transformer = part(&parts.transformer, "transformer");
@@ -144,7 +144,7 @@ impl WanModel {
     fn of_files(path: &Path, parts: &PartPaths) -> Result<Self, Error> {
         if let Some(other) = &parts.transformer {
             let reason = format!(
-                "is a transformer, and so is `{}`: name one of them",
+                "is a transformer, and so is `{}`: give only one of them",
                 other.display()
             );
             return Err(Error::file(path, reason));
@@ -181,7 +181,7 @@ impl WanModel {
             true => Pipeline::Image,
             false => Pipeline::Text,
         };
-        // What a folder says, and files do not: as in the folders that are published.
+        // Files lack these settings; take those of the published folders.
         Ok(Self {
             path: path.to_owned(),
             pipeline,
@@ -200,10 +200,10 @@ impl WanModel {
         })
     }
 
-    /// The solver and the shift of its scheduler; of single files, those of the published folders.
+    /// Solver and shift of its scheduler; for single files, those of the published folders.
     ///
     /// # Errors
-    /// When the file is missing or damaged, or the scheduler is not known here.
+    /// If the file is missing or damaged, or the scheduler is not supported.
     pub fn scheduler(&self) -> Result<(Scheduler, f64), Error> {
         let Some(path) = &self.scheduler else {
             let shift = if self.expand_timesteps { 5.0 } else { 3.0 };
@@ -216,8 +216,8 @@ impl WanModel {
             "FlowMatchEulerDiscreteScheduler" => (Scheduler::Euler, "shift"),
             _ => {
                 let reason = format!(
-                    "is {class:?}: \"UniPCMultistepScheduler\" and \
-                     \"FlowMatchEulerDiscreteScheduler\" are known here"
+                    "is {class:?}: only \"UniPCMultistepScheduler\" and \
+                     \"FlowMatchEulerDiscreteScheduler\" are supported"
                 );
                 return Err(object.error("_class_name", reason));
             }
@@ -225,24 +225,24 @@ impl WanModel {
         Ok((solver, object.positive(key, Some(1.0))?))
     }
 
-    /// Whether there is a low-noise expert.
+    /// Whether it has a low-noise expert.
     pub fn has_low_noise(&self) -> bool {
         self.transformers.1.is_some()
     }
 
-    /// Whether it always takes a picture: latents are not all of its input.
+    /// Whether it always needs an image, because its input has more channels than latents.
     pub fn needs_image(&self) -> bool {
         self.transformer.in_channels > self.transformer.out_channels
     }
 
-    /// Whether the one transformer may be an expert of Wan 2.2 A14B, which looks like that of Wan 2.1 14B: a single
-    /// file does not say.
+    /// Whether its only transformer may be one expert of Wan 2.2 A14B, which a single file cannot tell from
+    /// Wan 2.1 14B.
     pub fn may_lack_an_expert(&self) -> bool {
         let is_14b = self.transformer.width() == 5120 && self.transformer.num_layers == 40;
         is_14b && !self.has_low_noise() && !self.path.is_dir()
     }
 
-    /// The file or folder of a transformer; without a low-noise expert, of the only one.
+    /// File or folder of a transformer; the only one if there is no low-noise expert.
     pub fn transformer_path(&self, expert: Expert) -> &Path {
         match (&self.transformers, expert) {
             ((_, Some(low)), Expert::Low) => low,
@@ -250,34 +250,34 @@ impl WanModel {
         }
     }
 
-    /// Sizes of a transformer.
+    /// Dimensions of a transformer.
     ///
     /// # Errors
-    /// When its file is missing or damaged, or it is not known here.
+    /// If its file is missing or damaged, or it is not supported.
     pub fn transformer_config(&self, expert: Expert) -> Result<TransformerConfig, Error> {
         transformer_config(self.transformer_path(expert))
     }
 
-    /// The weights of its autoencoder.
+    /// The autoencoder's weights.
     ///
     /// # Errors
-    /// When a file is missing or damaged.
+    /// If a file is missing or damaged.
     pub fn autoencoder_weights(&self) -> Result<PartFile, Error> {
         PartFile::open(Part::Autoencoder, &self.vae)
     }
 
-    /// The weights of its text encoder.
+    /// The text encoder's weights.
     ///
     /// # Errors
-    /// When a file is missing or damaged.
+    /// If a file is missing or damaged.
     pub fn text_encoder_weights(&self) -> Result<PartFile, Error> {
         PartFile::open(Part::TextEncoder, &self.text_encoder)
     }
 
-    /// Sizes of its text encoder, whose weights are in `tensors`.
+    /// Dimensions of the text encoder, whose weights are in `tensors`.
     ///
     /// # Errors
-    /// When its `config.json` is damaged or not known here, or a tensor is missing.
+    /// If its `config.json` is damaged or not supported, or a tensor is missing.
     pub fn text_encoder_config(
         &self,
         tensors: &dyn TensorSource,
@@ -291,15 +291,15 @@ impl WanModel {
     /// Its tokenizer.
     ///
     /// # Errors
-    /// When a file is missing or damaged.
+    /// If a file is missing or damaged.
     pub fn tokenizer(&self) -> Result<TextTokenizer, Error> {
         TextTokenizer::open(&self.tokenizer)
     }
 
-    /// Its text encoder; on a GPU, block after block is brought there as it is needed.
+    /// The text encoder; on a GPU, its blocks are copied there one at a time as needed.
     ///
     /// # Errors
-    /// When a file is missing or damaged, or memory runs out.
+    /// If a file is missing or damaged, or memory runs out.
     pub fn text_encoder(&self, device: Device, compute: Kind) -> Result<TextEncoder, Error> {
         let tensors = self.text_encoder_weights()?;
         let config = self.text_encoder_config(&tensors)?;
@@ -319,7 +319,7 @@ impl WanModel {
     /// Its autoencoder, in fp32.
     ///
     /// # Errors
-    /// When a file is missing or damaged, or memory runs out.
+    /// If a file is missing or damaged, or memory runs out.
     pub fn autoencoder(&self, device: Device) -> Result<Autoencoder, Error> {
         let tensors = self.autoencoder_weights()?;
         let mut placer = Placer::new(device, Policy::default())?;
@@ -330,12 +330,12 @@ impl WanModel {
         Autoencoder::new(&self.autoencoder, device, &mut builder)
     }
 
-    /// One of its transformers, with LoRAs of these strengths: they become part of the weights, before those
-    /// are put into fewer bits.
+    /// A transformer with LoRAs of the given strengths, which are merged into the weights before
+    /// quantisation.
     ///
     /// # Errors
-    /// When there is no such expert, a file is missing or damaged, a LoRA is for another model, or
-    /// memory runs out.
+    /// If there is no such expert, a file is missing or damaged, a LoRA is for another model, or memory runs
+    /// out.
     pub fn transformer(
         &self,
         expert: Expert,
@@ -352,7 +352,7 @@ impl WanModel {
         let count = usize::try_from(config.num_layers).unwrap_or(0);
         let away = streamed.min(count);
         let streaming = (away > 0).then(|| Streaming {
-            // Spread evenly.
+            // Evenly spaced.
             blocks: (0..away).map(|index| index * count / away).collect(),
             options: SwapOptions::default(),
         });
@@ -369,21 +369,21 @@ impl WanModel {
     }
 }
 
-/// Where and how the weights of a transformer are kept.
+/// How the weights of a transformer are stored.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TransformerOptions {
-    /// Where it computes.
+    /// Device of the computation.
     pub device: Device,
-    /// The type of matrix products, and of matrices that are not in fewer bits.
+    /// Type of the matrix products, and of matrices that are not quantised.
     pub compute: Kind,
-    /// The matrices of its linear layers in fewer bits.
+    /// Quantisation of the linear layers' matrices.
     pub quantization: Option<Quantization>,
-    /// How many of its blocks wait in host memory, and come when they are used.
+    /// Number of blocks that are kept in host memory and streamed to the device.
     pub streamed: usize,
 }
 
 impl TransformerOptions {
-    /// All of it on `device`, in the type of its products.
+    /// Everything on `device`, not quantised.
     pub fn whole(device: Device, compute: Kind) -> Self {
         Self {
             device,
@@ -394,10 +394,10 @@ impl TransformerOptions {
     }
 }
 
-/// Channels of the latents of Wan 2.2 5B.
+/// Latent channels of Wan 2.2 5B.
 const Z_DIM_2_2: i64 = 48;
 
-/// Whether `path` is a file of a transformer, under the names of diffusers or the original ones.
+/// Whether `path` is a transformer file, with diffusers' or the original names.
 fn is_single_file(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str());
     if !matches!(extension, Some("safetensors" | "sft")) || !path.is_file() {
@@ -407,7 +407,7 @@ fn is_single_file(path: &Path) -> bool {
     part.is_ok_and(|part| part.shape("patch_embedding.weight").is_some())
 }
 
-/// The `config.json` of a part: that of its folder, or the one beside a single file if it is for this class.
+/// The `config.json` of a part: in its folder, or beside a single file if it is for this class.
 fn config_of(part: &Path, class: &str) -> Option<PathBuf> {
     if part.is_dir() {
         return Some(part.join("config.json"));

@@ -1,9 +1,9 @@
-//! Sampling: from noise, texts and perhaps a picture to latents, as diffusers' `WanPipeline` and
-//! `WanImageToVideoPipeline` do.
+//! Sampling: from noise, a prompt and optionally an image to latents, like diffusers' `WanPipeline` and
+//! `WanImageToVideoPipeline`.
 //!
 //! ```text
-//! noise ─▶ ┌ velocity under the text ─▶ guided away from the negative text ─▶ step ┐ × steps ─▶ latents
-//!          └ high-noise expert down to the boundary, then the low-noise expert ────┘
+//! noise ─▶ ┌ velocity for the prompt ─▶ guidance away from the negative prompt ─▶ step ┐ × steps ─▶ latents
+//!          └ high-noise expert down to the boundary, then the low-noise expert ───────┘
 //! ```
 
 #[cfg(test)]
@@ -14,38 +14,38 @@ use tch::{Device, Kind, Tensor};
 use super::autoencoder::{Autoencoder, FRAMES_PER_LATENT, Tiling};
 use super::lora::Expert;
 use super::schedule::{Sampler, Schedule, Scheduler};
-use super::transformer::{Times, Transformer};
+use super::transformer::{Timesteps, Transformer};
 use crate::Error;
 use crate::model::Pass;
 
-/// The highest time, which boundaries are fractions of.
+/// The highest timestep, which boundaries are fractions of.
 const TRAIN_STEPS: f64 = 1000.0;
 
-/// How latents are sampled.
+/// Sampling settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
     /// The solver.
     pub scheduler: Scheduler,
-    /// Its steps.
+    /// Number of steps.
     pub steps: usize,
-    /// How far they are shifted towards noise.
+    /// Shift of the steps towards noise.
     pub flow_shift: f64,
-    /// How far to go from the negative text to the text; up to 1 the negative one is not asked.
+    /// Guidance scale; up to 1, the negative prompt is not evaluated.
     pub guidance_scale: f64,
-    /// The same for the low-noise expert; `None` for the same number.
+    /// The same for the low-noise expert; `None` for the same value.
     pub guidance_scale_2: Option<f64>,
-    /// The fraction of the highest time from which down on the low-noise expert is asked; `None`
-    /// where there is one model.
+    /// The fraction of the highest timestep below which the low-noise expert is used; `None` with a single
+    /// transformer.
     pub boundary_ratio: Option<f64>,
 }
 
 impl Sampling {
-    /// Whether the negative text is asked.
+    /// Whether the negative prompt is evaluated.
     pub fn is_guided(&self) -> bool {
         self.guidance_scale > 1.0
     }
 
-    /// Which expert is asked at `time`.
+    /// The expert for the timestep `time`.
     pub fn expert(&self, time: f32) -> Expert {
         let boundary = self.boundary_ratio.map(|ratio| ratio * TRAIN_STEPS);
         match boundary {
@@ -62,28 +62,28 @@ impl Sampling {
     }
 }
 
-/// What a video is made of, beside noise.
+/// Inputs of a video besides the noise.
 #[derive(Debug)]
 pub struct Conditions {
     /// `[1, 512, text width]`
     pub text: Tensor,
-    /// `[1, 512, text width]`; may be missing without guidance.
+    /// `[1, 512, text width]`; may be `None` without guidance.
     pub negative: Option<Tensor>,
-    /// The picture that the video begins with.
+    /// The first frame of the video.
     pub image: Option<ImageCondition>,
 }
 
-/// A picture as the models are told it.
+/// An image as input of the models.
 #[derive(Debug)]
 pub enum ImageCondition {
-    /// `[1, 4 + channels, frames, height, width]`: beside the latents, as channels of their own.
+    /// `[1, 4 + channels, frames, height, width]`: additional channels beside the latents.
     Channels(Tensor),
-    /// `[1, channels, 1, height, width]`: in place of the first latent frame (TI2V-5B).
+    /// `[1, channels, 1, height, width]`: replaces the first latent frame (TI2V-5B).
     FirstFrame(Tensor),
 }
 
 impl ImageCondition {
-    /// Another handle to the same.
+    /// A second handle to the same tensor.
     pub fn shallow_clone(&self) -> Self {
         match self {
             Self::Channels(channels) => Self::Channels(channels.shallow_clone()),
@@ -91,11 +91,13 @@ impl ImageCondition {
         }
     }
 
-    /// The channels for a video of `frames` frames that begins with `picture` `[3, height, width]`, from
-    /// −1 to 1: which frames are known, and the latents of a video that is grey from then on.
+    /// The channels for a video of `frames` frames that starts with `picture` `[3, height, width]`, with
+    /// values from −1 to 1: a mask of the known frames, and the latents of a video that is grey after the
+    /// first frame.
     ///
     /// # Errors
-    /// When the frames are not 4 n + 1, the picture does not fit the autoencoder, or memory runs out.
+    /// If the number of frames is not 4 n + 1, the picture size does not fit the autoencoder, or memory runs
+    /// out.
     pub fn channels(
         autoencoder: &Autoencoder,
         picture: &Tensor,
@@ -123,10 +125,11 @@ impl ImageCondition {
         Ok(Self::Channels(known))
     }
 
-    /// The first latent frame for a video that begins with `picture` `[3, height, width]`, from −1 to 1.
+    /// The first latent frame for a video that starts with `picture` `[3, height, width]`, with values from
+    /// −1 to 1.
     ///
     /// # Errors
-    /// When the picture does not fit the autoencoder, or memory runs out.
+    /// If the picture size does not fit the autoencoder, or memory runs out.
     pub fn first_frame(
         autoencoder: &Autoencoder,
         picture: &Tensor,
@@ -137,53 +140,53 @@ impl ImageCondition {
     }
 }
 
-/// The models of a run, of which one is asked at a time: first the high-noise expert, then the
-/// low-noise one, once each.
+/// The transformers of a run. One is used at a time: first the high-noise expert, then the low-noise one,
+/// once each.
 pub trait Experts {
-    /// The model for `expert`.
+    /// The transformer for `expert`.
     ///
     /// # Errors
-    /// When it cannot be read, or memory runs out.
+    /// If it cannot be read, or memory runs out.
     fn transformer(&mut self, expert: Expert) -> Result<&Transformer, Error>;
 }
 
-/// Samples latents `[1, channels, frames, height, width]` fp32 from noise of this shape. `told` hears of
-/// each step that is done.
+/// Samples latents `[1, channels, frames, height, width]` fp32 from noise of this shape. `on_step` is called
+/// after each step.
 ///
 /// # Errors
-/// When settings, conditions and model do not go together, a result is not finite, or memory runs out.
+/// If settings, conditions and model do not match, the result is not finite, or memory runs out.
 pub fn sample(
     experts: &mut dyn Experts,
     noise: &Tensor,
     conditions: &Conditions,
     settings: &Sampling,
-    told: &mut dyn FnMut(usize),
+    on_step: &mut dyn FnMut(usize),
 ) -> Result<Tensor, Error> {
-    let mut video = Unfinished::new(noise, conditions, settings)?;
+    let mut video = SamplingState::new(noise, conditions, settings)?;
     let mut step = 0;
     while let Some(expert) = video.expert() {
         video.step(experts.transformer(expert)?)?;
         step += 1;
-        told(step);
+        on_step(step);
     }
     video.finish()
 }
 
-/// A video between two steps, so that several can take the steps of one expert before the next is
-/// brought.
+/// A video between two steps, so that several videos can take an expert's steps before the next expert is
+/// loaded.
 #[derive(Debug)]
-pub struct Unfinished<'a> {
+pub struct SamplingState<'a> {
     sampler: Sampler,
     latents: Tensor,
     conditions: &'a Conditions,
     settings: &'a Sampling,
 }
 
-impl<'a> Unfinished<'a> {
-    /// Noise `[1, channels, frames, height, width]`.
+impl<'a> SamplingState<'a> {
+    /// Starts from noise `[1, channels, frames, height, width]`.
     ///
     /// # Errors
-    /// When settings and conditions do not go together.
+    /// If settings and conditions do not match.
     pub fn new(
         noise: &Tensor,
         conditions: &'a Conditions,
@@ -191,7 +194,7 @@ impl<'a> Unfinished<'a> {
     ) -> Result<Self, Error> {
         if settings.is_guided() && conditions.negative.is_none() {
             return Err(Error::Invalid(
-                "guidance above 1 takes a negative text, which may be empty".into(),
+                "guidance above 1 needs a negative prompt, which may be empty".into(),
             ));
         }
         let schedule = Schedule::new(settings.scheduler, settings.steps, settings.flow_shift)?;
@@ -203,16 +206,16 @@ impl<'a> Unfinished<'a> {
         })
     }
 
-    /// Which expert takes the next step; `None` after the last.
+    /// The expert for the next step; `None` after the last.
     pub fn expert(&self) -> Option<Expert> {
         let time = self.sampler.timestep();
         time.map(|time| self.settings.expert(time))
     }
 
-    /// Takes a step; nothing happens after the last.
+    /// Takes a step; does nothing after the last.
     ///
     /// # Errors
-    /// When the conditions do not fit the model, or memory runs out.
+    /// If the conditions do not match the model, or memory runs out.
     pub fn step(&mut self, transformer: &Transformer) -> Result<(), Error> {
         let _guard = tch::no_grad_guard();
         let Some(time) = self.sampler.timestep() else {
@@ -221,16 +224,17 @@ impl<'a> Unfinished<'a> {
         let latents = &self.latents;
         let times = Tensor::f_from_slice(&[time])?;
         let (input, times) = match &self.conditions.image {
-            None => (latents.shallow_clone(), Times::Whole(times)),
-            Some(ImageCondition::Channels(channels)) => {
-                (Tensor::f_cat(&[latents, channels], 1)?, Times::Whole(times))
-            }
+            None => (latents.shallow_clone(), Timesteps::Uniform(times)),
+            Some(ImageCondition::Channels(channels)) => (
+                Tensor::f_cat(&[latents, channels], 1)?,
+                Timesteps::Uniform(times),
+            ),
             Some(ImageCondition::FirstFrame(frame)) => {
                 let first = times.f_zeros_like()?;
                 let others = times;
                 (
                     with_first(latents, frame)?,
-                    Times::FirstFrame { first, others },
+                    Timesteps::FirstFrame { first, others },
                 )
             }
         };
@@ -251,7 +255,7 @@ impl<'a> Unfinished<'a> {
     /// The latents `[1, channels, frames, height, width]` fp32.
     ///
     /// # Errors
-    /// When a number is not finite.
+    /// If a value is not finite.
     pub fn finish(self) -> Result<Tensor, Error> {
         let latents = match &self.conditions.image {
             Some(ImageCondition::FirstFrame(frame)) => with_first(&self.latents, frame)?,
@@ -268,7 +272,7 @@ impl<'a> Unfinished<'a> {
     }
 }
 
-/// `latents` whose first frame is `frame`.
+/// `latents` with the first frame replaced by `frame`.
 fn with_first(latents: &Tensor, frame: &Tensor) -> Result<Tensor, Error> {
     let count = latents.size5()?.2;
     let rest = latents.f_narrow(2, 1, count - 1)?;

@@ -1,40 +1,40 @@
-//! From noise to latents: the steps of the solvers, for models that predict a velocity.
+//! From noise to latents: solvers for models that predict a velocity.
 //!
-//! At level σ a sample is (1 − σ) · clean + σ · noise, and the model's velocity is noise − clean.
-//! [`Scheduler::UniPc`] is UniPC of order 2 (Zhao et al., 2023) in its variant B₂(h) on clean
-//! samples, [`Scheduler::Euler`] the straight line.
+//! At noise level σ a sample is (1 − σ) · clean + σ · noise, and the model's velocity is noise − clean.
+//! [`Scheduler::UniPc`] is UniPC of order 2 (Zhao et al., 2023), variant B₂(h), predicting clean samples;
+//! [`Scheduler::Euler`] is Euler's method.
 
 use tch::{Kind, Tensor};
 
 use crate::Error;
 use crate::tensor::to_kind;
 
-/// Levels of noise that the models were trained with.
+/// Number of noise levels that the models were trained with.
 const TRAIN_STEPS: f64 = 1000.0;
 
 /// A solver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheduler {
-    /// A predictor and a corrector of order 2.
+    /// Predictor and corrector of order 2.
     UniPc,
-    /// One straight line for each step.
+    /// Euler's method.
     Euler,
 }
 
-/// The levels of noise of one run.
+/// The noise levels of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Schedule {
     /// σ before each step, and 0 after the last.
     pub sigmas: Vec<f32>,
-    /// The time that the model is told before each step, from 1000 down.
+    /// The timestep passed to the model before each step, from 1000 down.
     pub timesteps: Vec<f32>,
 }
 
 impl Schedule {
-    /// The levels of `steps` steps, shifted towards noise by `shift` (1: not at all).
+    /// The levels for `steps` steps, shifted towards noise by `shift` (1: not shifted).
     ///
     /// # Errors
-    /// When there is no step, or the shift is not above zero.
+    /// If there is no step, or the shift is not positive.
     pub fn new(scheduler: Scheduler, steps: usize, shift: f64) -> Result<Self, Error> {
         if steps == 0 || !shift.is_finite() || shift <= 0.0 {
             return Err(Error::Invalid(format!(
@@ -48,7 +48,7 @@ impl Schedule {
                 let step = (1.0 / TRAIN_STEPS - 1.0) / steps as f64;
                 let levels = (0..steps).map(|index| shifted(1.0 + index as f64 * step));
                 let mut levels: Vec<f64> = levels.collect();
-                // At σ = 1 the signal is zero, and its logarithm has no value.
+                // At σ = 1 the signal is zero and its logarithm undefined.
                 if let Some(first) = levels
                     .first_mut()
                     .filter(|first| (**first - 1.0).abs() < 1e-6)
@@ -56,7 +56,7 @@ impl Schedule {
                     *first -= 1e-6;
                 }
                 Self {
-                    // Whole numbers, cut off.
+                    // Truncated to integers.
                     timesteps: levels
                         .iter()
                         .map(|s| (s * TRAIN_STEPS).trunc() as f32)
@@ -65,8 +65,8 @@ impl Schedule {
                 }
             }
             Scheduler::Euler => {
-                // The lowest level is shifted twice: when the solver is made, in single precision,
-                // and with the others.
+                // The lowest level is shifted twice, as in diffusers: when the solver is created, in single
+                // precision, and with the others.
                 let (single, lowest) = (shift as f32, (1.0f64 / TRAIN_STEPS) as f32);
                 let lowest = single * lowest / (1.0 + (shift - 1.0) as f32 * lowest);
                 let (highest, lowest) = (TRAIN_STEPS, f64::from(lowest) * TRAIN_STEPS);
@@ -85,28 +85,28 @@ impl Schedule {
         })
     }
 
-    /// How many steps there are.
+    /// Number of steps.
     pub fn steps(&self) -> usize {
         self.timesteps.len()
     }
 
-    /// Half the logarithm of the ratio of signal to noise before step `index`.
+    /// Half the log of the signal-to-noise ratio before step `index`.
     fn lambda(&self, index: usize) -> f64 {
         let sigma = f64::from(self.sigmas[index]);
         (1.0 - sigma).ln() - sigma.ln()
     }
 }
 
-/// A solver on its way.
+/// A solver between steps.
 #[derive(Debug)]
 pub struct Sampler {
     scheduler: Scheduler,
     schedule: Schedule,
     /// The next step.
     index: usize,
-    /// Clean samples as they were predicted at the last steps, the latest last.
+    /// The clean samples predicted at the last steps, the latest last.
     clean: Vec<Tensor>,
-    /// The sample before the last step, and the order of that step.
+    /// The sample before the last step, and that step's order.
     last: Option<(Tensor, usize)>,
 }
 
@@ -122,15 +122,15 @@ impl Sampler {
         }
     }
 
-    /// The time that the model is to be told now; `None` after the last step.
+    /// The timestep to pass to the model next; `None` after the last step.
     pub fn timestep(&self) -> Option<f32> {
         self.schedule.timesteps.get(self.index).copied()
     }
 
-    /// The sample after this step, from the one before it and the velocity there.
+    /// The sample after this step, from the sample before it and the velocity there.
     ///
     /// # Errors
-    /// When there is no step left, shapes differ, or memory runs out.
+    /// If there is no step left, shapes differ, or memory runs out.
     pub fn step(&mut self, velocity: &Tensor, sample: &Tensor) -> Result<Tensor, Error> {
         if self.index >= self.schedule.steps() {
             return Err(Error::Internal("a step after the last one".into()));
@@ -161,7 +161,7 @@ impl Sampler {
         Ok(result)
     }
 
-    /// The sample after the step that begins at `sample`, from the clean samples so far.
+    /// The predictor: the sample after the step from `sample`, using the clean samples so far.
     fn predicted(&self, sample: &Tensor, order: usize) -> Result<Tensor, Error> {
         let index = self.index;
         let line = self.line(sample, index)?;
@@ -176,8 +176,8 @@ impl Sampler {
         }
     }
 
-    /// The sample here, computed once more from the one `before` it, now that it is known what the
-    /// model says `here`.
+    /// The corrector: recomputes the current sample from the one `before` it, using the model's prediction
+    /// `here`.
     fn corrected(&self, before: &Tensor, order: usize, here: &Tensor) -> Result<Tensor, Error> {
         let index = self.index - 1;
         let line = self.line(before, index)?;
@@ -205,7 +205,7 @@ impl Sampler {
         Ok(line.f_sub(&bends.f_mul_scalar(weight)?)?)
     }
 
-    /// The step `index` from `sample`, as if the clean sample stayed what it was at its beginning.
+    /// The step `index` from `sample`, assuming a constant clean sample.
     fn line(&self, sample: &Tensor, index: usize) -> Result<Tensor, Error> {
         let [here, next] = [0, 1].map(|after| f64::from(self.schedule.sigmas[index + after]));
         let latest = self.clean.last();
@@ -214,17 +214,17 @@ impl Sampler {
         Ok(sample.f_mul_scalar(next / here)?.f_sub(&clean)?)
     }
 
-    /// What of the clean sample is in the sample before step `index`.
+    /// The signal rate before step `index`.
     fn signal(&self, index: usize) -> f64 {
         1.0 - f64::from(self.schedule.sigmas[index])
     }
 
-    /// exp(−h) − 1 of step `index`; −1 for the last one, of which h is infinite.
+    /// exp(−h) − 1 for step `index`; −1 for the last one, whose h is infinite.
     fn growth(&self, index: usize) -> f64 {
         (self.schedule.lambda(index) - self.schedule.lambda(index + 1)).exp_m1()
     }
 
-    /// The length of the step before `index` to that of `index`, negative.
+    /// The ratio of the length of the step before `index` to that of `index`, negative.
     fn ratio(&self, index: usize) -> f64 {
         let [before, here, next] = [0, 1, 2].map(|after| self.schedule.lambda(index + after - 1));
         (before - here) / (next - here)

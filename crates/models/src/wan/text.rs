@@ -1,53 +1,52 @@
-//! Prompts as diffusers' pipelines clean them: `ftfy.fix_text`, `html.unescape` twice, and each run
-//! of whitespace as one space.
+//! Cleans prompts like diffusers' pipelines: `ftfy.fix_text`, `html.unescape` twice, and each run of
+//! whitespace replaced by one space.
 //!
-//! ftfy's repair of text that was decoded wrongly comes from `plsfix`. What differs there (character
-//! references, terminal escapes) is done here. Two things are left: text that was read as Windows-1257
-//! is not repaired, and of letters thrown together at random the two may judge differently which are
-//! text.
+//! ftfy's repair of wrongly decoded text comes from `plsfix`. What it does differently (character references,
+//! terminal escapes) is done here. Two differences remain: text that was read as Windows-1257 is not
+//! repaired, and for random letters the two may disagree on what is text.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use regex::{Captures, Regex};
 
-/// `text` as the models were told it in training and are told it by diffusers.
+/// The cleaned `text`, as in the models' training and in diffusers.
 pub fn clean(text: &str) -> String {
-    let fixed = fixed(text);
+    let fixed = fix_text(text);
     let unescaped = unescaped(&unescaped(&fixed)).into_owned();
     let words = unescaped.split(is_space).filter(|word| !word.is_empty());
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// What Python counts as whitespace: Unicode's, and four separators of ASCII.
+/// Python's definition of whitespace: Unicode's, plus four ASCII separators.
 fn is_space(letter: char) -> bool {
     letter.is_whitespace() || ('\x1c'..='\x1f').contains(&letter)
 }
 
-/// Takes the place of `&`, since plsfix resolves references whatever it is told.
-const HIDDEN: &str = "&=~=";
+/// Placeholder for `&`, because plsfix always resolves references.
+const AMPERSAND: &str = "&=~=";
 
-/// As `ftfy.fix_text`.
-fn fixed(text: &str) -> String {
+/// Like `ftfy.fix_text`.
+fn fix_text(text: &str) -> String {
     static ESCAPES: LazyLock<Regex> = LazyLock::new(|| pattern("\x1b\\[[\\d;]*[a-zA-Z]"));
     let config = plsfix::TextFixerConfig {
         unescape_html: Some(false),
         ..plsfix::TextFixerConfig::default()
     };
-    // A literal `<` means that the text is HTML, in which references are meant.
+    // A literal `<` indicates HTML, where references are intended.
     let is_html = text.contains('<');
     let mut text = text.to_owned();
-    // Each round may uncover something for the next; texts settle after two or three.
+    // Each pass may expose more to fix; texts settle after two or three.
     for _ in 0..16 {
         let unescaped = match is_html {
             true => Cow::Borrowed(text.as_str()),
             false => unambiguous_unescaped(&text),
         };
         let plain = ESCAPES.replace_all(&unescaped, "");
-        let fixed = match is_html && !plain.contains(HIDDEN) {
+        let fixed = match is_html && !plain.contains(AMPERSAND) {
             true => {
-                let hidden = plain.replace('&', HIDDEN);
-                plsfix::fix_text(&hidden, Some(&config)).replace(HIDDEN, "&")
+                let hidden = plain.replace('&', AMPERSAND);
+                plsfix::fix_text(&hidden, Some(&config)).replace(AMPERSAND, "&")
             }
             false => plsfix::fix_text(&plain, Some(&config)),
         };
@@ -59,7 +58,7 @@ fn fixed(text: &str) -> String {
     text
 }
 
-/// As ftfy: only references that end in a semicolon, but names in capitals, too.
+/// Like ftfy: only references that end in a semicolon, but also names in capitals.
 fn unambiguous_unescaped(text: &str) -> Cow<'_, str> {
     static REFERENCE: LazyLock<Regex> = LazyLock::new(|| pattern("&#?[0-9A-Za-z]{1,24};"));
     REFERENCE.replace_all(text, |found: &Captures<'_>| {
@@ -74,7 +73,7 @@ fn unambiguous_unescaped(text: &str) -> Cow<'_, str> {
         let named = named(whole);
         if named != whole {
             return match named.ends_with(';') && whole != "&semi;" {
-                true => whole.to_owned(), // Only the beginning is a name.
+                true => whole.to_owned(), // Only a prefix is a name.
                 false => named.into_owned(),
             };
         }
@@ -88,7 +87,7 @@ fn unambiguous_unescaped(text: &str) -> Cow<'_, str> {
     })
 }
 
-/// As Python's `html.unescape`.
+/// Like Python's `html.unescape`.
 fn unescaped(text: &str) -> Cow<'_, str> {
     static NUMBER: LazyLock<Regex> =
         LazyLock::new(|| pattern("^&#(?:([0-9]+)|[xX]([0-9a-fA-F]+));?"));
@@ -113,14 +112,14 @@ fn unescaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(result)
 }
 
-/// `text`, which begins with `&`, after a named reference at its beginning.
+/// `text`, which starts with `&`, with the named reference at its start resolved.
 fn named(text: &str) -> Cow<'_, str> {
     htmlize::unescape(text)
 }
 
-/// What a numeric reference stands for in HTML; `None` for nothing at all.
+/// The character of a numeric HTML reference; `None` if it stands for nothing.
 fn character(number: Option<u32>) -> Option<char> {
-    /// Of 0x80 to 0x9f, which are read as Windows-1252.
+    /// 0x80 to 0x9f are read as Windows-1252.
     const WINDOWS: [char; 32] = [
         '€', '\u{81}', '‚', 'ƒ', '„', '…', '†', '‡', 'ˆ', '‰', 'Š', '‹', 'Œ', '\u{8d}', 'Ž',
         '\u{8f}', '\u{90}', '‘', '’', '“', '”', '•', '–', '—', '˜', '™', 'š', '›', 'œ', '\u{9d}',
@@ -138,7 +137,7 @@ fn character(number: Option<u32>) -> Option<char> {
     }
 }
 
-/// The patterns here are fixed and tested.
+/// Compiles one of the constant patterns in this file, which are tested.
 fn pattern(text: &str) -> Regex {
     #[expect(clippy::unwrap_used)]
     Regex::new(text).unwrap()

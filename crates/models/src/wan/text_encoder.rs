@@ -1,12 +1,12 @@
-//! UMT5's encoder: tokens of a prompt to what the transformer reads of it.
+//! UMT5's encoder: the tokens of a prompt to the transformer's text input.
 //!
 //! ```text
 //! tokens ─▶ embedding ─▶ ┌ norm ─▶ attention + bias by distance ─▶ + ─▶ norm ─▶ gated layer ─▶ + ┐ ─▶ norm
 //!                        └──────────────────────────── × layers ──────────────────────────────────┘
 //! ```
 //!
-//! Unlike T5, each layer has a bias of its own. Texts are encoded one at a time, without padding: the
-//! reference hides padding from the text anyway, and puts zeros in its place afterwards.
+//! Unlike in T5, each layer has its own position bias. Texts are encoded one at a time, without padding: the
+//! reference implementation masks the padding anyway, and replaces it by zeros afterwards.
 
 use std::path::Path;
 
@@ -20,33 +20,33 @@ use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{Blocks, Builder, Initial, Layer, Pass};
 use crate::tensor::{BaseMap, map_frozen, to_kind};
 
-/// Rows of every embedding, of which those after the text are zeros.
+/// Rows of every embedding; those after the text are zeros.
 pub const TEXT_ROWS: i64 = 512;
 
-/// Sizes of a text encoder, under transformers' names.
+/// Dimensions of a text encoder, with transformers' names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextEncoderConfig {
-    /// Tokens that it knows.
+    /// Size of the vocabulary.
     pub vocab_size: i64,
-    /// Width of the stream.
+    /// Width of the residual stream.
     pub d_model: i64,
     /// Width of a head.
     pub d_kv: i64,
-    /// Width within the gated layer.
+    /// Width of the gated layer.
     pub d_ff: i64,
-    /// Blocks.
+    /// Number of blocks.
     pub num_layers: i64,
-    /// Heads.
+    /// Number of heads.
     pub num_heads: i64,
-    /// Distances that have a bias, to both sides together.
+    /// Number of position biases, for both directions together.
     pub relative_attention_num_buckets: i64,
-    /// The distance from which on all are one.
+    /// Distance from which on all positions share a bias.
     pub relative_attention_max_distance: i64,
     /// Added to mean squares.
     pub layer_norm_epsilon: f64,
 }
 
-/// Read, or refused; then those that change nothing of the encoder.
+/// Keys that are applied or refused, followed by those that do not affect the encoder.
 const KNOWN: [&str; 34] = [
     "model_type",
     "vocab_size",
@@ -85,30 +85,30 @@ const KNOWN: [&str; 34] = [
 ];
 
 impl TextEncoderConfig {
-    /// Reads a `config.json`. Keys that are not known are told in a warning.
+    /// Reads a `config.json`, with a warning for each unknown key.
     ///
     /// # Errors
-    /// When the file cannot be read, or describes a model that is not known here.
+    /// If the file cannot be read, or describes an unsupported model.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let object = Object::read(path)?;
-        object.warn_of_others(&KNOWN);
+        object.warn_about_unknown_keys(&KNOWN);
         for (key, known) in [("model_type", "umt5"), ("feed_forward_proj", "gated-gelu")] {
             let found = object.text(key)?.unwrap_or(known);
             if found != known {
-                let reason = format!("is {found:?}: only {known:?} is known here");
+                let reason = format!("is {found:?}: only {known:?} is supported");
                 return Err(object.error(key, reason));
             }
         }
-        let whole = |key, default, largest| object.whole(key, Some(default), 1..=largest);
+        let integer = |key, default, largest| object.integer(key, Some(default), 1..=largest);
         let config = Self {
-            vocab_size: whole("vocab_size", 250_112, 1 << 24)?,
-            d_model: whole("d_model", 512, 1 << 20)?,
-            d_kv: whole("d_kv", 64, 1 << 16)?,
-            d_ff: whole("d_ff", 1024, 1 << 20)?,
-            num_layers: whole("num_layers", 8, 1024)?,
-            num_heads: whole("num_heads", 6, 1024)?,
-            relative_attention_num_buckets: whole("relative_attention_num_buckets", 32, 4096)?,
-            relative_attention_max_distance: whole(
+            vocab_size: integer("vocab_size", 250_112, 1 << 24)?,
+            d_model: integer("d_model", 512, 1 << 20)?,
+            d_kv: integer("d_kv", 64, 1 << 16)?,
+            d_ff: integer("d_ff", 1024, 1 << 20)?,
+            num_layers: integer("num_layers", 8, 1024)?,
+            num_heads: integer("num_heads", 6, 1024)?,
+            relative_attention_num_buckets: integer("relative_attention_num_buckets", 32, 4096)?,
+            relative_attention_max_distance: integer(
                 "relative_attention_max_distance",
                 128,
                 1 << 20,
@@ -124,7 +124,7 @@ impl TextEncoderConfig {
         Ok(config)
     }
 
-    /// What [`TextEncoderConfig::read`] reads, as transformers writes it.
+    /// The config for [`TextEncoderConfig::read`], as transformers writes it.
     pub fn to_json(&self) -> Value {
         json!({
             "architectures": ["UMT5EncoderModel"],
@@ -142,15 +142,15 @@ impl TextEncoderConfig {
         })
     }
 
-    /// What the shapes of a file say, whose tensors have the names of transformers.
+    /// Infers the config from the shapes in a file with transformers' names.
     ///
     /// # Errors
-    /// When a tensor is missing.
+    /// If a tensor is missing.
     pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
         let matrix = |name: &str| {
             let shape = tensors.shape(name).filter(|shape| shape.len() == 2);
             shape.ok_or_else(|| {
-                let reason = format!("not a text encoder of Wan: there is no matrix `{name}`");
+                let reason = format!("not a Wan text encoder: there is no matrix `{name}`");
                 Error::file(tensors.path(), reason)
             })
         };
@@ -163,7 +163,7 @@ impl TextEncoderConfig {
         let bias = matrix(&format!("{first}.relative_attention_bias.weight"))?;
         let inner = matrix(&format!("{first}.q.weight"))?[0];
         if bias[1] == 0 || inner % bias[1] != 0 {
-            let reason = format!("{inner} numbers of queries for {} heads", bias[1]);
+            let reason = format!("queries of width {inner} for {} heads", bias[1]);
             return Err(Error::file(tensors.path(), reason));
         }
         Ok(Self {
@@ -189,7 +189,7 @@ impl TextEncoderConfig {
 #[derive(Debug)]
 pub struct TextEncoder {
     config: TextEncoderConfig,
-    /// `[vocabulary, width]` in host memory: a prompt needs a few rows of a fifth of the weights.
+    /// `[vocabulary, width]` in host memory: a fifth of the weights, of which a prompt needs a few rows.
     embedding: Tensor,
     blocks: Blocks<Block>,
     norm: RmsNorm,
@@ -197,10 +197,10 @@ pub struct TextEncoder {
 }
 
 impl TextEncoder {
-    /// Builds the model on `device`; blocks are streamed through it if `builder` says so.
+    /// Builds the model on `device`; blocks are streamed if `builder` is set up for it.
     ///
     /// # Errors
-    /// When the source lacks a weight, or memory runs out.
+    /// If the source lacks a weight, or memory runs out.
     pub fn new(
         config: &TextEncoderConfig,
         device: Device,
@@ -227,15 +227,15 @@ impl TextEncoder {
         })
     }
 
-    /// Its sizes.
+    /// Its dimensions.
     pub fn config(&self) -> &TextEncoderConfig {
         &self.config
     }
 
-    /// The embedding of one text, of at most [`TEXT_ROWS`] tokens: `[tokens, width]` fp32.
+    /// The embedding of one text of at most [`TEXT_ROWS`] tokens: `[tokens, width]` fp32.
     ///
     /// # Errors
-    /// When there is no token, there are too many, or one is not known; when memory runs out.
+    /// If there is no token, there are too many, or one is not in the vocabulary; or if memory runs out.
     pub fn encode(&self, tokens: &[u32]) -> Result<Tensor, Error> {
         let length = tokens.len() as i64;
         let unknown = tokens
@@ -258,8 +258,8 @@ impl TextEncoder {
         Ok(self.norm.forward(&stream)?.f_squeeze_dim(0)?)
     }
 
-    /// As [`TextEncoder::encode`], with zeros up to [`TEXT_ROWS`], as the transformer reads it: it
-    /// sees those, too.
+    /// Like [`TextEncoder::encode`], padded with zeros to [`TEXT_ROWS`] rows: the transformer's input, which
+    /// attends to the zeros too.
     ///
     /// # Errors
     /// As [`TextEncoder::encode`].
@@ -269,7 +269,7 @@ impl TextEncoder {
     }
 }
 
-/// The number of the bias for each query (row) and key (column) of `length` tokens.
+/// The index of the position bias for each query (row) and key (column) of `length` tokens.
 fn buckets(config: &TextEncoderConfig, length: i64) -> Result<Tensor, Error> {
     let side = config.relative_attention_num_buckets / 2;
     let exact = side / 2;
@@ -282,7 +282,7 @@ fn buckets(config: &TextEncoderConfig, length: i64) -> Result<Tensor, Error> {
         .f_to_kind(Kind::Int64)?
         .f_mul_scalar(side)?;
     let distance = distance.f_abs()?;
-    // One for each short distance, then one for each step of a logarithmic scale.
+    // One for each short distance, then one for each step on a logarithmic scale.
     let range = (config.relative_attention_max_distance as f64 / exact as f64).ln();
     let far = distance
         .f_to_kind(Kind::Float)?
@@ -340,7 +340,7 @@ impl Block {
     }
 
     /// `[1, length, width]` to the same shape.
-    fn attended(&self, input: &Tensor, buckets: &Tensor) -> Result<Tensor, Error> {
+    fn self_attention(&self, input: &Tensor, buckets: &Tensor) -> Result<Tensor, Error> {
         let (batch, length, _) = input.size3()?;
         let heads = self.bias.size()[1];
         let split = |linear: &Linear| -> Result<Tensor, Error> {
@@ -351,7 +351,7 @@ impl Block {
         let bias = Tensor::f_embedding(&self.bias, buckets, -1, false, false)?
             .f_permute([2, 0, 1])?
             .f_unsqueeze(0)?;
-        // Scores are not scaled, and their softmax is in fp32.
+        // Scores are not scaled; the softmax is in fp32.
         let scores = query.f_matmul(&key.f_transpose(2, 3)?)?;
         let weights = to_kind(&scores, Kind::Float)?
             .f_add(&bias)?
@@ -363,7 +363,7 @@ impl Block {
 }
 
 impl Layer for Block {
-    /// The bucket of each query and key.
+    /// The bias index of each query and key.
     type Shared = Tensor;
 
     fn share(shared: &Tensor) -> Tensor {
@@ -379,8 +379,8 @@ impl Layer for Block {
         let [stream] = inputs else {
             return Err(Error::Internal("a block of UMT5 takes one input".into()));
         };
-        let attended = self.attended(&self.norms[0].forward(stream)?, buckets)?;
-        let stream = stream.f_add(&attended)?;
+        let self_attention = self.self_attention(&self.norms[0].forward(stream)?, buckets)?;
+        let stream = stream.f_add(&self_attention)?;
         let normed = self.norms[1].forward(&stream)?;
         let gate = self.gate.forward(&normed, false)?.f_gelu("tanh")?;
         let made = gate.f_mul(&self.up.forward(&normed, false)?)?;
@@ -435,7 +435,7 @@ mod tests {
         TextEncoder::new(&config, Device::Cpu, &mut builder).unwrap()
     }
 
-    /// For each text its tokens, and 512 rows of which those after the text are zeros.
+    /// The tokens of each text, and 512 rows with zeros after the text.
     fn expected() -> Vec<(Vec<u32>, Tensor)> {
         let file = golden("wan/text-encoder/expected.safetensors");
         let file = SafetensorsFile::open(&file).unwrap();

@@ -1,7 +1,7 @@
-//! The tokenizer of UMT5, from the file of the `tokenizers` library or from sentencepiece's.
+//! UMT5's tokenizer, from a `tokenizers` or a sentencepiece file.
 //!
-//! Both cut a prompt into the same tokens as transformers does, which says how: sentencepiece's
-//! normalisation, words apart at whitespace, the likeliest pieces of each, and `</s>` at the end.
+//! Both give the same tokens as transformers: sentencepiece's normalisation, words split at whitespace, the
+//! most likely pieces of each, and `</s>` at the end.
 
 use std::path::Path;
 
@@ -22,12 +22,12 @@ use crate::Error;
 use crate::formats::{SafetensorsFile, TensorSource};
 use crate::json::Object;
 
-/// The end of every text.
+/// The end-of-text token.
 const END: &str = "</s>";
-/// The tensor of ComfyUI's single files that is the file of sentencepiece.
+/// The tensor in ComfyUI's single files that contains the sentencepiece file.
 const EMBEDDED: &str = "spiece_model";
 
-/// Cleans prompts and cuts them into tokens.
+/// Cleans prompts and splits them into tokens.
 #[derive(Debug)]
 pub struct TextTokenizer {
     tokenizer: Tokenizer,
@@ -35,11 +35,11 @@ pub struct TextTokenizer {
 }
 
 impl TextTokenizer {
-    /// Opens a `tokenizer` folder of diffusers, a `tokenizer.json`, a `spiece.model`, or a single file
-    /// of the text encoder that has one inside, as ComfyUI's do.
+    /// Opens a diffusers `tokenizer` folder, a `tokenizer.json`, a `spiece.model`, or a single text encoder
+    /// file that contains one, like ComfyUI's.
     ///
     /// # Errors
-    /// When there is no tokenizer, it is damaged, or it is not of this kind.
+    /// If there is no tokenizer, it is damaged, or it is of another kind.
     pub fn open(path: &Path) -> Result<Self, Error> {
         if path.is_dir() {
             let config = path.join("tokenizer_config.json");
@@ -53,7 +53,7 @@ impl TextTokenizer {
                 return Err(Error::file(path, reason.to_owned()));
             }
             let extra = match config.is_file() {
-                true => Object::read(&config)?.whole("extra_ids", Some(100), 0..=100_000)?,
+                true => Object::read(&config)?.integer("extra_ids", Some(100), 0..=100_000)?,
                 false => 0,
             };
             return Self::of_pieces(&pieces, &read(&pieces)?, extra);
@@ -76,20 +76,20 @@ impl TextTokenizer {
         }
     }
 
-    /// The tokens of `text` once it is cleaned: at most [`TEXT_ROWS`], the last of which is `</s>`.
+    /// The tokens of `text` after cleaning: at most [`TEXT_ROWS`], the last of which is `</s>`.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn tokens(&self, text: &str) -> Result<Vec<u32>, Error> {
         let most = TEXT_ROWS as usize - 1;
         let ids = self.cut(text)?;
         Ok(ids.into_iter().take(most).chain([self.end]).collect())
     }
 
-    /// How many tokens `text` has before it is cut to [`TEXT_ROWS`], `</s>` among them.
+    /// Number of tokens of `text`, including `</s>`, before truncation to [`TEXT_ROWS`].
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// If the tokenizer fails.
     pub fn count(&self, text: &str) -> Result<usize, Error> {
         Ok(self.cut(text)?.len() + 1)
     }
@@ -103,7 +103,7 @@ impl TextTokenizer {
     fn of_json(path: &Path) -> Result<Self, Error> {
         let wrong = |error: tokenizers::Error| Error::file(path, error.to_string());
         let mut tokenizer = Tokenizer::from_file(path).map_err(wrong)?;
-        // Padding and cutting are of this crate.
+        // Padding and truncation are done in this crate.
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(wrong)?;
         let end = tokenizer.token_to_id(END);
@@ -111,21 +111,21 @@ impl TextTokenizer {
         Ok(Self { tokenizer, end })
     }
 
-    /// A tokenizer of sentencepiece's model, `extra` of whose tokens are not in it.
+    /// A tokenizer from a sentencepiece model; `extra` of its tokens are not in the model.
     fn of_pieces(path: &Path, bytes: &[u8], extra: i64) -> Result<Self, Error> {
         let wrong = |reason: String| Error::file(path, reason);
         let model = ModelProto::decode(bytes)
-            .map_err(|error| wrong(format!("not a model of sentencepiece: {error}")))?;
+            .map_err(|error| wrong(format!("not a sentencepiece model: {error}")))?;
         let trainer = model.trainer_spec.unwrap_or_default();
         if trainer.model_type.unwrap_or(UNIGRAM) != UNIGRAM || model.pieces.is_empty() {
             return Err(wrong(
-                "not a unigram model of sentencepiece, as that of UMT5 is".into(),
+                "not a unigram sentencepiece model, like UMT5's".into(),
             ));
         }
         let unknown = usize::try_from(trainer.unk_id.unwrap_or(0)).ok();
         let unknown = unknown.filter(|index| *index < model.pieces.len());
         let unknown =
-            unknown.ok_or_else(|| wrong("it has no piece for what is unknown".to_owned()))?;
+            unknown.ok_or_else(|| wrong("it has no piece for unknown text".to_owned()))?;
         let mut vocabulary: Vec<(String, f64)> = Vec::with_capacity(model.pieces.len());
         let mut special = Vec::new();
         for (index, piece) in model.pieces.iter().enumerate() {
@@ -178,10 +178,10 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
 }
 
 fn no_end() -> String {
-    format!("has no token {END:?}, with which every text ends for UMT5")
+    format!("has no token {END:?}, which ends every text in UMT5")
 }
 
-/// A model of sentencepiece, as far as it is read here. The numbers are those of its
+/// The parts of a sentencepiece model that are read. The field numbers are those of
 /// `sentencepiece_model.proto`.
 #[derive(Clone, PartialEq, Message)]
 struct ModelProto {
@@ -238,7 +238,7 @@ mod tests {
         let row = |row: &Value| {
             let ids = row["ids"].as_array().unwrap().iter();
             let ids = ids.map(|id| id.as_u64().unwrap() as u32).collect();
-            // Cleaning has a test of its own, and of cleaned text nothing is left to clean.
+            // Cleaning has its own test; cleaning cleaned text changes nothing.
             (row["cleaned"].as_str().unwrap().to_owned(), ids)
         };
         rows.iter().map(row).collect()
@@ -274,7 +274,7 @@ mod tests {
         let tokenizer = TextTokenizer::open(&path).unwrap();
         let mut count = 0;
         for (text, ids) in rows() {
-            // Of the extra tokens, a single file says nothing.
+            // A single file says nothing about the extra tokens.
             if clean(&text) == text && !text.contains("<extra_id_") {
                 assert_eq!(tokenizer.tokens(&text).unwrap(), ids, "{text:?}");
                 count += 1;

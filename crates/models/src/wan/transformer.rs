@@ -1,14 +1,14 @@
-//! The transformer of Wan: noisy latents, a time and a text to a velocity.
+//! Wan's transformer: noisy latents, a timestep and a text to a velocity.
 //!
 //! ```text
-//! latents ─▶ patches ─▶ linear ─▶ ┌ attention ─▶ attention to the text ─▶ feed-forward ┐ ─▶ norm ─▶ linear ─▶ velocity
-//! time ─▶ sines ─▶ linear ───────▶ │ shifts, scales and gates of each step             │
-//! text ─▶ linear ────────────────▶ └──────────────────── × layers ─────────────────────┘
+//! latents ─▶ patches ─▶ linear ─▶ ┌ self-attention ─▶ cross-attention to the text ─▶ feed-forward ┐ ─▶ norm ─▶ linear ─▶ velocity
+//! time ─▶ sines ─▶ linear ───────▶ │ shifts, scales and gates of each step                        │
+//! text ─▶ linear ────────────────▶ └──────────────────── × layers ────────────────────────────────┘
 //! ```
 //!
-//! Known are those of text to video (16 channels), of image to video of Wan 2.2 (36 channels: latents,
-//! mask, condition) and of the 5B model (48 channels), in which the tokens of a given first frame have
-//! a time of their own. That is two rows of modulation, not one for each token.
+//! Supported are text to video (16 channels), image to video of Wan 2.2 (36 channels: latents, mask,
+//! condition) and the 5B model (48 channels), in which the tokens of a given first frame have their own
+//! timestep: that is two rows of modulation, not one for each token.
 
 mod config;
 mod layers;
@@ -21,7 +21,7 @@ use tch::{Device, Kind, Tensor};
 
 pub use config::TransformerConfig;
 
-use self::layers::{Block, Rows, Shared, layer_norm};
+use self::layers::{Block, Modulation, Shared, layer_norm};
 use self::rotary::Rotary;
 use crate::Error;
 use crate::model::layers::Linear;
@@ -38,23 +38,23 @@ pub struct Transformer {
     time_to_modulation: Linear,
     text: [Linear; 2],
     blocks: Blocks<Block>,
-    /// `[1, 2, width]`: added to the last modulation by time.
+    /// `[1, 2, width]`: added to the final timestep modulation (`scale_shift_table`).
     table: Tensor,
     output: Linear,
     compute: Kind,
     device: Device,
 }
 
-/// The times of a batch, from 0 (clean) to 1000 (noise).
+/// The timesteps of a batch, from 0 (clean) to 1000 (noise).
 #[derive(Debug)]
-pub enum Times {
-    /// `[batch]`: one for all tokens of a video.
-    Whole(Tensor),
-    /// One for the tokens of the first latent frame, which is given, and one for the others.
+pub enum Timesteps {
+    /// `[batch]`: one timestep for all tokens of a video.
+    Uniform(Tensor),
+    /// One for the tokens of the given first latent frame, and one for the others.
     FirstFrame {
-        /// `[batch]`: of the first latent frame.
+        /// `[batch]`: for the first latent frame.
         first: Tensor,
-        /// `[batch]`: of the others.
+        /// `[batch]`: for the others.
         others: Tensor,
     },
 }
@@ -63,7 +63,7 @@ impl Transformer {
     /// Builds the model on `device`.
     ///
     /// # Errors
-    /// When the source lacks a weight, or memory runs out.
+    /// If the source lacks a weight, or memory runs out.
     pub fn new(
         config: &TransformerConfig,
         device: Device,
@@ -122,27 +122,27 @@ impl Transformer {
         })
     }
 
-    /// Its sizes.
+    /// Its dimensions.
     pub fn config(&self) -> &TransformerConfig {
         &self.config
     }
 
-    /// Lets what checkpointing keeps of each block wait in host memory.
+    /// Whether to offload the activation checkpoints of each block to host memory.
     pub fn offload_activations(&mut self, offload: bool) {
         self.blocks.offload_activations(offload);
     }
 
-    /// What streaming did so far, if blocks are streamed.
+    /// Statistics of streaming, if blocks are streamed.
     pub fn streamed(&self) -> Option<SwapReport> {
         self.blocks.report()
     }
 
-    /// Handles ([`Tensor::shallow_clone`]) on the frozen tensors that stay in memory; those of streamed blocks
-    /// are the stream's. Each is called by the module that it is in and a number: `blocks.3.17`. Whoever moves
-    /// their memory away brings it back before the model is asked.
+    /// Handles ([`Tensor::shallow_clone`]) to the resident frozen tensors; those of streamed blocks belong to
+    /// the swapper. Each is named after its module and an index: `blocks.3.17`. If their storage is moved
+    /// away, it must be back before the model is used.
     ///
     /// # Errors
-    /// When libtorch refuses.
+    /// If libtorch fails.
     pub fn frozen(&self) -> Result<Vec<(String, Tensor)>, Error> {
         let mut list = Vec::new();
         let mut see = |module: &str, tensor: &Tensor| {
@@ -164,20 +164,20 @@ impl Transformer {
         }
         see("scale_shift_table", &self.table);
         self.blocks
-            .look(&mut |index, tensor| see(&format!("blocks.{index}"), tensor))?;
+            .for_each_resident(&mut |index, tensor| see(&format!("blocks.{index}"), tensor))?;
         Ok(list)
     }
 
-    /// The velocity at noisy `latents` `[batch, in channels, frames, height, width]`, under `text`
-    /// `[batch, rows, text width]` (512 rows, zeros after the text's): `[batch, out channels, frames,
-    /// height, width]` fp32.
+    /// The velocity for noisy `latents` `[batch, in channels, frames, height, width]` and `text` `[batch,
+    /// rows, text width]` (512 rows, zeros after the text): `[batch, out channels, frames, height, width]`
+    /// fp32.
     ///
     /// # Errors
-    /// When shapes do not fit, or memory runs out.
+    /// If shapes do not match, or memory runs out.
     pub fn velocity(
         &self,
         latents: &Tensor,
-        times: &Times,
+        times: &Timesteps,
         text: &Tensor,
         pass: Pass,
     ) -> Result<Tensor, Error> {
@@ -196,8 +196,8 @@ impl Transformer {
         let shared = Shared {
             rotary: Rotary::new(grid, self.config.attention_head_dim, self.device)?,
             first: match times {
-                Times::Whole(_) => None,
-                Times::FirstFrame { .. } => Some(grid[1] * grid[2]),
+                Timesteps::Uniform(_) => None,
+                Timesteps::FirstFrame { .. } => Some(grid[1] * grid[2]),
             },
             text_bias: of_zeros,
         };
@@ -206,19 +206,19 @@ impl Transformer {
             .forward(stream, &[text, modulation], &shared, pass)?;
         let last = to_kind(&embedded, Kind::Float)?.f_unsqueeze(2)?;
         let rows = last.f_add(&self.table.f_unsqueeze(1)?)?;
-        let rows = Rows {
+        let rows = Modulation {
             rows: &rows,
             first: shared.first,
         };
-        let normed = rows.shifted(layer_norm(&stream, None, self.config.eps)?, 0)?;
+        let normed = rows.modulated(layer_norm(&stream, None, self.config.eps)?, 0)?;
         let patches = self.output.forward(&normed, dropout)?;
         self.unpatched(&to_kind(&patches, Kind::Float)?, grid)
     }
 
-    /// On the CPU, the text without the rows of zeros at its end, of which one stays, and what attention
-    /// adds for it: as all zeros have one key and one value, one with the logarithm of how many they are
-    /// is the same, and takes a fraction of the time where texts are short. On GPUs, whose attention is
-    /// slower with such a bias, the text as it is.
+    /// On the CPU, the text with only one of the zero rows at its end, and an attention bias to make up for
+    /// it: all zero rows have the same key and value, so one of them with the logarithm of their number as
+    /// bias is equivalent, and much faster for short texts. On GPUs, whose attention is slower with such a
+    /// bias, the text as it is.
     fn distinct(&self, text: &Tensor) -> Result<(Tensor, Option<Tensor>), Error> {
         let rows = text.size3()?.1;
         let whole = || (text.shallow_clone(), None);
@@ -243,7 +243,7 @@ impl Transformer {
         ))
     }
 
-    /// Tokens along frames, rows and columns.
+    /// Number of tokens along frames, rows and columns.
     fn grid(&self, latents: &Tensor) -> Result<[i64; 3], Error> {
         let (_, channels, frames, height, width) = latents.size5()?;
         let patch = self.config.patch_size;
@@ -266,7 +266,7 @@ impl Transformer {
         Ok(grid)
     }
 
-    /// `[batch, tokens, numbers of a patch]`
+    /// `[batch, tokens, elements of a patch]`
     fn patched(&self, latents: &Tensor, grid: [i64; 3]) -> Result<Tensor, Error> {
         let batch = latents.size()[0];
         let [t, h, w] = grid;
@@ -278,7 +278,7 @@ impl Transformer {
             .f_reshape([batch, t * h * w, self.config.patch(channels)])?)
     }
 
-    /// Patches of the result, whose channels come last, as `[batch, channels, frames, height, width]`.
+    /// Output patches, whose channels come last, as `[batch, channels, frames, height, width]`.
     fn unpatched(&self, patches: &Tensor, grid: [i64; 3]) -> Result<Tensor, Error> {
         let batch = patches.size()[0];
         let [t, h, w] = grid;
@@ -290,11 +290,11 @@ impl Transformer {
             .f_reshape([batch, channels, t * frames, h * rows, w * columns])?)
     }
 
-    /// The embedding of the times, `[batch, 1 or 2, width]`, of the compute type.
-    fn embedded(&self, times: &Times) -> Result<Tensor, Error> {
+    /// The embedding of the timesteps, `[batch, 1 or 2, width]`, in the compute type.
+    fn embedded(&self, times: &Timesteps) -> Result<Tensor, Error> {
         let rows = match times {
-            Times::Whole(times) => times.f_unsqueeze(1)?,
-            Times::FirstFrame { first, others } => Tensor::f_stack(&[first, others], 1)?,
+            Timesteps::Uniform(times) => times.f_unsqueeze(1)?,
+            Timesteps::FirstFrame { first, others } => Tensor::f_stack(&[first, others], 1)?,
         };
         let rows = rows.f_to_device(self.device)?.f_to_kind(Kind::Float)?;
         let sines = sinusoids(&rows, self.config.freq_dim)?;
@@ -303,10 +303,10 @@ impl Transformer {
     }
 }
 
-/// The convolution that makes tokens of patches, which touch nowhere: a product.
+/// The patch embedding: a convolution whose stride equals its kernel size, computed as a matrix product.
 #[derive(Debug)]
 struct Patches {
-    /// `[width, channels, frames, rows, columns]`, as in files; it may learn.
+    /// `[width, channels, frames, rows, columns]`, as in files; may be trainable.
     weight: Tensor,
     /// `[width]`
     bias: Tensor,
@@ -315,7 +315,7 @@ struct Patches {
 }
 
 impl Patches {
-    /// `[batch, tokens, numbers of a patch]` to `[batch, tokens, width]`.
+    /// `[batch, tokens, elements of a patch]` to `[batch, tokens, width]`.
     fn forward(&self, input: &Tensor) -> Result<Tensor, Error> {
         let width = self.bias.numel() as i64;
         let weight = to_kind(&self.weight, self.compute)?.f_reshape([width, -1])?;
@@ -324,7 +324,7 @@ impl Patches {
     }
 }
 
-/// Cosines, then sines, of each time at `count / 2` frequencies: `[…, count]` fp32.
+/// Cosines, then sines, of each timestep at `count / 2` frequencies: `[…, count]` fp32.
 fn sinusoids(times: &Tensor, count: i64) -> Result<Tensor, Error> {
     let half = count / 2;
     let exponents = Tensor::f_arange(half, (Kind::Float, times.device()))?

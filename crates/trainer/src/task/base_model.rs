@@ -12,7 +12,7 @@ use models::Parameters;
 use models::adapters::{Attached, Attachment, PeftAdapter};
 use models::model::{
     Base, Builder, Decoder, DecoderOptions, FileWeights, MetaWeights, WeightSource,
-    attention_writes_scores,
+    attention_materialises_scores,
 };
 use models::pretrained::Pretrained;
 
@@ -172,7 +172,7 @@ impl Plans<'_> {
             offload: train.activation_offload && device != Device::Cpu,
             dropout: attachment.map_or(0.0, |attachment| attachment.dropout()),
             whole_logits: false,
-            scores: attention_writes_scores(device, self.compute, length as i64),
+            scores: attention_materialises_scores(device, self.compute, length as i64),
         })
     }
 

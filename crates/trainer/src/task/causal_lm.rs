@@ -20,7 +20,7 @@ use models::Parameters;
 use models::formats::write_tensors;
 use models::model::{
     Architecture, Base, Builder, Decoder, DecoderConfig, DecoderOptions, Pass, RandomWeights,
-    RopeScaling, RopeSettings, attention_writes_scores,
+    RopeScaling, RopeSettings, attention_materialises_scores,
 };
 
 /// A decoder and the text it learns.
@@ -256,7 +256,7 @@ impl Task for CausalLm {
             offload: false,
             dropout: 0.0,
             whole_logits: true,
-            scores: attention_writes_scores(self.device, compute, length as i64),
+            scores: attention_materialises_scores(self.device, compute, length as i64),
         };
         let shape = decoder_config(&self.model_config, &self.data, self.block_size);
         estimate::decoder(&shape, &self.parameters, self.model_bytes, &how)

@@ -216,9 +216,9 @@ impl Task for FineTune {
         match &self.adapter {
             None => format!("{}, all {trained} parameters trained", self.name_or_path),
             Some(adapter) => {
-                let whole = match adapter.whole.len() {
+                let whole = match adapter.saved_modules.len() {
                     0 => String::new(),
-                    1 => format!(", `{}` trained whole", adapter.whole[0]),
+                    1 => format!(", `{}` trained whole", adapter.saved_modules[0]),
                     count => format!(", {count} modules trained whole"),
                 };
                 format!(

@@ -21,7 +21,7 @@ use models::model::Pass;
 use models::wan::lora::Expert as Which;
 use models::wan::model::{Pipeline, WanModel};
 use models::wan::text_encoder::TEXT_ROWS;
-use models::wan::transformer::Times;
+use models::wan::transformer::Timesteps;
 use placement::Placer;
 use placement::plan::Memory;
 use placement::swap::SwapReport;
@@ -227,12 +227,12 @@ impl WanVideo {
         let frames = clean.size()[2];
         let given = self.config.data.image_to_video == Some(true) && frames > 1;
         let times = match given {
-            false => Times::Whole(time),
+            false => Timesteps::Uniform(time),
             true => {
                 let first = clean.f_narrow(2, 0, 1)?;
                 let rest = noisy.f_narrow(2, 1, frames - 1)?;
                 noisy = Tensor::f_cat(&[first, rest], 2)?;
-                Times::FirstFrame {
+                Timesteps::FirstFrame {
                     first: time.f_zeros_like()?,
                     others: time,
                 }

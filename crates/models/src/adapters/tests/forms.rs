@@ -1,4 +1,4 @@
-//! What learns beside adapters on linear layers: embedding and head, whole modules, biases.
+//! Everything that is trained besides adapters on linear layers: embedding and head, whole modules, biases.
 
 use std::collections::BTreeMap;
 
@@ -239,7 +239,7 @@ fn modules_that_cannot_learn_whole_are_refused_by_name() {
         ),
         (
             &["mlp", "up_proj"],
-            "`model.layers.0.mlp.up_proj` is a part of `model.layers.0.mlp`",
+            "`model.layers.0.mlp.up_proj` is part of `model.layers.0.mlp`",
         ),
         (&["layers"], "`model.layers` is a list of blocks"),
         (
@@ -264,7 +264,7 @@ fn a_module_that_learns_whole_gets_no_adapter() {
             .iter()
             .any(|name| name.starts_with("model.layers.0.mlp"))
     );
-    assert_eq!(adapted.attached.whole, ["model.layers.0.mlp"]);
+    assert_eq!(adapted.attached.saved_modules, ["model.layers.0.mlp"]);
 }
 
 #[test]

@@ -1,12 +1,12 @@
-//! The storage formats of GGUF tensors and how each turns back into fp32.
+//! The storage formats of GGUF tensors, and how to dequantise each to fp32.
 //!
-//! A quantised tensor is a row of blocks; a block holds 32 or 256 numbers as small
-//! integers and one or two scales. The layouts are those of ggml (`ggml-common.h`);
-//! the tests hold every format against the `gguf` Python package.
+//! A quantised tensor is a sequence of blocks. A block holds 32 or 256 elements as small integers with one or
+//! two scales. The layouts are ggml's (`ggml-common.h`); tests compare every format with the `gguf` Python
+//! package.
 
 use half::{bf16, f16};
 
-/// How the numbers of one tensor are stored.
+/// How the elements of a tensor are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// 32-bit floats.
@@ -15,26 +15,26 @@ pub enum Format {
     F16,
     /// 16-bit brain floats.
     BF16,
-    /// 4 bits and a scale for 32 numbers.
+    /// 4 bits per element and a scale per 32 elements.
     Q4_0,
-    /// 4 bits, a scale and a minimum for 32 numbers.
+    /// 4 bits per element, a scale and a minimum per 32 elements.
     Q4_1,
-    /// 5 bits and a scale for 32 numbers.
+    /// 5 bits per element and a scale per 32 elements.
     Q5_0,
-    /// 5 bits, a scale and a minimum for 32 numbers.
+    /// 5 bits per element, a scale and a minimum per 32 elements.
     Q5_1,
-    /// 8 bits and a scale for 32 numbers.
+    /// 8 bits per element and a scale per 32 elements.
     Q8_0,
-    /// 4 bits, with 6-bit scales and minima for 8 groups of 32 numbers.
+    /// 4 bits per element, with 6-bit scales and minima for 8 groups of 32 elements.
     Q4K,
-    /// 5 bits, with 6-bit scales and minima for 8 groups of 32 numbers.
+    /// 5 bits per element, with 6-bit scales and minima for 8 groups of 32 elements.
     Q5K,
-    /// 6 bits, with 8-bit scales for 16 groups of 16 numbers.
+    /// 6 bits per element, with 8-bit scales for 16 groups of 16 elements.
     Q6K,
 }
 
 impl Format {
-    /// Every format that can be read.
+    /// All supported formats.
     pub const ALL: [Self; 11] = [
         Self::F32,
         Self::F16,
@@ -49,12 +49,12 @@ impl Format {
         Self::Q6K,
     ];
 
-    /// The format with this number in the file (`enum ggml_type`).
+    /// The format with this code in the file (`enum ggml_type`).
     pub fn from_code(code: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.code() == code)
     }
 
-    /// The number of this format in the file.
+    /// Its code in the file.
     pub fn code(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -88,8 +88,8 @@ impl Format {
         }
     }
 
-    /// Numbers in one block.
-    pub fn block_numbers(self) -> usize {
+    /// Elements per block.
+    pub fn block_elements(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
@@ -97,7 +97,7 @@ impl Format {
         }
     }
 
-    /// Bytes of one block.
+    /// Bytes per block.
     pub fn block_bytes(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -113,19 +113,19 @@ impl Format {
         }
     }
 
-    /// Bytes of `numbers` numbers; `None` when they are not whole blocks or too many.
+    /// Bytes that `numbers` elements take; `None` if they are not whole blocks or too many.
     pub fn bytes_of(self, numbers: u64) -> Option<u64> {
-        let block = self.block_numbers() as u64;
+        let block = self.block_elements() as u64;
         if !numbers.is_multiple_of(block) {
             return None;
         }
         (numbers / block).checked_mul(self.block_bytes() as u64)
     }
 
-    /// Turns the stored `bytes` into `out.len()` numbers.
+    /// Dequantises `bytes` to `out.len()` elements.
     ///
-    /// Both lengths must be of the same number of whole blocks, as
-    /// [`Format::bytes_of`] says; numbers without bytes keep their value.
+    /// Both must be the same number of whole blocks, as [`Format::bytes_of`] computes; elements without bytes
+    /// keep their value.
     pub fn dequantize(self, bytes: &[u8], out: &mut [f32]) {
         let decode: fn(&[u8], &mut [f32]) = match self {
             Self::F32 => |b, y| y[0] = f32::from_le_bytes([b[0], b[1], b[2], b[3]]),
@@ -141,20 +141,20 @@ impl Format {
             Self::Q6K => q6_k,
         };
         let blocks = bytes.chunks_exact(self.block_bytes());
-        for (block, numbers) in blocks.zip(out.chunks_exact_mut(self.block_numbers())) {
+        for (block, numbers) in blocks.zip(out.chunks_exact_mut(self.block_elements())) {
             decode(block, numbers);
         }
     }
 }
 
-// Each function below decodes one block: `b` has `block_bytes` bytes and `y` has
-// `block_numbers` numbers, which `dequantize` makes sure of.
+// Each function below decodes one block: `b` has `block_bytes` bytes and `y` has `block_elements` elements,
+// which `dequantize` guarantees.
 
 fn f16_at(b: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([b[at], b[at + 1]]).to_f32()
 }
 
-/// The low nibbles are the first half of the block, the high nibbles the second.
+/// The low nibbles are the first half of the block, the high nibbles the second half.
 fn q4_0(b: &[u8], y: &mut [f32]) {
     let scale = f16_at(b, 0);
     for (i, byte) in b[2..].iter().enumerate() {
@@ -171,7 +171,7 @@ fn q4_1(b: &[u8], y: &mut [f32]) {
     }
 }
 
-/// The fifth bits of the 32 numbers are one little-endian word.
+/// The fifth bits of the 32 elements are one little-endian word.
 fn fifth_bits(b: &[u8]) -> impl Fn(usize) -> u8 {
     let word = u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
     move |i| (((word >> i) & 1) << 4) as u8
@@ -202,7 +202,7 @@ fn q8_0(b: &[u8], y: &mut [f32]) {
     }
 }
 
-/// The scale and minimum of group `group` of 8, packed as 6-bit numbers in 12 bytes.
+/// Scale and minimum of group `group` of 8, packed as 6-bit integers in 12 bytes.
 fn scale_and_minimum(packed: &[u8], group: usize) -> (f32, f32) {
     let (scale, minimum) = if group < 4 {
         (packed[group] & 63, packed[group + 4] & 63)

@@ -1,25 +1,25 @@
-//! The header of a GGUF file: metadata and where each tensor lies.
+//! The header of a GGUF file: metadata and the location of each tensor.
 //!
 //! ```text
 //! magic, version, counts │ metadata: key, kind, value … │ tensors: name, shape, format, offset … │ padding │ data
 //! ```
 //!
-//! Nothing in the file is believed before it is checked against the bytes that are
-//! left: no count makes this reader allocate more than a small multiple of what
-//! the file really holds, and no input makes it panic (see the property tests).
+//! The file is not trusted: every length is checked against the bytes that remain. No count makes this reader
+//! allocate more than a small multiple of the file's size, and no input makes it panic (see the property
+//! tests).
 
 use std::collections::HashMap;
 use std::io::Read;
 
 use super::format::Format;
 
-/// Longest string: tokens, merges and templates are far shorter.
+/// Maximum length of a string; tokens, merges and templates are far shorter.
 const MAX_STRING: u64 = 1 << 24;
-/// Most elements of an array; the largest vocabularies have about a million tokens.
+/// Maximum length of an array; the largest vocabularies have about a million tokens.
 const MAX_ARRAY: u64 = 1 << 24;
-/// Arrays of arrays of …; no known key nests at all.
+/// Maximum depth of nested arrays; no known key nests at all.
 const MAX_NESTING: u32 = 4;
-/// ggml tensors have at most this many dimensions.
+/// Maximum number of dimensions of a ggml tensor.
 const MAX_DIMENSIONS: u32 = 4;
 
 /// A metadata value.
@@ -31,11 +31,11 @@ pub enum Value {
     Signed(i64),
     /// A 32-bit or 64-bit float.
     Float(f64),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
-    /// UTF-8 text.
+    /// A UTF-8 string.
     String(String),
-    /// Values of one kind.
+    /// Values of one type.
     Array(Array),
 }
 
@@ -56,42 +56,42 @@ pub enum Array {
     Array(Vec<Array>),
 }
 
-/// One tensor's entry.
+/// A tensor's entry in the header.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorEntry {
-    /// Shape as PyTorch would print it: rows first (the file has it the other way round).
+    /// Shape in PyTorch's order, rows first (the file stores the reverse).
     pub shape: Vec<u64>,
-    /// The format's number in the file, which may be one that [`Format`] does not know.
+    /// The format's code in the file, possibly one that [`Format`] does not support.
     pub format_code: u32,
-    /// Where the data begins, from the start of the file.
+    /// Offset of the data from the start of the file, in bytes.
     pub offset: u64,
 }
 
 impl TensorEntry {
-    /// The storage format, if it can be read.
+    /// The storage format, if supported.
     pub fn format(&self) -> Option<Format> {
         Format::from_code(self.format_code)
     }
 
-    /// Numbers in the tensor. The product was checked when the header was read.
-    pub fn numbers(&self) -> u64 {
+    /// Number of elements. The product was checked for overflow when the header was read.
+    pub fn elements(&self) -> u64 {
         self.shape.iter().product()
     }
 }
 
-/// What a GGUF file says about itself.
+/// The header of a GGUF file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Header {
     /// Version of the format: 2 or 3.
     pub version: u32,
-    /// Every metadata key and its value.
+    /// All metadata keys with their values.
     pub metadata: HashMap<String, Value>,
-    /// Every tensor by name.
+    /// All tensors by name.
     pub tensors: HashMap<String, TensorEntry>,
 }
 
 impl Header {
-    /// Reads the header from the start of a file that is `file_bytes` long.
+    /// Reads the header from the start of a file of `file_bytes` bytes.
     ///
     /// # Errors
     /// What is wrong with the file, as text to follow the file's name.
@@ -104,7 +104,7 @@ impl Header {
         let magic = reader.bytes::<4>()?;
         if &magic != b"GGUF" {
             return Err(format!(
-                "not a GGUF file: it begins with {:?}",
+                "not a GGUF file: it starts with {:?}",
                 String::from_utf8_lossy(&magic)
             ));
         }
@@ -169,8 +169,7 @@ impl Header {
     }
 }
 
-/// Turns an offset into the data section into one into the file, and checks that the
-/// tensor lies inside it.
+/// Converts an offset into the data section to one into the file, and checks that the tensor lies inside it.
 fn place(
     entry: &mut TensorEntry,
     data_start: u64,
@@ -190,16 +189,16 @@ fn place(
         .filter(|numbers| i64::try_from(*numbers).is_ok())
         .ok_or_else(|| format!("shape {:?} is too large", entry.shape))?;
     let start = data_start.checked_add(entry.offset);
-    // Of a format that cannot be read, only the start can be checked.
+    // For an unsupported format, only the start can be checked.
     let bytes = match entry.format() {
         None => 0,
         Some(format) => {
             let row = entry.shape.last().copied().unwrap_or(1);
-            if !row.is_multiple_of(format.block_numbers() as u64) {
+            if !row.is_multiple_of(format.block_elements() as u64) {
                 return Err(format!(
                     "rows of {row} numbers are not whole {} blocks of {}",
                     format.name(),
-                    format.block_numbers()
+                    format.block_elements()
                 ));
             }
             format
@@ -219,7 +218,7 @@ fn place(
     }
 }
 
-/// Reads little-endian numbers and knows how much of the file is left.
+/// Reads little-endian values and tracks how much of the file is left.
 struct Reader<R> {
     source: R,
     position: u64,
@@ -274,11 +273,11 @@ impl<R: Read> Reader<R> {
         match self.bytes()? {
             [0] => Ok(false),
             [1] => Ok(true),
-            [byte] => Err(format!("{byte} is not a truth value")),
+            [byte] => Err(format!("{byte} is not a boolean")),
         }
     }
 
-    /// A value of the kind numbered `kind` (`enum gguf_type`).
+    /// A value of the type with code `kind` (`enum gguf_type`).
     fn value(&mut self, kind: u32) -> Result<Value, String> {
         Ok(match kind {
             0 | 2 | 4 | 10 => Value::Unsigned(self.unsigned(kind)?),
@@ -287,7 +286,7 @@ impl<R: Read> Reader<R> {
             7 => Value::Bool(self.bool()?),
             8 => Value::String(self.string()?),
             9 => Value::Array(self.array(MAX_NESTING)?),
-            _ => return Err(format!("{kind} is not a kind of value")),
+            _ => return Err(format!("{kind} is not a value type")),
         })
     }
 
@@ -328,7 +327,7 @@ impl<R: Read> Reader<R> {
             4..=6 => 4,
             8 | 10..=12 => 8,
             9 => 12,
-            _ => return Err(format!("{kind} is not a kind of value")),
+            _ => return Err(format!("{kind} is not a value type")),
         };
         if count > MAX_ARRAY
             || count
@@ -350,7 +349,7 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// Grows as the values arrive: `count` was checked, but only for the smallest values.
+    /// Grows as values are read, because `count` was only checked against the smallest element size.
     fn list<T>(
         &mut self,
         count: u64,

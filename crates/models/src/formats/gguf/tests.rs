@@ -135,7 +135,7 @@ proptest! {
         if let Ok(header) = Header::read(Cursor::new(&bytes), bytes.len() as u64) {
             for entry in header.tensors.values() {
                 if let Some(format) = entry.format() {
-                    let size = format.bytes_of(entry.numbers()).unwrap();
+                    let size = format.bytes_of(entry.elements()).unwrap();
                     prop_assert!(entry.offset + size <= bytes.len() as u64);
                 }
             }

@@ -1,25 +1,25 @@
-//! Llama 3.1's rotary scaling, from the tensor that a GGUF file keeps in its place.
+//! Recovers Llama 3.1's rope scaling from the tensor that a GGUF file has instead.
 //!
-//! `rope_freqs.weight` has one divisor for each pair of a head. Hugging Face has the four
-//! numbers of which they were made, and so does [`RopeScaling`]. They are found again, and
-//! taken only when they give every divisor of the file.
+//! `rope_freqs.weight` has a divisor for each dimension pair of a head. Hugging Face stores the four
+//! parameters that they were computed from, and so does [`RopeScaling`]. They are recovered here, and
+//! accepted only if they reproduce every divisor in the file.
 
 use crate::model::{RopeScaling, RopeSettings};
 
-/// The numbers besides the factor that Meta gave every Llama since 3.1: the bounds of the ramp,
-/// and the context before it.
+/// The parameters besides the factor, which are the same for every Llama since 3.1: the bounds of the ramp
+/// and the original context.
 const LOW_FREQ_FACTOR: f64 = 1.0;
 const HIGH_FREQ_FACTOR: f64 = 4.0;
 const ORIGINAL_CONTEXT: f64 = 8192.0;
 /// Divisors are stored as fp32.
 const TOLERANCE: f64 = 1e-4;
 
-/// The scaling that divides the frequencies of base `theta` by `divisors`.
+/// The scaling that divides the frequencies with base `theta` by `divisors`.
 ///
 /// # Errors
-/// When it is none that is known here.
+/// If no supported scaling does.
 pub(super) fn scaling(theta: f64, divisors: &[f64]) -> Result<RopeScaling, String> {
-    // The longest waves are divided by the whole factor.
+    // The longest wavelengths are divided by the full factor.
     let factor = divisors.last().copied().unwrap_or(f64::NAN);
     let close = |left: f64, right: f64| (left - right).abs() <= TOLERANCE * right.abs();
     if !divisors.is_empty() && divisors.iter().all(|divisor| close(*divisor, 1.0)) {
@@ -44,7 +44,7 @@ pub(super) fn scaling(theta: f64, divisors: &[f64]) -> Result<RopeScaling, Strin
     }
 }
 
-/// What the frequencies of each pair are divided by.
+/// The divisors of all pairs' frequencies.
 fn divisors(theta: f64, scaling: &RopeScaling, head_dim: i64) -> Vec<f64> {
     let frequencies = |scaling: RopeScaling| RopeSettings { theta, scaling }.frequencies(head_dim);
     let plain = frequencies(RopeScaling::None);

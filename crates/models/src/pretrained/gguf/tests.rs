@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::golden::golden;
-use crate::pretrained::keys::{GGUF_FILE, GGUF_MODEL, Treatment, not_applied_of_gguf};
+use crate::pretrained::keys::{GGUF_FILE, GGUF_MODEL, KeySupport, not_applied_of_gguf};
 
 /// What is made of metadata.
 #[derive(Debug, PartialEq)]
@@ -13,7 +13,7 @@ struct Read {
     chat_template: Option<String>,
 }
 
-/// What `header` says and which of its keys are told, or why it is refused.
+/// What `header` says and which of its keys are warned, or why it is refused.
 fn read(header: &Header) -> Result<(Read, Vec<String>), String> {
     let read = Read {
         config: config(header)?,
@@ -54,7 +54,7 @@ fn strings(header: &Header, key: &str) -> Vec<String> {
 }
 
 /// A value that changes what is read, or must be refused.
-fn telling(header: &Header, key: &str) -> Value {
+fn effective_value(header: &Header, key: &str) -> Value {
     let shorter = |key: &str| {
         let mut texts = strings(header, key);
         texts.pop();
@@ -97,7 +97,7 @@ fn with(key: &str, value: Value) -> Header {
 }
 
 /// Each key of the tables as it stands in a file, and what is done about it.
-fn keys() -> impl Iterator<Item = (String, &'static str, Treatment)> {
+fn keys() -> impl Iterator<Item = (String, &'static str, KeySupport)> {
     let model = GGUF_MODEL.iter();
     let model = model.map(|(key, treatment)| (format!("llama.{key}"), *key, *treatment));
     let file = GGUF_FILE.iter();
@@ -112,25 +112,25 @@ fn each_key_of_a_gguf_file_is_obeyed_or_refused_or_without_effect() {
         if key == "general.alignment" {
             continue;
         }
-        let found = read(&with(&whole, telling(&plain(), key)));
+        let found = read(&with(&whole, effective_value(&plain(), key)));
         match (treatment, found) {
-            (Treatment::Obeyed, Ok((found, told))) => {
+            (KeySupport::Applied, Ok((found, warned))) => {
                 assert!(found != base, "{whole} changes nothing");
-                assert!(!told.contains(&whole), "{told:?}");
+                assert!(!warned.contains(&whole), "{warned:?}");
             }
-            (Treatment::Obeyed, Err(reason)) => {
+            (KeySupport::Applied, Err(reason)) => {
                 // More tokens than there are types: both are named.
                 assert!(
                     reason.contains(&format!("`{whole}`")) || key == "tokenizer.ggml.tokens",
                     "{whole}: {reason}"
                 );
             }
-            (Treatment::WithoutEffect, found) => {
-                let (found, told) = found.unwrap();
+            (KeySupport::NoEffect, found) => {
+                let (found, warned) = found.unwrap();
                 assert_eq!(found, base, "{whole}");
-                assert!(!told.contains(&whole), "{told:?}");
+                assert!(!warned.contains(&whole), "{warned:?}");
             }
-            (Treatment::Told, found) => assert!(found.unwrap().1.contains(&whole)),
+            (KeySupport::Warned, found) => assert!(found.unwrap().1.contains(&whole)),
         }
     }
 }
@@ -138,7 +138,7 @@ fn each_key_of_a_gguf_file_is_obeyed_or_refused_or_without_effect() {
 #[test]
 fn a_key_of_the_wrong_kind_is_refused_by_name() {
     for (whole, key, treatment) in keys() {
-        if treatment != Treatment::Obeyed || key == "general.alignment" {
+        if treatment != KeySupport::Applied || key == "general.alignment" {
             continue;
         }
         let wrong = Value::Array(Array::Bool(vec![true]));

@@ -1,9 +1,8 @@
-//! The byte-level BPE tokenizer inside a GGUF file, as Hugging Face's `tokenizers`
-//! would have read it from `tokenizer.json`.
+//! The byte-level BPE tokenizer in a GGUF file, identical to Hugging Face's `tokenizers` with the model's
+//! `tokenizer.json`.
 //!
-//! The file carries tokens, their types and the merges; how text is cut before the
-//! merges is only named (`tokenizer.ggml.pre`), so every name known here is spelled
-//! out below.
+//! The file contains the tokens, their types and the merges. How text is split before the merges is only
+//! given as a name (`tokenizer.ggml.pre`), so all supported names are defined below.
 
 use tokenizers::decoders::byte_level::ByteLevel as ByteLevelDecoder;
 use tokenizers::models::bpe::{BPE, Vocab};
@@ -18,7 +17,7 @@ use tokenizers::{AddedToken, SplitDelimiterBehavior, Tokenizer};
 
 use crate::formats::gguf::{Array, Header, Value};
 
-/// Token types (`enum llama_token_type`) that text must never be split across.
+/// Token types (`enum llama_token_type`) that must not be split.
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 
@@ -30,7 +29,7 @@ const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 /// Builds the tokenizer.
 ///
 /// # Errors
-/// What is missing or not known, as text to follow the file's name.
+/// What is missing or unsupported, as text to follow the file's name.
 pub(super) fn from_metadata(header: &Header) -> Result<Tokenizer, String> {
     let text = |key: &str| match header.metadata.get(key) {
         Some(Value::String(text)) => Ok(text.as_str()),
@@ -39,20 +38,20 @@ pub(super) fn from_metadata(header: &Header) -> Result<Tokenizer, String> {
     };
     let texts = |key: &str| match header.metadata.get(key) {
         Some(Value::Array(Array::String(texts))) => Ok(texts.as_slice()),
-        Some(_) => Err(format!("`{key}` must be a list of texts")),
+        Some(_) => Err(format!("`{key}` must be a list of strings")),
         None => Err(format!("`{key}` is missing")),
     };
     let model = text("tokenizer.ggml.model")?;
     if model != "gpt2" {
         return Err(format!(
-            "`tokenizer.ggml.model` is {model:?}; only \"gpt2\" (byte-level BPE) is known here"
+            "`tokenizer.ggml.model` is {model:?}; only \"gpt2\" (byte-level BPE) is supported"
         ));
     }
     let tokens = texts("tokenizer.ggml.tokens")?;
     let merges = texts("tokenizer.ggml.merges")?
         .iter()
         .map(|merge| {
-            // Neither part of a merge has a space: bytes are mapped to printable characters.
+            // Neither part of a merge contains a space, because bytes are mapped to printable characters.
             merge
                 .split_once(' ')
                 .map(|(left, right)| (left.to_owned(), right.to_owned()))
@@ -87,11 +86,11 @@ pub(super) fn from_metadata(header: &Header) -> Result<Tokenizer, String> {
     Ok(tokenizer)
 }
 
-/// How text is cut before the merges apply.
+/// How text is split before the merges apply.
 struct Rules {
     pre_tokenizer: PreTokenizerWrapper,
     nfc: bool,
-    /// Whether a word that is a token stays whole, whatever the merges say.
+    /// Whether a word that is a token stays unsplit, whatever the merges say.
     ignore_merges: bool,
 }
 
@@ -120,7 +119,7 @@ impl Rules {
             "llama3" | "llama-v3" | "llama-bpe" => (split(LLAMA3)?, false, true),
             _ => {
                 return Err(format!(
-                    "`tokenizer.ggml.pre` is {name:?}; known here are gpt-2, smollm, qwen2, llama-bpe"
+                    "`tokenizer.ggml.pre` is {name:?}; supported: gpt-2, smollm, qwen2, llama-bpe"
                 ));
             }
         };
@@ -132,7 +131,7 @@ impl Rules {
     }
 }
 
-/// Control tokens and those the model's authors added are matched as a whole.
+/// Control tokens and user-defined tokens are matched as a whole.
 fn add_tokens(tokenizer: &mut Tokenizer, header: &Header, tokens: &[String]) -> Result<(), String> {
     const KEY: &str = "tokenizer.ggml.token_type";
     let types = match header.metadata.get(KEY) {
@@ -148,7 +147,7 @@ fn add_tokens(tokenizer: &mut Tokenizer, header: &Header, tokens: &[String]) -> 
     };
     if types.len() != tokens.len() {
         return Err(format!(
-            "`{KEY}` has {} entries, and there are {} tokens",
+            "`{KEY}` has {} entries, but there are {} tokens",
             types.len(),
             tokens.len()
         ));
@@ -165,7 +164,7 @@ fn add_tokens(tokenizer: &mut Tokenizer, header: &Header, tokens: &[String]) -> 
     Ok(())
 }
 
-/// Some models begin every text with a token.
+/// Some models start every text with a token.
 fn begin_with_bos(
     tokenizer: &mut Tokenizer,
     header: &Header,

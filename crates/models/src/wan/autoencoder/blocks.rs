@@ -1,13 +1,13 @@
-//! The blocks of both autoencoders. Everything is `[frames, channels, height, width]`.
+//! The blocks of both autoencoders. All tensors are `[frames, channels, height, width]`.
 
 use tch::Tensor;
 
-use super::causal::{CausalConv, Memory};
+use super::causal::{CausalConv, FeatureCache};
 use crate::Error;
 use crate::model::{Builder, Initial};
 use crate::tensor::to_kind;
 
-/// A convolution of single frames.
+/// A 2D convolution.
 #[derive(Debug)]
 pub(super) struct Conv {
     /// `[outputs, inputs, height, width]`
@@ -31,12 +31,12 @@ impl Conv {
         })
     }
 
-    /// Every `stride`th pixel, without zeros around the picture.
+    /// With a stride and without padding.
     pub(super) fn strided(&self, input: &Tensor, stride: i64) -> Result<Tensor, Error> {
         self.forward(input, stride, 0)
     }
 
-    /// A picture of the same size, with zeros around the input.
+    /// With zero padding, so that the size stays the same.
     pub(super) fn same_size(&self, input: &Tensor) -> Result<Tensor, Error> {
         self.forward(input, 1, self.weight.size()[2] / 2)
     }
@@ -55,7 +55,7 @@ impl Conv {
     }
 }
 
-/// Divides the channels of each pixel by their length, times the root of their number.
+/// RMS norm over the channels of each pixel: divides by their L2 norm, times the square root of their number.
 #[derive(Debug)]
 pub(super) struct ChannelNorm {
     /// `[1, channels, 1, 1]`
@@ -64,7 +64,7 @@ pub(super) struct ChannelNorm {
 }
 
 impl ChannelNorm {
-    /// The norm called `name`. `spare` ones follow the channels in the shape of its weight.
+    /// The norm `name`; the shape of its weight has `spare` trailing ones.
     pub(super) fn new(
         name: &str,
         channels: i64,
@@ -91,7 +91,7 @@ impl ChannelNorm {
     }
 }
 
-/// Two convolutions, and a way around them.
+/// Two convolutions with a skip connection.
 #[derive(Debug)]
 pub(super) struct Residual {
     norms: [ChannelNorm; 2],
@@ -127,7 +127,11 @@ impl Residual {
         })
     }
 
-    pub(super) fn forward(&self, input: &Tensor, memory: &mut Memory) -> Result<Tensor, Error> {
+    pub(super) fn forward(
+        &self,
+        input: &Tensor,
+        cache: &mut FeatureCache,
+    ) -> Result<Tensor, Error> {
         let around = match &self.shortcut {
             Some(shortcut) => shortcut.forward(input, &mut Default::default())?,
             None => input.shallow_clone(),
@@ -135,7 +139,7 @@ impl Residual {
         let mut stream = input.shallow_clone();
         for (norm, convolution) in self.norms.iter().zip(&self.convolutions) {
             let normed = norm.forward(&stream)?.f_silu()?;
-            stream = convolution.forward(&normed, memory.next())?;
+            stream = convolution.forward(&normed, cache.next())?;
         }
         Ok(stream.f_add(&around)?)
     }
@@ -209,14 +213,18 @@ impl Middle {
         })
     }
 
-    pub(super) fn forward(&self, input: &Tensor, memory: &mut Memory) -> Result<Tensor, Error> {
-        let stream = self.residuals[0].forward(input, memory)?;
+    pub(super) fn forward(
+        &self,
+        input: &Tensor,
+        cache: &mut FeatureCache,
+    ) -> Result<Tensor, Error> {
+        let stream = self.residuals[0].forward(input, cache)?;
         let stream = self.attention.forward(&stream)?;
-        self.residuals[1].forward(&stream, memory)
+        self.residuals[1].forward(&stream, cache)
     }
 }
 
-/// Norm, activation, convolution: what ends an encoder or decoder.
+/// Norm, activation, convolution: the output of an encoder or decoder.
 #[derive(Debug)]
 pub(super) struct Head {
     norm: ChannelNorm,
@@ -240,8 +248,12 @@ impl Head {
         })
     }
 
-    pub(super) fn forward(&self, input: &Tensor, memory: &mut Memory) -> Result<Tensor, Error> {
+    pub(super) fn forward(
+        &self,
+        input: &Tensor,
+        cache: &mut FeatureCache,
+    ) -> Result<Tensor, Error> {
         let normed = self.norm.forward(input)?.f_silu()?;
-        self.convolution.forward(&normed, memory.next())
+        self.convolution.forward(&normed, cache.next())
     }
 }

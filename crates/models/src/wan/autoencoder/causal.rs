@@ -1,14 +1,14 @@
-//! Causal convolution over time and space, without conv3d.
+//! Causal 3D convolution without conv3d.
 //!
-//! MIOpen has no fast conv3d for consumer GPUs; it searches for minutes, or aborts. But a
-//! convolution with a kernel of three frames is the sum of three convolutions of single frames,
-//! one for each tap in time, and those are conv2d, which is fast everywhere:
+//! MIOpen has no fast conv3d for consumer GPUs; it searches for minutes, or aborts. But a convolution whose
+//! kernel covers three frames is the sum of three convolutions of single frames, one for each temporal tap,
+//! and these are conv2d, which is fast everywhere:
 //!
 //! ```text
 //! frame t of the result = tap 0 ∗ frame t-2 + tap 1 ∗ frame t-1 + tap 2 ∗ frame t
 //! ```
 //!
-//! Frames are the batch of each convolution: tensors are `[frames, channels, height, width]`.
+//! Frames are the batch dimension of each convolution: tensors are `[frames, channels, height, width]`.
 
 use tch::Tensor;
 
@@ -16,53 +16,54 @@ use crate::Error;
 use crate::model::{Builder, Initial};
 use crate::tensor::{copied, to_kind};
 
-/// What the convolutions of one pass remember of the frames before, in the order in which they run.
+/// The previous frames that the convolutions of a pass need, in the order in which they run (`feat_cache` in
+/// Wan's code).
 #[derive(Debug, Default)]
-pub(super) struct Memory {
-    slots: Vec<Slot>,
+pub(super) struct FeatureCache {
+    entries: Vec<CacheEntry>,
     next: usize,
 }
 
-/// What one convolution remembers.
+/// The cached frames of one convolution.
 #[derive(Debug, Default)]
-pub(super) enum Slot {
-    /// Nothing has passed yet.
+pub(super) enum CacheEntry {
+    /// No frame has been seen yet.
     #[default]
     Empty,
-    /// A frame has passed, and none of it counts for what follows.
-    Passed,
+    /// A frame has been seen that does not affect the following ones.
+    Skipped,
     /// The last frames, at most two: `[frames, channels, height, width]`.
     Frames(Tensor),
 }
 
-impl Memory {
-    /// Goes back to the first convolution, for the next chunk of frames.
+impl FeatureCache {
+    /// Returns to the first convolution, for the next chunk of frames.
     pub(super) fn rewind(&mut self) {
         self.next = 0;
     }
 
-    /// How many numbers are remembered.
+    /// Number of cached elements.
     #[cfg(test)]
     pub(super) fn numbers(&self) -> usize {
-        let count = |slot: &Slot| match slot {
-            Slot::Frames(frames) => frames.numel(),
-            Slot::Empty | Slot::Passed => 0,
+        let count = |entry: &CacheEntry| match entry {
+            CacheEntry::Frames(frames) => frames.numel(),
+            CacheEntry::Empty | CacheEntry::Skipped => 0,
         };
-        self.slots.iter().map(count).sum()
+        self.entries.iter().map(count).sum()
     }
 
-    /// What the next convolution in order remembers.
-    pub(super) fn next(&mut self) -> &mut Slot {
+    /// The entry of the next convolution.
+    pub(super) fn next(&mut self) -> &mut CacheEntry {
         let index = self.next;
         self.next += 1;
-        if self.slots.len() <= index {
-            self.slots.resize_with(index + 1, Slot::default);
+        if self.entries.len() <= index {
+            self.entries.resize_with(index + 1, CacheEntry::default);
         }
-        &mut self.slots[index]
+        &mut self.entries[index]
     }
 }
 
-/// A convolution whose kernel covers some frames (the current one last) and some pixels.
+/// A convolution whose kernel covers some frames, of which the current one is the last, and some pixels.
 #[derive(Debug)]
 pub(super) struct CausalConv {
     taps: Taps,
@@ -70,7 +71,7 @@ pub(super) struct CausalConv {
     bias: Tensor,
     /// Frames that the kernel covers.
     frames: i64,
-    /// Zeros around the picture.
+    /// Zero padding of the picture.
     padding: i64,
 }
 
@@ -78,16 +79,16 @@ pub(super) struct CausalConv {
 enum Taps {
     /// `[outputs, inputs, height, width]` for each frame of the kernel, the earliest first.
     Frozen(Vec<Tensor>),
-    /// `[outputs, inputs, frames, height, width]`, which learns.
+    /// `[outputs, inputs, frames, height, width]`, trainable.
     Trained(Tensor),
 }
 
 impl CausalConv {
-    /// The convolution called `name`, from `inputs` to `outputs` channels, whose kernel covers
-    /// `frames` frames and `pixels` × `pixels` pixels. The picture keeps its size.
+    /// The convolution `name`, from `inputs` to `outputs` channels, whose kernel covers `frames` frames and
+    /// `pixels` × `pixels` pixels. The picture size stays the same.
     ///
     /// # Errors
-    /// When the source lacks a weight.
+    /// If the source lacks a weight.
     pub(super) fn new(
         name: &str,
         (inputs, outputs): (i64, i64),
@@ -110,42 +111,42 @@ impl CausalConv {
         })
     }
 
-    /// `[frames, inputs, height, width]` to as many frames of `outputs` channels, after those that
-    /// `slot` remembers; zeros where it remembers too few.
+    /// `[frames, inputs, height, width]` to as many frames of `outputs` channels, continuing from the frames
+    /// in `entry`; zeros where there are too few.
     ///
     /// # Errors
-    /// When shapes do not fit or memory runs out.
-    pub(super) fn forward(&self, input: &Tensor, slot: &mut Slot) -> Result<Tensor, Error> {
+    /// If shapes do not match or memory runs out.
+    pub(super) fn forward(&self, input: &Tensor, entry: &mut CacheEntry) -> Result<Tensor, Error> {
         if self.frames == 1 {
             return self.taps_over(input, 0, 1, input.size()[0]);
         }
         let wanted = self.frames - 1;
-        let joined = match std::mem::take(slot) {
-            Slot::Frames(past) => Tensor::f_cat(&[&past, input], 0)?,
-            Slot::Empty | Slot::Passed => input.shallow_clone(),
+        let joined = match std::mem::take(entry) {
+            CacheEntry::Frames(past) => Tensor::f_cat(&[&past, input], 0)?,
+            CacheEntry::Empty | CacheEntry::Skipped => input.shallow_clone(),
         };
         let known = joined.size()[0];
         let kept = known.min(wanted);
         let last = copied(&joined.f_narrow(0, known - kept, kept)?)?;
-        *slot = Slot::Frames(last);
+        *entry = CacheEntry::Frames(last);
         let count = input.size()[0];
         let missing = count + wanted - known;
         self.taps_over(&joined, missing, 1, count)
     }
 
-    /// As [`CausalConv::forward`] with every `stride`th frame of the result, for input that already
-    /// has the frames before it.
+    /// Like [`CausalConv::forward`] but with every `stride`th frame of the result, for input that includes
+    /// the previous frames.
     ///
     /// # Errors
-    /// When shapes do not fit or memory runs out.
+    /// If shapes do not match or memory runs out.
     pub(super) fn strided(&self, input: &Tensor, stride: i64) -> Result<Tensor, Error> {
         let count = (input.size()[0] - self.frames) / stride + 1;
         self.taps_over(input, 0, stride, count)
     }
 
-    /// The sum over taps for `count` frames, `stride` apart, of `missing` frames of zeros followed
-    /// by `frames`. A tap that would only see zeros is left out: for a still image that is
-    /// two thirds of the work.
+    /// The sum over the taps for `count` output frames, `stride` apart, on `missing` frames of zeros followed
+    /// by `frames`. A tap that would only see zeros is skipped, which saves two thirds of the work for a
+    /// still image.
     fn taps_over(
         &self,
         frames: &Tensor,
@@ -162,7 +163,7 @@ impl CausalConv {
                 &split_now
             }
         };
-        // Zeros inside the window of a tap that also sees frames.
+        // Zeros in the window of a tap that also covers frames.
         let partly = missing > 0 && count > 1;
         let (frames, missing) = match partly {
             true => (frames.f_constant_pad_nd([0, 0, 0, 0, 0, 0, missing, 0])?, 0),
@@ -170,7 +171,7 @@ impl CausalConv {
         };
         let bias = to_kind(&self.bias, kind)?;
         let mut sum: Option<Tensor> = None;
-        // The last tap first: it always sees frames, so that the bias is added once.
+        // The last tap first: it always covers frames, so the bias is added exactly once.
         for (index, tap) in taps.iter().enumerate().rev() {
             let start = index as i64 - missing;
             if start < 0 {

@@ -1,4 +1,5 @@
-//! What an autoencoder is: `vae/config.json` of a diffusers folder, or the shapes in a single file.
+//! The dimensions of an autoencoder, from `vae/config.json` of a diffusers folder or from the shapes in a
+//! single file.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ const MEANS_2_1: [f64; 16] = [
     -0.7571, -0.7089, -0.9113, 0.1075, -0.1745, 0.9653, -0.1517, 1.5508, 0.4134, -0.0715, 0.5517,
     -0.3632, -0.1922, -0.9497, 0.2503, -0.2921,
 ];
-/// Their deviations.
+/// Their standard deviations.
 const DEVIATIONS_2_1: [f64; 16] = [
     2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743, 3.2687, 2.1526, 2.8652, 1.5579,
     1.6382, 1.1253, 2.8251, 1.9160,
@@ -27,7 +28,7 @@ const MEANS_2_2: [f64; 48] = [
     -0.1649, 0.0117, 0.0723, -0.2839, -0.2083, -0.0520, 0.3748, 0.0152, 0.1957, 0.1433, -0.2944,
     0.3573, -0.0548, -0.1681, -0.0667,
 ];
-/// Their deviations.
+/// Their standard deviations.
 const DEVIATIONS_2_2: [f64; 48] = [
     0.4765, 1.0364, 0.4514, 1.1677, 0.5313, 0.4990, 0.4818, 0.5013, 0.8158, 1.0344, 0.5894, 1.0901,
     0.6885, 0.6165, 0.8454, 0.4978, 0.5759, 0.3523, 0.7135, 0.6804, 0.5833, 1.4146, 0.8986, 0.5659,
@@ -35,38 +36,37 @@ const DEVIATIONS_2_2: [f64; 48] = [
     0.5726, 1.2042, 0.5458, 1.6887, 0.3971, 1.0600, 0.3943, 0.5537, 0.5444, 0.4089, 0.7468, 0.7744,
 ];
 
-/// Sizes and variants of an autoencoder, under diffusers' names.
+/// Dimensions and variant of an autoencoder, with diffusers' names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AutoencoderConfig {
     /// Channels of the encoder's first stage.
     pub base_dim: i64,
     /// Channels of the decoder's last stage.
     pub decoder_base_dim: i64,
-    /// Channels of latents.
+    /// Latent channels.
     pub z_dim: i64,
-    /// Channels of each stage of the encoder, in `base_dim`; every stage but the last halves the
-    /// pixels.
+    /// Channels of each stage of the encoder, as multiples of `base_dim`; every stage but the last halves
+    /// height and width.
     pub dim_mult: Vec<i64>,
-    /// Residual blocks of a stage of the encoder; the decoder has one more.
+    /// Residual blocks per stage of the encoder; the decoder has one more.
     pub num_res_blocks: i64,
-    /// For each stage but the last: whether it halves the frames, too (`temperal_downsample`).
+    /// For each stage but the last: whether it also halves the frames (`temperal_downsample`).
     pub temporal_downsample: Vec<bool>,
-    /// Mean of each channel of latents.
+    /// Mean of each latent channel.
     pub latents_mean: Vec<f64>,
-    /// Deviation of each channel of latents.
+    /// Standard deviation of each latent channel.
     pub latents_std: Vec<f64>,
-    /// Whether every stage has a way around it, as in Wan 2.2's.
+    /// Whether every stage has a skip connection, as in Wan 2.2's autoencoder.
     pub is_residual: bool,
-    /// Channels of what is encoded: 3 for each pixel of a patch.
+    /// Input channels: 3 for each pixel of a patch.
     pub in_channels: i64,
-    /// Channels of what is decoded.
+    /// Output channels.
     pub out_channels: i64,
-    /// Side of the squares of pixels that are channels of one; 1 for none.
+    /// Side of the pixel patches that are folded into channels; 1 for none.
     pub patch_size: i64,
-    /// Side of the square of pixels that a latent stands for.
+    /// Pixels per latent, in each direction.
     pub scale_factor_spatial: i64,
-    /// Whether it is the linear one of models that are trained from nothing, which has no stages: what
-    /// is said of them here is said of one pixel.
+    /// Whether it is the linear autoencoder of models trained from scratch, which has no stages.
     pub is_linear: bool,
 }
 
@@ -89,35 +89,35 @@ const KNOWN: [&str; 16] = [
     "scale_factor_spatial",
 ];
 
-/// More than any autoencoder has.
+/// Larger than in any autoencoder.
 const MAX_STAGES: usize = 8;
-/// The class of the linear one, which is of this project.
+/// The class name of the linear autoencoder, which is our own.
 const LINEAR: &str = "SurefootLinearAutoencoder";
 
 const KNOWN_LINEAR: [&str; 3] = ["z_dim", "scale_factor_spatial", "scale_factor_temporal"];
 
-/// The numbers under `key`, one for each channel of latents.
+/// The values under `key`, one for each latent channel.
 fn statistics(object: &Object, key: &str, z_dim: i64, default: &[f64]) -> Result<Vec<f64>, Error> {
     let numbers = object.numbers(key)?.unwrap_or_else(|| default.to_vec());
     match numbers.len() as i64 == z_dim {
         true => Ok(numbers),
         false => {
-            let reason = format!("has {} numbers for {z_dim} channels", numbers.len());
+            let reason = format!("has {} values for {z_dim} channels", numbers.len());
             Err(object.error(key, reason))
         }
     }
 }
 
 impl AutoencoderConfig {
-    /// Reads a `config.json`. Keys that are not known are told in a warning.
+    /// Reads a `config.json`, with a warning for each unknown key.
     ///
     /// # Errors
-    /// When the file cannot be read, or describes an autoencoder that is not known here.
+    /// If the file cannot be read, or describes an unsupported autoencoder.
     pub fn read(path: &Path) -> Result<Self, Error> {
         Self::from_object(&Object::read(path)?)
     }
 
-    /// A linear one: latents of `z_dim` channels, each for squares of `step` pixels.
+    /// A linear autoencoder with latents of `z_dim` channels for squares of `step` pixels.
     pub fn linear(z_dim: i64, step: i64) -> Self {
         Self {
             base_dim: 1,
@@ -137,7 +137,7 @@ impl AutoencoderConfig {
         }
     }
 
-    /// What [`AutoencoderConfig::read`] reads of a linear one.
+    /// The `config.json` of a linear autoencoder, for [`AutoencoderConfig::read`].
     pub fn linear_json(&self) -> Value {
         json!({
             "_class_name": LINEAR,
@@ -153,40 +153,40 @@ impl AutoencoderConfig {
             Some(LINEAR) => return Self::linear_from_object(object),
             Some(class) => {
                 let reason =
-                    format!("is {class:?}: \"AutoencoderKLWan\" and \"{LINEAR}\" are known here");
+                    format!("is {class:?}: \"AutoencoderKLWan\" and \"{LINEAR}\" are supported");
                 return Err(object.error("_class_name", reason));
             }
         }
-        object.warn_of_others(&KNOWN);
+        object.warn_about_unknown_keys(&KNOWN);
         if object
             .numbers("attn_scales")?
             .is_some_and(|list| !list.is_empty())
         {
-            let reason = "must be empty: attention between stages is not known here";
+            let reason = "must be empty: attention between stages is not supported";
             return Err(object.error("attn_scales", reason));
         }
-        let base_dim = object.whole("base_dim", Some(96), 1..=4096)?;
-        let z_dim = object.whole("z_dim", Some(16), 1..=4096)?;
-        let dim_mult = object.wholes("dim_mult", 1..=64)?;
+        let base_dim = object.integer("base_dim", Some(96), 1..=4096)?;
+        let z_dim = object.integer("z_dim", Some(16), 1..=4096)?;
+        let dim_mult = object.integers("dim_mult", 1..=64)?;
         let steps = object.flags("temperal_downsample")?;
-        let patch_size = object.whole("patch_size", Some(1), 1..=16)?;
+        let patch_size = object.integer("patch_size", Some(1), 1..=16)?;
         let config = Self {
             base_dim,
-            decoder_base_dim: object.whole("decoder_base_dim", Some(base_dim), 1..=4096)?,
+            decoder_base_dim: object.integer("decoder_base_dim", Some(base_dim), 1..=4096)?,
             z_dim,
             dim_mult: dim_mult.unwrap_or_else(|| vec![1, 2, 4, 4]),
-            num_res_blocks: object.whole("num_res_blocks", Some(2), 1..=64)?,
+            num_res_blocks: object.integer("num_res_blocks", Some(2), 1..=64)?,
             temporal_downsample: steps.unwrap_or_else(|| vec![false, true, true]),
             latents_mean: statistics(object, "latents_mean", z_dim, &MEANS_2_1)?,
             latents_std: statistics(object, "latents_std", z_dim, &DEVIATIONS_2_1)?,
             is_residual: object.flag("is_residual", false)?,
-            in_channels: object.whole("in_channels", Some(3), 1..=4096)?,
-            out_channels: object.whole("out_channels", Some(3), 1..=4096)?,
+            in_channels: object.integer("in_channels", Some(3), 1..=4096)?,
+            out_channels: object.integer("out_channels", Some(3), 1..=4096)?,
             patch_size,
-            scale_factor_spatial: object.whole("scale_factor_spatial", Some(8), 1..=256)?,
+            scale_factor_spatial: object.integer("scale_factor_spatial", Some(8), 1..=256)?,
             is_linear: false,
         };
-        if object.whole("scale_factor_temporal", Some(4), 1..=64)? != 4 {
+        if object.integer("scale_factor_temporal", Some(4), 1..=64)? != 4 {
             return Err(object.error("scale_factor_temporal", "must be 4"));
         }
         match config.problem() {
@@ -196,27 +196,27 @@ impl AutoencoderConfig {
     }
 
     fn linear_from_object(object: &Object) -> Result<Self, Error> {
-        object.warn_of_others(&KNOWN_LINEAR);
-        let z_dim = object.whole("z_dim", None, 1..=4096)?;
-        let step = object.whole("scale_factor_spatial", None, 1..=64)?;
-        if object.whole("scale_factor_temporal", Some(4), 1..=64)? != FRAMES_PER_LATENT {
+        object.warn_about_unknown_keys(&KNOWN_LINEAR);
+        let z_dim = object.integer("z_dim", None, 1..=4096)?;
+        let step = object.integer("scale_factor_spatial", None, 1..=64)?;
+        if object.integer("scale_factor_temporal", Some(4), 1..=64)? != FRAMES_PER_LATENT {
             return Err(object.error("scale_factor_temporal", "must be 4"));
         }
         let most = 3 * step * step;
         match z_dim > most {
             true => {
-                let reason = format!("is more than the {most} numbers that a latent stands for");
+                let reason = format!("is more than the {most} values that a latent represents");
                 Err(object.error("z_dim", reason))
             }
             false => Ok(Self::linear(z_dim, step)),
         }
     }
 
-    /// What the shapes of a file say, whose tensors have diffusers' names; means and deviations of latents are
-    /// those of the published autoencoder with as many channels.
+    /// Infers the config from the shapes in a file with diffusers' names. Latent statistics are those of the
+    /// published autoencoder with the same number of channels.
     ///
     /// # Errors
-    /// When a tensor is missing, or the autoencoder is not known here.
+    /// If a tensor is missing, or the autoencoder is not supported.
     pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
         let sizes = Self::sizes(tensors)?;
         let (means, deviations): (&[f64], &[f64]) = match sizes.z_dim {
@@ -224,8 +224,8 @@ impl AutoencoderConfig {
             48 => (&MEANS_2_2, &DEVIATIONS_2_2),
             channels => {
                 let reason = format!(
-                    "an autoencoder with latents of {channels} channels: means and deviations are known here of \
-                     Wan 2.1 (16) and of Wan 2.2 5B (48); those of another are read from a `config.json` of diffusers \
+                    "an autoencoder with {channels} latent channels: latent statistics are only known for \
+                     Wan 2.1 (16) and Wan 2.2 5B (48); for others, put diffusers' `config.json` \
                      beside the file"
                 );
                 return Err(Error::file(tensors.path(), reason));
@@ -238,7 +238,7 @@ impl AutoencoderConfig {
         })
     }
 
-    /// All but means and deviations.
+    /// Everything but the latent statistics.
     fn sizes(tensors: &dyn TensorSource) -> Result<Self, Error> {
         let wrong = |reason: String| Error::file(tensors.path(), reason);
         let size = |name: &str, dimension: usize| -> Result<i64, Error> {
@@ -247,7 +247,7 @@ impl AutoencoderConfig {
                 .and_then(|shape| shape.get(dimension).copied());
             size.filter(|size| *size > 0).ok_or_else(|| {
                 wrong(format!(
-                    "not an autoencoder of Wan: there is no `{name}` of {} dimensions or more",
+                    "not a Wan autoencoder: there is no `{name}` of {} dimensions or more",
                     dimension + 1
                 ))
             })
@@ -257,7 +257,8 @@ impl AutoencoderConfig {
         let in_channels = size("encoder.conv_in.weight", 1)?;
         let z_dim = size("post_quant_conv.weight", 0)?;
         let is_residual = has("encoder.down_blocks.0.resnets.0.conv1.weight");
-        // Width and number of the residual blocks of each stage, and whether it ends in halving the frames.
+        // Channels and number of the residual blocks of each stage, and whether it halves the frames at its
+        // end.
         let mut stages: Vec<(i64, i64)> = Vec::new();
         let mut temporal_downsample = Vec::new();
         let mut listed = 0;
@@ -277,7 +278,7 @@ impl AutoencoderConfig {
             }
             if count == 0 || width % base_dim != 0 || stage == MAX_STAGES {
                 return Err(wrong(format!(
-                    "not an autoencoder of Wan: stage {stage} of its encoder has {count} blocks of {width} channels"
+                    "not a Wan autoencoder: stage {stage} of its encoder has {count} blocks of {width} channels"
                 )));
             }
             stages.push((width / base_dim, count));
@@ -310,14 +311,12 @@ impl AutoencoderConfig {
             is_linear: false,
         };
         match config.problem() {
-            Some((key, reason)) => Err(wrong(format!(
-                "not an autoencoder of Wan: `{key}` {reason}"
-            ))),
+            Some((key, reason)) => Err(wrong(format!("not a Wan autoencoder: `{key}` {reason}"))),
             None => Ok(config),
         }
     }
 
-    /// What does not go together: a key, and what is wrong with it.
+    /// An inconsistency: a key, and what is wrong with it.
     fn problem(&self) -> Option<(&'static str, String)> {
         if self.latents_std.iter().any(|deviation| *deviation <= 0.0) {
             return Some(("latents_std", "must be greater than zero".into()));
@@ -336,13 +335,13 @@ impl AutoencoderConfig {
             .filter(|step| **step)
             .count();
         if in_time != 2 {
-            let reason = "must make 4 frames one: exactly two flags set";
+            let reason = "must reduce 4 frames to one: exactly two flags set";
             return Some(("temperal_downsample", reason.into()));
         }
         let step = self.patch_size << (stages - 1);
         if self.scale_factor_spatial != step {
             let reason = format!(
-                "must be {step}, which `dim_mult` and `patch_size` make, not {}",
+                "must be {step}, as `dim_mult` and `patch_size` imply, not {}",
                 self.scale_factor_spatial
             );
             return Some(("scale_factor_spatial", reason));
@@ -353,7 +352,7 @@ impl AutoencoderConfig {
             ("out_channels", self.out_channels),
         ] {
             if found != channels {
-                let reason = format!("must be {channels}, colours of a patch, not {found}");
+                let reason = format!("must be {channels}, the colours of a patch, not {found}");
                 return Some((key, reason));
             }
         }
@@ -362,7 +361,7 @@ impl AutoencoderConfig {
             (from * base * factor) % (to * base) == 0
         };
         if self.is_residual && !widths.clone().all(|pair| shared(1, pair, 4)) {
-            let reason = "widens a stage by more than its pixels can fill";
+            let reason = "widens a stage by more channels than its pixels can fill";
             return Some(("dim_mult", reason.into()));
         }
         None
@@ -387,14 +386,17 @@ mod tests {
                 ..config
             };
             assert_eq!(AutoencoderConfig::sizes(&tensors).unwrap(), expected);
-            // Of latents that nobody has published, the statistics are not known.
+            // The statistics are only known for published autoencoders.
             let error = AutoencoderConfig::of_shapes(&tensors).unwrap_err();
             assert!(error.to_string().contains("`config.json`"), "{error}");
         }
         let other = golden("wan/text-encoder");
         let tensors = PartFile::open(Part::TextEncoder, &other).unwrap();
         let error = AutoencoderConfig::of_shapes(&tensors).unwrap_err();
-        assert!(error.to_string().contains("not an autoencoder"), "{error}");
+        assert!(
+            error.to_string().contains("not a Wan autoencoder"),
+            "{error}"
+        );
     }
 
     #[test]

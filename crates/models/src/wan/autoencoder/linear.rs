@@ -1,12 +1,12 @@
-//! An autoencoder for small models that are trained from nothing: principal components of blocks of
+//! A linear autoencoder for small models that are trained from scratch: the principal components of blocks of
 //! pixels.
 //!
-//! A latent of the first frame stands for a square of its pixels, one of the others for the same square
-//! of four frames: the shape that Wan's autoencoders have, so that all else is the same code. Its
-//! channels are the components along which blocks differ most, divided by the square root of how much they
-//! do: so the first ones stay the largest, stand out of the noise the longest and count the most in the
-//! loss, and the others are not lost. They follow from the clips in seconds; what they cannot say, as fine
-//! detail of a motion, is gone.
+//! A latent of the first frame represents a square of its pixels; a latent of the other frames represents the
+//! same square of four frames. Wan's autoencoders have the same layout, so everything else is the same code.
+//! The channels are the components with the largest variance, divided by the square root of their standard
+//! deviation, so that the first ones remain the largest, stay visible in the noise the longest and count most
+//! in the loss, without losing the others. Fitting takes seconds; what the components cannot represent, such
+//! as fine detail of a motion, is lost.
 
 use tch::{Device, Kind, Tensor};
 
@@ -15,26 +15,26 @@ use crate::Error;
 use crate::model::{Builder, Initial};
 use crate::tensor::to_kind;
 
-/// The two kinds of latent, as files name them, and their frames.
+/// The two kinds of latent by their names in files, with their number of frames.
 const PARTS: [(&str, i64); 2] = [("first", 1), ("later", FRAMES_PER_LATENT)];
-/// Of a component along which blocks differ less than this share of the first, the scale is that share's.
+/// Lower bound of the standard deviation that components are scaled by, as a share of the first one's.
 const LEAST: f64 = 0.02;
 
-/// Both directions.
+/// Encoder and decoder.
 #[derive(Debug)]
 pub(super) struct Linear {
-    /// Of the first frame, and of the others.
+    /// For the first frame, and for the others.
     bases: [Basis; 2],
     step: i64,
 }
 
 #[derive(Debug)]
 struct Basis {
-    /// `[channels, numbers of a block]` fp32, rows of length 1 at right angles.
+    /// `[channels, elements of a block]` fp32, with orthonormal rows.
     components: Tensor,
-    /// `[numbers of a block]` fp32
+    /// `[elements of a block]` fp32
     mean: Tensor,
-    /// `[channels]` fp32: what latents are multiplied with.
+    /// `[channels]` fp32: divisors of the latents' components.
     scales: Tensor,
     frames: i64,
 }
@@ -61,7 +61,7 @@ impl Linear {
         })
     }
 
-    /// One frame, or four, `[frames, 3, height, width]`, to `[1, channels, height / s, width / s]`.
+    /// One or four frames, `[frames, 3, height, width]`, to `[1, channels, height / s, width / s]`.
     pub(super) fn encoded(&self, pixels: &Tensor) -> Result<Tensor, Error> {
         let (frames, _, height, width) = pixels.size4()?;
         let basis = &self.bases[usize::from(frames > 1)];
@@ -74,7 +74,7 @@ impl Linear {
             .f_permute([0, 3, 1, 2])?)
     }
 
-    /// The inverse, as far as the components reach.
+    /// The inverse, up to what the components cannot represent.
     pub(super) fn decoded(&self, latent: &Tensor, is_first: bool) -> Result<Tensor, Error> {
         let (_, channels, height, width) = latent.size4()?;
         let basis = &self.bases[usize::from(!is_first)];
@@ -92,7 +92,7 @@ impl Linear {
     }
 }
 
-/// `[frames, 3, height, width]` to `[squares, frames · 3 · s · s]`, squares row by row.
+/// `[frames, 3, height, width]` to `[squares, frames · 3 · s · s]`, in row-major order of the squares.
 fn blocks(pixels: &Tensor, step: i64) -> Result<Tensor, Error> {
     let (frames, colours, height, width) = pixels.size4()?;
     let (rows, columns) = (height / step, width / step);
@@ -102,32 +102,31 @@ fn blocks(pixels: &Tensor, step: i64) -> Result<Tensor, Error> {
         .f_reshape([rows * columns, frames * colours * step * step])?)
 }
 
-/// Finds the components of clips, which are shown to it one after the other.
+/// Fits the components to clips, which are added one after the other.
 #[derive(Debug)]
 pub struct LinearFit {
     step: i64,
-    /// Of blocks of the first frame, and of the others.
+    /// For blocks of the first frame, and of the others.
     sums: [Sums; 2],
 }
 
 #[derive(Debug)]
 struct Sums {
     blocks: f64,
-    /// `[numbers]` fp64
-    of_numbers: Tensor,
-    /// `[numbers, numbers]` fp64
-    of_products: Tensor,
+    /// `[elements]` fp64
+    sum: Tensor,
+    /// `[elements, elements]` fp64
+    outer_products: Tensor,
 }
 
-/// What [`LinearFit::finish`] found.
+/// The result of [`LinearFit::finish`].
 #[derive(Debug)]
 pub struct LinearWeights {
-    /// The autoencoder's sizes.
+    /// The autoencoder's dimensions.
     pub config: AutoencoderConfig,
     /// Its weights, fp32, by their names in a file.
     pub tensors: Vec<(String, Tensor)>,
-    /// Share of what differs between blocks that the components of the first frame, and of the others,
-    /// can say.
+    /// Share of the variance that the components explain, for the first frame and for the others.
     pub kept: [f64; 2],
 }
 
@@ -135,14 +134,14 @@ impl LinearFit {
     /// For squares of `step` pixels.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn new(step: i64) -> Result<Self, Error> {
         let sums = |frames: i64| -> Result<Sums, Error> {
             let (numbers, options) = (frames * 3 * step * step, (Kind::Double, Device::Cpu));
             Ok(Sums {
                 blocks: 0.0,
-                of_numbers: Tensor::f_zeros([numbers], options)?,
-                of_products: Tensor::f_zeros([numbers, numbers], options)?,
+                sum: Tensor::f_zeros([numbers], options)?,
+                outer_products: Tensor::f_zeros([numbers, numbers], options)?,
             })
         };
         Ok(Self {
@@ -151,15 +150,15 @@ impl LinearFit {
         })
     }
 
-    /// Looks at a clip `[4 n + 1, 3, height, width]` from −1 to 1.
+    /// Adds a clip `[4 n + 1, 3, height, width]` with values from −1 to 1.
     ///
     /// # Errors
-    /// When the picture is no multiple of the squares, or memory runs out.
+    /// If the picture size is not a multiple of the squares, or memory runs out.
     pub fn push(&mut self, pixels: &Tensor) -> Result<(), Error> {
         let (frames, _, height, width) = pixels.size4()?;
         if height % self.step != 0 || width % self.step != 0 {
             return Err(Error::Invalid(format!(
-                "pictures of {width} × {height} pixels: this autoencoder takes multiples of {}",
+                "pictures of {width} × {height} pixels: this autoencoder needs multiples of {}",
                 self.step
             )));
         }
@@ -173,9 +172,9 @@ impl LinearFit {
                 let sums = &mut self.sums[kind];
                 sums.blocks += rows.size()[0] as f64;
                 let total = rows.f_sum_dim_intlist([0].as_slice(), false, Kind::Double)?;
-                sums.of_numbers = sums.of_numbers.f_add(&total)?;
+                sums.sum = sums.sum.f_add(&total)?;
                 let products = rows.f_transpose(0, 1)?.f_matmul(&rows)?;
-                sums.of_products = sums.of_products.f_add(&products)?;
+                sums.outer_products = sums.outer_products.f_add(&products)?;
             }
             start += length;
             kind = 1;
@@ -183,24 +182,24 @@ impl LinearFit {
         Ok(())
     }
 
-    /// The components of what was seen, `channels` of each kind. Where no clip was longer than a frame,
-    /// those of four frames are those of one, four times.
+    /// The autoencoder for all clips added, with `channels` latent channels. If no clip had more than one
+    /// frame, the components for four frames repeat those for one.
     ///
     /// # Errors
-    /// When nothing was seen, all of it is the same, there are more channels than numbers of a pixel
-    /// block, or memory runs out.
+    /// If there was no clip, all pixels are the same, there are more channels than values in a pixel block,
+    /// or memory runs out.
     pub fn finish(self, channels: i64) -> Result<LinearWeights, Error> {
         let most = 3 * self.step * self.step;
         if !(1..=most).contains(&channels) {
             return Err(Error::Invalid(format!(
-                "{channels} channels of latents that each stand for {most} numbers"
+                "{channels} channels for latents that each represent {most} values"
             )));
         }
         let [first, later] = self.sums;
         let (first, kept_first) = first.components(channels)?;
         let (later, kept_later) = match later.blocks > 0.0 {
             true => later.components(channels)?,
-            false => (first.still()?, kept_first),
+            false => (first.repeated_in_time()?, kept_first),
         };
         let mut tensors = Vec::new();
         for (basis, (part, _)) in [first, later].into_iter().zip(PARTS) {
@@ -222,15 +221,15 @@ impl LinearFit {
 }
 
 impl Sums {
-    /// The first `channels` components, and the share of the variance that they are.
+    /// The first `channels` components, and the share of the variance that they explain.
     fn components(self, channels: i64) -> Result<(Basis, f64), Error> {
         let same = || Error::Invalid("the clips are all of one colour".into());
         if self.blocks == 0.0 {
             return Err(same());
         }
-        let mean = self.of_numbers.f_div_scalar(self.blocks)?;
+        let mean = self.sum.f_div_scalar(self.blocks)?;
         let covariance = self
-            .of_products
+            .outer_products
             .f_div_scalar(self.blocks)?
             .f_sub(&mean.f_outer(&mean)?)?;
         // In ascending order.
@@ -245,7 +244,7 @@ impl Sums {
         let share = kept.f_sum(Kind::Double)?.f_double_value(&[])? / total;
         let components = vectors.f_transpose(0, 1)?.f_flip([0])?;
         let deviations = kept.f_sqrt()?.f_clamp_min(LEAST * largest)?;
-        // Latents of all channels together have the deviation 1.
+        // Latents have a standard deviation of 1 over all channels.
         let mean_deviation = deviations.f_mean(Kind::Double)?;
         let basis = Basis {
             components: components.f_narrow(0, 0, channels)?,
@@ -258,9 +257,9 @@ impl Sums {
 }
 
 impl Basis {
-    /// The same for four frames that are alike.
-    fn still(&self) -> Result<Self, Error> {
-        // Rows of length 1 again: four times the numbers, half the size.
+    /// The components for four identical frames.
+    fn repeated_in_time(&self) -> Result<Self, Error> {
+        // Unit rows again: four times the elements, half the magnitude.
         let components = self.components.f_repeat([1, FRAMES_PER_LATENT])?;
         Ok(Self {
             components: components.f_div_scalar((FRAMES_PER_LATENT as f64).sqrt())?,
@@ -328,7 +327,8 @@ mod tests {
         for seed in 0..40 {
             fit.push(&clip(seed, 9)).unwrap();
         }
-        // Each wave is two numbers of a block, of any phase: six for a frame, and 24 for four.
+        // Each wave has two degrees of freedom in a block (amplitude and phase): six for a frame, and 24 for
+        // four.
         let weights = fit.finish(24).unwrap();
         assert!(weights.kept.iter().all(|share| *share > 0.9999));
         let autoencoder = built(&weights);
@@ -346,7 +346,7 @@ mod tests {
         }
         let all = Tensor::stack(&first, 0);
         let deviation = |of: &Tensor| of.std(false).double_value(&[]);
-        // Of four frames nothing is left over, and of one most channels have nothing to say.
+        // Four frames use all channels; for one frame most channels are unused.
         let later = deviation(&all.narrow(2, 1, 2));
         assert!((later - 1.0).abs() < 0.1, "{later}");
         let (largest, smallest) = (deviation(&all.select(1, 0)), deviation(&all.select(1, 23)));

@@ -1,10 +1,10 @@
-//! Encoder and decoder: one chunk of frames at a time, `[frames, channels, height, width]`.
+//! Encoder and decoder, one chunk of frames at a time: `[frames, channels, height, width]`.
 
 use tch::Tensor;
 
 use super::AutoencoderConfig;
 use super::blocks::{Head, Middle, Residual};
-use super::causal::{CausalConv, Memory};
+use super::causal::{CausalConv, FeatureCache};
 use super::resample::{AverageDown, Downsample, DuplicateUp, Upsample};
 use crate::Error;
 use crate::model::Builder;
@@ -16,7 +16,7 @@ pub(super) struct Encoder {
     stages: Vec<DownStage>,
     middle: Middle,
     head: Head,
-    /// Mixes the moments of each pixel.
+    /// Pointwise convolution to the moments.
     moments: CausalConv,
 }
 
@@ -38,7 +38,7 @@ impl Encoder {
         let entry = CausalConv::new("encoder.conv_in", input, (3, 3), builder)?;
         let mut stages = Vec::new();
         let mut channels = config.base_dim;
-        // Blocks of the 2.1 encoder are one list.
+        // In the 2.1 encoder, all blocks are in one list.
         let mut listed = 0;
         for (stage, &width) in widths.iter().enumerate() {
             let in_time = config.temporal_downsample.get(stage).copied();
@@ -84,25 +84,29 @@ impl Encoder {
         })
     }
 
-    /// A chunk (the first frame alone, then four at a time) to the moments of one latent frame:
-    /// means, then logarithms of variances.
-    pub(super) fn forward(&self, chunk: &Tensor, memory: &mut Memory) -> Result<Tensor, Error> {
-        memory.rewind();
-        let mut stream = self.entry.forward(chunk, memory.next())?;
+    /// A chunk (the first frame alone, then four at a time) to the moments of one latent frame: means, then
+    /// log-variances.
+    pub(super) fn forward(
+        &self,
+        chunk: &Tensor,
+        cache: &mut FeatureCache,
+    ) -> Result<Tensor, Error> {
+        cache.rewind();
+        let mut stream = self.entry.forward(chunk, cache.next())?;
         for stage in &self.stages {
             let input = stage.around.as_ref().map(|_| stream.shallow_clone());
             for residual in &stage.residuals {
-                stream = residual.forward(&stream, memory)?;
+                stream = residual.forward(&stream, cache)?;
             }
             if let Some(downsample) = &stage.downsample {
-                stream = downsample.forward(&stream, memory)?;
+                stream = downsample.forward(&stream, cache)?;
             }
             if let (Some(around), Some(input)) = (&stage.around, input) {
                 stream = stream.f_add(&around.forward(&input)?)?;
             }
         }
-        let stream = self.middle.forward(&stream, memory)?;
-        let stream = self.head.forward(&stream, memory)?;
+        let stream = self.middle.forward(&stream, cache)?;
+        let stream = self.head.forward(&stream, cache)?;
         self.moments.forward(&stream, &mut Default::default())
     }
 }
@@ -110,7 +114,7 @@ impl Encoder {
 /// Latents to pixels.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    /// Mixes the latents of each pixel.
+    /// Pointwise convolution of the latents.
     latents: CausalConv,
     entry: CausalConv,
     middle: Middle,
@@ -137,7 +141,7 @@ impl Decoder {
         let mut channels = deepest;
         let mut stages = Vec::new();
         for (stage, &width) in widths.iter().enumerate() {
-            // In the reverse order of the encoder; the last stage does not double.
+            // In the reverse order of the encoder; the last stage does not upsample.
             let steps = &config.temporal_downsample;
             let in_time = steps.iter().rev().nth(stage).copied();
             let name = |part: &str| format!("decoder.up_blocks.{stage}.{part}");
@@ -156,7 +160,7 @@ impl Decoder {
             }
             let upsample = match in_time {
                 Some(in_time) => {
-                    // The 2.1 decoder halves the channels as it doubles the pixels.
+                    // The 2.1 decoder halves the channels when it upsamples.
                     let (name, outputs) = match config.is_residual {
                         true => (name("upsampler"), width),
                         false => (name("upsamplers.0"), width / 2),
@@ -181,29 +185,29 @@ impl Decoder {
         })
     }
 
-    /// One latent frame to one frame of pixels, if it is the first, or else to four.
+    /// One latent frame to one frame of pixels if it is the first, otherwise to four.
     pub(super) fn forward(
         &self,
         latent: &Tensor,
-        memory: &mut Memory,
+        cache: &mut FeatureCache,
         is_first: bool,
     ) -> Result<Tensor, Error> {
-        memory.rewind();
+        cache.rewind();
         let stream = self.latents.forward(latent, &mut Default::default())?;
-        let stream = self.entry.forward(&stream, memory.next())?;
-        let mut stream = self.middle.forward(&stream, memory)?;
+        let stream = self.entry.forward(&stream, cache.next())?;
+        let mut stream = self.middle.forward(&stream, cache)?;
         for stage in &self.stages {
             let input = stage.around.as_ref().map(|_| stream.shallow_clone());
             for residual in &stage.residuals {
-                stream = residual.forward(&stream, memory)?;
+                stream = residual.forward(&stream, cache)?;
             }
             if let Some(upsample) = &stage.upsample {
-                stream = upsample.forward(&stream, memory)?;
+                stream = upsample.forward(&stream, cache)?;
             }
             if let (Some(around), Some(input)) = (&stage.around, input) {
                 stream = stream.f_add(&around.forward(&input, is_first)?)?;
             }
         }
-        self.head.forward(&stream, memory)
+        self.head.forward(&stream, cache)
     }
 }

@@ -1,14 +1,14 @@
-//! Half or double the pixels, and the frames with them: `[frames, channels, height, width]`.
+//! Downsampling and upsampling in space, and optionally in time: `[frames, channels, height, width]`.
 
 use tch::Tensor;
 
 use super::blocks::Conv;
-use super::causal::{CausalConv, Memory, Slot};
+use super::causal::{CacheEntry, CausalConv, FeatureCache};
 use crate::Error;
 use crate::model::Builder;
 use crate::tensor::copied;
 
-/// What halves the pixels of a stage, and may halve its frames.
+/// Halves height and width, and optionally the number of frames.
 #[derive(Debug)]
 pub(super) struct Downsample {
     space: Conv,
@@ -33,24 +33,28 @@ impl Downsample {
         })
     }
 
-    pub(super) fn forward(&self, input: &Tensor, memory: &mut Memory) -> Result<Tensor, Error> {
-        // Zeros at the right and the bottom only.
+    pub(super) fn forward(
+        &self,
+        input: &Tensor,
+        cache: &mut FeatureCache,
+    ) -> Result<Tensor, Error> {
+        // Padding at the right and the bottom only.
         let padded = input.f_constant_pad_nd([0, 1, 0, 1])?;
         let smaller = self.space.strided(&padded, 2)?;
         let Some(time) = &self.time else {
             return Ok(smaller);
         };
-        let slot = memory.next();
+        let entry = cache.next();
         let last = copied(&smaller.f_narrow(0, smaller.size()[0] - 1, 1)?)?;
-        match std::mem::replace(slot, Slot::Frames(last)) {
-            Slot::Frames(past) => time.strided(&Tensor::f_cat(&[&past, &smaller], 0)?, 2),
-            // The first frame stands alone.
-            Slot::Empty | Slot::Passed => Ok(smaller),
+        match std::mem::replace(entry, CacheEntry::Frames(last)) {
+            CacheEntry::Frames(past) => time.strided(&Tensor::f_cat(&[&past, &smaller], 0)?, 2),
+            // The first frame is not merged with others.
+            CacheEntry::Empty | CacheEntry::Skipped => Ok(smaller),
         }
     }
 }
 
-/// What doubles the pixels of a stage, and may double its frames.
+/// Doubles height and width, and optionally the number of frames.
 #[derive(Debug)]
 pub(super) struct Upsample {
     space: Conv,
@@ -79,9 +83,13 @@ impl Upsample {
         })
     }
 
-    pub(super) fn forward(&self, input: &Tensor, memory: &mut Memory) -> Result<Tensor, Error> {
+    pub(super) fn forward(
+        &self,
+        input: &Tensor,
+        cache: &mut FeatureCache,
+    ) -> Result<Tensor, Error> {
         let stream = match &self.time {
-            Some(time) => doubled_in_time(input, time, memory.next())?,
+            Some(time) => doubled_in_time(input, time, cache.next())?,
             None => input.shallow_clone(),
         };
         let (_, _, height, width) = stream.size4()?;
@@ -90,24 +98,27 @@ impl Upsample {
     }
 }
 
-/// Twice the frames: each becomes two, which are the halves of the convolution's channels.
-fn doubled_in_time(input: &Tensor, time: &CausalConv, slot: &mut Slot) -> Result<Tensor, Error> {
-    if matches!(slot, Slot::Empty) {
-        // The first frame stands alone, and counts for nothing after it.
-        *slot = Slot::Passed;
+/// Doubles the frames: each becomes two, one from each half of the convolution's channels.
+fn doubled_in_time(
+    input: &Tensor,
+    time: &CausalConv,
+    entry: &mut CacheEntry,
+) -> Result<Tensor, Error> {
+    if matches!(entry, CacheEntry::Empty) {
+        // The first frame is not doubled and does not affect later ones.
+        *entry = CacheEntry::Skipped;
         return Ok(input.shallow_clone());
     }
     let (frames, channels, height, width) = input.size4()?;
-    if matches!(slot, Slot::Passed) {
+    if matches!(entry, CacheEntry::Skipped) {
         let zeros = Tensor::f_zeros([2, channels, height, width], (input.kind(), input.device()))?;
-        *slot = Slot::Frames(zeros);
+        *entry = CacheEntry::Frames(zeros);
     }
-    let halves = time.forward(input, slot)?;
+    let halves = time.forward(input, entry)?;
     Ok(halves.f_view([2 * frames, channels, height, width])?)
 }
 
-/// The way around a stage of the 2.2 encoder: the mean of groups of the numbers that fall
-/// together.
+/// Skip connection of a stage of the 2.2 encoder: the mean of groups of values that are merged.
 #[derive(Debug)]
 pub(super) struct AverageDown {
     pub(super) outputs: i64,
@@ -136,7 +147,7 @@ impl AverageDown {
     }
 }
 
-/// The way around a stage of the 2.2 decoder: each number repeated.
+/// Skip connection of a stage of the 2.2 decoder: each value repeated.
 #[derive(Debug)]
 pub(super) struct DuplicateUp {
     pub(super) outputs: i64,
@@ -145,7 +156,7 @@ pub(super) struct DuplicateUp {
 }
 
 impl DuplicateUp {
-    /// The first chunk of a video has one frame fewer for each that time is multiplied by.
+    /// In the first chunk of a video, the first frame is not multiplied in time.
     pub(super) fn forward(&self, input: &Tensor, is_first: bool) -> Result<Tensor, Error> {
         let (frames, channels, height, width) = input.size4()?;
         let (time, space) = (self.in_time, self.in_space);

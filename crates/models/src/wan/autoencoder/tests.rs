@@ -153,10 +153,7 @@ fn memory_does_not_grow_with_the_video() {
                 .unwrap();
             assert!(encoding.waiting.is_none());
             assert_eq!(decoding.push(&latent).unwrap().size()[1], 3);
-            sizes.push([
-                encoding.memories[0].numbers(),
-                decoding.memories[0].numbers(),
-            ]);
+            sizes.push([encoding.caches[0].numbers(), decoding.caches[0].numbers()]);
         }
         assert!(sizes[2].iter().all(|size| *size > 0));
         assert_eq!(sizes[2], sizes[3], "{name}");
@@ -185,11 +182,11 @@ fn what_does_not_fit_is_refused() {
     let encode = |size: [i64; 4]| model.encode(&Tensor::zeros(size, options), None);
     assert_eq!(
         encode([1, 3, 12, 16]).unwrap_err().to_string(),
-        "pictures of 16 × 12 pixels: this autoencoder takes multiples of 8"
+        "pictures of 16 × 12 pixels: this autoencoder needs multiples of 8"
     );
     assert_eq!(
         encode([7, 3, 16, 16]).unwrap_err().to_string(),
-        "a video of 7 frames: this autoencoder takes 4 n + 1, such as 5 or 9"
+        "a video of 7 frames: this autoencoder needs 4 n + 1, such as 5 or 9"
     );
     assert_eq!(
         encode([0, 3, 16, 16]).unwrap_err().to_string(),

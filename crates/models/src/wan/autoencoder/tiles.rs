@@ -1,20 +1,20 @@
-//! Pictures in overlapping tiles, each computed for itself, whose overlaps are blended.
+//! Pictures in overlapping tiles that are computed independently and blended.
 
 use tch::Tensor;
 
 use crate::Error;
 
-/// How a picture is cut into tiles, in pixels. What fits into one tile is not cut.
+/// How a picture is split into tiles, in pixels. A picture that fits into one tile is not split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiling {
     /// Height and width of a tile.
     pub size: (i64, i64),
-    /// Rows and columns from one tile to the next; what is left of `size` overlaps.
+    /// Rows and columns from one tile to the next; the rest of `size` overlaps.
     pub stride: (i64, i64),
 }
 
 impl Default for Tiling {
-    /// What diffusers takes.
+    /// diffusers' defaults.
     fn default() -> Self {
         Self {
             size: (256, 256),
@@ -23,7 +23,7 @@ impl Default for Tiling {
     }
 }
 
-/// The cut of one picture, in its own units.
+/// The tiles of a picture, in its own units.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Grid {
     picture: (i64, i64),
@@ -31,15 +31,15 @@ pub(super) struct Grid {
     stride: (i64, i64),
     rows: i64,
     columns: i64,
-    /// What is computed of a tile: how many times larger it is than the tile, as a fraction.
+    /// Size of a tile's output relative to its input, as a fraction.
     scale: (i64, i64),
-    /// Height and width of the overlaps of what is computed.
+    /// Height and width of the overlap between outputs.
     overlap: (i64, i64),
 }
 
 impl Grid {
-    /// A grid of one tile: the picture.
-    pub(super) fn whole(picture: (i64, i64)) -> Self {
+    /// One tile, the whole picture.
+    pub(super) fn single(picture: (i64, i64)) -> Self {
         Self {
             picture,
             size: picture,
@@ -51,8 +51,7 @@ impl Grid {
         }
     }
 
-    /// Tiles of `size`, `stride` apart, of which something `scale` times as large is computed, with
-    /// overlaps of `overlap`.
+    /// Tiles of `size`, `stride` apart, whose outputs are `scale` times as large and overlap by `overlap`.
     pub(super) fn new(
         picture: (i64, i64),
         size: (i64, i64),
@@ -72,13 +71,13 @@ impl Grid {
         }
     }
 
-    /// How many tiles there are.
+    /// Number of tiles.
     pub(super) fn count(&self) -> usize {
         (self.rows * self.columns) as usize
     }
 
-    /// Computes each tile of `[frames, channels, height, width]` by `compute`, which gets its number
-    /// too, and blends what comes out.
+    /// Applies `compute` to each tile of `[frames, channels, height, width]`, with the tile's index, and
+    /// blends the results.
     pub(super) fn map(
         &self,
         picture: &Tensor,
@@ -128,8 +127,8 @@ impl Grid {
     }
 }
 
-/// `tile`, whose first `overlap` rows (or columns: dimension `dim`) fade from the last ones of
-/// `before` into its own.
+/// `tile` with its first `overlap` rows (columns, depending on `dim`) cross-faded with the last ones of
+/// `before`.
 fn blended(before: &Tensor, tile: &Tensor, dim: i64, overlap: i64) -> Result<Tensor, Error> {
     let lengths = (before.size()[dim as usize], tile.size()[dim as usize]);
     let overlap = overlap.min(lengths.0).min(lengths.1);

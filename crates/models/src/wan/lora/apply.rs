@@ -1,4 +1,4 @@
-//! The weights of a transformer with LoRAs in them.
+//! A transformer's weights with LoRAs merged in.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,10 @@ use super::LoraFile;
 use crate::Error;
 use crate::formats::TensorSource;
 
-/// The weights of `base`, to each of which the LoRAs are added as it is read.
+/// The weights of `base`; the LoRAs are added to each tensor as it is read.
 pub struct WithLoras {
     base: Box<dyn TensorSource>,
-    /// With the strength of each.
+    /// Each with its strength.
     loras: Vec<(LoraFile, f64)>,
 }
 
@@ -25,10 +25,10 @@ impl std::fmt::Debug for WithLoras {
 }
 
 impl WithLoras {
-    /// The weights of a transformer, under diffusers' names, with `loras` of these strengths.
+    /// The weights of a transformer, under diffusers' names, with `loras` of the given strengths.
     ///
     /// # Errors
-    /// When a LoRA changes what the model does not have, or of another shape.
+    /// If a LoRA changes a tensor that the model does not have, or has in another shape.
     pub fn new(base: Box<dyn TensorSource>, loras: Vec<(LoraFile, f64)>) -> Result<Self, Error> {
         for (lora, strength) in &loras {
             if !strength.is_finite() {
@@ -57,7 +57,7 @@ impl WithLoras {
         Ok(Self { base, loras })
     }
 
-    /// `tensor` with what the LoRAs add to it.
+    /// `tensor` with the changes of all LoRAs.
     fn changed(&self, name: &str, tensor: Tensor) -> Result<Tensor, Error> {
         let module = name.strip_suffix(".weight");
         let mut sum = tensor;
@@ -88,7 +88,7 @@ impl WithLoras {
     }
 }
 
-/// Numbers that a matrix takes.
+/// Number of inputs of a matrix.
 fn inputs(down: &Tensor) -> Option<i64> {
     Some(down.size().iter().skip(1).product())
 }
@@ -99,13 +99,13 @@ fn check(path: &Path, name: &str, change: &str, fits: Option<bool>) -> Result<()
         Some(false) => Err(Error::file(
             path,
             format!(
-                "the LoRA changes `{name}` as if it were {change}, which it is not: it is for another model"
+                "the LoRA changes `{name}` as if its shape were {change}, which it is not: the LoRA is for another model"
             ),
         )),
         None => Err(Error::file(
             path,
             format!(
-                "the LoRA changes `{name}`, which this model does not have: it is for another model"
+                "the LoRA changes `{name}`, which this model does not have: the LoRA is for another model"
             ),
         )),
     }

@@ -1,9 +1,9 @@
-//! What the keys of LoRA files mean.
+//! Parses the keys of LoRA files.
 
 use super::Expert;
 use crate::wan::files::transformer_name;
 
-/// The linear layers of a block: in diffusers, and in the original files.
+/// The linear layers of a block: names in diffusers and in the original files.
 pub const LINEAR: [(&str, &str); 10] = [
     ("attn1.to_q", "self_attn.q"),
     ("attn1.to_k", "self_attn.k"),
@@ -17,7 +17,7 @@ pub const LINEAR: [(&str, &str); 10] = [
     ("ffn.net.2", "ffn.2"),
 ];
 
-/// What may be changed in a block beside [`LINEAR`].
+/// Other parts of a block that can be changed.
 const OTHERS_OF_BLOCK: [(&str, &str); 7] = [
     ("norm2", "norm3"),
     ("attn1.norm_q", "self_attn.norm_q"),
@@ -28,7 +28,7 @@ const OTHERS_OF_BLOCK: [(&str, &str); 7] = [
     ("attn2.add_v_proj", "cross_attn.v_img"),
 ];
 
-/// What may be changed beside blocks.
+/// Parts outside the blocks that can be changed.
 const OTHERS: [(&str, &str); 7] = [
     ("patch_embedding", "patch_embedding"),
     (
@@ -51,13 +51,13 @@ const OTHERS: [(&str, &str); 7] = [
     ("proj_out", "head.head"),
 ];
 
-/// A key of a file.
+/// A parsed key.
 #[derive(Debug)]
 pub(super) struct Key {
-    /// In diffusers.
+    /// Module name in diffusers.
     pub(super) module: String,
     pub(super) role: Role,
-    /// Where one file holds both.
+    /// Set if the file contains both experts.
     pub(super) expert: Option<Expert>,
 }
 
@@ -84,7 +84,7 @@ const ROLES: [(&str, Role); 11] = [
     (".diff_b", Role::BiasDifference),
 ];
 
-/// What adapters of other kinds have, and what they are called.
+/// Key fragments of other kinds of adapters, with their names.
 const OTHER_KINDS: [(&str, &str); 5] = [
     ("lokr_", "LoKr"),
     ("hada_", "LoHa"),
@@ -93,23 +93,23 @@ const OTHER_KINDS: [(&str, &str); 5] = [
     ("oft_", "OFT"),
 ];
 
-/// Takes a key apart.
+/// Parses a key.
 ///
 /// # Errors
-/// When it is none of a LoRA for Wan.
+/// If it is not that of a LoRA for Wan.
 pub(super) fn parse(key: &str) -> Result<Key, String> {
     if let Some((_, kind)) = OTHER_KINDS.iter().find(|(part, _)| key.contains(part)) {
         return Err(format!(
-            "`{key}` is of {kind}: of adapters for Wan, LoRA is known here"
+            "`{key}` belongs to {kind}: the only supported adapter for Wan is LoRA"
         ));
     }
     let role = ROLES
         .iter()
         .find_map(|(suffix, role)| Some((key.strip_suffix(suffix)?, *role)));
-    let (path, role) = role.ok_or_else(|| format!("`{key}` is no tensor of a LoRA known here"))?;
-    let unknown = || format!("`{key}` belongs to no layer of Wan's transformer that is known here");
+    let (path, role) = role.ok_or_else(|| format!("`{key}` is not a known LoRA tensor"))?;
+    let unknown = || format!("`{key}` does not belong to a known layer of Wan's transformer");
     if let Some(flat) = path.strip_prefix("lora_unet_") {
-        // Some files have a second underscore there.
+        // Some files have two underscores.
         let flat = flat.strip_prefix('_').unwrap_or(flat);
         let module = flat_module(flat).ok_or_else(unknown)?;
         return Ok(Key {
@@ -172,7 +172,7 @@ fn of_block() -> impl Iterator<Item = (&'static str, &'static str)> {
     LINEAR.into_iter().chain(OTHERS_OF_BLOCK)
 }
 
-/// The module of a name in which dots became underscores.
+/// The module of a name whose dots were replaced by underscores.
 fn flat_module(flat: &str) -> Option<String> {
     let is = |name: &str| name.replace('.', "_") == flat;
     if let Some((name, _)) = OTHERS
@@ -188,7 +188,7 @@ fn flat_module(flat: &str) -> Option<String> {
     Some(format!("blocks.{number}.{name}"))
 }
 
-/// The original name of a module that is called `module` in diffusers.
+/// The original name of a module with the diffusers name `module`.
 pub(super) fn original_module(module: &str) -> String {
     let (front, part, table) = match module
         .strip_prefix("blocks.")

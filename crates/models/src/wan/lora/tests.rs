@@ -9,7 +9,7 @@ use crate::formats::write_tensors;
 use crate::golden::golden;
 use crate::model::{Base, Builder, FileWeights, Pass};
 use crate::wan::files::{Part, PartFile};
-use crate::wan::transformer::{Times, Transformer, TransformerConfig};
+use crate::wan::transformer::{Timesteps, Transformer, TransformerConfig};
 
 fn path(form: &str) -> PathBuf {
     match form {
@@ -41,7 +41,7 @@ fn velocity(loras: Vec<(LoraFile, f64)>) -> Tensor {
     let read = |name: &str| file.read(name, Kind::Float).unwrap();
     let text = read("text");
     let text = text.constant_pad_nd([0, 0, 0, 512 - text.size()[1]]);
-    let times = Times::Whole(read("times"));
+    let times = Timesteps::Uniform(read("times"));
     let latents = read("latents");
     model
         .velocity(&latents, &times, &text, Pass::Evaluate)
@@ -202,7 +202,7 @@ fn other_keys_are_read_or_refused_with_the_reason() {
                 ("blocks.0.ffn.0.lora_A.weight", &[2, 3][..]),
                 ("lora_unet_blocks_0_ffn_0.lora_down.weight", &[2, 3]),
             ],
-            "a second time",
+            "a second definition",
         ),
         (
             vec![(
@@ -289,5 +289,5 @@ fn a_lora_for_another_model_is_refused() {
     let error = WithLoras::new(base(), vec![(other, 1.0)])
         .unwrap_err()
         .to_string();
-    assert!(error.contains("as if it were"), "{error}");
+    assert!(error.contains("as if its shape were"), "{error}");
 }

@@ -154,9 +154,16 @@ fn sampled(run: &Run, file: &SafetensorsFile) -> (Tensor, Vec<Expert>) {
         loads: Vec::new(),
     };
     let mut steps = Vec::new();
-    let mut told = |step| steps.push(step);
+    let mut on_step = |step| steps.push(step);
     let start = read("start").unwrap();
-    let latents = sample(&mut experts, &start, &conditions, &run.settings, &mut told).unwrap();
+    let latents = sample(
+        &mut experts,
+        &start,
+        &conditions,
+        &run.settings,
+        &mut on_step,
+    )
+    .unwrap();
     assert_eq!(steps, (1..=run.settings.steps).collect::<Vec<_>>());
     (latents, experts.loads)
 }
@@ -206,7 +213,7 @@ fn guidance_without_a_negative_text_is_refused() {
     )
     .unwrap_err();
     assert!(
-        error.to_string().contains("takes a negative text"),
+        error.to_string().contains("needs a negative prompt"),
         "{error}"
     );
     assert!(experts.loads.is_empty());

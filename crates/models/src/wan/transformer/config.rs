@@ -1,5 +1,5 @@
-//! What a transformer is: `transformer/config.json` of a diffusers folder, or the shapes in a
-//! single file.
+//! The dimensions of a transformer, from `transformer/config.json` of a diffusers folder or from the shapes
+//! in a single file.
 
 use std::path::Path;
 
@@ -9,32 +9,32 @@ use crate::Error;
 use crate::formats::TensorSource;
 use crate::json::Object;
 
-/// Sizes of a transformer, under diffusers' names.
+/// Dimensions of a transformer, with diffusers' names.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TransformerConfig {
-    /// Latent frames, rows and columns of a token.
+    /// Latent frames, rows and columns per token.
     pub patch_size: [i64; 3],
-    /// Heads of each attention.
+    /// Number of heads.
     pub num_attention_heads: i64,
     /// Width of a head.
     pub attention_head_dim: i64,
-    /// Channels of the input: latents, and the condition of an image where there is one.
+    /// Input channels: latents, and an image condition if there is one.
     pub in_channels: i64,
-    /// Channels of latents.
+    /// Latent channels.
     pub out_channels: i64,
-    /// Width of the text's embeddings.
+    /// Width of the text embeddings.
     pub text_dim: i64,
-    /// Sines and cosines of the time.
+    /// Number of sines and cosines of the timestep.
     pub freq_dim: i64,
-    /// Width within the feed-forward layers.
+    /// Width of the feed-forward layers.
     pub ffn_dim: i64,
-    /// Blocks.
+    /// Number of blocks.
     pub num_layers: i64,
-    /// Whether what asks the text is normalised with weights.
+    /// Whether the norm before the cross-attention has weights.
     pub cross_attn_norm: bool,
     /// Added to mean squares and variances.
     pub eps: f64,
-    /// Most tokens along frames, rows or columns.
+    /// Maximum number of tokens along frames, rows or columns.
     pub rope_max_seq_len: i64,
 }
 
@@ -60,32 +60,32 @@ const KNOWN: [&str; 16] = [
 const CLASS: &str = "WanTransformer3DModel";
 const NORM: &str = "rms_norm_across_heads";
 
-/// Of every published model.
+/// Head width of all published models.
 const HEAD_WIDTH: i64 = 128;
 
 impl TransformerConfig {
-    /// Width of the stream.
+    /// Width of the residual stream.
     pub fn width(&self) -> i64 {
         self.num_attention_heads * self.attention_head_dim
     }
 
-    /// Numbers in a token of `channels`.
+    /// Elements of a token with `channels` channels.
     pub(super) fn patch(&self, channels: i64) -> i64 {
         channels * self.patch_size.iter().product::<i64>()
     }
 
-    /// Reads a `config.json`. Keys that are not known are told in a warning.
+    /// Reads a `config.json`, with a warning for each unknown key.
     ///
     /// # Errors
-    /// When the file cannot be read, or describes a transformer that is not known here.
+    /// If the file cannot be read, or describes an unsupported transformer.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let object = Object::read(path)?;
         let class = object.text("_class_name")?;
         if let Some(class) = class.filter(|class| *class != CLASS) {
-            let reason = format!("is {class:?}: only {CLASS:?} is known here");
+            let reason = format!("is {class:?}: only {CLASS:?} is supported");
             return Err(object.error("_class_name", reason));
         }
-        object.warn_of_others(&KNOWN);
+        object.warn_about_unknown_keys(&KNOWN);
         for key in ["image_dim", "added_kv_proj_dim", "pos_embed_seq_len"] {
             if object.get(key).is_some() {
                 return Err(object.error(key, IMAGE_EMBEDDER));
@@ -93,31 +93,31 @@ impl TransformerConfig {
         }
         let norm = object.text("qk_norm")?.unwrap_or(NORM);
         if norm != NORM {
-            let reason = format!("is {norm:?}: only {NORM:?} is known here");
+            let reason = format!("is {norm:?}: only {NORM:?} is supported");
             return Err(object.error("qk_norm", reason));
         }
-        let patch = object.wholes("patch_size", 1..=64)?;
+        let patch = object.integers("patch_size", 1..=64)?;
         let patch = patch.unwrap_or_else(|| vec![1, 2, 2]);
-        let whole = |key, default, largest| object.whole(key, Some(default), 1..=largest);
-        let in_channels = whole("in_channels", 16, 4096)?;
+        let integer = |key, default, largest| object.integer(key, Some(default), 1..=largest);
+        let in_channels = integer("in_channels", 16, 4096)?;
         let config = Self {
             patch_size: patch.try_into().map_err(|_| {
                 object.error(
                     "patch_size",
-                    "must have three numbers: frames, rows, columns",
+                    "must have three values: frames, rows, columns",
                 )
             })?,
-            num_attention_heads: whole("num_attention_heads", 40, 1024)?,
-            attention_head_dim: whole("attention_head_dim", 128, 4096)?,
+            num_attention_heads: integer("num_attention_heads", 40, 1024)?,
+            attention_head_dim: integer("attention_head_dim", 128, 4096)?,
             in_channels,
-            out_channels: whole("out_channels", 16, 4096)?,
-            text_dim: whole("text_dim", 4096, 1 << 16)?,
-            freq_dim: whole("freq_dim", 256, 1 << 16)?,
-            ffn_dim: whole("ffn_dim", 13824, 1 << 20)?,
-            num_layers: whole("num_layers", 40, 1024)?,
+            out_channels: integer("out_channels", 16, 4096)?,
+            text_dim: integer("text_dim", 4096, 1 << 16)?,
+            freq_dim: integer("freq_dim", 256, 1 << 16)?,
+            ffn_dim: integer("ffn_dim", 13824, 1 << 20)?,
+            num_layers: integer("num_layers", 40, 1024)?,
             cross_attn_norm: object.flag("cross_attn_norm", true)?,
             eps: object.positive("eps", Some(1e-6))?,
-            rope_max_seq_len: whole("rope_max_seq_len", 1024, 1 << 20)?,
+            rope_max_seq_len: integer("rope_max_seq_len", 1024, 1 << 20)?,
         };
         let even = config.attention_head_dim % 2 == 0 && config.attention_head_dim >= 6;
         match (even, config.freq_dim % 2 == 0) {
@@ -127,7 +127,7 @@ impl TransformerConfig {
         }
     }
 
-    /// What [`TransformerConfig::read`] reads, as diffusers writes it.
+    /// The config for [`TransformerConfig::read`], as diffusers writes it.
     pub fn to_json(&self) -> Value {
         json!({
             "_class_name": CLASS,
@@ -150,10 +150,10 @@ impl TransformerConfig {
         })
     }
 
-    /// What the shapes of a file say, whose tensors have diffusers' names.
+    /// Infers the config from the shapes in a file with diffusers' names.
     ///
     /// # Errors
-    /// When a tensor is missing, or the model is not known here.
+    /// If a tensor is missing, or the model is not supported.
     pub fn of_shapes(tensors: &dyn TensorSource) -> Result<Self, Error> {
         Self::of_shapes_with(tensors, HEAD_WIDTH)
     }
@@ -176,7 +176,7 @@ impl TransformerConfig {
                 .filter(|shape| shape.len() == dimensions);
             shape.ok_or_else(|| {
                 wrong(format!(
-                    "not a transformer of Wan: there is no `{name}` of {dimensions} dimensions"
+                    "not a Wan transformer: there is no `{name}` of {dimensions} dimensions"
                 ))
             })
         };
@@ -184,7 +184,7 @@ impl TransformerConfig {
         let (width, patch_size) = (patch[0], [patch[2], patch[3], patch[4]]);
         if width % head_width != 0 {
             return Err(wrong(format!(
-                "a stream of {width} numbers is no multiple of {head_width}, the width of a head"
+                "the width {width} is not a multiple of {head_width}, the width of a head"
             )));
         }
         let layer = |name: &String| -> Option<i64> {
@@ -216,4 +216,4 @@ impl TransformerConfig {
 }
 
 const IMAGE_EMBEDDER: &str = "belongs to the image-to-video model of Wan 2.1, whose image embedder \
-                              (CLIP) is not known here; that of Wan 2.2 has none";
+                              (CLIP) is not supported; that of Wan 2.2 has none";

@@ -1,7 +1,7 @@
 //! The blocks of the transformer.
 //!
-//! With bf16 compute, products and attention run in bf16; norms, modulation and the sums of the
-//! stream are computed in fp32, and the stream is rounded after each, as in diffusers.
+//! With bf16 compute, matrix products and attention run in bf16. Norms, modulation and residual sums are
+//! computed in fp32, and the residual stream is rounded after each, as in diffusers.
 
 use tch::{Kind, Tensor};
 
@@ -12,26 +12,26 @@ use crate::model::layers::{Linear, RmsNorm};
 use crate::model::{Builder, Initial, Layer};
 use crate::tensor::{BaseMap, map_frozen, to_kind};
 
-/// What every block sees.
+/// Input that all blocks share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) rotary: Rotary,
-    /// Tokens that have the first of two rows of modulation; unset where there is one row.
+    /// Number of tokens that use the first of two rows of modulation; `None` if there is one row.
     pub(super) first: Option<i64>,
-    /// `[1, 1, 1, rows]`: added to what the text's rows are asked, where one stands for several.
+    /// `[1, 1, 1, rows]`: attention bias of the text's rows, if one represents several.
     pub(super) text_bias: Option<Tensor>,
 }
 
-/// Self-attention, attention to the text, and a feed-forward layer.
+/// Self-attention, cross-attention to the text, and a feed-forward layer.
 #[derive(Debug)]
 pub(super) struct Block {
     to_itself: Attention,
-    /// Weight and bias of the norm before the text is asked, if it has any.
+    /// Weight and bias of the norm before the cross-attention, if any.
     norm: Option<(Tensor, Tensor)>,
     to_text: Attention,
     up: Linear,
     down: Linear,
-    /// `[1, 6, width]`: added to the modulation by time.
+    /// `[1, 6, width]`: added to the timestep modulation (`scale_shift_table`).
     table: Tensor,
     epsilon: f64,
 }
@@ -55,7 +55,7 @@ impl Block {
                 )),
                 false => None,
             },
-            to_text: Attention::new(config, &name("attn2"), TO_TEXT, builder)?,
+            to_text: Attention::new(config, &name("attn2"), CROSS_ATTENTION_QUERY_SCALE, builder)?,
             up: builder.linear(&name("ffn.net.0.proj"), (width, inner), true, initial)?,
             down: builder.linear(
                 &name("ffn.net.2"),
@@ -69,9 +69,10 @@ impl Block {
     }
 }
 
-/// A text is a few rows among hundreds of zeros. With queries of the usual size, those of a model from nothing
-/// would see next to nothing of it; with these, about as much of it as of the zeros.
-const TO_TEXT: Initial = Initial::Constant(3.0);
+/// Initial scale of the cross-attention's queries when training from scratch. A text is a few rows among
+/// hundreds of zeros: at the usual scale, a new model would hardly attend to it; with this one, about as much
+/// as to the zeros.
+const CROSS_ATTENTION_QUERY_SCALE: Initial = Initial::Constant(3.0);
 
 impl Layer for Block {
     type Shared = Shared;
@@ -84,8 +85,8 @@ impl Layer for Block {
         }
     }
 
-    /// Inputs: the stream `[batch, length, width]`, the text `[batch, rows, width]`, and the
-    /// modulation by time `[batch, 1 or 2, 6, width]`.
+    /// Inputs: the residual stream `[batch, length, width]`, the text `[batch, rows, width]`, and the
+    /// timestep modulation `[batch, 1 or 2, 6, width]`.
     fn forward(&self, inputs: &[Tensor], shared: &Shared, dropout: bool) -> Result<Tensor, Error> {
         let [stream, text, times] = inputs else {
             return Err(Error::Internal(
@@ -93,13 +94,13 @@ impl Layer for Block {
             ));
         };
         let rows = to_kind(times, Kind::Float)?.f_add(&self.table.f_unsqueeze(1)?)?;
-        let rows = Rows {
+        let rows = Modulation {
             rows: &rows,
             first: shared.first,
         };
-        // Each has the stream for itself: at the end, nothing of the way there is held but what autograd keeps.
-        let stream = self.see_itself(stream, &rows, &shared.rotary, dropout)?;
-        let stream = self.see_text(stream, text, shared.text_bias.as_ref(), dropout)?;
+        // Each step owns the stream, so that nothing but what autograd keeps is still alive at the end.
+        let stream = self.self_attention(stream, &rows, &shared.rotary, dropout)?;
+        let stream = self.cross_attention(stream, text, shared.text_bias.as_ref(), dropout)?;
         self.feed_forward(stream, &rows, dropout)
     }
 
@@ -120,24 +121,24 @@ impl Layer for Block {
 }
 
 impl Block {
-    /// `stream` with what its tokens say to each other.
-    fn see_itself(
+    /// `stream` plus its self-attention.
+    fn self_attention(
         &self,
         stream: &Tensor,
-        rows: &Rows<'_>,
+        rows: &Modulation<'_>,
         rotary: &Rotary,
         dropout: bool,
     ) -> Result<Tensor, Error> {
-        let normed = rows.shifted(layer_norm(stream, None, self.epsilon)?, 0)?;
+        let normed = rows.modulated(layer_norm(stream, None, self.epsilon)?, 0)?;
         let normed = rounded(normed, stream.kind())?;
         let attended = self
             .to_itself
             .forward(normed, None, Positions::Rotary(rotary), dropout)?;
-        rows.added(stream, attended, 2)
+        rows.gated_sum(stream, attended, 2)
     }
 
-    /// `stream` with what the text says to its tokens.
-    fn see_text(
+    /// `stream` plus its cross-attention to the text.
+    fn cross_attention(
         &self,
         stream: Tensor,
         text: &Tensor,
@@ -161,10 +162,10 @@ impl Block {
     fn feed_forward(
         &self,
         stream: Tensor,
-        rows: &Rows<'_>,
+        rows: &Modulation<'_>,
         dropout: bool,
     ) -> Result<Tensor, Error> {
-        let normed = rows.shifted(layer_norm(&stream, None, self.epsilon)?, 3)?;
+        let normed = rows.modulated(layer_norm(&stream, None, self.epsilon)?, 3)?;
         let normed = rounded(normed, stream.kind())?;
         let inner = self.up.forward(&normed, dropout)?;
         drop(normed);
@@ -172,16 +173,16 @@ impl Block {
         drop(inner);
         let made = self.down.forward(&folded, dropout)?;
         drop(folded);
-        rows.added(&stream, made, 5)
+        rows.gated_sum(&stream, made, 5)
     }
 }
 
-/// `tensor` as `kind`. It is not held any longer than that takes.
+/// `tensor` as `kind`, consuming it so that its memory is freed early.
 fn rounded(tensor: Tensor, kind: Kind) -> Result<Tensor, Error> {
     to_kind(&tensor, kind)
 }
 
-/// Normalised over the last dimension, in fp32.
+/// Layer norm over the last dimension, in fp32.
 pub(super) fn layer_norm(
     stream: &Tensor,
     affine: Option<(&Tensor, &Tensor)>,
@@ -192,17 +193,17 @@ pub(super) fn layer_norm(
     Ok(to_kind(stream, Kind::Float)?.f_layer_norm([width], weight, bias, epsilon, true)?)
 }
 
-/// Rows of modulation, of which each token has one: all the only one, or the first tokens the first
-/// and the others the second.
-pub(super) struct Rows<'a> {
+/// Rows of modulation: all tokens use the only row, or the first tokens use the first and the others the
+/// second.
+pub(super) struct Modulation<'a> {
     /// `[batch, 1 or 2, n, width]` fp32.
     pub(super) rows: &'a Tensor,
     pub(super) first: Option<i64>,
 }
 
-impl Rows<'_> {
-    /// `input · (1 + row[part + 1]) + row[part]` in fp32, of `[batch, length, width]`.
-    pub(super) fn shifted(&self, input: Tensor, part: i64) -> Result<Tensor, Error> {
+impl Modulation<'_> {
+    /// `input · (1 + row[part + 1]) + row[part]` in fp32, for `[batch, length, width]`.
+    pub(super) fn modulated(&self, input: Tensor, part: i64) -> Result<Tensor, Error> {
         self.each([input], |[input], rows| {
             let scale = rows.f_narrow(1, part + 1, 1)?.f_add_scalar(1.0)?;
             let scaled = input.f_mul(&scale)?;
@@ -211,8 +212,8 @@ impl Rows<'_> {
         })
     }
 
-    /// `stream + change · row[part]`, computed in fp32, of the type of `stream`.
-    fn added(&self, stream: &Tensor, change: Tensor, part: i64) -> Result<Tensor, Error> {
+    /// `stream + change · row[part]`, computed in fp32, in the type of `stream`.
+    fn gated_sum(&self, stream: &Tensor, change: Tensor, part: i64) -> Result<Tensor, Error> {
         let kind = stream.kind();
         self.each(
             [stream.shallow_clone(), change],
@@ -227,7 +228,7 @@ impl Rows<'_> {
         )
     }
 
-    /// What `work` makes of the tokens of each row, put together again.
+    /// Applies `work` to the tokens of each row and concatenates the results.
     fn each<const N: usize>(
         &self,
         inputs: [Tensor; N],
@@ -250,12 +251,12 @@ impl Rows<'_> {
     }
 }
 
-/// What attention knows of where rows are.
+/// Position information of an attention.
 #[derive(Clone, Copy)]
 enum Positions<'a> {
-    /// The places of queries and keys.
+    /// Rotations of queries and keys.
     Rotary(&'a Rotary),
-    /// Nothing; there may be a bias for each key.
+    /// None; optionally a bias for each key.
     KeyBias(Option<&'a Tensor>),
 }
 
@@ -271,7 +272,7 @@ struct Attention {
 }
 
 impl Attention {
-    /// `sharpness`: what queries are multiplied with before training.
+    /// `sharpness` is the initial scale of the queries.
     fn new(
         config: &TransformerConfig,
         name: &str,
@@ -296,7 +297,8 @@ impl Attention {
         })
     }
 
-    /// `[batch, length, width]` to the same shape, from `[batch, rows, width]`: the same, or those of `text`.
+    /// `[batch, length, width]` to the same shape, attending to `[batch, rows, width]`: the same tensor, or
+    /// the text.
     fn forward(
         &self,
         input: Tensor,
@@ -305,7 +307,7 @@ impl Attention {
         dropout: bool,
     ) -> Result<Tensor, Error> {
         let (batch, length, width) = input.size3()?;
-        // One copy for all that share it: each adapter would keep its own.
+        // One converted copy for all three; each adapter would otherwise keep its own.
         let linears = [&self.query, &self.key, &self.value];
         let adapted = linears.iter().any(|linear| linear.adapter.is_some());
         let kind = if adapted { Kind::Float } else { input.kind() };
@@ -316,10 +318,12 @@ impl Attention {
                 Some(text) if adapted => to_kind(text, kind)?,
                 Some(text) => text.shallow_clone(),
             };
-            let query = self.normed(&self.query, &self.query_norm, &input, positions, dropout)?;
+            let query =
+                self.normalised_heads(&self.query, &self.query_norm, &input, positions, dropout)?;
             drop(input);
-            let key = self.normed(&self.key, &self.key_norm, &seen, positions, dropout)?;
-            let value = self.by_head(&self.value.forward(&seen, dropout)?)?;
+            let key =
+                self.normalised_heads(&self.key, &self.key_norm, &seen, positions, dropout)?;
+            let value = self.split_heads(&self.value.forward(&seen, dropout)?)?;
             let value = value.f_transpose(1, 2)?;
             drop(seen);
             let bias = match positions {
@@ -336,8 +340,8 @@ impl Attention {
         self.output.forward(&joined, dropout)
     }
 
-    /// Queries or keys by head, normalised over all heads together: `[batch, heads, rows, width of a head]`.
-    fn normed(
+    /// Queries or keys, normalised over all heads together and split: `[batch, heads, rows, head width]`.
+    fn normalised_heads(
         &self,
         linear: &Linear,
         norm: &RmsNorm,
@@ -349,7 +353,7 @@ impl Attention {
         let kind = rows.kind();
         let normed = norm.forward(&rows)?;
         drop(rows);
-        let rows = self.by_head(&rounded(normed, kind)?)?;
+        let rows = self.split_heads(&rounded(normed, kind)?)?;
         let rows = match positions {
             Positions::Rotary(rotary) => rotary.rotated(&rows)?,
             Positions::KeyBias(_) => rows,
@@ -357,8 +361,8 @@ impl Attention {
         Ok(rows.f_transpose(1, 2)?)
     }
 
-    /// `[batch, rows, width]` as `[batch, rows, heads, width of a head]`.
-    fn by_head(&self, rows: &Tensor) -> Result<Tensor, Error> {
+    /// `[batch, rows, width]` as `[batch, rows, heads, head width]`.
+    fn split_heads(&self, rows: &Tensor) -> Result<Tensor, Error> {
         let (batch, length, width) = rows.size3()?;
         Ok(rows.f_reshape([batch, length, self.heads, width / self.heads])?)
     }

@@ -1,4 +1,4 @@
-//! Rotary positions in three dimensions: each head is divided among frames, rows and columns.
+//! Rotary position embedding in three dimensions: each head is divided among frames, rows and columns.
 
 use tch::{Device, Kind, Tensor};
 
@@ -10,21 +10,21 @@ const THETA: f64 = 10_000.0;
 /// The rotations of the tokens of one video.
 #[derive(Debug)]
 pub(super) struct Rotary {
-    /// `[1, tokens, 1, head width / 2]`, complex numbers of length one.
-    turns: Tensor,
+    /// `[1, tokens, 1, head width / 2]`, complex numbers of magnitude one.
+    rotations: Tensor,
 }
 
 impl Rotary {
-    /// For `frames` × `rows` × `columns` tokens and heads of `width` numbers.
+    /// For `frames` × `rows` × `columns` tokens and heads of width `width`.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub(super) fn new(grid: [i64; 3], width: i64, device: Device) -> Result<Self, Error> {
         let in_space = 2 * (width / 6);
         let widths = [width - 2 * in_space, in_space, in_space];
         let mut angles = Vec::new();
         for (axis, width) in widths.into_iter().enumerate() {
-            // In double precision, as where these tables come from.
+            // In double precision, like the reference.
             let options = (Kind::Double, Device::Cpu);
             let exponents = Tensor::f_arange_start_step(0, width, 2, options)?;
             let exponents = exponents.f_div_scalar(width as f64)?;
@@ -41,20 +41,20 @@ impl Rotary {
         let parts = [angles.f_cos()?, angles.f_sin()?];
         let parts = Tensor::f_stack(&parts, -1)?.f_to_kind(Kind::Float)?;
         Ok(Self {
-            turns: parts.f_to_device(device)?.f_view_as_complex()?,
+            rotations: parts.f_to_device(device)?.f_view_as_complex()?,
         })
     }
 
-    /// `[batch, tokens, heads, width]`, each pair of neighbours turned; computed in fp32.
+    /// `[batch, tokens, heads, width]` with each adjacent pair rotated; computed in fp32.
     ///
     /// # Errors
-    /// When shapes do not fit or memory runs out.
+    /// If shapes do not match or memory runs out.
     pub(super) fn rotated(&self, input: &Tensor) -> Result<Tensor, Error> {
         let (batch, tokens, heads, width) = input.size4()?;
         let pairs = to_kind(input, Kind::Float)?
             .f_reshape([batch, tokens, heads, width / 2, 2])?
             .f_view_as_complex()?;
-        let turned = pairs.f_mul(&self.turns)?.f_view_as_real()?;
+        let turned = pairs.f_mul(&self.rotations)?.f_view_as_real()?;
         to_kind(
             &turned.f_reshape([batch, tokens, heads, width])?,
             input.kind(),
@@ -63,7 +63,7 @@ impl Rotary {
 
     pub(super) fn shallow_clone(&self) -> Self {
         Self {
-            turns: self.turns.shallow_clone(),
+            rotations: self.rotations.shallow_clone(),
         }
     }
 }

@@ -67,8 +67,8 @@ impl Expected {
         text.constant_pad_nd([0, 0, 0, 512 - text.size()[1]])
     }
 
-    fn whole(&self) -> Times {
-        Times::Whole(self.get("times"))
+    fn uniform(&self) -> Timesteps {
+        Timesteps::Uniform(self.get("times"))
     }
 }
 
@@ -84,7 +84,7 @@ fn the_zeros_of_a_text_count_as_many_as_they_are() {
     let expected = Expected::of(MODELS[0]);
     let latents = expected.get("latents");
     let under = |text: &Tensor| {
-        let times = expected.whole();
+        let times = expected.uniform();
         let velocity = model.velocity(&latents, &times, text, Pass::Evaluate);
         velocity.unwrap()
     };
@@ -114,13 +114,13 @@ fn velocities_are_those_of_diffusers() {
         let expected = Expected::of(name);
         let (latents, text) = (expected.get("latents"), expected.text());
         let ours = model
-            .velocity(&latents, &expected.whole(), &text, Pass::Evaluate)
+            .velocity(&latents, &expected.uniform(), &text, Pass::Evaluate)
             .unwrap();
         let apart = difference(&ours, &expected.get("velocity"));
         assert!(apart <= 1e-5, "{name}: {apart}");
         let image = latents.narrow(2, 0, 1);
         let ours = model
-            .velocity(&image, &expected.whole(), &text, Pass::Evaluate)
+            .velocity(&image, &expected.uniform(), &text, Pass::Evaluate)
             .unwrap();
         let apart = difference(&ours, &expected.get("image"));
         assert!(apart <= 1e-5, "{name}, one frame: {apart}");
@@ -132,7 +132,7 @@ fn the_first_frame_has_a_time_of_its_own() {
     let name = "transformer-ti2v";
     let (model, _) = open(name, FROZEN);
     let expected = Expected::of(name);
-    let times = Times::FirstFrame {
+    let times = Timesteps::FirstFrame {
         first: Tensor::zeros([2], (Kind::Float, Device::Cpu)),
         others: expected.get("times"),
     };
@@ -153,9 +153,9 @@ fn modulation_is_not_made_for_each_token() {
     let expected = Expected::of(name);
     let time = Tensor::zeros([2], (Kind::Float, Device::Cpu));
     for (times, rows) in [
-        (Times::Whole(time.shallow_clone()), 1),
+        (Timesteps::Uniform(time.shallow_clone()), 1),
         (
-            Times::FirstFrame {
+            Timesteps::FirstFrame {
                 first: time.shallow_clone(),
                 others: expected.get("times"),
             },
@@ -214,7 +214,7 @@ fn bfloat16_is_close() {
         let expected = Expected::of(name);
         let (latents, text) = (expected.get("latents"), expected.text());
         let ours = model
-            .velocity(&latents, &expected.whole(), &text, Pass::Evaluate)
+            .velocity(&latents, &expected.uniform(), &text, Pass::Evaluate)
             .unwrap();
         let theirs = expected.get("velocity");
         let apart = f64::try_from((&ours - &theirs).std(true) / theirs.std(true)).unwrap();
@@ -237,7 +237,7 @@ fn streamed_and_quantised_blocks_compute_as_resident_ones() {
             let (model, _) = open(name, how);
             let streamed = model.streamed().is_some();
             let velocity = model
-                .velocity(&latents, &expected.whole(), &text, Pass::Evaluate)
+                .velocity(&latents, &expected.uniform(), &text, Pass::Evaluate)
                 .unwrap();
             (velocity, streamed)
         };
@@ -269,11 +269,11 @@ fn checkpoints_change_no_gradient() {
             };
             let (model, parameters) = open(name, how);
             let times = match name {
-                "transformer-ti2v" => Times::FirstFrame {
+                "transformer-ti2v" => Timesteps::FirstFrame {
                     first: Tensor::zeros([2], (Kind::Float, Device::Cpu)),
                     others: expected.get("times"),
                 },
-                _ => expected.whole(),
+                _ => expected.uniform(),
             };
             let pass = Pass::Train { checkpoint };
             let (latents, text) = (expected.get("latents"), expected.text());
@@ -304,7 +304,7 @@ fn what_does_not_fit_is_refused() {
         let error = model
             .velocity(
                 &latents,
-                &expected.whole(),
+                &expected.uniform(),
                 &expected.text(),
                 Pass::Evaluate,
             )

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use models::formats::{SafetensorsFile, TensorSource};
 use models::wan::lora::Expert as Which;
 use models::wan::model::WanModel;
-use models::wan::pipeline::{Conditions, ImageCondition, Unfinished};
+use models::wan::pipeline::{Conditions, ImageCondition, SamplingState};
 use models::wan::text_encoder::TEXT_ROWS;
 use models::wan::transformer::Transformer;
 use placement::Placer;
@@ -125,7 +125,7 @@ impl Previews {
             tch::manual_seed(prepared.preview.seed as i64);
             let noise = Tensor::f_randn(prepared.plan.shape(&self.model), options)?;
             let noise = placer.batch(noise)?;
-            videos.push(Unfinished::new(
+            videos.push(SamplingState::new(
                 &noise,
                 conditions,
                 &prepared.plan.sampling,
@@ -170,7 +170,7 @@ impl Previews {
     fn steps_of(
         &self,
         expert: Which,
-        videos: &mut [Unfinished<'_>],
+        videos: &mut [SamplingState<'_>],
         task: &WanVideo,
         placer: &mut Placer,
     ) -> Result<(), Error> {
