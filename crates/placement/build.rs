@@ -1,5 +1,5 @@
-//! Lets the tests of this crate find libtorch at run time: link arguments are not
-//! inherited from a dependency, so `torch-ext` says where it is.
+//! Lets this crate's tests find libtorch at run time. Link arguments are not inherited from a dependency, so
+//! `torch-ext` passes on the folder.
 
 fn main() {
     if let Ok(lib) = std::env::var("DEP_SUREFOOT_TORCH_EXT_LIBTORCH_LIB") {

@@ -144,6 +144,6 @@ def test_a_module_that_failed_stays_as_it_was(on_device):
     """600 tensors in groups of 256; the second group fails when some of it has been copied."""
     wrong, lost = on_device("failing")
     assert wrong["unchanged"] and lost["unchanged"]
-    assert "no way to the device worked" in wrong["error"] and wrong["live"] == 0
+    assert "no strategy could move this tensor to the device" in wrong["error"] and wrong["live"] == 0
     # On a context that is lost nothing is freed: neither what has arrived nor what was on its way.
     assert "unusable" in lost["error"] and 256 + 100 < lost["live"] <= 512

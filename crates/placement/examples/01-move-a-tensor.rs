@@ -1,4 +1,4 @@
-//! A tensor to the device and compared there, and the report of how it went.
+//! Moves a tensor to the device, verifies it there, and prints the report.
 //!
 //! ```sh
 //! cargo run -p surefoot-placement --example 01-move-a-tensor

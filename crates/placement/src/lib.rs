@@ -5,16 +5,16 @@
 //! | question | answer |
 //! |---|---|
 //! | how do tensors, modules and batches get to the device? | a [`Placer`] |
-//! | how does one tensor get there, and did it arrive? | [`transfer`]: the [`TransferEngine`] tries each [`TransferStrategy`] and compares checksums as [`Verify`] asks |
+//! | how is one tensor moved, and did it arrive intact? | [`transfer`]: the [`TransferEngine`] tries each [`TransferStrategy`] and compares checksums as [`Verify`] says |
 //! | what lives where? | [`plan`], made before anything moves; [`phases`] carries it out |
-//! | what if a model is larger than the device? | [`swap`] brings its blocks when they are used |
-//! | what if memory runs out all the same? | [`oom`] says what to try next |
-//! | how do batches come? | [`loader`] |
+//! | what if a model is larger than the device? | [`swap`] copies its blocks in when they are used |
+//! | what if memory runs out all the same? | [`oom`] decides what to try next |
+//! | where do batches come from? | [`loader`] |
 //!
-//! The decisions are pure and know no libtorch; [`torch_transport`] carries them out. `docs/transfer.md` specifies a
-//! verified copy to the byte, for this crate and for the Python package alike.
+//! The decisions are pure code without libtorch; [`torch_transport`] carries them out. `docs/transfer.md` is
+//! the exact specification of a verified copy, for this crate and the Python package.
 //!
-//! The feature `test-support` adds `testing`: a device made of vectors with faults to order, and the fault matrix.
+//! The feature `test-support` adds `testing`: a fake device with fault injection, and the fault matrix.
 
 pub mod loader;
 pub mod offload;
@@ -32,7 +32,7 @@ pub use tensor_tree::{FieldPath, TensorTree};
 pub use transfer::engine::{PlacedBy, TransferEngine};
 pub use transfer::policy::{MoveError, Placed, Policy, Request};
 pub use transfer::report::{
-    Attempt, Failure, Outcome, PlacementReport, RouteTotal, TransferTrace, Trouble,
+    Attempt, Failure, Outcome, PlacementReport, ProblemCounts, RouteTotal, TransferTrace,
 };
 pub use transfer::strategy::TransferStrategy;
 pub use transfer::verify::{ParseVerifyError, Role, Verify};

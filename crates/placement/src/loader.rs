@@ -1,16 +1,15 @@
-//! A loader that prepares batches ahead of the training step.
+//! A data loader that prepares batches ahead of the training step.
 //!
 //! ```text
 //!   order (seed, epoch) ──▶ workers: sample … sample ─▶ collate ─▶ pin ──▶ ready, in order ──▶ next()
 //!                              at most `depth` batches ahead of the consumer
 //! ```
 //!
-//! The order of batches depends on the seed and nothing else: not on how many workers
-//! there are, nor on which is faster. Its whole state is the number of the next batch
-//! ([`LoaderState`]), so a resumed run sees what the interrupted one would have seen.
-//! A sample that fails or panics is reported with its index, at the place in the order
-//! where its batch belongs; the batches after it still come. One that does not come at
-//! all is named too, in the log or, after [`LoaderOptions::patience`], as an error.
+//! The order of batches depends only on the seed, not on the number of workers or on which of them is faster.
+//! The whole state is the index of the next batch ([`LoaderState`]), so a resumed run sees the same batches
+//! as an uninterrupted one. A sample that fails or panics is reported with its index, in place of its batch;
+//! later batches still follow. A sample that never arrives is named too, in the log or, after
+//! [`LoaderOptions::timeout`], as an error.
 
 mod batch_worker;
 mod order;
@@ -24,67 +23,67 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
-use self::batch_worker::{BatchWorker, Doing};
-pub use self::order::{BatchOrder, Shuffle};
-use self::queue::{Queue, Taken};
+use self::batch_worker::{BatchWorker, WorkerActivity};
+pub use self::order::{BatchSampler, Shuffle};
+use self::queue::{Queue, TakeResult};
 use crate::tensor_tree::TensorTree;
 
-/// How long a batch may be waited for before the log says what it waits for.
-const SILENCE: Duration = Duration::from_secs(10);
+/// How long to wait for a batch before a warning says what it is waiting for.
+const WARN_AFTER: Duration = Duration::from_secs(10);
 
-/// What samples and collating may fail with.
+/// Any error of reading or collating samples.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// Where samples come from. Read by several workers at once.
+/// A data set. Several workers read it at once.
 pub trait Source: Send + Sync + 'static {
-    /// One sample, on the host.
+    /// One sample, in host memory.
     type Sample;
-    /// Several samples in one, on the host.
+    /// Several collated samples, in host memory.
     type Batch: TensorTree + Send + 'static;
 
-    /// How many samples there are.
+    /// Number of samples.
     fn len(&self) -> usize;
 
-    /// Whether there are none.
+    /// Whether there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Reads one sample. `draw` is for random augmentation: it depends on the loader's
-    /// seed, the epoch and the sample, so that the same run draws the same.
+    /// Reads one sample. `draw` seeds random augmentation: it depends on the loader's seed, the epoch and the
+    /// sample, so a repeated run draws the same.
     ///
     /// # Errors
-    /// Anything; reported with the sample's index.
+    /// Any; reported with the sample's index.
     fn sample(&self, index: usize, draw: u64) -> Result<Self::Sample, BoxError>;
 
-    /// Puts samples together.
+    /// Combines samples into a batch.
     ///
     /// # Errors
-    /// Anything; reported with the indices of the samples.
+    /// Any; reported with the indices of the samples.
     fn collate(&self, samples: Vec<Self::Sample>) -> Result<Self::Batch, BoxError>;
 }
 
-/// How batches are made. The first three are for [`Shuffle`], and say nothing to a loader with an
-/// order of its own.
+/// How batches are made. The first three options configure [`Shuffle`]; a loader with its own
+/// [`BatchSampler`] ignores them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderOptions {
-    /// Samples in a batch.
+    /// Samples per batch.
     pub batch_size: usize,
-    /// Leave the last batch of an epoch out when it is short, as it usually is in
-    /// training: its few samples would weigh more than the others.
+    /// Drop the last batch of an epoch if it is short. Usual in training, where its few samples would weigh
+    /// more than others.
     pub drop_last: bool,
-    /// Decides the order; `None` keeps the order of the source.
+    /// Seed of the order; `None` keeps the order of the source.
     pub shuffle: Option<u64>,
     /// Threads that read samples; 0 reads them in `next()`.
     pub workers: usize,
-    /// Batches that may be ready or in the making, ahead of the consumer; 0 is taken for 1.
+    /// Batches to prepare ahead of the consumer; 0 counts as 1.
     pub depth: usize,
-    /// How long `next()` waits for a batch before it says which sample does not come
-    /// ([`LoadError::Stuck`]). `None` waits for ever, and says it in the log every ten
-    /// seconds. Without workers the sample is read by `next()` itself, and nobody waits.
-    pub patience: Option<Duration>,
-    /// Put batches into pinned memory for this device, from which it copies faster
-    /// and without the CPU. Does nothing for the CPU.
+    /// How long `next()` waits for a batch before it fails with [`LoadError::TimedOut`], which names the
+    /// missing sample. `None` waits forever, with a warning every ten seconds. Without workers, `next()`
+    /// reads samples itself and never waits.
+    pub timeout: Option<Duration>,
+    /// Copy batches to pinned memory for this device, so that transfers are faster and need no CPU. No effect
+    /// for the CPU.
     pub pin_for: Device,
 }
 
@@ -96,29 +95,29 @@ impl Default for LoaderOptions {
             shuffle: None,
             workers: 1,
             depth: 2,
-            patience: None,
+            timeout: None,
             pin_for: Device::Cpu,
         }
     }
 }
 
-/// Where a loader is, and what it must agree with to go on from there.
+/// A loader's position, and the settings that must match to resume from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoaderState {
-    /// Batches given out since the first epoch began.
+    /// Batches returned since the start of the first epoch.
     pub batches: u64,
-    /// The seed of the order.
+    /// Seed of the order.
     pub shuffle: Option<u64>,
-    /// Samples in a batch.
+    /// Samples per batch.
     pub batch_size: usize,
-    /// Whether a short last batch is left out.
+    /// Whether a short last batch is dropped.
     #[serde(default = "yes")]
     pub drop_last: bool,
-    /// Samples in the source.
+    /// Number of samples in the source.
     pub samples: usize,
 }
 
-/// What states meant that were saved before they said so.
+/// The default for states that were saved before the field existed.
 fn yes() -> bool {
     true
 }
@@ -147,8 +146,8 @@ pub enum LoadError {
         /// The panic's message.
         message: String,
     },
-    /// Samples could not be put together.
-    #[error("samples {samples:?} (epoch {epoch}) make no batch: {source}")]
+    /// Samples could not be collated.
+    #[error("samples {samples:?} (epoch {epoch}) cannot be collated: {source}")]
     Collate {
         /// Their indices in the source.
         samples: Vec<usize>,
@@ -157,7 +156,7 @@ pub enum LoadError {
         /// What the source said.
         source: BoxError,
     },
-    /// Putting samples together, or into pinned memory, panicked.
+    /// Collating samples, or copying them to pinned memory, panicked.
     #[error("making a batch of samples {samples:?} (epoch {epoch}) panicked: {message}")]
     CollatePanicked {
         /// Their indices in the source.
@@ -167,9 +166,9 @@ pub enum LoadError {
         /// The panic's message.
         message: String,
     },
-    /// A worker panicked where nothing catches it, as when samples are dropped.
+    /// A worker panicked outside of any handler, for example while dropping samples.
     #[error(
-        "batch {batch} of epoch {epoch} is lost: the loader's worker that was to make it has died"
+        "batch {batch} of epoch {epoch} is lost: the worker thread that was preparing it has died"
     )]
     WorkerDied {
         /// The batch, counted within its epoch from zero.
@@ -177,14 +176,14 @@ pub enum LoadError {
         /// The epoch, from zero.
         epoch: u64,
     },
-    /// A batch does not come. It is still in the making: `next()` waits for the same one again.
+    /// A batch did not arrive in time. It is still being prepared; `next()` waits for the same one again.
     #[error("no batch came within {waited:?}: {what}")]
-    Stuck {
-        /// [`LoaderOptions::patience`].
+    TimedOut {
+        /// [`LoaderOptions::timeout`].
         waited: Duration,
-        /// What its worker is doing since, with the sample and the epoch.
+        /// What its worker is doing, with the sample and the epoch.
         what: String,
-        /// The sample that is being read, if it is one.
+        /// The sample that is being read, if any.
         sample: Option<usize>,
     },
     /// The source is smaller than one batch.
@@ -195,48 +194,50 @@ pub enum LoadError {
         /// Samples in a batch.
         batch_size: usize,
     },
-    /// Batches of no samples.
+    /// The batch size is 0.
     #[error("`batch_size: 0`: a batch needs at least one sample")]
     EmptyBatches,
-    /// A state of another loader.
-    #[error("the saved state is of another loader: its {what} is {saved}, and now it is {now}")]
+    /// The state belongs to a different loader.
+    #[error(
+        "the saved state belongs to a different loader: its {what} was {saved} and is now {now}"
+    )]
     OtherLoader {
         /// The property that differs.
         what: &'static str,
-        /// In the state.
+        /// Its value in the state.
         saved: String,
-        /// In this loader.
+        /// Its value in this loader.
         now: String,
     },
-    /// The operating system gave no worker threads.
-    #[error("the loader's workers cannot be started: {0}")]
+    /// Worker threads could not be started.
+    #[error("cannot start the loader's worker threads: {0}")]
     Workers(#[from] std::io::Error),
 }
 
-/// A batch and its place in the order.
+/// A batch and its position.
 #[derive(Debug)]
 pub struct Loaded<B> {
     /// The epoch, from zero.
     pub epoch: u64,
-    /// The batch's number in the epoch, from zero.
+    /// Index of the batch within the epoch.
     pub number: u64,
-    /// The batch, on the host.
+    /// The batch, in host memory.
     pub batch: B,
 }
 
-/// Gives batches without end, epoch after epoch.
-pub struct Loader<S: Source, O: BatchOrder = Shuffle> {
+/// Yields batches forever, epoch after epoch.
+pub struct Loader<S: Source, O: BatchSampler = Shuffle> {
     maker: Arc<BatchWorker<S, O>>,
     options: LoaderOptions,
     next: u64,
     queue: Option<Queue<Result<S::Batch, LoadError>>>,
 }
 
-/// For loaders without workers, which nobody can stop.
+/// The stop flag of loaders without workers, which never stop.
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl<S: Source> Loader<S> {
-    /// A loader that begins with the first epoch.
+    /// A loader that starts with the first epoch.
     ///
     /// # Errors
     /// [`LoadError::EmptyBatches`]; [`LoadError::TooFewSamples`]; [`LoadError::Workers`].
@@ -244,10 +245,10 @@ impl<S: Source> Loader<S> {
         Self::starting_at(source, options, 0)
     }
 
-    /// A loader that goes on where another one was.
+    /// A loader that continues from `state`.
     ///
     /// # Errors
-    /// [`LoadError::OtherLoader`] when the order would not be the same.
+    /// [`LoadError::OtherLoader`] if the order would differ.
     pub fn resume(
         source: S,
         options: LoaderOptions,
@@ -298,8 +299,7 @@ impl<S: Source> Loader<S> {
         Self::with_order(source, order, options, next)
     }
 
-    /// Where the loader is: before the batch that `next` gives next. Batches that are
-    /// ready ahead do not count.
+    /// The position: before the batch that `next` returns next. Batches that are prepared ahead do not count.
     pub fn state(&self) -> LoaderState {
         LoaderState {
             batches: self.next,
@@ -311,8 +311,8 @@ impl<S: Source> Loader<S> {
     }
 }
 
-impl<S: Source, O: BatchOrder> Loader<S, O> {
-    /// A loader of the batches that `order` says, from the batch `next` on.
+impl<S: Source, O: BatchSampler> Loader<S, O> {
+    /// A loader for the batches of `order`, starting with the batch `next`.
     ///
     /// # Errors
     /// [`LoadError::Workers`].
@@ -344,38 +344,39 @@ impl<S: Source, O: BatchOrder> Loader<S, O> {
         self.maker.order.batches_per_epoch()
     }
 
-    /// The order of the batches.
+    /// The batch sampler.
     pub fn order(&self) -> &O {
         &self.maker.order
     }
 
-    /// Batches that were taken, over all epochs: the number of the one that `next` gives next.
+    /// Number of batches taken over all epochs, which is the index of the next one.
     pub fn position(&self) -> u64 {
         self.next
     }
 
-    /// The batch of this number; `None` after the patience that the options have.
+    /// The batch with this index; `None` after the timeout.
     fn wait_for(&mut self, number: u64) -> Option<Result<S::Batch, LoadError>> {
         let Some(queue) = &mut self.queue else {
             return self.maker.make(number, &NEVER);
         };
         let since = Instant::now();
         loop {
-            let patience = self.options.patience;
-            let left =
-                patience.map_or(SILENCE, |patience| patience.saturating_sub(since.elapsed()));
-            match queue.take(left.min(SILENCE)) {
-                Taken::Made(batch) => return Some(batch),
-                Taken::Lost => {
+            let timeout = self.options.timeout;
+            let left = timeout.map_or(WARN_AFTER, |timeout| {
+                timeout.saturating_sub(since.elapsed())
+            });
+            match queue.take(left.min(WARN_AFTER)) {
+                TakeResult::Ready(batch) => return Some(batch),
+                TakeResult::Lost => {
                     let (epoch, batch) = self.maker.order.place_of(number);
                     return Some(Err(LoadError::WorkerDied { batch, epoch }));
                 }
-                Taken::NotYet => {}
+                TakeResult::Pending => {}
             }
-            if patience.is_some_and(|patience| since.elapsed() >= patience) {
+            if timeout.is_some_and(|timeout| since.elapsed() >= timeout) {
                 return None;
             }
-            let what = self.maker.doing(number);
+            let what = self.maker.activity(number);
             tracing::warn!(
                 seconds = since.elapsed().as_secs(),
                 "the loader waits: {what}"
@@ -384,19 +385,19 @@ impl<S: Source, O: BatchOrder> Loader<S, O> {
     }
 }
 
-impl<S: Source, O: BatchOrder> Iterator for Loader<S, O> {
+impl<S: Source, O: BatchSampler> Iterator for Loader<S, O> {
     type Item = Result<Loaded<S::Batch>, LoadError>;
 
-    /// The next batch; never `None`. After an error, the batch after the bad one
-    /// (after [`LoadError::Stuck`], the same).
+    /// The next batch; never `None`. After an error, the batch after the failed one (after
+    /// [`LoadError::TimedOut`], the same one).
     fn next(&mut self) -> Option<Self::Item> {
         let number = self.next;
         let Some(batch) = self.wait_for(number) else {
-            let doing = self.maker.doing(number);
-            return Some(Err(LoadError::Stuck {
-                waited: self.options.patience.unwrap_or_default(),
+            let doing = self.maker.activity(number);
+            return Some(Err(LoadError::TimedOut {
+                waited: self.options.timeout.unwrap_or_default(),
                 sample: match doing {
-                    Doing::Reading { sample, .. } => Some(sample),
+                    WorkerActivity::Reading { sample, .. } => Some(sample),
                     _ => None,
                 },
                 what: doing.to_string(),

@@ -1,8 +1,8 @@
-//! What training code uses: tensors, modules and batches to the device, and tensors back.
+//! The API for training code: tensors, modules and batches to the device, and tensors back.
 //!
-//! A [`Placer`] holds one device, one policy and one report. On an accelerator it
-//! has the [`TransferEngine`] move each tensor; on the CPU there is nothing to copy and
-//! nothing to verify, so it only closes gaps and converts.
+//! A [`Placer`] has one device, one policy and one report. On an accelerator its [`TransferEngine`] moves
+//! each tensor. On the CPU there is nothing to copy or verify, so it only makes tensors contiguous and
+//! converts them.
 
 mod module;
 mod supported;
@@ -28,15 +28,15 @@ use platform::Bytes;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlaceError {
-    /// The move itself; the variants say whether the process can go on.
+    /// The move failed; its variants say whether the process can continue.
     #[error(transparent)]
     Move(#[from] MoveError),
-    /// libtorch, before or after the move.
+    /// libtorch failed before or after the move.
     #[error("`{tensor}`: {source}")]
     Torch {
         /// The tensor's name.
         tensor: String,
-        /// What libtorch said.
+        /// The error of libtorch.
         source: torch_ext::Error,
     },
     /// An element type that cannot be placed.
@@ -47,17 +47,17 @@ pub enum PlaceError {
         /// Its element type.
         kind: Kind,
     },
-    /// The device gave something else than was asked.
-    #[error("`{tensor}` arrived as {found}, and {wanted} was asked for")]
+    /// The result is not what was requested.
+    #[error("`{tensor}` arrived as {found} instead of {wanted}")]
     Changed {
         /// The tensor's name.
         tensor: String,
-        /// What arrived: shape, kind and device.
+        /// The result: shape, type and device.
         found: String,
-        /// What should have.
+        /// What was requested.
         wanted: String,
     },
-    /// The device itself.
+    /// The device failed.
     #[error(transparent)]
     Device(#[from] torch_ext::Error),
 }
@@ -74,7 +74,7 @@ impl PlaceError {
         }
     }
 
-    /// Whether the device context can still be used.
+    /// Whether the device context is still usable.
     pub fn context_is_usable(&self) -> bool {
         match self {
             PlaceError::Move(error) => error.context_is_usable(),
@@ -86,31 +86,31 @@ impl PlaceError {
     }
 }
 
-/// Moves tensors to one device, and remembers how each came there.
+/// Moves tensors to one device, and records how each one got there.
 pub struct Placer {
     transport: TorchTransport,
     engine: TransferEngine,
-    /// Whether it was said already that the CPU needs no moves.
+    /// Whether the remark that the CPU needs no moves was logged.
     explained: bool,
 }
 
 impl Placer {
-    /// How many bytes of a module are on their way at a time, before they are verified
-    /// together; a larger tensor moves with those before it.
+    /// Bytes of a module that are in flight at a time before they are verified together; a larger tensor
+    /// moves with the ones before it.
     pub const GROUP_BYTES: Bytes = Bytes::mib(64);
 
     /// A placer for `device`: the CPU, or `Device::Cuda(n)` (also under ROCm).
     ///
     /// # Errors
-    /// When the device is not there.
+    /// If the device does not exist.
     pub fn new(device: Device, policy: Policy) -> Result<Self, PlaceError> {
         Self::with_options(device, policy, TransportOptions::default())
     }
 
-    /// As [`Self::new`], with what libtorch does not know about the device.
+    /// Like [`Self::new`], with properties of the device that libtorch does not know.
     ///
     /// # Errors
-    /// When the device is not there.
+    /// If the device does not exist.
     pub fn with_options(
         device: Device,
         policy: Policy,
@@ -129,36 +129,36 @@ impl Placer {
         self.transport.device()
     }
 
-    /// How moves are made.
+    /// The policy of moves.
     pub fn policy(&self) -> &Policy {
         self.engine.policy()
     }
 
-    /// What was said about the device, for those that move on their own, such as a
+    /// The properties set for the device, for other users of it such as a
     /// [`BlockSwapper`](crate::offload::swap::BlockSwapper).
     pub fn options(&self) -> &TransportOptions {
         self.transport.options()
     }
 
-    /// What the device is and can do.
+    /// The device's properties and capabilities.
     pub(crate) fn facts(&self) -> DeviceFacts {
         self.transport.facts()
     }
 
-    /// Hands memory that caches hold back to the driver; how much it was.
+    /// Releases cached memory to the driver; returns the number of bytes.
     ///
     /// # Errors
-    /// What the device says.
+    /// If the device fails.
     pub fn trim(&mut self) -> Result<Bytes, PlaceError> {
         let trimmed = self.transport.trim();
         trimmed.map_err(|error| PlaceError::Device(error.into()))
     }
 
-    /// A tensor of a device in host memory, contiguous, compared with what the device holds unless the policy is
-    /// [`Verify::Off`](crate::Verify::Off).
+    /// Copies a tensor from a device to host memory, contiguous, and compares it with the device's data
+    /// unless the policy is [`Verify::Off`](crate::Verify::Off).
     ///
     /// # Errors
-    /// [`PlaceError`]; the tensor on the device is as it was.
+    /// [`PlaceError`]; the tensor on the device is unchanged.
     pub fn to_host(&mut self, name: &str, tensor: &Tensor) -> Result<Tensor, PlaceError> {
         let remote = tensor.f_detach().and_then(|tensor| tensor.f_contiguous());
         let remote = remote.map_err(|error| torch(name, error))?;
@@ -183,19 +183,19 @@ impl Placer {
         Ok(host.into_tensor())
     }
 
-    /// Every move so far. Empty on the CPU, where nothing moves.
+    /// All moves so far. Empty on the CPU, where nothing moves.
     pub fn report(&self) -> &PlacementReport {
         self.engine.report()
     }
 
-    /// A weight on the device, contiguous, in `kind` (`None` keeps its own). It
-    /// requires a gradient if the source did, and is a leaf.
+    /// Moves a weight to the device, contiguous, as `kind` (`None` keeps its type). The result is a leaf and
+    /// requires a gradient if the source did.
     ///
-    /// On the CPU the result may share memory with the source. Where the policy lets
-    /// a tensor stay on the host, the result may be on the CPU (a warning says so).
+    /// On the CPU the result may share storage with the source. If the policy allows tensors to stay on the
+    /// host, the result may be on the CPU (with a warning).
     ///
     /// # Errors
-    /// [`PlaceError`]; the source is as it was.
+    /// [`PlaceError`]; the source is unchanged.
     pub fn weight(
         &mut self,
         name: &str,
@@ -205,11 +205,11 @@ impl Placer {
         self.place(name, Role::Weight, source, kind)
     }
 
-    /// A batch on the device. Floats keep their kind; nothing requires a gradient. Its tensors
-    /// are copied and verified together, as those of a module are.
+    /// Moves a batch to the device. Types do not change, and nothing requires a gradient. Like those of a
+    /// module, its tensors are copied and verified together.
     ///
     /// # Errors
-    /// [`PlaceError`]; the batch is gone.
+    /// [`PlaceError`]; the batch is dropped.
     pub fn batch<B: TensorTree>(&mut self, batch: B) -> Result<B, PlaceError> {
         let root = FieldPath::root("batch");
         let (batch, fields) = fields(batch, &root);
@@ -233,20 +233,19 @@ impl Placer {
         Ok(refilled(batch, &root, placed))
     }
 
-    /// Moves the parameters of a model, in the order given.
+    /// Moves the parameters of a model, in the given order.
     ///
-    /// Each tensor keeps its identity: optimizers and tied weights that hold it see it
-    /// move. Tensors that share their memory (tied weights) move once and share it
-    /// again. Floats become `kind`; integers and booleans keep theirs.
+    /// Each tensor keeps its identity, so optimizers and tied weights that hold it see it move. Tensors that
+    /// share storage (tied weights) move once and share it again. Floating-point tensors become `kind`;
+    /// integers and booleans keep their type.
     ///
-    /// Tensors are copied and verified in groups ([`GROUP_BYTES`](Self::GROUP_BYTES)). On
-    /// a device with memory of its own, none of them changes before all have arrived. Where
-    /// the memory is unified a second copy of everything is what must not be: there each
-    /// group's host memory is free before the next one moves.
+    /// Tensors are copied and verified in groups ([`GROUP_BYTES`](Self::GROUP_BYTES)). On a device with its
+    /// own memory, no tensor changes before all have arrived. On unified memory, where a second copy of
+    /// everything must be avoided, each group's host memory is freed before the next group moves.
     ///
     /// # Errors
-    /// [`PlaceError`]. On a device with memory of its own the model is as it was; on unified
-    /// memory the groups before the failing one are on the device, complete and verified.
+    /// [`PlaceError`]. On a device with its own memory the model is unchanged; on unified memory the groups
+    /// before the failing one are on the device, complete and verified.
     pub fn module<'a, N: Into<String>>(
         &mut self,
         parameters: impl IntoIterator<Item = (N, &'a mut Tensor)>,
@@ -296,7 +295,7 @@ impl Placer {
         Ok(())
     }
 
-    /// Several tensors, those that have to move together.
+    /// Places several tensors together.
     fn place_all(
         &mut self,
         role: Role,
@@ -318,16 +317,14 @@ impl Placer {
                 (host, Request { name, role, cast })
             })
             .collect();
-        let moved = self
-            .engine
-            .to_device_together(&mut self.transport, &loads)?;
+        let moved = self.engine.to_device_batched(&mut self.transport, &loads)?;
         let mut moved = moved.into_iter();
         let mut placed = Vec::with_capacity(tensors.len());
         for (name, source, kind) in tensors {
             let kind = kind.unwrap_or(source.kind());
             let one = match source.device() == self.device() {
                 true => self.adjust(name, source, kind),
-                // As many came as were sent.
+                // One result per tensor.
                 false => Ok(moved.next().map_or_else(
                     || source.shallow_clone(),
                     |one| match one {
@@ -344,17 +341,17 @@ impl Placer {
         Ok(placed)
     }
 
-    /// Moves every variable of a `VarStore`, in the order of their names. Does not
-    /// change the device that the store itself puts new variables on.
+    /// Moves every variable of a `VarStore`, ordered by name. Does not change the device on which the store
+    /// creates new variables.
     ///
     /// # Errors
-    /// As [`Self::module`].
+    /// See [`Self::module`].
     pub fn store(
         &mut self,
         store: &mut VarStore,
         kind: Option<Kind>,
     ) -> Result<ModuleSummary, PlaceError> {
-        // Handles to the same tensors: set_data moves what the layers hold.
+        // Handles to the same tensors: `set_data` also affects the layers' tensors.
         let mut variables: Vec<(String, Tensor)> = store.variables().into_iter().collect();
         variables.sort_by(|(a, _), (b, _)| a.cmp(b));
         self.module(
@@ -382,8 +379,8 @@ impl Placer {
         finish(name, role, source, kind, placed)
     }
 
-    /// What is on the device already: gaps closed, converted. Shares memory with the
-    /// source when there is nothing to do.
+    /// For a tensor that is already on the device: makes it contiguous and converts it. Shares storage with
+    /// the source if there is nothing to do.
     fn adjust(&mut self, name: &str, source: &Tensor, kind: Kind) -> Result<Tensor, PlaceError> {
         if self.device() == Device::Cpu && !self.explained {
             self.explained = true;
@@ -401,7 +398,7 @@ impl Placer {
         adjusted.map_err(|error| torch(name, error))
     }
 
-    /// From the host (or, through the host, from another device) to the device.
+    /// Moves a tensor from the host to the device, or from another device through the host.
     fn carry(
         &mut self,
         name: &str,
@@ -424,7 +421,7 @@ impl Placer {
         }
     }
 
-    /// A source for the engine, and the element type it shall arrive with.
+    /// The engine's source for a tensor, and the element type it should arrive as.
     fn pack(
         &mut self,
         name: &str,
@@ -437,8 +434,8 @@ impl Placer {
         };
         element_of(source.kind()).ok_or_else(|| refuse(source.kind()))?;
         let cast = element_of(kind).ok_or_else(|| refuse(kind))?;
-        // Copies between two devices arrive as zeros on some machines, where a copy
-        // through the host does not (pytorch issues 84803, 87363).
+        // Copies between two devices arrive as zeros on some machines where copies through the host do not
+        // (pytorch issues 84803, 87363).
         let on_host = match source.device() {
             Device::Cpu => source.shallow_clone(),
             _ => self.to_host(name, source)?,
@@ -451,8 +448,8 @@ impl Placer {
     }
 }
 
-/// Drops what has arrived when the rest does not: never, where freeing it would call into
-/// a runtime that must not be called any more.
+/// Drops what has arrived when the rest fails; leaks it if freeing would call into a runtime that must not be
+/// called any more.
 fn given_up<T>(error: PlaceError, arrived: T) -> PlaceError {
     if !error.context_is_usable() {
         std::mem::forget(arrived);
@@ -460,7 +457,7 @@ fn given_up<T>(error: PlaceError, arrived: T) -> PlaceError {
     error
 }
 
-/// What arrived, looked at, as a leaf that requires a gradient if a weight did.
+/// Checks what arrived, and makes it a leaf that requires a gradient if a weight did.
 fn finish(
     name: &str,
     role: Role,
@@ -477,8 +474,7 @@ fn finish(
     Ok(placed)
 }
 
-/// Whether what arrived is what was asked for, as far as can be seen without
-/// reading it.
+/// Whether the result is what was requested, as far as can be seen without reading it.
 fn check(name: &str, source: &Tensor, kind: Kind, placed: &Tensor) -> Result<(), PlaceError> {
     if placed.size() == source.size() && placed.kind() == kind && placed.is_contiguous() {
         return Ok(());

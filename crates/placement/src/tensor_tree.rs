@@ -1,8 +1,7 @@
-//! Tensors in structures of any shape: what JAX calls a pytree.
+//! Nested structures of tensors, like JAX's pytrees.
 //!
-//! A tree is a tensor, or a tuple, list, option or dictionary of trees. Each
-//! tensor inside has a path (`batch.0.input_ids`), the same for every batch, by
-//! which messages and the verification know it.
+//! A tree is a tensor, or a tuple, list, option or dictionary of trees. Each tensor in it has a path
+//! (`batch.0.input_ids`) that is the same for every batch; messages and verification identify it by that.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -39,8 +38,8 @@ use tch::Tensor;
 /// }
 /// ```
 pub trait TensorTree: Sized {
-    /// Replaces every tensor by what `map` makes of it, in a fixed order. Stops at the
-    /// first error; the batch is gone then.
+    /// Replaces every tensor with the result of `map`, in a fixed order. Stops at the first error, and the
+    /// batch is then lost.
     ///
     /// # Errors
     /// The first error of `map`.
@@ -49,7 +48,7 @@ pub trait TensorTree: Sized {
         F: FnMut(&FieldPath, Tensor) -> Result<Tensor, E>;
 }
 
-/// The batch, and its tensors with their paths in the order of [`TensorTree::try_map`].
+/// The batch, and its tensors with their paths, in the order of [`TensorTree::try_map`].
 pub(crate) fn fields<B: TensorTree>(batch: B, root: &FieldPath) -> (B, Vec<(FieldPath, Tensor)>) {
     let mut fields = Vec::new();
     let batch: Result<B, Infallible> = batch.try_map(root, &mut |path, tensor| {
@@ -60,8 +59,7 @@ pub(crate) fn fields<B: TensorTree>(batch: B, root: &FieldPath) -> (B, Vec<(Fiel
     (batch, fields)
 }
 
-/// The batch with other tensors in the places of its own. A batch that has more places than the
-/// time before keeps what is in those.
+/// The batch with its tensors replaced. If it has more places than `tensors`, the rest keep their tensors.
 pub(crate) fn refilled<B: TensorTree>(batch: B, root: &FieldPath, tensors: Vec<Tensor>) -> B {
     let mut tensors = tensors.into_iter();
     let batch: Result<B, Infallible> =
@@ -70,22 +68,22 @@ pub(crate) fn refilled<B: TensorTree>(batch: B, root: &FieldPath, tensors: Vec<T
     batch
 }
 
-/// Where in a batch a tensor is.
+/// The path of a tensor in a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldPath(String);
 
 impl FieldPath {
-    /// The batch itself, under this name.
+    /// The batch itself, with this name.
     pub fn root(name: impl Into<String>) -> Self {
         Self(name.into())
     }
 
-    /// A part of it: a field's name, a key, or an index.
+    /// A field, key or index of it.
     pub fn field(&self, name: impl Display) -> Self {
         Self(format!("{}.{name}", self.0))
     }
 
-    /// As messages show it.
+    /// The path as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -145,7 +143,7 @@ impl<K: Ord + Display, B: TensorTree> TensorTree for BTreeMap<K, B> {
     }
 }
 
-/// In the order of the keys: moves must not depend on a hash seed.
+/// In the order of the keys, so that moves do not depend on a hash seed.
 impl<K: Ord + Hash + Display, B: TensorTree, S: BuildHasher + Default> TensorTree
     for HashMap<K, B, S>
 {
@@ -158,7 +156,7 @@ impl<K: Ord + Hash + Display, B: TensorTree, S: BuildHasher + Default> TensorTre
     }
 }
 
-/// Values that hold no tensor pass unchanged.
+/// Values without tensors pass unchanged.
 macro_rules! passes_unchanged {
     ($($type:ty),*) => {$(
         impl TensorTree for $type {

@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use surefoot_placement::loader::{BatchOrder, BoxError, LoadError, Loader, LoaderOptions, Source};
+use surefoot_placement::loader::{
+    BatchSampler, BoxError, LoadError, Loader, LoaderOptions, Source,
+};
 use surefoot_placement::{FieldPath, TensorTree};
 use tch::Tensor;
 
@@ -99,7 +101,7 @@ fn the_order_does_not_depend_on_the_workers() {
 /// Three batches of different sizes in each epoch, whose first sample is that of the epoch.
 struct Ragged;
 
-impl BatchOrder for Ragged {
+impl BatchSampler for Ragged {
     fn batches_per_epoch(&self) -> u64 {
         3
     }
@@ -159,7 +161,7 @@ fn a_state_of_another_loader_is_refused() {
         .unwrap()
         .to_string();
     assert!(
-        error.ends_with("its number of samples is 30, and now it is 31"),
+        error.ends_with("its number of samples was 30 and is now 31"),
         "{error}"
     );
     let other = LoaderOptions {
@@ -196,7 +198,7 @@ fn a_short_last_batch_is_kept_when_it_is_asked_for_and_resumed_at() {
     assert!(
         error
             .to_string()
-            .ends_with("its short last batch is kept, and now it is left out"),
+            .ends_with("its short last batch was kept and is now left out"),
         "{error}"
     );
     let few = Numbers {
@@ -381,13 +383,13 @@ fn a_sample_that_hangs_is_named_and_its_batch_comes_when_it_is_read() {
     };
     let impatient = LoaderOptions {
         shuffle: None,
-        patience: Some(Duration::from_millis(20)),
+        timeout: Some(Duration::from_millis(20)),
         ..options(3)
     };
     let mut loader = Loader::new(source, impatient).unwrap();
     arrived.recv().unwrap();
     let mut next = || match loader.next().unwrap() {
-        Err(LoadError::Stuck { sample, what, .. }) => Err((sample, what)),
+        Err(LoadError::TimedOut { sample, what, .. }) => Err((sample, what)),
         other => Ok(numbers(&other.unwrap().batch)),
     };
     // On a busy machine other batches may be waited for, too.

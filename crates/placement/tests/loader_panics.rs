@@ -68,7 +68,7 @@ fn a_panic_anywhere_is_an_error_and_ends_no_worker() {
     let cpu = tch::Device::Cpu;
     assert_eq!(
         told("sample", cpu),
-        "reading sample 2 (epoch 0) panicked: with something that is no text"
+        "reading sample 2 (epoch 0) panicked: with a payload that is not text"
     );
     assert_eq!(
         told("collate", cpu),

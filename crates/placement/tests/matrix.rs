@@ -112,7 +112,7 @@ fn every_copy_fault_strikes_on_every_route_under_every_mode() {
     let alone = TransferStrategy::TO_DEVICE
         .iter()
         .map(|strategy| strategy.name());
-    let all: BTreeSet<_> = alone.chain([FaultMatrix::TOGETHER]).collect();
+    let all: BTreeSet<_> = alone.chain([FaultMatrix::BATCHED]).collect();
     for fault in Fault::ALL {
         if matches!(fault, Fault::OutOfMemory(_) | Fault::CastZeros) {
             continue;

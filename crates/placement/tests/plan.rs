@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use proptest::prelude::*;
 use surefoot_placement::Bytes;
 use surefoot_placement::plan::{
-    Component, DeviceMap, Handling, MaxMemory, Memory, Module, OffloadOptions, Phase, Place, Plan,
-    PlanError, Residency, plan,
+    Component, DeviceMap, MaxMemory, Memory, Module, OffloadOptions, Phase, Place,
+    PlacementConstraint, Plan, PlanError, Residency, plan,
 };
 
 fn residencies(plan: &Plan, phase: usize) -> HashMap<&str, Residency> {
@@ -44,7 +44,7 @@ fn row_of_blocks(sizes: &[u64]) -> (Vec<Component>, Vec<Phase>) {
             format!("model.blocks.{at}"),
             at as u64,
             Bytes(*size),
-            Handling::Streamable,
+            PlacementConstraint::Streamable,
         )
     });
     let component = Component {
@@ -62,34 +62,42 @@ fn row_of_blocks(sizes: &[u64]) -> (Vec<Component>, Vec<Phase>) {
 /// A video model in bf16: text encoder 10.6 GiB, VAE 0.5 GiB, transformer 40 × 680 MiB, adapter.
 fn video_model() -> (Vec<Component>, Vec<Phase>) {
     let mut storage = 0;
-    let mut module = |name: String, mib: u64, handling| {
+    let mut module = |name: String, mib: u64, constraint| {
         storage += 1;
-        Module::new(name, storage, Bytes::mib(mib), handling)
+        Module::new(name, storage, Bytes::mib(mib), constraint)
     };
     let encoder = (0..24)
         .map(|at| {
             module(
                 format!("text_encoder.layers.{at}"),
                 430,
-                Handling::Streamable,
+                PlacementConstraint::Streamable,
             )
         })
         .collect();
-    let vae = vec![module("vae".to_owned(), 500, Handling::Resident)];
+    let vae = vec![module("vae".to_owned(), 500, PlacementConstraint::Resident)];
     let mut transformer: Vec<Module> = (0..40)
         .map(|at| {
             module(
                 format!("transformer.blocks.{at}"),
                 680,
-                Handling::Streamable,
+                PlacementConstraint::Streamable,
             )
         })
         .collect();
     transformer.insert(
         0,
-        module("transformer.embed".to_owned(), 200, Handling::Resident),
+        module(
+            "transformer.embed".to_owned(),
+            200,
+            PlacementConstraint::Resident,
+        ),
     );
-    let adapter = vec![module("adapter".to_owned(), 150, Handling::Trained)];
+    let adapter = vec![module(
+        "adapter".to_owned(),
+        150,
+        PlacementConstraint::Trained,
+    )];
     let component = |name: &str, modules| Component {
         name: name.to_owned(),
         modules,
@@ -203,7 +211,7 @@ fn an_apu_without_zero_copy_streams_from_the_file() {
             .any(|residency| *residency == Residency::StreamedFromDisk)
     );
     assert_eq!(plan.phases[2].host, Bytes::ZERO);
-    assert!(plan.to_string().contains("read from their file each time"));
+    assert!(plan.to_string().contains("read from disk each time"));
 }
 
 #[test]
@@ -267,7 +275,7 @@ fn blocks_to_swap_is_taken_at_its_word() {
     let error = ten_blocks(650, &options).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "`blocks_to_swap: 4` needs 700 MiB on the device, and there are 650 MiB; \
+        "`blocks_to_swap: 4` needs 700 MiB on the device, but there are 650 MiB; \
          5 would be enough"
     );
     let too_many = OffloadOptions {
@@ -425,12 +433,13 @@ fn a_device_map_that_makes_no_sense_is_refused_by_name() {
         ),
         (
             vec![("transformer", Place::Device)],
-            "`device_map` says nothing of `text_encoder.layers.0`; a line with the empty name covers \
+            "`device_map` does not cover `text_encoder.layers.0`; an entry with the empty name covers \
              the rest",
         ),
         (
             vec![("", Place::Device), ("adapter", Place::Cpu)],
-            "`device_map`: `adapter` cannot be on cpu: it is trained, or no block of a row",
+            "`device_map`: `adapter` cannot be on cpu: it is trained, or not one of the \
+             repeated blocks",
         ),
     ] {
         assert_eq!(mapped(&places).unwrap_err().to_string(), message);
@@ -439,7 +448,7 @@ fn a_device_map_that_makes_no_sense_is_refused_by_name() {
 
 #[test]
 fn tied_modules_cannot_be_mapped_apart() {
-    let tied = |name: &str| Module::new(name, 1, Bytes(8), Handling::Streamable);
+    let tied = |name: &str| Module::new(name, 1, Bytes(8), PlacementConstraint::Streamable);
     let component = Component {
         name: "lm".to_owned(),
         modules: vec![tied("lm.embed"), tied("lm.head")],
@@ -465,7 +474,7 @@ fn tied_modules_cannot_be_mapped_apart() {
         plan(&[component], &[phase], memory, &options)
             .unwrap_err()
             .to_string(),
-        "`device_map`: `lm.embed` and `lm.head` share weights, and so one place"
+        "`device_map`: `lm.embed` and `lm.head` share weights and must have the same place"
     );
 }
 
@@ -481,7 +490,7 @@ fn a_phase_that_uses_what_is_not_there_is_refused() {
         plan(&components, &phases, memory, &OffloadOptions::default())
             .unwrap_err()
             .to_string(),
-        "`encode text` uses `text_encoders`, and there is no such component; did you mean \
+        "`encode text` uses `text_encoders`, but there is no such component; did you mean \
          `text_encoder`?"
     );
 }

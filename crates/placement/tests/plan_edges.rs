@@ -7,8 +7,8 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 use surefoot_placement::plan::{
-    Component, DeviceMap, Handling, Memory, Module, OffloadOptions, Phase, Plan, PlanError,
-    Residency, TensorSize, plan,
+    Component, DeviceMap, Memory, Module, OffloadOptions, Phase, PlacementConstraint, Plan,
+    PlanError, Residency, TensorSize, plan,
 };
 use surefoot_placement::{Bytes, Profile};
 
@@ -29,7 +29,7 @@ fn rows(bytes: &[u64], storages: &[u64]) -> Vec<Component> {
             format!("part_{at}"),
             storage,
             Bytes(bytes),
-            Handling::Streamable,
+            PlacementConstraint::Streamable,
         )
     });
     vec![Component {
@@ -153,7 +153,7 @@ fn buffers_and_views_of_one_memory_count_once() {
     let module = |name: &str, tensors| Module {
         name: name.to_owned(),
         tensors,
-        handling: Handling::Streamable,
+        constraint: PlacementConstraint::Streamable,
     };
     let model = [Component {
         name: "model".to_owned(),
@@ -223,7 +223,8 @@ fn options_of_which_only_one_could_be_followed_are_refused_by_name() {
     ];
     for (options, [one, other]) in cases {
         let error = use_of(&blocks(&[10; 4]), 100, &options).unwrap_err();
-        let expected = format!("`{one}` and `{other}` both say what is streamed: keep one of them");
+        let expected =
+            format!("`{one}` and `{other}` both set what is streamed: remove one of them");
         assert_eq!(error.to_string(), expected);
     }
     for profile in Profile::ALL {

@@ -6,23 +6,23 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use surefoot_placement::Bytes;
 use surefoot_placement::plan::{
-    Action, Component, DeviceMap, Handling, MaxMemory, Memory, Module, OffloadOptions, Phase, Plan,
-    Residency, TensorSize, plan,
+    Action, Component, DeviceMap, MaxMemory, Memory, Module, OffloadOptions, Phase,
+    PlacementConstraint, Plan, Residency, TensorSize, plan,
 };
 
 /// Some components with tied weights among them, and phases that use some of them.
 fn models() -> impl Strategy<Value = (Vec<Component>, Vec<Phase>)> {
-    let handling = prop_oneof![
-    1 => Just(Handling::Trained),
-    1 => Just(Handling::Resident),
-    4 => Just(Handling::Streamable)
+    let constraint = prop_oneof![
+    1 => Just(PlacementConstraint::Trained),
+    1 => Just(PlacementConstraint::Resident),
+    4 => Just(PlacementConstraint::Streamable)
     ];
     // Few storages: so that many are shared, within and between components.
     let tensor = (0..40_u64).prop_map(|storage| TensorSize {
         storage,
         bytes: Bytes((storage * 7_919) % 5_000 + 1),
     });
-    let module = (prop::collection::vec(tensor, 1..3), handling);
+    let module = (prop::collection::vec(tensor, 1..3), constraint);
     let component = prop::collection::vec(module, 1..12);
     let components = prop::collection::vec(component, 1..4).prop_map(|components| {
         let name = |at: usize| format!("c{at}");
@@ -34,10 +34,10 @@ fn models() -> impl Strategy<Value = (Vec<Component>, Vec<Phase>)> {
                 modules: modules
                     .into_iter()
                     .enumerate()
-                    .map(|(number, (tensors, handling))| Module {
+                    .map(|(number, (tensors, constraint))| Module {
                         name: format!("{}.{number}", name(at)),
                         tensors,
-                        handling,
+                        constraint,
                     })
                     .collect(),
             });
@@ -179,11 +179,11 @@ proptest! {
                 let idle = matches!(placed.residency, Residency::IdleOnHost | Residency::IdleOnDisk);
                 if phase.active.contains(&component.name) {
                     prop_assert!(!idle, "{placed:?}");
-                    if module.handling != Handling::Streamable {
+                    if module.constraint != PlacementConstraint::Streamable {
                         prop_assert_eq!(placed.residency, Residency::Device);
                     }
                 }
-                if module.handling == Handling::Trained {
+                if module.constraint == PlacementConstraint::Trained {
                     prop_assert_ne!(placed.residency, Residency::IdleOnDisk, "trained weights would be lost");
                 }
             }

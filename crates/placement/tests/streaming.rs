@@ -248,7 +248,7 @@ fn blocks_that_are_not_there_cannot_be_streamed() {
     );
     assert_eq!(
         refused(Swapped::Only(vec![0, 9])),
-        "block 9 cannot be streamed: there are 4"
+        "block 9 cannot be streamed: there are only 4 blocks"
     );
 }
 

@@ -246,7 +246,7 @@ fn a_block_that_is_not_there_cannot_be_in_the_file() {
         .unwrap();
     assert_eq!(
         error.to_string(),
-        "block 3 cannot be kept in a file: there are 1"
+        "block 3 cannot be kept in a file: there are only 1 blocks"
     );
 }
 

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use surefoot_placement::testing::fake::{FakeDevice, FakeHost, Fault, Order};
+use surefoot_placement::testing::fake::{FakeDevice, FakeHost, Fault, FaultInjection};
 use surefoot_placement::transport::{Element, Operation, Origin, Transport};
 use surefoot_placement::{
     MoveError, Outcome, Placed, Policy, Request, Role, TransferEngine, TransferStrategy, Verify,
@@ -39,7 +39,7 @@ fn place(
         cast: None,
     };
     let loads: Vec<_> = hosts.iter().zip(NAMES.map(request)).collect();
-    let placed = engine.to_device_together(device, &loads)?;
+    let placed = engine.to_device_batched(device, &loads)?;
     let bytes = |one: Placed<<FakeDevice as Transport>::Remote, FakeHost>| match one {
         Placed::OnDevice(remote) => remote.bytes(),
         Placed::OnHost(host) => host.bytes(),
@@ -51,8 +51,8 @@ fn sent(hosts: &[FakeHost]) -> Arrived {
     hosts.iter().map(FakeHost::bytes).collect()
 }
 
-fn order(fault: Fault, every_time: bool) -> Order {
-    Order {
+fn order(fault: Fault, every_time: bool) -> FaultInjection {
+    FaultInjection {
         fault,
         route: TransferStrategy::Direct,
         every_time,
@@ -83,7 +83,7 @@ fn only_the_tensor_that_arrived_wrong_is_copied_again() {
     for victim in 0..4 {
         let (mut engine, hosts) = (engine(true), hosts(Origin::Memory));
         let mut device = FakeDevice::apu(true);
-        device.order_later(order(Fault::BitFlip, false), victim);
+        device.inject_later(order(Fault::BitFlip, false), victim);
         let arrived = place(&mut engine, &mut device, &hosts).unwrap();
         assert_eq!(arrived, sent(&hosts));
         let report = engine.report();
@@ -126,7 +126,7 @@ fn a_lost_context_ends_all_of_them_at_once_and_frees_nothing() {
     for victim in 0..4 {
         let hosts = hosts(Origin::Memory);
         let mut device = FakeDevice::apu(true);
-        device.order_later(order(Fault::ContextLost, false), victim);
+        device.inject_later(order(Fault::ContextLost, false), victim);
         let mut engine = engine(true);
         let error = place(&mut engine, &mut device, &hosts).unwrap_err();
         assert!(matches!(error, MoveError::ContextLost { .. }), "{error}");
@@ -140,7 +140,7 @@ fn a_lost_context_ends_all_of_them_at_once_and_frees_nothing() {
 #[test]
 fn a_hang_gives_up_what_may_still_be_written_to() {
     let mut device = FakeDevice::apu(true);
-    device.order_later(order(Fault::Hang, false), 2);
+    device.inject_later(order(Fault::Hang, false), 2);
     let error = place(&mut engine(true), &mut device, &hosts(Origin::Memory)).unwrap_err();
     assert!(matches!(error, MoveError::Hung { .. }), "{error}");
     assert!(device.abandoned() >= 8, "{}", device.abandoned());
@@ -149,7 +149,7 @@ fn a_hang_gives_up_what_may_still_be_written_to() {
 #[test]
 fn a_tensor_that_cannot_be_placed_hands_over_none_and_gives_nothing_up() {
     let mut device = FakeDevice::apu(true);
-    device.order_later(order(Fault::Zeros, true), 1);
+    device.inject_later(order(Fault::Zeros, true), 1);
     let error = place(&mut engine(false), &mut device, &hosts(Origin::Memory)).unwrap_err();
     let MoveError::NotPlaced { trace } = &error else {
         panic!("{error}")
@@ -161,7 +161,7 @@ fn a_tensor_that_cannot_be_placed_hands_over_none_and_gives_nothing_up() {
 #[test]
 fn a_source_that_is_written_to_is_named() {
     let mut device = FakeDevice::apu(true);
-    device.order_later(order(Fault::MutatedSource, false), 3);
+    device.inject_later(order(Fault::MutatedSource, false), 3);
     let error = place(&mut engine(true), &mut device, &hosts(Origin::Memory)).unwrap_err();
     assert!(
         matches!(&error, MoveError::SourceChanged { tensor } if tensor == "d"),
@@ -173,7 +173,7 @@ fn a_source_that_is_written_to_is_named() {
 fn a_full_device_is_trimmed_and_the_others_are_not_copied_again() {
     let (mut engine, hosts) = (engine(true), hosts(Origin::Memory));
     let mut device = FakeDevice::apu(true);
-    device.order_later(order(Fault::OutOfMemory(Operation::Copy), false), 2);
+    device.inject_later(order(Fault::OutOfMemory(Operation::Copy), false), 2);
     assert_eq!(
         place(&mut engine, &mut device, &hosts).unwrap(),
         sent(&hosts)

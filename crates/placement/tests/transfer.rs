@@ -1,6 +1,6 @@
 //! What the engine does on its way, beyond what came of it.
 
-use surefoot_placement::testing::fake::{FakeDevice, FakeHost, Fault, Order};
+use surefoot_placement::testing::fake::{FakeDevice, FakeHost, Fault, FaultInjection};
 use surefoot_placement::transport::{Element, Operation, Origin};
 use surefoot_placement::{
     Attempt, Failure, MoveError, Outcome, Placed, Policy, Request, Role, TransferEngine,
@@ -29,7 +29,7 @@ fn always() -> Policy {
 
 fn ordered(fault: Fault, route: TransferStrategy, every_time: bool) -> FakeDevice {
     let mut device = FakeDevice::apu(true);
-    device.order(Order {
+    device.inject(FaultInjection {
         fault,
         route,
         every_time,
@@ -169,7 +169,7 @@ fn a_weight_that_was_trained_meanwhile_is_verified_again() {
         let mut device = FakeDevice::apu(true);
         let host = tensor(Origin::Memory);
         engine.to_device(&mut device, &host, &WEIGHT).unwrap();
-        device.order(Order {
+        device.inject(FaultInjection {
             fault: Fault::Zeros,
             route: TransferStrategy::Direct,
             every_time: false,
@@ -278,7 +278,7 @@ fn a_cast_to_the_type_it_has_is_no_cast() {
     engine
         .to_device(&mut device, &tensor(Origin::Memory), &request)
         .unwrap();
-    assert_eq!(device.struck(), 0);
+    assert_eq!(device.triggered(), 0);
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn after_one_wrong_arrival_first_verifies_everything() {
         "a second batch by the same route"
     );
 
-    device.order(Order {
+    device.inject(FaultInjection {
         fault: Fault::BitFlip,
         route: TransferStrategy::Direct,
         every_time: false,
@@ -362,7 +362,7 @@ fn a_host_without_memory_is_named_after_three_copies() {
     let Placed::OnDevice(remote) = engine.to_device(&mut device, &sent, &WEIGHT).unwrap() else {
         panic!("it stayed on the host")
     };
-    device.order(Order {
+    device.inject(FaultInjection {
         fault: Fault::OutOfMemory(Operation::ReadBack),
         route: TransferStrategy::Direct,
         every_time: true,

@@ -321,7 +321,7 @@ fn create(folder: &Path) -> Result<(), Error> {
 
 #[cfg(test)]
 mod tests {
-    use placement::plan::{Component, Handling, Module, Phase, plan, plan_cycle};
+    use placement::plan::{Component, Module, Phase, PlacementConstraint, plan, plan_cycle};
 
     use super::*;
 
@@ -331,7 +331,7 @@ mod tests {
     fn planned(memory: Memory) -> MemoryPlan {
         let blocks = (0..6_u64).map(|number| {
             let name = format!("model.layers.{number}");
-            Module::new(name, number, BLOCK, Handling::Streamable)
+            Module::new(name, number, BLOCK, PlacementConstraint::Streamable)
         });
         let component = Component {
             name: "model".into(),
@@ -395,7 +395,12 @@ mod tests {
             modules: (0..4_u64)
                 .map(|number| {
                     let block = format!("{name}.blocks.{number}");
-                    Module::new(block, storage + number, BLOCK, Handling::Streamable)
+                    Module::new(
+                        block,
+                        storage + number,
+                        BLOCK,
+                        PlacementConstraint::Streamable,
+                    )
                 })
                 .collect(),
         };

@@ -305,7 +305,7 @@ fn memory_for_plans(allocator: &Allocator, placer: &Placer) -> Memory {
 
 #[cfg(test)]
 mod tests {
-    use placement::testing::fake::{FakeDevice, FakeHost, Fault, Order};
+    use placement::testing::fake::{FakeDevice, FakeHost, Fault, FaultInjection};
     use placement::transport::{Element, Operation, Origin};
     use placement::{PlaceError, Placed, Request, Role, TransferEngine, TransferStrategy};
 
@@ -319,7 +319,7 @@ mod tests {
         let machine = Machine::prepare(&Config::default(), &Allocator::torch()).unwrap();
         let placer = machine.placer().unwrap();
         let mut device = FakeDevice::apu(true);
-        device.order(Order {
+        device.inject(FaultInjection {
             fault: Fault::OutOfMemory(Operation::Copy),
             route: TransferStrategy::Direct,
             every_time: true,
@@ -370,7 +370,7 @@ mod tests {
             for _ in 0..2 {
                 engine.to_device(&mut device, &tokens, &request).unwrap();
             }
-            device.order(Order {
+            device.inject(FaultInjection {
                 fault: Fault::Zeros,
                 route: TransferStrategy::Direct,
                 every_time: false,

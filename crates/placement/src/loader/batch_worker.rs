@@ -1,7 +1,7 @@
-//! Makes one batch: reads its samples, puts them together, pins what comes of it.
+//! Prepares one batch: reads its samples, collates them and pins the result.
 //!
-//! All of that is code of others, so that a panic in any of it becomes an error that
-//! names the samples, and what is being done can be asked from outside.
+//! All of this calls user code, so a panic becomes an error that names the samples, and the current activity
+//! can be queried from outside.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -12,62 +12,65 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tch::Device;
 
-use super::{BatchOrder, BoxError, LoadError, Source};
+use super::{BatchSampler, BoxError, LoadError, Source};
 use crate::tensor_tree::{FieldPath, TensorTree};
 
-/// Makes a batch from its number. Shared by the workers.
+/// Prepares a batch from its index. Shared by the workers.
 pub(super) struct BatchWorker<S, O> {
     source: S,
     pub(super) order: O,
     pin_for: Device,
-    /// What is being done for each batch that is in the making.
-    doing: Mutex<BTreeMap<u64, Doing>>,
+    /// The current activity for each batch in preparation.
+    activities: Mutex<BTreeMap<u64, WorkerActivity>>,
 }
 
 /// What a worker is doing for a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Doing {
-    /// Nothing yet, or nothing any more.
-    Nothing,
+pub(super) enum WorkerActivity {
+    /// Nothing yet, or finished.
+    Idle,
     /// Reading a sample.
     Reading { sample: usize, epoch: u64 },
-    /// Putting samples together.
+    /// Collating samples.
     Collating { batch: u64, epoch: u64 },
 }
 
-impl fmt::Display for Doing {
+impl fmt::Display for WorkerActivity {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Doing::Nothing => write!(formatter, "no worker has got to it"),
-            Doing::Reading { sample, epoch } => {
+            WorkerActivity::Idle => write!(formatter, "no worker has got to it"),
+            WorkerActivity::Reading { sample, epoch } => {
                 write!(
                     formatter,
                     "sample {sample} (epoch {epoch}) is still being read"
                 )
             }
-            Doing::Collating { batch, epoch } => {
+            WorkerActivity::Collating { batch, epoch } => {
                 write!(
                     formatter,
-                    "batch {batch} of epoch {epoch} is still being put together"
+                    "batch {batch} of epoch {epoch} is still being collated"
                 )
             }
         }
     }
 }
 
-impl<S: Source, O: BatchOrder> BatchWorker<S, O> {
+impl<S: Source, O: BatchSampler> BatchWorker<S, O> {
     pub(super) fn new(source: S, order: O, pin_for: Device) -> Self {
         Self {
             source,
             order,
             pin_for,
-            doing: Mutex::new(BTreeMap::new()),
+            activities: Mutex::new(BTreeMap::new()),
         }
     }
 
-    /// What is being done for a batch.
-    pub(super) fn doing(&self, number: u64) -> Doing {
-        self.lock().get(&number).copied().unwrap_or(Doing::Nothing)
+    /// The current activity for a batch.
+    pub(super) fn activity(&self, number: u64) -> WorkerActivity {
+        self.lock()
+            .get(&number)
+            .copied()
+            .unwrap_or(WorkerActivity::Idle)
     }
 
     /// The batch, or why there is none; `None` once `stop` is set. Never panics.
@@ -89,14 +92,15 @@ impl<S: Source, O: BatchOrder> BatchWorker<S, O> {
             if stop.load(Ordering::Relaxed) {
                 return None;
             }
-            self.lock().insert(number, Doing::Reading { sample, epoch });
+            self.lock()
+                .insert(number, WorkerActivity::Reading { sample, epoch });
             match self.read(epoch, sample) {
                 Ok(read) => samples.push(read),
                 Err(error) => return Some(Err(error)),
             }
         }
         self.lock()
-            .insert(number, Doing::Collating { batch, epoch });
+            .insert(number, WorkerActivity::Collating { batch, epoch });
         let made = catch_unwind(AssertUnwindSafe(|| self.pin(self.source.collate(samples)?)));
         Some(match made {
             Ok(made) => made.map_err(|source| LoadError::Collate {
@@ -138,13 +142,15 @@ impl<S: Source, O: BatchOrder> BatchWorker<S, O> {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Doing>> {
-        self.doing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, WorkerActivity>> {
+        self.activities
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a panic says. A payload that is no text is not even dropped: it could panic again,
-/// outside of everything that catches it.
+/// The message of a panic. A payload that is not text is leaked: dropping it could panic again, with nothing
+/// to catch it.
 fn message_of(panic: Box<dyn Any + Send>) -> String {
     let panic = match panic.downcast::<String>() {
         Ok(text) => return *text,
@@ -154,7 +160,7 @@ fn message_of(panic: Box<dyn Any + Send>) -> String {
         Ok(text) => (*text).to_owned(),
         Err(panic) => {
             std::mem::forget(panic);
-            "with something that is no text".to_owned()
+            "with a payload that is not text".to_owned()
         }
     }
 }

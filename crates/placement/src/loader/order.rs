@@ -1,35 +1,34 @@
 //! Which samples make up which batch.
 //!
-//! The shuffle is ours down to the last bit (splitmix64 and Fisher–Yates), because a
-//! resumed run has to see the same order in a later release too.
+//! The shuffle is fully specified (splitmix64 and Fisher–Yates), because a run that is resumed with a later
+//! release has to see the same order.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::LoaderOptions;
 
-/// Which samples make up which batch: what PyTorch calls a batch sampler. Batches are counted
-/// through, from zero and over all epochs, and each follows from its number alone, so that it does
-/// not matter which worker makes it, or when.
-pub trait BatchOrder: Send + Sync + 'static {
+/// Which samples make up which batch, like PyTorch's batch sampler. Batches are numbered from zero over all
+/// epochs. Each depends only on its number, so it does not matter which worker prepares it, or when.
+pub trait BatchSampler: Send + Sync + 'static {
     /// Batches in one epoch; at least one.
     fn batches_per_epoch(&self) -> u64;
 
-    /// The samples of a batch, by their index in the source.
+    /// The samples of a batch, as indices into the source.
     fn samples_of(&self, number: u64) -> Vec<usize>;
 
-    /// Epoch of a batch that is counted through, and its number within it; both from zero.
+    /// The epoch of a batch and its index within the epoch, both from zero.
     fn place_of(&self, number: u64) -> (u64, u64) {
         let per_epoch = self.batches_per_epoch().max(1);
         (number / per_epoch, number % per_epoch)
     }
 
-    /// The number that [`Source::sample`](super::Source::sample) is given for one sample of one epoch.
+    /// The seed that [`Source::sample`](super::Source::sample) gets for one sample of one epoch.
     fn draw(&self, epoch: u64, sample: usize) -> u64 {
         draw(0, epoch, sample)
     }
 }
 
-impl<O: BatchOrder> BatchOrder for Arc<O> {
+impl<O: BatchSampler> BatchSampler for Arc<O> {
     fn batches_per_epoch(&self) -> u64 {
         O::batches_per_epoch(self)
     }
@@ -56,14 +55,14 @@ fn draw(seed: u64, epoch: u64, sample: usize) -> u64 {
     random.next()
 }
 
-/// Batches of one size in the order of the source, or shuffled anew in every epoch: as
-/// [`LoaderOptions`] say.
+/// Batches of equal size, in the order of the source or shuffled anew in every epoch, as [`LoaderOptions`]
+/// say.
 pub struct Shuffle {
     samples: usize,
     batch_size: usize,
     drop_last: bool,
     shuffle: Option<u64>,
-    /// The last epochs that were asked for; workers are at most two apart.
+    /// The permutations of the last epochs requested; workers are at most two epochs apart.
     cache: Mutex<Vec<(u64, Arc<Vec<usize>>)>>,
 }
 
@@ -78,7 +77,7 @@ impl Shuffle {
         }
     }
 
-    /// Samples that the order was made for. The source may tell another number later.
+    /// The number of samples the order was made for; the source may report a different one later.
     pub(super) fn samples(&self) -> usize {
         self.samples
     }
@@ -97,7 +96,7 @@ impl Shuffle {
     }
 }
 
-impl BatchOrder for Shuffle {
+impl BatchSampler for Shuffle {
     fn batches_per_epoch(&self) -> u64 {
         let batches = match self.drop_last {
             true => self.samples / self.batch_size,
@@ -192,7 +191,7 @@ mod tests {
 
     #[test]
     fn the_order_is_fixed_for_good() {
-        // A change here breaks the resuming of runs that were begun before it.
+        // A change here breaks resuming runs that were started before it.
         let order = order(8, 8, Some(42));
         assert_eq!(epoch(&order, 0), [1, 3, 4, 5, 0, 7, 6, 2]);
     }

@@ -1,4 +1,4 @@
-//! Results made by several workers, taken in order, a bounded number ahead.
+//! Results produced by several workers and taken in order, a bounded number ahead.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,53 +6,52 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long a queue that is dropped waits for its workers: each ends after the sample
-/// that it is reading. One may be stuck in somebody's file system, and that must not
-/// keep a run from ending.
-const FAREWELL: Duration = Duration::from_secs(5);
+/// How long a dropped queue waits for its workers, which exit after their current sample. One of them may be
+/// stuck in a file system, which must not keep a run from ending.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Workers that make result `n`, `n + 1`, … ahead of the consumer.
+/// Workers that produce the results `n`, `n + 1`, … ahead of the consumer.
 pub(super) struct Queue<R> {
     shared: Arc<Shared<R>>,
     workers: Vec<JoinHandle<()>>,
 }
 
-/// What came of waiting for a result.
-pub(super) enum Taken<R> {
-    /// It is here.
-    Made(R),
-    /// It will never come: the worker that was to make it has died, or all have.
+/// The outcome of waiting for a result.
+pub(super) enum TakeResult<R> {
+    /// The result.
+    Ready(R),
+    /// It will never arrive: the worker that was producing it has died, or all have.
     Lost,
-    /// It is still in the making.
-    NotYet,
+    /// It is still being produced.
+    Pending,
 }
 
 struct Shared<R> {
     state: Mutex<State<R>>,
-    /// The consumer took one: there is room for another.
+    /// Signalled when the consumer takes a result, which makes room for another.
     room: Condvar,
-    /// A worker made one, or ended.
+    /// Signalled when a worker has produced a result or exited.
     made: Condvar,
     depth: u64,
-    /// Workers look at it between two samples.
+    /// Checked by workers between samples.
     stop: AtomicBool,
 }
 
 struct State<R> {
-    /// The next number that no worker has begun.
+    /// The next number that no worker has claimed.
     unclaimed: u64,
     /// The next number that the consumer takes.
     wanted: u64,
-    /// `None` for one whose worker has died of it.
+    /// `None` for a result whose worker has died.
     ready: BTreeMap<u64, Option<R>>,
-    /// Workers that have not ended.
+    /// Number of workers that have not exited.
     alive: usize,
 }
 
 impl<R: Send + 'static> Queue<R> {
-    /// Starts `workers` threads that call `make` for `first` and all numbers after it,
-    /// at most `depth` ahead of the consumer. A `make` that panics costs its worker and
-    /// that one result; it may return `None` once the flag that it is given is set.
+    /// Starts `workers` threads that call `make` for `first` and all following numbers, at most `depth` ahead
+    /// of the consumer. A panic in `make` costs its worker and that one result. `make` may return `None` once
+    /// the flag that it gets is set.
     pub(super) fn new(
         workers: usize,
         depth: usize,
@@ -72,7 +71,7 @@ impl<R: Send + 'static> Queue<R> {
             depth: depth as u64,
             stop: AtomicBool::new(false),
         });
-        // Made first: if a thread cannot be started, dropping it stops the others.
+        // Created first: if a thread cannot be started, dropping it stops the others.
         let mut queue = Self {
             shared: Arc::clone(&shared),
             workers: Vec::new(),
@@ -81,13 +80,13 @@ impl<R: Send + 'static> Queue<R> {
         for number in 0..workers {
             let (shared, make) = (Arc::clone(&shared), Arc::clone(&make));
             shared.lock().alive += 1;
-            let ending = Ending(Arc::clone(&shared));
+            let ending = ExitGuard(Arc::clone(&shared));
             let worker = std::thread::Builder::new()
                 .name(format!("surefoot-loader-{number}"))
                 .spawn(move || {
                     let ending = ending;
                     ending.0.work(&*make);
-                    // What the source holds is gone before the thread counts as gone.
+                    // The source's resources are released before the thread counts as exited.
                     drop(make);
                 })?;
             queue.workers.push(worker);
@@ -95,21 +94,21 @@ impl<R: Send + 'static> Queue<R> {
         Ok(queue)
     }
 
-    /// The next result in order, within `patience`.
-    pub(super) fn take(&mut self, patience: Duration) -> Taken<R> {
-        let until = Instant::now() + patience;
+    /// The next result in order, within `timeout`.
+    pub(super) fn take(&mut self, timeout: Duration) -> TakeResult<R> {
+        let until = Instant::now() + timeout;
         let mut state = self.shared.lock();
         let number = state.wanted;
         loop {
             let made = state.ready.remove(&number);
-            // Without workers, there is none to wait for either.
+            // Without workers there is nothing to wait for.
             if made.is_some() || state.alive == 0 {
                 state.wanted += 1;
                 self.shared.room.notify_all();
-                return made.flatten().map_or(Taken::Lost, Taken::Made);
+                return made.flatten().map_or(TakeResult::Lost, TakeResult::Ready);
             }
             let Some(left) = until.checked_duration_since(Instant::now()) else {
-                return Taken::NotYet;
+                return TakeResult::Pending;
             };
             (state, _) = self
                 .shared
@@ -121,29 +120,29 @@ impl<R: Send + 'static> Queue<R> {
 }
 
 impl<R> Drop for Queue<R> {
-    /// Tells the workers to end, and waits until they have, but not for ever: one may wait for
-    /// a lock that the caller holds.
+    /// Tells the workers to exit and waits until they have, but not forever: one may be waiting for a lock
+    /// that the caller holds.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        // Under the lock: a worker that just looked at the flag must hear the call.
+        // Under the lock, so that a worker that has just read the flag does not miss the signal.
         let state = self.shared.lock();
         self.shared.room.notify_all();
         let waited = self
             .shared
             .made
-            .wait_timeout_while(state, FAREWELL, |state| state.alive > 0);
+            .wait_timeout_while(state, SHUTDOWN_TIMEOUT, |state| state.alive > 0);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         let (stuck, workers) = (state.alive, std::mem::take(&mut self.workers));
-        // A worker that is left behind keeps no batches that nobody will take.
+        // An abandoned worker must not keep batches that nobody will take.
         let ready = std::mem::take(&mut state.ready);
         drop(state);
         drop(ready);
         if stuck > 0 {
-            tracing::warn!(stuck, "threads of a loader do not end, and are left behind");
+            tracing::warn!(stuck, "data loader threads do not exit and are abandoned");
             return;
         }
         for worker in workers {
-            // It has nothing to say: a worker reports by its results.
+            // Its exit value is empty; workers report through their results.
             let _ = worker.join();
         }
     }
@@ -152,7 +151,7 @@ impl<R> Drop for Queue<R> {
 impl<R> Shared<R> {
     fn work(&self, make: &dyn Fn(u64, &AtomicBool) -> Option<R>) {
         while let Some(number) = self.claim() {
-            let mut claimed = Claimed {
+            let mut claimed = ClaimGuard {
                 shared: self,
                 number,
                 result: None,
@@ -164,7 +163,7 @@ impl<R> Shared<R> {
         }
     }
 
-    /// The next number to make, once there is room for it; `None` at the end.
+    /// The next number to produce, once there is room for it; `None` when stopping.
     fn claim(&self) -> Option<u64> {
         let mut state = self.lock();
         loop {
@@ -187,14 +186,14 @@ impl<R> Shared<R> {
     }
 }
 
-/// A number that a worker has begun: however that ends, nobody waits for it any more.
-struct Claimed<'a, R> {
+/// A number claimed by a worker; however that ends, nobody waits for it afterwards.
+struct ClaimGuard<'a, R> {
     shared: &'a Shared<R>,
     number: u64,
     result: Option<R>,
 }
 
-impl<R> Drop for Claimed<'_, R> {
+impl<R> Drop for ClaimGuard<'_, R> {
     fn drop(&mut self) {
         let result = self.result.take();
         self.shared.lock().ready.insert(self.number, result);
@@ -202,10 +201,10 @@ impl<R> Drop for Claimed<'_, R> {
     }
 }
 
-/// Counts a worker out, however it ends.
-struct Ending<R>(Arc<Shared<R>>);
+/// Decrements the number of live workers, however the worker ends.
+struct ExitGuard<R>(Arc<Shared<R>>);
 
-impl<R> Drop for Ending<R> {
+impl<R> Drop for ExitGuard<R> {
     fn drop(&mut self) {
         self.0.lock().alive -= 1;
         self.0.made.notify_all();

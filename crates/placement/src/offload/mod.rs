@@ -1,4 +1,5 @@
-//! What is where when not everything fits: plans under a budget, phases, block swapping, out of memory.
+//! What lives where when not everything fits: plans under a budget, phases, block swapping, running out of
+//! memory.
 
 pub mod oom;
 pub mod phases;

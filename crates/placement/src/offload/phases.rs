@@ -1,15 +1,15 @@
-//! Carries out what a [`Plan`](crate::offload::plan::Plan) says on entering a phase.
+//! Carries out a [`Plan`](crate::offload::plan::Plan) when a phase is entered.
 //!
 //! ```text
 //!   encode text:  text encoder ──▶ device
-//!   train:        text encoder ──▶ host, or the spill file      first
-//!                 caches trimmed                            then
-//!                 transformer  ──▶ device                   last
+//!   train:        text encoder ──▶ host, or the spill file    first
+//!                 caches trimmed                              then
+//!                 transformer  ──▶ device                     last
 //! ```
 //!
-//! The order is the point: on unified memory the other one needs both at once. What a plan leaves in its file is
-//! put on the [`SpillFile`], a file without a name, and comes back from there bit by bit, also when it was trained
-//! meanwhile. Swapped and zero-copy modules are the business of [`crate::offload::swap`], and left alone here.
+//! The order matters: on unified memory, the opposite order needs both at once. What a plan leaves on disk is
+//! written to the [`SpillFile`], an unlinked temporary file, and is restored bit-exactly from there, even if
+//! it was trained in between. Swapped and zero-copy modules are left to [`crate::offload::swap`].
 
 mod spill_file;
 
@@ -24,78 +24,78 @@ use crate::offload::plan::{Memory, PhasePlan, Residency};
 use crate::placer::{PlaceError, Placer, size_of_tensor};
 use platform::Bytes;
 
-/// How much comes to the device at a time: as much may be in host memory beside what is there already.
-const LOAD: Bytes = Bytes::mib(64);
+/// Bytes that are copied to the device at a time, which bounds the additional host memory.
+const LOAD_BYTES: Bytes = Bytes::mib(64);
 
 /// Something with named tensors.
 pub trait Parameters {
-    /// Every parameter and buffer by its name, in a fixed order. Tied weights may come twice.
+    /// All parameters and buffers with their names, in a fixed order. Tied weights may occur twice.
     fn parameters(&mut self) -> Vec<(String, &mut Tensor)>;
 }
 
-/// A component by its name in the plan. Its tensors have full names: a module's name, a dot, and more.
+/// A component by its name in the plan. Its tensors have full names: a module's name, a dot, and the rest.
 pub struct StageComponent<'a> {
-    /// As the plan names it.
+    /// Its name in the plan.
     pub name: &'a str,
-    /// The component's tensors.
+    /// Its tensors.
     pub parameters: &'a mut dyn Parameters,
 }
 
 /// What entering a phase did, in this order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Entered {
-    /// Left the device for host memory.
+pub struct PhaseTransfers {
+    /// Bytes moved from the device to host memory.
     pub to_host: Bytes,
-    /// Left memory for the spill file.
+    /// Bytes moved from memory to the spill file.
     #[serde(rename = "to_spill_file")]
     pub to_file: Bytes,
-    /// Handed back by caches before anything came.
+    /// Bytes released by caches before anything was loaded.
     pub trimmed: Bytes,
-    /// Came to the device.
+    /// Bytes moved to the device.
     pub to_device: Bytes,
 }
 
-/// Enters a phase: what is idle in it leaves, caches are trimmed, and what is used comes, a few tensors at a
-/// time. Tensors of one memory leave once, come once, and stay of one memory, also between components: where the
-/// phase uses one of them, the others are where it is.
+/// Enters a phase: offloads what is idle, trims caches, and loads what is used, a few tensors at a time.
+/// Tensors that share storage move once and keep sharing it, also between components: if the phase uses one
+/// of them, the others go with it.
 ///
 /// # Errors
-/// [`PlaceError`]: a tensor that does not arrive on either side, or a spill file that cannot be written or read. What
-/// was moved before stays moved; entering the phase again goes on.
+/// [`PlaceError`] if a tensor does not arrive, or the spill file cannot be written or read. What was already
+/// moved stays moved; entering the phase again continues.
 pub fn enter(
     placer: &mut Placer,
     phase: &PhasePlan,
     components: &mut [StageComponent<'_>],
     spill_file: &mut SpillFile,
-) -> Result<Entered, PlaceError> {
-    let mut entered = Entered::default();
-    // Before anything moves: afterwards nobody could tell what was one memory.
-    let mut tensors = find(&BlockStore::of(phase), components, spill_file)?;
-    leave(placer, &mut tensors, spill_file, &mut entered)?;
-    if entered != Entered::default() {
+) -> Result<PhaseTransfers, PlaceError> {
+    let mut entered = PhaseTransfers::default();
+    // Before anything moves, because afterwards shared storage cannot be recognised.
+    let mut tensors = find(&ResidencyMap::of(phase), components, spill_file)?;
+    offload_idle(placer, &mut tensors, spill_file, &mut entered)?;
+    if entered != PhaseTransfers::default() {
         entered.trimmed = placer.trim()?;
     }
-    let mut load = Load::default();
-    for mut tied in Tied::used(tensors) {
+    let mut group = LoadGroup::default();
+    for mut tied in TiedTensors::used(tensors) {
         tied.restore(spill_file)?;
-        load.add(tied);
-        if load.bytes >= LOAD {
-            entered.to_device += load.bring(placer)?;
+        group.add(tied);
+        if group.bytes >= LOAD_BYTES {
+            entered.to_device += group.load(placer)?;
         }
     }
-    entered.to_device += load.bring(placer)?;
+    entered.to_device += group.load(placer)?;
     Ok(entered)
 }
 
-/// A tensor that has a residency in a phase, as it was found on entering.
-struct Staged<'a> {
+/// A tensor that has a residency in a phase, as found on entering it.
+struct PhaseTensor<'a> {
     name: String,
     tensor: &'a mut Tensor,
     residency: Residency,
     origin: Origin,
 }
 
-impl Staged<'_> {
+impl PhaseTensor<'_> {
     fn is_idle(&self) -> bool {
         self.residency.is_idle()
     }
@@ -103,27 +103,27 @@ impl Staged<'_> {
 
 /// The tensors of all components.
 fn find<'a>(
-    residencies: &BlockStore<'_>,
+    residencies: &ResidencyMap<'_>,
     components: &'a mut [StageComponent<'_>],
     spill_file: &mut SpillFile,
-) -> Result<Vec<Staged<'a>>, PlaceError> {
+) -> Result<Vec<PhaseTensor<'a>>, PlaceError> {
     let mut found = Vec::new();
     for component in components {
         for (name, tensor) in component.parameters.parameters() {
             let Some(residency) = residencies.residency(component.name, &name) else {
                 continue;
             };
-            let mut staged = Staged {
+            let mut staged = PhaseTensor {
                 origin: Origin::of(tensor),
                 name,
                 tensor,
                 residency,
             };
             if staged.tensor.numel() == 0 {
-                let place = spill_file.place_of(&staged.name).map(Origin::SpillFile);
+                let place = spill_file.offset_of(&staged.name).map(Origin::SpillFile);
                 staged.origin = place.unwrap_or(staged.origin);
             } else if staged.is_idle() || residency == Residency::Device {
-                // It was filled by somebody else since; what is in the spill file is older.
+                // It has been refilled since; the version in the spill file is outdated.
                 spill_file.forget(&staged.name)?;
             }
             found.push(staged);
@@ -132,18 +132,18 @@ fn find<'a>(
     Ok(found)
 }
 
-/// Takes what is idle off the device, unless it is of one memory with what is used.
-fn leave(
+/// Offloads what is idle, unless it shares storage with something in use.
+fn offload_idle(
     placer: &mut Placer,
-    tensors: &mut [Staged<'_>],
+    tensors: &mut [PhaseTensor<'_>],
     spill_file: &mut SpillFile,
-    entered: &mut Entered,
+    entered: &mut PhaseTransfers,
 ) -> Result<(), PlaceError> {
     let used = tensors.iter().filter(|staged| !staged.is_idle());
     let used: HashSet<Origin> = used.map(|staged| staged.origin.clone()).collect();
     let mut gone: HashMap<&Origin, (&str, Tensor)> = HashMap::new();
     for staged in tensors.iter_mut().filter(|staged| staged.is_idle()) {
-        let Staged {
+        let PhaseTensor {
             name,
             tensor,
             residency,
@@ -152,7 +152,7 @@ fn leave(
         if matches!(origin, Origin::SpillFile(_)) || used.contains(origin) {
             continue;
         }
-        // Asked before its size: it may be the same tensor, and empty by now.
+        // Checked before its size: it may be the same tensor, and already empty.
         if let Some((first, data)) = gone.get(origin) {
             set(name, tensor, data)?;
             spill_file.tie(name, first);
@@ -177,10 +177,11 @@ fn leave(
     Ok(())
 }
 
-/// Where a tensor was when a phase was entered: the same for tied ones, since all are looked at before any moves.
+/// Where a tensor was when the phase was entered; the same for tied tensors, since all are inspected before
+/// any moves.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Origin {
-    /// Memory, and how it is looked at.
+    /// In memory: storage and layout.
     Memory {
         device: Device,
         address: usize,
@@ -188,7 +189,7 @@ enum Origin {
         size: Vec<i64>,
         strides: Vec<i64>,
     },
-    /// The spill_file, from this byte on.
+    /// In the spill file at this offset.
     SpillFile(u64),
 }
 
@@ -196,7 +197,7 @@ impl Origin {
     fn of(tensor: &Tensor) -> Self {
         Self::Memory {
             device: tensor.device(),
-            // Tensors without numbers share no memory, whatever their address.
+            // Empty tensors share no storage, whatever their address.
             address: match tensor.numel() {
                 0 => tensor.as_ptr() as usize,
                 _ => tensor.data_ptr() as usize,
@@ -208,17 +209,17 @@ impl Origin {
     }
 }
 
-/// Tensors of one memory, of which the phase has one on the device.
-struct Tied<'a> {
-    /// The one that moves.
-    first: Staged<'a>,
-    /// They follow, whether they are used or idle.
-    others: Vec<Staged<'a>>,
+/// Tensors that share storage, one of which the phase uses on the device.
+struct TiedTensors<'a> {
+    /// The one that is moved.
+    first: PhaseTensor<'a>,
+    /// They follow, whether used or idle.
+    others: Vec<PhaseTensor<'a>>,
 }
 
-impl<'a> Tied<'a> {
-    /// Those that are used, in their order.
-    fn used(tensors: Vec<Staged<'a>>) -> Vec<Self> {
+impl<'a> TiedTensors<'a> {
+    /// The tensors in use, in their order.
+    fn used(tensors: Vec<PhaseTensor<'a>>) -> Vec<Self> {
         let mut all: Vec<Self> = Vec::new();
         let mut places: HashMap<Origin, usize> = HashMap::new();
         let (used, others): (Vec<_>, Vec<_>) = tensors
@@ -235,7 +236,7 @@ impl<'a> Tied<'a> {
                 others: Vec::new(),
             });
         }
-        for staged in others.into_iter().filter(Staged::is_idle) {
+        for staged in others.into_iter().filter(PhaseTensor::is_idle) {
             if let Some(&place) = places.get(&staged.origin) {
                 all[place].others.push(staged);
             }
@@ -243,7 +244,8 @@ impl<'a> Tied<'a> {
         all
     }
 
-    /// Takes them out of the spill file, all at once: they are of one memory then, even if it does not get further.
+    /// Restores them from the spill file, all at once, so that they share storage again even if a later step
+    /// fails.
     fn restore(&mut self, spill_file: &mut SpillFile) -> Result<(), PlaceError> {
         if !matches!(self.first.origin, Origin::SpillFile(_)) {
             return Ok(());
@@ -257,11 +259,11 @@ impl<'a> Tied<'a> {
         Ok(())
     }
 
-    /// Lets the others be where the first is.
+    /// Makes the others share the first one's storage.
     fn follow(&mut self) -> Result<(), PlaceError> {
         let there = Origin::of(self.first.tensor);
-        for Staged { name, tensor, .. } in &mut self.others {
-            // Another handle on the same tensor is there already.
+        for PhaseTensor { name, tensor, .. } in &mut self.others {
+            // Another handle to the same tensor has already moved.
             if Origin::of(tensor) != there {
                 set(name, tensor, self.first.tensor)?;
             }
@@ -270,21 +272,21 @@ impl<'a> Tied<'a> {
     }
 }
 
-/// Tensors that come to the device together.
+/// Tensors that are copied to the device together.
 #[derive(Default)]
-struct Load<'a> {
-    tensors: Vec<Tied<'a>>,
+struct LoadGroup<'a> {
+    tensors: Vec<TiedTensors<'a>>,
     bytes: Bytes,
 }
 
-impl<'a> Load<'a> {
-    fn add(&mut self, tied: Tied<'a>) {
+impl<'a> LoadGroup<'a> {
+    fn add(&mut self, tied: TiedTensors<'a>) {
         self.bytes += size_of_tensor(tied.first.tensor);
         self.tensors.push(tied);
     }
 
-    /// Has them placed; the bytes that moved.
-    fn bring(&mut self, placer: &mut Placer) -> Result<Bytes, PlaceError> {
+    /// Places them; returns the bytes that moved.
+    fn load(&mut self, placer: &mut Placer) -> Result<Bytes, PlaceError> {
         self.bytes = Bytes::ZERO;
         let mut tensors = std::mem::take(&mut self.tensors);
         let device = placer.device();
@@ -292,7 +294,7 @@ impl<'a> Load<'a> {
         let elsewhere = sizes.filter(|tensor| tensor.device() != device);
         let moving = elsewhere.map(size_of_tensor).sum();
         for tied in &tensors {
-            // It may have been trained since it left, as moments are in each step.
+            // It may have changed since it was offloaded, as moments do in each step.
             placer.expect_new_bytes(&tied.first.name);
         }
         let coming = tensors.iter_mut().map(|tied| &mut tied.first);
@@ -300,8 +302,8 @@ impl<'a> Load<'a> {
             coming.map(|first| (first.name.as_str(), &mut *first.tensor)),
             None,
         );
-        // Also after a failure, since some may have moved: entering again could not tell what was one memory.
-        let followed: Vec<_> = tensors.iter_mut().map(Tied::follow).collect();
+        // Also after a failure: some may have moved, and entering again could not recognise shared storage.
+        let followed: Vec<_> = tensors.iter_mut().map(TiedTensors::follow).collect();
         came?;
         followed.into_iter().collect::<Result<(), _>>()?;
         Ok(moving)
@@ -315,10 +317,10 @@ fn set(name: &str, tensor: &mut Tensor, data: &Tensor) -> Result<(), PlaceError>
     })
 }
 
-/// Which module has which residency.
-struct BlockStore<'a>(Vec<(&'a str, &'a str, Residency)>);
+/// The residency of each module.
+struct ResidencyMap<'a>(Vec<(&'a str, &'a str, Residency)>);
 
-impl<'a> BlockStore<'a> {
+impl<'a> ResidencyMap<'a> {
     fn of(phase: &'a PhasePlan) -> Self {
         let placements = phase.placements.iter();
         Self(
@@ -334,7 +336,7 @@ impl<'a> BlockStore<'a> {
         )
     }
 
-    /// The residency of a tensor: that of the longest module name that its own begins with.
+    /// The residency of a tensor: that of the longest module name that is a prefix of its own.
     fn residency(&self, component: &str, tensor: &str) -> Option<Residency> {
         let holds = |module: &str| {
             tensor
@@ -350,8 +352,8 @@ impl<'a> BlockStore<'a> {
 }
 
 impl Placer {
-    /// The memory that a plan may use, of which so much is free on the device and the host.
-    /// The CPU is a device that has one memory with the host.
+    /// The memory budget of a plan, given the free bytes of device and host. The CPU counts as a device that
+    /// shares memory with the host.
     pub fn memory(&self, device: Bytes, host: Bytes) -> Memory {
         let (facts, on_cpu) = (self.facts(), self.device() == Device::Cpu);
         match facts.unified_memory || on_cpu {

@@ -1,6 +1,7 @@
-//! Named sets of options, for people who know their card and not its bytes.
+//! Named sets of options, for users who do not want to count bytes.
 //!
-//! A profile only sets [`OffloadOptions`]; whatever the user sets beside it wins. Printing one says what it sets.
+//! A profile only sets [`OffloadOptions`]; options that the user sets take precedence. Displaying a profile
+//! shows what it sets.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,24 +14,25 @@ use crate::offload::plan::OffloadOptions;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Profile {
-    /// Everything stays where it fits; the plan streams only what does not.
+    /// Keeps everything on the device that fits; streams only the rest.
     Roomy,
-    /// At least a third of the blocks is streamed: memory for longer sequences and larger batches.
+    /// Streams at least a third of the blocks, leaving memory for longer sequences and larger batches.
     Balanced,
-    /// Every block is streamed and nothing idle stays: the smallest footprint.
+    /// Streams every block and keeps nothing idle: the smallest footprint.
     LowVram,
-    /// For APUs: blocks stay in the one memory there is. What does not fit is read from a disk where the device
-    /// cannot read host memory in place, which is slower than a bus and less even: one block more is on its way.
+    /// For APUs: blocks stay in the shared memory. If the device cannot read host memory in place, blocks
+    /// that do not fit are read from disk; that is slower than a bus and less even, so one more block is
+    /// prefetched.
     Unified,
 }
 
-/// A text that names no profile.
+/// A string that is not the name of a profile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no profile `{0}`: choose `roomy`, `balanced`, `low-vram` or `unified`")]
 pub struct ParseProfileError(String);
 
 impl Profile {
-    /// All profiles, from the most memory to the least.
+    /// All profiles, from most memory to least.
     pub const ALL: [Profile; 4] = [
         Profile::Roomy,
         Profile::Balanced,
@@ -38,7 +40,7 @@ impl Profile {
         Profile::Unified,
     ];
 
-    /// Name of the profile in a config.
+    /// Its name in a config.
     pub fn name(self) -> &'static str {
         match self {
             Profile::Roomy => "roomy",
@@ -48,7 +50,7 @@ impl Profile {
         }
     }
 
-    /// What it sets.
+    /// The options it sets.
     pub fn options(self) -> OffloadOptions {
         let nothing = OffloadOptions::default();
         match self {

@@ -1,8 +1,8 @@
-//! Block streaming: a frozen base that is larger than the device.
+//! Block swapping: a frozen base that is larger than the device.
 //!
-//! The weights of each block lie in one flat buffer of host memory. A ring of slots
-//! on the device, each as large as the largest block, holds the block in use and
-//! the next ones on their way. What is where is decided in `ring`.
+//! The weights of each block are packed into one flat buffer in host memory. A ring of slots on the device,
+//! each as large as the largest block, holds the block in use and the next ones while they are copied in.
+//! `ring` decides what is where.
 //!
 //! ```text
 //!   compute stream   block 0 ──────▶ block 1 ──────▶ block 2 ──▶
@@ -11,23 +11,20 @@
 //!                     arrived╱
 //! ```
 //!
-//! Two events per slot order it: the compute stream waits for *arrived* before it
-//! reads a slot, the copy stream waits for *passed* before it overwrites one. On the
-//! CPU the same steps happen in the same order, only at once.
+//! Two events per slot order this: the compute stream waits for *arrived* before it reads a slot, and the
+//! copy stream waits for *passed* before it overwrites one. On the CPU the same steps happen in the same
+//! order, but synchronously.
 //!
-//! The base is frozen, so nothing travels back. Gradients need the weights again in
-//! the backward pass, when the ring has moved on; therefore training goes through
-//! gradient checkpointing, which fetches each block a second time, in reverse. A
-//! block run while gradients are recorded without it is refused.
+//! The base is frozen, so nothing is copied back. The backward pass needs the weights again when the ring has
+//! moved on, so training uses gradient checkpointing, which copies each block in a second time, in reverse
+//! order. Running a block without it while gradients are recorded is refused.
 //!
-//! Not every block has to travel: those that fit beside the ring stay on the device
-//! ([`Swapped`]).
+//! Not every block has to be streamed: those that fit beside the ring stay on the device ([`Swapped`]).
 //!
-//! On unified memory a ring would be a second copy in the same RAM. There the host
-//! buffers are mapped into the device instead, and nothing is copied; or the blocks
-//! are in a file ([`BackingStore::Disk`]), read into a ring that the device sees where it
-//! is. Never through a mapped file: copies from those hang on some APUs, and its
-//! pages would be the second copy.
+//! On unified memory a ring would be a second copy in the same RAM. There, the host buffers are mapped into
+//! the device instead and nothing is copied; or the blocks are in a file ([`BackingStore::Disk`]) and read
+//! into a ring that the device accesses in place. Never through a memory-mapped file: copies from those hang
+//! on some APUs, and their pages would be the second copy.
 
 mod block_store;
 mod ring;
@@ -52,42 +49,40 @@ use crate::transfer::torch_transport::{TorchTransport, TransportOptions};
 use crate::transfer::verify::Verify;
 use platform::Bytes;
 
-/// Weights begin at multiples of this in a flat buffer: what vector loads and
-/// coalesced reads of a device like.
+/// Alignment of weights in a flat buffer, in bytes, for vector loads and coalesced reads.
 const ALIGNMENT: i64 = 256;
 
-/// Which blocks are streamed. The others are on the device for good.
+/// Which blocks are streamed. The others stay on the device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Swapped {
     /// All of them.
     #[default]
     All,
-    /// So many (`blocks_to_swap`), spread evenly, so that each has the time of the
-    /// resident ones before it to arrive.
+    /// This many (`blocks_to_swap`), evenly spaced, so that each can be copied while the resident ones before
+    /// it compute.
     Count(usize),
-    /// Those with these numbers, as a [`Plan`](crate::offload::plan::Plan) has chosen them.
+    /// Those with these indices, as chosen by a [`Plan`](crate::offload::plan::Plan).
     Only(Vec<usize>),
 }
 
-/// Where streamed blocks are while they are not on the device.
+/// Where streamed blocks are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum BackingStore {
-    /// In host memory: pinned for a card of its own, and read by the device where it
-    /// is on unified memory.
+    /// In host memory: pinned for a discrete card, and accessed in place by the device on unified memory.
     #[default]
     Host,
-    /// In a file of this folder that is made for the run and has no name, so that
-    /// nothing is left of it. For memory that holds neither the blocks nor a copy.
+    /// In an unlinked temporary file in this folder, for machines whose memory can hold neither the blocks
+    /// nor a copy.
     Disk {
         /// A folder on a disk; one in memory (`/dev/shm`) would free nothing.
         folder: PathBuf,
     },
-    /// Some in such a file and the others in host memory, as a
-    /// [`Plan`](crate::offload::plan::Plan) divides them where host memory holds only some.
+    /// Some in such a file and the others in host memory, as divided by a
+    /// [`Plan`](crate::offload::plan::Plan) if host memory can hold only some.
     Divided {
         /// A folder on a disk.
         folder: PathBuf,
-        /// The numbers, in this stream, of the blocks that come from the file.
+        /// Indices, in this swapper, of the blocks in the file.
         from_file: BTreeSet<usize>,
     },
 }
@@ -103,7 +98,7 @@ impl BackingStore {
         }
     }
 
-    /// Whether the block of this number is kept in the file.
+    /// Whether the block with this index is kept in the file.
     fn is_in_file(&self, block: usize) -> bool {
         match self {
             BackingStore::Host => false,
@@ -112,7 +107,7 @@ impl BackingStore {
         }
     }
 
-    /// A block of the file that a stream of so many blocks does not have.
+    /// A block assigned to the file that a swapper with `blocks` blocks does not have.
     fn absent_from(&self, blocks: usize) -> Option<usize> {
         match self {
             BackingStore::Divided { from_file, .. } => from_file.range(blocks..).next().copied(),
@@ -124,23 +119,23 @@ impl BackingStore {
 /// How blocks are streamed.
 #[derive(Clone, Debug)]
 pub struct SwapOptions {
-    /// Which blocks travel.
+    /// Which blocks are streamed.
     pub streamed: Swapped,
-    /// Where they come from.
+    /// Where they are kept.
     pub backing: BackingStore,
-    /// Slots of the ring: two or more, so that copies and computation overlap. One is what a
-    /// [`Plan`](crate::offload::plan::Plan) falls back to where two do not fit; nothing is fetched ahead then.
+    /// Slots of the ring: two or more, so that copies overlap with computation. A
+    /// [`Plan`](crate::offload::plan::Plan) falls back to one if two do not fit; there is no prefetching
+    /// then.
     pub slots: usize,
-    /// Which arrivals are verified: when the block is used, so that those on their
-    /// way are not held up.
+    /// Which copies are verified. This happens when a block is used, so that it does not delay copies in
+    /// flight.
     pub verify: Verify,
-    /// What libtorch does not know about the device.
+    /// Properties of the device that libtorch does not know.
     pub transport: TransportOptions,
-    /// Run a block again in the backward pass with the random generators as they
-    /// were: needed where a block has dropout.
+    /// Restore the random generators when a block is recomputed in the backward pass; needed for blocks with
+    /// dropout.
     pub preserve_generators: bool,
-    /// Let what a block was given wait for the backward pass in host memory, as
-    /// [`CheckpointOptions::offload`] says.
+    /// Keep the inputs of blocks in host memory until the backward pass, see [`CheckpointOptions::offload`].
     pub offload_inputs: bool,
 }
 
@@ -158,30 +153,30 @@ impl Default for SwapOptions {
     }
 }
 
-/// One block of a model, on the host: a name, and its named weights. Blocks that are tied, all
-/// their weights the same memory, are kept once and are in one slot; weights that blocks share
-/// only in part are kept with each of them, which a plan, counting each memory once, does not foresee.
+/// One block of a model in host memory: a name and its named weights. Tied blocks, whose weights all share
+/// storage, are kept once and occupy one slot. Weights that blocks share only partly are kept once per block;
+/// a plan, which counts each storage once, does not account for that.
 #[derive(Debug)]
 pub struct Block {
-    /// As messages name it, such as `transformer.blocks.7`.
+    /// The name in messages, such as `transformer.blocks.7`.
     pub name: String,
-    /// Its weights; none requires a gradient.
+    /// Its weights; none may require a gradient.
     pub weights: Vec<(String, Tensor)>,
 }
 
 /// The weights of the block in use, on the device.
 ///
-/// They are views of a slot that is overwritten later: do not keep them.
+/// They are views of a slot that will be overwritten: do not keep them.
 pub struct Weights<'a> {
     entries: &'a [Entry],
     buffer: Tensor,
 }
 
 impl Weights<'_> {
-    /// The weight of this name (without the block's).
+    /// The weight with this name (without the block's).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] naming the weights that there are.
+    /// [`Error::InvalidArgument`], which lists the weights there are.
     pub fn get(&self, name: &str) -> Result<Tensor, Error> {
         let entry = self
             .entries
@@ -202,37 +197,37 @@ impl Weights<'_> {
     }
 }
 
-/// What streaming did so far.
+/// Statistics of block swapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SwapReport {
     /// Bytes of the blocks that stay on the device.
     pub resident_bytes: Bytes,
     /// Bytes of the ring on the device.
     pub ring_bytes: Bytes,
-    /// Bytes of all streamed blocks in host memory.
+    /// Bytes of streamed blocks in host memory.
     pub host_bytes: Bytes,
-    /// Bytes of all streamed blocks in a file.
+    /// Bytes of streamed blocks in a file.
     pub disk_bytes: Bytes,
-    /// Times that a streamed block was used.
+    /// Number of times a streamed block was used.
     pub used: u64,
-    /// Of these, blocks that nobody had fetched in advance.
+    /// How many of these had not been prefetched.
     pub waited: u64,
     /// Copies to the device.
     pub copies: u64,
     /// Copies that were verified.
     pub verified: u64,
-    /// Copies that arrived wrong and were repeated.
+    /// Copies that arrived damaged and were repeated.
     pub repeated: u64,
 }
 
 impl SwapReport {
-    /// Bytes that streaming holds on the device.
+    /// Device memory used for block swapping.
     pub fn device_bytes(&self) -> Bytes {
         self.resident_bytes + self.ring_bytes
     }
 }
 
-/// A frozen stack of blocks that lives on the host and visits the device.
+/// A frozen stack of blocks that are kept on the host and copied to the device when used.
 ///
 /// Cheap to clone; clones share the ring.
 #[derive(Clone)]
@@ -242,15 +237,15 @@ pub struct BlockSwapper {
     checkpoint: CheckpointOptions,
 }
 
-/// Takes the blocks of a [`BlockSwapper`] one after the other, so that at most one of
-/// them is in memory twice, whatever else is made between them.
+/// Adds the blocks of a [`BlockSwapper`] one after the other, so that at most one of them is in memory twice
+/// at any time.
 pub struct SwapBuilder {
     options: SwapOptions,
     residencies: BlockStore,
     layouts: Vec<Layout>,
 }
 
-/// Where the weights of a block lie in its buffer.
+/// Where the weights of a block are in its buffer.
 struct Layout {
     name: String,
     entries: Vec<Entry>,
@@ -275,13 +270,12 @@ impl Entry {
 }
 
 impl BlockSwapper {
-    /// Packs the blocks into flat buffers, one after the other, so that at most one
-    /// block is in memory twice, puts each where it stays, and allocates the ring.
+    /// Packs the blocks into flat buffers, one after the other, so that at most one is in memory twice, moves
+    /// each to where it is kept, and allocates the ring.
     ///
     /// # Errors
-    /// [`PlaceError`]: a weight that requires a gradient or is not on the CPU, no memory
-    /// for a buffer, a resident block that does not arrive, or a folder that cannot be
-    /// written to.
+    /// [`PlaceError`] if a weight requires a gradient or is not on the CPU, a buffer cannot be allocated, a
+    /// resident block does not arrive, or a folder is not writable.
     pub fn new(
         device: Device,
         blocks: impl IntoIterator<Item = Block>,
@@ -297,27 +291,26 @@ impl BlockSwapper {
         builder.finish()
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     pub fn len(&self) -> usize {
         self.layouts.len()
     }
 
-    /// Whether there are none; never so.
+    /// Always false.
     pub fn is_empty(&self) -> bool {
         self.layouts.is_empty()
     }
 
-    /// What happened so far.
+    /// Statistics so far.
     pub fn report(&self) -> SwapReport {
         self.lock().report
     }
 
-    /// Runs a block while training: `function` gets the inputs and the weights, and
-    /// is run again in the backward pass (see [`torch_ext::checkpoint_with`]).
-    /// Adapters that it captured receive gradients.
+    /// Runs a block in training. `function` gets the inputs and the weights, and is called again in the
+    /// backward pass (see [`torch_ext::checkpoint_with`]). Adapters that it captures receive gradients.
     ///
     /// # Errors
-    /// What `function` returns; a copy that does not arrive.
+    /// Those of `function`; or a copy does not arrive.
     pub fn train<F>(
         &self,
         block: usize,
@@ -335,14 +328,12 @@ impl BlockSwapper {
         })
     }
 
-    /// Runs a block without gradients: `function` runs with their recording switched
-    /// off if the block's memory will hold another one later. The blocks are expected
-    /// in order, again and again.
+    /// Runs a block without gradients: if its slot will be overwritten, `function` runs under `no_grad`.
+    /// Blocks should be run in order, repeatedly.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] while gradients are recorded for one of the inputs:
-    /// the weights would be overwritten before backward needs them. What `function`
-    /// returns; a copy that does not arrive.
+    /// [`Error::InvalidArgument`] if gradients are recorded for one of the inputs, because the weights would
+    /// be overwritten before the backward pass needs them. Those of `function`; or a copy does not arrive.
     pub fn evaluate<R>(
         &self,
         block: usize,
@@ -366,8 +357,8 @@ impl BlockSwapper {
         if !overwritten {
             return function(&weights);
         }
-        // An adapter that `function` captured would have autograd keep views of the slot, and
-        // backward read another block's weights there: nothing notes that copies overwrite them.
+        // With an adapter captured by `function`, autograd would keep views of the slot, and the backward
+        // pass would read another block's weights there without noticing.
         tch::no_grad(|| function(&weights))
     }
 
@@ -389,8 +380,8 @@ impl BlockSwapper {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is consistent after every statement that can panic: none of them
-        // leaves a slot claimed for a block that is not there.
+        // The state is consistent after every statement that can panic: none leaves a slot assigned to a
+        // block that is not there.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -406,8 +397,7 @@ impl fmt::Debug for BlockSwapper {
 }
 
 impl SwapBuilder {
-    /// A builder for blocks that all travel, whatever [`SwapOptions::streamed`] says:
-    /// those that stay on the device need no stream.
+    /// A builder for blocks that are all streamed, whatever [`SwapOptions::streamed`] says.
     ///
     /// # Errors
     /// [`PlaceError`]: a device that is not there, or a folder that cannot be written to.
@@ -420,11 +410,11 @@ impl SwapBuilder {
         })
     }
 
-    /// Packs the next block into a flat buffer and puts that where it stays; the block's number.
+    /// Packs the next block into a flat buffer and moves it to where it is kept; returns its index.
     ///
     /// # Errors
-    /// [`PlaceError`]: a weight that requires a gradient or is not on the CPU, no memory
-    /// for the buffer, or no room in the file.
+    /// [`PlaceError`] if a weight requires a gradient or is not on the CPU, or there is not enough memory or
+    /// disk space.
     pub fn add(&mut self, block: Block) -> Result<usize, PlaceError> {
         self.push(block, true)
     }
@@ -439,8 +429,8 @@ impl SwapBuilder {
     /// Allocates the ring.
     ///
     /// # Errors
-    /// [`PlaceError`]: no block, no slot, no memory for the ring, or a block that is to be in the file
-    /// ([`BackingStore::Divided`]) and was never added.
+    /// [`PlaceError`] if there is no block or no slot, the ring cannot be allocated, or a block assigned to
+    /// the file ([`BackingStore::Divided`]) was never added.
     pub fn finish(self) -> Result<BlockSwapper, PlaceError> {
         let what = match (self.layouts.is_empty(), self.options.slots) {
             (true, _) => Some("blocks"),
@@ -453,7 +443,7 @@ impl SwapBuilder {
         let blocks = self.layouts.len();
         if let Some(absent) = self.options.backing.absent_from(blocks) {
             return Err(Error::InvalidArgument(format!(
-                "block {absent} cannot be kept in a file: there are {blocks}"
+                "block {absent} cannot be kept in a file: there are only {blocks} blocks"
             ))
             .into());
         }
@@ -469,7 +459,7 @@ impl SwapBuilder {
     }
 }
 
-/// Which of the blocks travel, as a question about a block's number.
+/// A predicate for the indices of streamed blocks.
 fn travels(
     streamed: &Swapped,
     (least, most): (usize, Option<usize>),
@@ -480,7 +470,7 @@ fn travels(
         Swapped::Only(blocks) => match blocks.iter().find(|&&block| Some(block) >= most) {
             Some(absent) if most.is_some() => {
                 return refuse(format!(
-                    "block {absent} cannot be streamed: there are {least}"
+                    "block {absent} cannot be streamed: there are only {least} blocks"
                 ));
             }
             _ => (0, Some(blocks.clone())),
@@ -505,7 +495,7 @@ fn travels(
     })
 }
 
-/// Lays the weights of a block out in one buffer of host memory.
+/// Packs the weights of a block into one host buffer.
 fn pack(block: Block) -> Result<(Layout, Tensor, Origin), PlaceError> {
     let mut entries = Vec::with_capacity(block.weights.len());
     let mut end = 0_i64;
@@ -537,7 +527,7 @@ fn pack(block: Block) -> Result<(Layout, Tensor, Origin), PlaceError> {
         };
         entries.push(entry);
     }
-    // Zeros, because the gaps are copied and summed with the rest.
+    // Zeroed, because the gaps are copied and checksummed too.
     let buffer = Tensor::f_zeros([end], (Kind::Uint8, Device::Cpu)).map_err(Error::from)?;
     for (entry, (_, tensor)) in entries.iter().zip(&block.weights) {
         copy_into(&mut entry.view(&buffer)?, tensor, false)?;

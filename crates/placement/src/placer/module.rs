@@ -1,4 +1,5 @@
-//! A model on its way: which tensors are tied, which have arrived, and when what the caller holds changes.
+//! The move of a model's parameters: which are tied, which have arrived, and when the caller's tensors
+//! change.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,10 +8,10 @@ use tch::{Device, Kind, Tensor};
 use super::{PlaceError, Placer, size_of_tensor, torch};
 use platform::Bytes;
 
-/// Tensors of a group at most, however small: each holds some kilobytes while it is under way.
+/// Maximum number of tensors in a group: each takes some kilobytes while in flight.
 const GROUP_TENSORS: usize = 256;
 
-/// How many of these make a group; at least one, if there is one.
+/// How many of these tensors make a group; at least one, if there is one.
 pub(super) fn group_length<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> usize {
     let mut bytes = Bytes::ZERO;
     let before_the_last = tensors.take(GROUP_TENSORS).take_while(|tensor| {
@@ -21,21 +22,21 @@ pub(super) fn group_length<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> usi
     before_the_last.count()
 }
 
-/// What [`Placer::module`] did.
+/// The result of [`Placer::module`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ModuleSummary {
-    /// Tensors, tied ones included.
+    /// Number of tensors, including tied ones.
     pub tensors: usize,
-    /// Tensors that share the memory of an earlier one.
+    /// Tensors that share storage with an earlier one.
     pub tied: usize,
     /// Tensors that had to stay on the host.
     pub on_host: usize,
-    /// Bytes of all of them, tied ones counted once.
+    /// Total bytes, tied tensors counted once.
     pub bytes: Bytes,
 }
 
 impl Placer {
-    /// As [`TransferEngine::expect_new_bytes`](crate::transfer::engine::TransferEngine::expect_new_bytes).
+    /// See [`TransferEngine::expect_new_bytes`](crate::transfer::engine::TransferEngine::expect_new_bytes).
     pub(crate) fn expect_new_bytes(&mut self, name: &str) {
         self.engine.expect_new_bytes(name);
     }
@@ -43,26 +44,26 @@ impl Placer {
 
 /// The move of a model's parameters.
 pub(super) struct ModuleMove<'a> {
-    /// What floats become.
+    /// Target type of floating-point tensors.
     pub(super) kind: Option<Kind>,
-    /// Those to move next.
+    /// The next parameters to move.
     group: Vec<Parameter<'a>>,
     group_bytes: Bytes,
-    /// Every memory that is in a group or has arrived.
+    /// All storages that are in the group or have arrived.
     known: HashSet<Identity>,
-    /// Where it is now.
+    /// Where each storage is now.
     moved: HashMap<Identity, Tensor>,
-    /// Those that have arrived, and that the caller does not see yet.
+    /// Tensors that have arrived but are not visible to the caller yet.
     arrived: Vec<(Parameter<'a>, Tensor)>,
     summary: ModuleSummary,
     progress: Progress,
 }
 
-/// A parameter of the caller's.
+/// A parameter of the caller.
 pub(super) struct Parameter<'a> {
     pub(super) name: String,
     pub(super) tensor: &'a mut Tensor,
-    /// None before it had its memory.
+    /// Whether it is the first with its storage.
     pub(super) is_first: bool,
     identity: Identity,
 }
@@ -81,7 +82,7 @@ impl<'a> ModuleMove<'a> {
         }
     }
 
-    /// Puts a parameter into the group.
+    /// Adds a parameter to the group.
     pub(super) fn add(&mut self, name: String, tensor: &'a mut Tensor) {
         let identity = Identity::of(tensor);
         let is_first = self.known.insert(identity.clone());
@@ -105,7 +106,7 @@ impl<'a> ModuleMove<'a> {
         std::mem::take(&mut self.group)
     }
 
-    /// A group has arrived: `placed` are the tensors of its first parameters, in their order.
+    /// On unified memory, freed host memory may become device memory.
     pub(super) fn placed(
         &mut self,
         group: Vec<Parameter<'a>>,
@@ -121,7 +122,7 @@ impl<'a> ModuleMove<'a> {
                 self.summary.bytes += size_of_tensor(&placed);
                 self.moved.insert(parameter.identity.clone(), placed);
             }
-            // Every memory comes first once.
+            // Every storage has a first parameter.
             let Some(placed) = self.moved.get(&parameter.identity) else {
                 continue;
             };
@@ -134,7 +135,7 @@ impl<'a> ModuleMove<'a> {
         }
     }
 
-    /// Lets the caller's tensors be what has arrived; their memory on the host is free then.
+    /// Makes the caller's tensors refer to what has arrived, which frees their host memory.
     pub(super) fn commit(&mut self) -> Result<(), PlaceError> {
         for (parameter, placed) in self.arrived.drain(..) {
             let Parameter { name, tensor, .. } = parameter;
@@ -143,7 +144,7 @@ impl<'a> ModuleMove<'a> {
                 tensor
                     .f_set_data(&data)
                     .map_err(|error| torch(&name, error))?;
-                // Another handle on the same tensor shows what has arrived from now on.
+                // Another handle to the same tensor refers to the new data from now on.
                 let identity = Identity::of(tensor);
                 self.known.insert(identity.clone());
                 self.moved.insert(identity, placed);
@@ -158,14 +159,14 @@ impl<'a> ModuleMove<'a> {
     }
 }
 
-/// Whether moving `tensor` there would change nothing.
+/// Whether assigning `placed` to `tensor` would change nothing.
 fn same_place(tensor: &Tensor, placed: &Tensor) -> bool {
     tensor.device() == placed.device()
         && tensor.kind() == placed.kind()
         && tensor.data_ptr() == placed.data_ptr()
 }
 
-/// The memory and layout of a tensor: equal for tied weights.
+/// Storage and layout of a tensor: equal for tied weights.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Identity {
     /// Host memory that is free again may be the device's on unified memory.
@@ -174,7 +175,7 @@ struct Identity {
     kind: u8,
     size: Vec<i64>,
     strides: Vec<i64>,
-    /// Empty tensors share no memory, whatever their address.
+    /// Empty tensors share no storage, whatever their address.
     empty: Option<usize>,
 }
 
@@ -191,7 +192,7 @@ impl Identity {
     }
 }
 
-/// Says which module is on its way, once per module.
+/// Logs which module is being moved, once per module.
 struct Progress {
     device: String,
     module: Option<String>,
@@ -207,7 +208,7 @@ impl Progress {
         }
     }
 
-    /// The module of a parameter is its name without the last part.
+    /// The module of a parameter is its name without the last component.
     fn enter(&mut self, parameter: &str) {
         let module = parameter.rsplit_once('.').map_or("", |(module, _)| module);
         if self.module.as_deref() != Some(module) {

@@ -1,12 +1,12 @@
-//! What can be placed at all: dense tensors of the kinds that tch knows. The others are refused
-//! here, by name, since later questions about them would panic.
+//! Which tensors can be placed: dense ones of the types that tch supports. Others are refused here by name,
+//! because later operations on them would panic.
 
 use tch::Tensor;
 use torch_ext::Error;
 
 use super::{PlaceError, torch};
 
-/// Refuses tensors that have no memory of their own, or a layout or a kind that cannot be placed.
+/// Refuses tensors without storage, or with an unsupported layout or type.
 pub(crate) fn check_supported(name: &str, tensor: &Tensor) -> Result<(), PlaceError> {
     let refuse = |why: &str| {
         Err(PlaceError::Torch {
@@ -15,12 +15,12 @@ pub(crate) fn check_supported(name: &str, tensor: &Tensor) -> Result<(), PlaceEr
         })
     };
     if !tensor.defined() {
-        return refuse("there is no tensor: it is undefined");
+        return refuse("the tensor is undefined");
     }
     tensor.f_kind().map_err(|error| torch(name, error))?;
     let sparse_dimensions = tensor.f_sparse_dim().map_err(|error| torch(name, error))?;
     if sparse_dimensions > 0 || tensor.is_sparse() || tensor.is_mkldnn() {
-        return refuse("only dense tensors can be placed: place `to_dense()` of it, or its parts");
+        return refuse("only dense tensors can be placed: use `to_dense()`, or place its parts");
     }
     Ok(())
 }

@@ -1,23 +1,24 @@
-//! The fault matrix: every fault × every route × every way to verify, and what the engine made of it.
+//! The fault matrix: every fault × strategy × verification mode, and the outcome.
 //!
-//! For one cell a fake device refuses the routes before the cell's, so that the engine comes to it, and
-//! there the fault strikes: once, or from there on every time. What came out is compared bit by bit with
-//! what was sent:
+//! For each cell, a fake device refuses the strategies before the cell's, so that the engine reaches it, and
+//! there the fault is triggered: once, or every time from then on. The result is compared bit by bit with the
+//! source:
 //!
-//! - `recovered`: the device holds the right bytes;
-//! - `reported`: it does not, and the caller knows: an error, or a warning that the tensor is on the host;
-//! - `missed`: the caller was told that all is well, and the device holds other bytes.
+//! - `recovered`: the device has the right bytes;
+//! - `reported`: it does not, but the caller knows: an error, or a warning that the tensor is on the host;
+//! - `missed`: the caller was told that all is well, but the device has other bytes.
 //!
 //! Each cell is the worst of several runs: with a device that computes checksums and one that is read back,
-//! with and without a cast. The modes `first` and `sample` are shown where they do *not* look: the batch has
-//! taken this route before. The route `together` is the direct one for several tensors at once, as modules take it:
-//! the fault strikes each of them in turn, and the worst of what came of all of them counts. So `off`, `first` and `sample` miss wrong bytes by design, and
-//! [`FaultMatrix::missed`] counts only `always`, where there must be none. Cells in which a fault cannot strike
-//! (no cast happens on the route, nothing is verified) are left out.
+//! with and without a cast. The modes `first` and `sample` are shown where they do *not* verify, because an
+//! earlier batch has used the same strategy. The route `together` is the direct one for several tensors at
+//! once, as used for modules: the fault affects each of them in turn, and the worst outcome counts. So `off`,
+//! `first` and `sample` miss wrong bytes by design, and [`FaultMatrix::missed`] counts only `always`, where
+//! there must be none. Cells in which a fault cannot occur (the strategy does not cast, nothing is verified)
+//! are left out.
 //!
-//! What `always` only reports cannot be recovered: a context that is lost and a device that hangs end the move at
-//! once, since going on would corrupt the run; a source of the caller's that was written to is gone; and after the
-//! last route of a machine, or a fault that strikes on every one, none is left.
+//! Some faults cannot be recovered from, only reported: a lost context and a hanging device end the move at
+//! once, since going on would corrupt the run; a source that was overwritten is gone; and after the last
+//! strategy, or with a fault that affects all of them, there is nothing left to try.
 
 mod device;
 
@@ -27,7 +28,7 @@ use std::fmt;
 use serde::Serialize;
 
 pub use self::device::fault_matrix_here;
-use crate::testing::fake::{FakeDevice, FakeHost, Fault, Order};
+use crate::testing::fake::{FakeDevice, FakeHost, Fault, FaultInjection};
 use crate::transfer::engine::{PlacedBy, TransferEngine};
 use crate::transfer::policy::{MoveError, Placed, Policy, Request};
 use crate::transfer::strategy::TransferStrategy;
@@ -40,36 +41,36 @@ const MODES: [Verify; 4] = [Verify::Off, Verify::First, Verify::SAMPLE, Verify::
 /// All cells.
 #[derive(Clone, Debug, Serialize)]
 pub struct FaultMatrix {
-    /// Each fault × route × mode in which the fault struck.
+    /// Every combination of fault, strategy and mode in which the fault was triggered.
     pub cells: Vec<Cell>,
-    /// Wrong bytes taken for right ones in `always`: the number that must be 0.
+    /// Wrong bytes that `always` accepted: must be 0.
     pub missed: usize,
     /// The same for each mode.
     pub missed_by_mode: BTreeMap<&'static str, usize>,
 }
 
-/// One fault on one route under one mode.
+/// One fault for one strategy in one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Cell {
-    /// What the tensor moved to: `in_process` (the fake), `cpu`, `hip` or `cuda`.
+    /// The target: `in_process` (the fake), `cpu`, `hip` or `cuda`.
     pub device: &'static str,
     /// [`Fault::name`].
     pub fault: &'static str,
-    /// Whether it strikes again and again, on this route and those after it.
+    /// Whether it is triggered every time, for this strategy and the following ones.
     pub every_time: bool,
-    /// [`TransferStrategy::name`] of the route on which it strikes, or `together`.
+    /// [`TransferStrategy::name`] of the affected strategy, or `together`.
     pub route: &'static str,
     /// The mode.
     pub verify: &'static str,
-    /// What came of it.
+    /// The outcome.
     pub outcome: CellOutcome,
 }
 
-/// What the engine made of a fault, from best to worst.
+/// The outcome of a fault, from best to worst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CellOutcome {
-    /// The device holds the right bytes.
+    /// The device has the right bytes.
     Recovered,
     /// It does not, and the caller was told.
     Reported,
@@ -77,9 +78,9 @@ pub enum CellOutcome {
     Missed,
 }
 
-/// Runs every cell. Takes some milliseconds; needs no device.
+/// Runs every cell. Takes some milliseconds and needs no device.
 pub fn fault_matrix() -> FaultMatrix {
-    // Thousands of ordered faults are no news to whoever reads the log.
+    // Do not log thousands of injected faults.
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), run_cells)
 }
 
@@ -87,19 +88,19 @@ fn run_cells() -> FaultMatrix {
     let mut cells = Vec::new();
     for fault in Fault::ALL {
         for every_time in [false, true] {
-            for way in Way::all() {
+            for kind in MoveKind::all() {
                 for verify in MODES {
-                    let order = Order {
+                    let order = FaultInjection {
                         fault,
-                        route: way.first_strategy(),
+                        route: kind.first_strategy(),
                         every_time,
                     };
-                    if let Some(outcome) = worst_outcome(way, order, verify) {
+                    if let Some(outcome) = worst_outcome(kind, order, verify) {
                         cells.push(Cell {
                             device: "in_process",
                             fault: fault.name(),
                             every_time,
-                            route: way.name(),
+                            route: kind.name(),
                             verify: mode_name(verify),
                             outcome,
                         });
@@ -112,10 +113,10 @@ fn run_cells() -> FaultMatrix {
 }
 
 impl FaultMatrix {
-    /// As cells name the direct route of several tensors at once.
-    pub const TOGETHER: &str = "together";
+    /// The route name of direct copies of several tensors at once.
+    pub const BATCHED: &str = "together";
 
-    /// As cells name a mode.
+    /// The mode's name in cells.
     pub fn mode_name(verify: Verify) -> &'static str {
         match verify {
             Verify::Off => "off",
@@ -125,7 +126,7 @@ impl FaultMatrix {
         }
     }
 
-    /// The matrix of cells that were run elsewhere, as on a device.
+    /// The matrix of cells that were run elsewhere, for example on a device.
     pub fn from_cells(cells: Vec<Cell>) -> FaultMatrix {
         let missed_in = |mode| {
             let missed = |cell: &&Cell| cell.verify == mode && cell.outcome == CellOutcome::Missed;
@@ -147,40 +148,42 @@ fn mode_name(verify: Verify) -> &'static str {
     FaultMatrix::mode_name(verify)
 }
 
-/// How a cell's tensors move.
+/// How a cell's tensors are moved.
 #[derive(Clone, Copy)]
-enum Way {
-    /// One, by the first strategy that is open.
-    Alone(TransferStrategy),
-    /// Several at once.
-    Together,
+enum MoveKind {
+    /// One tensor, by the first strategy that is not refused.
+    Single(TransferStrategy),
+    /// Several tensors at once.
+    Batched,
 }
 
-impl Way {
-    /// In the order of the engine.
-    fn all() -> impl Iterator<Item = Way> {
-        let alone = TransferStrategy::TO_DEVICE.into_iter().map(Way::Alone);
-        std::iter::once(Way::Together).chain(alone)
+impl MoveKind {
+    /// In the engine's order.
+    fn all() -> impl Iterator<Item = MoveKind> {
+        let alone = TransferStrategy::TO_DEVICE
+            .into_iter()
+            .map(MoveKind::Single);
+        std::iter::once(MoveKind::Batched).chain(alone)
     }
 
     fn name(self) -> &'static str {
         match self {
-            Way::Alone(strategy) => strategy.name(),
-            Way::Together => FaultMatrix::TOGETHER,
+            MoveKind::Single(strategy) => strategy.name(),
+            MoveKind::Batched => FaultMatrix::BATCHED,
         }
     }
 
     fn first_strategy(self) -> TransferStrategy {
         match self {
-            Way::Alone(strategy) => strategy,
-            Way::Together => TransferStrategy::Direct,
+            MoveKind::Single(strategy) => strategy,
+            MoveKind::Batched => TransferStrategy::Direct,
         }
     }
 
     fn tensors(self) -> u32 {
         match self {
-            Way::Alone(_) => 1,
-            Way::Together => 3,
+            MoveKind::Single(_) => 1,
+            MoveKind::Batched => 3,
         }
     }
 
@@ -196,32 +199,32 @@ impl Way {
         let request = |name| Request { name, role, cast };
         let loads = hosts.iter().zip(NAMES.map(request));
         match self {
-            Way::Alone(_) => loads
+            MoveKind::Single(_) => loads
                 .map(|(host, request)| engine.to_device(device, host, &request))
                 .collect(),
-            Way::Together => engine.to_device_together(device, &loads.collect::<Vec<_>>()),
+            MoveKind::Batched => engine.to_device_batched(device, &loads.collect::<Vec<_>>()),
         }
     }
 }
 
-/// The worst outcome of the runs in which the fault struck.
-fn worst_outcome(way: Way, order: Order, verify: Verify) -> Option<CellOutcome> {
+/// The worst outcome of the runs in which the fault was triggered.
+fn worst_outcome(kind: MoveKind, order: FaultInjection, verify: Verify) -> Option<CellOutcome> {
     let mut worst = None;
     for sums in [true, false] {
         for cast in [None, Some(Element::BF16)] {
-            for spared in 0..way.tensors() {
-                worst = worst.max(run(way, order, spared, verify, sums, cast));
+            for skip in 0..kind.tensors() {
+                worst = worst.max(run(kind, order, skip, verify, sums, cast));
             }
         }
     }
     worst
 }
 
-/// One run; `None` when the fault did not strike.
+/// One run; `None` if the fault was not triggered.
 fn run(
-    way: Way,
-    order: Order,
-    spared: u32,
+    kind: MoveKind,
+    order: FaultInjection,
+    skip: u32,
     verify: Verify,
     sums: bool,
     cast: Option<Element>,
@@ -232,20 +235,20 @@ fn run(
         ..Policy::default()
     });
     let batches = |seed| -> Vec<FakeHost> {
-        let numbers = 0..way.tensors();
+        let numbers = 0..kind.tensors();
         numbers.map(|number| batch(seed + 3 * number)).collect()
     };
 
-    // The batch before this one takes the same route without a fault.
+    // The previous batch uses the same strategy without a fault.
     device.begin(order.route);
-    way.place(&mut engine, &mut device, &batches(1), cast)
+    kind.place(&mut engine, &mut device, &batches(1), cast)
         .ok()?;
 
     let hosts = batches(2);
     let sent: Vec<Vec<u8>> = hosts.iter().map(FakeHost::bytes).collect();
-    device.order_later(order, spared);
-    let placed = way.place(&mut engine, &mut device, &hosts, cast);
-    if device.struck() == 0 {
+    device.inject_later(order, skip);
+    let placed = kind.place(&mut engine, &mut device, &hosts, cast);
+    if device.triggered() == 0 {
         return None;
     }
     let Ok(placed) = placed else {
@@ -264,7 +267,7 @@ fn run(
     outcomes.max()
 }
 
-/// A batch of floats with no zeros, no NaN and no two parts alike, over several rows of the checksum.
+/// A batch of floats without zeros or NaN and with no two equal parts, several checksum rows long.
 fn batch(seed: u32) -> FakeHost {
     let bytes = (0..5_120_u32)
         .flat_map(|index| (1.0 + (index * 8 + seed) as f32 / 1024.0).to_le_bytes())
@@ -272,7 +275,7 @@ fn batch(seed: u32) -> FakeHost {
     FakeHost::new(bytes, Element::F32, Origin::Memory)
 }
 
-/// What the device shall hold: written out here, so that the fake's own cast is not its own tracker.
+/// The expected device contents, computed here independently of the fake's own cast.
 fn expected(sent: &[u8], cast: Option<Element>) -> Vec<u8> {
     if cast.is_none() {
         return sent.to_vec();
@@ -337,7 +340,7 @@ impl fmt::Display for FaultMatrix {
 }
 
 impl CellOutcome {
-    /// As tables and JSON name it.
+    /// The name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             CellOutcome::Recovered => "recovered",

@@ -1,6 +1,6 @@
-//! Devices with faults to order, and what the [`TransferEngine`](crate::TransferEngine) makes of each fault.
+//! Devices with fault injection, and how the [`TransferEngine`](crate::TransferEngine) handles each fault.
 //!
-//! For this crate's tests, for those of crates that use it, and for `surefoot probe --placement`.
+//! For the tests of this crate and its users, and for `surefoot probe --placement`.
 
 pub mod fake;
 pub mod matrix;

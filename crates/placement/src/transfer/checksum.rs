@@ -1,14 +1,14 @@
-//! A checksum that a CPU and a device compute alike, and that a wrong arrival cannot pass by accident.
+//! A checksum that is identical on CPU and device, and that detects damaged copies.
 //!
 //! The bytes are read as little-endian signed 32-bit words `w`, in rows of [`ROW_WORDS`]; the last row is
-//! filled up with zeros. Each row keeps two sums, over 64-bit integers that wrap around:
+//! padded with zeros. Each row has two sums in wrapping 64-bit arithmetic:
 //!
 //! ```text
 //!   plain    = Σ w[i]              weighted = Σ c[i] · w[i]          c = weights()
 //! ```
 //!
-//! On a device these are four plain tensor operations per slab of rows, exact on every backend (no
-//! floating point, so that a NaN is a number like any other):
+//! On a device these are four ordinary tensor operations per slab of rows, exact on every backend (no
+//! floating point, so NaN is a bit pattern like any other):
 //!
 //! ```text
 //!   w = bytes.view(int32).view(rows, ROW_WORDS)
@@ -18,20 +18,21 @@
 //!
 //! # What is detected
 //!
-//! The weights are odd, below 2³² and all different. Let `d` be the difference of the words of one row.
+//! The weights are odd, below 2³² and distinct. Let `d` be the difference of the words of one row.
 //!
-//! **With certainty**, in each row: any damage to one or two words, whatever the bits. For one word the
-//! plain sum changes by `d`. For two, an unchanged plain sum means `d[j] = -d[i]`, and then the weighted sum
-//! changes by `d[i] · (c[i] - c[j])`, a product of two numbers between 1 and 2³² in size, which is no
-//! multiple of 2⁶⁴. That covers each single and double bit flip and each exchange of two words. A wrong
+//! **With certainty**, in each row: any damage to one or two words, whatever the bits. For one word the plain
+//! sum changes by `d`. For two, an unchanged plain sum means `d[j] = -d[i]`, and then the weighted sum
+//! changes by `d[i] · (c[i] - c[j])`, a product of two numbers with magnitudes between 1 and 2³², which is
+//! not a multiple of 2⁶⁴. That covers all single and double bit flips and all swaps of two words. A wrong
 //! length is always detected.
 //!
-//! **With probability**: damage to three words or more of a row (zeros, NaN, truncation, stale bytes, chunks
-//! in the wrong place) passes only if it satisfies both equations in every damaged row. The weights are
-//! fixed, so this is no defence against an adversary; for damage that does not know them, the weighted sum alone
-//! lets at most 1 in 2³² of it pass in each row, and the plain sum another factor.
+//! **With high probability**: damage to three or more words of a row (zeros, NaN, truncation, stale bytes,
+//! misplaced chunks) is missed only if it satisfies both equations in every damaged row. The weights are
+//! fixed, so this is no defence against an adversary; for damage that is independent of them, the weighted
+//! sum alone misses at most 1 in 2³² per row, and the plain sum reduces that further.
 //!
-//! The rows are kept, not only their total: two checksums tell *where* bytes differ ([`Checksum::damage`]).
+//! The rows are kept, not only their total, so two checksums show *where* bytes differ
+//! ([`Checksum::damage`]).
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -41,40 +42,41 @@ use serde::Serialize;
 
 use platform::Bytes;
 
-/// Words of 32 bits in a row.
+/// 32-bit words per row.
 pub const ROW_WORDS: usize = 4096;
 
-/// Bytes in a row.
+/// Bytes per row.
 pub const ROW_BYTES: usize = ROW_WORDS * 4;
 
-/// What is copied and then summed at a time: with its copy well inside a core's own second cache.
+/// Rows that are copied and then checksummed at a time; with their copy they fit well inside a core's L2
+/// cache.
 ///
-/// Smaller pieces, which would stay in the first cache, cost more: the page faults of fresh memory and the copy
-/// disturb each other least when each goes on for a while. What sums and faults add to a bare copy, on one core of
-/// a Zen 5: 16 % with pieces of 8 KiB, 9 % with 16, 5 % with 32, 4 % from 64 to 256.
+/// Smaller pieces, which would stay in L1, cost more: page faults of fresh memory and the copy interfere
+/// least if each runs for a while. Overhead of checksums and faults over a bare copy, on one core of a Zen 5:
+/// 16 % with pieces of 8 KiB, 9 % with 16, 5 % with 32, 4 % from 64 to 256.
 const PIECE_ROWS: usize = 4;
 const PIECE_BYTES: usize = PIECE_ROWS * ROW_BYTES;
 
-/// The smallest page; larger ones are only touched more often than they need be.
+/// The smallest page size; larger pages are only touched more often than necessary.
 const PAGE_BYTES: usize = 4096;
 
-/// From this size on, several cores share a sum; below, waking them costs more than it brings.
-const SHARED_FROM: usize = 1 << 20;
+/// From this size on, several cores share a checksum; below, waking them costs more than it saves.
+const PARALLEL_BYTES: usize = 1 << 20;
 
-/// Rows of a sum, and of a copy, that a core takes at least. Of a copy it is as much as of libtorch's own.
-const SUMMED_AT_LEAST: usize = 16;
-const COPIED_AT_LEAST: usize = 8;
+/// Minimum number of rows per core, for a checksum and for a copy; for a copy it matches libtorch's own.
+const MIN_SUM_ROWS: usize = 16;
+const MIN_COPY_ROWS: usize = 8;
 
 /// Threads that share a copy.
 pub(crate) trait Workers {
-    /// How many there are.
+    /// Number of threads.
     fn count(&self) -> usize;
 
-    /// Does the work of every number below `shares`, each on one thread, and returns when all of it is done.
+    /// Calls `work` for every number below `shares`, each on one thread, and returns when all are done.
     fn each(&self, shares: usize, work: &(dyn Fn(usize) + Sync));
 }
 
-/// The sums of a tensor's bytes.
+/// The checksum of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checksum {
     bytes: u64,
@@ -90,35 +92,34 @@ pub struct RowSum {
     pub weighted: i64,
 }
 
-/// How what arrived differs from what was sent.
+/// How the received bytes differ from those sent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Damage {
-    /// Bytes that were sent.
+    /// Number of bytes sent.
     pub sent: Bytes,
-    /// Bytes that arrived.
+    /// Number of bytes received.
     pub arrived: Bytes,
-    /// The first wrong byte lies at or after this one.
+    /// Lower bound for the position of the first wrong byte.
     pub from: Bytes,
-    /// And the last one before this.
+    /// Upper bound (exclusive) for the position of the last wrong byte.
     pub to: Bytes,
-    /// Rows of [`ROW_BYTES`] that are wrong.
+    /// Number of wrong rows of [`ROW_BYTES`].
     pub wrong_rows: u64,
-    /// Every wrong row holds nothing but zeros, as far as its sums tell.
+    /// Whether all wrong rows seem to contain only zeros.
     pub zeros: bool,
 }
 
 impl Checksum {
-    /// The checksum of host bytes. Reads them once, as fast as the memory gives them; large tensors on
-    /// several cores.
+    /// The checksum of host bytes. Reads them once, at memory bandwidth; large tensors use several cores.
     pub fn of(bytes: &[u8]) -> Checksum {
-        if bytes.len() < SHARED_FROM {
+        if bytes.len() < PARALLEL_BYTES {
             return Checksum::on_one_core(bytes);
         }
         let mut rows = vec![RowSum::default(); bytes.len().div_ceil(ROW_BYTES)];
         bytes
             .par_chunks(ROW_BYTES)
             .zip(rows.par_chunks_mut(1))
-            .with_min_len(SUMMED_AT_LEAST)
+            .with_min_len(MIN_SUM_ROWS)
             .for_each(|(row, sum)| sum_into(row, sum));
         Checksum {
             bytes: bytes.len() as u64,
@@ -126,7 +127,7 @@ impl Checksum {
         }
     }
 
-    /// The same, where others are at work too.
+    /// The same on one core, for when others are busy too.
     pub(crate) fn on_one_core(bytes: &[u8]) -> Checksum {
         let mut rows = vec![RowSum::default(); bytes.len().div_ceil(ROW_BYTES)];
         sum_into(bytes, &mut rows);
@@ -136,18 +137,18 @@ impl Checksum {
         }
     }
 
-    /// Copies bytes and sums them on both sides, piece by piece: the first checksum is of `from`, the second
-    /// of what is in `to` when its piece has been copied. `copy` moves one piece.
+    /// Copies bytes and checksums both sides, piece by piece: the first checksum is of `from`, the second of
+    /// the contents of `to` after its piece was copied. `copy` copies one piece.
     ///
-    /// Here both sides are at hand, so each row of `to` is compared with its source bit by bit while that is
-    /// summed; a row that is equal has the same sums, and only one that is not is summed for itself. This takes
-    /// half the time of two sums. A piece and its copy fit the core's own caches, so that each side comes from memory
-    /// once, as in a bare copy. The price: a byte of `to` is read again soon after it was written, before it left
-    /// for the memory chips. Damage by the copy is seen; damage in the chips, or by somebody who writes there
-    /// later, is not.
+    /// Both sides are on the host, so each row of `to` is compared bit by bit with its source while that is
+    /// checksummed; equal rows have equal sums, and only a row that differs is checksummed separately. This
+    /// takes half the time of two checksums. A piece and its copy fit the core's own caches, so each side is
+    /// read from memory only once, as in a bare copy. The price: `to` is read back soon after it was written,
+    /// before it has left for DRAM. Damage by the copy is detected; damage in DRAM, or by a later writer, is
+    /// not.
     ///
     /// # Panics
-    /// When the lengths differ.
+    /// If the lengths differ.
     pub(crate) fn of_copy(
         from: &[u8],
         to: &mut [u8],
@@ -160,7 +161,7 @@ impl Checksum {
         let (mut sent, mut arrived) = (nothing.clone(), nothing);
 
         let share = sent.len().div_ceil(workers.count().max(1));
-        let share_rows = share.max(COPIED_AT_LEAST);
+        let share_rows = share.max(MIN_COPY_ROWS);
         let share_bytes = share_rows * ROW_BYTES;
         let sides = from.chunks(share_bytes).zip(to.chunks_mut(share_bytes));
         let sums = sent
@@ -182,21 +183,19 @@ impl Checksum {
         if shares.len() > 1 {
             workers.each(shares.len(), &work);
         }
-        // Whatever nobody has taken, which is all of it where it is little.
+        // Whatever no other core has taken, which is everything if it is little.
         (0..shares.len()).for_each(work);
         drop(shares);
         let checksum = |rows| Checksum { bytes, rows };
         (checksum(sent), checksum(arrived))
     }
 
-    /// A checksum whose rows a device computed.
-    ///
-    /// `rows` are in order, `bytes.div_ceil(ROW_BYTES)` of them.
+    /// A checksum with rows computed by a device. `rows` are in order, `bytes.div_ceil(ROW_BYTES)` of them.
     pub fn from_rows(bytes: u64, rows: Vec<RowSum>) -> Checksum {
         Checksum { bytes, rows }
     }
 
-    /// The bytes that were summed.
+    /// Number of bytes.
     pub fn bytes(&self) -> Bytes {
         Bytes(self.bytes)
     }
@@ -206,7 +205,7 @@ impl Checksum {
         &self.rows
     }
 
-    /// How `arrived` differs from this checksum of what was sent; `None` when it does not.
+    /// How `arrived` differs from this checksum of what was sent; `None` if it does not.
     pub fn damage(&self, arrived: &Checksum) -> Option<Damage> {
         if self == arrived {
             return None;
@@ -218,7 +217,7 @@ impl Checksum {
         let (shortest, longest) = (self.bytes.min(arrived.bytes), self.bytes.max(arrived.bytes));
         let mut from = first.map_or(shortest, |row| (row * ROW_BYTES) as u64);
         let mut to = last.map_or(longest, |row| longest.min(((row + 1) * ROW_BYTES) as u64));
-        // Missing bytes are wrong, whatever the rows say: zeros at the end sum to nothing.
+        // Missing bytes are wrong whatever the rows say: zeros at the end have a sum of zero.
         if shortest != longest {
             from = from.min(shortest);
             to = longest;
@@ -236,13 +235,13 @@ impl Checksum {
         })
     }
 
-    /// One number for logs and for comparing files: rows folded with their position.
+    /// A single number for logs and for comparing files: the rows folded with their position.
     pub fn digest(&self) -> u128 {
         let mut state = u128::from(self.bytes) ^ 0x243f_6a88_85a3_08d3_1319_8a2e_0370_7344;
         for row in &self.rows {
             let pair = (u128::from(row.plain as u64) << 64) | u128::from(row.weighted as u64);
-            // Multiplying by an odd number and rotating are both invertible: two states never merge
-            // unless their rows cancel, and a later row depends on every earlier one.
+            // Multiplication by an odd number and rotation are both invertible, so two states never merge
+            // unless their rows cancel, and later rows depend on all earlier ones.
             state = (state ^ pair)
                 .wrapping_mul(0x2360_ed05_1fc6_5da4_4385_df64_9fcc_f645)
                 .rotate_right(47);
@@ -278,14 +277,14 @@ impl fmt::Display for Damage {
     }
 }
 
-/// The weight of each word of a row: odd, below 2³², all different, in no simple pattern.
+/// The weight of each word of a row: odd, below 2³², distinct, and without a simple pattern.
 pub fn weights() -> &'static [u32; ROW_WORDS] {
     &WEIGHTS
 }
 
 static WEIGHTS: [u32; ROW_WORDS] = make_weights();
 
-/// The weights of two neighbouring words in one, as a pair of words lies in memory.
+/// The weights of two adjacent words packed into one, like a pair of words in memory.
 static WEIGHT_PAIRS: [u64; ROW_WORDS / 2] = make_weight_pairs();
 
 /// The sum of all weights.
@@ -299,8 +298,8 @@ const WEIGHT_TOTAL: u64 = {
     total
 };
 
-/// Each step maps the 31-bit numbers one to one, so that different words get different weights. A plain
-/// multiple of the index would not do: `(d, -2d, d)` at equal distances would cancel in both sums.
+/// Each step is a bijection on 31-bit numbers, so different words get different weights. A multiple of the
+/// index would not do: `(d, -2d, d)` at equal distances would cancel in both sums.
 const fn weight(index: usize) -> u32 {
     const MASK: u64 = (1 << 31) - 1;
     let mut value = (index as u64)
@@ -335,16 +334,16 @@ const fn make_weight_pairs() -> [u64; ROW_WORDS / 2] {
     pairs
 }
 
-/// Puts the sums of the rows of `bytes` into `sums`, one for each; the last row may be short.
+/// Writes the sums of the rows of `bytes` to `sums`, one each; the last row may be short.
 fn sum_into(bytes: &[u8], sums: &mut [RowSum]) {
     let (full, rest) = bytes.as_chunks::<ROW_BYTES>();
-    let rest = (!rest.is_empty()).then(|| filled_up(rest));
+    let rest = (!rest.is_empty()).then(|| zero_padded(rest));
     for (row, sum) in full.iter().chain(&rest).zip(sums) {
         *sum = sum_row(row);
     }
 }
 
-/// Copies a share of a tensor and sums it on both sides, piece by piece.
+/// Copies a part of a tensor and checksums both sides, piece by piece.
 fn copy_and_sum(
     from: &[u8],
     to: &mut [u8],
@@ -357,7 +356,7 @@ fn copy_and_sum(
         .zip(arrived.chunks_mut(PIECE_ROWS));
     let pieces = from.chunks(PIECE_BYTES).zip(to.chunks_mut(PIECE_BYTES));
     for ((from, to), (sent, arrived)) in pieces.zip(sums) {
-        // Fresh memory: page faults in the middle of a copy cost more than before it.
+        // Touch fresh memory first: page faults during a copy cost more than before it.
         for page in to.chunks_mut(PAGE_BYTES) {
             *std::hint::black_box(&mut page[0]) = 0;
         }
@@ -366,14 +365,14 @@ fn copy_and_sum(
         for ((from, to), (sent, arrived)) in rows.zip(sent.iter_mut().zip(arrived)) {
             (*sent, *arrived) = match from.len() {
                 ROW_BYTES => sum_rows(from, to),
-                _ => sum_rows(&filled_up(from), &filled_up(to)),
+                _ => sum_rows(&zero_padded(from), &zero_padded(to)),
             };
         }
     }
 }
 
-/// A row that begins with these bytes and ends with zeros.
-fn filled_up(bytes: &[u8]) -> [u8; ROW_BYTES] {
+/// A row that starts with these bytes, padded with zeros.
+fn zero_padded(bytes: &[u8]) -> [u8; ROW_BYTES] {
     let mut row = [0_u8; ROW_BYTES];
     row[..bytes.len()].copy_from_slice(bytes);
     row
@@ -384,7 +383,7 @@ fn sum_row(row: &[u8]) -> RowSum {
     Tally::of(row, row).sums()
 }
 
-/// The sums of a full row and of what should be the same.
+/// The sums of a full row and of the row that should be equal to it.
 fn sum_rows(row: &[u8], other: &[u8]) -> (RowSum, RowSum) {
     let tally = Tally::of(row, other);
     let sums = tally.sums();
@@ -394,31 +393,32 @@ fn sum_rows(row: &[u8], other: &[u8]) -> (RowSum, RowSum) {
     }
 }
 
-/// A row that was summed, and compared with another one.
+/// A row that was summed and compared with another one.
 ///
-/// Two words are taken at a time as one `u64`, whose halves are multiplied where they lie: this is what the
-/// 32 × 32 → 64 bit vector multiplication wants, and it has been in every x86-64. It is unsigned, so that the
-/// words are moved up by 2³¹ first and the sums corrected at the end. The low words are never added up: they
-/// are what is left of the sum of the pairs without the high ones.
+/// Two words are processed at a time as one `u64`, whose halves are multiplied in place: this suits the 32 ×
+/// 32 → 64 bit vector multiplication that every x86-64 has. It is unsigned, so words are first offset by 2³¹
+/// and the sums corrected at the end. The low words are never added up: their sum is that of the pairs minus
+/// the high ones.
 #[derive(Default)]
 struct Tally {
-    /// Σ of the pairs, and of their upper words.
+    /// Σ of the pairs, and of their high words.
     whole: u64,
     upper: u64,
-    /// Σ of the products of lower and of upper words.
+    /// Σ of the products of low and of high words.
     weighted_lower: u64,
     weighted_upper: u64,
-    /// Not 0 when a bit of the other row is another.
+    /// Non-zero if any bit differs from the other row.
     difference: u64,
 }
 
 impl Tally {
-    /// The sums of a full row, and its comparison with another one; with the widest instructions this CPU has.
+    /// The sums of a full row and its comparison with another, using the widest instructions of this CPU.
     fn of(row: &[u8], other: &[u8]) -> Tally {
         #[cfg(target_arch = "x86_64")]
         {
             if std::arch::is_x86_feature_detected!("avx512f") {
-                // SAFETY: the CPU has AVX-512F, as was asked in the line above; the function needs nothing else.
+                // SAFETY: the CPU has AVX-512F, as checked in the line above; the function has no other
+                // requirements.
                 return unsafe { Tally::of_avx512(row, other) };
             }
             if std::arch::is_x86_feature_detected!("avx2") {
@@ -452,7 +452,7 @@ impl Tally {
         let mut tally = Tally::default();
         for ((pair, other), weight) in pairs.iter().zip(others).zip(&WEIGHT_PAIRS) {
             let pair = u64::from_le_bytes(*pair);
-            // Gone from the compiled code where a row is compared with itself.
+            // Optimised out where a row is compared with itself.
             tally.difference |= pair ^ u64::from_le_bytes(*other);
             let pair = pair ^ SHIFT_UP;
             let high = pair >> 32;

@@ -1,15 +1,15 @@
-//! The engine: one tensor to the device or back, by the first strategy that works.
+//! The engine: moves one tensor to the device or back, with the first strategy that works.
 //!
 //! ```text
-//!   contiguous ─▶ direct ─▶ sync ─▶ verify ─▶ cast on the device ─▶ verify the cast ─▶ there
-//!                   │ refused, out of memory, stalled, or wrong bytes
+//!   contiguous ─▶ direct ─▶ sync ─▶ verify ─▶ cast on the device ─▶ verify the cast ─▶ done
+//!                   │ refused, out of memory, timed out, or wrong bytes
 //!                   ▼
 //!                 retry ─▶ staged ─▶ chunked ─▶ other stream ─▶ zero copy ─▶ cast on host ─▶ stay on host
 //! ```
 //!
-//! Which strategy is open when is decided in [`super::strategy`], what is verified in [`super::verify`]. Three things
-//! end a transfer at once, because going on would corrupt the run: a context that is lost, a device that does
-//! not answer even to a full synchronisation, and a source that somebody writes to meanwhile.
+//! [`super::strategy`] decides which strategies are skipped, [`super::verify`] what is verified. Three things
+//! end a transfer at once, because going on would corrupt the run: a lost context, a device that does not
+//! respond even to a full synchronisation, and a source that is written to during the transfer.
 
 mod arrival;
 mod batched;
@@ -18,7 +18,7 @@ mod to_host;
 use crate::transfer::checksum::Checksum;
 use crate::transfer::policy::{MoveError, Placed, Policy, Request};
 use crate::transfer::report::{Attempt, Failure, Outcome, PlacementReport, TransferTrace};
-use crate::transfer::strategy::{Situation, TransferStrategy};
+use crate::transfer::strategy::{StrategyContext, TransferStrategy};
 use crate::transfer::transport::{
     ChecksummedCopy, CopyMethod, DeviceFacts, Element, Pool, SourceFacts, SyncScope, Transport,
     TransportError,
@@ -26,10 +26,10 @@ use crate::transfer::transport::{
 use crate::transfer::verify::{Role, SampleDecision, VerificationTracker};
 use platform::Bytes;
 
-/// What [`TransferEngine::to_device`] gives for a transport.
+/// The result of [`TransferEngine::to_device`] for a transport.
 pub type PlacedBy<T> = Placed<<T as Transport>::Remote, <T as Transport>::Host>;
 
-/// Moves tensors under one policy, and remembers what happened.
+/// Moves tensors under one policy, and records what happened.
 #[derive(Debug)]
 pub struct TransferEngine {
     policy: Policy,
@@ -47,26 +47,27 @@ impl TransferEngine {
         }
     }
 
-    /// The policy it was made with.
+    /// Its policy.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Every move so far.
+    /// All moves so far.
     pub fn report(&self) -> &PlacementReport {
         &self.report
     }
 
-    /// A weight that was trained since it was moved comes with new bytes: they are verified like those of a new one.
+    /// Announces that a weight has changed since it was moved: its new bytes are verified like those of a new
+    /// weight.
     pub fn expect_new_bytes(&mut self, name: &str) {
         self.tracker.forget(name);
     }
 
-    /// Moves one tensor. On return the copy is complete, and the source may be written to again
-    /// (unless the tensor arrived by [`TransferStrategy::ZeroCopy`]: then it *is* the source).
+    /// Moves one tensor. On return the copy is complete, and the source may be written to again (unless the
+    /// tensor arrived by [`TransferStrategy::ZeroCopy`]: then it *is* the source).
     ///
     /// # Errors
-    /// See [`MoveError`]; what can be tried again has been tried.
+    /// [`MoveError`], after everything that can be tried has been tried.
     pub fn to_device<T: Transport>(
         &mut self,
         transport: &mut T,
@@ -77,16 +78,14 @@ impl TransferEngine {
         self.transfer(transport, request, start, None).0
     }
 
-    /// Whether the next direct copy of a weight is to be verified.
+    /// Whether the next direct copy of a weight will be verified.
     pub(crate) fn verifies_weight(&mut self, name: &str) -> bool {
         let decision = self.tracker.begin(name, Role::Weight);
         let direct = TransferStrategy::Direct;
         self.tracker.wants(decision, name, Role::Weight, direct)
     }
 
-    /// Goes on with a transfer whose direct copy was started by the caller: verifies what arrived as the policy asks,
-    /// and tries the remaining strategies if it did not arrive. `source_sum` is what the source is known to sum to.
-    /// Also returns what was tried.
+    /// Checksum of the source before its first verified copy.
     pub(crate) fn finish<T: Transport>(
         &mut self,
         transport: &mut T,
@@ -107,7 +106,7 @@ impl TransferEngine {
         }
     }
 
-    /// Prepares a move, of which nothing has happened yet.
+    /// Prepares a move.
     fn start<T: Transport>(
         &mut self,
         transport: &mut T,
@@ -133,7 +132,7 @@ impl TransferEngine {
         })
     }
 
-    /// Moves one tensor, whose first copy may have been made already.
+    /// The direct copy, if already started.
     fn transfer<T: Transport>(
         &mut self,
         transport: &mut T,
@@ -163,26 +162,26 @@ impl TransferEngine {
     }
 }
 
-/// What is known of a transfer before its first strategy.
+/// What is known before the first strategy.
 struct Start<Host> {
     decision: SampleDecision,
     source: SourceFacts,
-    /// The element type to arrive at, when it is not the source's.
+    /// Target element type, if it differs from the source's.
     cast: Option<Element>,
     contiguous: Host,
     source_sum: Option<Checksum>,
 }
 
-/// A direct copy that was started before its transfer, together with others or in advance.
+/// A direct copy that was started before its transfer, together with others or ahead of time.
 pub(crate) struct StartedCopy<Remote> {
     pub(crate) copied: Result<ChecksummedCopy<Remote>, TransportError>,
-    /// The stream that the tensor is used on has waited for it, or its work is ordered after the copy.
+    /// Whether it has been waited for, or the stream that uses the tensor is ordered after it.
     pub(crate) waited: bool,
 }
 
 impl<Remote> StartedCopy<Remote> {
-    /// Whether it was started, and nobody has waited for it.
-    fn is_under_way(&self) -> bool {
+    /// Whether it was started and has not been waited for.
+    fn is_in_flight(&self) -> bool {
         let arrived = |copied: &ChecksummedCopy<Remote>| copied.arrived.is_some();
         !self.waited && self.copied.as_ref().is_ok_and(|copied| !arrived(copied))
     }
@@ -197,29 +196,29 @@ struct Transfer<'a, T: Transport> {
     decision: SampleDecision,
     request: &'a Request<'a>,
     source: SourceFacts,
-    /// The element type to arrive at, when it is not the source's.
+    /// Target element type, if it differs from the source's.
     cast: Option<Element>,
     contiguous: T::Host,
     /// The direct copy, if it was started already.
     started: Option<StartedCopy<T::Remote>>,
     /// What the source summed to before its first verified copy.
     source_sum: Option<Checksum>,
-    /// What the source sums to after a cast on the host.
+    /// Checksum of the source after a cast on the host.
     cast_sum: Option<Checksum>,
     attempts: Vec<Attempt>,
 }
 
-/// How a transfer ends without the tensor.
+/// How a transfer ends without success.
 enum Abort {
     /// With this failure, at once.
     At(Failure),
     /// After the last strategy.
     Exhausted,
-    /// Because the host failed.
+    /// Because of a failure on the host.
     Host(TransportError),
 }
 
-/// Why an attempt brought nothing.
+/// Why an attempt failed.
 enum AttemptError {
     Failed(Failure),
     Host(TransportError),
@@ -231,7 +230,7 @@ impl From<TransportError> for AttemptError {
     }
 }
 
-/// What an attempt holds while the device may still work with it.
+/// Buffers of an attempt that the device may still be using.
 struct InFlight<T: Transport> {
     remotes: Vec<T::Remote>,
     sources: Vec<T::Host>,
@@ -248,7 +247,7 @@ impl<T: Transport> Transfer<'_, T> {
             tracing::warn!(
                 tensor = trace.tensor,
                 bytes = trace.bytes.0,
-                "`{}` stays on the CPU: what uses it runs there, or moves {} each time.\n{trace}",
+                "`{}` stays on the CPU: operations on it run there, or copy {} each time.\n{trace}",
                 trace.tensor,
                 trace.bytes,
             );
@@ -265,7 +264,7 @@ impl<T: Transport> Transfer<'_, T> {
 
     fn try_strategies(&mut self) -> Result<PlacedBy<T>, Abort> {
         for strategy in TransferStrategy::ALL {
-            if let Some(why) = self.obstacle(strategy) {
+            if let Some(why) = self.skip_reason(strategy) {
                 self.note(strategy, Outcome::Skipped { why });
                 continue;
             }
@@ -281,7 +280,7 @@ impl<T: Transport> Transfer<'_, T> {
         Err(Abort::Exhausted)
     }
 
-    fn obstacle(&self, strategy: TransferStrategy) -> Option<&'static str> {
+    fn skip_reason(&self, strategy: TransferStrategy) -> Option<&'static str> {
         if strategy == TransferStrategy::StayOnHost && !self.policy.may_stay_on_host {
             return Some("not allowed");
         }
@@ -293,16 +292,16 @@ impl<T: Transport> Transfer<'_, T> {
                 Outcome::Failed { failure } => Some(failure),
                 _ => None,
             });
-        Situation {
+        StrategyContext {
             device: &self.device,
             source: self.source,
             cast: self.cast,
             last_failure,
         }
-        .obstacle(strategy)
+        .skip_reason(strategy)
     }
 
-    /// How a strategy copies; several are tried in order.
+    /// The copy methods of a strategy, tried in order.
     fn methods(&self, strategy: TransferStrategy) -> Vec<CopyMethod> {
         let chunked = CopyMethod::Chunked {
             chunk: self.policy.chunk,
@@ -321,8 +320,8 @@ impl<T: Transport> Transfer<'_, T> {
         }
     }
 
-    /// Tries a strategy, and once more after trimming when the device was full. (`direct` leaves that second
-    /// try to `retry`, which comes next anyway.)
+    /// Tries a strategy, and once more after trimming if the device was out of memory. (For `direct`, that
+    /// second try is `retry`, which follows anyway.)
     fn try_twice_if_full(
         &mut self,
         strategy: TransferStrategy,
@@ -365,12 +364,12 @@ impl<T: Transport> Transfer<'_, T> {
     fn trim(&mut self) -> Result<(), Abort> {
         match self.transport.trim() {
             Err(error @ TransportError::ContextLost { .. }) => Err(Abort::At(error.into())),
-            // A trim that does not work leaves things as they were; the next try will tell.
+            // A failed trim changes nothing; the next attempt will tell.
             Ok(_) | Err(_) => Ok(()),
         }
     }
 
-    /// One attempt, with what may still be in in_flight kept safe when it fails.
+    /// One attempt; on failure, buffers that may still be in flight are kept safe.
     fn attempt(
         &mut self,
         strategy: TransferStrategy,
@@ -392,8 +391,8 @@ impl<T: Transport> Transfer<'_, T> {
         Err(AttemptError::Failed(failure))
     }
 
-    /// Waits for everything in in_flight before its memory is freed: a copy that is late must not land in
-    /// memory that belongs to somebody else by then.
+    /// Waits for everything in flight before its memory is freed: a late copy must not write to memory that
+    /// has been reused.
     fn settle(&mut self, failure: Failure, in_flight: &InFlight<T>) -> Failure {
         let stalled = matches!(failure, Failure::TimedOut { .. });
         let lost = matches!(failure, Failure::ContextLost { .. });
@@ -405,7 +404,7 @@ impl<T: Transport> Transfer<'_, T> {
             Err(error @ TransportError::TimedOut { .. }) => Failure::Hung {
                 message: error.to_string(),
             },
-            // An error of the copy that failed may surface here a second time.
+            // The error of the failed copy may be reported here a second time.
             Ok(()) | Err(_) => failure,
         }
     }
@@ -458,14 +457,14 @@ impl<T: Transport> Transfer<'_, T> {
             CopyMethod::OtherStream => SyncScope::Device,
             _ => SyncScope::Stream,
         };
-        // What has been summed where it arrived has been waited for.
+        // A copy whose received bytes have been checksummed has been waited for.
         if arrived.is_none() && !waited {
             self.transport.synchronize(scope)?;
         }
         in_flight.sources.clear();
 
         if verified {
-            // The trust may have ended since it was copied with others.
+            // The device may have become untrusted since this was copied along with others.
             self.sum_source()?;
             let expected = if strategy == TransferStrategy::CastOnHost {
                 &self.cast_sum
@@ -494,7 +493,7 @@ impl<T: Transport> Transfer<'_, T> {
         }
     }
 
-    /// Whether a strategy copies from a buffer of its own instead of the source.
+    /// Whether a strategy copies from its own buffer instead of the source.
     fn prepares(&self, strategy: TransferStrategy, method: CopyMethod) -> bool {
         strategy == TransferStrategy::CastOnHost || self.stages(strategy, method)
     }
@@ -504,7 +503,7 @@ impl<T: Transport> Transfer<'_, T> {
         strategy == TransferStrategy::Staged || (cast && self.device.pinned_memory)
     }
 
-    /// Makes the buffers a strategy copies from; the last of them is what is copied.
+    /// Creates the buffers of a strategy; the last one is the source of the copy.
     fn prepare(
         &mut self,
         strategy: TransferStrategy,

@@ -1,32 +1,31 @@
-//! Whether memory is a mapped file.
+//! Detects memory-mapped files.
 //!
-//! A device copy straight from the pages of a mapped safetensors file hangs on some
-//! APUs (ROCm/legacy-rocm-build issue 6182), so the engine has to know. A tensor
-//! does not say where its memory is from; the kernel does, in `/proc/self/maps`.
+//! A device copy directly from the pages of a memory-mapped safetensors file hangs on some APUs
+//! (ROCm/legacy-rocm-build issue 6182), so the engine has to avoid it. A tensor does not know where its
+//! memory comes from, but the kernel does, in `/proc/self/maps`.
 
-/// Whether `address` lies in a mapping of a file of the disk. `false` where the
-/// kernel does not tell.
+/// Whether `address` is in a mapping of a file on disk. `false` if the kernel does not tell.
 pub(crate) fn is_file_mapped(address: usize) -> bool {
     std::fs::read_to_string("/proc/self/maps")
         .is_ok_and(|maps| mapping_of(&maps, address).is_some_and(is_file))
 }
 
-/// The path of the mapping that holds `address`: the sixth field of its line.
+/// The path of the mapping that contains `address`: the sixth field of its line.
 fn mapping_of(maps: &str, address: usize) -> Option<&str> {
     maps.lines().find_map(|line| {
         let (range, rest) = line.split_once(' ')?;
         let (start, end) = range.split_once('-')?;
         let start = usize::from_str_radix(start, 16).ok()?;
         let end = usize::from_str_radix(end, 16).ok()?;
-        // permissions, offset, device, inode, path (which may hold spaces)
+        // permissions, offset, device, inode, path (which may contain spaces)
         (start..end)
             .contains(&address)
             .then(|| rest.splitn(5, ' ').nth(4).unwrap_or_default().trim())
     })
 }
 
-/// Paths that are memory in disguise are no files: shared memory, anonymous files,
-/// and the device nodes through which drivers map pinned memory.
+/// Some paths are not files on disk: shared memory, anonymous files, and the device nodes through which
+/// drivers map pinned memory.
 fn is_file(path: &str) -> bool {
     const MEMORY: [&str; 4] = ["/dev/", "/memfd:", "/SYSV", "/anon_hugepage"];
     path.starts_with('/') && !MEMORY.iter().any(|prefix| path.starts_with(prefix))

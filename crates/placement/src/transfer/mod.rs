@@ -1,14 +1,14 @@
-//! The one verified copy: a tensor to the device or back, by the first strategy that works.
+//! Verified transfers: a tensor to the device or back, with the first strategy that works.
 //!
-//! | module | what it decides or does |
+//! | module | purpose |
 //! |---|---|
-//! | [`engine`] | tries the strategies in order, verifies, retries, keeps the trace |
-//! | [`strategy`] | which strategies there are, and when one makes no sense |
-//! | [`verify`] | which arrivals are verified |
+//! | [`engine`] | tries the strategies in order, verifies, retries, records the trace |
+//! | [`strategy`] | the strategies, and when one is skipped |
+//! | [`verify`] | which transfers are verified |
 //! | [`checksum`] | what is compared |
-//! | [`policy`], [`report`] | what callers ask for, and what they are told |
-//! | [`transport`] | what the engine needs of a device |
-//! | [`torch_transport`] | a device of libtorch |
+//! | [`policy`], [`report`] | input and output of the engine |
+//! | [`transport`] | what the engine needs from a device |
+//! | [`torch_transport`] | a libtorch device |
 //!
 //! `docs/transfer.md` is the specification; `docs/transfer-vectors.json` has its test vectors.
 

@@ -1,4 +1,4 @@
-//! What a caller asks of the engine, and what it answers.
+//! The engine's requests, results and errors.
 
 use serde::Serialize;
 
@@ -7,12 +7,12 @@ use crate::transfer::transport::{Element, TransportError};
 use crate::transfer::verify::{Role, Verify};
 use platform::Bytes;
 
-/// How moves are made.
+/// How tensors are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Policy {
-    /// Which arrivals are verified.
+    /// Which transfers are verified.
     pub verify: Verify,
-    /// The piece size of the chunked route.
+    /// Chunk size of the chunked strategy.
     pub chunk: Bytes,
     /// Whether a tensor that cannot be moved may stay on the host, with a warning. Otherwise it is an error.
     pub may_stay_on_host: bool,
@@ -31,15 +31,15 @@ impl Default for Policy {
 /// One tensor to move.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Its name: of the parameter, or of the batch's field (the same for each batch).
+    /// The name of the parameter, or of the field of a batch (the same for each batch).
     pub name: &'a str,
-    /// What it is.
+    /// Weight or batch.
     pub role: Role,
-    /// The element type it shall have on the device; `None` keeps the source's.
+    /// Target element type; `None` keeps the source's.
     pub cast: Option<Element>,
 }
 
-/// Where a tensor ended.
+/// Where a tensor ended up.
 #[derive(Debug)]
 pub enum Placed<Remote, Host> {
     /// On the device.
@@ -48,12 +48,12 @@ pub enum Placed<Remote, Host> {
     OnHost(Host),
 }
 
-/// Why a move ended without the tensor.
+/// Why a move failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum MoveError {
-    /// Everything on the device is lost. Nothing may be tried again in this process.
+    /// Everything on the device is lost. This process must not use it any more.
     #[error(
-        "moving `{tensor}` left the device unusable: {message}; end this process and start again \
+        "moving `{tensor}` left the device unusable: {message}; exit this process and resume \
          from the last checkpoint"
     )]
     ContextLost {
@@ -64,25 +64,25 @@ pub enum MoveError {
     },
     /// The device does not answer.
     #[error(
-        "the device hangs since `{tensor}` was moved ({message}), and a full synchronisation did not \
-         end either; end this process and start again from the last checkpoint"
+        "the device has hung since `{tensor}` was moved ({message}), and a full synchronisation did not \
+         complete either; exit this process and resume from the last checkpoint"
     )]
     Hung {
         /// The tensor that was on its way.
         tensor: String,
-        /// What did not end.
+        /// The operation that did not complete.
         message: String,
     },
-    /// Somebody wrote to the source during the move.
+    /// The source was written to during the move.
     #[error(
-        "`{tensor}` was written to while it was on its way to the device; whoever fills it must wait \
+        "`{tensor}` was written to while it was being copied to the device; its writer must wait \
          until the copy is complete"
     )]
     SourceChanged {
         /// Name of the tensor.
         tensor: String,
     },
-    /// The host could not even prepare the tensor.
+    /// The tensor could not be prepared on the host.
     #[error("`{tensor}` could not be prepared on the host: {source}")]
     Host {
         /// Name of the tensor.
@@ -91,14 +91,14 @@ pub enum MoveError {
         source: TransportError,
     },
     /// Every strategy failed, and the policy does not allow the tensor to stay on the host.
-    #[error("no way to the device worked for this tensor:\n{trace}")]
+    #[error("no strategy could move this tensor to the device:\n{trace}")]
     NotPlaced {
         /// What was tried.
         trace: TransferTrace,
     },
-    /// A tensor of the device did not arrive in host memory.
+    /// A device tensor did not arrive in host memory.
     #[error(
-        "`{}` did not arrive in host memory: its copies failed, differ from each other, or from what is on the \
+        "`{}` did not arrive in host memory: its copies failed, or differ from each other or from the data on the \
          device:\n{trace}",
         trace.tensor
     )]
@@ -109,7 +109,7 @@ pub enum MoveError {
 }
 
 impl MoveError {
-    /// Whether more free memory would have helped: the caller may make room and try again.
+    /// Whether more free memory would have helped: the caller may free some and try again.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             MoveError::Host { source, .. } => matches!(source, TransportError::OutOfMemory { .. }),
@@ -127,7 +127,7 @@ impl MoveError {
         }
     }
 
-    /// Whether the device context can still be used.
+    /// Whether the device context is still usable.
     pub fn context_is_usable(&self) -> bool {
         !matches!(self, MoveError::ContextLost { .. } | MoveError::Hung { .. })
     }

@@ -1,7 +1,7 @@
-//! What happened to each tensor on its way.
+//! What happened to each tensor.
 //!
-//! A run moves many thousands of tensors, nearly all of them by the first strategy. Those are only counted; a
-//! tensor that needed more than its first strategy keeps its whole trace, up to a bound.
+//! A run moves many thousands of tensors, nearly all of them with the first strategy. Those are only counted;
+//! for the others the whole trace is kept, up to a limit.
 
 use std::fmt;
 
@@ -14,91 +14,91 @@ use crate::transfer::transport::{Pool, TransportError};
 use crate::transfer::verify::{Role, Verify};
 use platform::Bytes;
 
-/// The traces that are kept in full.
+/// Maximum number of traces kept.
 const MAX_TRACES: usize = 256;
 
-/// Every move of one [`TransferEngine`](crate::TransferEngine), printable as a table and as JSON.
+/// All moves of a [`TransferEngine`](crate::TransferEngine); can be printed as a table or as JSON.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlacementReport {
-    /// How arrivals were verified.
+    /// The verification mode.
     pub verify: Verify,
-    /// The moves that ended on each strategy, in the order of the engine.
+    /// The moves that ended with each strategy, in the engine's order.
     pub routes: Vec<RouteTotal>,
-    /// The tensors that did not arrive by the first strategy open to them.
+    /// Tensors that did not arrive with the first applicable strategy.
     #[serde(rename = "stories")]
     pub traces: Vec<TransferTrace>,
-    /// How many more of them there were than [`traces`](Self::traces) holds.
+    /// Number of further such tensors, beyond those in [`traces`](Self::traces).
     #[serde(rename = "stories_left_out")]
     pub traces_left_out: u64,
-    /// The same tensors by what went wrong, those without a trace too.
+    /// Counts of these tensors by problem, including those without a trace.
     #[serde(skip)]
-    pub trouble: Trouble,
+    pub trouble: ProblemCounts,
 }
 
-/// How many tensors had trouble.
+/// Numbers of tensors with problems.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Trouble {
+pub struct ProblemCounts {
     /// Tensors that needed another try, stayed on the host, or did not arrive at all.
     pub tensors: u64,
-    /// Of these, those that arrived with other bytes than were sent, or were cast wrong.
+    /// How many of these arrived damaged, or were cast incorrectly.
     pub mismatched: u64,
-    /// Of these, those that stayed on the host.
+    /// How many of these stayed on the host.
     pub on_host: u64,
 }
 
-/// The moves that ended on one strategy.
+/// The moves that ended with one strategy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct RouteTotal {
-    /// The strategy that these numbers are about.
+    /// The strategy.
     #[serde(rename = "rung")]
     pub strategy: TransferStrategy,
     /// Number of tensors.
     pub tensors: u64,
-    /// Their size at the source.
+    /// Their total size at the source.
     pub bytes: Bytes,
-    /// How many of them were verified.
+    /// Number of verified tensors.
     pub verified: u64,
 }
 
-/// The way of one tensor.
+/// The history of one tensor's transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TransferTrace {
     /// Name of the tensor.
     pub tensor: String,
-    /// What it is.
+    /// Weight or batch.
     pub role: Role,
     /// Its size at the source.
     pub bytes: Bytes,
-    /// The strategies, in the order they were tried or passed over.
+    /// The strategies, in the order in which they were tried or skipped.
     pub attempts: Vec<Attempt>,
 }
 
-/// One strategy and what came of it.
+/// A strategy and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Attempt {
-    /// The strategy that these numbers are about.
+    /// The strategy.
     #[serde(rename = "rung")]
     pub strategy: TransferStrategy,
-    /// What came of it.
+    /// Its outcome.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
-/// What came of a strategy.
+/// The outcome of a strategy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Outcome {
-    /// The tensor is where the strategy puts it.
+    /// The tensor arrived.
     Arrived {
-        /// And its bytes were compared.
+        /// Whether its bytes were compared.
         verified: bool,
     },
-    /// The strategy made no sense here.
+    /// The strategy does not apply.
     Skipped {
-        /// Why it was not tried.
+        /// The reason.
         why: &'static str,
     },
-    /// It did not work.
+    /// It failed.
     Failed {
         /// What went wrong.
         failure: Failure,
@@ -108,27 +108,27 @@ pub enum Outcome {
 /// How a strategy failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-#[allow(missing_docs)] // The fields are what the variants say.
+#[allow(missing_docs)] // The variants explain the fields.
 pub enum Failure {
-    /// The device said no.
+    /// The device refused the operation.
     Refused { message: String },
-    /// A memory was full, also after trimming.
+    /// Memory ran out, even after trimming.
     OutOfMemory { pool: Pool, message: String },
-    /// Something did not end in time, but the device answered afterwards.
+    /// An operation missed its deadline, but the device responded afterwards.
     TimedOut { message: String },
-    /// Something did not end in time, and the device does not answer.
+    /// An operation missed its deadline, and the device does not respond.
     Hung { message: String },
     /// The device is unusable.
     ContextLost { message: String },
-    /// Other bytes arrived than were sent.
+    /// The received bytes differ from those sent.
     WrongBytes { damage: Damage },
-    /// The right bytes arrived, and the device's cast of them is wrong.
+    /// The right bytes arrived, but the device's cast of them is wrong.
     WrongCast { damage: Damage },
-    /// The right bytes arrived, and the device could not cast them.
+    /// The right bytes arrived, but the device could not cast them.
     CastFailed { message: String },
-    /// Neither the device nor a copy back could say what arrived.
+    /// Neither a device checksum nor a read-back was possible.
     Unverifiable { message: String },
-    /// The source was written to while it moved.
+    /// The source was written to during the transfer.
     SourceChanged,
 }
 
@@ -151,11 +151,11 @@ impl PlacementReport {
             routes: Vec::new(),
             traces: Vec::new(),
             traces_left_out: 0,
-            trouble: Trouble::default(),
+            trouble: ProblemCounts::default(),
         }
     }
 
-    /// Adds the end of a move: counted when it went well at once, told when it did not.
+    /// Adds a finished move: only counted if it succeeded at once, otherwise traced.
     pub(crate) fn record(&mut self, trace: &TransferTrace) {
         if let Some(Attempt {
             strategy,
@@ -176,7 +176,7 @@ impl PlacementReport {
         }
     }
 
-    /// Keeps the trace of a transfer that had trouble.
+    /// Keeps the trace of a transfer that had problems.
     pub(crate) fn keep(&mut self, trace: &TransferTrace) {
         self.trouble.tensors += 1;
         self.trouble.mismatched += u64::from(trace.is_mismatched());
@@ -208,14 +208,14 @@ impl PlacementReport {
         &mut self.routes[at]
     }
 
-    /// The tensors that stayed on the host, among the traces that were kept.
+    /// The tensors that stayed on the host, among the kept traces.
     pub fn stayed_on_host(&self) -> impl Iterator<Item = &TransferTrace> {
         self.traces.iter().filter(|trace| trace.stayed_on_host())
     }
 }
 
 impl TransferTrace {
-    /// Of a transfer that has tried nothing yet.
+    /// For a transfer that has not tried anything yet.
     pub(crate) fn new(request: &Request<'_>, bytes: Bytes) -> TransferTrace {
         TransferTrace {
             tensor: request.name.to_owned(),
@@ -225,7 +225,7 @@ impl TransferTrace {
         }
     }
 
-    /// How many attempts were made.
+    /// Number of attempts.
     pub(crate) fn tried(&self) -> u64 {
         let tried = self.attempts.iter();
         tried
@@ -233,7 +233,7 @@ impl TransferTrace {
             .count() as u64
     }
 
-    /// How many arrivals were compared with what was sent.
+    /// Number of arrivals that were compared with the source.
     pub(crate) fn verified(&self) -> u64 {
         let compared = |attempt: &&Attempt| match &attempt.outcome {
             Outcome::Arrived { verified } => *verified,
@@ -243,7 +243,7 @@ impl TransferTrace {
         self.attempts.iter().filter(compared).count() as u64
     }
 
-    /// How the last wrong arrival differed from what was sent.
+    /// The damage of the last damaged arrival.
     pub(crate) fn last_damage(&self) -> Option<&Damage> {
         let attempts = self.attempts.iter().rev();
         attempts
@@ -256,7 +256,7 @@ impl TransferTrace {
             .next()
     }
 
-    /// Whether it arrived wrong at least once.
+    /// Whether it arrived damaged at least once.
     fn is_mismatched(&self) -> bool {
         let mut attempts = self.attempts.iter();
         attempts.any(|attempt| {
@@ -269,7 +269,7 @@ impl TransferTrace {
         })
     }
 
-    /// Whether the tensor is on the host although the caller wanted it on the device.
+    /// Whether the tensor is on the host although it was requested on the device.
     pub fn stayed_on_host(&self) -> bool {
         matches!(
             self.attempts.last(),
@@ -304,7 +304,7 @@ impl fmt::Display for PlacementReport {
         if self.traces_left_out > 0 {
             writeln!(
                 formatter,
-                "\nand {} more tensors with trouble",
+                "\nand {} more tensors with problems",
                 self.traces_left_out
             )?;
         }

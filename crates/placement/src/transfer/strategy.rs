@@ -1,4 +1,4 @@
-//! The strategies of the engine, and when each makes sense.
+//! The engine's strategies, and when each is skipped.
 
 use std::fmt;
 
@@ -7,30 +7,30 @@ use serde::Serialize;
 use crate::transfer::report::Failure;
 use crate::transfer::transport::{DeviceFacts, Element, Origin, Pool, SourceFacts};
 
-/// One way of getting a tensor where it is wanted, in the order they are tried.
+/// A way to move a tensor, in the order in which they are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransferStrategy {
     /// One copy on the current stream.
     Direct,
-    /// The same again: many wrong arrivals are a matter of chance.
+    /// The same again: many errors are random.
     Retry,
-    /// Through a pinned buffer that belongs to this move alone.
+    /// Through a pinned buffer used by this move only.
     Staged,
-    /// Through a small pinned buffer, piece by piece, each complete before the next.
+    /// Through a small pinned buffer, chunk by chunk, waiting for each.
     Chunked,
-    /// On a stream of its own, with everything on the device complete afterwards.
+    /// On another stream, followed by a device synchronisation.
     OtherStream,
-    /// The host memory itself, registered with the device: no copy (unified memory only).
+    /// Uses the host memory itself, registered with the device, without a copy (unified memory only).
     ZeroCopy,
-    /// Converted on the host, then staged, then in pieces.
+    /// Converted on the host, then staged, then in chunks.
     CastOnHost,
-    /// Left where it is, with a warning.
+    /// Left on the host, with a warning.
     StayOnHost,
 }
 
 impl TransferStrategy {
-    /// Every strategy, in the order they are tried.
+    /// All strategies, in the order in which they are tried.
     pub const ALL: [TransferStrategy; 8] = [
         TransferStrategy::Direct,
         TransferStrategy::Retry,
@@ -42,7 +42,7 @@ impl TransferStrategy {
         TransferStrategy::StayOnHost,
     ];
 
-    /// The strategies that end on the device.
+    /// The strategies that put the tensor on the device.
     pub const TO_DEVICE: [TransferStrategy; 7] = [
         TransferStrategy::Direct,
         TransferStrategy::Retry,
@@ -53,7 +53,7 @@ impl TransferStrategy {
         TransferStrategy::CastOnHost,
     ];
 
-    /// As tables and JSON name it.
+    /// The name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             TransferStrategy::Direct => "direct",
@@ -75,22 +75,23 @@ impl fmt::Display for TransferStrategy {
 }
 
 /// What the choice of the next strategy depends on.
-pub(crate) struct Situation<'a> {
+pub(crate) struct StrategyContext<'a> {
     pub(crate) device: &'a DeviceFacts,
     pub(crate) source: SourceFacts,
     pub(crate) cast: Option<Element>,
-    /// How the strategy before this one failed; `None` at the start.
+    /// The failure of the previous strategy; `None` at the start.
     pub(crate) last_failure: Option<&'a Failure>,
 }
 
-impl Situation<'_> {
-    /// Why a strategy makes no sense here, if it does not.
-    pub(crate) fn obstacle(&self, strategy: TransferStrategy) -> Option<&'static str> {
-        self.lack(strategy).or_else(|| self.futility(strategy))
+impl StrategyContext<'_> {
+    /// Why a strategy is skipped, if it is.
+    pub(crate) fn skip_reason(&self, strategy: TransferStrategy) -> Option<&'static str> {
+        self.missing_capability(strategy)
+            .or_else(|| self.would_repeat(strategy))
     }
 
-    /// What this machine or this tensor lacks for the strategy.
-    fn lack(&self, strategy: TransferStrategy) -> Option<&'static str> {
+    /// The capability that this machine or this tensor lacks for the strategy.
+    fn missing_capability(&self, strategy: TransferStrategy) -> Option<&'static str> {
         let mapped = self.source.origin == Origin::MappedFile && self.device.unified_memory;
         match strategy {
             TransferStrategy::Direct
@@ -116,10 +117,10 @@ impl Situation<'_> {
         }
     }
 
-    /// Why the strategy would only repeat the failure before it.
-    fn futility(&self, strategy: TransferStrategy) -> Option<&'static str> {
+    /// Why the strategy would fail like the previous one.
+    fn would_repeat(&self, strategy: TransferStrategy) -> Option<&'static str> {
         match self.last_failure? {
-            // The bytes had arrived: another way to copy them changes nothing.
+            // The bytes had arrived: copying them another way changes nothing.
             Failure::CastFailed { .. } | Failure::WrongCast { .. }
                 if strategy < TransferStrategy::CastOnHost =>
             {
@@ -161,7 +162,7 @@ mod tests {
         origin: Origin,
         failure: Option<&Failure>,
     ) -> Vec<TransferStrategy> {
-        let situation = Situation {
+        let situation = StrategyContext {
             device,
             source: SourceFacts {
                 bytes: Bytes::mib(1),
@@ -173,7 +174,7 @@ mod tests {
         };
         TransferStrategy::ALL
             .into_iter()
-            .filter(|strategy| situation.obstacle(*strategy).is_none())
+            .filter(|strategy| situation.skip_reason(*strategy).is_none())
             .collect()
     }
 

@@ -1,8 +1,7 @@
-//! The engine's real device: tensors, moved by libtorch.
+//! The engine's real device: moves tensors with libtorch.
 //!
-//! Works for every device that libtorch has, the CPU included, where a copy is a
-//! copy in memory: that is what the tests and benchmarks of a machine without a GPU
-//! run. Calls that may hang on a device run under a `Watchdog`.
+//! Works for every device that libtorch supports, including the CPU, where a copy is a copy in memory; tests
+//! and benchmarks on machines without a GPU use that. Calls that may hang on a device run under a `Watchdog`.
 
 mod batched;
 mod copies;
@@ -17,7 +16,7 @@ use torch_ext::accelerator::{self, DeviceIndex, Stream};
 use torch_ext::allocator::Library;
 use torch_ext::{Error, copy_into, threads};
 
-use self::batched::{Copied, Load, copy_together};
+use self::batched::{Copied, CopyJob, copy_batched};
 use self::copies::{
     chunk_buffer, copy_chunked, copy_direct, copy_on_other_stream, empty_on, map_into,
 };
@@ -29,32 +28,32 @@ use crate::transfer::transport::{
     ChecksummedCopy, CopyMethod, DeviceFacts, Element, Operation, Origin, Pool, SourceFacts,
     SyncScope, Transport, TransportError, one_by_one,
 };
-use crate::transfer::watchdog::{Missed, Watchdog};
+use crate::transfer::watchdog::{CallError, Watchdog};
 use platform::Bytes;
 
-/// How a [`TorchTransport`] treats its device.
+/// Settings of a [`TorchTransport`].
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
-    /// Whether the device and the CPU share one memory (an APU); `None` asks the device's
-    /// runtime. To be set for a machine whose runtime is wrong about it.
+    /// Whether device and CPU share memory (an APU); `None` asks the device's runtime. Set this if the
+    /// runtime is wrong.
     pub unified_memory: Option<bool>,
-    /// Whether the device's sums can be believed; `None` finds out with a known one.
+    /// Whether checksums computed on the device can be trusted; `None` finds out with a known one.
     pub device_sums: Option<bool>,
-    /// How long one operation may take before it counts as hung, beside what the slowest link
-    /// ([`SLOWEST_LINK`](Self::SLOWEST_LINK)) takes for the bytes that are on their way.
+    /// Time limit of an operation before it counts as hung, in addition to the time that the bytes in flight
+    /// take on the slowest link ([`SLOWEST_LINK`](Self::SLOWEST_LINK)).
     pub deadline: Duration,
-    /// The allocator library that serves the device, if one does: trimmed when
-    /// memory runs out, instead of libtorch's own cache.
+    /// The allocator library that serves the device, if any: trimmed when memory runs out, instead of
+    /// libtorch's own cache.
     pub allocator: Option<Library>,
 }
 
 impl TransportOptions {
-    /// Bytes per second of a link that is slow, and does not hang: a quarter of what one lane of PCIe 1.0 carries.
+    /// Bytes per second of a link that is slow but does not hang: a quarter of one lane of PCIe 1.0.
     pub const SLOWEST_LINK: Bytes = Bytes::mib(64);
 
-    /// How long to wait while so many bytes are on their way.
-    fn patience(&self, under_way: Bytes) -> Duration {
-        let on_the_link = under_way.0 as f64 / Self::SLOWEST_LINK.0 as f64;
+    /// Time limit with this many bytes in flight.
+    fn timeout(&self, in_flight: Bytes) -> Duration {
+        let on_the_link = in_flight.0 as f64 / Self::SLOWEST_LINK.0 as f64;
         let patience = Duration::try_from_secs_f64(on_the_link);
         self.deadline
             .saturating_add(patience.unwrap_or(Duration::MAX))
@@ -72,36 +71,36 @@ impl Default for TransportOptions {
     }
 }
 
-/// Moves tensors to one device of libtorch.
+/// Moves tensors to one libtorch device.
 pub struct TorchTransport {
     device: Device,
     facts: DeviceFacts,
     options: TransportOptions,
     watch: Watchdog,
-    /// Bytes of copies that were started, and have not been waited for.
-    under_way: Bytes,
-    /// How the device sums, found out when it is first asked to.
+    /// Bytes of copies that were started and have not been waited for.
+    in_flight: Bytes,
+    /// Whether the device's checksums can be trusted, determined on first use.
     sums: Option<DeviceSums>,
-    /// Where the device sums while it copies; made when it is first used.
+    /// The stream for checksums during copies, created on first use.
     side_stream: Option<Stream>,
 }
 
-/// What is known of an accelerator's sums.
+/// Whether an accelerator's checksums can be trusted.
 enum DeviceSums {
-    /// They are right; with these weights of a row.
+    /// They can; with a row's weights on the device.
     Right(Tensor),
-    /// They are not: what arrives is read back.
+    /// They cannot: tensors are read back instead.
     Wrong,
 }
 
-/// A tensor in host memory, on its way to the device. Not recorded for backward.
+/// A tensor in host memory that is to be moved to the device. Detached from autograd.
 pub struct HostTensor(Tensor);
 
 impl HostTensor {
     /// The tensor as the source of a move.
     ///
     /// # Errors
-    /// A torch error for a tensor that is not on the CPU or not dense.
+    /// A torch error if the tensor is not on the CPU or not dense.
     pub fn new(tensor: &Tensor) -> Result<Self, Error> {
         let tensor = tensor.f_detach()?;
         if tensor.device() != Device::Cpu || tensor.is_sparse() {
@@ -113,17 +112,17 @@ impl HostTensor {
         Ok(Self(tensor))
     }
 
-    /// The tensor itself.
+    /// The tensor.
     pub fn into_tensor(self) -> Tensor {
         self.0
     }
 
-    /// Its bytes without gaps.
+    /// Its size in bytes without gaps.
     fn size(&self) -> Bytes {
         Bytes(size_in_bytes(&self.0))
     }
 
-    /// The tensor itself, looked at.
+    /// A reference to the tensor.
     pub(crate) fn tensor(&self) -> &Tensor {
         &self.0
     }
@@ -142,13 +141,13 @@ impl HostTensor {
         unsafe { std::slice::from_raw_parts(start, bytes) }
     }
 
-    /// Copies the bytes of another tensor of this size, and sums both sides on the way.
+    /// Copies the bytes of another tensor of this size, with a checksum of both sides.
     pub(crate) fn fill_from(&mut self, source: &HostTensor) -> (Checksum, Checksum) {
         let copy = |from: &[u8], to: &mut [u8]| to.copy_from_slice(from);
         Checksum::of_copy(source.bytes(), self.bytes_mut(), &TorchThreads, copy)
     }
 
-    /// The same bytes, to be written.
+    /// The same bytes, writable.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         let bytes = size_in_bytes(&self.0) as usize;
         let start = self.0.data_ptr().cast::<u8>();
@@ -163,7 +162,7 @@ impl HostTensor {
     }
 }
 
-/// The threads that a copy of libtorch's on the CPU is shared by, so that verified copies have no others.
+/// libtorch's intra-op threads, so that verified copies use no others.
 struct TorchThreads;
 
 impl Workers for TorchThreads {
@@ -172,13 +171,13 @@ impl Workers for TorchThreads {
     }
 
     fn each(&self, shares: usize, work: &(dyn Fn(usize) + Sync)) {
-        // Without threads the caller does it alone.
+        // Without threads the caller does all the work.
         let _ = threads::in_shares(shares, 1, |share| share.for_each(work));
     }
 }
 
 impl TorchTransport {
-    /// What was said about the device.
+    /// The settings.
     pub(crate) fn options(&self) -> &TransportOptions {
         &self.options
     }
@@ -186,8 +185,7 @@ impl TorchTransport {
     /// A transport to `device`: the CPU, or `Device::Cuda(n)` (also under ROCm).
     ///
     /// # Errors
-    /// [`Error::NoAccelerator`] or [`Error::InvalidArgument`] for a device that is not
-    /// there.
+    /// [`Error::NoAccelerator`] or [`Error::InvalidArgument`] if the device does not exist.
     pub fn new(device: Device, options: TransportOptions) -> Result<Self, Error> {
         let accelerator = match device {
             Device::Cpu => false,
@@ -224,24 +222,24 @@ impl TorchTransport {
             facts,
             options,
             watch: Watchdog::default(),
-            under_way: Bytes::ZERO,
+            in_flight: Bytes::ZERO,
             sums: None,
             side_stream: None,
         })
     }
 
-    /// The device that tensors are moved to.
+    /// The target device.
     pub fn device(&self) -> Device {
         self.device
     }
 
-    /// The device's number, unless it is the CPU.
+    /// The device's index, unless it is the CPU.
     pub fn index(&self) -> Option<DeviceIndex> {
         DeviceIndex::try_from(self.device).ok()
     }
 
-    /// Runs a call that touches the device: under the watch on an accelerator, on the
-    /// caller's stream; right here on the CPU, which does not hang.
+    /// Runs a call that touches the device: on an accelerator under the watchdog, on the caller's stream; on
+    /// the CPU, which does not hang, directly.
     pub(crate) fn watched<R: Send + 'static>(
         &mut self,
         operation: Operation,
@@ -257,18 +255,18 @@ impl TorchTransport {
             let _stream = stream.enter()?;
             call()
         };
-        let deadline = self.options.patience(self.under_way);
+        let deadline = self.options.timeout(self.in_flight);
         match self.watch.run(deadline, on_stream) {
             Ok(outcome) => outcome.map_err(|error| explain(operation, pool, error)),
-            Err(Missed::Deadline(after)) => Err(TransportError::TimedOut { operation, after }),
-            Err(Missed::Lost) => Err(TransportError::Refused {
+            Err(CallError::TimedOut(after)) => Err(TransportError::TimedOut { operation, after }),
+            Err(CallError::Lost) => Err(TransportError::Refused {
                 operation,
                 message: "its thread was lost".to_owned(),
             }),
         }
     }
 
-    /// As [`Transport::copy`], to memory that is there already, where some is given.
+    /// Like [`Transport::copy`], optionally into existing memory.
     pub(crate) fn copy_to(
         &mut self,
         host: &HostTensor,
@@ -285,8 +283,8 @@ impl TorchTransport {
             CopyMethod::Direct => Box::new(move || copy_direct(&source, target()?)),
             CopyMethod::Chunked { chunk } => {
                 let (like, staging) = (source.shallow_clone(), self.facts.pinned_memory);
-                // By itself, so that it is known which memory is full: no pinned memory is no reason to skip
-                // strategies that do without.
+                // A separate call, to know which memory is full: running out of pinned memory is no reason to
+                // skip strategies that do not need it.
                 let make = move || chunk_buffer(&like, chunk, staging);
                 let buffer = self.watched(Operation::Stage, Pool::Pinned, make)?;
                 Box::new(move || copy_chunked(&source, target()?, &buffer))
@@ -294,23 +292,24 @@ impl TorchTransport {
             CopyMethod::OtherStream => Box::new(move || copy_on_other_stream(&source, target)),
             CopyMethod::ZeroCopy => Box::new(move || map_into(&source, device)),
         };
-        self.under_way += host.size();
+        self.in_flight += host.size();
         self.watched(Operation::Copy, Pool::Device, copy)
     }
 
-    /// Whether the device computes, and its sums can be believed; the CPU's always can.
+    /// Whether the device's checksums can be trusted; always true for the CPU.
     #[cfg(any(test, feature = "test-support"))]
     pub(crate) fn sums_itself(&mut self) -> bool {
         self.device == Device::Cpu || matches!(self.device_sums(), Ok(DeviceSums::Right(_)))
     }
 
-    /// Whether a tensor is in page-locked memory.
+    /// Whether a tensor is in pinned memory.
     pub(crate) fn is_pinned(&self, host: &HostTensor) -> bool {
         self.facts.pinned_memory && accelerator::is_pinned(&host.0).unwrap_or(false)
     }
 
-    /// The direct way on an accelerator: all copies and sums in one call under the watch, with one wait at its end.
-    fn start_together(&mut self, loads: Vec<Load>) -> Result<Copied, TransportError> {
+    /// The direct strategy on an accelerator: all copies and checksums in one watched call, with a single
+    /// wait at its end.
+    fn start_batched(&mut self, loads: Vec<CopyJob>) -> Result<Copied, TransportError> {
         let weights = match loads.iter().any(|(_, summed)| *summed) {
             true => self.device_sums(),
             false => Ok(&DeviceSums::Wrong),
@@ -321,30 +320,31 @@ impl TorchTransport {
             Err(error @ (TransportError::ContextLost { .. } | TransportError::TimedOut { .. })) => {
                 return Err(error);
             }
-            // Without sums a tensor counts as on its way: it is waited for, and asked about or read back.
+            // Without checksums a tensor counts as in flight: it is waited for and then verified or read
+            // back.
             Err(_) => None,
         };
         let (device, side) = (self.device, self.side_stream);
-        self.under_way += loads.iter().map(|(host, _)| host.size()).sum();
+        self.in_flight += loads.iter().map(|(host, _)| host.size()).sum();
         let (copied, side) = self.watched(Operation::Copy, Pool::Device, move || {
             let side = match side {
                 Some(side) => side,
                 None => Stream::new(DeviceIndex::try_from(device)?)?,
             };
             let weights = weights.map(|weights| (weights, side));
-            Ok((copy_together(&loads, device, weights)?, side))
+            Ok((copy_batched(&loads, device, weights)?, side))
         })?;
         self.side_stream = Some(side);
         let arrived = |one: &Result<ChecksummedCopy<Tensor>, Error>| {
             one.as_ref().is_ok_and(|one| one.arrived.is_some())
         };
         if copied.iter().all(arrived) {
-            self.under_way = Bytes::ZERO;
+            self.in_flight = Bytes::ZERO;
         }
         Ok(copied)
     }
 
-    /// How the device sums; asks it the first time.
+    /// Whether the device's checksums can be trusted; tested the first time.
     fn device_sums(&mut self) -> Result<&DeviceSums, TransportError> {
         if self.sums.is_none() {
             let (device, known) = (self.device, self.options.device_sums);
@@ -384,14 +384,14 @@ impl Transport for TorchTransport {
         let origin = if self.is_pinned(host) {
             Origin::Pinned
         } else if self.facts.unified_memory && is_file_mapped(host.0.data_ptr() as usize) {
-            // Asked only where it matters: reading the kernel's list is not free.
+            // Only checked where it matters: reading `/proc/self/maps` takes time.
             Origin::MappedFile
         } else {
             Origin::Memory
         };
         SourceFacts {
             bytes: Bytes(size_in_bytes(&host.0)),
-            // The placer refuses tensors without an element type before they come here.
+            // The placer refuses tensors without an element type earlier.
             element: element_of(host.0.kind()).unwrap_or(Element::U8),
             origin,
         }
@@ -447,7 +447,7 @@ impl Transport for TorchTransport {
             });
         }
         if method == CopyMethod::Direct {
-            let copied = self.copy_together(&[(host, true)]).pop();
+            let copied = self.copy_batched(&[(host, true)]).pop();
             return copied.unwrap_or_else(|| {
                 Err(TransportError::Refused {
                     operation: Operation::Copy,
@@ -463,7 +463,7 @@ impl Transport for TorchTransport {
         })
     }
 
-    fn copy_together(
+    fn copy_batched(
         &mut self,
         loads: &[(&HostTensor, bool)],
     ) -> Vec<Result<ChecksummedCopy<Tensor>, TransportError>> {
@@ -473,7 +473,7 @@ impl Transport for TorchTransport {
         let own =
             |(host, summed): &(&HostTensor, bool)| (HostTensor(host.0.shallow_clone()), *summed);
         let (operation, pool) = (Operation::Copy, Pool::Device);
-        match self.start_together(loads.iter().map(own).collect()) {
+        match self.start_batched(loads.iter().map(own).collect()) {
             Ok(copied) => copied
                 .into_iter()
                 .map(|one| one.map_err(|error| explain(operation, pool, error)))
@@ -484,19 +484,19 @@ impl Transport for TorchTransport {
 
     fn synchronize(&mut self, scope: SyncScope) -> Result<(), TransportError> {
         let Some(index) = self.index() else {
-            return Ok(()); // The CPU is never behind.
+            return Ok(()); // The CPU is synchronous.
         };
         self.watched(Operation::Synchronize, Pool::Device, move || match scope {
             SyncScope::Stream => Stream::current(index)?.synchronize(),
             SyncScope::Device => accelerator::synchronize(index),
         })?;
-        self.under_way = Bytes::ZERO;
+        self.in_flight = Bytes::ZERO;
         Ok(())
     }
 
     fn sum_device(&mut self, remote: &Tensor) -> Result<Option<Checksum>, TransportError> {
         if self.device == Device::Cpu {
-            // The device's memory is the host's: sum it the fast way.
+            // Device memory is host memory here: use the fast path.
             return self.sum_host(&HostTensor(remote.shallow_clone())).map(Some);
         }
         let DeviceSums::Right(weights) = self.device_sums()? else {
@@ -514,14 +514,14 @@ impl Transport for TorchTransport {
 
     fn read_back(&mut self, remote: &Tensor) -> Result<HostTensor, TransportError> {
         let remote = remote.shallow_clone();
-        let before = self.under_way;
-        self.under_way += Bytes(size_in_bytes(&remote));
+        let before = self.in_flight;
+        self.in_flight += Bytes(size_in_bytes(&remote));
         let read = self.watched(Operation::ReadBack, Pool::Host, move || {
             let mut host = Tensor::f_empty(remote.size(), (remote.kind(), Device::Cpu))?;
             copy_into(&mut host, &remote, false)?;
             Ok(HostTensor(host))
         });
-        self.under_way = before;
+        self.in_flight = before;
         read
     }
 
@@ -560,13 +560,12 @@ impl Transport for TorchTransport {
     }
 
     fn abandon(&mut self, remotes: Vec<Tensor>, sources: Vec<HostTensor>) {
-        // A stuck operation may still write to the ones and read the others: their
-        // memory is never given back.
+        // A stuck operation may still use this memory, so it is leaked.
         std::mem::forget((remotes, sources));
     }
 }
 
-/// What an error of libtorch means for the next attempt.
+/// What a libtorch error means for the next attempt.
 fn explain(operation: Operation, pool: Pool, error: Error) -> TransportError {
     let message = error.to_string();
     match error {

@@ -1,8 +1,9 @@
 //! What the engine needs from a device.
 //!
-//! The [`TransferEngine`](crate::TransferEngine) decides which strategy to try; a [`Transport`] carries it out. The real one works on
-//! tensors (`torch_transport`), the one in [`crate::testing::fake`] on plain bytes with faults to order. The
-//! decisions are the same, so what the fault matrix shows of the fake holds for the other.
+//! The [`TransferEngine`](crate::TransferEngine) decides which strategy to try; a [`Transport`] carries it
+//! out. The real one works on tensors (`torch_transport`), the one in [`crate::testing::fake`] on plain bytes
+//! with fault injection. The decisions are the same, so the fault matrix of the fake also holds for the real
+//! one.
 //!
 //! ```text
 //!   Host ──contiguous──▶ Host ──────────────copy──────────────▶ Remote ──cast_on_device──▶ Remote
@@ -20,31 +21,31 @@ use serde::{Deserialize, Serialize};
 use crate::transfer::checksum::Checksum;
 use platform::Bytes;
 
-/// One device that tensors are moved to.
+/// A device that tensors are moved to.
 ///
-/// Every method may be asked at any time; none may panic. A copy may be asynchronous: the engine calls
-/// [`synchronize`](Transport::synchronize) before it trusts what arrived, and keeps the source alive
-/// until then.
+/// Methods may be called at any time, and none may panic. A copy may be asynchronous: the engine calls
+/// [`synchronize`](Transport::synchronize) before it relies on the result, and keeps the source alive until
+/// then.
 pub trait Transport {
-    /// A tensor in host memory. Cheap to hold; dropping it frees what the transport made for it.
+    /// A tensor in host memory. Cheap to hold; dropping it frees what the transport allocated for it.
     type Host;
-    /// A tensor on the device. Dropping it frees the memory, so the engine never drops one that a
-    /// pending copy may still write to: it is handed to [`abandon`](Transport::abandon) instead.
+    /// A tensor on the device. Dropping it frees its memory, so the engine never drops one that a pending
+    /// copy may still write to: it passes it to [`abandon`](Transport::abandon) instead.
     type Remote;
 
-    /// The device's name in messages (`hip:0`) and what it can do.
+    /// The device's name in messages (`hip:0`) and its capabilities.
     fn facts(&self) -> DeviceFacts;
 
-    /// What the engine must know of a source before it chooses a route.
+    /// Properties of a source on which the choice of a strategy depends.
     fn source(&self, host: &Self::Host) -> SourceFacts;
 
-    /// The same values without gaps, in row-major order; the same memory when they are so already.
+    /// The same values, contiguous in row-major order; shares memory if they already are.
     fn contiguous(&mut self, host: &Self::Host) -> Result<Self::Host, TransportError>;
 
     /// The checksum of a contiguous host tensor: [`Checksum::of`] its bytes.
     fn sum_host(&mut self, host: &Self::Host) -> Result<Checksum, TransportError>;
 
-    /// A copy in pinned (page-locked) memory that belongs to this move alone.
+    /// A copy in pinned (page-locked) memory for this move only.
     fn stage(&mut self, host: &Self::Host) -> Result<Self::Host, TransportError>;
 
     /// The tensor converted on the host.
@@ -54,18 +55,18 @@ pub trait Transport {
         to: Element,
     ) -> Result<Self::Host, TransportError>;
 
-    /// Starts moving a contiguous tensor to the device. May return before the bytes have arrived.
+    /// Starts copying a contiguous tensor to the device. May return before the bytes have arrived.
     fn copy(
         &mut self,
         host: &Self::Host,
         method: CopyMethod,
     ) -> Result<Self::Remote, TransportError>;
 
-    /// The same, and the checksum of what was sent: for an arrival that will be verified.
+    /// The same, with a checksum of the source, for a transfer that will be verified.
     ///
-    /// The default sums the source first. A transport that overrides this sums each byte before its copy is
-    /// started, or reads both within one small piece: a source that somebody changes in between shows. One that
-    /// changes before its bytes are read at all is, for the engine, simply the source.
+    /// The default computes the checksum first. A transport that overrides this checksums each byte before
+    /// its copy is started, or reads both within one small piece, so that a change in between is detected.
+    /// For the engine, a source that changes before its bytes are first read is simply the source.
     fn copy_with_checksum(
         &mut self,
         host: &Self::Host,
@@ -80,53 +81,54 @@ pub trait Transport {
         })
     }
 
-    /// Starts moving several contiguous tensors by [`CopyMethod::Direct`], in their order, and sums those of which
-    /// it is said, as [`copy_with_checksum`](Transport::copy_with_checksum) does. The answers are in the same order.
+    /// Starts copying several contiguous tensors with [`CopyMethod::Direct`], in order, and computes
+    /// checksums for the marked ones like [`copy_with_checksum`](Transport::copy_with_checksum). Results are
+    /// in the same order.
     ///
-    /// The default moves one after the other. A transport that overrides this lets the device sum one tensor while
-    /// the next one is copied, and brings all its sums back at once.
-    fn copy_together(
+    /// The default copies them one after the other. A transport that overrides this overlaps the checksum of
+    /// one tensor with the copy of the next, and reads all checksums back at once.
+    fn copy_batched(
         &mut self,
         loads: &[(&Self::Host, bool)],
     ) -> Vec<Result<ChecksummedCopy<Self::Remote>, TransportError>> {
         one_by_one(self, loads)
     }
 
-    /// Waits until the work is done, for as long as the transport's own deadline allows.
+    /// Waits until the work is done, up to the transport's own deadline.
     ///
     /// # Errors
-    /// [`TransportError::TimedOut`] past the deadline; an error of an earlier asynchronous copy surfaces
-    /// here too.
+    /// [`TransportError::TimedOut`] after the deadline. Errors of earlier asynchronous copies are also
+    /// reported here.
     fn synchronize(&mut self, scope: SyncScope) -> Result<(), TransportError>;
 
-    /// The checksum computed by the device itself, or `None` where it cannot compute one.
+    /// The checksum computed by the device itself, or `None` if it cannot compute one.
     ///
-    /// This is stronger than reading back: a device that reads its memory wrongly, and copies it back
-    /// rightly, is known (a card in a chipset slot read NaN where the copy back was clean).
+    /// This is stronger than reading back: there is a known device that reads its memory wrongly but copies
+    /// it back correctly (a card in a chipset slot read NaN where the read-back was clean).
     fn sum_device(&mut self, remote: &Self::Remote) -> Result<Option<Checksum>, TransportError>;
 
-    /// The size of a tensor on the device.
+    /// Size of a device tensor.
     fn remote_bytes(&self, remote: &Self::Remote) -> Bytes;
 
-    /// The bytes copied back to fresh host memory, complete on return.
+    /// Copies the bytes back to new host memory, complete on return.
     fn read_back(&mut self, remote: &Self::Remote) -> Result<Self::Host, TransportError>;
 
-    /// The tensor converted by the device. The source stays as it is.
+    /// The tensor converted on the device. The source is unchanged.
     fn cast_on_device(
         &mut self,
         remote: &Self::Remote,
         to: Element,
     ) -> Result<Self::Remote, TransportError>;
 
-    /// Hands cached memory back to the driver; the bytes that were given back.
+    /// Releases cached memory to the driver; returns the number of bytes.
     fn trim(&mut self) -> Result<Bytes, TransportError>;
 
     /// Takes what a stuck operation may still write to or read from, or what a lost context owned. None of
-    /// this memory may be used or freed again: the process is about to end with an error.
+    /// this memory may be used or freed: the process is about to end with an error.
     fn abandon(&mut self, remotes: Vec<Self::Remote>, sources: Vec<Self::Host>);
 }
 
-/// What [`Transport::copy_together`] does where nothing is gained by it.
+/// [`Transport::copy_batched`] for transports that gain nothing from batching.
 pub(crate) fn one_by_one<T: Transport + ?Sized>(
     transport: &mut T,
     loads: &[(&T::Host, bool)],
@@ -146,31 +148,31 @@ pub(crate) fn one_by_one<T: Transport + ?Sized>(
     loads.iter().map(move_one).collect()
 }
 
-/// A copy that was started, with the checksum of its source.
+/// A copy that was started, with its checksums.
 #[derive(Debug)]
 pub struct ChecksummedCopy<Remote> {
-    /// Where the bytes arrive.
+    /// The target.
     pub remote: Remote,
-    /// What was sent, if that was to be summed.
+    /// Checksum of the source, if requested.
     pub sent: Option<Checksum>,
-    /// What is there, when it could be summed on the way. Then the copy is complete: nothing is left to wait for.
+    /// Checksum of the target, if it was computed along with the copy. The copy is then complete.
     pub arrived: Option<Checksum>,
 }
 
-/// How the bytes of one copy travel.
+/// How a copy is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CopyMethod {
     /// One copy on the current stream.
     Direct,
-    /// Through a small pinned buffer, one piece after the other, each complete before the next.
+    /// Through a small pinned buffer, chunk by chunk, waiting for each.
     Chunked {
-        /// The size of a piece.
+        /// The chunk size.
         chunk: Bytes,
     },
-    /// One copy on a stream of its own.
+    /// One copy on another stream.
     OtherStream,
-    /// No copy: the host memory is registered with the device, and the result is another view of it.
-    /// The transport keeps the source alive for as long as the result lives.
+    /// No copy: the host memory is registered with the device, and the result is a view of it. The transport
+    /// keeps the source alive as long as the result.
     ZeroCopy,
 }
 
@@ -179,52 +181,52 @@ pub enum CopyMethod {
 pub enum SyncScope {
     /// The current stream.
     Stream,
-    /// Everything the device was given, on every stream.
+    /// Device memory.
     Device,
 }
 
-/// What a device is and can do.
+/// A device's properties and capabilities.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceFacts {
-    /// As messages name it: `hip:0`, `cpu`.
+    /// The name in messages: `hip:0`, `cpu`.
     pub name: String,
-    /// The device and the CPU share one memory (an APU).
+    /// Whether device and CPU share memory (an APU).
     pub unified_memory: bool,
-    /// Host memory can be registered with the device ([`CopyMethod::ZeroCopy`]).
+    /// Whether host memory can be registered with the device ([`CopyMethod::ZeroCopy`]).
     pub zero_copy: bool,
-    /// Page-locked staging buffers can be had.
+    /// Whether pinned staging buffers are available.
     pub pinned_memory: bool,
-    /// There is more than one stream.
+    /// Whether there is more than one stream.
     pub other_streams: bool,
 }
 
-/// What the source of a move is.
+/// Properties of the source of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceFacts {
     /// Its size without gaps.
     pub bytes: Bytes,
     /// Its element type.
     pub element: Element,
-    /// Where its bytes live.
+    /// Where its bytes are.
     pub origin: Origin,
 }
 
-/// Where the bytes of a source live.
+/// Where the bytes of a source are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// Pageable host memory.
     Memory,
-    /// Page-locked (pinned) host memory.
+    /// Page-locked host memory.
     Pinned,
-    /// Pages of a mapped file. A device copy straight from them hangs on some APUs
-    /// (ROCm/legacy-rocm-build issue 6182), so that the engine reads them into staging first.
+    /// Pages of a memory-mapped file. A device copy directly from them hangs on some APUs
+    /// (ROCm/legacy-rocm-build issue 6182), so the engine stages them first.
     MappedFile,
 }
 
-/// The type of one element, by its name in safetensors files.
+/// An element type, by its name in safetensors files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[allow(missing_docs)] // The names say it.
+#[allow(missing_docs)] // The names are self-explanatory.
 pub enum Element {
     Bool,
     U8,
@@ -234,7 +236,7 @@ pub enum Element {
     I64,
     F8E4M3,
     F8E5M2,
-    /// As data-centre cards of AMD before the OCP formats have it: no infinities, one zero.
+    /// AMD's data-centre format from before the OCP formats: no infinities, a single zero.
     F8E4M3Fnuz,
     F8E5M2Fnuz,
     F16,
@@ -266,10 +268,10 @@ impl Element {
     }
 }
 
-/// Why a transport could not do what it was asked, by what it means for the next attempt.
+/// Why a transport failed, by what it means for the next attempt.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TransportError {
-    /// The operation was refused and nothing else happened: another way may work.
+    /// The operation was refused without side effects: another strategy may work.
     #[error("{operation} was refused: {message}")]
     Refused {
         /// What was asked.
@@ -277,7 +279,7 @@ pub enum TransportError {
         /// The device's own words.
         message: String,
     },
-    /// There was not enough memory; the context is sane.
+    /// There was not enough memory; the context is intact.
     #[error("{operation} ran out of {pool} memory: {message}")]
     OutOfMemory {
         /// What was asked.
@@ -287,7 +289,7 @@ pub enum TransportError {
         /// The device's own words.
         message: String,
     },
-    /// The operation did not end in time and may still be running.
+    /// The operation missed its deadline and may still be running.
     #[error("{operation} did not end within {after:?}")]
     TimedOut {
         /// What was asked.
@@ -295,7 +297,7 @@ pub enum TransportError {
         /// How long it was waited for.
         after: Duration,
     },
-    /// The context is unusable: everything on the device is lost, and trying on would corrupt the run.
+    /// The context is unusable: everything on the device is lost, and going on would corrupt the run.
     #[error("{operation} left the device unusable: {message}")]
     ContextLost {
         /// What was asked.
@@ -305,7 +307,7 @@ pub enum TransportError {
     },
 }
 
-/// The same in libtorch's words: what hangs is as lost as what failed.
+/// Converts to libtorch's errors: a hang counts as a lost context.
 impl From<TransportError> for torch_ext::Error {
     fn from(error: TransportError) -> Self {
         let message = error.to_string();
@@ -319,11 +321,11 @@ impl From<TransportError> for torch_ext::Error {
     }
 }
 
-/// Which memory an allocation wanted.
+/// The memory that an allocation needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pool {
-    /// Memory of the device.
+    /// Device memory.
     Device,
     /// Page-locked host memory.
     Pinned,
@@ -331,7 +333,7 @@ pub enum Pool {
     Host,
 }
 
-/// One operation a transport was asked for, as messages name it.
+/// An operation of a transport, named in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {

@@ -1,11 +1,11 @@
-//! This crate against the test vectors of `docs/transfer.md`, which the Python package is tested against too.
+//! Tests this crate with the vectors of `docs/transfer.md`, which the Python package is tested with too.
 
 use serde_json::Value;
 use tch::{Kind, Tensor};
 
 use super::checksum::{Checksum, Damage};
 use super::report::Failure;
-use super::strategy::{Situation, TransferStrategy};
+use super::strategy::{StrategyContext, TransferStrategy};
 use super::torch_transport::HostTensor;
 use super::transport::{DeviceFacts, Element, Origin, Pool, SourceFacts};
 use super::verify::{Role, VerificationTracker};
@@ -120,7 +120,7 @@ fn which_strategies_are_tried() {
         let failure = failure(case["every_attempt_fails_with"].as_str().unwrap());
         let mut tried = Vec::new();
         for strategy in TransferStrategy::ALL {
-            let situation = Situation {
+            let situation = StrategyContext {
                 device: &device,
                 source: SourceFacts {
                     bytes: Bytes::mib(1),
@@ -134,7 +134,7 @@ fn which_strategies_are_tried() {
                 last_failure: (!tried.is_empty()).then_some(&failure),
             };
             let may_stay = strategy != TransferStrategy::StayOnHost || fact("may_stay_on_host");
-            if may_stay && situation.obstacle(strategy).is_none() {
+            if may_stay && situation.skip_reason(strategy).is_none() {
                 tried.push(strategy.name());
             }
         }

@@ -1,8 +1,8 @@
-//! Which arrivals are verified.
+//! Which transfers are verified.
 //!
-//! What is compared, and how, is the business of [`crate::transfer::checksum`] and [`crate::transfer`]; this module only
-//! decides *when*. A device that once delivered wrong bytes is not trusted again: from then on `first` and
-//! `sample` verify like `always`.
+//! [`crate::transfer::checksum`] and [`crate::transfer`] define how; this module decides *when*. A device
+//! that has once delivered wrong bytes is no longer trusted: from then on, `first` and `sample` verify like
+//! `always`.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -13,28 +13,28 @@ use serde::{Serialize, Serializer};
 
 use crate::transfer::strategy::TransferStrategy;
 
-/// How often arrivals are verified.
+/// How often transfers are verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// Never. Wrong bytes pass unseen.
+    /// Never. Wrong bytes go unnoticed.
     Off,
-    /// Each weight once, and each batch the first time it takes a route.
+    /// Each weight once, and each batch field once per strategy.
     #[default]
     First,
-    /// Every transfer is verified.
+    /// Every transfer.
     Always,
-    /// Each weight once, and of the batches one in so many.
+    /// Each weight once, and a sample of the batches.
     Sample {
-        /// The first and then each so-manieth batch is verified.
+        /// The first batch and then one in this many are verified.
         one_in: NonZeroU32,
     },
 }
 
-/// What a tensor is to the training, which decides how often it moves.
+/// The role of a tensor, which determines how often it moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// A parameter or buffer of a module: moves once, or again and again with the same bytes.
+    /// A parameter or buffer of a module: moves once, or repeatedly with the same bytes.
     Weight,
     /// Part of a batch: new bytes each time, under the same name.
     Batch,
@@ -43,12 +43,12 @@ pub enum Role {
 /// A text that names no mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no way to verify: write `off`, `first`, `always`, `sample` or `sample:N` (one batch in N)"
+    "`{0}` is not a verification mode: use `off`, `first`, `always`, `sample` or `sample:N` (one batch in N)"
 )]
 pub struct ParseVerifyError(String);
 
 impl Verify {
-    /// One batch in 64: what `sample` means without a number.
+    /// One batch in 64: `sample` without a number.
     pub const SAMPLE: Verify = Verify::Sample {
         one_in: NonZeroU32::new(64).expect("64 is not 0"),
     };
@@ -89,13 +89,13 @@ impl Serialize for Verify {
     }
 }
 
-/// Remembers what has been verified, and decides what will be.
+/// Records what has been verified and decides what will be.
 #[derive(Debug)]
 pub(crate) struct VerificationTracker {
     verify: Verify,
     seen_weights: HashSet<String>,
     seen_batches: HashSet<(String, TransferStrategy)>,
-    /// Batches so far, for each field that `sample` may draw.
+    /// Number of batches so far, for each field that `sample` counts.
     batches: HashMap<String, u64>,
     distrusts: bool,
 }
@@ -111,8 +111,8 @@ impl VerificationTracker {
         }
     }
 
-    /// A new move begins: whether it is this mode's decision, whatever the route. The fields of
-    /// a batch have it together.
+    /// Starts a new move: whether this mode selects it, whatever the strategy. All fields of a batch are
+    /// selected together.
     pub(crate) fn begin(&mut self, name: &str, role: Role) -> SampleDecision {
         let (Verify::Sample { one_in }, Role::Batch) = (self.verify, role) else {
             return SampleDecision { sampled: false };
@@ -126,7 +126,7 @@ impl VerificationTracker {
         SampleDecision { sampled }
     }
 
-    /// Whether an arrival by this strategy is to be verified.
+    /// Whether a transfer by this strategy has to be verified.
     pub(crate) fn wants(
         &self,
         decision: SampleDecision,
@@ -148,9 +148,9 @@ impl VerificationTracker {
         }
     }
 
-    /// An arrival was verified and right.
+    /// A transfer was verified and intact.
     pub(crate) fn passed(&mut self, name: &str, role: Role, strategy: TransferStrategy) {
-        // `always` and `off` never ask, so they need not remember a name per tensor.
+        // `always` and `off` do not use this, so they need not keep a name per tensor.
         match (self.verify, role) {
             (Verify::First | Verify::Sample { .. }, Role::Weight) => {
                 self.seen_weights.insert(name.to_owned());
@@ -162,18 +162,18 @@ impl VerificationTracker {
         }
     }
 
-    /// A weight will come with other bytes than before.
+    /// A weight has changed since its last transfer.
     pub(crate) fn forget(&mut self, name: &str) {
         self.seen_weights.remove(name);
     }
 
-    /// An arrival was wrong.
+    /// A transfer was damaged.
     pub(crate) fn distrust(&mut self) {
         self.distrusts = true;
     }
 }
 
-/// Whether a move was drawn for verification.
+/// Whether a move was selected for verification.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SampleDecision {
     sampled: bool,

@@ -1,11 +1,9 @@
-//! Runs calls that may never return on a thread of their own, and stops waiting
-//! for them after a deadline.
+//! Runs calls that may never return on a separate thread, and stops waiting for them after a deadline.
 //!
-//! A copy from pageable memory blocks inside the driver; when the device hangs, so
-//! does the caller, for ever. Nothing can interrupt it. What can be done is to
-//! notice: the call runs on a worker, and the caller waits with a deadline. A
-//! worker that missed its deadline is left behind together with everything it
-//! holds (the device may still write there), and the next call gets a new one.
+//! A copy from pageable memory blocks inside the driver; if the device hangs, so does the caller, forever,
+//! and nothing can interrupt it. But it can be detected: the call runs on a worker, and the caller waits with
+//! a deadline. A worker that misses its deadline is abandoned together with everything it holds (the device
+//! may still write there), and the next call gets a new one.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
@@ -18,44 +16,44 @@ pub(crate) struct Watchdog {
     worker: Option<Sender<Task>>,
 }
 
-/// The call did not return in time, or its thread could not be had.
+/// The call did not return in time, or its thread failed.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Missed {
+pub(crate) enum CallError {
     /// It may still be running.
-    Deadline(Duration),
+    TimedOut(Duration),
     /// It panicked, or no thread could be started.
     Lost,
 }
 
 impl Watchdog {
-    /// Runs `call` on the worker and waits for its result, so long at most.
+    /// Runs `call` on the worker and waits for its result, at most until the deadline.
     pub(crate) fn run<R: Send + 'static>(
         &mut self,
         deadline: Duration,
         call: impl FnOnce() -> R + Send + 'static,
-    ) -> Result<R, Missed> {
+    ) -> Result<R, CallError> {
         let (answer, result): (Sender<R>, Receiver<R>) = channel();
         let task: Task = Box::new(move || {
-            // The caller may have given up waiting.
+            // The caller may no longer be waiting.
             let _ = answer.send(call());
         });
         let worker = match self.worker.take() {
             Some(worker) => worker,
-            None => spawn().ok_or(Missed::Lost)?,
+            None => spawn().ok_or(CallError::Lost)?,
         };
-        worker.send(task).map_err(|_| Missed::Lost)?;
+        worker.send(task).map_err(|_| CallError::Lost)?;
         match result.recv_timeout(deadline) {
             Ok(result) => {
                 self.worker = Some(worker);
                 Ok(result)
             }
-            Err(RecvTimeoutError::Timeout) => Err(Missed::Deadline(deadline)),
-            Err(RecvTimeoutError::Disconnected) => Err(Missed::Lost),
+            Err(RecvTimeoutError::Timeout) => Err(CallError::TimedOut(deadline)),
+            Err(RecvTimeoutError::Disconnected) => Err(CallError::Lost),
         }
     }
 }
 
-/// A thread that runs tasks until nobody can send any more. A panic ends it.
+/// A thread that runs tasks until all senders are dropped. A panic ends it.
 fn spawn() -> Option<Sender<Task>> {
     let (tasks, queue) = channel::<Task>();
     std::thread::Builder::new()
@@ -84,7 +82,7 @@ mod tests {
         let (mut watch, short) = (Watchdog::default(), Duration::from_millis(10));
         let (_never, wait) = channel::<()>();
         let missed = watch.run(short, move || wait.recv().is_ok()).unwrap_err();
-        assert_eq!(missed, Missed::Deadline(short));
+        assert_eq!(missed, CallError::TimedOut(short));
         let next = watch.run(LONG, || 5);
         assert_eq!(next, Ok(5), "the next call gets a new thread");
     }
@@ -94,7 +92,7 @@ mod tests {
         let mut watch = Watchdog::default();
         assert_eq!(
             watch.run(LONG, || panic!("on purpose")),
-            Err::<(), _>(Missed::Lost)
+            Err::<(), _>(CallError::Lost)
         );
         assert_eq!(watch.run(LONG, || 5), Ok(5));
     }

@@ -4,7 +4,8 @@ use models::Parameters;
 use models::model::{Decoder, DecoderConfig};
 use placement::Bytes;
 use placement::plan::{
-    Component, Handling, Memory, Module, OffloadOptions, Phase, PlanError, TensorSize, plan,
+    Component, Memory, Module, OffloadOptions, Phase, PlacementConstraint, PlanError, TensorSize,
+    plan,
 };
 use tch::Kind;
 
@@ -90,21 +91,36 @@ impl PlannedDecoder<'_> {
             true => table,
             false => frozen("embed_tokens", table),
         };
-        let mut modules = vec![module(embedding, 0, bytes, Handling::Resident)];
+        let mut modules = vec![module(embedding, 0, bytes, PlacementConstraint::Resident)];
         for index in 0..self.blocks() {
             let bytes = self.block_bytes(index, stored)?;
             let name = format!("model.layers.{index}");
-            modules.push(module(name, index as u64 + 1, bytes, Handling::Streamable));
+            modules.push(module(
+                name,
+                index as u64 + 1,
+                bytes,
+                PlacementConstraint::Streamable,
+            ));
         }
         let (norm, head) = (self.blocks() as u64 + 1, self.blocks() as u64 + 2);
         let scale = frozen("model.norm", Bytes(hidden * 4));
-        modules.push(module("model.norm".into(), norm, scale, Handling::Resident));
+        modules.push(module(
+            "model.norm".into(),
+            norm,
+            scale,
+            PlacementConstraint::Resident,
+        ));
         // A head that is the embedding is the same memory.
         let (head, bytes) = match tied {
             true => (0, bytes),
             false => (head, frozen("lm_head", table)),
         };
-        modules.push(module("lm_head".into(), head, bytes, Handling::Resident));
+        modules.push(module(
+            "lm_head".into(),
+            head,
+            bytes,
+            PlacementConstraint::Resident,
+        ));
         Ok(Component {
             name: MODEL.into(),
             modules,

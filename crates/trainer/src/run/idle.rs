@@ -11,7 +11,7 @@
 //! what is learned stays the same.
 
 use placement::Bytes;
-use placement::oom::{Idle, Part};
+use placement::oom::{IdleOffloader, OffloadGroup};
 use placement::plan::{Memory, Residency};
 use tch::Tensor;
 
@@ -39,7 +39,7 @@ pub(super) enum StepPhase {
 
 /// What is offloaded in the phases that do not use it, once memory ran out.
 pub(super) struct OffloadedState {
-    idle: Idle,
+    idle: IdleOffloader,
     choice: OffloadChoice,
 }
 
@@ -53,7 +53,7 @@ struct OffloadChoice {
 impl OffloadChoice {
     /// Decided once, while all are here. `others` leave too, and stay away for many steps.
     fn decide(memory: Memory, moments: Bytes, averages: Bytes, others: Bytes) -> Self {
-        let fits = |each_step: Bytes| match Idle::residency(memory, each_step + others) {
+        let fits = |each_step: Bytes| match IdleOffloader::residency(memory, each_step + others) {
             Residency::IdleOnHost => true,
             _ => each_step <= EACH_STEP_ON_DISK,
         };
@@ -104,7 +104,8 @@ impl Run<'_> {
     pub(super) fn offload_idle(&mut self) -> Result<Bytes, Error> {
         let memory = self.machine.memory_for_plans(&self.placer);
         let folder = offload_folder(self.config);
-        let made = std::fs::create_dir_all(&folder).and_then(|()| Idle::new(memory, &folder));
+        let made =
+            std::fs::create_dir_all(&folder).and_then(|()| IdleOffloader::new(memory, &folder));
         let idle = match made {
             Ok(idle) => idle,
             Err(error) => {
@@ -138,28 +139,28 @@ impl Run<'_> {
     /// What the passes of a step do not use, as far as it may leave.
     fn idle_bytes(&self, choice: OffloadChoice) -> Bytes {
         let parts = self.parts(StepPhase::ForwardBackward, choice);
-        parts.iter().map(Part::bytes).sum()
+        parts.iter().map(OffloadGroup::bytes).sum()
     }
 
     /// Every part that is idle in some phase, and whether `phase` uses it.
-    fn parts(&self, phase: StepPhase, choice: OffloadChoice) -> [Part; 3] {
+    fn parts(&self, phase: StepPhase, choice: OffloadChoice) -> [OffloadGroup; 3] {
         let parameters = self.task.parameters();
         let moments = self.optimizer.state(parameters);
         let averages = self.ema.iter().flat_map(|ema| ema.state(parameters));
         let used =
             |phases: &[StepPhase]| phase == StepPhase::AllResident || phases.contains(&phase);
         [
-            Part::new(
+            OffloadGroup::new(
                 "optimizer",
                 handles(choice.moments, moments),
                 used(&[StepPhase::Update]),
             ),
-            Part::new(
+            OffloadGroup::new(
                 "averages",
                 handles(choice.averages, averages.collect()),
                 used(&[StepPhase::Update, StepPhase::Evaluation]),
             ),
-            Part::new(
+            OffloadGroup::new(
                 "task",
                 self.task.idle_in_steps(),
                 used(&[StepPhase::Evaluation]),

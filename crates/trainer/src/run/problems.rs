@@ -1,6 +1,6 @@
 //! What placement had to try again, and that blocks are streamed: told in the records, where curves show it.
 
-use placement::{PlacementReport, Trouble};
+use placement::{PlacementReport, ProblemCounts};
 
 use super::Run;
 use crate::Error;
@@ -9,7 +9,7 @@ use crate::events::{PlacementTrouble, Streaming};
 /// The trouble that was recorded so far.
 #[derive(Debug, Default)]
 pub(super) struct Recorded {
-    tensors: Trouble,
+    tensors: ProblemCounts,
     blocks: u64,
 }
 
@@ -67,7 +67,7 @@ impl Run<'_> {
 
 #[cfg(test)]
 mod tests {
-    use placement::testing::fake::{FakeDevice, FakeHost, Fault, Order};
+    use placement::testing::fake::{FakeDevice, FakeHost, Fault, FaultInjection};
     use placement::transport::{Element, Origin};
     use placement::{Policy, Request, Role, TransferEngine, TransferStrategy, Verify};
 
@@ -77,7 +77,7 @@ mod tests {
     fn move_one(engine: &mut TransferEngine, fault: Option<Fault>) {
         let mut device = FakeDevice::apu(true);
         if let Some(fault) = fault {
-            device.order(Order {
+            device.inject(FaultInjection {
                 fault,
                 route: TransferStrategy::Direct,
                 every_time: false,

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use placement::loader::BatchOrder;
+use placement::loader::BatchSampler;
 use serde::{Deserialize, Serialize};
 
 use crate::data::SplitMix64;
@@ -104,7 +104,7 @@ impl ClipOrder {
     }
 }
 
-impl BatchOrder for ClipOrder {
+impl BatchSampler for ClipOrder {
     fn batches_per_epoch(&self) -> u64 {
         let batches = self
             .groups

@@ -4,7 +4,9 @@
 //! One slot is what accelerate reserves for the layer in in_flight; two is what prefetching needs.
 
 use placement::Bytes;
-use placement::plan::{Component, Handling, Memory, Module, OffloadOptions, Phase, plan};
+use placement::plan::{
+    Component, Memory, Module, OffloadOptions, Phase, PlacementConstraint, plan,
+};
 use serde::Serialize;
 
 /// One model under one budget.
@@ -57,7 +59,7 @@ fn resident(sizes: &[Size], budget: Bytes, ring_slots: u32) -> Option<Bytes> {
             size.name.clone(),
             size.storage,
             size.bytes,
-            Handling::Streamable,
+            PlacementConstraint::Streamable,
         )
     };
     let component = Component {

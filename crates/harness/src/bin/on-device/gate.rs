@@ -127,7 +127,7 @@ impl Transport for Gate {
         self.inner.copy_with_checksum(&host.0, method)
     }
 
-    fn copy_together(
+    fn copy_batched(
         &mut self,
         loads: &[(&Host, bool)],
     ) -> Vec<Result<ChecksummedCopy<Tensor>, TransportError>> {
@@ -140,7 +140,7 @@ impl Transport for Gate {
             return loads.iter().map(|_| Err(error.clone())).collect();
         }
         let loads: Vec<_> = loads.iter().map(|(host, sum)| (&host.0, *sum)).collect();
-        self.inner.copy_together(&loads)
+        self.inner.copy_batched(&loads)
     }
 
     fn synchronize(&mut self, scope: SyncScope) -> Result<(), TransportError> {

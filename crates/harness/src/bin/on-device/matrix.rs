@@ -117,7 +117,7 @@ fn faults() -> Vec<Fault> {
 pub(crate) fn run() -> Result<FaultMatrix, Box<dyn Error>> {
     // Where the fault strikes, and how many tensors move at once.
     let routes = [
-        (FaultMatrix::TOGETHER, TransferStrategy::Direct, 3),
+        (FaultMatrix::BATCHED, TransferStrategy::Direct, 3),
         (TransferStrategy::Direct.name(), TransferStrategy::Direct, 1),
         (TransferStrategy::Retry.name(), TransferStrategy::Retry, 1),
         (TransferStrategy::Staged.name(), TransferStrategy::Staged, 1),
@@ -194,7 +194,7 @@ fn cell(
             .zip(["batch", "batch.1", "batch.2"].map(request));
         match hosts {
             [host] => Ok(vec![engine.to_device(gate, host, &request("batch"))?]),
-            _ => engine.to_device_together(gate, &loads.collect::<Vec<_>>()),
+            _ => engine.to_device_batched(gate, &loads.collect::<Vec<_>>()),
         }
     };
     let batches = || -> Result<Vec<Host>, Box<dyn Error>> { (0..tensors).map(batch).collect() };

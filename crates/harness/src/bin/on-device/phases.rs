@@ -4,8 +4,10 @@
 use std::error::Error;
 
 use placement::phases::Parameters;
-use placement::phases::{Entered, SpillFile, StageComponent, enter};
-use placement::plan::{Component, Handling, Memory, Module, OffloadOptions, Phase, plan};
+use placement::phases::{PhaseTransfers, SpillFile, StageComponent, enter};
+use placement::plan::{
+    Component, Memory, Module, OffloadOptions, Phase, PlacementConstraint, plan,
+};
 use placement::{Bytes, Placer, Policy};
 use serde::Serialize;
 use tch::{Device, Kind, Tensor};
@@ -19,7 +21,7 @@ const TRANSFORMER: u64 = 40 << 20;
 #[derive(Serialize)]
 pub(crate) struct Row {
     phase: String,
-    entered: Entered,
+    entered: PhaseTransfers,
     /// What the device holds afterwards, and at most until then.
     live: u64,
     peak: u64,
@@ -48,7 +50,7 @@ pub(crate) fn run() -> Result<Vec<Row>, Box<dyn Error>> {
             format!("{name}.0"),
             storage,
             Bytes(bytes),
-            Handling::Resident,
+            PlacementConstraint::Resident,
         )],
     };
     let phase = |name: &str, active: &str| Phase {

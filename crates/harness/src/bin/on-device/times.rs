@@ -68,7 +68,7 @@ fn measure(
     let mut once = |summed: bool| -> Result<f64, Box<dyn Error>> {
         let loads: Vec<_> = hosts.iter().map(|host| (host, summed)).collect();
         let start = Instant::now();
-        let copied = transport.copy_together(&loads);
+        let copied = transport.copy_batched(&loads);
         let copied = copied.into_iter().collect::<Result<Vec<_>, _>>()?;
         if copied.iter().any(|one| one.arrived.is_none()) {
             transport.synchronize(SyncScope::Stream)?;

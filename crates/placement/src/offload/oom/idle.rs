@@ -1,18 +1,18 @@
-//! What is not in use at the moment, off the device for as long as memory is short.
+//! Offloads what is idle, once memory has run short.
 //!
-//! Training has more on its device than a step uses: the optimizer's moments and averaged weights wait for the
-//! backward pass to end, a teacher or a decoder for the next evaluation. Once memory was short, each moment of
-//! a run has on the device what it uses, and nothing else:
+//! Training has more on the device than a step uses at any time: the optimizer's moments and averaged weights
+//! wait for the end of the backward pass, a teacher or a decoder for the next evaluation. Once memory has run
+//! short, each phase of a run has on the device only what it uses:
 //!
 //! ```text
-//!               passes    update    evaluation
-//!   moments      away      here       away
-//!   averages     away      here       here
-//!   teacher      away      away       here
+//!               forward and backward   update       evaluation
+//!   moments     offloaded              on device    offloaded
+//!   averages    offloaded              on device    on device
+//!   teacher     offloaded              offloaded    on device
 //! ```
 //!
-//! With a card of its own, away is host memory. On unified memory (and on the CPU) that would be a second copy
-//! in the same RAM: there it is a file without a name.
+//! With a discrete card, offloaded tensors go to host memory. On unified memory (and on the CPU) that would
+//! be a second copy in the same RAM, so they go to an unlinked temporary file.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,20 +20,20 @@ use std::path::{Path, PathBuf};
 use tch::Tensor;
 
 use crate::offload::phases::Parameters;
-use crate::offload::phases::{Entered, SpillFile, StageComponent, enter};
+use crate::offload::phases::{PhaseTransfers, SpillFile, StageComponent, enter};
 use crate::offload::plan::{Memory, PhasePlan, Placement, Residency};
 use crate::placer::{PlaceError, Placer, size_of_tensor};
 use platform::Bytes;
 
-/// Tensors that are used at the same moments.
-pub struct Part {
-    /// As messages name it. No two parts have the same.
+/// Tensors that are used in the same phases.
+pub struct OffloadGroup {
+    /// The name in messages, unique among the groups.
     name: String,
     tensors: Vec<(String, Tensor)>,
     in_use: bool,
 }
 
-impl Part {
+impl OffloadGroup {
     /// A part of these tensors, each with a name of its own. They are handles
     /// ([`Tensor::shallow_clone`]) on those of their owner, who sees them leave and come back; while they
     /// are away they are empty, or on the CPU.
@@ -41,20 +41,20 @@ impl Part {
         name: impl Into<String>,
         tensors: impl IntoIterator<Item = (String, Tensor)>,
         in_use: bool,
-    ) -> Part {
-        Part {
+    ) -> OffloadGroup {
+        OffloadGroup {
             name: name.into(),
             tensors: tensors.into_iter().collect(),
             in_use,
         }
     }
 
-    /// As messages name it.
+    /// The name in messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its size, as far as it is in memory.
+    /// Bytes that it takes in memory; what is in the file does not count.
     pub fn bytes(&self) -> Bytes {
         let sizes = self
             .tensors
@@ -64,9 +64,9 @@ impl Part {
     }
 }
 
-impl Parameters for Part {
+impl Parameters for OffloadGroup {
     fn parameters(&mut self) -> Vec<(String, &mut Tensor)> {
-        let Part { name, tensors, .. } = self;
+        let OffloadGroup { name, tensors, .. } = self;
         let named = tensors.iter_mut();
         named
             .map(|(tensor, data)| (format!("{name}.{tensor}"), data))
@@ -74,52 +74,52 @@ impl Parameters for Part {
     }
 }
 
-/// Where idle parts are, from the first shortage on.
+/// Offloads idle groups, from the first time memory runs out.
 ///
 /// ```
 /// use surefoot_placement::plan::Memory;
-/// use surefoot_placement::oom::{Idle, Part};
+/// use surefoot_placement::oom::{IdleOffloader, OffloadGroup};
 /// use surefoot_placement::{Bytes, Placer, Policy};
 /// use tch::{Device, Kind, Tensor};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mut placer = Placer::new(Device::Cpu, Policy::default())?;
 /// let teacher = Tensor::ones([64, 64], (Kind::Float, Device::Cpu));
-/// let parts = |in_use| {
+/// let groups = |in_use| {
 ///     let weights = [("weight".to_owned(), teacher.shallow_clone())];
-///     [Part::new("teacher", weights, in_use)]
+///     [OffloadGroup::new("teacher", weights, in_use)]
 /// };
-/// // A step said that memory is full, and `OomPolicy` that what is idle should go.
+/// // A step ran out of memory, and `OomPolicy` decided to offload what is idle.
 /// let memory = placer.memory(Bytes::gib(8), Bytes::gib(8));
-/// let mut idle = Idle::new(memory, &std::env::temp_dir())?;
-/// let gone = idle.enter(&mut placer, &mut parts(false))?;
-/// assert_eq!((gone.to_file, teacher.numel()), (Bytes(64 * 64 * 4), 0));
+/// let mut idle = IdleOffloader::new(memory, &std::env::temp_dir())?;
+/// let moved = idle.enter(&mut placer, &mut groups(false))?;
+/// assert_eq!((moved.to_file, teacher.numel()), (Bytes(64 * 64 * 4), 0));
 /// // An evaluation uses it.
-/// idle.enter(&mut placer, &mut parts(true))?;
+/// idle.enter(&mut placer, &mut groups(true))?;
 /// assert_eq!(teacher.sum(Kind::Float).double_value(&[]), 64.0 * 64.0);
 /// # Ok(())
 /// # }
 /// ```
-pub struct Idle {
+pub struct IdleOffloader {
     memory: Memory,
     folder: PathBuf,
     spill_file: SpillFile,
 }
 
-impl Idle {
-    /// Nothing is away yet. `folder` is on a disk: one in memory (`/dev/shm`) would free nothing.
+impl IdleOffloader {
+    /// Nothing is offloaded yet. `folder` must be on a disk: one in memory (`/dev/shm`) would free nothing.
     ///
     /// # Errors
-    /// When no file can be made in the folder.
-    pub fn new(memory: Memory, folder: &Path) -> io::Result<Idle> {
-        Ok(Idle {
+    /// If no file can be created in the folder.
+    pub fn new(memory: Memory, folder: &Path) -> io::Result<IdleOffloader> {
+        Ok(IdleOffloader {
             memory,
             folder: folder.to_owned(),
             spill_file: SpillFile::new(folder)?,
         })
     }
 
-    /// Where something of this size goes while it is idle.
+    /// Where tensors of this total size go while they are idle.
     pub fn residency(memory: Memory, bytes: Bytes) -> Residency {
         match memory {
             Memory::Discrete { host, .. } if bytes <= host => Residency::IdleOnHost,
@@ -127,25 +127,25 @@ impl Idle {
         }
     }
 
-    /// Where idle parts are, in words: `host memory`, or the folder of the file.
-    pub fn place(&self, parts: &[Part]) -> String {
+    /// Where idle groups go, for messages: `host memory`, or the folder of the file.
+    pub fn place(&self, parts: &[OffloadGroup]) -> String {
         match Self::residency(self.memory, idle_bytes(parts)) {
             Residency::IdleOnHost => "host memory".to_owned(),
             _ => format!("a file in `{}`", self.folder.display()),
         }
     }
 
-    /// Has the parts that are in use on the device, and no others. What leaves does so first; what arrives
-    /// on either side is verified as the placer's policy asks, and what was in the file always.
+    /// Moves the groups that are in use to the device and the others off it, in the opposite order. Copies in
+    /// both directions are verified as the placer's policy says, and reads from the file always.
     ///
     /// # Errors
-    /// [`PlaceError`]: a tensor that does not arrive, or a file that cannot be written or read. Nothing is lost:
-    /// what had left is still away, and entering again goes on.
+    /// [`PlaceError`] if a tensor does not arrive, or the file cannot be written or read. Nothing is lost:
+    /// what was offloaded stays so, and entering again continues.
     pub fn enter(
         &mut self,
         placer: &mut Placer,
-        parts: &mut [Part],
-    ) -> Result<Entered, PlaceError> {
+        parts: &mut [OffloadGroup],
+    ) -> Result<PhaseTransfers, PlaceError> {
         let away = Self::residency(self.memory, idle_bytes(parts));
         let placements = parts.iter().map(|part| Placement {
             component: part.name.clone(),
@@ -153,7 +153,7 @@ impl Idle {
             bytes: part.bytes(),
             residency: if part.in_use { Residency::Device } else { away },
         });
-        let phase = PhasePlan::by_hand("memory is short", placements.collect());
+        let phase = PhasePlan::from_placements("memory is short", placements.collect());
         let names: Vec<String> = parts.iter().map(|part| part.name.clone()).collect();
         let mut components: Vec<StageComponent<'_>> = names
             .iter()
@@ -164,9 +164,9 @@ impl Idle {
     }
 }
 
-fn idle_bytes(parts: &[Part]) -> Bytes {
+fn idle_bytes(parts: &[OffloadGroup]) -> Bytes {
     let idle = parts.iter().filter(|part| !part.in_use);
-    idle.map(Part::bytes).sum()
+    idle.map(OffloadGroup::bytes).sum()
 }
 
 #[cfg(test)]
@@ -182,14 +182,23 @@ mod tests {
             device: Bytes::gib(8),
             host: Bytes::gib(1),
         };
-        assert_eq!(Idle::residency(card, Bytes::gib(1)), Residency::IdleOnHost);
-        assert_eq!(Idle::residency(card, Bytes::gib(2)), Residency::IdleOnDisk);
+        assert_eq!(
+            IdleOffloader::residency(card, Bytes::gib(1)),
+            Residency::IdleOnHost
+        );
+        assert_eq!(
+            IdleOffloader::residency(card, Bytes::gib(2)),
+            Residency::IdleOnDisk
+        );
         let apu = Memory::Unified {
             device: Bytes::gib(8),
             pool: Bytes::gib(64),
             zero_copy: true,
         };
-        assert_eq!(Idle::residency(apu, Bytes(1)), Residency::IdleOnDisk);
+        assert_eq!(
+            IdleOffloader::residency(apu, Bytes(1)),
+            Residency::IdleOnDisk
+        );
     }
 
     #[test]
@@ -197,7 +206,7 @@ mod tests {
         let mut placer = Placer::new(Device::Cpu, Policy::default()).unwrap();
         let memory = placer.memory(Bytes::gib(1), Bytes::gib(1));
         let folder = tempfile::tempdir().unwrap();
-        let mut idle = Idle::new(memory, folder.path()).unwrap();
+        let mut idle = IdleOffloader::new(memory, folder.path()).unwrap();
         let average = Tensor::arange(1000, (Kind::Float, Device::Cpu));
         let teacher = Tensor::arange(500, (Kind::Half, Device::Cpu));
         let again = teacher.shallow_clone();
@@ -206,8 +215,8 @@ mod tests {
             let handle = |name: &str, tensor: &Tensor| (name.to_owned(), tensor.shallow_clone());
             let teacher = [handle("w", &again), handle("head", &alias)];
             let mut parts = [
-                Part::new("average", [handle("w", &average)], average_in_use),
-                Part::new("teacher", teacher, teacher_in_use),
+                OffloadGroup::new("average", [handle("w", &average)], average_in_use),
+                OffloadGroup::new("teacher", teacher, teacher_in_use),
             ];
             idle.enter(&mut placer, &mut parts).unwrap();
             (average.numel(), again.numel())

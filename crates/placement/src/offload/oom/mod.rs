@@ -1,4 +1,4 @@
-//! Out of memory is a plan, not a crash.
+//! Recovering from out of memory.
 //!
 //! ```text
 //!   a step runs out of memory
@@ -7,10 +7,10 @@
 //!                └▶ micro-batch of 1 still does not fit: an error with the numbers
 //! ```
 //!
-//! [`OomPolicy`] only decides; the training loop carries out what it says and tells it how that went. What is idle
-//! when, and where it is meanwhile, is kept by [`Idle`]; a loop of your own names its parts to it. A remedy
-//! that helps for a moment only is not repeated for ever: when memory runs out again within
-//! [`RELAPSE_STEPS`], the next remedy follows instead of the same one.
+//! [`OomPolicy`] only decides; the training loop carries out the action and reports the result.
+//! [`IdleOffloader`] tracks what is idle in which phase and where it is; your own loop passes it its tensors
+//! as [`OffloadGroup`]s. An action that only helps briefly is not repeated forever: if memory runs out again
+//! within [`RELAPSE_STEPS`], the next action follows instead.
 
 mod idle;
 
@@ -19,58 +19,58 @@ use std::num::NonZeroU32;
 
 use serde::Serialize;
 
-pub use idle::{Idle, Part};
+pub use idle::{IdleOffloader, OffloadGroup};
 use platform::oom_message::OomNumbers;
 
-/// A remedy has held when so many steps went well after it.
+/// An action counts as successful after this many good steps.
 pub const RELAPSE_STEPS: u32 = 16;
 
-/// How one optimizer step is cut into pieces. Micro-batch × accumulation is the effective batch, which decides
-/// what is learned and never changes here.
+/// How one optimizer step is split. Micro-batch × accumulation is the effective batch, which determines the
+/// training result and never changes here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct BatchShape {
-    /// Samples that are on the device at a time.
+    /// Samples on the device at a time.
     pub micro_batch: NonZeroU32,
-    /// Micro-batches whose gradients are added up before a step.
+    /// Micro-batches whose gradients are accumulated per step.
     pub accumulation: NonZeroU32,
 }
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OomAction {
-    /// Hand cached memory back to the driver, and repeat the step.
+    /// Release cached memory to the driver and repeat the step.
     Trim,
-    /// Move every component that is not in use off the device, and repeat the step.
+    /// Offload everything that is not in use and repeat the step.
     OffloadIdle,
-    /// Repeat the step in smaller pieces, and go on with them.
+    /// Repeat the step with this smaller shape, and keep it.
     Smaller(BatchShape),
-    /// Nothing is left to try.
+    /// There is nothing left to try.
     GiveUp(Exhausted),
 }
 
-/// Nothing was left to try. Prints the numbers and what they suggest.
+/// There was nothing left to try. Displays the numbers and suggestions.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub struct Exhausted {
     /// The shape that did not fit.
     pub shape: BatchShape,
-    /// What the last error said.
+    /// The numbers of the last error.
     pub numbers: OomNumbers,
-    /// What had been tried.
+    /// The actions tried.
     pub tried: Vec<&'static str>,
 }
 
-/// The state of the plan through a run.
+/// The state of out-of-memory handling during a run.
 #[derive(Clone, Debug)]
 pub struct OomPolicy {
     shape: BatchShape,
-    /// There may be something on the device that is not in use.
+    /// Whether there may be idle tensors on the device.
     may_offload: bool,
     next: Stage,
     good_steps: u32,
     tried: Vec<&'static str>,
 }
 
-/// The remedy that comes next.
+/// The next action to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Trim,
@@ -79,14 +79,14 @@ enum Stage {
 }
 
 impl BatchShape {
-    /// The samples of one optimizer step.
+    /// Samples per optimizer step.
     pub fn effective(self) -> u64 {
         u64::from(self.micro_batch.get()) * u64::from(self.accumulation.get())
     }
 
     /// The next smaller micro-batch that divides the effective batch; `None` at 1.
     ///
-    /// The next, not half: each sample on the device is throughput, and one more failed try costs one step.
+    /// Not halved: every sample on the device is throughput, and one more failed attempt costs a single step.
     pub fn smaller(self) -> Option<BatchShape> {
         let effective = self.effective();
         let micro = (1..self.micro_batch.get())
@@ -101,7 +101,7 @@ impl BatchShape {
 }
 
 impl OomPolicy {
-    /// At the start of a run. `may_offload` says whether anything on the device is not needed for a step.
+    /// For the start of a run. `may_offload`: whether anything on the device is not needed for a step.
     pub fn new(shape: BatchShape, may_offload: bool) -> OomPolicy {
         OomPolicy {
             shape,
@@ -112,12 +112,12 @@ impl OomPolicy {
         }
     }
 
-    /// The shape that steps have now.
+    /// The current shape of steps.
     pub fn shape(&self) -> BatchShape {
         self.shape
     }
 
-    /// A step went well.
+    /// A step succeeded.
     pub fn step_done(&mut self) {
         self.good_steps = self.good_steps.saturating_add(1);
         if self.good_steps >= RELAPSE_STEPS {
@@ -126,7 +126,8 @@ impl OomPolicy {
         }
     }
 
-    /// A step ran out of memory. The caller drops what the step made, does what is said, and repeats the step.
+    /// A step ran out of memory. The caller frees what the step allocated, carries out the action, and
+    /// repeats the step.
     pub fn out_of_memory(&mut self, numbers: OomNumbers) -> OomAction {
         self.good_steps = 0;
         if self.next == Stage::Trim {
@@ -140,7 +141,7 @@ impl OomPolicy {
         }
         if self.next == Stage::OffloadIdle {
             self.next = Stage::Smaller;
-            self.may_offload = false; // It is off the device now.
+            self.may_offload = false; // Everything idle is offloaded now.
             self.tried.push("offloading what is idle");
             return OomAction::OffloadIdle;
         }
@@ -287,7 +288,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is learned stays the same, and every shortage ends.
+        /// The effective batch stays the same, and the sequence of actions ends.
         #[test]
         fn the_effective_batch_never_changes_and_the_plan_ends(
             micro in 1..512_u32,

@@ -1,4 +1,4 @@
-//! A file without a name for what is in no memory.
+//! An unlinked temporary file for tensors that are in no memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -12,13 +12,13 @@ use crate::placer::PlaceError;
 use crate::transfer::checksum::Checksum;
 use crate::transfer::torch_transport::HostTensor;
 
-/// A file without a name that holds what is in no memory. What leaves makes room for what
-/// comes: a run that goes through its phases again and again needs no more of the disk.
+/// An unlinked temporary file for tensors that are in no memory. Space is reused, so a run that cycles
+/// through its phases does not grow the file.
 pub struct SpillFile {
     file: File,
     tensors: HashMap<String, SpilledTensor>,
-    /// What is taken of the file, by where it begins.
-    held: BTreeMap<u64, Held>,
+    /// The used extents of the file, by their offset.
+    extents: BTreeMap<u64, Extent>,
 }
 
 /// A tensor in the spill file.
@@ -30,10 +30,10 @@ struct SpilledTensor {
     sum: Checksum,
 }
 
-/// A stretch of the file.
-struct Held {
+/// A used range of the file.
+struct Extent {
     bytes: u64,
-    /// Tied tensors are one stretch under several names.
+    /// Number of names; tied tensors share one extent.
     names: usize,
 }
 
@@ -41,31 +41,31 @@ impl SpillFile {
     /// An empty spill file on the disk of this folder.
     ///
     /// # Errors
-    /// When no file can be made there.
+    /// If no file can be created there.
     pub fn new(folder: &Path) -> io::Result<Self> {
         Ok(Self {
             file: tempfile::tempfile_in(folder)?,
             tensors: HashMap::new(),
-            held: BTreeMap::new(),
+            extents: BTreeMap::new(),
         })
     }
 
-    /// Tensors in the spill file.
+    /// Number of tensors in the file.
     pub fn len(&self) -> usize {
         self.tensors.len()
     }
 
-    /// Whether there is nothing on it.
+    /// Whether it has no tensors.
     pub fn is_empty(&self) -> bool {
         self.tensors.is_empty()
     }
 
-    /// Where a tensor is, if it is here: the same for tied ones.
-    pub(super) fn place_of(&self, name: &str) -> Option<u64> {
+    /// The offset of a tensor, if it is in the file; the same for tied tensors.
+    pub(super) fn offset_of(&self, name: &str) -> Option<u64> {
         self.tensors.get(name).map(|spilled| spilled.at)
     }
 
-    /// Writes a host tensor; what to put in its place.
+    /// Writes a host tensor; returns the placeholder to use in its place.
     pub(super) fn put(&mut self, name: &str, tensor: &Tensor) -> Result<Tensor, PlaceError> {
         let torch = |error: tch::TchError| PlaceError::Torch {
             tensor: name.to_owned(),
@@ -73,7 +73,7 @@ impl SpillFile {
         };
         let host = HostTensor::new(&tensor.f_contiguous().map_err(torch)?)?;
         let bytes = host.bytes().len() as u64;
-        let at = self.gap(bytes);
+        let at = self.find_free(bytes);
         let written = self.file.write_all_at(host.bytes(), at);
         written.map_err(|error| spill_error(name, "written to", &error))?;
         let kind = tensor.kind();
@@ -83,23 +83,23 @@ impl SpillFile {
             size: tensor.size(),
             sum: Checksum::of(host.bytes()),
         };
-        self.held.insert(at, Held { bytes, names: 1 });
+        self.extents.insert(at, Extent { bytes, names: 1 });
         self.tensors.insert(name.to_owned(), spilled);
         Tensor::f_empty([0], (kind, Device::Cpu)).map_err(torch)
     }
 
-    /// A second name for what is here under the first.
+    /// Adds a second name for the extent of `first`.
     pub(super) fn tie(&mut self, name: &str, first: &str) {
         let Some(spilled) = self.tensors.get(first).cloned() else {
             return;
         };
-        if let Some(held) = self.held.get_mut(&spilled.at) {
-            held.names += 1;
+        if let Some(extents) = self.extents.get_mut(&spilled.at) {
+            extents.names += 1;
         }
         self.tensors.insert(name.to_owned(), spilled);
     }
 
-    /// A tensor back in host memory. It stays in the spill file until [`Self::forget`].
+    /// Reads a tensor back to host memory. It stays in the file until [`Self::forget`].
     pub(super) fn read(&self, name: &str) -> Result<Tensor, PlaceError> {
         let lost = || spill_error(name, "read from", &io::ErrorKind::NotFound.into());
         let spilled = self.tensors.get(name).ok_or_else(lost)?;
@@ -112,44 +112,44 @@ impl SpillFile {
         let read = self.file.read_exact_at(host.bytes_mut(), spilled.at);
         read.map_err(|error| spill_error(name, "read from", &error))?;
         if let Some(damage) = spilled.sum.damage(&Checksum::of(host.bytes())) {
-            let error = io::Error::other(format!("it came back wrong: {damage}"));
+            let error = io::Error::other(format!("the data read back differs: {damage}"));
             return Err(spill_error(name, "read from", &error));
         }
         Ok(host.into_tensor())
     }
 
-    /// Takes a name out of the spill file, and gives its stretch back with the last one.
+    /// Removes a name, and frees its extent with the last one.
     pub(super) fn forget(&mut self, name: &str) -> Result<(), PlaceError> {
         let Some(SpilledTensor { at, .. }) = self.tensors.remove(name) else {
             return Ok(());
         };
-        let Some(held) = self.held.get_mut(&at) else {
+        let Some(extents) = self.extents.get_mut(&at) else {
             return Ok(());
         };
-        held.names -= 1;
-        if held.names > 0 {
+        extents.names -= 1;
+        if extents.names > 0 {
             return Ok(());
         }
-        self.held.remove(&at);
+        self.extents.remove(&at);
         let shrunk = self.file.set_len(self.end());
         shrunk.map_err(|error| spill_error(name, "taken off", &error))
     }
 
-    /// Where the first stretch of so many bytes begins that nothing holds.
-    fn gap(&self, bytes: u64) -> u64 {
+    /// Offset of the first free range of `bytes` bytes.
+    fn find_free(&self, bytes: u64) -> u64 {
         let mut free = 0;
-        for (&at, held) in &self.held {
+        for (&at, extents) in &self.extents {
             if at - free >= bytes {
                 return free;
             }
-            free = at + held.bytes;
+            free = at + extents.bytes;
         }
         free
     }
 
     fn end(&self) -> u64 {
-        let last = self.held.last_key_value();
-        last.map_or(0, |(at, held)| at + held.bytes)
+        let last = self.extents.last_key_value();
+        last.map_or(0, |(at, extents)| at + extents.bytes)
     }
 }
 
@@ -203,8 +203,8 @@ mod tests {
         let _ = spill_file.put("embedding", &tensor(10)).unwrap();
         spill_file.tie("head", "embedding");
         assert_eq!(
-            spill_file.place_of("head"),
-            spill_file.place_of("embedding")
+            spill_file.offset_of("head"),
+            spill_file.offset_of("embedding")
         );
         spill_file.forget("embedding").unwrap();
         let _ = spill_file.put("other", &tensor(10)).unwrap();
@@ -218,7 +218,7 @@ mod tests {
         spill_file.file.write_all_at(&[1], 5).unwrap();
         let error = spill_file.read("text.weight").unwrap_err().to_string();
         assert!(
-            error.contains("text.weight") && error.contains("came back wrong"),
+            error.contains("text.weight") && error.contains("the data read back differs"),
             "{error}"
         );
         spill_file.file.set_len(3).unwrap();

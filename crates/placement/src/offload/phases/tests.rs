@@ -4,7 +4,7 @@ use tch::Kind;
 
 use super::*;
 use crate::offload::plan::{
-    Component, Handling, Memory, Module, OffloadOptions, Phase, Placement, Plan, plan,
+    Component, Memory, Module, OffloadOptions, Phase, Placement, PlacementConstraint, Plan, plan,
 };
 use crate::transfer::policy::Policy;
 
@@ -27,7 +27,7 @@ fn planned() -> Plan {
             format!("{name}.0"),
             storage,
             Bytes(4096),
-            Handling::Resident,
+            PlacementConstraint::Resident,
         )],
     };
     let phase = |name: &str, active: &str| Phase {
@@ -62,12 +62,17 @@ fn what_is_tied_between_components_stays_tied_and_parts_stay_parts() {
             format!("{name}.0"),
             0,
             Bytes(4096),
-            Handling::Resident,
+            PlacementConstraint::Resident,
         )],
     };
     let away = Component {
         name: "other".to_owned(),
-        modules: vec![Module::new("other.0", 1, Bytes(4096), Handling::Resident)],
+        modules: vec![Module::new(
+            "other.0",
+            1,
+            Bytes(4096),
+            PlacementConstraint::Resident,
+        )],
     };
     let phase = |active: &[&str]| Phase {
         name: active[0].to_owned(),
@@ -170,7 +175,7 @@ fn phase(residencies: &[(&str, Residency)]) -> PhasePlan {
         bytes: Bytes(4096),
         residency,
     });
-    PhasePlan::by_hand("by hand", placements.collect())
+    PhasePlan::from_placements("by hand", placements.collect())
 }
 
 /// A weight that two components have, and phases by which of them they use: each phase trains the weight

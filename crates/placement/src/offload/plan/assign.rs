@@ -1,12 +1,13 @@
-//! One phase at a time: what is required, then which blocks stay, then what may idle where.
+//! Plans one phase: first what must be on the device, then which blocks stay there, then where idle modules
+//! go.
 
-use crate::offload::plan::modules::{Component, Group, Handling, Module, Phase, tie};
+use crate::offload::plan::modules::{Component, Group, Module, Phase, PlacementConstraint, tie};
 use crate::offload::plan::options::{Memory, OffloadOptions, Place};
 use crate::offload::plan::pack::{Packing, pack, pack_all_but};
 use crate::offload::plan::{Action, PhasePlan, Placement, PlanError, Residency, Step};
 use platform::Bytes;
 
-/// The components as one row of modules, and the groups that share memory.
+/// The components as a flat list of modules, and the groups that share memory.
 pub(super) struct Model<'a> {
     components: &'a [Component],
     /// Each module with the index of its component.
@@ -16,17 +17,17 @@ pub(super) struct Model<'a> {
 
 /// The active groups of a phase.
 #[derive(Default)]
-struct Choice {
-    /// Whose place is given, by what they are or by the device map.
-    given: Vec<(usize, Place)>,
-    /// For which the plan may choose.
+struct ActiveGroups {
+    /// Groups whose place is determined, by their constraint or by the device map.
+    fixed: Vec<(usize, Place)>,
+    /// Groups whose place the plan may choose.
     free: Vec<usize>,
 }
 
-/// A phase, and what lies before and after it.
+/// A phase, with what comes before and after it.
 pub(super) struct PhaseContext<'a> {
     pub(super) phase: &'a Phase,
-    /// Where everything is when it begins; `None` at the start, when everything is in its file.
+    /// Where everything is when it starts; `None` for the first phase, when everything is on disk.
     pub(super) before: Option<&'a [Placement]>,
     pub(super) later: &'a [Phase],
 }
@@ -39,7 +40,7 @@ struct PhaseBuilder<'a> {
     residencies: Vec<Option<Residency>>,
     resident: Bytes,
     ring: Bytes,
-    /// Slots of the ring: as asked, or fewer where those do not fit.
+    /// Slots of the ring: as requested, or fewer if those do not fit.
     slots: u32,
     host: Bytes,
 }
@@ -64,11 +65,11 @@ impl<'a> Model<'a> {
 
     pub(super) fn plan_phase(
         &self,
-        moment: &PhaseContext<'_>,
+        context: &PhaseContext<'_>,
         memory: Memory,
         options: &OffloadOptions,
     ) -> Result<PhasePlan, PlanError> {
-        let phase = moment.phase;
+        let phase = context.phase;
         let mut builder = PhaseBuilder {
             phase,
             memory,
@@ -81,14 +82,14 @@ impl<'a> Model<'a> {
         };
         let (active, idle): (Vec<usize>, Vec<usize>) =
             (0..self.groups.len()).partition(|group| self.is_active(*group, phase));
-        let Choice { given, free } = self.split(&active, options)?;
-        self.place_required(&mut builder, &given, &idle)?;
+        let ActiveGroups { fixed, free } = self.split(&active, options)?;
+        self.place_required(&mut builder, &fixed, &idle)?;
         self.place_blocks(&mut builder, &free)?;
-        self.place_idle(&mut builder, &idle, moment);
+        self.place_idle(&mut builder, &idle, context);
         self.check_host(&builder)?;
 
         let placements = self.placements(&builder);
-        let steps = self.steps(moment.before, &placements);
+        let steps = self.steps(context.before, &placements);
         Ok(PhasePlan {
             phase: phase.name.clone(),
             steps,
@@ -112,16 +113,18 @@ impl<'a> Model<'a> {
         })
     }
 
-    /// Separates what must be somewhere from what is free.
-    fn split(&self, active: &[usize], options: &OffloadOptions) -> Result<Choice, PlanError> {
-        let mut choice = Choice::default();
+    /// Separates groups with a determined place from the others.
+    fn split(&self, active: &[usize], options: &OffloadOptions) -> Result<ActiveGroups, PlanError> {
+        let mut choice = ActiveGroups::default();
         for group in active {
             let wanted = self.wanted(*group, options)?;
-            match (self.groups[*group].handling, wanted) {
-                (Handling::Streamable, None) => choice.free.push(*group),
-                (_, None | Some(Place::Device)) => choice.given.push((*group, Place::Device)),
-                (Handling::Streamable, Some(place)) => choice.given.push((*group, place)),
-                (Handling::Trained | Handling::Resident, Some(place)) => {
+            match (self.groups[*group].constraint, wanted) {
+                (PlacementConstraint::Streamable, None) => choice.free.push(*group),
+                (_, None | Some(Place::Device)) => choice.fixed.push((*group, Place::Device)),
+                (PlacementConstraint::Streamable, Some(place)) => {
+                    choice.fixed.push((*group, place))
+                }
+                (PlacementConstraint::Trained | PlacementConstraint::Resident, Some(place)) => {
                     let module = self.name(*group).to_owned();
                     return Err(PlanError::NotStreamable { module, place });
                 }
@@ -130,7 +133,7 @@ impl<'a> Model<'a> {
         Ok(choice)
     }
 
-    /// The place that the device map gives a group, the same for all its members.
+    /// The place that the device map sets for a group, the same for all its members.
     fn wanted(&self, group: usize, options: &OffloadOptions) -> Result<Option<Place>, PlanError> {
         let members = &self.groups[group].members;
         let place_of = |member: usize| options.device_map.place_of(&self.modules[member].1.name);
@@ -144,15 +147,15 @@ impl<'a> Model<'a> {
         Ok(first)
     }
 
-    /// Puts everything on the device that has to be there, and away what the map says.
+    /// Puts on the device what has to be there, and elsewhere what the map says.
     fn place_required(
         &self,
         builder: &mut PhaseBuilder<'_>,
-        given: &[(usize, Place)],
+        fixed: &[(usize, Place)],
         idle: &[usize],
     ) -> Result<(), PlanError> {
         let mut largest_away = Vec::new();
-        for (group, place) in given {
+        for (group, place) in fixed {
             match place {
                 Place::Device => self.put(builder, *group, Residency::Device),
                 Place::Cpu => {
@@ -171,10 +174,10 @@ impl<'a> Model<'a> {
                 largest_away.push(self.groups[*group].bytes);
             }
         }
-        // On one memory, moving trained weights elsewhere frees nothing: they stay.
+        // On unified memory, moving trained weights elsewhere frees nothing, so they stay.
         if let Memory::Unified { .. } = builder.memory {
             for group in idle {
-                if self.groups[*group].handling == Handling::Trained {
+                if self.groups[*group].constraint == PlacementConstraint::Trained {
                     self.put(builder, *group, Residency::Device);
                 }
             }
@@ -191,7 +194,7 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Decides which blocks stay on the device, and where the others come from.
+    /// Decides which blocks stay on the device, and where the others are streamed from.
     fn place_blocks(
         &self,
         builder: &mut PhaseBuilder<'_>,
@@ -205,7 +208,7 @@ impl<'a> Model<'a> {
         let capacity =
             builder.device_limit() - builder.resident - builder.ring - builder.phase.working;
         let zero_copy = builder.room_for_zero_copy(all);
-        // What is read in place needs no ring.
+        // Zero-copy needs no ring.
         let slots = if zero_copy { 0 } else { builder.slots };
         let packing = match builder.options.blocks_to_swap {
             Some(count) => {
@@ -235,7 +238,7 @@ impl<'a> Model<'a> {
                 packing
             }
         };
-        // Rings are used one after the other, so that one of the larger size serves both.
+        // Rings are used one after the other, so one of the larger size serves both.
         builder.ring = builder.ring.max(packing.ring);
         let mut away = Vec::new();
         for (group, stays) in blocks.iter().zip(&packing.stays) {
@@ -245,7 +248,7 @@ impl<'a> Model<'a> {
                 away.push(*group);
             }
         }
-        // The disk is slowest, so that it gets the smallest.
+        // The disk is slowest, so it gets the smallest.
         away.sort_by_key(|group| std::cmp::Reverse(self.groups[*group].bytes));
         for group in away {
             let bytes = self.groups[group].bytes;
@@ -261,13 +264,13 @@ impl<'a> Model<'a> {
         Ok(())
     }
 
-    /// Leaves what was not used yet in its file, drops what will not be used again, and keeps the rest where
-    /// it disturbs nobody.
+    /// Leaves what has not been used yet on disk, drops what will not be used again, and keeps the rest where
+    /// it is not in the way.
     fn place_idle(
         &self,
         builder: &mut PhaseBuilder<'_>,
         idle: &[usize],
-        moment: &PhaseContext<'_>,
+        context: &PhaseContext<'_>,
     ) {
         for at in 0..self.components.len() {
             let groups: Vec<usize> = idle
@@ -277,43 +280,44 @@ impl<'a> Model<'a> {
                     self.component_of(*group) == at && builder.residencies[*group].is_none()
                 })
                 .collect();
-            // A component stays as a whole or not at all: half of one saves no wait.
+            // A component stays completely or not at all: half of one saves no wait.
             let bytes: Bytes = groups.iter().map(|group| self.groups[*group].bytes).sum();
-            let there = |group: &usize| self.home_before(*group, moment) == Some(Residency::Device);
+            let there =
+                |group: &usize| self.residency_before(*group, context) == Some(Residency::Device);
             let stays = builder.has_room_beside(bytes)
                 && groups.iter().all(there)
-                && self.is_used_in(at, moment.later);
+                && self.is_used_in(at, context.later);
             for group in groups {
                 let residency = if stays {
                     Residency::Device
                 } else {
-                    self.idle_home(builder, group, moment)
+                    self.idle_residency(builder, group, context)
                 };
                 self.put(builder, group, residency);
             }
         }
     }
 
-    fn idle_home(
+    fn idle_residency(
         &self,
         builder: &PhaseBuilder<'_>,
         group: usize,
-        moment: &PhaseContext<'_>,
+        context: &PhaseContext<'_>,
     ) -> Residency {
         let Group {
-            bytes, handling, ..
+            bytes, constraint, ..
         } = self.groups[group];
         let Memory::Discrete { host, .. } = builder.memory else {
             return Residency::IdleOnDisk;
         };
-        if handling == Handling::Trained {
-            // These weights exist nowhere else; whether the host can hold them is checked at the end.
+        if constraint == PlacementConstraint::Trained {
+            // These weights exist nowhere else. Whether the host can hold them is checked at the end.
             return Residency::IdleOnHost;
         }
         let was_used = self
-            .home_before(group, moment)
+            .residency_before(group, context)
             .is_some_and(|residency| residency != Residency::IdleOnDisk);
-        let comes_back = self.is_used_in(self.component_of(group), moment.later);
+        let comes_back = self.is_used_in(self.component_of(group), context.later);
         if was_used && comes_back && builder.host + bytes <= host {
             Residency::IdleOnHost
         } else {
@@ -325,8 +329,8 @@ impl<'a> Model<'a> {
         self.modules[self.groups[group].members[0]].0
     }
 
-    fn home_before(&self, group: usize, moment: &PhaseContext<'_>) -> Option<Residency> {
-        moment
+    fn residency_before(&self, group: usize, context: &PhaseContext<'_>) -> Option<Residency> {
+        context
             .before
             .map(|before| before[self.groups[group].members[0]].residency)
     }
@@ -387,12 +391,13 @@ impl<'a> Model<'a> {
             .collect()
     }
 
-    /// What changes against the phase before: first everything that leaves, then everything that comes.
+    /// The changes from the previous phase: first everything that leaves the device, then everything that is
+    /// loaded.
     fn steps(&self, before: Option<&[Placement]>, after: &[Placement]) -> Vec<Step> {
         let mut steps: Vec<Step> = Vec::new();
         for action in [Action::Offload, Action::Prepare, Action::Onload] {
             for (at, placement) in after.iter().enumerate() {
-                // At the start, everything is in its file.
+                // At the start, everything is on disk.
                 let was = before.map_or(Residency::IdleOnDisk, |before| before[at].residency);
                 if was == placement.residency || Action::between(was, placement.residency) != action
                 {
@@ -420,7 +425,8 @@ impl<'a> Model<'a> {
     }
 }
 
-/// The rings to try: one that does not fit is made smaller, since copies that wait are better than no run.
+/// The numbers of slots to try. A ring that does not fit is made smaller: slower copies are better than no
+/// run.
 fn rings(slots: u32) -> impl Iterator<Item = u32> {
     (slots.min(1)..=slots).rev()
 }
@@ -429,12 +435,12 @@ impl PhaseBuilder<'_> {
     fn device_limit(&self) -> Bytes {
         match self.memory {
             Memory::Discrete { device, .. } => device,
-            // What is read in place lies in the same memory.
+            // Zero-copy tensors are in the same memory.
             Memory::Unified { device, pool, .. } => device.min(pool - self.host),
         }
     }
 
-    /// Whether something idle may stay beside what is in use.
+    /// Whether an idle component of this size can stay beside what is in use.
     fn has_room_beside(&self, bytes: Bytes) -> bool {
         let used = self.resident + self.ring + self.phase.working;
         let streaming = self.ring > Bytes::ZERO;
@@ -444,7 +450,7 @@ impl PhaseBuilder<'_> {
             && self.room_in_pool(bytes)
     }
 
-    /// Whether this much more fits beside everything, where both share one memory.
+    /// Whether this much more fits, where device and host share one memory.
     fn room_in_pool(&self, bytes: Bytes) -> bool {
         match self.memory {
             Memory::Discrete { .. } => true,
@@ -465,7 +471,7 @@ impl PhaseBuilder<'_> {
         ) && self.room_in_pool(bytes)
     }
 
-    /// The packing that streams exactly so many blocks, if it fits.
+    /// The packing that streams exactly this many blocks, if it fits.
     fn exactly(
         &self,
         sizes: &[Bytes],

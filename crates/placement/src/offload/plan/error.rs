@@ -1,4 +1,4 @@
-//! Why there is no plan, with the numbers that tell what would help.
+//! Why there is no plan, with numbers that show what would help.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use platform::Bytes;
 
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[allow(missing_docs)] // The fields are what the messages say.
+#[allow(missing_docs)] // The messages explain the fields.
 pub enum PlanError {
     /// The device cannot hold what it must.
     #[error(
@@ -24,63 +24,65 @@ pub enum PlanError {
         working: Bytes,
     },
     /// Host memory cannot hold what it must.
-    #[error("`{phase}` needs {needed} of host memory, and there are {limit}")]
+    #[error("`{phase}` needs {needed} of host memory, but there are {limit}")]
     HostTooSmall {
         phase: String,
         needed: Bytes,
         limit: Bytes,
     },
-    /// `blocks_to_swap` is more than there are.
+    /// `blocks_to_swap` exceeds the number of blocks.
     #[error("`blocks_to_swap: {asked}`: only {most} blocks can be streamed")]
     TooManyBlocks { asked: usize, most: usize },
-    /// `blocks_to_swap` is too little.
-    #[error("`blocks_to_swap: {asked}` needs {needed} on the device, and there are {limit}{}", hint(*.enough))]
+    /// `blocks_to_swap` is too small.
+    #[error("`blocks_to_swap: {asked}` needs {needed} on the device, but there are {limit}{}", hint(*.enough))]
     TooFewBlocks {
         asked: usize,
         needed: Bytes,
         limit: Bytes,
         enough: Option<usize>,
     },
-    /// The device map puts a module away that has to be on the device.
-    #[error("`device_map`: `{module}` cannot be on {place}: it is trained, or no block of a row")]
+    /// The device map puts a module elsewhere that has to be on the device.
+    #[error(
+        "`device_map`: `{module}` cannot be on {place}: it is trained, or not one of the repeated blocks"
+    )]
     NotStreamable { module: String, place: Place },
-    /// The device map puts modules in different places that are one memory.
-    #[error("`device_map`: `{one}` and `{other}` share weights, and so one place")]
+    /// The device map separates modules that share memory.
+    #[error("`device_map`: `{one}` and `{other}` share weights and must have the same place")]
     TiedApart { one: String, other: String },
     /// The device map leaves a module out.
-    #[error("`device_map` says nothing of `{module}`; a line with the empty name covers the rest")]
+    #[error("`device_map` does not cover `{module}`; an entry with the empty name covers the rest")]
     NotCovered { module: String },
-    /// The device map names what is not there.
+    /// The device map names an unknown module.
     #[error("`device_map`: there is no module `{name}`{}", did_you_mean(.close))]
     NoSuchModule { name: String, close: Option<String> },
-    /// A phase uses a component that is not there.
-    #[error("`{phase}` uses `{component}`, and there is no such component{}", did_you_mean(.close))]
+    /// A phase uses an unknown component.
+    #[error("`{phase}` uses `{component}`, but there is no such component{}", did_you_mean(.close))]
     NoSuchComponent {
         phase: String,
         component: String,
         close: Option<String>,
     },
-    /// Two modules have one name.
+    /// Two modules have the same name.
     #[error("there are two modules named `{module}`")]
     TwoOfOneName { module: String },
-    /// Two options that both say how much is streamed.
-    #[error("`{one}` and `{other}` both say what is streamed: keep one of them")]
+    /// Two options that both set how much is streamed.
+    #[error("`{one}` and `{other}` both set what is streamed: remove one of them")]
     Contradiction {
         one: &'static str,
         other: &'static str,
     },
-    /// A share outside 0 to 1.
-    #[error("`offload_fraction: {value}` is no share: write a number from 0 to 1")]
+    /// A fraction outside 0 to 1.
+    #[error("`offload_fraction: {value}` is not a fraction: use a number from 0 to 1")]
     NotAShare { value: f64 },
     /// A ring without slots.
-    #[error("`ring_slots: 0`: a streamed block needs at least one slot to be in")]
+    #[error("`ring_slots: 0`: streaming needs at least one slot")]
     NoSlots,
 }
 
 fn hint(enough: Option<usize>) -> String {
     match enough {
         Some(count) => format!("; {count} would be enough"),
-        None => "; no number of them is enough".to_owned(),
+        None => "; no number of blocks is enough".to_owned(),
     }
 }
 
@@ -90,7 +92,7 @@ fn did_you_mean(close: &Option<String>) -> String {
         .map_or_else(String::new, |close| format!("; did you mean `{close}`?"))
 }
 
-/// Finds what makes no sense before any size is looked at.
+/// Validates everything that does not depend on sizes.
 pub(crate) fn check(
     components: &[Component],
     phases: &[Phase],
@@ -150,7 +152,7 @@ pub(crate) fn check(
     }
 }
 
-/// Two options of which only one could be followed. (`low_vram` streams every block, and so at least any
+/// Two options that contradict each other. (`low_vram` streams every block, and so at least any
 /// `offload_fraction` of them.)
 fn contradiction(options: &OffloadOptions) -> Option<(&'static str, &'static str)> {
     let explicit = matches!(options.device_map, DeviceMap::Explicit(_));
@@ -177,7 +179,7 @@ fn parents(name: &str) -> impl Iterator<Item = &str> {
         .chain([name])
 }
 
-/// The name that was most likely meant.
+/// The name that was most likely intended.
 fn closest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     names
         .map(|known| (strsim::jaro_winkler(name, known), known))

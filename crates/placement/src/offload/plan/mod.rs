@@ -1,14 +1,15 @@
-//! What lives where, under a budget: decided before anything is moved.
+//! Plans what lives where under a memory budget, before anything is moved.
 //!
-//! A plan goes through the phases of the work (encode the text, encode the images, train). In each, what is in
-//! use is on the device as far as it fits, and the rest of it is streamed through a ring. What is idle
-//! leaves *before* anything else comes: on unified memory the other order needs both at once.
+//! A plan covers the phases of a run (encode the text, encode the images, train). In each phase, modules in
+//! use are on the device as far as they fit, and the rest is streamed through a ring of slots. Idle modules
+//! leave the device *before* others are loaded, because on unified memory the opposite order needs both at
+//! once.
 //!
-//! On unified memory "offloading to the CPU" would put a second copy beside the first in the same RAM. So there
-//! a plan never does that: it registers host memory with the device where that is possible (zero-copy), and
-//! otherwise streams from the file.
+//! On unified memory, "offloading to the CPU" would put a second copy into the same RAM. A plan never does
+//! that: it registers host memory with the device where possible (zero-copy), and otherwise streams from
+//! disk.
 //!
-//! Everything here is arithmetic over sizes; nothing touches a device.
+//! This module only computes with sizes; it does not touch a device.
 
 mod assign;
 mod error;
@@ -23,45 +24,45 @@ use assign::{Model, PhaseContext};
 use platform::Bytes;
 
 pub use error::PlanError;
-pub use modules::{Component, Handling, Module, Phase, TensorSize};
+pub use modules::{Component, Module, Phase, PlacementConstraint, TensorSize};
 pub use options::{DeviceMap, MaxMemory, Memory, OffloadOptions, Place};
 pub(crate) use pack::leaves;
 
-/// Where everything is in each phase.
+/// What is where in each phase.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
-    /// The memory it was made for, after the user's bounds.
+    /// The memory budget, after the user's limits.
     pub memory: Memory,
-    /// In the order of the work.
+    /// In execution order.
     pub phases: Vec<PhasePlan>,
-    /// What the reader should know.
+    /// Remarks for the user.
     pub notes: Vec<String>,
 }
 
-/// Where everything is in one phase.
+/// What is where in one phase.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PhasePlan {
     /// Name of the phase.
     pub phase: String,
     /// What to do on entering it, in this order.
     pub steps: Vec<Step>,
-    /// Each module exactly once, in the order they were given.
+    /// Each module exactly once, in the given order.
     pub placements: Vec<Placement>,
-    /// Storages on the device, each counted once.
+    /// Bytes of the modules on the device, shared storage counted once.
     pub resident: Bytes,
-    /// The ring for streamed blocks.
+    /// Bytes of the ring for streamed blocks.
     pub ring: Bytes,
-    /// Its slots: as asked, or fewer where those do not fit; 0 without a ring.
+    /// Slots of the ring: as requested, or fewer if those do not fit; 0 without a ring.
     pub ring_slots: u32,
-    /// Set aside for activations, gradients and optimizer state.
+    /// Bytes reserved for activations, gradients and optimizer state.
     pub working: Bytes,
-    /// Host memory that holds weights: copies of swapped blocks, idle modules, zero-copy modules.
+    /// Host memory for weights: copies of swapped blocks, idle modules, zero-copy modules.
     pub host: Bytes,
 }
 
 impl PhasePlan {
-    /// A phase that is entered without having been planned: residencies, and no sums.
-    pub(crate) fn by_hand(phase: &str, placements: Vec<Placement>) -> Self {
+    /// A phase that was not planned: residencies without totals.
+    pub(crate) fn from_placements(phase: &str, placements: Vec<Placement>) -> Self {
         PhasePlan {
             phase: phase.to_owned(),
             steps: Vec::new(),
@@ -75,21 +76,21 @@ impl PhasePlan {
     }
 }
 
-/// Where one module is in one phase.
+/// Where a module is in one phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Placement {
     /// Name of the component that the module belongs to.
     pub component: String,
     /// Name of the module within its component.
     pub module: String,
-    /// Its size, with what it shares.
+    /// Its size, including shared storage.
     pub bytes: Bytes,
     /// Where it is during the phase.
     #[serde(rename = "home")]
     pub residency: Residency,
 }
 
-/// A place for a module.
+/// Where a module can be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Residency {
@@ -99,24 +100,24 @@ pub enum Residency {
     ZeroCopy,
     /// In host memory, streamed through the ring when it is used.
     StreamedFromHost,
-    /// In its file, streamed through the ring when it is used.
+    /// On disk, streamed through the ring when it is used.
     StreamedFromDisk,
-    /// Not in use, in host memory.
+    /// Idle, in host memory.
     IdleOnHost,
-    /// Not in use, and only in its file.
+    /// Idle, on disk only.
     IdleOnDisk,
 }
 
 /// One step on entering a phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Step {
-    /// Whether modules come to the device or leave it.
+    /// Whether modules are loaded to the device or leave it.
     pub action: Action,
-    /// Of which component.
+    /// Their component.
     pub component: String,
-    /// How many of its modules.
+    /// Number of modules.
     pub modules: usize,
-    /// Bytes of these modules together.
+    /// Their total size.
     pub bytes: Bytes,
     /// Where they go.
     pub to: Residency,
@@ -128,7 +129,7 @@ pub struct Step {
 pub enum Action {
     /// Off the device.
     Offload,
-    /// Between host and disk; the device does not notice.
+    /// Between host and disk, without involving the device.
     Prepare,
     /// Onto the device.
     Onload,
@@ -137,7 +138,7 @@ pub enum Action {
 /// Plans all phases.
 ///
 /// # Errors
-/// [`PlanError`] says what does not fit, and by how much, or which option makes no sense.
+/// [`PlanError`]: what does not fit and by how much, or which option is invalid.
 pub fn plan(
     components: &[Component],
     phases: &[Phase],
@@ -165,23 +166,23 @@ pub fn plan(
     })
 }
 
-/// Plans phases that come again and again in this order: two experts that learn by turns, with previews between.
+/// Plans phases that repeat in this order: two experts that are trained in turns, with previews in between.
 ///
-/// The plan is that of any round but the first: whatever some phase uses comes back, and so waits in host memory
-/// where there is room, or stays.
+/// The plan is for any cycle but the first: whatever a phase uses will be used again, and therefore waits in
+/// host memory if there is room, or stays on the device.
 ///
 /// # Errors
-/// As [`plan`].
+/// See [`plan`].
 ///
 /// ```
 /// use surefoot_placement::Bytes;
 /// use surefoot_placement::plan::{
-///     Component, Handling, Memory, Module, OffloadOptions, Phase, Residency, plan_cycle,
+///     Component, Memory, Module, OffloadOptions, Phase, PlacementConstraint, Residency, plan_cycle,
 /// };
 ///
 /// let expert = |name: &str, storage| Component {
 ///     name: name.into(),
-///     modules: vec![Module::new(name, storage, Bytes::gib(10), Handling::Resident)],
+///     modules: vec![Module::new(name, storage, Bytes::gib(10), PlacementConstraint::Resident)],
 /// };
 /// let turn = |name: &str| Phase {
 ///     name: name.into(),
@@ -200,8 +201,8 @@ pub fn plan_cycle(
     memory: Memory,
     options: &OffloadOptions,
 ) -> Result<Plan, PlanError> {
-    // The first round finds everything in its file, and after the last nothing is used any more: the one between
-    // them is like any other.
+    // In the first cycle everything starts on disk, and after the last nothing is used any more; the one in
+    // between is like all others.
     let rounds: Vec<Phase> = phases.iter().chain(phases).chain(phases).cloned().collect();
     let mut all = plan(components, &rounds, memory, options)?;
     all.phases = all.phases.drain(phases.len()..2 * phases.len()).collect();
@@ -210,7 +211,7 @@ pub fn plan_cycle(
 }
 
 impl Plan {
-    /// The most device memory that any phase uses, working memory included.
+    /// The peak device memory of all phases, including working memory.
     pub fn device_peak(&self) -> Bytes {
         self.phases
             .iter()
@@ -221,7 +222,7 @@ impl Plan {
 }
 
 impl PhasePlan {
-    /// The device memory that the phase uses, working memory included.
+    /// The device memory of the phase, including working memory.
     pub fn device(&self) -> Bytes {
         self.resident + self.ring + self.working
     }
@@ -232,7 +233,7 @@ impl Residency {
         self == Residency::Device
     }
 
-    /// Whether what is there is not in use.
+    /// Whether a module there is not in use.
     pub fn is_idle(self) -> bool {
         matches!(self, Residency::IdleOnHost | Residency::IdleOnDisk)
     }

@@ -1,4 +1,4 @@
-//! What a plan places: components, their modules, and the storages they share.
+//! The input of a plan: components, their modules, and the storages they share.
 
 use std::collections::HashMap;
 
@@ -6,65 +6,71 @@ use serde::Serialize;
 
 use platform::Bytes;
 
-/// A part of the model that is loaded and used as a whole: text encoder, VAE, transformer, adapter.
+/// A part of the model that is loaded and used as a unit: text encoder, VAE, transformer, adapter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Component {
-    /// Its name, the first part of its modules' names by convention.
+    /// Its name, by convention the first part of its modules' names.
     pub name: String,
-    /// In the order of execution.
+    /// In execution order.
     pub modules: Vec<Module>,
 }
 
 /// The smallest unit that is placed: a block, an embedding, a head.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Module {
-    /// Its full name: `transformer.blocks.7`.
+    /// Full name, such as `transformer.blocks.7`.
     pub name: String,
     /// Its parameters and buffers.
     pub tensors: Vec<TensorSize>,
-    /// What may be done with it.
-    pub handling: Handling,
+    /// Where it may be placed.
+    #[serde(rename = "handling")]
+    pub constraint: PlacementConstraint,
 }
 
 /// One parameter or buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct TensorSize {
-    /// The memory it lives in. Tied weights name the same one, and are counted once.
+    /// Identifies its storage. Tied weights have the same one and are counted once.
     pub storage: u64,
-    /// The size of that memory.
+    /// Size of the storage.
     pub bytes: Bytes,
 }
 
-/// What may be done with a module.
+/// Where a module may be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Handling {
-    /// It is trained: it must be on the device while it is used, and its bytes exist nowhere else.
+pub enum PlacementConstraint {
+    /// Trainable: it must be on the device while in use, and its contents exist nowhere else.
     Trained,
-    /// It is frozen, and must be on the device while its component is used.
+    /// Frozen, and must be on the device while its component is in use.
     Resident,
-    /// It is frozen and one of a row of blocks: it may be streamed in for the moment it is used.
+    /// Frozen, and one of a sequence of blocks: it may be streamed in just when it is used.
     Streamable,
 }
 
-/// A stretch of the work, and what it uses.
+/// A phase of a run, and what it uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Phase {
-    /// As the plan prints it: `encode text`, `train`.
+    /// The name in the printed plan: `encode text`, `train`.
     pub name: String,
-    /// The names of the components in use.
+    /// Names of the components in use.
     pub active: Vec<String>,
-    /// What else the device must hold meanwhile: activations, gradients, optimizer state.
+    /// Bytes the device must also hold meanwhile: activations, gradients, optimizer state.
     pub working: Bytes,
 }
 
 impl Module {
-    /// A module with one tensor of its own. `storage` must be no other's.
-    pub fn new(name: impl Into<String>, storage: u64, bytes: Bytes, handling: Handling) -> Module {
+    /// A module with a single tensor. No other may have the same `storage`.
+    pub fn new(
+        name: impl Into<String>,
+        storage: u64,
+        bytes: Bytes,
+        constraint: PlacementConstraint,
+    ) -> Module {
         Module {
             name: name.into(),
             tensors: vec![TensorSize { storage, bytes }],
-            handling,
+            constraint,
         }
     }
 
@@ -74,17 +80,17 @@ impl Module {
     }
 }
 
-/// Modules that must go together because they share memory. Most are alone in theirs.
+/// Modules that must stay together because they share memory. Most groups have one module.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     /// Indices into the flat list of modules, ascending.
     pub(crate) members: Vec<usize>,
     pub(crate) bytes: Bytes,
-    /// The strictest of the members'.
-    pub(crate) handling: Handling,
+    /// The strictest constraint of its members.
+    pub(crate) constraint: PlacementConstraint,
 }
 
-/// Finds the modules that share storages, directly or through others.
+/// Finds the modules that share storage, directly or transitively.
 pub(crate) fn tie(modules: &[&Module]) -> Vec<Group> {
     let mut parent: Vec<usize> = (0..modules.len()).collect();
     let mut owner: HashMap<u64, usize> = HashMap::new();
@@ -92,7 +98,7 @@ pub(crate) fn tie(modules: &[&Module]) -> Vec<Group> {
         for tensor in &module.tensors {
             let first = *owner.entry(tensor.storage).or_insert(index);
             let (a, b) = (root(&mut parent, first), root(&mut parent, index));
-            // The smaller index leads, so that groups come out in the order of execution.
+            // The smaller index is the root, so that groups are in execution order.
             parent[a.max(b)] = a.min(b);
         }
     }
@@ -104,13 +110,13 @@ pub(crate) fn tie(modules: &[&Module]) -> Vec<Group> {
             groups.push(Group {
                 members: Vec::new(),
                 bytes: Bytes::ZERO,
-                handling: Handling::Streamable,
+                constraint: PlacementConstraint::Streamable,
             });
             groups.len() - 1
         });
         let group = &mut groups[at];
         group.members.push(index);
-        group.handling = strictest(group.handling, module.handling);
+        group.constraint = strictest(group.constraint, module.constraint);
     }
     for group in &mut groups {
         let members = group.members.iter();
@@ -130,15 +136,19 @@ fn root(parent: &mut [usize], mut index: usize) -> usize {
     index
 }
 
-fn strictest(a: Handling, b: Handling) -> Handling {
+fn strictest(a: PlacementConstraint, b: PlacementConstraint) -> PlacementConstraint {
     match (a, b) {
-        (Handling::Trained, _) | (_, Handling::Trained) => Handling::Trained,
-        (Handling::Resident, _) | (_, Handling::Resident) => Handling::Resident,
-        _ => Handling::Streamable,
+        (PlacementConstraint::Trained, _) | (_, PlacementConstraint::Trained) => {
+            PlacementConstraint::Trained
+        }
+        (PlacementConstraint::Resident, _) | (_, PlacementConstraint::Resident) => {
+            PlacementConstraint::Resident
+        }
+        _ => PlacementConstraint::Streamable,
     }
 }
 
-/// The sum over the storages. Where views of one storage name different sizes, the largest counts.
+/// The total over the storages. If views of a storage have different sizes, the largest counts.
 fn unique_bytes(tensors: &[TensorSize]) -> Bytes {
     let mut sizes: HashMap<u64, Bytes> = HashMap::new();
     for tensor in tensors {
@@ -154,9 +164,9 @@ mod tests {
 
     #[test]
     fn tied_modules_are_one_group_and_counted_once() {
-        let embedding = Module::new("embedding", 1, Bytes(100), Handling::Streamable);
-        let block = Module::new("block", 2, Bytes(10), Handling::Streamable);
-        let mut head = Module::new("head", 1, Bytes(100), Handling::Resident);
+        let embedding = Module::new("embedding", 1, Bytes(100), PlacementConstraint::Streamable);
+        let block = Module::new("block", 2, Bytes(10), PlacementConstraint::Streamable);
+        let mut head = Module::new("head", 1, Bytes(100), PlacementConstraint::Resident);
         head.tensors.push(TensorSize {
             storage: 3,
             bytes: Bytes(5),
@@ -167,7 +177,7 @@ mod tests {
             (groups[0].members.as_slice(), groups[0].bytes),
             ([0, 2].as_slice(), Bytes(105))
         );
-        assert_eq!(groups[0].handling, Handling::Resident);
+        assert_eq!(groups[0].constraint, PlacementConstraint::Resident);
         assert_eq!(
             (groups[1].members.as_slice(), groups[1].bytes),
             ([1].as_slice(), Bytes(10))
@@ -177,7 +187,7 @@ mod tests {
     #[test]
     fn ties_reach_through_others() {
         let two = |name, a, b| {
-            let mut module = Module::new(name, a, Bytes(1), Handling::Streamable);
+            let mut module = Module::new(name, a, Bytes(1), PlacementConstraint::Streamable);
             module.tensors.push(TensorSize {
                 storage: b,
                 bytes: Bytes(1),

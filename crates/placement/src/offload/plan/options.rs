@@ -1,4 +1,4 @@
-//! What the user asks of a plan: the words that people know from accelerate, kohya and OneTrainer.
+//! User options of a plan, named as in accelerate, kohya's scripts and OneTrainer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,30 +7,30 @@ use serde::{Deserialize, Serialize};
 
 use platform::Bytes;
 
-/// The memory of the machine, as the honest number has it.
+/// The machine's memory budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Memory {
-    /// A card with memory of its own.
+    /// A card with its own memory.
     Discrete {
-        /// Usable on the device.
+        /// Bytes usable on the device.
         device: Bytes,
-        /// Usable on the host.
+        /// Bytes usable on the host.
         host: Bytes,
     },
-    /// One memory for both (an APU): what the device holds, the host lacks.
+    /// One memory for both (an APU): what the device uses, the host lacks.
     Unified {
-        /// What the device may allocate of it.
+        /// Bytes that the device may allocate.
         device: Bytes,
-        /// All that both may use together.
+        /// Bytes that both may use in total.
         pool: Bytes,
-        /// Host memory can be registered with the device.
+        /// Whether host memory can be registered with the device.
         zero_copy: bool,
     },
 }
 
 impl Memory {
-    /// Bytes that the device can hold while the host holds nothing.
+    /// Bytes that the device can use while the host uses nothing.
     #[must_use]
     pub fn on_device(self) -> Bytes {
         match self {
@@ -40,32 +40,32 @@ impl Memory {
     }
 }
 
-/// What the user asks for. Nothing asked plans by the memory alone.
+/// The user's options. The defaults plan by the available memory alone.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OffloadOptions {
     /// Where each module goes: `auto`, or a map of names to `device`, `cpu`, `disk`.
     pub device_map: DeviceMap,
-    /// At most this much, whatever the machine has.
+    /// Limits below what the machine has.
     pub max_memory: MaxMemory,
     /// Stream every block that can be streamed, and keep nothing idle on the device.
     pub low_vram: bool,
-    /// Stream this many blocks of what is in use, no fewer and no more.
+    /// Stream exactly this many of the blocks in use.
     pub blocks_to_swap: Option<usize>,
-    /// Stream at least this share of the bytes that can be streamed (0 to 1).
+    /// Stream at least this fraction (0 to 1) of the bytes that can be streamed.
     pub offload_fraction: f64,
-    /// Blocks that the device holds at a time while they are streamed: one is used, the others arrive. With one,
-    /// each copy waits for the block before it; a plan takes that only where no more fit, or by itself if asked.
+    /// Device slots for streamed blocks: one block is in use while the others are copied in. With one slot,
+    /// each copy waits for the previous block; a plan only chooses that if no more fit, or if requested.
     pub ring_slots: u32,
 }
 
-/// Upper bounds set by the user.
+/// Limits set by the user.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MaxMemory {
-    /// On the device, everything included.
+    /// Device limit, for everything.
     pub device: Option<Bytes>,
-    /// On the host.
+    /// Host limit.
     pub cpu: Option<Bytes>,
 }
 
@@ -73,23 +73,23 @@ pub struct MaxMemory {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceMap {
-    /// Wherever is best under the budget.
+    /// Wherever is best within the budget.
     #[default]
     Auto,
-    /// By name: the longest name that is the module's, or a parent of it, decides.
+    /// By name: the longest entry that equals the module's name or a parent of it decides.
     #[serde(untagged)]
     Explicit(BTreeMap<String, Place>),
 }
 
-/// A place in an explicit device map.
+/// A target in an explicit device map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
-    /// On the device for as long as its component is used.
+    /// On the device while its component is in use.
     Device,
-    /// In host memory, streamed in when it is used.
+    /// In host memory, streamed in when used.
     Cpu,
-    /// On disk, streamed in when it is used.
+    /// On disk, streamed in when used.
     Disk,
 }
 
@@ -107,7 +107,7 @@ impl Default for OffloadOptions {
 }
 
 impl Memory {
-    /// The memory that is left under the user's bounds.
+    /// The memory within the user's limits.
     pub(crate) fn bounded(self, max: MaxMemory) -> Memory {
         let bound = |size: Bytes, max: Option<Bytes>| max.map_or(size, |max| size.min(max));
         match self {
@@ -129,13 +129,13 @@ impl Memory {
 }
 
 impl DeviceMap {
-    /// Everything on the device for as long as its component is used.
+    /// Everything on the device while its component is in use.
     #[must_use]
     pub fn all_on_device() -> Self {
         DeviceMap::Explicit([(String::new(), Place::Device)].into())
     }
 
-    /// The place that an explicit map gives a module.
+    /// The place that an explicit map sets for a module.
     pub(crate) fn place_of(&self, module: &str) -> Option<Place> {
         let DeviceMap::Explicit(places) = self else {
             return None;
@@ -164,7 +164,7 @@ impl fmt::Display for Memory {
                 zero_copy,
             } => write!(
                 formatter,
-                "one memory of {pool}, {device} of it for the device, {} zero-copy",
+                "unified memory of {pool}, {device} of it for the device, {} zero-copy",
                 if *zero_copy { "with" } else { "without" }
             ),
         }
@@ -198,7 +198,7 @@ mod tests {
             map.place_of("transformer.blocks.1.attn"),
             Some(Place::Device)
         );
-        // A name covers whole parts: block 11 is no part of block 1.
+        // Names match whole components: block 11 is not part of block 1.
         assert_eq!(map.place_of("transformer.blocks.11"), Some(Place::Cpu));
     }
 

@@ -1,28 +1,29 @@
-//! Which blocks stay on the device: as many bytes as fit beside the ring for the rest.
+//! Chooses which blocks stay on the device: as many bytes as fit beside the ring for the rest.
 //!
-//! Blocks that do not stay are streamed through a ring of slots, each as large as the largest of them. So a
-//! large block that stays makes the ring smaller, too. For each size that the largest streamed block could
-//! have, everything larger must stay, and of the others the subset is chosen whose sum comes closest to what
-//! is left. That is a subset-sum problem: exact up to the unit of the table, with a bit per unit.
+//! Blocks that do not stay are streamed through a ring of slots, each as large as the largest of them, so
+//! keeping a large block resident also makes the ring smaller. For each possible size of the largest streamed
+//! block, everything larger must stay, and among the others the subset is chosen whose sum comes closest to
+//! the remaining space. This is a subset-sum problem, solved exactly up to the granularity of the table, with
+//! one bit per unit.
 
 use platform::Bytes;
 
-/// The memory a table may take, in bits.
+/// Memory limit of the table, in bits.
 const TABLE_BITS: usize = 1 << 26;
 
-/// What stays, and what the ring for the rest takes.
+/// Which blocks stay, and the size of the ring for the rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Packing {
     /// For each block, whether it stays on the device.
     pub(crate) stays: Vec<bool>,
-    /// The bytes that stay.
+    /// Bytes of the blocks that stay.
     pub(crate) resident: Bytes,
-    /// The size of the ring.
+    /// Bytes of the ring.
     pub(crate) ring: Bytes,
 }
 
-/// Chooses which blocks stay under `capacity`, which the ring shares, but no more than `at_most` of them.
-/// `None` when not even the ring for all of them fits.
+/// Chooses which blocks stay within `capacity`, which includes the ring, but at most `at_most` of them.
+/// `None` if not even the ring for all of them fits.
 pub(crate) fn pack(
     sizes: &[Bytes],
     capacity: Bytes,
@@ -47,7 +48,7 @@ pub(crate) fn pack(
         let room = Bytes(capacity.0.checked_sub(ring.0)?).min(at_most);
         let room = Bytes(room.0.checked_sub(must_stay.0)?);
         let mut stays = choose(sizes, largest, room);
-        // When all of this size stay, the ring is larger than it needs be; a smaller candidate covers it.
+        // If all of this size stay, the ring is larger than necessary; a smaller candidate covers that case.
         spread(sizes, &mut stays);
         let resident = bytes_of(sizes, &stays);
         let ring = ring_of(sizes, &stays, slots);
@@ -57,11 +58,11 @@ pub(crate) fn pack(
             ring,
         })
     });
-    // Between equals the smaller ring wins.
+    // On a tie, the smaller ring wins.
     packings.max_by_key(|packing| (packing.resident, std::cmp::Reverse(packing.ring)))
 }
 
-/// Streams exactly `count` blocks, evenly spread over the row, and keeps the others.
+/// Streams exactly `count` blocks, evenly spaced, and keeps the others.
 pub(crate) fn pack_all_but(sizes: &[Bytes], count: usize, slots: u32) -> Packing {
     let stays: Vec<bool> = (0..sizes.len())
         .map(|index| !leaves(index, count, sizes.len()))
@@ -73,7 +74,7 @@ pub(crate) fn pack_all_but(sizes: &[Bytes], count: usize, slots: u32) -> Packing
     }
 }
 
-/// The ring that the blocks which do not stay need.
+/// Size of the ring for the blocks that do not stay.
 fn ring_of(sizes: &[Bytes], stays: &[bool], slots: u32) -> Bytes {
     let leaving: Vec<Bytes> = sizes
         .iter()
@@ -98,14 +99,14 @@ fn bytes_of(sizes: &[Bytes], chosen: &[bool]) -> Bytes {
         .sum()
 }
 
-/// Everything larger than `largest`, and of the others the subset closest below `room`.
+/// Everything larger than `largest`, and the subset of the others whose sum is closest to `room` from below.
 fn choose(sizes: &[Bytes], largest: Bytes, room: Bytes) -> Vec<bool> {
     let mut stays: Vec<bool> = sizes.iter().map(|size| *size > largest).collect();
     let free: Vec<usize> = (0..sizes.len()).filter(|index| !stays[*index]).collect();
     if room == Bytes::ZERO || free.is_empty() {
         return stays;
     }
-    // Sizes are rounded up to whole units, so that a sum that fits the table fits the memory.
+    // Sizes are rounded up to whole units, so a sum that fits the table fits the memory.
     let units = (TABLE_BITS / free.len()).clamp(256, 1 << 16) as u64;
     let unit = room.0.div_ceil(units).max(1);
     let room_units = (room.0 / unit) as usize;
@@ -134,7 +135,7 @@ fn choose(sizes: &[Bytes], largest: Bytes, room: Bytes) -> Vec<bool> {
     stays
 }
 
-/// What rounding left over may still hold a small block.
+/// Adds small blocks that fit into what rounding left over.
 fn fill(sizes: &[Bytes], free: &[usize], room: Bytes, stays: &mut [bool]) {
     let used: Bytes = free
         .iter()
@@ -170,8 +171,8 @@ fn or_shifted(target: &mut [u64], source: &[u64], by: u64) {
     }
 }
 
-/// Among blocks of one size it does not matter for memory which of them stay. For speed it does: a
-/// streamed block arrives while resident ones compute, so the streamed ones are spread evenly.
+/// Which blocks of the same size stay makes no difference to memory, but to speed: a streamed block is copied
+/// while resident ones compute, so the streamed ones are spaced evenly.
 fn spread(sizes: &[Bytes], stays: &mut [bool]) {
     let mut done = vec![false; sizes.len()];
     for first in 0..sizes.len() {
@@ -189,7 +190,7 @@ fn spread(sizes: &[Bytes], stays: &mut [bool]) {
     }
 }
 
-/// Whether the block at `position` is one of `leaving`, spread evenly over `count`.
+/// Whether the block at `position` is one of `leaving` blocks spaced evenly over `count`.
 pub(crate) fn leaves(position: usize, leaving: usize, count: usize) -> bool {
     (position + 1) * leaving / count > position * leaving / count
 }
@@ -244,13 +245,13 @@ mod tests {
         assert_eq!(pack(&mib(&[10, 10]), Bytes::mib(19), ANY, 2), None);
     }
 
-    /// The best of all subsets, by trying them.
+    /// The best of all subsets, by brute force.
     fn best_by_trying(sizes: &[Bytes], capacity: Bytes, slots: u32) -> Option<Bytes> {
         (0..1_u32 << sizes.len())
             .filter_map(|mask| {
                 let stays: Vec<bool> = (0..sizes.len()).map(|at| mask >> at & 1 == 1).collect();
                 let resident = bytes_of(sizes, &stays);
-                // As `pack` does, the whole ring is reserved, also when fewer blocks than slots leave.
+                // Like `pack`, reserves the whole ring even if fewer blocks than slots are streamed.
                 let leaving = sizes.iter().zip(&stays).filter(|(_, stays)| !**stays);
                 let largest = leaving.map(|(size, _)| *size).max().unwrap_or_default();
                 (resident + ring_bytes(largest, slots) <= capacity).then_some(resident)

@@ -1,4 +1,4 @@
-//! A plan as people read it.
+//! Prints a plan.
 
 use std::fmt;
 
@@ -88,7 +88,7 @@ impl fmt::Display for Residency {
     }
 }
 
-/// The modules of one component that have the same residency.
+/// Modules of one component with the same residency.
 struct Row<'a> {
     component: &'a str,
     residency: Residency,
@@ -118,7 +118,7 @@ fn rows(phase: &PhasePlan) -> Vec<Row<'_>> {
     rows
 }
 
-/// What the reader should know of the plan.
+/// Remarks on the plan for the user.
 pub(super) fn notes(phases: &[PhasePlan], memory: Memory, options: &OffloadOptions) -> Vec<String> {
     let anywhere = |residency: Residency| {
         phases.iter().any(|phase| {
@@ -146,7 +146,7 @@ pub(super) fn notes(phases: &[PhasePlan], memory: Memory, options: &OffloadOptio
             options.ring_slots,
             phase.ring_slots,
             if phase.ring_slots == 1 {
-                "; each copy waits until the block before it is done"
+                "; each copy waits for the previous block"
             } else {
                 ""
             }
@@ -161,7 +161,7 @@ pub(super) fn notes(phases: &[PhasePlan], memory: Memory, options: &OffloadOptio
     }
     if anywhere(Residency::StreamedFromDisk) {
         notes.push(
-            "some blocks are read from their file each time they are used: expect the disk to set the pace"
+            "some blocks are read from disk each time they are used, so the disk will limit the speed"
                 .to_owned(),
         );
     }

@@ -1,11 +1,11 @@
-//! Where each block is while it is not in the ring.
+//! Where each block is kept while it is not in the ring.
 //!
 //! | residency | for | on the device |
 //! |---|---|---|
-//! | resident | blocks that do not travel | for good |
-//! | mapped | unified memory | host memory, seen where it is |
-//! | host | a card of its own; the CPU | in the ring, copied from pinned memory |
-//! | file | memory that does not hold the blocks | in the ring, read by a thread of its own |
+//! | resident | blocks that are not streamed | always |
+//! | mapped | unified memory | host memory, accessed in place |
+//! | host | a discrete card; the CPU | in the ring, copied from pinned memory |
+//! | file | blocks that do not fit in memory | in the ring, read by a thread of its own |
 
 use std::fs::File;
 use std::io;
@@ -27,43 +27,43 @@ use crate::transfer::transport::Transport;
 use crate::transfer::verify::Role;
 use platform::Bytes;
 
-/// A block's place.
+/// Where a block is kept.
 pub(super) enum BlockResidency {
-    /// On the device for good, or where the device sees it.
+    /// On the device, or accessed in place by it.
     Resident(Tensor),
-    /// Host memory that the ring is filled from.
+    /// In host memory, from which it is copied to the ring.
     Host(Tensor),
-    /// The file, from this byte on.
+    /// In the file, at this offset.
     File(u64),
-    /// That of an earlier block, which has the same weights.
-    Of(usize),
+    /// That of an earlier block with the same weights.
+    TiedTo(usize),
 }
 
-/// A block, and what is known of it.
+/// A block and its metadata.
 pub(super) struct StoredBlock {
     pub(super) name: String,
     pub(super) bytes: i64,
     pub(super) residency: BlockResidency,
     /// Where its weights were before they were packed.
     origin: Origin,
-    /// What its bytes sum to; of a tied block, that is said of the first.
+    /// The checksum of its bytes; for a tied block, see the first one.
     pub(super) sum: Option<Checksum>,
 }
 
-/// The address, kind and shape of each weight in the model: equal for blocks that are tied.
+/// Address, type and shape of each weight in the model: equal for tied blocks.
 pub(super) type Origin = Vec<(usize, Kind, Vec<i64>)>;
 
-/// Every block's residency, filled one block after the other.
+/// All blocks' residencies, filled one block after the other.
 pub(super) struct BlockStore {
     pub(super) transport: TorchTransport,
     pub(super) blocks: Vec<StoredBlock>,
-    /// Which of them come from the file.
+    /// Which of them are in the file.
     divided: BackingStore,
     pub(super) reader: Option<Reader>,
     pub(super) resident: Bytes,
     pub(super) host: Bytes,
     pub(super) disk: Bytes,
-    /// Moves resident blocks here, and swapped ones later.
+    /// Moves resident blocks now, and swapped ones later.
     pub(super) engine: TransferEngine,
 }
 
@@ -98,7 +98,7 @@ impl BlockStore {
         })
     }
 
-    /// Puts a packed block where it stays.
+    /// Moves a packed block to where it is kept.
     pub(super) fn add(
         &mut self,
         layout: &Layout,
@@ -106,13 +106,13 @@ impl BlockStore {
         origin: Origin,
         travels: bool,
     ) -> Result<(), PlaceError> {
-        // What should arrive is what was packed. For a block in the file there is no other chance.
+        // The reference for verification. For a block in the file there is no later chance to compute it.
         let sum = Checksum::of(HostTensor::new(&buffer)?.bytes());
-        if let Some(first) = self.twin(&origin, &sum, &buffer)? {
+        if let Some(first) = self.find_tied(&origin, &sum, &buffer)? {
             self.blocks.push(StoredBlock {
                 name: layout.name.clone(),
                 bytes: layout.bytes,
-                residency: BlockResidency::Of(first),
+                residency: BlockResidency::TiedTo(first),
                 origin,
                 sum: None,
             });
@@ -162,10 +162,10 @@ impl BlockStore {
         Ok(())
     }
 
-    /// The earlier block that has the same weights. Models that use one block again and again
-    /// (ALBERT's way) have it once. An address may be another tensor's by now, so that bytes
-    /// decide; then sharing is right, whether the blocks were tied or not.
-    fn twin(
+    /// The earlier block with the same weights. Models that reuse one block (like ALBERT) keep it once. An
+    /// address may have been reused by another tensor, so the bytes are compared too; sharing is then
+    /// correct, tied or not.
+    fn find_tied(
         &mut self,
         origin: &Origin,
         sum: &Checksum,
@@ -178,7 +178,7 @@ impl BlockStore {
                 continue;
             }
             let same = match &stored.residency {
-                BlockResidency::Of(_) => false,
+                BlockResidency::TiedTo(_) => false,
                 BlockResidency::Host(there) => HostTensor::new(there)?.bytes() == bytes.bytes(),
                 BlockResidency::Resident(there) => {
                     let there = self.transport.read_back(there).map_err(Error::from)?;
@@ -198,7 +198,7 @@ impl BlockStore {
         Ok(None)
     }
 
-    /// A resident block goes to the device like any other weight.
+    /// Moves a resident block to the device like any other weight.
     fn place(&mut self, layout: &Layout, buffer: Tensor) -> Result<Tensor, PlaceError> {
         if self.transport.device() == Device::Cpu {
             return Ok(buffer);
@@ -214,13 +214,13 @@ impl BlockStore {
             .to_device(&mut self.transport, &host, &request)?
         {
             Placed::OnDevice(tensor) => Ok(tensor),
-            // Not allowed by the policy; the tensor would still be right.
+            // The policy does not allow this; the tensor would still be correct.
             Placed::OnHost(host) => Ok(host.into_tensor()),
         }
     }
 }
 
-/// Reads blocks from their file on a thread of its own.
+/// Reads blocks from their file on a separate thread.
 pub(super) struct Reader {
     file: Arc<File>,
     end: u64,
@@ -230,15 +230,15 @@ pub(super) struct Reader {
 struct ReadRequest {
     into: HostTensor,
     at: u64,
-    /// The device must have passed this point before the memory is overwritten.
+    /// The device must have reached this event before the memory may be overwritten.
     after: Option<Event>,
     answer: Sender<Read>,
 }
 
-/// What came of a request.
+/// The result of a read request.
 pub(super) struct Read {
     pub(super) outcome: io::Result<()>,
-    /// The event of the request, back.
+    /// The request's event, returned.
     pub(super) after: Option<Event>,
 }
 
@@ -261,7 +261,7 @@ impl Reader {
         })
     }
 
-    /// Writes a block behind the others; where it begins.
+    /// Appends a block; returns its offset.
     fn append(&mut self, bytes: &[u8]) -> io::Result<u64> {
         let at = self.end;
         self.file.write_all_at(bytes, at)?;
@@ -270,7 +270,7 @@ impl Reader {
         Ok(at)
     }
 
-    /// Starts reading `into.len()` bytes from `at` on.
+    /// Starts reading `into.len()` bytes at the offset `at`.
     pub(super) fn read(
         &self,
         into: HostTensor,
@@ -286,7 +286,9 @@ impl Reader {
         };
         match self.requests.send(request) {
             Ok(()) => Ok(result),
-            Err(_) => Err(Error::Torch("the thread that reads blocks is gone".into())),
+            Err(_) => Err(Error::Torch(
+                "the thread that reads blocks has exited".into(),
+            )),
         }
     }
 }
@@ -307,9 +309,10 @@ impl ReadRequest {
     }
 }
 
-/// The pages of the file would be the second copy of the blocks, and push out what is needed.
+/// Drops the file from the page cache, where it would be the second copy of the blocks and displace what is
+/// needed.
 fn forget_pages(file: &File) {
     use rustix::fs::{Advice, fadvise};
-    // Written pages are forgotten once they are on the disk, which the kernel sees to. It is advice only.
+    // Dirty pages are dropped once the kernel has written them. This is only advice.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
 }

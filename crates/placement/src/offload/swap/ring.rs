@@ -1,28 +1,28 @@
-//! Which block is in which slot: the decisions of block streaming, without a device.
+//! Which block is in which slot: the decisions of block swapping, without a device.
 //!
-//! Training traverses the blocks up and down again, evaluation up and then from the
-//! start. A ring of `slots` keeps the block in use and the next ones on the way:
+//! Training traverses the blocks up and down again, evaluation up and then from the start. A ring of `slots`
+//! holds the block in use and prefetches the next ones:
 //!
 //! ```text
 //!   slots = 2      forward 0 1 2 3 │ backward 3 2 1 0
 //!   in use         0    1    2    3 │  3    2    1    0
-//!   on its way     1    2    3    – │  –    1    0    –      (2 is still there)
+//!   prefetching    1    2    3    – │  –    1    0    –      (2 is still there)
 //! ```
 //!
-//! A slot is overwritten only by a step that begins *after* its block was used: at
-//! that point all work on it is queued, and the copy waits for that work.
+//! A slot is only overwritten by a step that starts *after* its block was used: at that point all work on it
+//! is queued, and the copy waits for that work.
 
-/// Where a traversal over the blocks is heading.
+/// The order in which blocks are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traversal {
-    /// Up, then down again: after the last block comes the last one again.
+    /// Up, then down again: the last block is used twice in a row.
     Training,
     /// Up, then from the start.
     Evaluation,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Heading {
+enum Direction {
     Up,
     Down,
 }
@@ -32,40 +32,40 @@ enum Heading {
 pub(crate) struct Step {
     /// The slot of the block.
     pub(crate) slot: usize,
-    /// Whether it has to be loaded there first: nobody had it fetched in advance.
+    /// Whether it has to be loaded there first, because it was not prefetched.
     pub(crate) load: bool,
-    /// Blocks to fetch in advance, `(slot, block)`, in this order.
+    /// Blocks to prefetch as `(slot, block)`, in this order.
     pub(crate) prefetch: Vec<(usize, usize)>,
 }
 
-/// The slots and what they hold.
+/// The slots and their contents.
 #[derive(Clone, Debug)]
 pub(crate) struct Ring {
     blocks: usize,
     slots: Vec<Option<usize>>,
     last: Option<usize>,
-    heading: Heading,
+    direction: Direction,
 }
 
 impl Ring {
-    /// An empty ring over `blocks` blocks; both numbers are at least one.
+    /// An empty ring for `blocks` blocks; both numbers are at least one.
     pub(crate) fn new(blocks: usize, slots: usize) -> Self {
         Self {
             blocks,
             slots: vec![None; slots.min(blocks)],
             last: None,
-            heading: Heading::Up,
+            direction: Direction::Up,
         }
     }
 
-    /// Slots that are worth having: no more than blocks.
+    /// Number of useful slots: no more than blocks.
     pub(crate) fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// `block` is about to be used, and the one before is not used any more.
+    /// `block` is about to be used, and the previous one is no longer in use.
     pub(crate) fn step(&mut self, block: usize, traversal: Traversal) -> Step {
-        self.turn_towards(block);
+        self.update_direction(block);
         let ahead = self.ahead(block, traversal);
         let (slot, load) = match self.slot_of(block) {
             Some(slot) => (slot, false),
@@ -89,7 +89,7 @@ impl Ring {
         }
     }
 
-    /// A load failed: the slot holds nothing that can be used.
+    /// A load failed: the slot contains nothing usable.
     pub(crate) fn forget(&mut self, slot: usize) {
         self.slots[slot] = None;
     }
@@ -98,15 +98,15 @@ impl Ring {
         self.slots.iter().position(|held| *held == Some(block))
     }
 
-    fn turn_towards(&mut self, block: usize) {
-        self.heading = match self.last {
-            Some(last) if block > last => Heading::Up,
-            // From the end to the start is a new pass, not a long step down.
-            Some(last) if block == 0 && last + 1 == self.blocks && self.blocks > 2 => Heading::Up,
-            Some(last) if block < last => Heading::Down,
-            // The same block again: the traversal turned round.
-            Some(_) if self.heading == Heading::Up => Heading::Down,
-            _ => Heading::Up,
+    fn update_direction(&mut self, block: usize) {
+        self.direction = match self.last {
+            Some(last) if block > last => Direction::Up,
+            // From the end to the start is a new pass, not a step down.
+            Some(last) if block == 0 && last + 1 == self.blocks && self.blocks > 2 => Direction::Up,
+            Some(last) if block < last => Direction::Down,
+            // The same block again: the direction has changed.
+            Some(_) if self.direction == Direction::Up => Direction::Down,
+            _ => Direction::Up,
         };
         self.last = Some(block);
     }
@@ -116,11 +116,11 @@ impl Ring {
         let mut ahead = Vec::new();
         let mut at = block;
         while ahead.len() + 1 < self.slots.len() {
-            at = match (self.heading, traversal) {
-                (Heading::Up, Traversal::Evaluation) => (at + 1) % self.blocks,
-                (Heading::Up, Traversal::Training) if at + 1 < self.blocks => at + 1,
-                (Heading::Down, _) if at > 0 => at - 1,
-                // The traversal turns here; what comes next is what was just passed.
+            at = match (self.direction, traversal) {
+                (Direction::Up, Traversal::Evaluation) => (at + 1) % self.blocks,
+                (Direction::Up, Traversal::Training) if at + 1 < self.blocks => at + 1,
+                (Direction::Down, _) if at > 0 => at - 1,
+                // The direction changes here; the next blocks are those just used.
                 _ => break,
             };
             ahead.push(at);
@@ -128,15 +128,15 @@ impl Ring {
         ahead
     }
 
-    /// The slot to overwrite: an empty one, or the one whose block is needed last.
-    /// `kept` are never overwritten, `wanted` only when there is no other.
+    /// The slot to overwrite: an empty one, or the one whose block is needed last. `kept` are never
+    /// overwritten, `wanted` only if there is no other.
     fn victim(&self, kept: &[usize], wanted: &[usize]) -> usize {
         let current = self.last.unwrap_or(0);
         let reluctance = |held: &Option<usize>| match held {
             None => (0, 0),
             Some(block) if kept.contains(block) => (3, 0),
             Some(block) if wanted.contains(block) => (2, 0),
-            // Far away first.
+            // The most distant first.
             Some(block) => (1, usize::MAX - block.abs_diff(current)),
         };
         let slots = self.slots.iter().enumerate();
@@ -152,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// Walks and returns how many loads were needed, checking every step.
+    /// Traverses the blocks, checks every step, and returns the number of loads.
     fn traversal(
         ring: &mut Ring,
         path: impl IntoIterator<Item = usize>,
@@ -176,7 +176,7 @@ mod tests {
     fn only_the_first_block_is_waited_for() {
         let mut ring = Ring::new(40, 2);
         assert_eq!(traversal(&mut ring, 0..40, Traversal::Training), (1, 39));
-        // 39 and 38 are still there; each of the others is fetched once.
+        // 39 and 38 are still there; each of the others is loaded once.
         assert_eq!(
             traversal(&mut ring, (0..40).rev(), Traversal::Training),
             (0, 38)
@@ -223,8 +223,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the order: the block in use is in its slot, no block is in two
-        /// slots, and nothing that was announced is overwritten in the same step.
+        /// In any order: the block in use is in its slot, no block is in two slots, and no prefetched block
+        /// is overwritten in the same step.
         #[test]
         fn any_walk_is_served(
             blocks in 1..12_usize,

@@ -1,4 +1,4 @@
-//! A device on which copies of a block go to one slot, and come from where the block is kept.
+//! A transport whose copies of a block go to one slot, from where the block is kept.
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
@@ -14,18 +14,18 @@ use crate::transfer::transport::{
 };
 use platform::Bytes;
 
-/// The device of a [`State`](super::state::State), as the engine sees it while one block arrives.
+/// The device of a [`State`](super::state::State), as the engine sees it while one block is copied.
 pub(super) struct SlotTransport<'a> {
     pub(super) inner: &'a mut TorchTransport,
-    /// As many bytes of the slot as the block has.
+    /// The part of the slot that the block occupies.
     pub(super) slot: Tensor,
     /// Where the block is kept, if not in host memory: each copy reads it again.
     pub(super) file: Option<(&'a Reader, u64)>,
-    /// The file is read into the slot itself.
+    /// Whether the file is read directly into the slot.
     pub(super) in_place: bool,
-    /// What the block summed to when it was stored.
+    /// The checksum of the block when it was stored.
     pub(super) sum: Option<&'a Checksum>,
-    /// How long reading the file may take.
+    /// Time limit for reading the file.
     pub(super) deadline: Duration,
     #[cfg(test)]
     pub(super) fault: &'a mut Option<super::state::Fault>,
@@ -47,14 +47,16 @@ impl SlotTransport<'_> {
             Ok(read) => read
                 .outcome
                 .map_err(|error| refused(format!("its file cannot be read: {error}"))),
-            // The thread may write to the slot as long as it lives: nothing can be swapped any more.
+            // The thread may still write to the slot, so no more blocks can be swapped.
             Err(error) => Err(TransportError::ContextLost {
                 operation: Operation::Copy,
                 message: match error {
                     RecvTimeoutError::Timeout => {
-                        format!("reading its file did not end within {:?}", self.deadline)
+                        format!("reading its file took longer than {:?}", self.deadline)
                     }
-                    RecvTimeoutError::Disconnected => "the thread that reads blocks is gone".into(),
+                    RecvTimeoutError::Disconnected => {
+                        "the thread that reads blocks has exited".into()
+                    }
                 },
             }),
         }
@@ -68,9 +70,9 @@ impl Transport for SlotTransport<'_> {
     fn facts(&self) -> DeviceFacts {
         let facts = self.inner.facts();
         DeviceFacts {
-            // The slot is where the block must be.
+            // The block must be in its slot.
             zero_copy: false,
-            // What is read from a file is in a buffer of its own already.
+            // Data read from a file is already in its own buffer.
             pinned_memory: facts.pinned_memory && self.file.is_none(),
             ..facts
         }
@@ -88,7 +90,7 @@ impl Transport for SlotTransport<'_> {
         self.inner.contiguous(host)
     }
 
-    /// Of a block in a file, the file is the source: it has the sum that it was written with.
+    /// For a block in a file, the file is the source; its checksum is the one it was written with.
     fn sum_host(&mut self, host: &HostTensor) -> Result<Checksum, TransportError> {
         match (self.sum, self.file) {
             (Some(sum), Some(_)) => Ok(sum.clone()),
@@ -125,8 +127,8 @@ impl Transport for SlotTransport<'_> {
         self.inner.synchronize(scope)
     }
 
-    /// The compute stream waits for the copy, and so does the sum on it. A read back goes through the engine's
-    /// comparison, which sums it as host bytes.
+    /// The compute stream, on which the checksum is computed, waits for the copy. After a read-back, the
+    /// engine computes the checksum on the host.
     fn sum_device(&mut self, remote: &Tensor) -> Result<Option<Checksum>, TransportError> {
         self.inner.sum_device(remote)
     }

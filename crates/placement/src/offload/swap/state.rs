@@ -1,4 +1,4 @@
-//! The slots, what is in them, and the copies that fill them.
+//! The slots, their contents, and the copies that fill them.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -24,34 +24,34 @@ use platform::Bytes;
 #[cfg(test)]
 pub(super) type Fault = Box<dyn FnMut(&mut Tensor) + Send>;
 
-/// Everything that changes while blocks are streamed.
+/// All mutable state of block swapping.
 pub(super) struct State {
     transport: TorchTransport,
     engine: TransferEngine,
     ring: Ring,
     slots: Vec<Slot>,
     blocks: Vec<StoredBlock>,
-    /// The blocks that travel, and each block's number among them; tied blocks have one.
-    travelling: Vec<usize>,
+    /// The streamed blocks, and the index of each block among them; tied blocks share one.
+    streamed: Vec<usize>,
     number_of: Vec<Option<usize>>,
     /// The block that was fetched last, and its slot.
     last: Option<(usize, usize)>,
     copy_stream: Option<Stream>,
     reader: Option<Reader>,
     deadline: Duration,
-    /// Something may still write to a slot: nothing can be streamed any more.
+    /// Set when something may still write to a slot: nothing can be streamed any more.
     broken: Option<String>,
     pub(super) report: SwapReport,
-    /// Damages what arrived, in tests of the verification.
+    /// Damages copies, for tests of the verification.
     #[cfg(test)]
     fault: Option<Fault>,
 }
 
-/// Room for one block on the device.
+/// Device memory for one block.
 struct Slot {
     buffer: Tensor,
-    /// Host memory that a file is read into: the slot itself where the device sees it,
-    /// else a buffer that is copied from.
+    /// Host memory that a file is read into: the slot itself if the device can access it in place, otherwise
+    /// a staging buffer.
     host: Option<Tensor>,
     /// Whether `host` is the slot itself.
     in_place: bool,
@@ -62,11 +62,11 @@ struct Slot {
     coming: PendingCopy,
 }
 
-/// What is on its way into a slot.
+/// What is in flight to a slot.
 enum PendingCopy {
-    /// Nothing: it is there, and was verified if it was to be.
+    /// Nothing: the block is there, and verified if required.
     Nothing,
-    /// A copy that was started.
+    /// A copy that has been started.
     Copy(StartedCopy<Tensor>),
     /// A file that is being read.
     Read(Receiver<Read>),
@@ -107,7 +107,7 @@ impl Slot {
 }
 
 impl State {
-    /// Allocates the ring on the device, if any block travels.
+    /// Allocates the ring on the device, if any block is streamed.
     pub(super) fn new(residencies: BlockStore, options: &SwapOptions) -> Result<Self, Error> {
         let BlockStore {
             transport,
@@ -125,15 +125,15 @@ impl State {
                 BlockResidency::Host(_) | BlockResidency::File(_)
             )
         };
-        let travelling: Vec<usize> = (0..blocks.len())
+        let streamed: Vec<usize> = (0..blocks.len())
             .filter(|&block| travels(&blocks[block]))
             .collect();
         let number_of = (0..blocks.len())
             .map(|block| first_of(&blocks, block))
-            .map(|block| travelling.iter().position(|&travels| travels == block))
+            .map(|block| streamed.iter().position(|&travels| travels == block))
             .collect();
-        let ring = Ring::new(travelling.len(), options.slots);
-        let sizes = travelling.iter().map(|&block| blocks[block].bytes);
+        let ring = Ring::new(streamed.len(), options.slots);
+        let sizes = streamed.iter().map(|&block| blocks[block].bytes);
         let largest = sizes.max().unwrap_or(0);
         let slots: Vec<Slot> = (0..ring.slots())
             .map(|_| Slot::new(largest, &transport, reader.is_some()))
@@ -148,7 +148,7 @@ impl State {
         };
         tracing::debug!(
             blocks = blocks.len(),
-            travelling = travelling.len(),
+            streamed = streamed.len(),
             slots = slots.len(),
             resident = report.resident_bytes.0,
             ring = report.ring_bytes.0,
@@ -162,7 +162,7 @@ impl State {
             ring,
             slots,
             blocks,
-            travelling,
+            streamed,
             number_of,
             last: None,
             copy_stream,
@@ -175,13 +175,13 @@ impl State {
         })
     }
 
-    /// Whether the block's memory will hold another block later.
+    /// Whether the block's memory will be overwritten with another block later.
     pub(super) fn is_overwritten(&self, block: usize) -> bool {
         self.number_of[block].is_some()
     }
 
-    /// Makes the block available and starts fetching the next ones. The result is the
-    /// device's buffer of the block, ordered after its arrival on the current stream.
+    /// Makes the block available and starts prefetching the next ones. Returns the device buffer of the
+    /// block, ordered after its arrival on the current stream.
     pub(super) fn fetch(&mut self, block: usize, traversal: Traversal) -> Result<Tensor, Error> {
         let asked = block;
         let block = first_of(&self.blocks, block);
@@ -197,13 +197,13 @@ impl State {
             return Err(Error::Torch(format!("block {block} is nowhere")));
         };
         self.report.used += 1;
-        // The next of tied blocks has the slot of the one before; the traversal goes on behind them.
+        // A tied block uses the slot of the previous one; the traversal continues after it.
         if let Some((last, slot)) = self.last
             && last != asked
             && first_of(&self.blocks, last) == block
         {
             self.last = Some((asked, slot));
-            // Perhaps on another stream than the one before.
+            // Possibly on a different stream than before.
             self.order_after_arrival(slot)?;
             return Ok(self.slots[slot].buffer.shallow_clone());
         }
@@ -214,7 +214,7 @@ impl State {
             self.start_or_forget(step.slot, block)?;
         }
         for (slot, number) in step.prefetch {
-            self.start_or_forget(slot, self.travelling[number])?;
+            self.start_or_forget(slot, self.streamed[number])?;
         }
         if let Err(error) = self.arrive(step.slot, block) {
             self.ring.forget(step.slot);
@@ -229,7 +229,7 @@ impl State {
             .inspect_err(|_| self.ring.forget(slot))
     }
 
-    /// Starts bringing a block into a slot, after everything that is queued now.
+    /// Starts copying a block into a slot, after all work queued so far.
     fn start(&mut self, slot: usize, block: usize) -> Result<(), Error> {
         self.finish_reading(slot)?;
         self.report.copies += 1;
@@ -238,10 +238,12 @@ impl State {
             (BlockResidency::File(at), Some(reader)) => {
                 let current = &mut self.slots[slot];
                 let Some(host) = &current.host else {
-                    return Err(Error::Torch("a slot has no memory to read into".into()));
+                    return Err(Error::Torch(
+                        "a slot has no host buffer to read into".into(),
+                    ));
                 };
                 let into = HostTensor::new(&host.f_narrow(0, 0, bytes)?)?;
-                // The device reads the slot itself, or a copy of it that must have left.
+                // Either the device reads the slot itself, or the copy out of the buffer must have completed.
                 let after = match (current.in_place, self.transport.index()) {
                     (true, Some(index)) => {
                         let mut passed = match current.passed.take() {
@@ -264,8 +266,8 @@ impl State {
         Ok(())
     }
 
-    /// Waits for a file that is being read into the slot for a block that nobody asked for after all. Another
-    /// read would queue behind it, but a copy from host memory would not.
+    /// Waits for a file read into the slot whose block turned out not to be needed. Another read would queue
+    /// behind it, but a copy from host memory would not.
     fn finish_reading(&mut self, slot: usize) -> Result<(), Error> {
         match std::mem::replace(&mut self.slots[slot].coming, PendingCopy::Nothing) {
             PendingCopy::Read(unwanted) => {
@@ -281,22 +283,22 @@ impl State {
         Ok(())
     }
 
-    /// What came of a request, within the deadline.
+    /// The result of a read request, within the deadline.
     fn wait_for_file(&mut self, block: &str, result: &Receiver<Read>) -> Result<Read, Error> {
         result.recv_timeout(self.deadline).map_err(|error| {
             let why = match error {
                 RecvTimeoutError::Timeout => {
-                    format!("reading {block} did not end within {:?}", self.deadline)
+                    format!("reading {block} took longer than {:?}", self.deadline)
                 }
-                RecvTimeoutError::Disconnected => "the thread that reads blocks is gone".into(),
+                RecvTimeoutError::Disconnected => "the thread that reads blocks has exited".into(),
             };
-            // The thread may write to the slot as long as it lives.
+            // The thread may still write to the slot.
             self.broken = Some(why.clone());
             Error::Torch(why)
         })
     }
 
-    /// Starts the copy of host memory into a slot: made at once on the CPU, else on the copy stream.
+    /// Starts a copy from host memory into a slot: synchronous on the CPU, otherwise on the copy stream.
     fn copy(
         &mut self,
         slot: usize,
@@ -332,7 +334,7 @@ impl State {
                 self.slots[slot].arrived = Some(arrived);
                 Ok(arriving(remote))
             }
-            // Without its event nobody could tell when the copy, if there is one, has ended.
+            // Without an event it is unknown when the copy, if there is one, has completed.
             Err(error @ (TransportError::Refused { .. } | TransportError::OutOfMemory { .. })) => {
                 let waited = self.transport.synchronize(SyncScope::Device);
                 waited.map_err(|error| self.failed(error))?;
@@ -375,8 +377,8 @@ impl State {
         })
     }
 
-    /// Orders the compute stream after what is on its way into the slot, or takes it from its file, and has the engine
-    /// verify it; if it did not arrive, the engine goes on with its other strategies.
+    /// Orders the compute stream after what is in flight to the slot, or takes the block from its file, and
+    /// lets the engine verify it. If it did not arrive, the engine continues with its other strategies.
     fn arrive(&mut self, slot: usize, block: usize) -> Result<(), Error> {
         let coming = std::mem::replace(&mut self.slots[slot].coming, PendingCopy::Nothing);
         let started = match coming {
@@ -429,7 +431,7 @@ impl State {
                 }
                 match (&error, trace.last_damage()) {
                     (MoveError::NotPlaced { .. }, Some(damage)) => Err(Error::Torch(format!(
-                        "block `{}` arrives wrong on the device: {damage}\n{trace}",
+                        "block `{}` arrives damaged on the device: {damage}\n{trace}",
                         request.name
                     ))),
                     _ => Err(error.into()),
@@ -438,7 +440,7 @@ impl State {
         }
     }
 
-    /// Lets the compute stream wait for the last copy into the slot.
+    /// Makes the compute stream wait for the last copy into the slot.
     fn order_after_arrival(&self, slot: usize) -> Result<(), Error> {
         if let (Some(arrived), Some(index)) = (&self.slots[slot].arrived, self.transport.index()) {
             Stream::current(index)?.wait_for(arrived)?;
@@ -484,7 +486,7 @@ impl State {
         })
     }
 
-    /// An error of the transport in libtorch's words; what hangs or is lost ends the swapping.
+    /// Converts a transport error; after a hang or a lost context, no more blocks are swapped.
     fn failed(&mut self, error: TransportError) -> Error {
         let error = Error::from(error);
         if !error.context_is_usable() {
@@ -494,7 +496,7 @@ impl State {
     }
 }
 
-/// A copy whose checksums are not known.
+/// A copy without checksums.
 fn arriving(remote: Tensor) -> ChecksummedCopy<Tensor> {
     ChecksummedCopy {
         remote,
@@ -503,17 +505,17 @@ fn arriving(remote: Tensor) -> ChecksummedCopy<Tensor> {
     }
 }
 
-/// The block itself, or the earlier one that has its weights.
+/// The block itself, or the earlier one that it is tied to.
 fn first_of(blocks: &[StoredBlock], block: usize) -> usize {
     match blocks[block].residency {
-        BlockResidency::Of(first) => first,
+        BlockResidency::TiedTo(first) => first,
         _ => block,
     }
 }
 
 impl Drop for State {
-    /// A block may still be on its way into a slot, ordered on a stream that the slot's
-    /// memory knows nothing of: it must not be given to somebody else before.
+    /// A block may still be in flight to a slot, on a stream that the slot's allocation is not recorded on,
+    /// so its memory must not be reused before that completes.
     fn drop(&mut self) {
         if self.transport.index().is_none() && self.reader.is_none() {
             return;
@@ -525,7 +527,7 @@ impl Drop for State {
             }
         }
         if let Err(error) = self.transport.synchronize(SyncScope::Device) {
-            tracing::warn!(%error, "the last block on its way did not arrive");
+            tracing::warn!(%error, "the last block in flight did not arrive");
             quiet = false;
         }
         if !quiet {

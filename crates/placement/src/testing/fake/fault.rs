@@ -1,44 +1,44 @@
-//! What can go wrong on the fake device, and what it does to bytes.
+//! The faults of the fake device, and their effect on bytes.
 
 use std::fmt;
 
 use crate::transfer::transport::{Operation, Pool};
 
-/// One fault.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// The tensor arrives as zeros (reported for gfx1201 and gfx1151).
     Zeros,
     /// Half of it arrives as NaN (reported for gfx1030).
     Nan,
-    /// One bit arrives the other way round.
+    /// One bit is flipped.
     BitFlip,
-    /// The copy ends early: the tail is what the memory held before.
+    /// The copy ends early: the tail keeps the previous contents of the memory.
     Truncated,
-    /// Nothing arrives: all of it is what the memory held before.
+    /// Nothing arrives: the memory keeps its previous contents.
     Stale,
-    /// Two pieces arrive in each other's place.
+    /// Two chunks arrive in each other's place.
     SwappedChunks,
-    /// The copy is complete only some time after the stream said so.
+    /// The copy completes only some time after the stream reported completion.
     LateCopy,
-    /// Somebody writes to the buffer that is copied from, before the copy has read it.
+    /// The source buffer is written to before the copy has read it.
     MutatedSource,
     /// The copy is refused.
     Refused,
-    /// This operation finds its memory full.
+    /// This operation runs out of memory.
     OutOfMemory(Operation),
-    /// The copy takes longer than anybody waits, then completes.
+    /// The copy takes longer than any deadline, then completes.
     Stall,
-    /// The copy never completes, and nothing on the device does from then on.
+    /// The copy never completes, and neither does anything after it on the device.
     Hang,
-    /// The copy ends the context.
+    /// The copy invalidates the context.
     ContextLost,
-    /// The tensor arrives, but the device's kernels write zeros.
+    /// The tensor arrives, but kernels on the device write zeros.
     CastZeros,
 }
 
 impl Fault {
-    /// Every fault.
+    /// All faults.
     pub const ALL: [Fault; 20] = [
         Fault::Zeros,
         Fault::Nan,
@@ -62,7 +62,7 @@ impl Fault {
         Fault::CastZeros,
     ];
 
-    /// As tables and JSON name it.
+    /// The name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Fault::Zeros => "zeros",
@@ -93,7 +93,7 @@ impl Fault {
         }
     }
 
-    /// What memory held by the device looks like after a copy of `sent` with this fault.
+    /// Applies the fault to device memory after a copy of `sent`.
     pub(crate) fn apply(self, sent: &[u8], memory: &mut [u8]) {
         let length = sent.len();
         match self {
@@ -110,7 +110,7 @@ impl Fault {
             }
             Fault::BitFlip => {
                 memory.copy_from_slice(sent);
-                // The sign of an element in the middle.
+                // The sign bit of an element in the middle.
                 if let Some(byte) = memory.get_mut(length / 2 / 4 * 4 + 3) {
                     *byte ^= 0x80;
                 }
@@ -132,7 +132,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// The memory an operation of the fake wants.
+/// The memory that an operation of the fake allocates from.
 pub(crate) fn pool_of(operation: Operation) -> Pool {
     match operation {
         Operation::Copy | Operation::SumDevice | Operation::CastOnDevice => Pool::Device,

@@ -1,9 +1,9 @@
-//! A device made of vectors, with faults to order.
+//! A fake device made of vectors, with fault injection.
 //!
-//! It stands in for the real transport wherever decisions are tested, and produces the fault matrix
-//! ([`crate::testing::matrix`]). Copies are asynchronous: the bytes land when the stream is synchronised, and until
-//! then the memory holds what was there before. The fake sees only what a transport is asked for, and finds
-//! out by itself which route that must be; so it does not take the engine's word for it.
+//! It replaces the real transport wherever decisions are tested, and produces the fault matrix
+//! ([`crate::testing::matrix`]). Copies are asynchronous: the bytes arrive when the stream is synchronised,
+//! and until then the memory keeps its previous contents. The fake only sees the calls to a transport and
+//! works out itself which strategy they belong to, so it does not rely on the engine's own account.
 
 mod fault;
 
@@ -22,23 +22,23 @@ use crate::transfer::transport::{
 };
 use platform::Bytes;
 
-/// What memory holds that nobody has written to.
-const BEFORE: u8 = 0xa5;
+/// Contents of memory that has not been written to.
+const UNINITIALISED: u8 = 0xa5;
 
 type Memory = Rc<RefCell<Vec<u8>>>;
 
-/// A tensor of the fake's host.
+/// A tensor in the fake's host memory.
 #[derive(Clone, Debug)]
 pub struct FakeHost {
     bytes: Memory,
     element: Element,
     origin: Origin,
-    made_by: MadeBy,
+    provenance: Provenance,
 }
 
-/// Which step of a route made a host tensor.
+/// Which step of a strategy produced a host tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MadeBy {
+enum Provenance {
     Caller,
     Stage,
     Cast,
@@ -51,14 +51,14 @@ pub struct FakeRemote {
     element: Element,
 }
 
-/// When a fault strikes.
+/// When a fault is triggered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Order {
-    /// What goes wrong.
+pub struct FaultInjection {
+    /// The fault.
     pub fault: Fault,
-    /// On which route; the routes before it are refused, so that the engine comes to it.
+    /// The strategy it affects; the ones before it are refused, so that the engine reaches it.
     pub route: TransferStrategy,
-    /// There only once, or from there on for ever.
+    /// Whether it is triggered every time from then on, instead of once.
     pub every_time: bool,
 }
 
@@ -68,13 +68,13 @@ pub struct FakeDevice {
     facts: DeviceFacts,
     sums: bool,
     first_open: TransferStrategy,
-    order: Option<Order>,
-    /// How often the fault lets its opportunity pass before it strikes.
-    spared: u32,
+    order: Option<FaultInjection>,
+    /// How many opportunities to skip before the fault is triggered.
+    skip: u32,
     struck: u32,
-    /// The route of the last copy.
+    /// The strategy of the last copy.
     route: TransferStrategy,
-    /// The memory that was copied directly, once for each copy.
+    /// The storage of each direct copy.
     direct_copies: Vec<*const RefCell<Vec<u8>>>,
     pending: Vec<Pending>,
     hung: bool,
@@ -91,23 +91,23 @@ struct Pending {
 }
 
 impl FakeHost {
-    /// A tensor of the caller's.
+    /// A tensor of the caller.
     pub fn new(bytes: Vec<u8>, element: Element, origin: Origin) -> FakeHost {
         FakeHost {
             bytes: Rc::new(RefCell::new(bytes)),
             element,
             origin,
-            made_by: MadeBy::Caller,
+            provenance: Provenance::Caller,
         }
     }
 
-    /// What it holds.
+    /// Its contents.
     pub fn bytes(&self) -> Vec<u8> {
         self.bytes.borrow().clone()
     }
 
-    fn made(bytes: Vec<u8>, element: Element, made_by: MadeBy) -> FakeHost {
-        let origin = if made_by == MadeBy::Stage {
+    fn made(bytes: Vec<u8>, element: Element, provenance: Provenance) -> FakeHost {
+        let origin = if provenance == Provenance::Stage {
             Origin::Pinned
         } else {
             Origin::Memory
@@ -116,20 +116,20 @@ impl FakeHost {
             bytes: Rc::new(RefCell::new(bytes)),
             element,
             origin,
-            made_by,
+            provenance,
         }
     }
 }
 
 impl FakeRemote {
-    /// What it holds at this moment.
+    /// Its current contents.
     pub fn bytes(&self) -> Vec<u8> {
         self.bytes.borrow().clone()
     }
 }
 
 impl FakeDevice {
-    /// A sound APU, on which every route is open. `sums` says whether it can compute checksums.
+    /// A healthy APU that supports every strategy. `sums`: whether it can compute checksums.
     pub fn apu(sums: bool) -> FakeDevice {
         FakeDevice {
             facts: DeviceFacts {
@@ -142,7 +142,7 @@ impl FakeDevice {
             sums,
             first_open: TransferStrategy::Direct,
             order: None,
-            spared: 0,
+            skip: 0,
             struck: 0,
             route: TransferStrategy::Direct,
             direct_copies: Vec::new(),
@@ -153,41 +153,41 @@ impl FakeDevice {
         }
     }
 
-    /// The device, with what it is changed.
+    /// The device with changed properties.
     pub fn with_facts(mut self, change: impl FnOnce(&mut DeviceFacts)) -> FakeDevice {
         change(&mut self.facts);
         self
     }
 
-    /// Begins a new move, in which the routes before `first_open` are refused.
+    /// Starts a new move, in which the strategies before `first_open` are refused.
     pub fn begin(&mut self, first_open: TransferStrategy) {
         self.first_open = first_open;
         self.direct_copies.clear();
     }
 
-    /// Orders a fault for the moves that follow, and begins one.
-    pub fn order(&mut self, order: Order) {
-        self.order_later(order, 0);
+    /// Injects a fault into the following moves, and starts one.
+    pub fn inject(&mut self, order: FaultInjection) {
+        self.inject_later(order, 0);
     }
 
-    /// The same, but the fault lets so many opportunities pass: of several tensors it strikes a later one.
-    pub fn order_later(&mut self, order: Order, spared: u32) {
-        (self.order, self.spared, self.struck) = (Some(order), spared, 0);
+    /// Like `inject`, but skips this many opportunities, so that a later one of several tensors is affected.
+    pub fn inject_later(&mut self, order: FaultInjection, skip: u32) {
+        (self.order, self.skip, self.struck) = (Some(order), skip, 0);
         self.begin(order.route);
     }
 
-    /// How often the fault has struck.
-    pub fn struck(&self) -> u32 {
+    /// How often the fault was triggered.
+    pub fn triggered(&self) -> u32 {
         self.struck
     }
 
-    /// How many tensors were given up because something may still be using them.
+    /// Number of tensors that were abandoned because something may still be using them.
     pub fn abandoned(&self) -> usize {
         self.abandoned
     }
 
-    /// Whether the fault strikes now, on this route.
-    fn strikes(&mut self, route: TransferStrategy, is: impl Fn(Fault) -> bool) -> Option<Fault> {
+    /// The fault, if it is triggered now, for this strategy.
+    fn triggers(&mut self, route: TransferStrategy, is: impl Fn(Fault) -> bool) -> Option<Fault> {
         let order = self.order?;
         let here = if order.every_time {
             route >= order.route
@@ -197,15 +197,15 @@ impl FakeDevice {
         if !here || !is(order.fault) {
             return None;
         }
-        if self.spared > 0 {
-            self.spared -= 1;
+        if self.skip > 0 {
+            self.skip -= 1;
             return None;
         }
         self.struck += 1;
         Some(order.fault)
     }
 
-    /// Fails when the device is gone, or the order says that this operation finds no memory.
+    /// Fails if the device is lost, or an out-of-memory fault is injected for this operation.
     fn enter(
         &mut self,
         operation: Operation,
@@ -216,10 +216,10 @@ impl FakeDevice {
             return Err(TransportError::ContextLost { operation, message });
         }
         if self
-            .strikes(route, |fault| fault == Fault::OutOfMemory(operation))
+            .triggers(route, |fault| fault == Fault::OutOfMemory(operation))
             .is_some()
         {
-            let message = "the fake was told to be full".to_owned();
+            let message = "injected out-of-memory fault".to_owned();
             let pool = pool_of(operation);
             return Err(TransportError::OutOfMemory {
                 operation,
@@ -230,16 +230,16 @@ impl FakeDevice {
         Ok(())
     }
 
-    /// The route that a copy must belong to.
+    /// The strategy that a copy must belong to.
     fn route_of(&mut self, host: &FakeHost, method: CopyMethod) -> TransferStrategy {
-        // The cast of a staged tensor does not happen; the stage of a cast one keeps the cast's type.
-        match (method, host.made_by) {
+        // A staged tensor is not cast; staging a cast tensor keeps the type.
+        match (method, host.provenance) {
             (CopyMethod::OtherStream, _) => TransferStrategy::OtherStream,
             (CopyMethod::ZeroCopy, _) => TransferStrategy::ZeroCopy,
-            (_, MadeBy::Cast) => TransferStrategy::CastOnHost,
+            (_, Provenance::Cast) => TransferStrategy::CastOnHost,
             (CopyMethod::Chunked { .. }, _) => TransferStrategy::Chunked,
-            (CopyMethod::Direct, MadeBy::Stage) => TransferStrategy::Staged,
-            (CopyMethod::Direct, MadeBy::Caller) => {
+            (CopyMethod::Direct, Provenance::Stage) => TransferStrategy::Staged,
+            (CopyMethod::Direct, Provenance::Caller) => {
                 let memory = Rc::as_ptr(&host.bytes);
                 let is_first = !self.direct_copies.contains(&memory);
                 self.direct_copies.push(memory);
@@ -252,7 +252,7 @@ impl FakeDevice {
         }
     }
 
-    /// Lets the copies that are due land.
+    /// Completes the copies that are due.
     fn land(&mut self, scope: SyncScope) {
         let late = |pending: &Pending| {
             scope == SyncScope::Stream && pending.fault == Some(Fault::LateCopy)
@@ -281,11 +281,11 @@ impl FakeDevice {
     }
 
     fn allocate(&self, length: usize) -> Memory {
-        Rc::new(RefCell::new(vec![BEFORE; length]))
+        Rc::new(RefCell::new(vec![UNINITIALISED; length]))
     }
 }
 
-/// Somebody fills the buffer with the next batch.
+/// Simulates a caller that fills the buffer with the next batch.
 fn mutate(memory: &Memory) {
     let mut bytes = memory.borrow_mut();
     let middle = bytes.len() / 2;
@@ -320,7 +320,7 @@ impl Transport for FakeDevice {
     }
 
     fn stage(&mut self, host: &FakeHost) -> Result<FakeHost, TransportError> {
-        let cast = host.made_by == MadeBy::Cast;
+        let cast = host.provenance == Provenance::Cast;
         self.enter(
             Operation::Stage,
             if cast {
@@ -329,9 +329,9 @@ impl Transport for FakeDevice {
                 TransferStrategy::Staged
             },
         )?;
-        let mut staged = FakeHost::made(host.bytes(), host.element, MadeBy::Stage);
+        let mut staged = FakeHost::made(host.bytes(), host.element, Provenance::Stage);
         if cast {
-            staged.made_by = MadeBy::Cast;
+            staged.provenance = Provenance::Cast;
         }
         Ok(staged)
     }
@@ -341,7 +341,7 @@ impl Transport for FakeDevice {
         Ok(FakeHost::made(
             cast(&host.bytes.borrow(), host.element, to)?,
             to,
-            MadeBy::Cast,
+            Provenance::Cast,
         ))
     }
 
@@ -351,19 +351,19 @@ impl Transport for FakeDevice {
         self.route = route;
         self.enter(operation, route)?;
         let refused = self
-            .strikes(route, |fault| fault == Fault::Refused)
+            .triggers(route, |fault| fault == Fault::Refused)
             .is_some();
         if refused || route < self.first_open {
-            let message = format!("the fake was told to refuse `{route}`");
+            let message = format!("the fake refuses `{route}`");
             return Err(TransportError::Refused { operation, message });
         }
-        // Memory and casts have their own operations; everything else strikes the copy.
-        let fault = self.strikes(route, |fault| {
+        // Memory and casts have their own operations; all other faults affect the copy.
+        let fault = self.triggers(route, |fault| {
             !matches!(fault, Fault::OutOfMemory(_) | Fault::CastZeros)
         });
         let aliases = method == CopyMethod::ZeroCopy
             && fault.is_none_or(|fault| fault == Fault::MutatedSource);
-        // A chunked copy reads through a buffer of its own.
+        // A chunked copy reads through its own buffer.
         let source = if matches!(method, CopyMethod::Chunked { .. }) {
             Rc::new(RefCell::new(host.bytes()))
         } else {
@@ -406,7 +406,7 @@ impl Transport for FakeDevice {
             return Err(timed_out);
         }
         if has(&self.pending, Fault::Stall) {
-            // Whoever asks again finds it complete.
+            // The next synchronisation finds it complete.
             for pending in &mut self.pending {
                 pending.fault = pending.fault.filter(|fault| *fault != Fault::Stall);
             }
@@ -430,7 +430,7 @@ impl Transport for FakeDevice {
         Ok(FakeHost::made(
             remote.bytes(),
             remote.element,
-            MadeBy::Caller,
+            Provenance::Caller,
         ))
     }
 
@@ -442,7 +442,7 @@ impl Transport for FakeDevice {
         self.enter(Operation::CastOnDevice, self.route)?;
         let mut bytes = cast(&remote.bytes.borrow(), remote.element, to)?;
         if self
-            .strikes(self.route, |fault| fault == Fault::CastZeros)
+            .triggers(self.route, |fault| fault == Fault::CastZeros)
             .is_some()
         {
             bytes.fill(0);
@@ -463,7 +463,7 @@ impl Transport for FakeDevice {
     }
 }
 
-/// The casts that the fake knows: to the same type, and from `F32` to `BF16`.
+/// The supported casts: to the same type, and from `F32` to `BF16`.
 fn cast(bytes: &[u8], from: Element, to: Element) -> Result<Vec<u8>, TransportError> {
     match (from, to) {
         _ if from == to => Ok(bytes.to_vec()),

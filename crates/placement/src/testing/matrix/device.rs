@@ -1,17 +1,17 @@
-//! The fault matrix on a device of libtorch: the routes are the device's own, the faults are made here.
+//! The fault matrix on a libtorch device: real strategies, faults made here.
 //!
-//! Silent faults copy other bytes than were asked for, by the same route; so it is shown that this device's copies
-//! arrive, and that *its* checksums, or copies back from it, tell the difference. Loud faults are errors put in the
-//! place of a call. What cannot be made to happen from outside (a copy that is late) is left to [`super`] and to
-//! the simulated device.
+//! Silent faults copy other bytes than requested, by the same strategy. This shows that this device's copies
+//! arrive, and that *its* checksums, or its read-backs, detect the difference. Loud faults replace a call
+//! with an error. What cannot be caused from outside (a late copy) is left to [`super`] and to the simulated
+//! device.
 
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
 use torch_ext::{Error, accelerator};
 
-use super::{Cell, CellOutcome, FaultMatrix, MODES, Way, mode_name};
-use crate::testing::fake::{Fault, Order, pool_of};
+use super::{Cell, CellOutcome, FaultMatrix, MODES, MoveKind, mode_name};
+use crate::testing::fake::{Fault, FaultInjection, pool_of};
 use crate::transfer::checksum::Checksum;
 use crate::transfer::engine::TransferEngine;
 use crate::transfer::policy::{Placed, Policy};
@@ -24,25 +24,25 @@ use crate::transfer::transport::{
 use crate::transfer::verify::Verify;
 use platform::Bytes;
 
-/// Floats of the tensor that moves: several rows of the checksum, and more than one piece of every route.
+/// Elements of the tensor: several checksum rows, and more than one chunk for every strategy.
 const COUNT: i64 = 20_000;
 
-/// The piece size of the chunked route.
+/// Chunk size of the chunked strategy.
 const CHUNK: Bytes = Bytes(16 << 10);
 
-/// What memory holds before anything arrives.
-const BEFORE: u8 = 0xa5;
+/// Contents of memory before anything arrives.
+const UNINITIALISED: u8 = 0xa5;
 
-/// Runs every cell that is possible on the first accelerator, or on the CPU where there is none. Takes a moment.
+/// Runs every possible cell on the first accelerator, or on the CPU if there is none. Takes a moment.
 ///
 /// # Errors
-/// When the device cannot be had, or a batch cannot be made.
+/// If the device is not available, or a batch cannot be created.
 pub fn fault_matrix_here() -> Result<FaultMatrix, Error> {
     let device = match accelerator::device_count() {
         0 => Device::Cpu,
         _ => Device::Cuda(0),
     };
-    // Thousands of ordered faults are no news to whoever reads the log.
+    // Do not log thousands of injected faults.
     tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::default(), || {
         run_cells(device)
     })
@@ -56,7 +56,7 @@ fn run_cells(device: Device) -> Result<FaultMatrix, Error> {
     };
     let mut faulty =
         FaultyTransport::new(TorchTransport::new(device, TransportOptions::default())?);
-    // A cast means something only where kernels compute.
+    // Casts are only meaningful if kernels compute.
     let casts = match faulty.inner.sums_itself() {
         true => [None, Some(Element::BF16)].as_slice(),
         false => &[None],
@@ -64,17 +64,17 @@ fn run_cells(device: Device) -> Result<FaultMatrix, Error> {
     let mut cells = Vec::new();
     for fault in Fault::ALL {
         for every_time in [false, true] {
-            for way in Way::all() {
-                let order = Order {
+            for kind in MoveKind::all() {
+                let order = FaultInjection {
                     fault,
-                    route: way.first_strategy(),
+                    route: kind.first_strategy(),
                     every_time,
                 };
                 for verify in MODES {
                     let mut worst = None;
                     for cast in casts {
-                        for spared in 0..way.tensors() {
-                            worst = worst.max(run(&mut faulty, way, order, spared, verify, *cast)?);
+                        for skip in 0..kind.tensors() {
+                            worst = worst.max(run(&mut faulty, kind, order, skip, verify, *cast)?);
                         }
                     }
                     if let Some(outcome) = worst {
@@ -82,7 +82,7 @@ fn run_cells(device: Device) -> Result<FaultMatrix, Error> {
                             device: name,
                             fault: fault.name(),
                             every_time,
-                            route: way.name(),
+                            route: kind.name(),
                             verify: mode_name(verify),
                             outcome,
                         });
@@ -94,12 +94,12 @@ fn run_cells(device: Device) -> Result<FaultMatrix, Error> {
     Ok(FaultMatrix::from_cells(cells))
 }
 
-/// One run; `None` when the fault did not strike, as on a route that this device does not have.
+/// How many opportunities to skip before the fault is triggered.
 fn run(
     device: &mut FaultyTransport,
-    way: Way,
-    order: Order,
-    spared: u32,
+    kind: MoveKind,
+    order: FaultInjection,
+    skip: u32,
     verify: Verify,
     cast: Option<Element>,
 ) -> Result<Option<CellOutcome>, Error> {
@@ -109,16 +109,16 @@ fn run(
         may_stay_on_host: true,
     });
 
-    // The batch before this one takes the same route without a fault.
+    // The previous batch uses the same strategy without a fault.
     device.begin(order.route, None, 0);
-    let before = way.place(&mut engine, device, &hosts(way, 1)?, cast);
+    let before = kind.place(&mut engine, device, &hosts(kind, 1)?, cast);
     if !before.is_ok_and(|placed| placed.iter().all(|one| matches!(one, Placed::OnDevice(_)))) {
         return Ok(None);
     }
 
-    let hosts = hosts(way, 2)?;
-    device.begin(order.route, Some(order), spared);
-    let placed = way.place(&mut engine, device, &hosts, cast);
+    let hosts = hosts(kind, 2)?;
+    device.begin(order.route, Some(order), skip);
+    let placed = kind.place(&mut engine, device, &hosts, cast);
     if device.struck == 0 {
         return Ok(None);
     }
@@ -145,42 +145,43 @@ fn run(
     Ok(worst)
 }
 
-fn hosts(way: Way, seed: usize) -> Result<Vec<Host>, Error> {
-    let numbers = 0..way.tensors() as usize;
+fn hosts(kind: MoveKind, seed: usize) -> Result<Vec<Host>, Error> {
+    let numbers = 0..kind.tensors() as usize;
     numbers
         .map(|number| Host::new(batch(seed, number)?))
         .collect()
 }
 
-/// Floats with no zeros, no NaN and no two parts alike, in memory of their own, since a fault may change it.
+/// Floats without zeros or NaN and with no two equal parts, in their own storage, since a fault may change
+/// it.
 fn batch(seed: usize, number: usize) -> Result<Tensor, Error> {
     let first = (seed + 3 * number) as f64;
     Ok(Tensor::f_arange(COUNT, (Kind::Float, Device::Cpu))?.f_add_scalar(first)?)
 }
 
-/// The real transport, with faults to order.
+/// The real transport with fault injection.
 struct FaultyTransport {
     inner: TorchTransport,
     first_open: TransferStrategy,
-    order: Option<Order>,
+    order: Option<FaultInjection>,
     /// How often the fault lets its opportunity pass before it strikes.
-    spared: u32,
+    skip: u32,
     struck: u32,
-    /// The route of the last copy.
+    /// The strategy of the last copy.
     route: TransferStrategy,
-    /// The memory that was copied directly, once for each copy.
+    /// The storage of each direct copy.
     direct_copies: Vec<usize>,
     hung: bool,
 }
 
-/// A tensor on the host, and which step of a route made it.
+/// A host tensor, and which step of a strategy produced it.
 struct Host {
     tensor: HostTensor,
-    made_by: MadeBy,
+    provenance: Provenance,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum MadeBy {
+enum Provenance {
     Caller,
     Stage,
     Cast,
@@ -190,7 +191,7 @@ impl Host {
     fn new(tensor: Tensor) -> Result<Host, Error> {
         Ok(Host {
             tensor: HostTensor::new(&tensor)?,
-            made_by: MadeBy::Caller,
+            provenance: Provenance::Caller,
         })
     }
 }
@@ -201,7 +202,7 @@ impl FaultyTransport {
             inner,
             first_open: TransferStrategy::Direct,
             order: None,
-            spared: 0,
+            skip: 0,
             struck: 0,
             route: TransferStrategy::Direct,
             direct_copies: Vec::new(),
@@ -209,15 +210,15 @@ impl FaultyTransport {
         }
     }
 
-    /// A new move, in which the routes before `first_open` are refused.
-    fn begin(&mut self, first_open: TransferStrategy, order: Option<Order>, spared: u32) {
-        (self.first_open, self.order, self.spared) = (first_open, order, spared);
+    /// Starts a move in which the strategies before `first_open` are refused.
+    fn begin(&mut self, first_open: TransferStrategy, order: Option<FaultInjection>, skip: u32) {
+        (self.first_open, self.order, self.skip) = (first_open, order, skip);
         (self.struck, self.hung) = (0, false);
         self.direct_copies.clear();
     }
 
-    /// Whether the fault strikes now, on this route.
-    fn strikes(&mut self, route: TransferStrategy, is: impl Fn(Fault) -> bool) -> Option<Fault> {
+    /// The fault, if it is triggered now, for this strategy.
+    fn triggers(&mut self, route: TransferStrategy, is: impl Fn(Fault) -> bool) -> Option<Fault> {
         let order = self.order?;
         let here = match order.every_time {
             true => route >= order.route,
@@ -226,38 +227,38 @@ impl FaultyTransport {
         if !here || !is(order.fault) {
             return None;
         }
-        if self.spared > 0 {
-            self.spared -= 1;
+        if self.skip > 0 {
+            self.skip -= 1;
             return None;
         }
         self.struck += 1;
         Some(order.fault)
     }
 
-    /// Fails when the order says that this operation finds no memory.
+    /// Fails if an out-of-memory fault is injected for this operation.
     fn enter(
         &mut self,
         operation: Operation,
         route: TransferStrategy,
     ) -> Result<(), TransportError> {
-        match self.strikes(route, |fault| fault == Fault::OutOfMemory(operation)) {
+        match self.triggers(route, |fault| fault == Fault::OutOfMemory(operation)) {
             None => Ok(()),
             Some(_) => Err(TransportError::OutOfMemory {
                 operation,
                 pool: pool_of(operation),
-                message: "ordered by the fault matrix".to_owned(),
+                message: "injected by the fault matrix".to_owned(),
             }),
         }
     }
 
     fn route_of(&mut self, host: &Host, method: CopyMethod) -> TransferStrategy {
-        match (method, host.made_by) {
+        match (method, host.provenance) {
             (CopyMethod::OtherStream, _) => TransferStrategy::OtherStream,
             (CopyMethod::ZeroCopy, _) => TransferStrategy::ZeroCopy,
-            (_, MadeBy::Cast) => TransferStrategy::CastOnHost,
+            (_, Provenance::Cast) => TransferStrategy::CastOnHost,
             (CopyMethod::Chunked { .. }, _) => TransferStrategy::Chunked,
-            (CopyMethod::Direct, MadeBy::Stage) => TransferStrategy::Staged,
-            (CopyMethod::Direct, MadeBy::Caller) => {
+            (CopyMethod::Direct, Provenance::Stage) => TransferStrategy::Staged,
+            (CopyMethod::Direct, Provenance::Caller) => {
                 let memory = host.tensor.tensor().data_ptr() as usize;
                 let is_first = !self.direct_copies.contains(&memory);
                 self.direct_copies.push(memory);
@@ -270,9 +271,9 @@ impl FaultyTransport {
         }
     }
 
-    /// Refuses a copy, or tells what is to become of its bytes.
+    /// Refuses a copy, or returns the fault that changes its bytes.
     fn pass(&mut self, host: &Host, method: CopyMethod) -> Result<Option<Fault>, TransportError> {
-        let (operation, message) = (Operation::Copy, "ordered by the fault matrix".to_owned());
+        let (operation, message) = (Operation::Copy, "injected by the fault matrix".to_owned());
         let route = self.route_of(host, method);
         self.route = route;
         self.enter(operation, route)?;
@@ -280,7 +281,7 @@ impl FaultyTransport {
             return Err(TransportError::Refused { operation, message });
         }
         let after = Duration::from_secs(30);
-        let struck = self.strikes(route, |fault| {
+        let struck = self.triggers(route, |fault| {
             // Memory and casts have their own operations, and a copy cannot be made late from here.
             !matches!(
                 fault,
@@ -299,7 +300,7 @@ impl FaultyTransport {
         }
     }
 
-    /// Copies what the fault makes of the source.
+    /// Copies the source after applying the fault.
     fn copy_damaged(
         &mut self,
         host: &Host,
@@ -314,7 +315,7 @@ impl FaultyTransport {
         let source = host.tensor.tensor();
         let tensor = source.f_empty_like().map_err(not_made)?;
         let mut damaged = HostTensor::new(&tensor).map_err(not_made)?;
-        damaged.bytes_mut().fill(BEFORE);
+        damaged.bytes_mut().fill(UNINITIALISED);
         fault.apply(host.tensor.bytes(), damaged.bytes_mut());
         if self.inner.is_pinned(&host.tensor) {
             damaged = self.inner.stage(&damaged)?;
@@ -323,7 +324,7 @@ impl FaultyTransport {
     }
 }
 
-/// The damage itself could not be made: the cell ends as if the copy was refused.
+/// The damage could not be produced: the cell ends as if the copy was refused.
 fn not_made(error: impl std::fmt::Display) -> TransportError {
     TransportError::Refused {
         operation: Operation::Copy,
@@ -347,7 +348,7 @@ impl Transport for FaultyTransport {
         self.enter(Operation::Contiguous, TransferStrategy::Direct)?;
         Ok(Host {
             tensor: self.inner.contiguous(&host.tensor)?,
-            made_by: host.made_by,
+            provenance: host.provenance,
         })
     }
 
@@ -356,14 +357,14 @@ impl Transport for FaultyTransport {
     }
 
     fn stage(&mut self, host: &Host) -> Result<Host, TransportError> {
-        let (route, made_by) = match host.made_by {
-            MadeBy::Cast => (TransferStrategy::CastOnHost, MadeBy::Cast),
-            _ => (TransferStrategy::Staged, MadeBy::Stage),
+        let (route, provenance) = match host.provenance {
+            Provenance::Cast => (TransferStrategy::CastOnHost, Provenance::Cast),
+            _ => (TransferStrategy::Staged, Provenance::Stage),
         };
         self.enter(Operation::Stage, route)?;
         Ok(Host {
             tensor: self.inner.stage(&host.tensor)?,
-            made_by,
+            provenance,
         })
     }
 
@@ -371,7 +372,7 @@ impl Transport for FaultyTransport {
         self.enter(Operation::CastOnHost, TransferStrategy::CastOnHost)?;
         Ok(Host {
             tensor: self.inner.cast_on_host(&host.tensor, to)?,
-            made_by: MadeBy::Cast,
+            provenance: Provenance::Cast,
         })
     }
 
@@ -421,14 +422,14 @@ impl Transport for FaultyTransport {
         self.enter(Operation::ReadBack, self.route)?;
         Ok(Host {
             tensor: self.inner.read_back(remote)?,
-            made_by: MadeBy::Caller,
+            provenance: Provenance::Caller,
         })
     }
 
     fn cast_on_device(&mut self, remote: &Tensor, to: Element) -> Result<Tensor, TransportError> {
         self.enter(Operation::CastOnDevice, self.route)?;
         let cast = self.inner.cast_on_device(remote, to)?;
-        match self.strikes(self.route, |fault| fault == Fault::CastZeros) {
+        match self.triggers(self.route, |fault| fault == Fault::CastZeros) {
             Some(_) => cast.f_zeros_like().map_err(not_made),
             None => Ok(cast),
         }
@@ -439,7 +440,7 @@ impl Transport for FaultyTransport {
     }
 
     fn abandon(&mut self, remotes: Vec<Tensor>, sources: Vec<Host>) {
-        // Nothing is in in_flight: the hang was made here.
+        // Nothing is in flight: the hang was simulated here.
         drop((remotes, sources));
     }
 }
@@ -474,7 +475,7 @@ mod tests {
                     found.map(|cell| cell.outcome)
                 };
                 assert_eq!(of("off"), Some(CellOutcome::Missed), "{fault} {route}");
-                // Without a cast, the CPU has no route after the chunks.
+                // Without a cast, the CPU has no strategy after `chunked`.
                 let expected = match route {
                     "chunked" => CellOutcome::Reported,
                     _ => CellOutcome::Recovered,
@@ -491,7 +492,7 @@ mod tests {
             .into_iter()
             .filter(|fault| matrix.cells.iter().all(|cell| cell.fault != fault.name()))
             .collect();
-        // On the CPU nothing is staged, and its sums need no memory of a device.
+        // On the CPU nothing is staged, and checksums need no device memory.
         let expected = [
             Fault::LateCopy,
             Fault::OutOfMemory(Operation::Stage),

@@ -75,9 +75,9 @@ const LENGTHS: [usize; 6] = [
     5,
     ROW_BYTES,
     3 * ROW_BYTES + PIECE_BYTES + 7,
-    COPIED_AT_LEAST * ROW_BYTES,
-    SHARED_FROM,
-    2 * SHARED_FROM + 9,
+    MIN_COPY_ROWS * ROW_BYTES,
+    PARALLEL_BYTES,
+    2 * PARALLEL_BYTES + 9,
 ];
 
 /// Threads that leave some of the work undone, as when one cannot be had.

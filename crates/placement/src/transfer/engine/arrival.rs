@@ -1,4 +1,4 @@
-//! The second half of an attempt: is what arrived what was sent?
+//! The second half of an attempt: verifies what arrived.
 
 use super::{AttemptError, InFlight, Transfer};
 use crate::transfer::checksum::{Checksum, Damage};
@@ -6,11 +6,11 @@ use crate::transfer::report::Failure;
 use crate::transfer::transport::{Element, SyncScope, Transport, TransportError};
 
 impl<T: Transport> Transfer<'_, T> {
-    /// Casts what arrived, and compares it with a cast on the host: a device whose kernels give zeros
-    /// is as bad as one whose copies do.
+    /// Casts what arrived, and compares it with a cast on the host: kernels that write zeros are as bad as
+    /// copies that do.
     ///
-    /// A NaN may come out with another payload on each side; that is taken for damage, and the tensor
-    /// arrives cast on the host instead.
+    /// The two sides may give a NaN different payloads; that counts as damage, and the tensor is cast on the
+    /// host instead.
     pub(super) fn cast_on_device(
         &mut self,
         element: Element,
@@ -40,7 +40,7 @@ impl<T: Transport> Transfer<'_, T> {
         Ok(())
     }
 
-    /// Sums the source, once, before it is staged or copied again.
+    /// Checksums the source, once, before it is staged or copied again.
     pub(super) fn sum_source(&mut self) -> Result<(), AttemptError> {
         if self.source_sum.is_none() {
             self.source_sum = Some(
@@ -52,7 +52,7 @@ impl<T: Transport> Transfer<'_, T> {
         Ok(())
     }
 
-    /// Sums what a cast on the host makes of the source, once.
+    /// Checksums the host-cast source, once.
     pub(super) fn sum_cast(&mut self) -> Result<(), AttemptError> {
         if let (None, Some(element)) = (&self.cast_sum, self.cast) {
             let cast = self.transport.cast_on_host(&self.contiguous, element);
@@ -62,8 +62,8 @@ impl<T: Transport> Transfer<'_, T> {
         Ok(())
     }
 
-    /// How the tensor that arrived last differs from what was expected. `summed` is its checksum where the
-    /// copy has taken it already.
+    /// How the last tensor to arrive differs from what was expected. `summed` is its checksum if the copy has
+    /// already computed it.
     pub(super) fn compare(
         &mut self,
         expected: Option<Checksum>,
@@ -75,7 +75,7 @@ impl<T: Transport> Transfer<'_, T> {
         }
         let (Some(expected), Some(remote)) = (expected, in_flight.remotes.last()) else {
             return Err(AttemptError::Failed(Failure::Unverifiable {
-                message: "there is nothing to compare".to_owned(),
+                message: "there is no checksum to compare with".to_owned(),
             }));
         };
         let arrived = match self.transport.sum_device(remote) {
@@ -83,7 +83,7 @@ impl<T: Transport> Transfer<'_, T> {
             Err(error @ (TransportError::ContextLost { .. } | TransportError::TimedOut { .. })) => {
                 return Err(error.into());
             }
-            // The device cannot say; a copy back can.
+            // The device cannot compute it, so read the tensor back.
             Ok(None) | Err(_) => self
                 .transport
                 .read_back(remote)
@@ -100,7 +100,7 @@ impl<T: Transport> Transfer<'_, T> {
         }
     }
 
-    /// Whether the source is still what it was; if not, no other way to copy it helps.
+    /// Whether the source is unchanged; if not, no other strategy can help.
     pub(super) fn check_source(&mut self) -> Result<(), AttemptError> {
         let now = self
             .transport

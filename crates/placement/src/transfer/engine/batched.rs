@@ -1,22 +1,22 @@
-//! Several tensors to the device, their direct copies started together.
+//! Moves several tensors to the device, starting their direct copies together.
 //!
-//! One tensor after the other is waited for, summed and read about on its own: on a device, three waits for each. Here
-//! the direct copies of all are started first, and their sums with them, so that the device has something to do all
-//! the time and answers once. What did not arrive goes on alone, with the next strategy.
+//! One at a time, each tensor costs three waits on a device: for the copy, for its checksum, and for reading
+//! that back. Here the direct copies of all tensors and their checksums are started first, which keeps the
+//! device busy, and there is one wait. What did not arrive continues on its own with the next strategy.
 
 use super::{PlacedBy, StartedCopy, TransferEngine};
 use crate::transfer::policy::{MoveError, Placed, Request};
-use crate::transfer::strategy::{Situation, TransferStrategy};
+use crate::transfer::strategy::{StrategyContext, TransferStrategy};
 use crate::transfer::transport::{SyncScope, Transport};
 
 impl TransferEngine {
-    /// Moves several tensors. On return all copies are complete, and verified as the policy asks.
+    /// Moves several tensors. On return all copies are complete and verified as the policy says.
     ///
-    /// All sources are held until then, and all copies: what may be held is for the caller to bound.
+    /// All sources and all copies are held until then; the caller has to bound their total size.
     ///
     /// # Errors
-    /// That of the first tensor that fails as in [`TransferEngine::to_device`]. None is handed over then.
-    pub fn to_device_together<T: Transport>(
+    /// That of the first tensor that fails as in [`TransferEngine::to_device`]. None is returned then.
+    pub fn to_device_batched<T: Transport>(
         &mut self,
         transport: &mut T,
         loads: &[(&T::Host, Request<'_>)],
@@ -26,12 +26,12 @@ impl TransferEngine {
             starts.push(self.start(transport, host, request)?);
         }
         let device = transport.facts();
-        // `None` for those that may not be copied directly: they move alone.
+        // `None` for tensors that cannot be copied directly: they are moved one by one.
         let plan: Vec<Option<bool>> = starts
             .iter()
             .zip(loads)
             .map(|(start, (_, request))| {
-                let situation = Situation {
+                let situation = StrategyContext {
                     device: &device,
                     source: start.source,
                     cast: start.cast,
@@ -43,7 +43,7 @@ impl TransferEngine {
                         .wants(start.decision, name, role, TransferStrategy::Direct)
                 };
                 situation
-                    .obstacle(TransferStrategy::Direct)
+                    .skip_reason(TransferStrategy::Direct)
                     .is_none()
                     .then(verified)
             })
@@ -53,7 +53,7 @@ impl TransferEngine {
             .zip(&plan)
             .filter_map(|(start, verified)| Some((&start.contiguous, (*verified)?)))
             .collect();
-        let mut copied = transport.copy_together(&chosen).into_iter();
+        let mut copied = transport.copy_batched(&chosen).into_iter();
 
         let mut waited = false;
         let mut placed = Vec::with_capacity(loads.len());
@@ -62,10 +62,10 @@ impl TransferEngine {
             let started = verified
                 .and_then(|_| copied.next())
                 .map(|copied| StartedCopy { copied, waited });
-            let waits = started.as_ref().is_some_and(StartedCopy::is_under_way);
+            let waits = started.as_ref().is_some_and(StartedCopy::is_in_flight);
             match self.transfer(transport, request, start, started).0 {
                 Ok(one) => {
-                    // Whatever brought it there was waited for, and with it all that was started before.
+                    // Its transfer was waited for, and with it everything that was started before.
                     waited |= waits && matches!(one, Placed::OnDevice(_));
                     placed.push(one);
                 }
@@ -85,8 +85,8 @@ impl TransferEngine {
     }
 }
 
-/// Drops what was started or has arrived and is not wanted any more, once the device is done with it; never, where
-/// that cannot be known.
+/// Drops copies that are no longer wanted once the device is done with them; leaks them if that cannot be
+/// determined.
 fn give_up<T: Transport>(
     transport: &mut T,
     error: &MoveError,

@@ -1,4 +1,4 @@
-//! A tensor of the device in host memory, verified.
+//! Copies a tensor from the device to host memory, verified.
 
 use super::TransferEngine;
 use crate::transfer::checksum::Checksum;
@@ -9,12 +9,12 @@ use crate::transfer::transport::{SyncScope, Transport, TransportError};
 use crate::transfer::verify::Verify;
 
 impl TransferEngine {
-    /// Copies a contiguous tensor of the device to fresh host memory: by one direct copy, and two more where that is
-    /// refused or brings other bytes. Verified in every mode but [`Verify::Off`], by the device's own checksum; of a
-    /// device that computes none, two copies in a row must agree.
+    /// Copies a contiguous tensor from the device to new host memory with a direct copy, and up to two more
+    /// if that is refused or wrong. It is verified in every mode except [`Verify::Off`], with a checksum
+    /// computed on the device; if the device cannot compute one, two consecutive copies must agree.
     ///
     /// # Errors
-    /// [`MoveError`]; the tensor on the device is as it was.
+    /// [`MoveError`]; the tensor on the device is unchanged.
     pub fn to_host<T: Transport>(
         &mut self,
         transport: &mut T,
@@ -33,7 +33,7 @@ impl TransferEngine {
             };
             match self.read(transport, remote, &mut before) {
                 Ok(Some(host)) => break Ok(host),
-                // The first copy of a device without sums: the next one tells.
+                // The first copy from a device without checksums; compare it with the next one.
                 Ok(None) => {}
                 Err(error) => match settled(transport, error) {
                     Failure::ContextLost { message } => {
@@ -57,7 +57,7 @@ impl TransferEngine {
         result
     }
 
-    /// One copy, compared with what the device says it sent, or else with the copy before.
+    /// One copy, compared with the device's checksum or else with the previous copy.
     fn read<T: Transport>(
         &mut self,
         transport: &mut T,
@@ -91,7 +91,7 @@ impl TransferEngine {
     }
 }
 
-/// What a failure means once the device was waited for.
+/// The meaning of a failure after waiting for the device.
 fn settled<T: Transport>(transport: &mut T, failure: Failure) -> Failure {
     let Failure::TimedOut { message } = failure else {
         return failure;

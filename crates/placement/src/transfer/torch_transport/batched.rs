@@ -1,13 +1,15 @@
-//! The direct way on an accelerator, for one tensor or several: copies, and the sums of both sides beside them.
+//! The direct strategy on an accelerator, for one or more tensors: copies, overlapped with the checksums of
+//! both sides.
 //!
 //! ```text
 //!   other cores      sum a ┬ sum b ┬ sum c ┬ …
-//!   copies                 └ copy a └ copy b └ copy c …       each piece after its sum
+//!   copies                 └ copy a └ copy b └ copy c …       each piece after its checksum
 //!   side stream                       └ sum a, b, c, slab by slab ─▶ one copy back
 //! ```
 //!
-//! The source is summed in pieces, each before its copy is started. So what the device gets is what was summed, or a
-//! difference shows. What the device sums runs on a stream of its own, so that the next copy does not wait for it.
+//! The source is checksummed in pieces, each before its copy is started, so the device gets what was
+//! checksummed, or a difference shows. Checksums on the device run on their own stream, so the next copy does
+//! not wait for them.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -25,19 +27,19 @@ use super::sums::{Summing, bytes_of, rows_of};
 use crate::transfer::checksum::{Checksum, ROW_BYTES, RowSum};
 use crate::transfer::transport::ChecksummedCopy;
 
-/// A contiguous tensor, and whether it is to be summed.
-pub(super) type Load = (HostTensor, bool);
+/// A contiguous tensor, and whether to compute checksums.
+pub(super) type CopyJob = (HostTensor, bool);
 
-/// What became of each load: nothing but its own error, where libtorch can go on.
+/// The result of each job: its own error at most, as long as libtorch remains usable.
 pub(super) type Copied = Vec<Result<ChecksummedCopy<Tensor>, Error>>;
 
-/// Starts the copies, and waits for them where all could be summed on the device. `side` are the weights of a row
-/// on the device, if it is believed to compute, and the stream to do that on.
+/// Starts the copies, and waits for them if all could be checksummed on the device. `side`: a row's weights
+/// on the device, if its checksums can be trusted, and the stream to compute on.
 ///
 /// # Errors
-/// One that ends the context; others are those of single loads.
-pub(super) fn copy_together(
-    loads: &[Load],
+/// One that invalidates the context; others are reported per job.
+pub(super) fn copy_batched(
+    loads: &[CopyJob],
     device: Device,
     side: Option<(Tensor, Stream)>,
 ) -> Result<Copied, Error> {
@@ -45,14 +47,14 @@ pub(super) fn copy_together(
     match in_flight.go(loads, device, side) {
         Ok(()) => Ok(in_flight.copied),
         Err(error) => {
-            // Copies may be under way on one stream, and on another sums that read what they bring.
+            // Copies may be in flight on one stream, and checksums that read their targets on another.
             let wait = || accelerator::synchronize(DeviceIndex::try_from(device)?);
             Err(drop_when_safe(in_flight, error, wait))
         }
     }
 }
 
-/// What is on the device before it is known to be complete.
+/// Device tensors that are not known to be complete.
 #[derive(Default)]
 struct InFlight {
     copied: Copied,
@@ -62,7 +64,7 @@ struct InFlight {
 impl InFlight {
     fn go(
         &mut self,
-        loads: &[Load],
+        loads: &[CopyJob],
         device: Device,
         side: Option<(Tensor, Stream)>,
     ) -> Result<(), Error> {
@@ -89,7 +91,7 @@ impl InFlight {
     }
 }
 
-/// Takes out an error after which nothing on the device may be used.
+/// Separates errors after which the device is unusable.
 fn usable<T>(outcome: Result<T, Error>) -> Result<Result<T, Error>, Error> {
     match outcome {
         Err(error) if !error.context_is_usable() => Err(error),
@@ -97,66 +99,66 @@ fn usable<T>(outcome: Result<T, Error>) -> Result<Result<T, Error>, Error> {
     }
 }
 
-/// Part of a source, as bytes of it.
+/// A range of a source, in bytes.
 #[derive(Clone, Copy)]
 struct Piece {
     start: i64,
     length: i64,
 }
 
-/// The smallest piece, the largest of ordinary memory, and that of pinned memory.
+/// The smallest piece size, and the largest for pageable and for pinned memory.
 ///
-/// They grow: the first copy begins soon, and large tensors are not cut up for nothing. A copy from memory that is
-/// not pinned is made by this core; so its pieces are still in the caches when they are copied, and what was read
-/// for the sum need not come from memory again.
+/// Sizes grow, so that the first copy starts early and large tensors are not split needlessly. A copy from
+/// pageable memory runs on this core; its pieces are small enough to be still in the caches when they are
+/// copied, after they have been read for the checksum.
 const PIECES: [i64; 3] = [
     16 * ROW_BYTES as i64,
     64 * ROW_BYTES as i64,
     512 * ROW_BYTES as i64,
 ];
 
-/// The sums of sources, piece by piece: taken on other cores a little ahead of the copies, or here where those are
-/// busy.
+/// Checksums of the sources, piece by piece: computed on other cores a little ahead of the copies, or here if
+/// those are busy.
 struct SumsAhead {
-    /// Each source as bytes, and its pieces; none of those that are not summed.
+    /// Each source as bytes, with its pieces; no pieces if it gets no checksum.
     loads: Vec<(Tensor, Vec<Piece>)>,
-    /// What other cores were asked for, and not yet asked about, in the order of the copies.
-    offered: VecDeque<Offered>,
-    /// The next piece to offer: its load, and its number there.
+    /// Pieces offered to other cores and not collected yet, in copy order.
+    offered: VecDeque<OfferedSum>,
+    /// The next piece to offer: job and index.
     next: (usize, usize),
 }
 
-/// A piece that another core was asked to sum. Once this is dropped, none reads it any more.
-struct Offered {
+/// A piece offered to another core. After this is dropped, none reads it any more.
+struct OfferedSum {
     load: usize,
     piece: Piece,
-    order: Arc<Order>,
+    order: Arc<SumJob>,
     sum: Receiver<Checksum>,
 }
 
-/// The bytes of a piece, and where their sum goes. Whoever takes it out sums them: what stays in the queue of the
-/// other cores afterwards holds no memory.
-type Order = Mutex<Option<(HostTensor, Sender<Checksum>)>>;
+/// The bytes of a piece, and where to send the checksum. Whoever claims it computes the checksum; what then
+/// remains in the other cores' queue holds no memory.
+type SumJob = Mutex<Option<(HostTensor, Sender<Checksum>)>>;
 
-fn take_out(order: &Order) -> Option<(HostTensor, Sender<Checksum>)> {
+fn claim(order: &SumJob) -> Option<(HostTensor, Sender<Checksum>)> {
     order.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-impl Offered {
-    fn new(load: usize, piece: Piece, bytes: HostTensor) -> Offered {
+impl OfferedSum {
+    fn new(load: usize, piece: Piece, bytes: HostTensor) -> OfferedSum {
         let (answer, sum) = channel();
         let order = Arc::new(Mutex::new(Some((bytes, answer))));
         let offered = Arc::clone(&order);
         rayon::spawn_fifo(move || {
-            if let Some((bytes, answer)) = take_out(&offered) {
+            if let Some((bytes, answer)) = claim(&offered) {
                 let sum = Checksum::on_one_core(bytes.bytes());
-                // Before the answer: whoever has that may free or write to the memory.
+                // Before sending the result, after which the memory may be freed or written to.
                 drop(bytes);
-                // The copy may have failed meanwhile, and nobody waits any more.
+                // If the copy has failed meanwhile, nobody is waiting any more.
                 let _ = answer.send(sum);
             }
         });
-        Offered {
+        OfferedSum {
             load,
             piece,
             order,
@@ -164,9 +166,9 @@ impl Offered {
         }
     }
 
-    /// The sum, taken here if no other core has begun.
+    /// The checksum, computed here if no other core has claimed it.
     fn sum(self) -> Result<Checksum, Error> {
-        let not_begun = take_out(&self.order).map(|(bytes, _)| bytes);
+        let not_begun = claim(&self.order).map(|(bytes, _)| bytes);
         match not_begun {
             Some(bytes) => Ok(Checksum::on_one_core(bytes.bytes())),
             None => self.sum.recv().map_err(|_| lost()),
@@ -174,30 +176,30 @@ impl Offered {
     }
 }
 
-impl Drop for Offered {
-    /// Takes the order back, or waits for the core that is at it.
+impl Drop for OfferedSum {
+    /// Claims the job back, or waits for the core that is computing it.
     fn drop(&mut self) {
-        drop(take_out(&self.order));
-        // Ends also without an answer, when whoever took the order has dropped its sender.
+        drop(claim(&self.order));
+        // Also returns without a result, when the sender is dropped.
         let _ = self.sum.recv();
     }
 }
 
 fn lost() -> Error {
-    Error::Torch("the sum of the source was lost".into())
+    Error::Torch("the checksum of the source was lost".into())
 }
 
 impl SumsAhead {
-    /// How many pieces are offered: as many as hide the moment that a core takes to wake up. More would leave the
-    /// caches before they are copied.
+    /// Number of pieces to offer: enough to hide the wake-up latency of a core. More would be evicted from
+    /// the caches before they are copied.
     const AHEAD: usize = 3;
 
-    fn new(loads: &[Load]) -> Result<SumsAhead, Error> {
+    fn new(loads: &[CopyJob]) -> Result<SumsAhead, Error> {
         let [mut next, largest, largest_pinned] = PIECES;
-        let mut cut = |(source, summed): &Load| -> Result<(Tensor, Vec<Piece>), Error> {
+        let mut cut = |(source, summed): &CopyJob| -> Result<(Tensor, Vec<Piece>), Error> {
             let mut pieces = Vec::new();
             let total = size_in_bytes(&source.0) as i64;
-            // Where nobody can tell, the smaller ones do no harm.
+            // If this is unknown, the smaller size does no harm.
             let largest = match *summed && accelerator::is_pinned(&source.0).unwrap_or(false) {
                 true => largest_pinned,
                 false => largest,
@@ -218,13 +220,13 @@ impl SumsAhead {
         })
     }
 
-    /// The pieces of a load.
+    /// The pieces of a job.
     fn pieces(&self, load: usize) -> Vec<Piece> {
         let (_, pieces) = &self.loads[load];
         pieces.clone()
     }
 
-    /// The sum of a piece; they are asked for in their order, but those of a load that failed may be left out.
+    /// The checksum of a piece. Pieces are taken in order, but those of a failed job may be skipped.
     fn take(&mut self, load: usize, piece: Piece) -> Result<Checksum, Error> {
         loop {
             while self.offered.len() <= Self::AHEAD && self.offer_next()? {}
@@ -235,7 +237,7 @@ impl SumsAhead {
         }
     }
 
-    /// Whether there was one.
+    /// Offers the next piece; returns whether there was one.
     fn offer_next(&mut self) -> Result<bool, Error> {
         let (load, piece) = loop {
             let (load, number) = self.next;
@@ -249,7 +251,7 @@ impl SumsAhead {
             }
         };
         let bytes = self.bytes(load, piece)?;
-        self.offered.push_back(Offered::new(load, piece, bytes));
+        self.offered.push_back(OfferedSum::new(load, piece, bytes));
         Ok(true)
     }
 
@@ -259,10 +261,10 @@ impl SumsAhead {
     }
 }
 
-/// Starts the copy of one tensor and, if that is wanted, both its sums.
+/// Starts the copy of one tensor and, if requested, both checksums.
 fn copy_one(
     load: usize,
-    (HostTensor(source), summed): &Load,
+    (HostTensor(source), summed): &CopyJob,
     device: Device,
     sums_ahead: &mut SumsAhead,
     device_sums: &mut Option<DeviceSums>,
@@ -287,7 +289,7 @@ fn copy_one(
         nothing_to_wait_for,
     );
     if let (Err(_), Some(sums)) = (&started, device_sums) {
-        // The side stream may be reading it.
+        // The side stream may still be reading it.
         sums.kept.push(target);
     }
     Ok(ChecksummedCopy {
@@ -297,7 +299,7 @@ fn copy_one(
     })
 }
 
-/// Starts the copy of one tensor and, piece by piece, both its sums. Returns that of the source.
+/// Starts the copy of one tensor and, piece by piece, both checksums. Returns that of the source.
 fn copy_with_checksum(
     load: usize,
     source: &Tensor,
@@ -331,29 +333,30 @@ fn copy_with_checksum(
     Ok(Checksum::from_rows(total, rows))
 }
 
-/// The sums on the device, on a stream that follows the copies.
+/// Checksums on the device, on a stream that follows the copies.
 struct DeviceSums {
     summing: Summing,
     index: DeviceIndex,
     stream: Stream,
     event: Event,
-    /// Pieces that were copied, and not yet given to the side stream: one order to wait serves many small ones.
+    /// Pieces that were copied but not yet passed to the side stream: one wait covers many small ones.
     copied: Vec<(Tensor, i64, i64)>,
     waiting: i64,
-    /// Rows of each load that were summed, and the bytes that these are, if they are all of it.
+    /// The number of checksummed rows of each job, and its bytes if the rows cover all of it.
     loads: Vec<(usize, Option<u64>)>,
-    /// Rows of the load on its way.
+    /// Rows of the current job.
     rows: usize,
-    /// Copies that failed when some of their bytes were being summed already: kept until all sums are known.
+    /// Targets of failed copies that are already being checksummed: kept until all checksums are known.
     kept: Vec<Tensor>,
-    /// A step failed, and the side stream could not even be waited for: there are no sums, but it may still read.
+    /// A step failed, and not even the side stream could be synchronised: there are no checksums, but it may
+    /// still read.
     has_failed: bool,
 }
 
 impl DeviceSums {
-    /// `None` where the device has no memory for sums: what arrives is asked about one by one then.
+    /// `None` if the device lacks the memory: tensors are then verified one by one.
     fn new(
-        loads: &[Load],
+        loads: &[CopyJob],
         device: Device,
         weights: &Tensor,
         stream: Stream,
@@ -381,7 +384,8 @@ impl DeviceSums {
         }))
     }
 
-    /// A piece whose copy has been started on the current stream. Says whether the sums can go on.
+    /// Adds a piece whose copy has been started on the current stream. Returns whether checksums can
+    /// continue.
     fn add(&mut self, bytes: &Tensor, start: i64, length: i64) -> Result<bool, Error> {
         self.rows += (length as usize).div_ceil(ROW_BYTES);
         self.waiting += length;
@@ -393,7 +397,7 @@ impl DeviceSums {
         }
     }
 
-    /// Lets the device sum what has been added, after its copies.
+    /// Starts the checksums of what has been added, ordered after the copies.
     fn begin(&mut self) -> Result<bool, Error> {
         self.waiting = 0;
         let begun = self.order_sums();
@@ -413,14 +417,14 @@ impl DeviceSums {
         Ok(())
     }
 
-    /// No more pieces of this load come; `None` when it failed.
+    /// Ends a job; `None` if it failed.
     fn end_load(&mut self, load: Option<&ChecksummedCopy<Tensor>>) {
         let summed = load.filter(|load| load.sent.is_some());
         let bytes = summed.map(|load| size_in_bytes(&load.remote));
         self.loads.push((std::mem::take(&mut self.rows), bytes));
     }
 
-    /// The checksum of each load, where there is one, when all are known; then everything has arrived.
+    /// The checksum of each job, if it has one, once all are known; everything has then arrived.
     fn read(&mut self) -> Result<Option<Vec<Option<Checksum>>>, Error> {
         if self.has_failed {
             self.stream.synchronize()?;
@@ -442,7 +446,7 @@ impl DeviceSums {
     }
 }
 
-/// What came of a step of the sums, `None` when it failed: nothing on the side stream reads the tensors then.
+/// The result of a step, `None` if it failed: nothing on the side stream reads the tensors then.
 fn keep<T>(stream: Stream, outcome: Result<T, Error>) -> Result<Option<T>, Error> {
     match usable(outcome)? {
         Ok(value) => Ok(Some(value)),
@@ -469,10 +473,10 @@ mod tests {
         HostTensor(Tensor::from_slice(&bytes))
     }
 
-    /// Two at a time would wait for each other's cores.
+    /// The tests must not run in parallel: they would wait for each other's cores.
     static CORES: Mutex<()> = Mutex::new(());
 
-    /// Keeps all other cores from what is offered until `work` is done.
+    /// Keeps all other cores busy until `work` is done.
     fn while_others_are_busy(work: impl FnOnce()) {
         let _alone = CORES.lock().unwrap_or_else(PoisonError::into_inner);
         let cores = rayon::current_num_threads();
@@ -492,11 +496,11 @@ mod tests {
     #[test]
     fn a_piece_that_is_summed_here_is_not_kept_by_the_queue() {
         while_others_are_busy(|| {
-            let offered = Offered::new(0, PIECE, bytes());
+            let offered = OfferedSum::new(0, PIECE, bytes());
             let order = Arc::clone(&offered.order);
             let sum = offered.sum().unwrap();
             assert_eq!(sum, Checksum::of(bytes().bytes()));
-            assert!(take_out(&order).is_none());
+            assert!(claim(&order).is_none());
         });
     }
 
@@ -508,7 +512,7 @@ mod tests {
             assert!(ahead.offer_next().unwrap());
             let order = Arc::clone(&ahead.offered[0].order);
             drop(ahead);
-            assert!(take_out(&order).is_none());
+            assert!(claim(&order).is_none());
         });
     }
 
@@ -516,7 +520,7 @@ mod tests {
     fn the_sum_is_that_of_the_piece_whoever_takes_it() {
         let whole = Checksum::of(bytes().bytes());
         for _ in 0..200 {
-            assert_eq!(Offered::new(0, PIECE, bytes()).sum().unwrap(), whole);
+            assert_eq!(OfferedSum::new(0, PIECE, bytes()).sum().unwrap(), whole);
         }
     }
 }

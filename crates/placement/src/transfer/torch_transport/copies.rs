@@ -1,4 +1,4 @@
-//! The methods of copying, in libtorch's operations.
+//! The copy methods, as libtorch operations.
 
 use tch::{Device, Tensor};
 use torch_ext::accelerator::{self, DeviceIndex, Event, Stream};
@@ -7,7 +7,7 @@ use torch_ext::{Error, copy_into};
 use super::deferred_drop::{filled, nothing_to_wait_for};
 use platform::Bytes;
 
-/// An empty, contiguous tensor on the device with the shape and kind of `source`.
+/// An empty, contiguous tensor on the device with the shape and type of `source`.
 pub(super) fn empty_on(source: &Tensor, device: Device) -> Result<Tensor, Error> {
     Ok(Tensor::f_empty(source.size(), (source.kind(), device))?)
 }
@@ -17,7 +17,7 @@ pub(super) fn copy_direct(source: &Tensor, target: Tensor) -> Result<Tensor, Err
     filled(target, copy, nothing_to_wait_for)
 }
 
-/// A buffer for [`copy_chunked`]: of `chunk` bytes, or less where the source has less.
+/// A buffer for [`copy_chunked`] of `chunk` bytes, or fewer if the source is smaller.
 pub(super) fn chunk_buffer(source: &Tensor, chunk: Bytes, staging: bool) -> Result<Tensor, Error> {
     let width = source.kind().elt_size_in_bytes() as u64;
     let step = i64::try_from(chunk.0 / width)
@@ -30,8 +30,8 @@ pub(super) fn chunk_buffer(source: &Tensor, chunk: Bytes, staging: bool) -> Resu
     }
 }
 
-/// Through one buffer, piece by piece; each piece is complete before the next one
-/// overwrites the buffer, because a blocking copy returns only then.
+/// Copies through one buffer, chunk by chunk. Blocking copies make sure that each chunk is complete before
+/// the next one overwrites the buffer.
 pub(super) fn copy_chunked(
     source: &Tensor,
     target: Tensor,
@@ -53,8 +53,7 @@ pub(super) fn copy_chunked(
     filled(target, copy, nothing_to_wait_for)
 }
 
-/// On a side stream, ordered after what the current one has queued, with everything
-/// complete on return.
+/// Copies on a side stream, ordered after the work queued on the current one, and complete on return.
 pub(super) fn copy_on_other_stream(
     source: &Tensor,
     target: impl FnOnce() -> Result<Tensor, Error>,
@@ -76,8 +75,8 @@ pub(super) fn copy_on_other_stream(
     filled(target, copy, || side.synchronize())
 }
 
-/// Another view of host memory. Pageable memory is put into pinned memory first: one
-/// copy, after which the pinned one is the only one.
+/// A device view of host memory. Pageable memory is first copied to pinned memory, which then is the only
+/// copy.
 pub(super) fn map_into(source: &Tensor, device: Device) -> Result<Tensor, Error> {
     let index = DeviceIndex::try_from(device)?;
     let pinned = match accelerator::is_pinned(source)? {

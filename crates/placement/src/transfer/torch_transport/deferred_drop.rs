@@ -1,14 +1,14 @@
-//! Dropping memory on the device after an error.
+//! Frees device memory safely after an error.
 //!
-//! What is freed may be handed out again at once. So it is kept until nothing on the device can be using it; and
-//! where the context is lost it is kept for good, since freeing it would call into a runtime that must not be called
-//! any more. (What libtorch's own operators drop on their way out is out of our hands.)
+//! Freed memory may be reused at once, so it is kept until nothing on the device can be using it. If the
+//! context is lost it is leaked, because freeing it would call into a runtime that must not be called any
+//! more. (Tensors that libtorch's own operators drop when they fail are beyond our control.)
 
 use tch::Tensor;
 use torch_ext::Error;
 
-/// Drops what was `held` when `error` came: after `wait`, which returns when nothing uses it any more, or never.
-/// Gives back the error that counts: the same, unless waiting showed that the context is lost.
+/// Drops `held` after `error`: once `wait` confirms that nothing uses it any more, or never. Returns the
+/// error to report: the same one, unless waiting showed that the context is lost.
 pub(super) fn drop_when_safe<T>(
     held: T,
     error: Error,
@@ -30,7 +30,7 @@ pub(super) fn drop_when_safe<T>(
     }
 }
 
-/// The tensor, once `fill` has filled it. When that fails, it is dropped after `wait`.
+/// The tensor after `fill` has filled it. If that fails, the tensor is dropped after `wait`.
 pub(super) fn filled(
     mut target: Tensor,
     fill: impl FnOnce(&mut Tensor) -> Result<(), Error>,
@@ -42,7 +42,7 @@ pub(super) fn filled(
     }
 }
 
-/// Where an operation that failed has left nothing under way, or nothing but what its own stream orders.
+/// For operations that leave nothing in flight when they fail, or only what their own stream orders.
 pub(super) fn nothing_to_wait_for() -> Result<(), Error> {
     Ok(())
 }
@@ -63,7 +63,7 @@ mod tests {
         Error::Torch("no".into())
     }
 
-    /// Says in which order it was waited for and freed, and which error came out.
+    /// Returns the order of waiting and freeing, and whether the context was lost.
     fn dropping(error: Error, waited: Result<(), Error>) -> (Vec<&'static str>, bool) {
         struct Held<'a>(&'a RefCell<Vec<&'static str>>);
         impl Drop for Held<'_> {

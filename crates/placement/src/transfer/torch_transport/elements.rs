@@ -1,4 +1,4 @@
-//! libtorch's kinds and devices in the engine's words.
+//! Converts libtorch's types and devices to the engine's.
 
 use tch::{Device, Kind, Tensor};
 use torch_ext::accelerator;
@@ -10,7 +10,7 @@ pub(crate) fn size_in_bytes(tensor: &Tensor) -> u64 {
     tensor.numel() as u64 * tensor.kind().elt_size_in_bytes() as u64
 }
 
-/// The device as messages name it: `cpu`, `hip:0`, `cuda:1`.
+/// The device's name in messages: `cpu`, `hip:0`, `cuda:1`.
 pub(crate) fn device_name(device: Device) -> String {
     match device {
         Device::Cpu => "cpu".to_owned(),
@@ -20,8 +20,7 @@ pub(crate) fn device_name(device: Device) -> String {
     }
 }
 
-/// The element type of a kind; `None` for those that no model file has (quantized,
-/// complex half).
+/// The element type of a kind; `None` for those that occur in no model file (quantized, complex half).
 pub(crate) fn element_of(kind: Kind) -> Option<Element> {
     Some(match kind {
         Kind::Bool => Element::Bool,

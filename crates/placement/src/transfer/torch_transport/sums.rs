@@ -1,4 +1,4 @@
-//! The sum on the device, in libtorch's operations, and whether the device can be believed to compute it.
+//! Checksums on the device as libtorch operations, and whether they can be trusted.
 
 use tch::{Device, Kind, Tensor};
 use torch_ext::Error;
@@ -6,8 +6,8 @@ use torch_ext::Error;
 use super::elements::size_in_bytes;
 use crate::transfer::checksum::{self, Checksum, ROW_BYTES, ROW_WORDS, RowSum};
 
-/// Rows that the device sums at once: 16 MiB of a tensor, and 32 MiB for its products. Smaller slabs cost more
-/// launches than they save memory.
+/// Rows per slab: 16 MiB of a tensor, and 32 MiB for the products. Smaller slabs cost more in launches than
+/// they save in memory.
 pub(super) const SLAB_ROWS: i64 = 1024;
 
 /// The weights of [`checksum::weights`] as an int64 tensor on the device.
@@ -19,13 +19,13 @@ pub(super) fn weights_on(device: Device) -> Result<Tensor, Error> {
     Ok(Tensor::f_from_slice(&weights)?.f_to_device(device)?)
 }
 
-/// Whether the device's sum of numbers that it counted up itself is what it must be.
+/// Whether the device computes the right checksum of a sequence that it generated itself.
 ///
-/// Kernels that run and do nothing, or that compute nonsense, are reported of cards in chipset slots and of
-/// builds for the wrong architecture; and a simulated device runs none. Its sums prove nothing, and what
-/// arrives there has to be read back instead.
+/// Kernels that do nothing, or compute garbage, have been reported for cards in chipset slots and for builds
+/// for the wrong architecture; and a simulated device runs none. Their checksums prove nothing, so tensors
+/// have to be read back instead.
 pub(super) fn computes(device: Device, weights: &Tensor) -> Result<bool, Error> {
-    // More than a row, and an end that has to be filled up.
+    // More than a row, with a tail that needs padding.
     let count = 2 * ROW_WORDS as i32 + 1001;
     let numbers = Tensor::f_arange(i64::from(count), (Kind::Int, device))?;
     let bytes: Vec<u8> = (0..count).flat_map(i32::to_le_bytes).collect();
@@ -39,43 +39,43 @@ pub(super) fn sum_rows(tensor: &Tensor, weights: &Tensor) -> Result<Checksum, Er
     Ok(Checksum::from_rows(size_in_bytes(tensor), summing.read()?))
 }
 
-/// The bytes of a contiguous tensor, as another view of it.
+/// A contiguous tensor viewed as bytes.
 pub(super) fn bytes_of(tensor: &Tensor) -> Result<Tensor, Error> {
     Ok(tensor.f_view(-1)?.f_view_dtype(Kind::Uint8)?)
 }
 
-/// The rows of a tensor; the last one may be short.
+/// Number of rows of a tensor; the last one may be short.
 pub(super) fn rows_of(tensor: &Tensor) -> usize {
     (size_in_bytes(tensor) as usize).div_ceil(ROW_BYTES)
 }
 
-/// Some of the bytes of a tensor.
+/// A range of a tensor's bytes.
 struct Part {
     bytes: Tensor,
     start: i64,
     length: i64,
 }
 
-/// Sums of contiguous tensors, by the tensor operations of [`crate::transfer::checksum`], slab by slab, under way on the
-/// current stream. The device is waited for once, when they are read.
+/// Checksums of contiguous tensors, with the operations of [`crate::transfer::checksum`], slab by slab, in
+/// flight on the current stream. Reading them is the only synchronisation.
 ///
-/// Small tensors are put into one slab together, so that what counts is their bytes and not their number.
+/// Small tensors are combined into one slab, so that the cost depends on their bytes and not on their number.
 pub(super) struct Summing {
     weights: Tensor,
-    /// Plain sums above, weighted ones below. Every slab writes its own to their place, so that all come back in
-    /// one copy.
+    /// Plain sums in the first row, weighted ones in the second. Every slab writes to its range, so all are
+    /// copied back at once.
     sums: Tensor,
-    /// The rows that have been summed.
+    /// Number of rows done.
     row: i64,
-    /// Bytes that make up the next slab, and its rows.
+    /// The ranges that make up the next slab.
     parts: Vec<Part>,
     rows: i64,
-    /// What fills up short rows.
+    /// Padding for short rows.
     zeros: Option<Tensor>,
 }
 
 impl Summing {
-    /// For so many rows in all.
+    /// For this many rows in total.
     pub(super) fn new(rows: usize, weights: &Tensor) -> Result<Summing, Error> {
         Ok(Summing {
             weights: weights.shallow_clone(),
@@ -87,8 +87,8 @@ impl Summing {
         })
     }
 
-    /// Adds rows after those that were added before: bytes of a tensor from a row's start on, to its end or the
-    /// start of another row.
+    /// Adds rows after those added before: bytes of a tensor, from the start of a row to the end of the
+    /// tensor or the start of another row.
     pub(super) fn add(&mut self, bytes: &Tensor, start: i64, length: i64) -> Result<(), Error> {
         let row_bytes = ROW_BYTES as i64;
         let full_rows = length / row_bytes;
@@ -115,7 +115,7 @@ impl Summing {
 
     fn put(&mut self, bytes: &Tensor, start: i64, length: i64) {
         match self.parts.last_mut() {
-            // It goes on where the last one ends.
+            // It continues the previous range.
             Some(last)
                 if last.bytes.data_ptr() == bytes.data_ptr()
                     && last.start + last.length == start =>
@@ -138,7 +138,7 @@ impl Summing {
         }
     }
 
-    /// Lets the device sum what has been put together.
+    /// Starts the computation of the collected slab.
     fn start_slab(&mut self) -> Result<(), Error> {
         let parts = std::mem::take(&mut self.parts);
         let parts = parts
@@ -150,7 +150,7 @@ impl Summing {
             [] => return Ok(()),
             [part] => part.f_view_dtype(Kind::Int)?,
             parts if parts.iter().all(|part| part.numel() % 4 == 0) => {
-                // Four bytes at a time where that is possible.
+                // Four bytes at a time where possible.
                 let words = parts.iter().map(|part| part.f_view_dtype(Kind::Int));
                 Tensor::f_cat(&words.collect::<Result<Vec<_>, _>>()?, 0)?
             }
@@ -167,7 +167,7 @@ impl Summing {
         Ok(())
     }
 
-    /// Waits for the sums of all rows that were added.
+    /// Waits for the sums of all added rows.
     pub(super) fn read(&mut self) -> Result<Vec<RowSum>, Error> {
         self.start_slab()?;
         let sums = self.sums.f_narrow(1, 0, self.row)?.f_contiguous()?;

@@ -84,12 +84,12 @@ fn tensors_that_share_slabs_have_the_sums_of_their_own_bytes() {
 
 #[test]
 fn what_is_copied_together_is_what_was_summed_ahead() {
-    let loads: Vec<Load> = COUNTS
+    let loads: Vec<CopyJob> = COUNTS
         .iter()
         .enumerate()
         .map(|(at, &count)| (HostTensor(sample(Kind::Float, count)), at != 2))
         .collect();
-    let copied = copy_together(&loads, Device::Cpu, None).unwrap();
+    let copied = copy_batched(&loads, Device::Cpu, None).unwrap();
     assert_eq!(copied.len(), loads.len());
     for ((source, summed), copied) in loads.iter().zip(copied) {
         let copied = copied.unwrap();
@@ -243,9 +243,9 @@ fn elements_and_kinds_are_inverse() {
 #[test]
 fn what_goes_over_a_slow_link_gets_its_time_and_what_hangs_is_noticed() {
     let options = TransportOptions::default();
-    assert_eq!(options.patience(Bytes::ZERO), options.deadline);
+    assert_eq!(options.timeout(Bytes::ZERO), options.deadline);
     // 20 GiB at 64 MiB/s are 320 s, more than the whole deadline of an operation.
-    let long = options.patience(Bytes::gib(20));
+    let long = options.timeout(Bytes::gib(20));
     assert_eq!(long, options.deadline + Duration::from_secs(320));
-    assert!(options.patience(Bytes(u64::MAX)) > long);
+    assert!(options.timeout(Bytes(u64::MAX)) > long);
 }

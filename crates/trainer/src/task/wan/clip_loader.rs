@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use models::formats::{SafetensorsFile, TensorSource};
 use models::wan::text_encoder::TEXT_ROWS;
-use placement::loader::{BatchOrder, BoxError, LoadError, Loader, LoaderOptions, Source};
+use placement::loader::{BatchSampler, BoxError, LoadError, Loader, LoaderOptions, Source};
 use placement::{FieldPath, TensorTree};
 use tch::{Device, Kind, Tensor};
 

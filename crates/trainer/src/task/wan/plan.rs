@@ -10,8 +10,8 @@ use models::wan::model::WanModel;
 use models::wan::transformer::TransformerConfig;
 use placement::Bytes;
 use placement::plan::{
-    Component, DeviceMap, Handling, Memory, Module, OffloadOptions, Phase, Plan, PlanError,
-    Residency, TensorSize, plan_cycle,
+    Component, DeviceMap, Memory, Module, OffloadOptions, Phase, PlacementConstraint, Plan,
+    PlanError, Residency, TensorSize, plan_cycle,
 };
 use tch::{Device, Kind};
 
@@ -352,8 +352,8 @@ fn modules(
                 bytes: Bytes(bytes),
             }],
             handling: match block {
-                Some(_) => Handling::Streamable,
-                None => Handling::Resident,
+                Some(_) => PlacementConstraint::Streamable,
+                None => PlacementConstraint::Resident,
             },
         })
         .collect()

@@ -77,7 +77,7 @@ fn a_block_that_keeps_arriving_wrong_ends_the_run() {
     let stream = faulty(Verify::Always, |_| true);
     let error = sum(&stream, 0).unwrap_err().to_string();
     assert!(
-        error.starts_with("block `a` arrives wrong on the device: wrong between"),
+        error.starts_with("block `a` arrives damaged on the device: wrong between"),
         "{error}"
     );
 }
