@@ -7,12 +7,16 @@ mod common;
 use common::{assert_none, files, read};
 
 /// A private word, and the term that PyTorch, CUDA or Linux use for it.
-const PRIVATE: [(&str, &str); 17] = [
+const PRIVATE: [(&str, &str); 25] = [
+    ("boundless", "unlimited"),
     ("climb", "transfer"),
     ("climbs", "transfers"),
     ("crests", "peaks"),
     ("desk", "phase builder"),
     ("ebb", "step boundary"),
+    ("farewell", "shutdown timeout"),
+    ("home_before", "residency_before"),
+    ("idle_home", "idle_residency"),
     ("ladder", "transfer engine"),
     ("let_go", "drop_when_safe"),
     ("lull", "trough"),
@@ -20,9 +24,13 @@ const PRIVATE: [(&str, &str); 17] = [
     ("rehearsal", "step predictor"),
     ("rung", "transfer strategy"),
     ("rungs", "transfer strategies"),
+    ("see_itself", "self_attention"),
+    ("see_text", "cross_attention"),
     ("shelf", "spill file"),
+    ("someone_waits", "has_offloaded_modules"),
     ("tide", "step detector"),
     ("troubles", "deferred errors"),
+    ("turn_towards", "update_direction"),
     ("wish", "option"),
     ("wishes", "options"),
 ];

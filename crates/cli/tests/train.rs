@@ -392,7 +392,7 @@ fn a_dry_run_finds_what_training_would() {
     };
     assert!(refused(&["--set", "block_size=100000"]).contains("one block needs 100001"));
     let groups = "parameter_groups=[{names: lora}]";
-    assert!(refused(&["--set", groups]).contains("in the name of no parameter"));
+    assert!(refused(&["--set", groups]).contains("matches no parameter"));
     let nothing = place.train(&["--dry-run", "--resume"]);
     assert_eq!(nothing.status.code(), Some(1));
     assert!(stderr(&nothing).contains("no run of this name has a checkpoint"));

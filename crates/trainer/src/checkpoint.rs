@@ -1,10 +1,10 @@
 //! Checkpoints: everything a run needs to continue as if it had never stopped.
 //!
-//! A checkpoint is a folder `step-000100` of weights, optimizer state, what the task adds for
-//! other programs (an adapter in PEFT's format), and a `state.json`. That holds the config in
-//! force, the checksums of all of them and one of itself, and is written last. The folder is
-//! filled under a temporary name, forced to the disk, and renamed; so a folder that has its name
-//! is whole, whatever killed the process in between.
+//! A checkpoint is a folder `step-000100` with weights, optimizer state, what the task adds for other
+//! programs (an adapter in PEFT's format), and a `state.json`. The latter is written last and holds the
+//! config in force, the checksums of all other files and one of itself. The folder is filled under a
+//! temporary name, synced, and renamed; so a folder with the final name is complete, whenever the process was
+//! killed.
 
 mod integrity;
 mod window;
@@ -20,7 +20,7 @@ use serde_json::Value;
 use crate::Error;
 use crate::config::Config;
 use crate::events::Best;
-use crate::optim::{AdamW, Ema, Outer};
+use crate::optim::{AdamW, Ema, OuterOptimizer};
 use models::Parameters;
 use models::formats::{SafetensorsFile, TensorSource, write_tensors};
 pub use window::Window;
@@ -29,53 +29,53 @@ const FORMAT: u32 = 2;
 const MODEL: &str = "model.safetensors";
 const OPTIMIZER: &str = "optimizer.safetensors";
 const STATE: &str = "state.json";
-/// Ends the name of a checkpoint of steps that a run went back behind.
+/// Suffix of checkpoints that are later than the one a run was resumed from.
 const ASIDE: &str = ".aside";
 
-/// What `state.json` holds.
+/// The contents of `state.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct State {
     /// Version of this format.
     pub format: u32,
     /// Optimizer steps done.
     pub step: u64,
-    /// Units (tokens) trained on.
+    /// Units (tokens) trained on so far.
     pub units: u64,
-    /// Seconds of training so far, over all resumes.
+    /// Seconds of training so far, including before resumes.
     pub train_seconds: f64,
-    /// What of it no record has yet.
+    /// Steps since the last record.
     #[serde(default)]
     pub window: Window,
-    /// Steps that the optimizer took: those done less those that were skipped.
+    /// Steps that the optimizer took: all steps except skipped ones.
     #[serde(default)]
     pub optimizer_steps: Option<u64>,
-    /// The same of each turn, where parameters learn in several.
+    /// The same for each group, if groups of parameters are trained in turns.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub turn_steps: Vec<u64>,
     /// The best evaluation so far.
     #[serde(default)]
     pub best: Option<Best>,
-    /// Evaluations since then that were no better.
+    /// Evaluations since then without an improvement.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub waited: u32,
-    /// The steps of a run that is as long as so many passes over its data.
+    /// The planned steps of a run whose length is given in epochs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planned: Option<PlannedSteps>,
-    /// Samples in one pass, where memory was too short for what the config says.
+    /// Micro-batch size, if memory was too short for the configured one.
     #[serde(default)]
     pub micro_batch: Option<u32>,
-    /// Processes that trained together.
+    /// Number of processes.
     #[serde(default)]
     pub ranks: Option<u32>,
-    /// Where the task stands in its data.
+    /// The task's position in its data.
     pub data: Value,
-    /// What the task stands on, and must not change: [`Task::identity`](crate::task::Task::identity).
+    /// What the training is based on and must not change: [`Task::identity`](crate::task::Task::identity).
     pub identity: Value,
     /// The config in force, as YAML.
     pub config: String,
-    /// Records of this step that `metrics.jsonl` had; later ones are made again.
+    /// Records of this step in `metrics.jsonl`; later ones are written again.
     pub records: u64,
-    /// CRC-32C of each other file, by its name.
+    /// CRC-32C of every other file, by name.
     pub checksums: BTreeMap<String, u32>,
 }
 
@@ -85,7 +85,7 @@ fn is_zero(count: &u32) -> bool {
 }
 
 impl State {
-    /// Steps that the optimizer took in each turn.
+    /// Optimizer steps of each group that is trained in turns.
     pub(crate) fn steps_of_turns(&self) -> Vec<u64> {
         match self.turn_steps.is_empty() {
             true => vec![self.optimizer_steps.unwrap_or(self.step)],
@@ -94,70 +94,70 @@ impl State {
     }
 }
 
-/// The steps of a run that is as long as so many passes over its data, for a checkpoint: a run that
-/// goes on has as many, unless what they follow from changed.
+/// The planned steps of a run whose length is given in epochs. A resumed run keeps them, unless what they
+/// depend on has changed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct PlannedSteps {
     /// Passes over the data.
     pub num_train_epochs: f64,
-    /// Samples in a step.
+    /// Samples per step.
     pub samples: u64,
     /// Optimizer steps of the whole run.
     pub max_steps: u64,
 }
 
 impl State {
-    /// Units (tokens) that a record tells of.
+    /// Units (tokens) that are covered by records.
     pub fn recorded_units(&self) -> u64 {
         self.units.saturating_sub(self.window.units)
     }
 
-    /// Seconds of training that a record tells of.
+    /// Seconds of training that are covered by records.
     pub fn recorded_seconds(&self) -> f64 {
         (self.train_seconds - self.window.seconds).max(0.0)
     }
 }
 
-/// Progress that goes into a checkpoint.
+/// The progress of a run, for a checkpoint.
 #[derive(Debug, Clone)]
 pub struct Progress {
     /// Optimizer steps done.
     pub step: u64,
-    /// Units (tokens) trained on.
+    /// Units (tokens) trained on so far.
     pub units: u64,
     /// Seconds of training so far.
     pub train_seconds: f64,
-    /// What of it no record has yet.
+    /// Steps since the last record.
     pub window: Window,
     /// The best evaluation so far; its checkpoint is kept.
     pub best: Option<Best>,
-    /// Evaluations since then that were no better.
+    /// Evaluations since then without an improvement.
     pub waited: u32,
-    /// The steps of a run that is as long as so many passes over its data.
+    /// The planned steps of a run whose length is given in epochs.
     pub planned: Option<PlannedSteps>,
-    /// Samples in one pass, where memory was too short for what the config says.
+    /// Micro-batch size, if memory was too short for the configured one.
     pub micro_batch: Option<u32>,
-    /// Processes that train together.
+    /// Number of processes.
     pub ranks: u32,
-    /// Where the task stands in its data.
+    /// The task's position in its data.
     pub data: Value,
-    /// What the task stands on.
+    /// What the training is based on.
     pub identity: Value,
     /// Records of this step so far.
     pub records: u64,
 }
 
-/// What a checkpoint has the tensors of.
+/// The tensors that go into a checkpoint.
 #[derive(Debug)]
 pub struct Trained<'a> {
     /// The trained weights.
     pub parameters: &'a Parameters,
     /// The optimizer's moments.
     pub optimizer: &'a mut AdamW,
-    /// The averages of the weights, if the run keeps them.
+    /// The averaged weights, if the run keeps them.
     pub ema: Option<&'a Ema>,
-    /// The momentum of the outer optimizer, if ranks learn apart.
-    pub outer: Option<&'a Outer>,
+    /// The outer optimizer, with DiLoCo.
+    pub outer: Option<&'a OuterOptimizer>,
 }
 
 impl Trained<'_> {
@@ -168,7 +168,7 @@ impl Trained<'_> {
         tensors
     }
 
-    /// Everything but the weights, by name.
+    /// Everything except the weights, by name.
     pub(crate) fn state(&self) -> Vec<(String, &tch::Tensor)> {
         let mut state = self.optimizer.state(self.parameters);
         state.extend(self.ema.iter().flat_map(|ema| ema.state(self.parameters)));
@@ -178,7 +178,7 @@ impl Trained<'_> {
     }
 }
 
-/// A checkpoint that is being written. One that is dropped unfinished leaves nothing.
+/// A checkpoint that is being written. Dropping an unfinished one removes it.
 #[derive(Debug)]
 pub struct Draft {
     step: u64,
@@ -187,10 +187,10 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Begins the checkpoint of `step` in `folder` (the run's `checkpoints`).
+    /// Starts the checkpoint of `step` in `folder` (the run's `checkpoints`).
     ///
     /// # Errors
-    /// When its folder cannot be made.
+    /// If its folder cannot be created.
     pub fn begin(folder: &Path, step: u64) -> Result<Self, Error> {
         let name = name(step);
         let (path, target) = (folder.join(format!(".{name}.tmp")), folder.join(&name));
@@ -204,11 +204,11 @@ impl Draft {
         &self.path
     }
 
-    /// Writes the state, gives the checkpoint its name and removes those beyond the newest `keep`
-    /// and the best. Returns its folder.
+    /// Writes the state, renames the checkpoint to its final name, and removes all but the newest `keep` and
+    /// the best. Returns its folder.
     ///
     /// # Errors
-    /// When a file cannot be written; then nothing is removed and the older checkpoints stand.
+    /// If a file cannot be written; then no older checkpoint is removed.
     pub fn finish(
         self,
         config: &Config,
@@ -219,7 +219,7 @@ impl Draft {
         let folder = self.target.parent().unwrap_or(Path::new("."));
         let best = progress.best;
         self.fill(config, progress, trained)?;
-        // A run that was resumed from before this step writes it again.
+        // A run that was resumed from an earlier step writes it again.
         remove_if_there(&self.target)?;
         fs::rename(&self.path, &self.target)
             .map_err(|error| Error::io("write", &self.target, error))?;
@@ -242,7 +242,7 @@ impl Draft {
         progress: Progress,
         trained: &Trained<'_>,
     ) -> Result<(), Error> {
-        // With what others wrote here, as an adapter.
+        // Includes files written by others, such as an adapter.
         let mut checksums = integrity::checksums(&self.path)?;
         for name in checksums.keys() {
             let file = self.path.join(name);
@@ -287,13 +287,13 @@ impl Draft {
             ranks: Some(ranks),
             data,
             identity,
-            // It says where the run went on from, which is over.
+            // Without the key that says where this run was resumed from.
             config: config.without_resume().to_yaml()?,
             records,
             checksums,
         };
         let path = self.path.join(STATE);
-        let text = integrity::seal(&state)?;
+        let text = integrity::with_checksum(&state)?;
         File::create(&path)
             .and_then(|mut file| {
                 file.write_all(text.as_bytes())
@@ -306,13 +306,12 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // After a rename there is nothing of this name.
+        // After the rename there is nothing with this name.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
 
-/// A checkpoint that is whole: every file is there, none is beside them, and each is as it
-/// was written.
+/// An intact checkpoint: all files are present and unchanged, and there are no others.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -321,14 +320,14 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Reads all of the checkpoint in the folder `path`, and compares it with its checksums.
+    /// Reads the whole checkpoint in the folder `path` and verifies its checksums.
     ///
     /// # Errors
-    /// When it is not whole, or of another version.
+    /// If it is not intact, or from another version.
     pub fn open(path: &Path) -> Result<Self, Error> {
         let state = integrity::read(path)?;
         let config = Config::parse(STATE, &state.config, &[]).map_err(|error| {
-            let reason = format!("its config is of another version of Surefoot: {error}");
+            let reason = format!("its config is from another version of Surefoot: {error}");
             Error::checkpoint(path, reason)
         })?;
         Ok(Self {
@@ -343,7 +342,7 @@ impl Checkpoint {
         &self.path
     }
 
-    /// Where the run stood.
+    /// The state of the run.
     pub fn state(&self) -> &State {
         &self.state
     }
@@ -353,10 +352,10 @@ impl Checkpoint {
         &self.config
     }
 
-    /// Fills parameters, optimizer and averages, and returns the rest.
+    /// Restores parameters, optimizer and averages, and returns the rest.
     ///
     /// # Errors
-    /// When it belongs to a model of another shape; nothing has been changed then.
+    /// If it belongs to a model with other shapes; nothing is changed then.
     pub fn restore(self, trained: Trained<'_>) -> Result<State, Error> {
         let Self { path, state, .. } = self;
         let weights = open(&path.join(MODEL))?;
@@ -368,7 +367,7 @@ impl Checkpoint {
         let _no_grad = tch::no_grad_guard();
         for (file, targets) in [(&weights, &targets), (&moments, &optimizer_targets)] {
             for (name, target) in targets {
-                // Through a detached handle: the memory changes, the graph does not.
+                // Through a detached handle, so that only the data changes and not the graph.
                 target.f_detach()?.f_copy_(&file.read_stored(name)?)?;
             }
         }
@@ -378,7 +377,7 @@ impl Checkpoint {
     }
 }
 
-/// Opens a file of tensors; what is wrong with it is told as the checkpoint's.
+/// Opens a file of tensors; errors are reported as the checkpoint's.
 fn open(path: &Path) -> Result<SafetensorsFile, Error> {
     SafetensorsFile::open(path).map_err(|error| match error {
         models::Error::File { path, reason } => Error::checkpoint(&path, reason),
@@ -422,13 +421,16 @@ fn check_shapes(
     match extra {
         Some(name) => Err(Error::checkpoint(
             path,
-            format!("it has `{name}`, which this run lacks: {}", differs(path)),
+            format!(
+                "it has `{name}`, which this run does not have: {}",
+                differs(path)
+            ),
         )),
         None => Ok(()),
     }
 }
 
-/// What in the config makes the tensors of this file others.
+/// Which part of the config determines the tensors of this file.
 fn differs(path: &Path) -> &'static str {
     match path.ends_with(OPTIMIZER) {
         true => {
@@ -442,14 +444,14 @@ fn name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-/// The step of a checkpoint, by the name of its folder.
+/// The step of a checkpoint, from its folder's name.
 pub(crate) fn step_of(path: &Path) -> Option<u64> {
     let name = path.file_name()?.to_str()?;
     let name = name.strip_suffix(ASIDE).unwrap_or(name);
     name.strip_prefix("step-")?.parse().ok()
 }
 
-/// The folder of the run that the checkpoint `path` is of; `None` where that is no checkpoint.
+/// The run folder of the checkpoint `path`; `None` if that is not a checkpoint.
 pub(crate) fn run_of(path: &Path) -> Option<&Path> {
     step_of(path)?;
     let parents = path.parent().and_then(Path::parent);
@@ -460,10 +462,10 @@ pub(crate) fn run_of(path: &Path) -> Option<&Path> {
     )
 }
 
-/// The checkpoints in `folder`, by step. Absent folders have none.
+/// The checkpoints in `folder`, ordered by step. A missing folder has none.
 ///
 /// # Errors
-/// When the folder cannot be read.
+/// If the folder cannot be read.
 pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -486,11 +488,11 @@ pub fn list(folder: &Path) -> Result<Vec<(u64, PathBuf)>, Error> {
     Ok(found)
 }
 
-/// Takes the checkpoints after `step` out of the way of a run that goes back behind them: as
-/// `step-000200.aside` they are still there, but never the newest. Returns their steps.
+/// Renames checkpoints later than `step` when a run returns to it: as `step-000200.aside` they are kept, but
+/// are never taken for the newest. Returns their steps.
 ///
 /// # Errors
-/// When one cannot be renamed.
+/// If one cannot be renamed.
 pub(crate) fn set_aside_after(folder: &Path, step: u64) -> Result<Vec<u64>, Error> {
     let mut steps = Vec::new();
     for (later, path) in list(folder)? {
@@ -510,10 +512,10 @@ fn aside(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Removes what a process that was killed left half-written or half-removed in `folder`.
+/// Removes what a killed process left half-written or half-removed in `folder`.
 ///
 /// # Errors
-/// When it cannot be removed.
+/// If it cannot be removed.
 pub(crate) fn sweep(folder: &Path) -> Result<(), Error> {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -526,7 +528,7 @@ pub(crate) fn sweep(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes a folder under another name, so that no half of it keeps the name of a whole one.
+/// Removes a folder after renaming it, so that a partly removed one never has the name of a complete one.
 pub(crate) fn remove_if_there(folder: &Path) -> Result<(), Error> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let doomed = folder.with_file_name(format!(".{}.old", name.trim_start_matches('.')));
@@ -543,7 +545,7 @@ pub(crate) fn remove_if_there(folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// Forces a folder's entries to the disk; without it a rename may not survive a power cut.
+/// Syncs a folder's entries; without this a rename may not survive a power cut.
 fn sync_folder(folder: &Path) -> Result<(), Error> {
     File::open(folder)
         .and_then(|folder| folder.sync_all())
@@ -555,7 +557,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tensors_of_another_model_are_told_by_name() {
+    fn tensors_of_another_model_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(MODEL);
         let tensor = |width| tch::Tensor::zeros([2, width], tch::kind::FLOAT_CPU);
@@ -566,7 +568,10 @@ mod tests {
         for (targets, told) in [
             (vec![(named("a"), &four)], "`a` is [2, 3] there and [2, 4]"),
             (vec![(named("c"), &three)], "no `c`, which this run needs"),
-            (vec![(named("a"), &three)], "`b`, which this run lacks"),
+            (
+                vec![(named("a"), &three)],
+                "`b`, which this run does not have",
+            ),
         ] {
             let error = check_shapes(&path, &file, &targets)
                 .unwrap_err()

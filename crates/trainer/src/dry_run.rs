@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::estimate::Estimate;
 use crate::memory_plan::MemoryPlan;
 use crate::observer::Observer;
-use crate::optim::{AdamW, Ema, Gradients, Outer};
+use crate::optim::{AdamW, Ema, Gradients, OuterOptimizer};
 use crate::resume::{Change, Resumed};
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
@@ -84,7 +84,7 @@ pub fn dry_run(
     let ranges: Vec<_> = turns.iter().map(|turn| turn.parameters.clone()).collect();
     let mut optimizer = AdamW::from_config(config, parameters, &ranges)?;
     let ema = Ema::from_config(config, parameters)?;
-    let outer = Outer::from_config(config, parameters)?;
+    let outer = OuterOptimizer::from_config(config, parameters)?;
     let (folder, resumed_at, planned, changes) = match resumed {
         None => {
             let folder = RunFolder::planned(config);

@@ -1,9 +1,9 @@
-//! How much memory a step will take, before the first one is made.
+//! Estimates the memory of a training step before the first one.
 //!
-//! What is there already (weights, moments, averages) is counted; what a step adds is worked
-//! out from the shape of the model: which tensors autograd keeps for the backward pass, layer
-//! by layer, and what the loss makes of the logits at the moment when all of them are there.
-//! How far off it was is in the summary of every run whose allocator counts.
+//! What is already in memory (weights, moments, averages) is counted; what a step adds is derived from the
+//! model's shapes: the tensors that autograd keeps for the backward pass, layer by layer, and the
+//! intermediate results of the loss when all of those exist. The summary of every run shows how far off the
+//! estimate was, if the allocator keeps statistics.
 //!
 //! ```text
 //! weights │ optimizer │ averages │ gradients so far │ activations │ logits     end of forward
@@ -18,54 +18,54 @@ use crate::config::Config;
 use models::Parameters;
 use models::model::DecoderConfig;
 
-/// Bytes of a number in fp32.
-const FULL: u64 = 4;
-/// Numbers of the logits that the loss of a frozen or large head has at a time.
-const LOGITS_AT_A_TIME: u64 = 1 << 23;
+/// Bytes of an fp32 element.
+const FP32_BYTES: u64 = 4;
+/// Logits that the loss computes at a time if the head is frozen or large.
+const LOGITS_PER_CHUNK: u64 = 1 << 23;
 
-/// What a task needs besides what is kept for each trained parameter. All in bytes.
+/// What a task needs besides gradients, moments and averages. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Footprint {
-    /// Everything the model is made of, trained or not.
+    /// The whole model, trained or not.
     pub weights: u64,
-    /// What one forward pass keeps for its backward pass.
+    /// What a forward pass keeps for its backward pass.
     pub activations: u64,
-    /// What the loss, or the backward pass of one block, needs on top of that at its most.
+    /// The peak of what the loss, or the backward pass of one block, needs in addition.
     pub logits: u64,
 }
 
-/// Bytes that a run is expected to have in tensors.
+/// Estimated memory of a run's tensors, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Estimate {
-    /// Bytes of the weights of the model.
+    /// The model's weights.
     pub weights: u64,
     /// The optimizer's moments.
     pub optimizer: u64,
-    /// Moving averages of the weights.
+    /// Averaged weights.
     pub averages: u64,
-    /// One gradient for each trained number.
+    /// Gradients of all trained parameters.
     pub gradients: u64,
-    /// What one forward pass keeps for its backward pass.
+    /// What a forward pass keeps for its backward pass.
     pub activations: u64,
-    /// What the loss needs on top of that.
+    /// What the loss needs in addition.
     pub logits: u64,
-    /// Most of all this at a time.
+    /// Peak of the total.
     pub peak: u64,
-    /// What could still be allocated before the first step, where that is known.
+    /// Bytes that could still be allocated before the first step, if known.
     pub free: Option<u64>,
 }
 
-/// How good an estimate was.
+/// The accuracy of an estimate.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct EstimateError {
-    /// Most bytes in tensors during a step.
+    /// Peak bytes of tensors during a step.
     pub measured: u64,
-    /// `expected / measured - 1`.
+    /// `estimated / measured - 1`.
     pub relative: f64,
 }
 
 impl Estimate {
-    /// Of a task whose model, `optimizer` bytes of moments and averages are in memory.
+    /// For a task whose model, `optimizer` bytes of moments and averages are already in memory.
     pub(crate) fn new(
         config: &Config,
         footprint: Footprint,
@@ -73,10 +73,10 @@ impl Estimate {
         optimizer: u64,
         free: Option<u64>,
     ) -> Self {
-        let trained = parameters.count() * FULL;
+        let trained = parameters.count() * FP32_BYTES;
         let averages = config.train.kept_copies() * trained;
         let several = config.train.gradient_accumulation_steps > 1;
-        // Those of earlier passes wait while another goes forward.
+        // Gradients of earlier passes exist during the next forward pass.
         let so_far = if several { trained } else { 0 };
         let Footprint {
             weights,
@@ -102,12 +102,12 @@ impl Estimate {
         self.peak - self.weights - self.optimizer - self.averages
     }
 
-    /// Whether it fits into what is free; yes where that is not known.
+    /// Whether it fits into the free memory; true if that is unknown.
     pub fn fits(&self) -> bool {
         self.free.is_none_or(|free| self.to_come() <= free)
     }
 
-    /// The estimate beside what was measured.
+    /// The estimate compared with a measurement.
     pub fn error(&self, measured: u64) -> EstimateError {
         EstimateError {
             measured,
@@ -136,7 +136,7 @@ impl Estimate {
         format!("{} expected ({}){free}", Bytes(self.peak), parts.join(", "))
     }
 
-    /// What to change when it does not fit: the largest part first.
+    /// What to change if it does not fit, most effective first.
     pub fn advice(&self, config: &Config) -> Vec<&'static str> {
         let train = &config.train;
         let mut advice: Vec<(u64, &'static str)> = Vec::new();
@@ -191,33 +191,33 @@ impl Estimate {
 /// How a decoder is trained, as far as memory depends on it.
 #[derive(Debug, Clone)]
 pub(crate) struct DecoderUse {
-    /// Samples in one pass.
+    /// Samples per pass.
     pub rows: u64,
-    /// Tokens in each.
+    /// Tokens per sample.
     pub length: u64,
-    /// Whether a mask says which tokens of a row see each other.
+    /// Whether an attention mask separates the texts of a row.
     pub packed: bool,
     /// The type of matrix products.
     pub compute: Kind,
-    /// The type of frozen matrices; unset when all are trained.
+    /// The type of frozen matrices; `None` if all are trained.
     pub frozen: Option<Kind>,
-    /// Whether those are in fewer bits, and expanded for each product.
+    /// Whether those are quantised, and dequantised for each product.
     pub quantized: bool,
-    /// Whether blocks are computed again in the backward pass.
+    /// Whether blocks are recomputed in the backward pass.
     pub checkpoint: bool,
-    /// Blocks that are whatever that says, because they are streamed.
+    /// Blocks that are always recomputed, because they are streamed.
     pub streamed: Vec<usize>,
-    /// Whether what is kept of those waits in memory that is not the device's.
+    /// Whether the inputs of recomputed blocks are offloaded.
     pub offload: bool,
-    /// Dropout of the adapters.
+    /// Dropout probability of the adapters.
     pub dropout: f64,
-    /// Whether all logits are made at once.
+    /// Whether all logits are computed at once.
     pub whole_logits: bool,
-    /// Whether attention on this device writes its scores out.
+    /// Whether attention on this device materialises the score matrix.
     pub scores: bool,
 }
 
-/// What training this decoder takes, of which `frozen` bytes beside the trained ones are in memory.
+/// The footprint of training this decoder, with `frozen` bytes of frozen weights in memory.
 pub(crate) fn decoder(
     config: &DecoderConfig,
     parameters: &Parameters,
@@ -227,8 +227,8 @@ pub(crate) fn decoder(
     let shape = Shape::new(config);
     let layers = config.num_hidden_layers.max(1) as u64;
     let tokens = how.rows * how.length;
-    let stream = tokens * shape.hidden * FULL;
-    // Of some blocks the inputs are kept; and of one of those the inside, when the logits are gone.
+    let stream = tokens * shape.hidden * FP32_BYTES;
+    // For recomputed blocks the inputs are kept, and the activations of one block after the logits are freed.
     let (mut activations, mut inputs, mut inside) = (0, 0, 0);
     for layer in 0..layers {
         let kept = shape.kept(tokens, &Adapters::of(layer, parameters), how);
@@ -239,23 +239,23 @@ pub(crate) fn decoder(
             activations += kept;
         }
     }
-    // One is there while it is used, another while it leaves or comes back.
+    // One is on the device while in use, another while it is copied.
     let inputs = if how.offload { inputs.min(2) } else { inputs };
-    // One mask for all layers.
+    // All layers share one mask.
     let mask = match how.packed {
         true => tokens * how.length * size_of_kind(how.compute),
         false => 0,
     };
     let activations = activations + inputs * stream + inside + mask;
-    // Where scores are written out, their gradients come when the logits are gone, too.
+    // If scores are materialised, their gradients are too, after the logits are freed.
     let scores = match how.scores {
         true => 2 * tokens * shape.heads * how.length * size_of_kind(how.compute),
         false => 0,
     };
     let logits = shape.logits(tokens, how, Head::of(parameters));
-    // The norm before the head, and the gradient of the stream on its way back.
+    // The norm before the head, and the gradient of the residual stream.
     Footprint {
-        weights: frozen + parameters.count() * FULL,
+        weights: frozen + parameters.count() * FP32_BYTES,
         activations: activations + 3 * stream,
         logits: logits
             .saturating_sub(inside)
@@ -264,7 +264,7 @@ pub(crate) fn decoder(
     }
 }
 
-/// What an adapter makes of the head.
+/// How the head is trained.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Head {
     Frozen,
@@ -285,7 +285,7 @@ impl Head {
     }
 }
 
-/// Widths.
+/// The decoder's dimensions.
 struct Shape {
     vocabulary: u64,
     hidden: u64,
@@ -295,16 +295,16 @@ struct Shape {
     key_value: u64,
 }
 
-/// What adapters there are on one layer.
+/// The adapters on one layer.
 #[derive(Default)]
 struct Adapters {
-    /// On the inputs of q, k, v; of o; of gate, up; of down.
+    /// Whether the input of q, k, v; of o; of gate, up; of down is kept for an adapter.
     inputs: [bool; 4],
     /// Sum of the ranks.
     ranks: u64,
     /// Sum of the input widths.
     widths: u64,
-    /// Sum of the output widths of those with a magnitude.
+    /// Sum of the output widths of layers with DoRA.
     magnitudes: u64,
 }
 
@@ -325,7 +325,7 @@ impl Adapters {
             let size = parameter.tensor.size();
             let whole = |name: &str| parameter.name.ends_with(&format!("{name}.weight"));
             if let Some((_, input)) = INPUTS.iter().find(|(name, _)| whole(name)) {
-                // A layer that learns whole keeps its input as an adapter does.
+                // A layer that is trained in full keeps its input, like an adapter.
                 found.inputs[*input] = true;
             } else if parameter.name.contains("lora_A") {
                 found.ranks += size[0] as u64;
@@ -355,7 +355,7 @@ impl Shape {
         }
     }
 
-    /// Numbers in the matrices of one layer.
+    /// Elements of the matrices of one layer.
     fn layer(&self) -> u64 {
         self.hidden * (2 * self.query + 2 * self.key_value + 3 * self.inner)
     }
@@ -364,41 +364,41 @@ impl Shape {
     fn kept(&self, tokens: u64, adapters: &Adapters, how: &DecoderUse) -> u64 {
         let compute = size_of_kind(how.compute);
         let trained = how.frozen.is_none();
-        let half = compute < FULL;
-        // The stream before each norm; a trained norm also keeps what it scales.
-        let mut each = 2 * self.hidden * FULL * if trained { 2 } else { 1 };
-        // Inputs of the matrices. Trained ones keep theirs, each its own copy where it had to be
-        // converted; adapters keep one in fp32 for all that share it.
+        let half = compute < FP32_BYTES;
+        // The residual stream before each norm; a trained norm also keeps the normalised input.
+        let mut each = 2 * self.hidden * FP32_BYTES * if trained { 2 } else { 1 };
+        // Inputs of the matrices. Trained matrices each keep their own copy if it had to be converted;
+        // adapters share one in fp32.
         let users = [3, 1, 2, 1];
         let widths = [self.hidden, self.query, self.hidden, self.inner];
         for ((width, users), adapted) in widths.into_iter().zip(users).zip(adapters.inputs) {
             each += match (trained, half, adapted) {
                 (true, true, _) => users * width * compute,
-                (true, false, _) => width * FULL,
-                (false, _, true) => width * FULL,
+                (true, false, _) => width * FP32_BYTES,
+                (false, _, true) => width * FP32_BYTES,
                 (false, _, false) => 0,
             };
         }
-        // The output of attention in fp32 is the input of its projection, counted above.
+        // The fp32 output of attention is the input of its projection, which is counted above.
         let attended = match trained || (!half && adapters.inputs[1]) {
             true => 0,
             false => self.query * compute,
         };
-        // Attention: queries, keys and values (these spread to all heads), and the sums or the
-        // scores of its softmax.
+        // Attention: queries, keys and values (the latter two expanded to all heads), and the softmax's sums
+        // or scores.
         each += 3 * self.query * compute + attended;
         each += match how.scores {
             true => self.heads * how.length * compute,
-            false => self.heads * FULL,
+            false => self.heads * FP32_BYTES,
         };
-        // Gate, its activation, and what it gates.
+        // Gate, its activation, and the gated product.
         each += 3 * self.inner * compute;
-        each += adapters.ranks * FULL + adapters.magnitudes * FULL;
+        each += adapters.ranks * FP32_BYTES + adapters.magnitudes * FP32_BYTES;
         if how.dropout > 0.0 {
-            // What is left of the input, and the mask.
-            each += adapters.widths * (FULL + 1);
+            // The input after dropout, and the mask.
+            each += adapters.widths * (FP32_BYTES + 1);
         }
-        // Weights in the type of the products are made for each pass.
+        // Weights are converted to the compute type in each pass.
         let converted = match trained && half {
             true => self.layer() * compute,
             false => 0,
@@ -406,8 +406,8 @@ impl Shape {
         tokens * each + converted
     }
 
-    /// What becomes of the largest matrix for one product where it is kept in fewer bits: its numbers in fp32,
-    /// beside their codes before that, or beside those in bf16 after it.
+    /// The temporary memory for dequantising the largest matrix: its values in fp32, together first with its
+    /// codes and then with its values in bf16.
     fn expanded(&self, how: &DecoderUse) -> u64 {
         let inputs = self.inner.max(self.query).max(self.hidden);
         match how.quantized {
@@ -416,32 +416,34 @@ impl Shape {
         }
     }
 
-    /// At most: the logits, their logarithms, and the gradient of either.
+    /// Peak of the logits, their logarithms, and the gradient of either.
     fn logits(&self, tokens: u64, how: &DecoderUse, learns: Head) -> u64 {
         let all = tokens * self.vocabulary;
         let head = self.vocabulary * self.hidden;
-        let converted = match size_of_kind(how.compute) < FULL && how.frozen.is_none() {
+        let converted = match size_of_kind(how.compute) < FP32_BYTES && how.frozen.is_none() {
             true => head * size_of_kind(how.compute),
             false => 0,
         };
         if how.whole_logits {
-            return 3 * all * FULL + head * FULL + converted;
+            return 3 * all * FP32_BYTES + head * FP32_BYTES + converted;
         }
-        let part = all.min(LOGITS_AT_A_TIME);
+        let part = all.min(LOGITS_PER_CHUNK);
         match how.frozen {
-            // Two of a part at a time, and the gradient of the stream.
-            Some(_) if learns == Head::Frozen => 2 * part * FULL + tokens * self.hidden * FULL,
-            // Parts are made again in the backward pass: their logits, logarithms and gradients,
-            // and of a head that learns whole the weight in the type of the products.
+            // Two tensors per chunk, and the gradient of the residual stream.
+            Some(_) if learns == Head::Frozen => {
+                2 * part * FP32_BYTES + tokens * self.hidden * FP32_BYTES
+            }
+            // Chunks are recomputed in the backward pass: logits, logarithms and gradients, and for a head
+            // that is trained in full its weight in the compute type.
             Some(_) => {
                 let whole = match learns == Head::Whole {
-                    true => head * (FULL + size_of_kind(how.compute)),
+                    true => head * (FP32_BYTES + size_of_kind(how.compute)),
                     false => 0,
                 };
-                4 * part * FULL + tokens * self.hidden * FULL + whole
+                4 * part * FP32_BYTES + tokens * self.hidden * FP32_BYTES + whole
             }
-            // Autograd keeps the logarithms of every part.
-            None => (all + 2 * part) * FULL + head * FULL + converted,
+            // Autograd keeps the log-probabilities of every chunk.
+            None => (all + 2 * part) * FP32_BYTES + head * FP32_BYTES + converted,
         }
     }
 }

@@ -1,9 +1,8 @@
-//! Which blocks of a frozen model stay in memory, decided by placement before any is loaded.
+//! Which blocks of a frozen model stay on the device, decided by placement before anything is loaded.
 //!
-//! The shapes of the model and its adapters are looked at without their numbers; what training
-//! needs beside the weights is estimated from them; and [`placement::plan`] decides under the
-//! memory that there is and the bounds in the config. What it decides the model's builder then
-//! carries out:
+//! The model and its adapters are built from shapes only; the working memory of training is estimated from
+//! them; and [`placement::plan`] decides, within the available memory and the limits in the config. The
+//! model's builder then carries out the decision:
 //!
 //! ```text
 //! shapes ──▶ components ──┐
@@ -27,30 +26,30 @@ use crate::Error;
 use crate::config::Config;
 use crate::data::cache_folder;
 
-/// Where the bytes of a streamed block begin and end: at multiples of this.
+/// Alignment of a streamed block, in bytes.
 pub(crate) const STREAM_ALIGNMENT: u64 = 256;
 /// A budget that everything fits into.
-const BOUNDLESS: Bytes = Bytes(u64::MAX / 4);
+const UNLIMITED: Bytes = Bytes(u64::MAX / 4);
 
 /// What lives where while a model is trained.
 #[derive(Debug, Clone, Serialize)]
 pub struct MemoryPlan {
-    /// The profile in the config, and what it sets.
+    /// The profile in the config, with its settings.
     pub profile: Option<String>,
-    /// What placement decided.
+    /// The plan.
     pub plan: Plan,
-    /// Blocks of the model, of each where there are several.
+    /// Number of blocks of the model; of each, if there are several models.
     pub blocks: usize,
-    /// Those that are streamed, by number; of the first model where there are several.
+    /// Indices of the streamed blocks; those of the first model, if there are several.
     pub streamed: Vec<usize>,
-    /// Of these, the ones that come from a file.
+    /// Indices of streamed blocks that are kept in a file.
     pub from_file: Vec<usize>,
-    /// The file's folder, where blocks come from a file.
+    /// The file's folder, if blocks are kept in a file.
     pub folder: Option<PathBuf>,
 }
 
 impl MemoryPlan {
-    /// The plan of a run on `config`. The phases come again and again, in this order.
+    /// The plan of a run on `config`. Its phases repeat in this order.
     pub(crate) fn new(config: &Config, plan: Plan) -> Self {
         let first = components(&plan).into_iter().next().unwrap_or_default();
         let blocks = blocks_in_use(&plan, &first);
@@ -70,10 +69,10 @@ impl MemoryPlan {
         }
     }
 
-    /// How the builder of the model carries it out; `None` when every block stays.
+    /// The streaming settings for the model's builder; `None` if every block stays.
     ///
     /// # Errors
-    /// When the folder for the file cannot be made.
+    /// If the folder for the file cannot be created.
     pub(crate) fn streaming(
         &self,
         component: &str,
@@ -107,12 +106,12 @@ impl MemoryPlan {
         Ok(Some(Streaming { blocks, options }))
     }
 
-    /// The numbers of the blocks of `component` that are streamed, ascending.
+    /// Indices of the streamed blocks of `component`, in ascending order.
     pub(crate) fn streamed_of(&self, component: &str) -> Vec<usize> {
         streamed(&self.plan, component)
     }
 
-    /// The blocks from the file by the numbers that the stream gives them: it counts only what is streamed.
+    /// The blocks in the file by their index in the swapper, which only counts streamed blocks.
     fn numbers_in_stream(&self, component: &str) -> BTreeSet<usize> {
         let from_file = from_file(&blocks_in_use(&self.plan, component));
         let streamed = self.streamed_of(component);
@@ -123,7 +122,7 @@ impl MemoryPlan {
             .collect()
     }
 
-    /// As in "20 of 30 blocks streamed from a file through a ring of 2 (14 MB)".
+    /// A description like "20 of 30 blocks streamed from a file through a ring of 2 (14 MB)".
     pub fn describe(&self) -> String {
         let components = components(&self.plan);
         let mut texts: Vec<String> = components
@@ -151,7 +150,7 @@ impl MemoryPlan {
             (false, true) => "in a file",
             (true, true) => "in host memory and a file",
         };
-        format!("{text}; what is not used waits {waits}")
+        format!("{text}; idle weights wait {waits}")
     }
 
     fn describe_component(&self, component: &str) -> String {
@@ -162,7 +161,7 @@ impl MemoryPlan {
         };
         let on_device = phase.resident + phase.ring;
         let host = match blocks.iter().any(|(_, to)| *to == Residency::ZeroCopy) {
-            true => "from host memory, which the device reads where it is",
+            true => "from host memory, which the device reads in place",
             false => "from host memory",
         };
         let from_file = from_file(&blocks).len();
@@ -176,7 +175,7 @@ impl MemoryPlan {
             }
             _ => host.to_owned(),
         };
-        // Fewer blocks than slots need no more of them.
+        // Fewer blocks than slots need only as many slots.
         let ring = match (phase.ring_slots as usize).min(streamed) {
             0 => String::new(),
             slots => format!(" through a ring of {slots} ({})", phase.ring),
@@ -188,22 +187,22 @@ impl MemoryPlan {
         )
     }
 
-    /// What the reader should know of it.
+    /// Remarks for the user.
     pub fn notes(&self) -> &[String] {
         &self.plan.notes
     }
 }
 
-/// What is trained of a streamed model, as far as streaming depends on it.
+/// How a streamed model is trained, as far as streaming depends on it.
 pub(crate) struct StreamedPass {
-    /// Whether numbers are drawn within blocks, which are to be the same when a block is computed again.
+    /// Whether blocks use random numbers, which must be the same when a block is recomputed.
     pub(crate) dropout: bool,
-    /// Whether what goes into a block waits for the backward pass in host memory.
+    /// Whether the inputs of blocks are offloaded to host memory until the backward pass.
     pub(crate) offload: bool,
 }
 
-/// Decides under `memory` what is streamed. `working` says what each phase needs beside weights where these
-/// blocks of its component are streamed, since those that are need less; `plan` plans phases with that. The outer
+/// Decides what is streamed, within `memory`. `working` estimates the working memory of each phase, given the
+/// streamed blocks of its component, since streaming reduces it; `plan` then plans the phases. The outer
 /// error is that of `working`.
 pub(crate) fn decide(
     memory: Memory,
@@ -212,12 +211,12 @@ pub(crate) fn decide(
     working: impl Fn(&[usize]) -> Result<Bytes, Error>,
     plan: impl Fn(Bytes, Memory, &OffloadOptions) -> Result<Plan, PlanError>,
 ) -> Result<Result<Plan, PlanError>, Error> {
-    // What is streamed whatever the memory needs less to work in.
+    // Blocks that the options always stream reduce the working memory.
     let unbounded = OffloadOptions {
         max_memory: Default::default(),
         ..options.clone()
     };
-    let asked = match plan(working(&[])?, boundless(memory), &unbounded) {
+    let asked = match plan(working(&[])?, unlimited(memory), &unbounded) {
         Ok(asked) => asked,
         Err(error) => return Ok(Err(error)),
     };
@@ -240,16 +239,16 @@ pub(crate) fn is_free(options: &OffloadOptions) -> bool {
     options.blocks_to_swap.is_none() && options.device_map == DeviceMap::Auto
 }
 
-/// As much memory as a plan could ask for.
-pub(crate) fn boundless(memory: Memory) -> Memory {
+/// The same kind of memory without limits.
+pub(crate) fn unlimited(memory: Memory) -> Memory {
     match memory {
         Memory::Discrete { .. } => Memory::Discrete {
-            device: BOUNDLESS,
-            host: BOUNDLESS,
+            device: UNLIMITED,
+            host: UNLIMITED,
         },
         Memory::Unified { zero_copy, .. } => Memory::Unified {
-            device: BOUNDLESS,
-            pool: BOUNDLESS,
+            device: UNLIMITED,
+            pool: UNLIMITED,
             zero_copy,
         },
     }
@@ -271,7 +270,7 @@ fn components(plan: &Plan) -> Vec<String> {
     names
 }
 
-/// The phase that uses `component`.
+/// The phase in which `component` is active.
 fn phase_of<'a>(plan: &'a Plan, component: &str) -> Option<&'a PhasePlan> {
     plan.phases.iter().find(|phase| {
         let mut placements = phase.placements.iter();
@@ -279,7 +278,7 @@ fn phase_of<'a>(plan: &'a Plan, component: &str) -> Option<&'a PhasePlan> {
     })
 }
 
-/// Where the blocks of `component` are while it is used, by number.
+/// Where the blocks of `component` are while it is used, with their indices.
 fn blocks_in_use(plan: &Plan, component: &str) -> Vec<(usize, Residency)> {
     let placements = phase_of(plan, component).map_or(&[][..], |phase| &phase.placements);
     let own = placements
@@ -293,21 +292,21 @@ fn blocks_in_use(plan: &Plan, component: &str) -> Vec<(usize, Residency)> {
     .collect()
 }
 
-/// The numbers of the blocks of `component` that are away while it is used.
+/// Indices of the blocks of `component` that are streamed while it is used.
 fn streamed(plan: &Plan, component: &str) -> Vec<usize> {
     let blocks = blocks_in_use(plan, component).into_iter();
     let away = blocks.filter(|(_, residency)| *residency != Residency::Device);
     away.map(|(number, _)| number).collect()
 }
 
-/// The numbers of those that come from a file.
+/// Indices of those that are kept in a file.
 fn from_file(blocks: &[(usize, Residency)]) -> Vec<usize> {
     let blocks = blocks.iter();
     let from_file = blocks.filter(|(_, residency)| *residency == Residency::StreamedFromDisk);
     from_file.map(|(number, _)| *number).collect()
 }
 
-/// The folder on a disk for what is away.
+/// The folder for offloaded data.
 pub(crate) fn offload_folder(config: &Config) -> PathBuf {
     match &config.model.offload_folder {
         Some(folder) => folder.clone(),
@@ -327,7 +326,7 @@ mod tests {
 
     const BLOCK: Bytes = Bytes::mib(10);
 
-    /// Six blocks on a card for two of them beside a ring, and a host for two more.
+    /// Six blocks; the card holds two beside a ring, the host two more.
     fn planned(memory: Memory) -> MemoryPlan {
         let blocks = (0..6_u64).map(|number| {
             let name = format!("model.layers.{number}");
@@ -355,7 +354,7 @@ mod tests {
             host: Bytes::mib(25),
         });
         assert_eq!((plan.streamed.len(), plan.from_file.len()), (4, 2));
-        // The stream numbers what it streams, and nothing else.
+        // The swapper only numbers streamed blocks.
         let numbers = plan.numbers_in_stream("model");
         let named: Vec<usize> = numbers
             .iter()
@@ -382,14 +381,11 @@ mod tests {
         assert_eq!(mapped.len() + plan.from_file.len(), plan.streamed.len());
         assert!(!mapped.is_empty() && !plan.from_file.is_empty(), "{plan:?}");
         let text = plan.describe();
-        assert!(
-            text.contains("which the device reads where it is, "),
-            "{text}"
-        );
+        assert!(text.contains("which the device reads in place, "), "{text}");
     }
 
     #[test]
-    fn models_that_take_turns_are_told_together() {
+    fn models_that_take_turns_are_described_together() {
         let model = |name: &str, storage| Component {
             name: name.into(),
             modules: (0..4_u64)
@@ -419,11 +415,11 @@ mod tests {
         let gib = Bytes::gib(1);
         let stay = "of each model, all 4 blocks stay in memory";
         assert_eq!(told(gib, gib), stay);
-        let waits = format!("{stay}; what is not used waits in host memory");
+        let waits = format!("{stay}; idle weights wait in host memory");
         assert_eq!(told(Bytes::mib(50), gib), waits);
-        let waits = format!("{stay}; what is not used waits in a file");
+        let waits = format!("{stay}; idle weights wait in a file");
         assert_eq!(told(Bytes::mib(50), Bytes::mib(5)), waits);
-        let waits = format!("{stay}; what is not used waits in host memory and a file");
+        let waits = format!("{stay}; idle weights wait in host memory and a file");
         assert_eq!(told(Bytes::mib(50), Bytes::mib(30)), waits);
         assert_eq!(
             told(Bytes::mib(30), gib),

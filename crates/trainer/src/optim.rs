@@ -1,4 +1,4 @@
-//! Optimization: gradients, their clipping, AdamW, and the learning rate's schedule.
+//! Optimization: gradients, clipping, AdamW, and the learning rate schedule.
 
 mod adamw;
 mod ema;
@@ -12,7 +12,7 @@ pub use adamw::{AdamW, AdamWSettings};
 pub use ema::Ema;
 pub use gradients::Gradients;
 pub use groups::{ParameterGroup, parameter_groups};
-pub use outer::Outer;
+pub use outer::OuterOptimizer;
 pub use schedule::Schedule;
 
 #[cfg(test)]

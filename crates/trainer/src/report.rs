@@ -1,8 +1,8 @@
-//! `report.html`: a run on one page that needs nothing else, to look at or to send.
+//! `report.html`: a run on a single self-contained page, to view or to send.
 //!
-//! The page is a fixed frame with its style and script inside, and the run's numbers as
-//! JSON, which the script draws. It loads nothing and works from a file. It is there before the
-//! first step, so that a run that breaks has one too.
+//! The page is a fixed template with inline style and script; the run's data is JSON that the script draws.
+//! It loads nothing and works as a local file. It is written before the first step, so a run that fails has
+//! one too.
 
 mod commands;
 
@@ -22,28 +22,28 @@ const FRAME: &str = include_str!("report/page.html");
 const STYLE: &str = include_str!("report/page.css");
 const SCRIPT: &str = include_str!("report/page.js");
 
-/// What a page shows.
+/// The contents of a page.
 #[derive(Serialize)]
 pub(crate) struct Page<'a> {
     pub(crate) summary: &'a Summary,
     pub(crate) records: &'a [Record],
     pub(crate) placement: &'a PlacementReport,
-    /// What the run ended with, if that was an error.
+    /// The error that ended the run, if any.
     pub(crate) error: Option<String>,
     /// When the page was written, in seconds since 1970.
     pub(crate) written: u64,
-    /// What a loss is measured in.
+    /// Unit of the loss.
     pub(crate) loss_unit: &'static str,
-    /// Steps of the warm-up of the learning rate.
+    /// Number of warm-up steps.
     pub(crate) warmup_steps: u64,
-    /// What to type to use the result.
+    /// Commands that use the result.
     pub(crate) commands: Vec<Command>,
     /// The config as YAML.
     pub(crate) config: String,
 }
 
 impl Page<'_> {
-    /// Writes the page; an older one stays whole until the new one is.
+    /// Writes the page atomically.
     pub(crate) fn write(&self, path: &Path) -> Result<(), Error> {
         replace(path, &self.html()?)
     }
@@ -51,11 +51,11 @@ impl Page<'_> {
     fn html(&self) -> Result<String, Error> {
         let data = serde_json::to_string(self)
             .map_err(|error| Error::Internal(format!("the report: {error}")))?;
-        // Inside a script element only `<` can end it or begin a comment; in JSON it stands
-        // in strings alone, where it may be written so.
+        // Only `<` can end a script element or start a comment; in JSON it only occurs in strings, where it
+        // can be escaped.
         let data = data.replace('<', "\\u003c");
         let frame = FRAME.replace("@STYLE@", STYLE.trim_end());
-        // The data last: what is in them is not looked at any more.
+        // The data last, so that placeholders in it are not replaced.
         let frame = frame.replace("@SCRIPT@", SCRIPT.trim_end());
         Ok(frame.replacen("@DATA@", &data, 1))
     }

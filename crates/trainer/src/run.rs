@@ -1,10 +1,9 @@
 //! The training loop.
 //!
-//! A batch is taken on the host, placed on the device, turned into a loss by the
-//! task and into gradients by the backward pass; the optimizer clips them and steps;
-//! now and then the run is measured, sampled and saved. Nothing here knows what a
-//! model is. A step looks at the device once, when its gradients are there: their norm
-//! and the loss decide whether the optimizer may step.
+//! A batch is taken from the host, placed on the device, turned into a loss by the task and into gradients by
+//! the backward pass; the optimizer clips them and steps; now and then the run is evaluated, sampled and
+//! saved. Nothing here knows what a model is. A step synchronises with the device once, when its gradients
+//! are complete: their norm and the loss decide whether the optimizer may step.
 
 mod apart;
 mod best;
@@ -12,11 +11,11 @@ mod idle;
 mod measure;
 mod nonfinite;
 mod oom;
+mod problems;
 mod ranks;
 mod recovery;
 mod results;
 mod samples;
-mod trouble;
 
 use std::time::{Duration, Instant};
 
@@ -32,27 +31,26 @@ use crate::estimate::Estimate;
 use crate::events::{Best, Evaluation, SkippedStep};
 use crate::metrics::{Record, Recorder};
 use crate::observer::{NoObserver, Observer, Start};
-use crate::optim::{AdamW, Ema, Gradients, Outer, Schedule};
+use crate::optim::{AdamW, Ema, Gradients, OuterOptimizer, Schedule};
 use crate::ranks::Ranks;
 use crate::resume::{self, Change, Resumed};
 use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::stop::Stop;
 use crate::summary::{Ending, Environment, Summary};
-use crate::task::{Batch, Task, Turn};
+use crate::task::{AlternatingGroup, Batch, Task};
 use crate::timetable::Timetable;
 
 use idle::{OffloadedState, StepPhase};
 use measure::due;
-use nonfinite::Guard;
+use nonfinite::DivergenceGuard;
 use oom::OomRecovery;
-use trouble::Recorded;
+use problems::ReportedProblems;
 
 /// Trains as `config` says, to the end or until `stop`.
 ///
 /// # Errors
-/// When the run cannot start, or something on the way cannot be trusted any more. What was
-/// saved before stays.
+/// If the run cannot start or cannot continue safely. What was saved before remains.
 pub fn run(
     config: &Config,
     allocator: &Allocator,
@@ -64,11 +62,11 @@ pub fn run(
     })
 }
 
-/// Trains a task of your own, in the same loop: `make` builds it, its model placed by the
-/// placer. Of `config` the loop itself reads everything but `model`, `adapter` and `data`.
+/// Trains a custom task in the same loop: `make` builds it, with its model placed by the placer. The loop
+/// itself reads all of `config` except `model`, `adapter` and `data`.
 ///
 /// # Errors
-/// As [`run()`], and what `make` ends with.
+/// Those of [`run()`] and of `make`.
 pub fn run_task(
     config: &Config,
     allocator: &Allocator,
@@ -77,7 +75,7 @@ pub fn run_task(
     make: impl FnOnce(&mut Placer, &mut dyn Observer) -> Result<Box<dyn Task>, Error>,
 ) -> Result<Summary, Error> {
     let mut ranks = Ranks::join(Duration::from_secs(config.train.rank_timeout.into()))?;
-    // Of several processes, one shows what all do.
+    // Of several processes, only rank 0 reports progress.
     let observer = match ranks.is_first() {
         true => observer,
         false => &mut NoObserver,
@@ -89,7 +87,7 @@ pub fn run_task(
     ended
 }
 
-/// The part of this process in a run of all ranks.
+/// This process's part of a run with several ranks.
 fn run_rank(
     config: &Config,
     allocator: &Allocator,
@@ -120,11 +118,11 @@ fn run_rank(
         changes: run.changes(),
         max_steps: run.timetable.max_steps,
     });
-    run.record_beginning()?;
+    run.record_start()?;
     run.write_page(Ending::Running, None);
     let ended = run.train(observer, stop);
-    // What went wrong just before an error says more of it than the error.
-    let ended = match run.record_trouble() {
+    // Problems just before an error often explain it, so record them first.
+    let ended = match run.record_problems() {
         Ok(()) => ended,
         Err(error) => ended.and(Err(error)),
     };
@@ -142,31 +140,31 @@ struct Run<'a> {
     /// Whether one of several ranks was asked to stop.
     stop_agreed: bool,
     folder: RunFolder,
-    /// What the task stands on, for checkpoints.
+    /// What the training is based on, for checkpoints.
     identity: serde_json::Value,
     task: Box<dyn Task>,
-    /// Which parameters learn in turn, if not all in every step.
-    turns: Vec<Turn>,
+    /// Groups of parameters that are trained in turns, if any.
+    turns: Vec<AlternatingGroup>,
     placer: Placer,
     machine: Machine,
     environment: Environment,
     estimate: Estimate,
     optimizer: AdamW,
     ema: Option<Ema>,
-    /// Where ranks learn apart.
-    outer: Option<Outer>,
-    /// The step after which the weights of all ranks were last the same.
+    /// The outer optimizer, with DiLoCo.
+    outer: Option<OuterOptimizer>,
+    /// The step after which all ranks last had the same weights.
     exchanged_at: u64,
-    guard: Guard,
+    guard: DivergenceGuard,
     oom: OomRecovery,
-    /// Trouble of placement that is in the records.
-    recorded: Recorded,
-    /// What is off the device while it is not in use, once a step has run out of memory.
+    /// Placement problems that have been recorded.
+    recorded: ReportedProblems,
+    /// What is offloaded while idle, once a step has run out of memory.
     offloaded: Option<OffloadedState>,
     best: Option<Best>,
-    /// Evaluations since then that were no better.
+    /// Evaluations since then without an improvement.
     waited: u32,
-    /// How many those were when the run ended because of them.
+    /// How many of these there were when they ended the run.
     stopped_early: Option<u32>,
     timetable: Timetable,
     schedule: Schedule,
@@ -174,7 +172,7 @@ struct Run<'a> {
     step: u64,
     resumed_at: Option<u64>,
     units: u64,
-    /// Seconds in training steps, evaluations and saves left out.
+    /// Seconds in training steps, without evaluations and saves.
     train_seconds: f64,
     last_saved: Option<u64>,
     last_evaluation: Option<(u64, Evaluation)>,
@@ -183,20 +181,20 @@ struct Run<'a> {
     page_written: Instant,
 }
 
-/// What the passes of a step gave.
+/// The result of a step's forward and backward passes.
 struct Passes {
-    /// Whose turn it was.
+    /// The group whose turn it was.
     turn: usize,
     gradients: Gradients,
     loss: f64,
     norm: f64,
     units: u64,
-    /// Whether there was anything to learn for this rank.
+    /// Whether this rank's batches had any targets.
     has_learned: bool,
 }
 
 impl<'a> Run<'a> {
-    /// Makes the run folder, or continues in one.
+    /// Creates the run folder, or continues in an existing one.
     fn open(
         config: &'a Config,
         ranks: &'a mut Ranks,
@@ -211,10 +209,10 @@ impl<'a> Run<'a> {
         let ranges: Vec<_> = turns.iter().map(|turn| turn.parameters.clone()).collect();
         let mut optimizer = AdamW::from_config(config, parameters, &ranges)?;
         let ema = Ema::from_config(config, parameters)?;
-        let mut outer = Outer::from_config(config, parameters)?;
+        let mut outer = OuterOptimizer::from_config(config, parameters)?;
         let identity = task.identity()?;
         ranks.expect_same(&ranks::foundation(task.as_ref(), &identity)?)?;
-        // Rank 0 makes the folder or reads the checkpoint, and tells the others.
+        // Rank 0 creates the folder or reads the checkpoint, and tells the others.
         let mut own_folder = None;
         let size = ranks.size();
         let opened = ranks.told_by_first(|| {
@@ -291,12 +289,12 @@ impl<'a> Run<'a> {
             ema,
             outer,
             exchanged_at: step,
-            guard: Guard::default(),
+            guard: DivergenceGuard::default(),
             oom: OomRecovery::new(
                 &config.train,
                 state.as_ref().and_then(|state| state.micro_batch),
             ),
-            recorded: Recorded::default(),
+            recorded: ReportedProblems::default(),
             offloaded: None,
             best: state.as_ref().and_then(|state| state.best),
             waited: state.as_ref().map_or(0, |state| state.waited),
@@ -317,14 +315,14 @@ impl<'a> Run<'a> {
         Ok(run)
     }
 
-    /// What is in force since this process took the run up.
+    /// Config changes since the run was resumed by this process.
     fn changes(&self) -> &[Change] {
         let last = resumes(self.recorder.records()).last();
         let last = last.filter(|(step, _)| Some(*step) == self.resumed_at);
         last.map_or(&[], |(_, changes)| changes)
     }
 
-    /// What to change when the memory will not do.
+    /// What to change if memory is insufficient.
     fn advice(&self) -> Vec<&'static str> {
         match self.estimate.fits() {
             true => Vec::new(),
@@ -365,8 +363,7 @@ impl<'a> Run<'a> {
             if on_the_way && (is_asked || due(self.step, self.config.sample.sample_steps)) {
                 self.sample(observer)?;
             }
-            // Saved after all that happens in a step, so that a run that goes on from here has
-            // all of it, once.
+            // Saved after everything else in a step, so that a resumed run has all of it exactly once.
             let is_wanted = self.note_evaluation() | self.may_save_now(stop);
             if (is_wanted || self.is_due(config.save_strategy, config.save_steps))
                 && self.last_saved != Some(self.step)
@@ -433,7 +430,7 @@ impl<'a> Run<'a> {
 
     /// All forward and backward passes of a step.
     fn passes(&mut self) -> Result<Passes, Error> {
-        // Randomness in a step depends on the seed, the step and the rank alone, so there is no
+        // The random numbers of a step depend only on the seed, the step and the rank, so there is no
         // generator state to save.
         torch_ext::random::manual_seed(step_seed(
             self.config.seed,
@@ -460,8 +457,8 @@ impl<'a> Run<'a> {
                 losses.push(loss.f_detach()?);
             }
         }
-        // The one time that a step waits for the device. Of several ranks, the norm is that of
-        // the sum of all their gradients.
+        // The only synchronisation of a step. With several ranks, the norm is that of the sum of all their
+        // gradients.
         losses.push(match self.ranks.size() {
             size if size == 1 || self.learns_apart() => gradients.norm()?,
             _ => Tensor::f_zeros_like(losses.first().unwrap_or(&Tensor::from(0.0f32)))?,
@@ -478,14 +475,14 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The batches of this rank in a step on the host, each with its share of the step's loss: the
-    /// loss is the mean over all there is to learn in the step, however it is cut into batches. And
-    /// the units of all ranks. Where they learn apart, it is the mean over what this rank has to learn.
+    /// This rank's batches of a step on the host, each with its share of the step's loss, and the units of
+    /// all ranks. The loss is the mean over all targets of the step, however they are divided into batches;
+    /// with DiLoCo, over this rank's targets.
     fn batches(&mut self) -> Result<(Vec<(Batch, f64)>, u64), Error> {
         let passes = self.config.train.gradient_accumulation_steps as usize;
         let (rank, size) = (self.ranks.rank(), self.ranks.size());
-        // Every rank goes through the batches of all, so that the position in the data is that of
-        // the step, and N ranks learn from what one with N times the batch would.
+        // Every rank goes through the batches of all ranks, so that the position in the data is that of the
+        // step, and N ranks train on the same data as one with N times the batch.
         let (mut own, mut total, mut units, mut given) = (Vec::new(), 0.0, 0, 0);
         let mut last = None;
         while given < passes * size {
@@ -493,8 +490,8 @@ impl<'a> Run<'a> {
             let weight = self.task.loss_weight(&batch)?;
             total += weight;
             units += batch.units;
-            // Where the last step of a pass has no batch for a rank, that of another goes through
-            // its model and counts for nothing: all ranks make the same steps.
+            // If the last step of an epoch has no batch for a rank, it runs another rank's batch with weight
+            // zero, because all ranks must take the same steps.
             last = (size > 1).then(|| batch.shallow_clone());
             if given % size == rank {
                 own.push((batch, weight));
@@ -513,7 +510,7 @@ impl<'a> Run<'a> {
         let share = |weight: f64| match total > 0.0 {
             true => weight / total,
             false if self.learns_apart() => 0.0,
-            // Nothing to learn: every loss is zero.
+            // No targets: every loss is zero.
             false => 1.0 / given as f64,
         };
         let own = own
@@ -522,7 +519,7 @@ impl<'a> Run<'a> {
         Ok((own.collect(), units))
     }
 
-    /// What a checkpoint saves and restores.
+    /// The tensors that a checkpoint saves and restores.
     fn trained(&mut self) -> Trained<'_> {
         Trained {
             parameters: self.task.parameters(),
@@ -541,8 +538,8 @@ fn resumes(records: &[Record]) -> impl Iterator<Item = (u64, &[Change])> {
     })
 }
 
-/// What the generators are seeded with for a step of a rank. The CPU's takes the lower 32 bits alone, so that
-/// every bit of it follows from each of the numbers.
+/// The generators' seed for a step of a rank. The CPU generator uses only the lower 32 bits, so each of them
+/// depends on all inputs.
 fn step_seed(seed: u64, step: u64, rank: u64) -> u64 {
     SplitMix64::new(&[seed, step, rank]).next()
 }

@@ -1,16 +1,16 @@
 //! The folder of a run, which other programs read.
 //!
 //! ```text
-//! runs/<name>/config.yaml                what was asked for, every key
-//!             metrics.jsonl              one line for each logged step or evaluation
+//! runs/<name>/config.yaml                the complete config
+//!             metrics.jsonl              one line per logged step or evaluation
 //!             events.out.tfevents.*      the same for TensorBoard
 //!             loss.svg  memory.svg       curves
 //!             report.html                all of it on one page
 //!             samples.txt                generated text
 //!             samples/step-000100/       generated videos and pictures
-//!             checkpoints/step-000100/   to continue from
-//!             model/                     the result, for others to load; `adapter/` of adapters,
-//!                                        and `merged/` if that was asked for
+//!             checkpoints/step-000100/   to resume from
+//!             model/                     the exported model; `adapter/` for adapters,
+//!                                        and `merged/` if requested
 //!             summary.json               the run in numbers
 //! ```
 
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use crate::config::Config;
 use crate::{Error, checkpoint};
 
-/// What is written through a temporary name, or removed through one.
+/// Files that are written or removed through a temporary name.
 const FILES: [&str; 9] = [
     "config.yaml",
     "metrics.jsonl",
@@ -35,22 +35,22 @@ const FILES: [&str; 9] = [
     "model",
 ];
 
-/// The folder of one run, which nobody else runs in while this is there.
+/// The folder of one run, locked against other runs while this exists.
 #[derive(Debug, Clone)]
 pub struct RunFolder {
     path: PathBuf,
-    /// Locked for as long as it is open; the system lets go of it with the process, however
-    /// that ends. `None` where the file system knows no locks.
+    /// Locked as long as it is open; the system releases the lock with the process, however that ends. `None`
+    /// if the file system has no locks.
     _lock: Option<Arc<File>>,
-    /// Whether this process writes into it: of several that train together, one does.
+    /// Whether this process writes to it: with several processes, only one does.
     is_written_here: bool,
 }
 
 impl RunFolder {
-    /// Makes a folder that did not exist: `<output_dir>/<name>`, or `<name>-2`, `<name>-3`, ….
+    /// Creates a new folder: `<output_dir>/<name>`, or `<name>-2`, `<name>-3`, ….
     ///
     /// # Errors
-    /// When the folder cannot be made.
+    /// If the folder cannot be created.
     pub fn create(config: &Config) -> Result<Self, Error> {
         let parent = &config.output_dir;
         fs::create_dir_all(parent).map_err(|error| Error::io("create", parent, error))?;
@@ -70,18 +70,17 @@ impl RunFolder {
         Err(Error::Internal("no free name for the run folder".into()))
     }
 
-    /// The folder that [`RunFolder::create`] would make.
+    /// The folder that [`RunFolder::create`] would create.
     pub(crate) fn planned(config: &Config) -> PathBuf {
         let paths = (1..).map(|number| config.output_dir.join(numbered(&config.name, number)));
         let mut free = paths.skip_while(|path| path.exists());
         free.next().unwrap_or_default()
     }
 
-    /// The run folder and the checkpoint that `resume_from` means: `latest`, a run folder,
-    /// or a checkpoint folder.
+    /// The run folder and the checkpoint for `resume_from`: `latest`, a run folder, or a checkpoint folder.
     ///
     /// # Errors
-    /// When there is no checkpoint.
+    /// If there is no checkpoint.
     pub fn resume(config: &Config, resume_from: &str) -> Result<(Self, PathBuf), Error> {
         let path = match resume_from {
             "latest" => newest_run(config)?,
@@ -103,7 +102,7 @@ impl RunFolder {
     }
 
     fn locked(path: PathBuf) -> Result<Self, Error> {
-        // A folder that is not there is told by whoever looks for something in it.
+        // A missing folder is reported when something is read from it.
         let Ok(folder) = File::open(&path) else {
             return Ok(Self::unlocked(path));
         };
@@ -114,7 +113,7 @@ impl RunFolder {
                 is_written_here: true,
             }),
             Err(TryLockError::WouldBlock) => Err(Error::Data(format!(
-                "a run is going on in `{}`: wait for its end, or give this one another `name`",
+                "a run is active in `{}`: wait until it ends, or use another `name`",
                 path.display()
             ))),
             Err(TryLockError::Error(error)) => {
@@ -132,8 +131,8 @@ impl RunFolder {
         }
     }
 
-    /// The folder that rank 0 writes into, perhaps on another machine: for the others, who read and
-    /// write nothing there.
+    /// The folder that rank 0 writes to, possibly on another machine, for the other ranks, which do not
+    /// access it.
     pub(crate) fn of_first_rank(path: PathBuf) -> Self {
         Self {
             is_written_here: false,
@@ -141,22 +140,22 @@ impl RunFolder {
         }
     }
 
-    /// Whether this process writes into it.
+    /// Whether this process writes to it.
     pub(crate) fn is_written_here(&self) -> bool {
         self.is_written_here
     }
 
-    /// The folder itself.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes `config.yaml`; an older one stays whole until the new one is.
+    /// Writes `config.yaml` atomically.
     pub(crate) fn write_config(&self, text: &str) -> Result<(), Error> {
         replace(&self.config(), text)
     }
 
-    /// Removes what a process that was killed left half-written or half-removed.
+    /// Removes what a killed process left half-written or half-removed.
     pub(crate) fn sweep(&self) -> Result<(), Error> {
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -192,13 +191,13 @@ impl RunFolder {
         self.path.join("checkpoints")
     }
 
-    /// A file or folder by its name.
+    /// Path of a file or folder in it.
     pub fn join(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 }
 
-/// Writes a file through a new one, so that whoever reads it sees all of the old or all of the new.
+/// Writes a file atomically: readers see all of the old or all of the new content.
 pub(crate) fn replace(path: &Path, text: &str) -> Result<(), Error> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".tmp");
@@ -215,7 +214,7 @@ fn numbered(name: &str, number: u32) -> String {
     }
 }
 
-/// The last of `<name>`, `<name>-2`, … that exists and has a checkpoint.
+/// The last of `<name>`, `<name>-2`, … that has a checkpoint.
 pub(crate) fn newest_run(config: &Config) -> Result<PathBuf, Error> {
     let mut newest = None;
     for number in 1.. {
@@ -230,14 +229,14 @@ pub(crate) fn newest_run(config: &Config) -> Result<PathBuf, Error> {
     let base = config.output_dir.join(&config.name);
     newest.ok_or_else(|| Error::checkpoint(&base, "no run of this name has a checkpoint"))
 }
-/// Tells what the config says of the folder of a run that goes on where it is.
+/// Warns if the config names another folder than that of the resumed run.
 fn tell_other_names(config: &Config, from: &Path) {
     let run = checkpoint::run_of(from).unwrap_or(from);
     let named = config.output_dir.join(&config.name);
     let canonical = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     if canonical(run) != canonical(&named) {
         tracing::warn!(
-            "`name` and `output_dir` say `{}`, and have no effect: the run goes on in `{}`",
+            "`name` and `output_dir` (`{}`) have no effect: the run continues in `{}`",
             named.display(),
             run.display()
         );

@@ -1,10 +1,8 @@
-//! What is trained: the seam between the loop and everything it does not want to know.
+//! The interface between the loop and everything it does not need to know.
 //!
-//! A task owns a model and its data. The loop asks it for batches, losses,
-//! evaluations and samples, and never looks inside a batch. Text is one task
-//! ([`causal_lm`]); adapters on a pretrained model change only the model inside it;
-//! a diffusion transformer with cached latents and a flow-matching loss is another
-//! task beside it.
+//! A task owns a model and its data. The loop asks it for batches, losses, evaluations and samples, and never
+//! looks inside a batch. Language models are one task ([`causal_lm`]), adapters on pretrained models another,
+//! and diffusion transformers with cached latents and a flow-matching loss a third.
 
 mod base_model;
 mod blocks;
@@ -46,49 +44,48 @@ pub trait Task {
     /// One line on the data for the start-up message.
     fn data_description(&self) -> String;
 
-    /// What the optimizer may change.
+    /// The trainable parameters.
     fn parameters(&self) -> &Parameters;
 
-    /// The parameters that learn in turn, of tasks that train several models in one run: a step is one
-    /// turn's. Together the ranges are all parameters, in order. None where all learn in every step.
-    fn turns(&self) -> Vec<Turn> {
+    /// Groups of parameters that are trained in turns, for tasks that train several models in one run: each
+    /// step trains one group. The ranges are consecutive and cover all parameters. Empty if every step trains
+    /// all of them.
+    fn turns(&self) -> Vec<AlternatingGroup> {
         Vec::new()
     }
 
-    /// Gets ready for the step after `steps` steps, and says whose turn it is: a number in
-    /// [`Task::turns`]. It is asked before the batches of a step, and again when a step is repeated.
+    /// Prepares the step after `steps` steps, and returns the index of the group it trains, in
+    /// [`Task::turns`]. Called before the batches of a step, and again if the step is repeated.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     fn begin_step(&mut self, _steps: u64, _placer: &mut Placer) -> Result<usize, Error> {
         Ok(0)
     }
 
-    /// What a step needs of the device's memory, before any was made.
+    /// The device memory that a step needs, estimated before the first one.
     fn footprint(&self) -> Footprint;
 
-    /// What lives where, if the config asked for a plan.
+    /// The memory plan, if the config requests one.
     fn memory_plan(&self) -> Option<&MemoryPlan> {
         None
     }
 
-    /// What streaming did so far, if a part of the model is streamed.
+    /// Statistics of streaming, if part of the model is streamed.
     fn streamed(&self) -> Option<SwapReport> {
         None
     }
 
-    /// Handles ([`Tensor::shallow_clone`]) on what the task has on the device and a step does not
-    /// use, by name: a teacher, an encoder or a decoder that only [`Task::evaluate`],
-    /// [`Task::sample`] and [`Task::export`] need. Where memory is short, it is away (empty, or on
-    /// the CPU) in [`Task::next_batch`], [`Task::micro_batches`] and [`Task::loss`], and back in those
-    /// three. The tasks here have nothing of the kind; the optimizer's moments and averaged
-    /// weights are the loop's own.
+    /// Named handles ([`Tensor::shallow_clone`]) to tensors that the task keeps on the device but steps do
+    /// not use: a teacher, an encoder or a decoder that only [`Task::evaluate`], [`Task::sample`] and
+    /// [`Task::export`] need. If memory is short, they are offloaded (empty, or on the CPU) during
+    /// [`Task::next_batch`], [`Task::micro_batches`] and [`Task::loss`], and restored for those three. The
+    /// tasks in this crate have none; the loop handles the optimizer's moments and averaged weights itself.
     fn idle_in_steps(&self) -> Vec<(String, Tensor)> {
         Vec::new()
     }
 
-    /// Whether the model knows something before the first step, so that it is worth a look
-    /// then.
+    /// Whether the model is pretrained, so that it is worth evaluating before the first step.
     fn starts_trained(&self) -> bool {
         false
     }
@@ -96,29 +93,28 @@ pub trait Task {
     /// The next batch, on the host.
     ///
     /// # Errors
-    /// When the data cannot be read.
+    /// If the data cannot be read.
     fn next_batch(&mut self) -> Result<Batch, Error>;
 
-    /// The passes over the data, of a task that has them: without, neither `train.num_train_epochs` nor
-    /// the strategy `epoch` is possible. Where the config asks for one of them, no batch is of two passes.
+    /// The epochs of the data, if the task has them; otherwise `train.num_train_epochs` and the strategy
+    /// `epoch` are not available. If the config uses either, no batch spans two epochs.
     fn epochs(&self) -> Option<&dyn Epochs> {
         None
     }
 
-    /// What the mean loss of a batch on the host counts for beside those of others: how much
-    /// there is to learn in it.
+    /// The weight of a host batch's mean loss relative to other batches: its number of targets.
     ///
     /// # Errors
-    /// When the batch is of another task.
+    /// If the batch belongs to another task.
     fn loss_weight(&self, batch: &Batch) -> Result<f64, Error> {
         Ok(batch.units as f64)
     }
 
-    /// A batch on the host in pieces of at most `rows` samples, each with its share of the
-    /// batch's mean loss.
+    /// Splits a host batch into pieces of at most `rows` samples, each with its share of the batch's mean
+    /// loss.
     ///
     /// # Errors
-    /// When the batch is of another task, or its tensors are of different lengths.
+    /// If the batch belongs to another task, or its tensors have different lengths.
     fn micro_batches(&self, batch: Batch, rows: i64) -> Result<Vec<(Batch, f64)>, Error> {
         if batch.rows()? <= rows {
             return Ok(vec![(batch, 1.0)]);
@@ -127,7 +123,7 @@ pub trait Task {
         let pieces = batch.split(rows)?.into_iter();
         pieces
             .map(|piece| {
-                // Where there is nothing to learn, the loss is zero, however it is divided.
+                // Without targets the loss is zero, however it is divided.
                 let share = self.loss_weight(&piece)? / whole.max(1.0);
                 Ok((piece, share))
             })
@@ -137,11 +133,10 @@ pub trait Task {
     /// The mean loss of a batch that is on the device: a scalar with a gradient.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     fn loss(&self, batch: &Batch) -> Result<Tensor, Error>;
 
-    /// Whether anything is held out to be measured on; without, the loop never asks for an
-    /// evaluation.
+    /// Whether there is held-out data; otherwise the loop never evaluates.
     fn evaluates(&self) -> bool {
         true
     }
@@ -149,14 +144,14 @@ pub trait Task {
     /// The loss on held-out data: on at most `limit` samples, or on all of them.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error>;
 
-    /// What [`Task::evaluate`] makes its numbers of, for one of several processes, with the same limit for all; `None` for a
-    /// task whose held-out data every process measures whole.
+    /// One process's share of the sums that [`Task::evaluate`] is computed from, with the same limit for all;
+    /// `None` for a task whose held-out data every process evaluates completely.
     ///
     /// # Errors
-    /// As [`Task::evaluate`].
+    /// See [`Task::evaluate`].
     fn evaluate_share(
         &self,
         _: Option<u64>,
@@ -166,51 +161,51 @@ pub trait Task {
         Ok(None)
     }
 
-    /// Shows what the model has learned. `step` varies the random choices. What is no text goes into
-    /// `folder`, which is made if there is any, and the samples name it by the names there.
+    /// Generates samples. `step` varies the random choices. Output that is not text is written to `folder`,
+    /// which is created if necessary, and referenced by its file name.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     fn sample(&self, step: u64, folder: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error>;
 
-    /// Where the task stands in its data, for a checkpoint. Its key `order`, where there is
-    /// one, names the next batch to people.
+    /// The position in the data, for a checkpoint. Its key `order`, if present, identifies the next batch for
+    /// users.
     ///
     /// # Errors
-    /// When the state has no JSON form.
+    /// If the state cannot be represented as JSON.
     fn data_state(&self) -> Result<Value, Error>;
 
-    /// Continues from a state that [`Task::data_state`] gave.
+    /// Continues from a state returned by [`Task::data_state`].
     ///
     /// # Errors
-    /// When the state is of other data.
+    /// If the state belongs to other data.
     fn restore_data(&mut self, state: &Value) -> Result<(), Error>;
 
-    /// What the training stands on and must be the same when a run is resumed: the architecture, a
-    /// fingerprint of frozen weights, the shape of an adapter. What differs is told by the keys.
+    /// What the training is based on and must not change when a run is resumed: the architecture, a
+    /// fingerprint of frozen weights, the shape of an adapter. Differences are reported by key.
     ///
     /// # Errors
-    /// When weights cannot be read.
+    /// If weights cannot be read.
     fn identity(&self) -> Result<Value, Error> {
         Ok(Value::Null)
     }
 
-    /// Writes the adapter alone into `folder`, of tasks that train one: every checkpoint has it, and
-    /// a run that was stopped. Returns whether there is one.
+    /// Writes only the adapter to `folder`, for tasks that train one; done for every checkpoint and for a
+    /// stopped run. Returns whether there is one.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     fn export_adapter(&self, _folder: &Path) -> Result<bool, Error> {
         Ok(false)
     }
 
-    /// Writes what others load into `folder`: weights, config, tokenizer.
+    /// Writes the model for other programs to `folder`: weights, config, tokenizer.
     ///
     /// # Errors
-    /// When a file cannot be written.
+    /// If a file cannot be written.
     fn export(&self, folder: &Path) -> Result<(), Error>;
 
-    /// Whether `surefoot generate` and `surefoot eval` load what [`Task::export`] writes.
+    /// Whether `surefoot generate` and `surefoot eval` can load what [`Task::export`] writes.
     fn is_language_model(&self) -> bool {
         false
     }
@@ -221,12 +216,12 @@ pub trait Task {
     }
 }
 
-/// Parameters that learn together, in steps of their own.
+/// Parameters that are trained together, in turns with other groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Turn {
-    /// What records and messages call them.
+pub struct AlternatingGroup {
+    /// The name in records and messages.
     pub name: &'static str,
-    /// Their positions in [`Task::parameters`].
+    /// Their indices in [`Task::parameters`].
     pub parameters: Range<usize>,
 }
 
@@ -234,7 +229,7 @@ pub struct Turn {
 #[derive(Debug)]
 pub struct Batch {
     tensors: Vec<(&'static str, Tensor)>,
-    /// What throughput counts: tokens, for text, padding left out.
+    /// The unit of throughput: for text, the number of tokens without padding.
     pub units: u64,
 }
 
@@ -244,10 +239,10 @@ impl Batch {
         Self { tensors, units }
     }
 
-    /// Samples: the length of every tensor.
+    /// Number of samples: the length of every tensor.
     ///
     /// # Errors
-    /// When they differ.
+    /// If the lengths differ.
     pub fn rows(&self) -> Result<i64, Error> {
         let mut lengths = self.tensors.iter().map(|(_, tensor)| tensor.size());
         let length = |size: Option<Vec<i64>>| size.and_then(|size| size.first().copied());
@@ -258,10 +253,10 @@ impl Batch {
         }
     }
 
-    /// Pieces of at most `rows` samples, in order, with their part of the units.
+    /// Splits it into pieces of at most `rows` samples, in order, with their share of the units.
     ///
     /// # Errors
-    /// When the tensors have different lengths.
+    /// If the tensors have different lengths.
     pub fn split(&self, rows: i64) -> Result<Vec<Self>, Error> {
         let (all, rows) = (self.rows()?, rows.max(1));
         let units_before = |row: i64| self.units * row as u64 / all.max(1) as u64;
@@ -281,7 +276,7 @@ impl Batch {
             .collect()
     }
 
-    /// The same batch, of the same tensors.
+    /// A second handle to the same tensors.
     pub(crate) fn shallow_clone(&self) -> Self {
         let tensors = self.tensors.iter();
         Self {
@@ -301,7 +296,7 @@ impl Batch {
     /// The tensor of this name.
     ///
     /// # Errors
-    /// When the batch was made for another task.
+    /// If the batch belongs to another task.
     pub fn get(&self, name: &str) -> Result<&Tensor, Error> {
         self.find(name)
             .ok_or_else(|| Error::Internal(format!("a batch without `{name}`")))

@@ -1,5 +1,5 @@
-//! Videos and images as training data: found with their captions, cut into clips of few sizes,
-//! encoded once, and kept on the disk.
+//! Videos and images as training data: found with their captions, cut into clips of a few sizes, encoded
+//! once, and cached on disk.
 //!
 //! ```text
 //! folder or JSON lines ──media──▶ items ──frames──▶ size and length ──buckets, clips──▶ clips
@@ -34,14 +34,14 @@ use serde::Serialize;
 
 use crate::Error;
 
-/// What was encoded.
+/// The result of encoding.
 #[derive(Debug, Clone, Serialize)]
 pub struct Encoded {
-    /// The folder of the cache.
+    /// The cache's folder.
     pub folder: PathBuf,
     /// Clips to train on.
     pub clips: usize,
-    /// Clips to measure on.
+    /// Held-out clips.
     pub held_out: usize,
     /// Clips that were not in the cache yet.
     pub encoded_clips: usize,
@@ -49,32 +49,37 @@ pub struct Encoded {
     pub encoded_captions: usize,
 }
 
-/// What is wrong with data, told all at once.
+/// Problems with data, reported together.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     list: Vec<String>,
 }
 
-/// As many are told by name.
-const TOLD: usize = 20;
+/// Maximum number of problems that are listed.
+const MAX_LISTED: usize = 20;
 
 impl Problems {
-    /// Adds one.
+    /// Adds a problem.
     pub(crate) fn add(&mut self, problem: String) {
         self.list.push(problem);
     }
 
-    /// The list, one a line.
+    /// The problems, one per line.
     fn text(&self) -> String {
-        let mut lines: Vec<&str> = self.list.iter().take(TOLD).map(String::as_str).collect();
-        let more = format!("and {} more", self.list.len().saturating_sub(TOLD));
-        if self.list.len() > TOLD {
+        let mut lines: Vec<&str> = self
+            .list
+            .iter()
+            .take(MAX_LISTED)
+            .map(String::as_str)
+            .collect();
+        let more = format!("and {} more", self.list.len().saturating_sub(MAX_LISTED));
+        if self.list.len() > MAX_LISTED {
             lines.push(&more);
         }
         lines.join("\n  ")
     }
 
-    /// An error, if there is anything in it.
+    /// Fails if there are problems.
     pub(crate) fn refuse(&self, what: &str) -> Result<(), Error> {
         match self.list.is_empty() {
             true => Ok(()),
@@ -82,7 +87,7 @@ impl Problems {
         }
     }
 
-    /// A warning, if there is anything in it.
+    /// Warns if there are problems.
     pub(crate) fn warn(&self, what: &str) {
         if !self.list.is_empty() {
             tracing::warn!("{what}:\n  {}", self.text());

@@ -1,4 +1,4 @@
-//! Using a video model: sampling a video, and encoding and decoding by themselves.
+//! Using a video model: sampling videos, and encoding and decoding on their own.
 
 mod media;
 mod output;
@@ -25,9 +25,9 @@ use crate::Error;
 /// A LoRA file and its strength.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Lora {
-    /// The file, or a folder of PEFT.
+    /// The file, or a PEFT folder.
     pub path: PathBuf,
-    /// What its change is multiplied with.
+    /// Multiplier of its change.
     pub strength: f64,
 }
 
@@ -52,79 +52,79 @@ impl std::str::FromStr for Lora {
     }
 }
 
-/// What to make.
+/// What to generate.
 #[derive(Debug)]
 pub struct Request {
-    /// The text.
+    /// The prompt.
     pub prompt: String,
-    /// What to go away from.
+    /// The negative prompt.
     pub negative_prompt: String,
-    /// Pixels.
+    /// Width in pixels.
     pub width: Option<i64>,
-    /// Pixels.
+    /// Height in pixels.
     pub height: Option<i64>,
-    /// 4 n + 1.
+    /// Number of frames: 4 n + 1.
     pub num_frames: Option<i64>,
-    /// Frames of a second.
+    /// Frames per second.
     pub fps: Option<u32>,
-    /// Steps of the solver.
+    /// Number of steps of the solver.
     pub num_inference_steps: usize,
-    /// How far to go from the negative text to the text.
+    /// Guidance scale.
     pub guidance_scale: f64,
     /// The same for the low-noise expert.
     pub guidance_scale_2: Option<f64>,
-    /// In place of that of the model's scheduler.
+    /// Replaces that of the model's scheduler.
     pub flow_shift: Option<f64>,
-    /// In place of the model's.
+    /// Replaces the model's.
     pub scheduler: Option<Scheduler>,
-    /// In place of the model's; `Some(None)` asks the first model alone.
+    /// Replaces the model's; `Some(None)` uses only the first transformer.
     pub boundary_ratio: Option<Option<f64>>,
-    /// Of the noise.
+    /// Seed of the noise.
     pub seed: u64,
-    /// The picture that the video begins with.
+    /// The first frame of the video.
     pub image: Option<PathBuf>,
-    /// For the high-noise or only expert.
+    /// For the high-noise or only transformer.
     pub loras: Vec<Lora>,
     /// For the low-noise expert.
     pub loras_2: Vec<Lora>,
-    /// The noise, in place of the seed's.
+    /// The noise, instead of drawing it from the seed.
     pub latents: Option<PathBuf>,
-    /// Where the latents are written.
+    /// Where to write the latents.
     pub save_latents: Option<PathBuf>,
-    /// Where the video is written.
+    /// Where to write the video.
     pub output: Option<PathBuf>,
 }
 
-/// What was made.
+/// The result.
 #[derive(Debug, serde::Serialize)]
 pub struct Made {
-    /// Pixels.
+    /// Width in pixels.
     pub width: i64,
-    /// Pixels.
+    /// Height in pixels.
     pub height: i64,
-    /// Frames.
+    /// Number of frames.
     pub frames: i64,
-    /// Frames of a second.
+    /// Frames per second.
     pub fps: u32,
-    /// Steps of the solver.
+    /// Number of steps of the solver.
     pub steps: usize,
-    /// Where the noise came from.
+    /// Seed of the noise, if it was drawn.
     pub seed: Option<u64>,
-    /// The video.
+    /// File of the video.
     pub output: Option<PathBuf>,
-    /// The latents.
+    /// File of the latents.
     pub latents: Option<PathBuf>,
 }
 
-/// Samples a video. `told` hears of each step of so many.
+/// Samples a video. `on_step` is called after each step with the number done and the total.
 ///
 /// # Errors
-/// When what is asked for does not fit the model, a file cannot be read or written, or memory runs out.
+/// If the request does not fit the model, a file cannot be read or written, or memory runs out.
 pub fn generate(
     model: &WanModel,
     request: &Request,
     options: TransformerOptions,
-    told: &mut dyn FnMut(usize, usize),
+    on_step: &mut dyn FnMut(usize, usize),
 ) -> Result<Made, Error> {
     crate::device::choose_products(options.device)?;
     let _guard = tch::no_grad_guard();
@@ -138,7 +138,7 @@ pub fn generate(
     }
     if request.output.is_none() && request.save_latents.is_none() {
         return Err(Error::Data(
-            "name what to write: `--output`, `--save-latents`, or both".into(),
+            "say what to write: `--output`, `--save-latents`, or both".into(),
         ));
     }
     if let Some(path) = &request.save_latents {
@@ -154,7 +154,7 @@ pub fn generate(
         let read = |lora: &Lora| Ok((LoraFile::read(&lora.path, Some(expert))?, lora.strength));
         list.iter().map(read).collect()
     };
-    // Read now, so that a file that cannot be is told before the long part.
+    // Read now, so that errors are reported before the long part.
     let both = [
         loras(&request.loras, Expert::High)?,
         loras(&request.loras_2, Expert::Low)?,
@@ -186,7 +186,7 @@ pub fn generate(
             .map(|path| condition(model, path, &plan, options.device))
             .transpose()?,
     };
-    let mut experts = OneAtATime {
+    let mut experts = LazyExperts {
         model,
         options,
         loras: both.map(Some),
@@ -198,7 +198,7 @@ pub fn generate(
         &noise,
         &conditions,
         &plan.sampling,
-        &mut |step| told(step, steps),
+        &mut |step| on_step(step, steps),
     )?;
     drop(experts);
     let latents = latents.to_device(Device::Cpu).contiguous();
@@ -225,7 +225,7 @@ pub fn generate(
     })
 }
 
-/// Decodes latents `[1, channels, frames, height, width]` to frames of red, green and blue bytes.
+/// Decodes latents `[1, channels, frames, height, width]` to frames of RGB bytes.
 pub(crate) fn decode(
     autoencoder: &Autoencoder,
     latents: &Tensor,
@@ -244,7 +244,7 @@ pub(crate) fn decode(
     Ok(())
 }
 
-/// Sizes and settings that fit the model.
+/// Sizes and settings, checked against the model.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) width: i64,
@@ -274,14 +274,14 @@ impl Plan {
             if size < step || size % step != 0 {
                 let (below, above) = ((size / step).max(1) * step, (size / step + 1) * step);
                 return Err(Error::Data(format!(
-                    "`{name} {size}`: this model makes multiples of {step}, such as {below} or {above}"
+                    "`{name} {size}`: this model needs multiples of {step}, such as {below} or {above}"
                 )));
             }
         }
         if frames < 1 || (frames - 1) % FRAMES_PER_LATENT != 0 {
             let below = (frames.max(1) - 1) / FRAMES_PER_LATENT * FRAMES_PER_LATENT + 1;
             return Err(Error::Data(format!(
-                "`--num-frames {frames}`: this model makes 4 n + 1 frames, such as {below} or {}",
+                "`--num-frames {frames}`: this model needs 4 n + 1 frames, such as {below} or {}",
                 below + FRAMES_PER_LATENT
             )));
         }
@@ -304,22 +304,22 @@ impl Plan {
             }
             (None, _) if request.guidance_scale_2.is_some() => {
                 return usage(
-                    "`--guidance-scale-2` is for the low-noise expert, and none is asked",
+                    "`--guidance-scale-2` is for the low-noise expert, which is not used",
                 );
             }
             (None, _) if !request.loras_2.is_empty() => {
                 return usage(
-                    "`--lora-2` is for the low-noise expert, and none is asked; give `--lora`",
+                    "`--lora-2` is for the low-noise expert, which is not used; use `--lora`",
                 );
             }
             _ => {}
         }
         match (&request.image, model.needs_image(), model.expand_timesteps) {
             (None, true, _) => {
-                return usage("this model makes videos of pictures: give one with `--image`");
+                return usage("this is an image-to-video model: give an image with `--image`");
             }
             (Some(_), false, false) => {
-                return usage("`--image`: this model makes videos of texts alone");
+                return usage("`--image`: this is a text-to-video model");
             }
             _ => {}
         }
@@ -354,7 +354,7 @@ impl Plan {
     }
 }
 
-/// Large pictures in tiles: whole ones take gigabytes.
+/// Tiles for large pictures, which would otherwise take gigabytes.
 fn tiling(plan: &Plan) -> Option<Tiling> {
     (plan.width * plan.height > 1280 * 720).then_some(Tiling {
         size: (512, 512),
@@ -362,7 +362,7 @@ fn tiling(plan: &Plan) -> Option<Tiling> {
     })
 }
 
-/// The noise of the file, or of the seed as PyTorch draws it on the CPU.
+/// The noise from the file, or drawn from the seed like PyTorch does on the CPU.
 fn noise(model: &WanModel, request: &Request, plan: &Plan) -> Result<Tensor, Error> {
     let shape = plan.shape(model);
     let Some(path) = &request.latents else {
@@ -374,14 +374,14 @@ fn noise(model: &WanModel, request: &Request, plan: &Plan) -> Result<Tensor, Err
     match noise.size() == shape {
         true => Ok(noise),
         false => Err(Error::Data(format!(
-            "`{}`: `latents` is {:?}, and a video of this size takes {shape:?}",
+            "`{}`: `latents` has the shape {:?}, but a video of this size needs {shape:?}",
             path.display(),
             noise.size()
         ))),
     }
 }
 
-/// The embedding of each text, `[tokens, width]` fp32; the encoder is gone afterwards.
+/// The embedding of each text, `[tokens, width]` fp32; the encoder is unloaded afterwards.
 fn encode_texts(
     model: &WanModel,
     texts: &[&String],
@@ -393,7 +393,7 @@ fn encode_texts(
     texts.iter().map(encode).collect()
 }
 
-/// The picture at `path` as the model is told it.
+/// The image at `path` as a condition for the model.
 pub(crate) fn condition(
     model: &WanModel,
     path: &Path,
@@ -408,16 +408,16 @@ pub(crate) fn condition(
     })
 }
 
-/// Experts that are read when they are asked, of which one is in memory.
-struct OneAtATime<'a> {
+/// Experts that are loaded on demand, one at a time.
+struct LazyExperts<'a> {
     model: &'a WanModel,
     options: TransformerOptions,
-    /// Of the high-noise and the low-noise expert, until they are read.
+    /// LoRAs of the high-noise and the low-noise expert, until they are read.
     loras: [Option<Vec<(LoraFile, f64)>>; 2],
     current: Option<(Expert, Transformer)>,
 }
 
-impl Experts for OneAtATime<'_> {
+impl Experts for LazyExperts<'_> {
     fn transformer(&mut self, expert: Expert) -> Result<&Transformer, models::Error> {
         if self.current.as_ref().is_none_or(|(of, _)| *of != expert) {
             self.current = None;
@@ -434,10 +434,10 @@ impl Experts for OneAtATime<'_> {
     }
 }
 
-/// Writes the LoRA at `from` to a new file in another form.
+/// Converts the LoRA at `from` to another format, in a new file.
 ///
 /// # Errors
-/// When it cannot be read, the form cannot hold it, or there is something at `to`.
+/// If it cannot be read, the format cannot represent it, or `to` exists.
 pub fn convert_lora(
     from: &Path,
     to: &Path,
@@ -453,19 +453,19 @@ pub fn convert_lora(
 /// What to encode, or to decode.
 #[derive(Debug)]
 pub enum Coding {
-    /// Texts to `text_0…` `[length, width]`.
+    /// Encode texts to `text_0…` `[length, width]`.
     Texts(Vec<String>),
-    /// Pictures and videos to `latents_0…` `[channels, frames, height, width]`.
+    /// Encode pictures and videos to `latents_0…` `[channels, frames, height, width]`.
     Media(Vec<PathBuf>),
-    /// Every tensor of a file, `[channels, frames, height, width]` or with a batch of one before, to
-    /// `pixels_0…` `[frames, height, width, 3]`, from 0 to 1.
+    /// Decode every tensor in a file, `[channels, frames, height, width]` optionally with a batch dimension
+    /// of one, to `pixels_0…` `[frames, height, width, 3]` from 0 to 1.
     Latents(PathBuf),
 }
 
-/// Encodes or decodes into a new file; returns the names and shapes of what is in it.
+/// Encodes or decodes into a new file; returns the names and shapes of its tensors.
 ///
 /// # Errors
-/// When a file cannot be read or written or does not fit the model, or memory runs out.
+/// If a file cannot be read or written or does not fit the model, or memory runs out.
 pub fn code(
     model: &WanModel,
     what: &Coding,

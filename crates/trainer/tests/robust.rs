@@ -269,7 +269,7 @@ fn a_run_that_cannot_go_on_says_what_it_saw() {
     assert!(!error.is_bad_usage());
     let text = error.to_string();
     for words in [
-        "there is no checkpoint to go back to",
+        "there is no checkpoint to return to",
         "step 1: loss NaN, gradient norm NaN, batch at {",
         "step 3:",
         "lora_A.weight` (",

@@ -1,4 +1,4 @@
-//! That a checkpoint is as it was written: every file has a checksum, and so has the list of them.
+//! The integrity of checkpoints: every file has a checksum, and so does the list of checksums.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -8,22 +8,22 @@ use std::path::Path;
 use super::{FORMAT, STATE, State};
 use crate::Error;
 
-/// Between the state and the checksum of its text, the last lines of `state.json`.
-const SEAL: &str = ",\n  \"checksum\": ";
+/// Separates the state from the checksum of its text, the last lines of `state.json`.
+const CHECKSUM_KEY: &str = ",\n  \"checksum\": ";
 const END: &str = "\n}\n";
 
-/// The text of `state.json`, which ends with a checksum of all before it.
-pub(super) fn seal(state: &State) -> Result<String, Error> {
+/// The text of `state.json`, which ends with a checksum of everything before it.
+pub(super) fn with_checksum(state: &State) -> Result<String, Error> {
     let text = serde_json::to_string_pretty(state)
         .map_err(|error| Error::Internal(format!("checkpoint state: {error}")))?;
     let body = text.strip_suffix("\n}").unwrap_or(&text);
     Ok(format!(
-        "{body}{SEAL}{}{END}",
+        "{body}{CHECKSUM_KEY}{}{END}",
         crc32c::crc32c(body.as_bytes())
     ))
 }
 
-/// Reads the state of the checkpoint in `folder`, and holds every file against its checksum.
+/// Reads the state of the checkpoint in `folder`, and verifies the checksum of every file.
 pub(super) fn read(folder: &Path) -> Result<State, Error> {
     let path = folder.join(STATE);
     let damaged = |what: &str| Error::checkpoint(&path, format!("it is damaged: {what}"));
@@ -38,7 +38,7 @@ pub(super) fn read(folder: &Path) -> Result<State, Error> {
     expect_format(folder, text)?;
     let (body, checksum) = text
         .strip_suffix(END)
-        .and_then(|text| text.rsplit_once(SEAL))
+        .and_then(|text| text.rsplit_once(CHECKSUM_KEY))
         .ok_or_else(|| damaged("the checksum at its end is missing"))?;
     if checksum.parse() != Ok(crc32c::crc32c(body.as_bytes())) {
         return Err(damaged("its checksum differs"));
@@ -57,25 +57,25 @@ pub(super) fn read(folder: &Path) -> Result<State, Error> {
     match names.find(|name| !state.checksums.contains_key(*name)) {
         Some(name) => Err(Error::checkpoint(
             &folder.join(name),
-            "it is no part of the checkpoint, whose list of files lacks it: move it away",
+            "it is not in the checkpoint's list of files: move it elsewhere",
         )),
         None => Ok(state),
     }
 }
 
-/// A checkpoint of another version is told apart from a damaged one.
+/// Distinguishes a checkpoint of another version from a damaged one.
 fn expect_format(folder: &Path, text: &str) -> Result<(), Error> {
     let state: Option<serde_json::Value> = serde_json::from_str(text).ok();
     match state.and_then(|state| state["format"].as_u64()) {
         Some(format) if format != u64::from(FORMAT) => Err(Error::checkpoint(
             folder,
-            format!("its format is {format}, and this program reads {FORMAT}"),
+            format!("its format is {format}, but this program reads {FORMAT}"),
         )),
         _ => Ok(()),
     }
 }
 
-/// CRC-32C of each file in `folder` and below, by its path there.
+/// CRC-32C of each file in `folder` and its subfolders, by relative path.
 pub(super) fn checksums(folder: &Path) -> Result<BTreeMap<String, u32>, Error> {
     let mut found = BTreeMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -94,7 +94,7 @@ pub(super) fn checksums(folder: &Path) -> Result<BTreeMap<String, u32>, Error> {
     Ok(found)
 }
 
-/// CRC-32C of a whole file.
+/// CRC-32C of a file.
 fn checksum(path: &Path) -> Result<u32, Error> {
     let io = |error| Error::io("read", path, error);
     let mut file = File::open(path).map_err(io)?;

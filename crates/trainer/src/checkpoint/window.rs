@@ -1,4 +1,4 @@
-//! What a record sums up.
+//! The steps that a record summarises.
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::events::TurnMetrics;
 
-/// What happened since the last record. A checkpoint holds it, so that the next record is the same in
-/// a run that goes on from there.
+/// What happened since the last record. It is part of a checkpoint, so that the next record of a resumed run
+/// is the same.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct Window {
-    /// Sum of the losses of the steps that were not skipped.
+    /// Sum of the losses of all steps that were not skipped.
     pub loss: f64,
-    /// The steps that were not skipped.
+    /// Number of steps that were not skipped.
     pub steps: u64,
-    /// Norm of the last gradient before clipping.
+    /// Norm of the last gradient, before clipping.
     pub norm: f64,
     /// Units (tokens) trained on.
     pub units: u64,
     /// Seconds of training.
     pub seconds: f64,
-    /// Of parameters that learn in turn: the sum of the losses, the steps, and the norm.
+    /// For groups of parameters that are trained in turns: sum of the losses, number of steps, and last norm.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub turns: BTreeMap<String, (f64, u64, f64)>,
 }
 
 impl Window {
-    /// Takes in a step.
+    /// Adds a step.
     pub fn add(&mut self, loss: f64, norm: f64, units: u64, turn: Option<&str>) {
         if let Some(turn) = turn {
             let (sum, steps, last) = self.turns.entry(turn.to_owned()).or_default();
@@ -40,7 +40,7 @@ impl Window {
         self.units += units;
     }
 
-    /// Mean loss and last norm of each turn.
+    /// Mean loss and last norm of each group.
     pub fn turns(&self) -> BTreeMap<String, TurnMetrics> {
         let turns = self.turns.iter().map(|(name, (sum, steps, norm))| {
             let metrics = TurnMetrics {

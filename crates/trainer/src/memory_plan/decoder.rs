@@ -1,4 +1,4 @@
-//! A language model as components and modules.
+//! A language model as components and modules of a plan.
 
 use models::Parameters;
 use models::model::{Decoder, DecoderConfig};
@@ -15,24 +15,24 @@ use crate::config::{Config, Quantization};
 use crate::estimate::{self, DecoderUse, Estimate};
 use crate::optim::AdamW;
 
-/// The name of the only component.
+/// Name of the only component.
 pub(crate) const MODEL: &str = "model";
 
-/// The model that is planned, as far as it is known before it is loaded.
+/// The model to plan, as far as it is known before it is loaded.
 pub(crate) struct PlannedDecoder<'a> {
     pub(crate) config: &'a Config,
     pub(crate) shape: &'a DecoderConfig,
-    /// Made of [`MetaWeights`](models::model::MetaWeights).
+    /// Built from [`MetaWeights`](models::model::MetaWeights).
     pub(crate) decoder: &'a Decoder,
     pub(crate) parameters: &'a Parameters,
     pub(crate) usage: &'a DecoderUse,
 }
 
 impl PlannedDecoder<'_> {
-    /// Decides for the model under `memory`.
+    /// Plans the model within `memory`.
     ///
     /// # Errors
-    /// When it does not fit however it is divided, or an option makes no sense for this model.
+    /// If it does not fit in any way, or an option does not apply to this model.
     pub(crate) fn plan(
         &self,
         memory: Memory,
@@ -61,7 +61,7 @@ impl PlannedDecoder<'_> {
         usize::try_from(self.shape.num_hidden_layers).unwrap_or(0)
     }
 
-    /// The parts of the model by the names of its file.
+    /// The parts of the model, with the names in its files.
     fn component(&self) -> Result<Component, Error> {
         let stored = self.usage.frozen.unwrap_or(Kind::Float);
         let number = |width: i64| u64::try_from(width).unwrap_or(0);
@@ -70,7 +70,7 @@ impl PlannedDecoder<'_> {
             number(self.shape.hidden_size),
         );
         let table = Bytes(vocabulary * hidden * stored.elt_size_in_bytes() as u64);
-        // What learns in a module's place is counted with what is trained.
+        // Modules that are trained in full are counted as trained.
         let frozen = |module: &str, bytes| {
             let whole = format!(".{module}.weight");
             let mut names = self.parameters.iter().map(|parameter| &parameter.name);
@@ -79,14 +79,14 @@ impl PlannedDecoder<'_> {
                 false => bytes,
             }
         };
-        let module = |name: String, storage, bytes, handling| Module {
+        let module = |name: String, storage, bytes, constraint| Module {
             name,
             tensors: vec![TensorSize { storage, bytes }],
-            handling,
+            constraint,
         };
         let embedding = "model.embed_tokens".to_owned();
         let tied = self.shape.tie_word_embeddings;
-        // A head that is tied to the embedding may need the table that the embedding no longer does.
+        // A tied head may still need the weight if the embedding no longer does.
         let bytes = match tied && frozen("lm_head", table) > Bytes::ZERO {
             true => table,
             false => frozen("embed_tokens", table),
@@ -110,7 +110,7 @@ impl PlannedDecoder<'_> {
             scale,
             PlacementConstraint::Resident,
         ));
-        // A head that is the embedding is the same memory.
+        // A tied head shares the embedding's memory.
         let (head, bytes) = match tied {
             true => (0, bytes),
             false => (head, frozen("lm_head", table)),
@@ -127,7 +127,7 @@ impl PlannedDecoder<'_> {
         })
     }
 
-    /// What a block takes in a slot of the ring.
+    /// Bytes that a block takes in a slot of the ring.
     fn block_bytes(&self, index: usize, stored: Kind) -> Result<Bytes, Error> {
         let aligned = |bytes: u64| bytes.next_multiple_of(STREAM_ALIGNMENT);
         let of = |size: &Vec<i64>| {
@@ -139,7 +139,7 @@ impl PlannedDecoder<'_> {
             match self.config.model.quantization {
                 None => aligned(numbers * stored.elt_size_in_bytes() as u64),
                 Some(Quantization::Int8) => aligned(numbers) + aligned(rows * 4),
-                // Two in a byte, a scale for each 64, and the table of the sixteen levels.
+                // Two elements per byte, a scale per 64, and the code book.
                 Some(Quantization::Nf4) => {
                     let blocks = numbers.div_ceil(64);
                     aligned(blocks * 32) + aligned(blocks * 4) + 256 * 2 * 4
@@ -150,7 +150,7 @@ impl PlannedDecoder<'_> {
         Ok(Bytes(sizes.iter().map(of).sum()))
     }
 
-    /// What training takes beside the frozen weights when these blocks are streamed.
+    /// What training needs besides the frozen weights if these blocks are streamed.
     fn working(&self, streamed: &[usize]) -> Result<Bytes, Error> {
         let usage = DecoderUse {
             streamed: streamed.to_vec(),
@@ -170,9 +170,10 @@ impl PlannedDecoder<'_> {
         if matches!(error, PlanError::DeviceTooSmall { .. }) {
             let train = &self.config.train;
             if !train.gradient_checkpointing {
-                text += "; `train.gradient_checkpointing: true` needs less to work in";
+                text += "; `train.gradient_checkpointing: true` reduces the working memory";
             } else if train.per_device_train_batch_size > 1 {
-                text += "; a smaller `train.per_device_train_batch_size` needs less to work in";
+                text +=
+                    "; a smaller `train.per_device_train_batch_size` reduces the working memory";
             } else if self.config.model.quantization.is_none() {
                 text += "; `model.quantization: nf4` makes smaller blocks";
             }

@@ -1,8 +1,7 @@
 //! AdamW (Loshchilov and Hutter, 2019) with a state that can be saved.
 //!
-//! The arithmetic is libtorch's fused kernel, one call for each group of parameters with
-//! fp32 moments, and one for each slice of a parameter whose moments have eight bits; here
-//! is what surrounds it: the groups, the state and its names.
+//! The arithmetic is libtorch's fused kernel: one call per group of parameters with fp32 moments, and one per
+//! slice of a parameter with 8-bit moments. This module adds the groups and the named state.
 
 use std::ops::Range;
 
@@ -18,18 +17,18 @@ use models::Parameters;
 use models::quant::Dynamic8;
 use models::tensor::bytes;
 
-/// The numbers of AdamW besides the learning rate.
+/// Hyperparameters of AdamW besides the learning rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamWSettings {
-    /// Decay of the running mean of the gradient.
+    /// Decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the running mean of its square.
+    /// Decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub epsilon: f64,
-    /// Decoupled weight decay, for the parameters that have it.
+    /// Decoupled weight decay, for parameters that have it.
     pub weight_decay: f64,
-    /// Whether the moments of large parameters are kept in eight bits.
+    /// Whether large parameters have 8-bit moments.
     pub eight_bit: bool,
 }
 
@@ -45,48 +44,48 @@ impl From<&TrainConfig> for AdamWSettings {
     }
 }
 
-/// The optimizer and its state: two moments for each parameter, and the steps taken.
+/// The optimizer and its state: two moments per parameter, and the number of steps.
 #[derive(Debug)]
 pub struct AdamW {
     settings: AdamWSettings,
     groups: Vec<Group>,
-    turns: Vec<Turn>,
+    turns: Vec<AlternatingGroup>,
 }
 
 /// Parameters that are stepped together.
 #[derive(Debug)]
-struct Turn {
-    /// Their positions.
+struct AlternatingGroup {
+    /// Their indices.
     parameters: Range<usize>,
     steps: u64,
 }
 
-/// A parameter group, within one turn, with the state of its parameters.
+/// A parameter group with the state of its parameters, within one alternating group.
 #[derive(Debug)]
 struct Group {
     turn: usize,
     learning_rate_ratio: f64,
     weight_decay: f64,
-    /// Parameters with fp32 moments, as the parallel lists the kernel takes.
+    /// Parameters with fp32 moments, as the parallel lists that the kernel takes.
     full: Full,
-    /// Parameters with eight-bit moments.
+    /// Parameters with 8-bit moments.
     eight: Vec<Eight>,
 }
 
 #[derive(Debug, Default)]
 struct Full {
-    /// Positions in [`Parameters`].
+    /// Indices into [`Parameters`].
     indices: Vec<usize>,
     parameters: Vec<Tensor>,
     averages: Vec<Tensor>,
     squares: Vec<Tensor>,
-    /// Steps taken: a float32 scalar beside each parameter.
+    /// Number of steps: a float32 scalar per parameter.
     steps: Vec<Tensor>,
 }
 
 #[derive(Debug)]
 struct Eight {
-    /// Position in [`Parameters`].
+    /// Index into [`Parameters`].
     index: usize,
     parameter: Tensor,
     average: Dynamic8,
@@ -94,19 +93,19 @@ struct Eight {
 }
 
 impl AdamW {
-    /// An optimizer that has taken no step yet, with weight decay where a parameter has it.
+    /// A new optimizer, with weight decay for the parameters that have it.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn new(settings: AdamWSettings, parameters: &Parameters) -> Result<Self, Error> {
         let groups = ParameterGroup::by_decay(settings.weight_decay, parameters);
         Self::with_groups(settings, groups, parameters)
     }
 
-    /// As [`AdamW::new`], with groups that have a learning rate and a weight decay of their own.
+    /// Like [`AdamW::new`], with groups that have their own learning rate and weight decay.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn with_groups(
         settings: AdamWSettings,
         groups: Vec<ParameterGroup>,
@@ -116,11 +115,11 @@ impl AdamW {
         Self::in_turns(settings, &groups, std::slice::from_ref(&all), parameters)
     }
 
-    /// As [`AdamW::with_groups`], of parameters that learn in turn: those of each range of positions in
-    /// steps of their own, which are counted apart.
+    /// Like [`AdamW::with_groups`], for parameters that are trained in turns: each range of indices has its
+    /// own steps, which are counted separately.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn in_turns(
         settings: AdamWSettings,
         groups: &[ParameterGroup],
@@ -137,7 +136,7 @@ impl AdamW {
                 }
             }
         }
-        let turns = turns.iter().map(|range| Turn {
+        let turns = turns.iter().map(|range| AlternatingGroup {
             parameters: range.clone(),
             steps: 0,
         });
@@ -148,11 +147,11 @@ impl AdamW {
         })
     }
 
-    /// The optimizer that `config` describes, of parameters that learn in these turns; none are one
-    /// turn of all.
+    /// The optimizer for `config`, with parameters trained in these turns; without any, all are trained in
+    /// every step.
     ///
     /// # Errors
-    /// When a parameter group of the config makes no sense, or memory runs out.
+    /// If a parameter group in the config is invalid, or memory runs out.
     pub fn from_config(
         config: &Config,
         parameters: &Parameters,
@@ -167,17 +166,17 @@ impl AdamW {
         Self::in_turns((&config.train).into(), &groups, turns, parameters)
     }
 
-    /// Updates the parameters that `gradients` are of in place.
+    /// Updates the parameters of `gradients` in place.
     ///
     /// # Errors
-    /// When gradients do not fit the parameters, or memory runs out.
+    /// If gradients do not match the parameters, or memory runs out.
     pub fn step(&mut self, gradients: &Gradients, learning_rate: f64) -> Result<(), Error> {
         let last = self.turns.last().map_or(0, |turn| turn.parameters.end);
         let range = gradients.range(last);
         let mut turns = self.turns.iter();
         let Some(number) = turns.position(|turn| turn.parameters == range) else {
             return Err(Error::Internal(format!(
-                "gradients of parameters {range:?}, which do not learn together"
+                "gradients of parameters {range:?}, which are not an alternating group"
             )));
         };
         let turn = &self.turns[number];
@@ -217,20 +216,20 @@ impl AdamW {
         Ok(())
     }
 
-    /// Number of steps that were taken, of all turns.
+    /// Number of steps taken, over all turns.
     pub fn steps(&self) -> u64 {
         self.turns.iter().map(|turn| turn.steps).sum()
     }
 
-    /// The same of each turn.
+    /// The same for each alternating group.
     pub fn steps_of_turns(&self) -> Vec<u64> {
         self.turns.iter().map(|turn| turn.steps).collect()
     }
 
-    /// Declares that the state, filled in place, is that after so many steps of each turn.
+    /// Sets the number of steps of each alternating group, after the state has been restored in place.
     ///
     /// # Errors
-    /// When there are other turns than these, or the device fails.
+    /// If the number of groups differs, or the device fails.
     pub fn set_steps(&mut self, steps: &[u64]) -> Result<(), Error> {
         if steps.len() != self.turns.len() {
             return Err(Error::Internal(format!(
@@ -244,15 +243,15 @@ impl AdamW {
         }
         for group in &mut self.groups {
             for counter in &mut group.full.steps {
-                // Exact up to 2^24 steps, which is the kernel's own limit.
+                // Exact up to 2^24 steps, the kernel's own limit.
                 let _ = counter.f_fill_(steps[group.turn] as f64)?;
             }
         }
         Ok(())
     }
 
-    /// The state by name: `exp_avg.<parameter>` and `exp_avg_sq.<parameter>`, as in PyTorch;
-    /// in eight bits each is `….values` and `….scales`.
+    /// The state by name: `exp_avg.<parameter>` and `exp_avg_sq.<parameter>`, as in PyTorch; 8-bit moments
+    /// are `….values` and `….scales`.
     pub fn state<'a>(&'a self, parameters: &Parameters) -> Vec<(String, &'a Tensor)> {
         let names: Vec<&str> = parameters
             .iter()
@@ -277,7 +276,7 @@ impl AdamW {
         state
     }
 
-    /// The two moments of the parameter called `name`, in fp32.
+    /// The two moments of the parameter `name`, in fp32.
     #[cfg(test)]
     pub(super) fn moments_of(
         &self,

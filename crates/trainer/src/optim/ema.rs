@@ -1,9 +1,8 @@
 //! An exponential moving average of the weights.
 //!
-//! Averaged weights generalise better than the last ones where the learning rate is
-//! still high (Polyak and Juditsky, 1992). The average starts short and lengthens, as
-//! in diffusers: `min(decay, (1 + n) / (10 + n))` after `n` steps, so that the initial
-//! weights are soon forgotten.
+//! Averaged weights generalise better than the last ones while the learning rate is still high (Polyak and
+//! Juditsky, 1992). The averaging window starts short and grows, as in diffusers: the decay is `min(decay, (1
+//! + n) / (10 + n))` after `n` steps, so the initial weights are soon forgotten.
 
 use std::ops::Range;
 
@@ -21,10 +20,10 @@ pub struct Ema {
 }
 
 impl Ema {
-    /// An average that is the parameters as they are now.
+    /// An average initialised with the current parameters.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn new(decay: f64, parameters: &Parameters) -> Result<Self, Error> {
         let averages = parameters
             .tensors()
@@ -33,19 +32,19 @@ impl Ema {
         Ok(Self { decay, averages })
     }
 
-    /// The average that `config` asks for, if it does.
+    /// The average configured in `config`, if any.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn from_config(config: &Config, parameters: &Parameters) -> Result<Option<Self>, Error> {
         let decay = config.train.ema_decay;
         decay.map(|decay| Self::new(decay, parameters)).transpose()
     }
 
-    /// Takes in the parameters at positions `range` after their `steps` steps.
+    /// Adds the parameters in `range` after their `steps` steps.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn update(
         &mut self,
         parameters: &Parameters,
@@ -62,11 +61,11 @@ impl Ema {
         Ok(())
     }
 
-    /// Exchanges the parameters and their averages: the model then has the averages until
-    /// this is called again.
+    /// Swaps the parameters with their averages, so that the model has the averages until this is called
+    /// again.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn swap(&mut self, parameters: &Parameters) -> Result<(), Error> {
         let _no_grad = tch::no_grad_guard();
         for (average, tensor) in self.averages.iter_mut().zip(parameters.tensors()) {

@@ -1,8 +1,7 @@
 //! Gradients as values.
 //!
-//! A backward pass leaves its gradients in hidden fields of the parameters; they are
-//! taken out at once, so that the first pass of a step is moved, not added to zeros,
-//! and nothing has to be cleared.
+//! A backward pass leaves its gradients in hidden fields of the parameters. They are taken out at once, so
+//! the first pass of a step is moved instead of added to zeros, and nothing has to be cleared.
 
 use std::ops::Range;
 
@@ -11,17 +10,17 @@ use tch::Tensor;
 use crate::Error;
 use models::{Parameter, Parameters};
 
-/// One gradient for each parameter that learns in a step, in the parameters' order.
+/// One gradient per parameter that is trained in a step, in the parameters' order.
 #[derive(Debug, Default)]
 pub struct Gradients {
     /// Empty before the first backward pass.
     list: Vec<Tensor>,
-    /// Positions of these parameters; `None` for all.
+    /// Indices of these parameters; `None` for all.
     range: Option<Range<usize>>,
 }
 
 impl Gradients {
-    /// Those of the parameters at these positions alone.
+    /// Gradients of the parameters with these indices.
     pub fn of(range: Range<usize>) -> Self {
         Self {
             list: Vec::new(),
@@ -29,12 +28,12 @@ impl Gradients {
         }
     }
 
-    /// Positions of the parameters that these are of, out of `count`.
+    /// Indices of its parameters, out of `count`.
     pub fn range(&self, count: usize) -> Range<usize> {
         self.range.clone().unwrap_or(0..count)
     }
 
-    /// The parameters that these are of.
+    /// Its parameters.
     pub fn of_parameters<'a>(
         &self,
         parameters: &'a Parameters,
@@ -43,19 +42,21 @@ impl Gradients {
         parameters.iter().skip(range.start).take(range.len())
     }
 
-    /// Adds the gradients of `loss` (a scalar) to these.
+    /// Adds the gradients of `loss` (a scalar).
     ///
     /// # Errors
-    /// When a parameter had no part in the loss, or memory runs out.
+    /// If a parameter does not contribute to the loss, or memory runs out.
     pub fn accumulate(&mut self, loss: &Tensor, parameters: &Parameters) -> Result<(), Error> {
-        // Not into chosen inputs: backward would then pass by checkpointed blocks.
+        // Not with respect to selected inputs, which would skip checkpointed blocks.
         torch_ext::backward(loss)?;
         let fresh = self
             .of_parameters(parameters)
             .map(|parameter| {
                 let gradient = torch_ext::take_gradient(&mut parameter.tensor.shallow_clone())?;
                 let name = &parameter.name;
-                gradient.ok_or_else(|| Error::Internal(format!("`{name}` has no part in the loss")))
+                gradient.ok_or_else(|| {
+                    Error::Internal(format!("`{name}` does not contribute to the loss"))
+                })
             })
             .collect::<Result<Vec<_>, _>>()?;
         if self.list.is_empty() {
@@ -68,10 +69,10 @@ impl Gradients {
         Ok(())
     }
 
-    /// Drops what a backward pass that failed has left in the parameters.
+    /// Drops what a failed backward pass has left in the parameters.
     ///
     /// # Errors
-    /// When libtorch refuses.
+    /// If libtorch fails.
     pub fn discard(parameters: &Parameters) -> Result<(), Error> {
         for parameter in parameters.iter() {
             torch_ext::take_gradient(&mut parameter.tensor.shallow_clone())?;
@@ -79,32 +80,32 @@ impl Gradients {
         Ok(())
     }
 
-    /// The norm of all gradients as one vector: a float32 scalar on the device. It is finite
-    /// only when every gradient is.
+    /// The norm of all gradients as one vector: a float32 scalar on the device. It is finite only if all
+    /// gradients are.
     ///
     /// # Errors
-    /// When there was no backward pass.
+    /// If there was no backward pass.
     pub fn norm(&self) -> Result<Tensor, Error> {
         Ok(torch_ext::optimizer::total_norm(&self.list)?)
     }
 
-    /// Scales the gradients, whose norm is `norm`, down to `max_norm` if they are longer, as
-    /// `torch.nn.utils.clip_grad_norm_`; 0 leaves them.
+    /// Scales the gradients, whose norm is `norm`, down to `max_norm` if they exceed it, like
+    /// `torch.nn.utils.clip_grad_norm_`; 0 disables clipping.
     ///
     /// # Errors
-    /// When the device fails.
+    /// If the device fails.
     pub fn clip(&mut self, norm: f64, max_norm: f64) -> Result<(), Error> {
-        // PyTorch's margin, below which its coefficient would be 1.
+        // PyTorch's margin, below which its coefficient is clamped to 1.
         if max_norm > 0.0 && norm + 1e-6 > max_norm {
             let _ = torch_ext::optimizer::clip_norm(&self.list, max_norm)?;
         }
         Ok(())
     }
 
-    /// Takes other values, which lie behind one another in `flat`.
+    /// Overwrites the gradients with the values in `flat`, concatenated in order.
     ///
     /// # Errors
-    /// When there are too few.
+    /// If there are too few values.
     pub(crate) fn fill(&mut self, flat: &Tensor) -> Result<(), Error> {
         let mut start = 0;
         for gradient in &mut self.list {
@@ -116,7 +117,7 @@ impl Gradients {
         Ok(())
     }
 
-    /// The gradients in the order of their parameters.
+    /// The gradients in parameter order.
     pub fn tensors(&self) -> &[Tensor] {
         &self.list
     }

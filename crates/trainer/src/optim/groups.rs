@@ -1,4 +1,5 @@
-//! The optimizer's parameter groups: from the config, LoRA+, and the rule that matrices decay.
+//! The optimizer's parameter groups: from the config, from LoRA+, and the rule that only matrices get weight
+//! decay.
 //!
 //! ```text
 //! train.parameter_groups ──first match──▶ options of each parameter ──equal ones together──▶ ParameterGroup
@@ -15,26 +16,26 @@ use models::Parameters;
 /// Parameters that share their options, as in PyTorch's `param_groups`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterGroup {
-    /// Learning rate in units of the schedule's.
+    /// Learning rate as a multiple of the schedule's.
     pub learning_rate_ratio: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// Positions of the parameters in [`Parameters`], ascending.
+    /// Indices of the parameters in [`Parameters`], in ascending order.
     pub indices: Vec<usize>,
 }
 
 impl ParameterGroup {
-    /// The groups of a config that says nothing of groups: what decays, and what does not.
+    /// The groups of a config without parameter groups: with and without weight decay.
     pub fn by_decay(weight_decay: f64, parameters: &Parameters) -> Vec<Self> {
         collect(&default_options(weight_decay, parameters))
     }
 }
 
-/// The groups that `config` describes. Every parameter is in one of them.
+/// The groups for `config`. Every parameter is in exactly one of them.
 ///
 /// # Errors
-/// When a group's expression cannot be read, or it has no parameter: a typing error would
-/// otherwise train everything as if the group were not there.
+/// If a group's regular expression is invalid or matches no parameter: a typo would otherwise train
+/// everything as if the group did not exist.
 pub fn parameter_groups(
     config: &Config,
     parameters: &Parameters,
@@ -57,7 +58,7 @@ pub fn parameter_groups(
     for (number, group) in train.parameter_groups.iter().enumerate() {
         let key = format!("`train.parameter_groups[{number}].names`");
         let names = Regex::new(&group.names)
-            .map_err(|error| Error::Data(format!("{key} is no regular expression: {error}")))?;
+            .map_err(|error| Error::Data(format!("{key} is not a regular expression: {error}")))?;
         let mut is_empty = true;
         for (index, parameter) in parameters.iter().enumerate() {
             if !names.is_match(&parameter.name) {
@@ -77,7 +78,7 @@ pub fn parameter_groups(
         if is_empty {
             let example = parameters.iter().next().map_or("", |p| &p.name);
             return Err(Error::Data(format!(
-                "{key}: `{}` is in the name of no parameter; the first of them is `{example}`",
+                "{key}: `{}` matches no parameter; the first one is `{example}`",
                 group.names
             )));
         }
@@ -94,7 +95,7 @@ fn default_options(weight_decay: f64, parameters: &Parameters) -> Vec<(f64, f64)
     decay.map(|decay| (1.0, decay)).collect()
 }
 
-/// Equal options together, in the order of their first parameter.
+/// Groups equal options, ordered by their first parameter.
 fn collect(options: &[(f64, f64)]) -> Vec<ParameterGroup> {
     let mut groups: Vec<ParameterGroup> = Vec::new();
     for (index, &(learning_rate_ratio, weight_decay)) in options.iter().enumerate() {
@@ -164,7 +165,7 @@ mod tests {
         assert_eq!(ratios, [1.0, 16.0, 1.0, 1.0]);
     }
 
-    /// As PEFT's `create_loraplus_optimizer`.
+    /// Like PEFT's `create_loraplus_optimizer`.
     #[test]
     fn lora_plus_has_its_own_rate_for_embeddings_and_speeds_up_vectors() {
         let mut parameters = Parameters::default();
@@ -204,8 +205,8 @@ mod tests {
             let yaml = format!("train: {{parameter_groups: [{{names: '{names}'}}]}}");
             of(&yaml).unwrap_err().to_string()
         };
-        assert!(refused("lora_C").contains("`lora_C` is in the name of no parameter"));
-        assert!(refused("(").contains("`train.parameter_groups[0].names` is no regular"));
+        assert!(refused("lora_C").contains("`lora_C` matches no parameter"));
+        assert!(refused("(").contains("`train.parameter_groups[0].names` is not a regular"));
     }
 
     #[test]
@@ -222,7 +223,7 @@ mod tests {
             });
         gradients.accumulate(&sum, &parameters).unwrap();
         optimizer.step(&gradients, 0.01).unwrap();
-        // Adam's first step is the learning rate, whatever the gradient.
+        // Adam's first step is as large as the learning rate, whatever the gradient.
         for (tensor, change) in parameters.tensors().zip([0.01, 0.16, 0.0, 0.01]) {
             let now = tensor.double_value(&[0, 0]);
             assert!((1.0 - now - change).abs() < 1e-5, "{now} after {change}");

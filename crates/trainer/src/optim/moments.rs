@@ -1,8 +1,8 @@
-//! The two moments of AdamW for one parameter: in fp32, or in eight bits a number.
+//! AdamW's two moments of one parameter, in fp32 or in 8 bits per element.
 //!
-//! Eight bits are bitsandbytes' format ([`Dynamic8`]): a quarter of the memory, and the
-//! step itself is taken in fp32. A large parameter is stepped in slices, so that the
-//! fp32 moments that a step needs for a moment never exist for more than one of them.
+//! The 8-bit format is bitsandbytes' ([`Dynamic8`]): a quarter of the memory; the step itself is computed in
+//! fp32. A large parameter is stepped in slices, so that the temporary fp32 moments never exist for more than
+//! one slice.
 
 use tch::{Device, Kind, Tensor};
 use torch_ext::AdamWState;
@@ -10,27 +10,26 @@ use torch_ext::AdamWState;
 use crate::Error;
 use models::quant::{Code, Dynamic8};
 
-/// Smaller parameters keep fp32 moments: they weigh nothing, and norms are delicate.
+/// Smaller parameters keep fp32 moments: they take little memory, and norms are sensitive.
 const SMALLEST_IN_EIGHT_BITS: usize = 4096;
-/// Numbers of a parameter that are stepped at a time: 8 MB of fp32 moments.
+/// Elements that are stepped at a time: 8 MB of fp32 moments.
 const SLICE: i64 = 1 << 20;
 
-/// How the moments of a parameter are kept.
+/// How the moments of a parameter are stored.
 #[derive(Debug)]
 pub(super) enum Moments {
-    /// `exp_avg` and `exp_avg_sq`, shaped as the parameter.
+    /// `exp_avg` and `exp_avg_sq`, with the parameter's shape.
     Full { average: Tensor, square: Tensor },
-    /// The same in eight bits a number.
+    /// The same in 8 bits per element.
     Eight { average: Dynamic8, square: Dynamic8 },
 }
 
 impl Moments {
-    /// All zeros. `eight_bit` does not apply to small parameters and embeddings, as in
-    /// bitsandbytes: rows of an embedding are rarely stepped and differ widely, which
-    /// blocks with one scale represent badly.
+    /// All zeros. As in bitsandbytes, `eight_bit` does not apply to small parameters and to embeddings: rows
+    /// of an embedding are rarely updated and differ widely, which blocks with one scale represent badly.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub(super) fn zeros(parameter: &Tensor, name: &str, eight_bit: bool) -> Result<Self, Error> {
         let large = parameter.numel() >= SMALLEST_IN_EIGHT_BITS;
         if eight_bit && large && !name.contains("embed") {
@@ -48,10 +47,10 @@ impl Moments {
     }
 }
 
-/// One step of a parameter whose moments have eight bits. `steps` have been taken before it.
+/// A step of a parameter with 8-bit moments, after `steps` steps.
 ///
 /// # Errors
-/// When the gradient does not fit, or memory runs out.
+/// If the gradient has another shape, or memory runs out.
 pub(super) fn step_in_slices(
     options: &torch_ext::AdamW,
     (parameter, gradient): (&Tensor, &Tensor),
@@ -88,7 +87,7 @@ pub(super) fn step_in_slices(
     Ok(())
 }
 
-/// Steps taken, as the kernel wants them: exact up to 2^24, which is its own limit.
+/// The number of steps, in the form that the kernel takes: exact up to 2^24, its own limit.
 pub(super) fn counter(steps: u64, device: Device) -> Result<Tensor, Error> {
     Ok(Tensor::f_full([], steps as f64, (Kind::Float, device))?)
 }

@@ -1,8 +1,8 @@
-//! Ranks that learn apart and exchange what they have learned every so many steps: DiLoCo (Douillard et
-//! al. 2023, <https://arxiv.org/abs/2311.08105>), whose outer optimizer is SGD with Nesterov's momentum.
+//! DiLoCo (Douillard et al. 2023, <https://arxiv.org/abs/2311.08105>): ranks train independently and exchange
+//! weights every so many steps. The outer optimizer is SGD with Nesterov momentum.
 //!
-//! What all ranks agreed on last is the *anchor*. How far the ranks' weights have moved from it, on the
-//! mean, is the outer gradient.
+//! The *anchor* is the last weights that all ranks agreed on. The mean difference between it and the ranks'
+//! weights is the outer gradient.
 
 use tch::{Device, Kind, Tensor};
 
@@ -10,20 +10,20 @@ use crate::Error;
 use crate::config::Config;
 use models::Parameters;
 
-/// The anchors of all parameters, and their momentum: fp32, in host memory.
+/// The anchors of all parameters and their momentum: fp32, in host memory.
 #[derive(Debug)]
-pub struct Outer {
+pub struct OuterOptimizer {
     learning_rate: f64,
     momentum: f64,
     anchors: Vec<Tensor>,
     velocities: Vec<Tensor>,
 }
 
-impl Outer {
-    /// One that begins at the parameters as they are now.
+impl OuterOptimizer {
+    /// Starts at the current parameters.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn new(learning_rate: f64, momentum: f64, parameters: &Parameters) -> Result<Self, Error> {
         let anchors = parameters
             .tensors()
@@ -38,10 +38,10 @@ impl Outer {
         })
     }
 
-    /// The one that `config` asks for, if it does.
+    /// The outer optimizer configured in `config`, if any.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn from_config(config: &Config, parameters: &Parameters) -> Result<Option<Self>, Error> {
         let train = &config.train;
         let outer = (train.sync_every > 1)
@@ -49,10 +49,10 @@ impl Outer {
         outer.transpose()
     }
 
-    /// What is agreed on now are the parameters as they are.
+    /// Sets the anchors to the current parameters.
     ///
     /// # Errors
-    /// When memory runs out.
+    /// If memory runs out.
     pub fn anchor(&mut self, parameters: &Parameters) -> Result<(), Error> {
         for (anchor, tensor) in self.anchors.iter_mut().zip(parameters.tensors()) {
             *anchor = on_host(tensor)?;
@@ -60,19 +60,19 @@ impl Outer {
         Ok(())
     }
 
-    /// How far `tensor`, the parameter at `index`, is behind its anchor: fp32, in host memory.
+    /// The difference between the anchor and `tensor`, the parameter at `index`: fp32, in host memory.
     ///
     /// # Errors
-    /// When a copy fails.
+    /// If a copy fails.
     pub fn moved(&self, index: usize, tensor: &Tensor) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
         Ok(self.anchors[index].f_sub(&on_host(tensor)?)?)
     }
 
-    /// Moves the anchor at `index` by the mean of what all ranks have moved, and returns a handle to it.
+    /// Updates the anchor at `index` with the mean difference over all ranks, and returns a handle to it.
     ///
     /// # Errors
-    /// When `mean` has another shape.
+    /// If `mean` has another shape.
     pub fn step(&mut self, index: usize, mean: &Tensor) -> Result<&Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
         let velocity = &mut self.velocities[index];
@@ -109,8 +109,8 @@ mod tests {
         let mut parameters = Parameters::default();
         let tensor = Tensor::zeros([1], (Kind::Float, Device::Cpu));
         let tensor = parameters.register("w", &tensor, true).unwrap();
-        let mut outer = Outer::new(0.7, 0.9, &parameters).unwrap();
-        // As torch.optim.SGD(lr=0.7, momentum=0.9, nesterov=True) does with gradients 1 and then 0.5.
+        let mut outer = OuterOptimizer::new(0.7, 0.9, &parameters).unwrap();
+        // Like torch.optim.SGD(lr=0.7, momentum=0.9, nesterov=True) with gradients 1 and then 0.5.
         let (mut anchor, mut velocity) = (0.0, 0.0);
         for moved in [1.0, 0.5] {
             let mut place = tensor.detach();

@@ -1,12 +1,11 @@
-//! The learning rate over the steps of a run: a function of the step alone, so that a run that goes
-//! on has the rate that it would have had. The formulas are transformers', and a test holds them
-//! against its numbers.
+//! The learning rate as a function of the step alone, so that a resumed run has the same rates. The formulas
+//! are transformers'; a test compares them with its values.
 
 use std::f64::consts::PI;
 
 use crate::config::{LrSchedulerType, POLYNOMIAL_END, RampType, TrainConfig};
 
-/// A rise from zero to the peak, and what comes after.
+/// Warm-up from zero to the peak, and decay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Schedule {
     peak: f64,
@@ -15,7 +14,7 @@ pub struct Schedule {
     shape: Shape,
 }
 
-/// What comes after the warm-up, with all that it depends on.
+/// What follows the warm-up, with its parameters.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Shape {
     Constant,
@@ -47,7 +46,7 @@ enum Shape {
 }
 
 impl Schedule {
-    /// The schedule that a config describes, for a run of `max_steps`.
+    /// The schedule in a config, for a run of `max_steps`.
     pub fn new(config: &TrainConfig, max_steps: u64) -> Self {
         let peak = config.learning_rate;
         let warmup_steps = config.warmup_steps_of(max_steps);
@@ -98,13 +97,13 @@ impl Schedule {
         }
     }
 
-    /// Steps over which the rate rises.
+    /// Number of warm-up steps.
     pub fn warmup_steps(&self) -> u64 {
         self.warmup_steps
     }
 
-    /// The learning rate of the step after `done` steps: `done / warmup_steps` of the peak during
-    /// the warm-up.
+    /// The learning rate of the step after `done` steps: `done / warmup_steps` of the peak during the
+    /// warm-up.
     pub fn at(&self, done: u64) -> f64 {
         if done < self.warmup_steps {
             return self.peak * self.rise(done as f64 / self.warmup_steps as f64);
@@ -124,7 +123,7 @@ impl Schedule {
                 between(end, self.peak, (1.0 - progress).powf(power))
             }
             Shape::InverseSqrt { timescale } => {
-                // Where the warm-up is longer than that, the rate begins higher, as there.
+                // If the warm-up is longer than that, the rate starts higher, as in transformers.
                 self.peak / ((since as f64 + timescale) / timescale).sqrt()
             }
             Shape::StableDecay { stable_steps, .. } if since < stable_steps => self.peak,
@@ -151,7 +150,7 @@ impl Schedule {
         }
     }
 
-    /// The share of the peak at this part of the warm-up.
+    /// The fraction of the peak at this point of the warm-up.
     fn rise(&self, progress: f64) -> f64 {
         let Shape::StableDecay { rise, least, .. } = self.shape else {
             return progress;
@@ -165,12 +164,12 @@ impl Schedule {
     }
 }
 
-/// From 1 at 0 to 0 at 1, and back.
+/// A cosine from 1 at 0 to 0 at 1, and back.
 fn cosine(halves: f64) -> f64 {
     0.5 * (1.0 + (PI * halves).cos())
 }
 
-/// `low` at a height of 0, `high` at 1.
+/// Interpolates from `low` (0) to `high` (1).
 fn between(low: f64, high: f64, height: f64) -> f64 {
     low + (high - low) * height
 }

@@ -1,4 +1,4 @@
-//! AdamW with eight-bit moments, held against bitsandbytes and against itself in fp32.
+//! AdamW with 8-bit moments, compared with bitsandbytes and with fp32 moments.
 
 use tch::{Device, Kind, Tensor};
 
@@ -31,7 +31,7 @@ fn one(tensor: &Tensor) -> Parameters {
     parameters
 }
 
-/// Gradients that are these numbers.
+/// Gradients with these values.
 fn gradients(parameters: &Parameters, numbers: &[&Tensor]) -> Gradients {
     let products = parameters
         .tensors()
@@ -48,8 +48,8 @@ fn number(tensor: &Tensor) -> f64 {
     f64::try_from(tensor).unwrap()
 }
 
-/// As bitsandbytes' own test of its 8-bit optimizers: states within 3e-3 and 1e-3 relative
-/// but for a few numbers between two codes, and parameters within 6e-5 on average.
+/// Like bitsandbytes' own test of its 8-bit optimizers: states within 3e-3 and 1e-3 relative except for a few
+/// values between two codes, and parameters within 6e-5 on average.
 #[test]
 fn five_steps_lead_where_bitsandbytes_leads() {
     let parameters = one(&golden("adam_start"));
@@ -69,7 +69,7 @@ fn five_steps_lead_where_bitsandbytes_leads() {
         let near = ours.isclose(&golden(theirs), 1e-3, 3e-3, false);
         let off = ours.numel() as i64 - i64::try_from(near.sum(Kind::Int64)).unwrap();
         assert!(off < 20, "{theirs}: {off} numbers are off");
-        // 3e-3 is wide for second moments of 1e-5: hold them to their own size too.
+        // 3e-3 is wide for second moments of 1e-5, so also compare them relative to their magnitude.
         let error = (&ours - golden(theirs)).abs().max() / golden(theirs).abs().max();
         assert!(number(&error) < 0.02, "{theirs}: {error:?}");
     }
@@ -99,12 +99,12 @@ fn fifty_steps_stay_beside_fp32() {
             number(&off.mean(Kind::Float)) < 6e-5,
             "step {step}: {off:?}"
         );
-        // As the reference's test: each step is judged by itself.
+        // Like the reference's test: each step is compared separately.
         got.detach().copy_(&wanted.detach());
     }
 }
 
-/// A least-squares problem: both end where the answer is.
+/// A least-squares problem: both converge to the solution.
 #[test]
 fn eight_bits_converge_as_fp32_does() {
     tch::manual_seed(6);
@@ -173,7 +173,7 @@ fn small_parameters_and_embeddings_keep_fp32() {
     );
 }
 
-/// More numbers than a slice, and not a multiple of a block.
+/// More elements than a slice, and not a multiple of a block.
 #[test]
 fn slices_are_as_the_whole() {
     tch::manual_seed(7);

@@ -1,4 +1,4 @@
-//! What to type to use what a run made.
+//! Commands that use the result of a run.
 
 use std::path::{Path, PathBuf};
 
@@ -8,15 +8,14 @@ use crate::config::Config;
 use crate::locate::located_before;
 use crate::summary::Ending;
 
-/// A command of the page, and what it does.
+/// A command on the page, and what it does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Command {
     what: &'static str,
     line: String,
 }
 
-/// The commands that fit a run in `folder`, whose result is in the folder `export` there, as far
-/// as it is written.
+/// The commands for a run in `folder`, whose result is in its subfolder `export`, as far as it exists.
 pub(crate) fn commands(
     config: &Config,
     folder: &Path,
@@ -53,7 +52,8 @@ pub(crate) fn commands(
     let prompt = prompts.find(|prompt| !prompt.is_empty());
     let mut prompt = prompt.unwrap_or("Once upon a time");
     if config.model.name_or_path.is_none() {
-        // A model from scratch sees one block, of at least a byte a token, and needs space to answer.
+        // A model trained from scratch sees one block, of at least a byte per token, and needs room for the
+        // answer.
         let most = config.data.block_size as usize / 2;
         prompt = &prompt[..prompt.floor_char_boundary(most)];
     }
@@ -80,7 +80,7 @@ pub(crate) fn commands(
     let literal = |path: &Path| format!("{:?}", path.display().to_string());
     let result = literal(&result);
     match &base {
-        // A name in the cache is not one that Python knows.
+        // Python does not know names from our cache.
         Some(base) if base.is_absolute() && base.is_dir() => add(
             "load it in Python",
             format!(
@@ -103,23 +103,23 @@ pub(crate) fn commands(
     commands
 }
 
-/// A model as it is named from anywhere.
+/// The model's path or name, valid from any folder.
 fn model_path(name: &str) -> PathBuf {
     let path = Path::new(name);
     match path.exists() {
         true => absolute(path),
-        // The name of one in the cache.
+        // The name of a model in the cache.
         false => path.to_owned(),
     }
 }
 
-/// The commands for LoRAs of the video model `base`, of which those in the folder `result` are files.
+/// The commands for LoRA files in the folder `result`, for the video model `base`.
 fn of_videos(config: &Config, base: &Path, result: &Path) -> Vec<Command> {
     let file = |expert: &str| {
         let path = result.join(format!("{}{expert}.safetensors", config.name));
         path.is_file().then_some(path)
     };
-    // That of the only transformer takes the place of the one for high noise.
+    // The LoRA of the only transformer, or of the high-noise expert.
     let high = file("").or_else(|| file("_high_noise"));
     let loras = [("--lora", high), ("--lora-2", file("_low_noise"))];
     let loras: Vec<(&str, PathBuf)> = loras
@@ -151,7 +151,7 @@ fn of_videos(config: &Config, base: &Path, result: &Path) -> Vec<Command> {
     if config.device != "auto" {
         line += &format!(" --device {}", config.device);
     }
-    // A prompt of the run, with what was asked for it.
+    // A prompt of the run, with its settings.
     let preview = config
         .previews()
         .ok()
@@ -191,12 +191,12 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// A path as one word of a shell's.
+/// Quotes a path for a shell.
 fn word(path: &Path) -> String {
     quoted(&path.display().to_string())
 }
 
-/// A text as one word of a shell's.
+/// Quotes a text for a shell.
 fn quoted(text: &str) -> String {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+:,@%".contains(letter);
     match !text.is_empty() && text.chars().all(plain) {
@@ -262,7 +262,7 @@ mod tests {
         );
         let made = lines(&config, "adapter", Ending::Completed);
         assert!(made[0].starts_with("surefoot generate"), "{made:?}");
-        // Nothing is there to use yet.
+        // There is no result yet.
         assert_eq!(lines(&config, "model", Ending::Running).len(), 1);
     }
 

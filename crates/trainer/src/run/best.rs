@@ -1,4 +1,4 @@
-//! Keeping the best weights of a run: `load_best_model_at_end`.
+//! Keeps the best weights of a run: `load_best_model_at_end`, and early stopping.
 
 use super::Run;
 use crate::Error;
@@ -8,8 +8,8 @@ use crate::events::{Best, Evaluation};
 use crate::observer::Observer;
 
 impl Run<'_> {
-    /// Takes note of the evaluation of this step, if there was one; returns whether it is the best so
-    /// far and its weights are to be kept.
+    /// Records the evaluation of this step, if there was one; returns whether it is the best so far, so that
+    /// its weights must be saved.
     pub(super) fn note_evaluation(&mut self) -> bool {
         let train = &self.config.train;
         let Some((step, evaluation)) = self.last_evaluation.as_ref() else {
@@ -22,7 +22,7 @@ impl Run<'_> {
         let found = found.filter(|found| found.is_finite());
         let before = self.best.map_or(f64::INFINITY, |best| best.value);
         let gain = found.map_or(f64::NEG_INFINITY, |value| before - value);
-        // As transformers counts: what is better by less than the threshold is waited for no less.
+        // As in transformers: an improvement by less than the threshold does not reset the count.
         self.waited = match gain > train.early_stopping_threshold.unwrap_or(0.0) {
             true => 0,
             false => self.waited + 1,
@@ -33,7 +33,7 @@ impl Run<'_> {
         gain > 0.0 && train.load_best_model_at_end
     }
 
-    /// Whether the run has waited long enough for a better evaluation.
+    /// Whether early stopping ends the run.
     pub(super) fn ends_early(&mut self, observer: &mut dyn Observer) -> bool {
         let patience = self.config.train.early_stopping_patience;
         let over = patience.is_some_and(|patience| self.waited >= patience);
@@ -44,8 +44,7 @@ impl Run<'_> {
         over
     }
 
-    /// At the end of a run: the weights become the best ones. The last ones, measured as the
-    /// others were, take part.
+    /// Loads the best weights at the end of a run. The last weights take part, measured like the others.
     pub(super) fn load_best(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
         if !self.config.train.load_best_model_at_end {
             return Ok(());

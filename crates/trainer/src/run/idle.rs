@@ -1,14 +1,14 @@
 //! Offloads what a phase of the loop does not use.
 //!
-//! | part | forward, backward | update, checkpoint | evaluation, sample, export |
+//! | tensors | forward, backward | update, checkpoint | evaluation, sample, export |
 //! |---|---|---|---|
 //! | the optimizer's moments | offloaded | on the device | offloaded |
 //! | averaged weights | offloaded | on the device | on the device |
-//! | what the task names ([`Task::idle_in_steps`](crate::task::Task::idle_in_steps)) | offloaded | offloaded | on the device |
+//! | the task's [`Task::idle_in_steps`](crate::task::Task::idle_in_steps) | offloaded | offloaded | on the device |
 //!
-//! Nothing is offloaded before a step has run out of memory with all caches handed back. From
-//! then on, each phase has on the device what it uses. Tensors come back bit for bit, so that
-//! what is learned stays the same.
+//! Nothing is offloaded before a step has run out of memory with all caches released. From then on, each
+//! phase has on the device only what it uses. Tensors are restored bit-exactly, so the training result is the
+//! same.
 
 use placement::Bytes;
 use placement::oom::{IdleOffloader, OffloadGroup};
@@ -19,31 +19,31 @@ use super::Run;
 use crate::Error;
 use crate::memory_plan::offload_folder;
 
-/// On unified memory, and where host memory is too small, parts are offloaded to a disk. What each
-/// step uses is written to it in each step: more than this stays in memory, since smaller
-/// micro-batches cost less time, and wear no disk.
-const EACH_STEP_ON_DISK: Bytes = Bytes::gib(1);
+/// On unified memory, and if host memory is too small, groups are offloaded to disk. Tensors that every step
+/// uses would be written in every step: more than this stays in memory, because smaller micro-batches cost
+/// less time and do not wear the disk.
+const MAX_DISK_BYTES_PER_STEP: Bytes = Bytes::gib(1);
 
-/// A phase of the loop, which needs some parts and leaves others idle.
+/// A phase of the loop, which uses some groups and leaves others idle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StepPhase {
     /// Forward and backward passes.
     ForwardBackward,
-    /// The optimizer steps, or a checkpoint is written or read.
+    /// The optimizer step, or writing or reading a checkpoint.
     Update,
     /// Evaluation, samples, export.
     Evaluation,
-    /// Every part on the device, as before memory ran out.
+    /// Everything on the device, as before memory ran out.
     AllResident,
 }
 
-/// What is offloaded in the phases that do not use it, once memory ran out.
+/// What is offloaded in phases that do not use it, once memory has run out.
 pub(super) struct OffloadedState {
     idle: IdleOffloader,
     choice: OffloadChoice,
 }
 
-/// Which of the parts that come back in each step are offloaded at all.
+/// Which of the groups that every step uses are offloaded.
 #[derive(Debug, Clone, Copy)]
 struct OffloadChoice {
     moments: bool,
@@ -51,11 +51,11 @@ struct OffloadChoice {
 }
 
 impl OffloadChoice {
-    /// Decided once, while all are here. `others` leave too, and stay away for many steps.
+    /// Decided once, while everything is on the device. `others` are offloaded too, for many steps at a time.
     fn decide(memory: Memory, moments: Bytes, averages: Bytes, others: Bytes) -> Self {
         let fits = |each_step: Bytes| match IdleOffloader::residency(memory, each_step + others) {
             Residency::IdleOnHost => true,
-            _ => each_step <= EACH_STEP_ON_DISK,
+            _ => each_step <= MAX_DISK_BYTES_PER_STEP,
         };
         let averages_leave = fits(averages);
         let beside = if averages_leave {
@@ -71,10 +71,10 @@ impl OffloadChoice {
 }
 
 impl Run<'_> {
-    /// Brings to the device what `phase` uses, and offloads the rest, once memory ran out.
+    /// Loads what `phase` uses and offloads the rest, once memory has run out.
     ///
     /// # Errors
-    /// When something does not come back. What cannot leave stays, with a warning.
+    /// If something cannot be restored. What cannot be offloaded stays, with a warning.
     pub(super) fn enter(&mut self, phase: StepPhase) -> Result<(), Error> {
         let Some(mut offloaded) = self.offloaded.take() else {
             return Ok(());
@@ -88,7 +88,7 @@ impl Run<'_> {
         match entered {
             Ok(_) => self.offloaded = Some(offloaded),
             Err(error) if phase == StepPhase::ForwardBackward && error.context_is_usable() => {
-                tracing::warn!("what is idle stays on the device from here on: {error}");
+                tracing::warn!("idle tensors stay on the device from here on: {error}");
                 let mut everything = self.parts(StepPhase::AllResident, offloaded.choice);
                 offloaded.idle.enter(&mut self.placer, &mut everything)?;
             }
@@ -97,10 +97,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Offloads what forward and backward passes do not use, from now on; returns how much that was.
+    /// Starts offloading what forward and backward passes do not use; returns the number of bytes.
     ///
     /// # Errors
-    /// When what could not leave does not come back either.
+    /// If what could not be offloaded cannot be restored either.
     pub(super) fn offload_idle(&mut self) -> Result<Bytes, Error> {
         let memory = self.machine.memory_for_plans(&self.placer);
         let folder = offload_folder(self.config);
@@ -110,7 +110,7 @@ impl Run<'_> {
             Ok(idle) => idle,
             Err(error) => {
                 let folder = folder.display();
-                tracing::warn!("what is idle stays on the device: `{folder}`: {error}");
+                tracing::warn!("idle tensors stay on the device: `{folder}`: {error}");
                 return Ok(Bytes::ZERO);
             }
         };
@@ -121,7 +121,7 @@ impl Run<'_> {
         Ok(self.offloaded.as_ref().map_or(Bytes::ZERO, |_| bytes))
     }
 
-    /// Whether there is anything that could leave.
+    /// Whether there is anything to offload.
     pub(super) fn has_idle_parts(&self) -> bool {
         let memory = self.machine.memory_for_plans(&self.placer);
         self.idle_bytes(self.choice(memory)) > Bytes::ZERO
@@ -136,13 +136,13 @@ impl Run<'_> {
         OffloadChoice::decide(memory, moments.bytes(), averages.bytes(), others.bytes())
     }
 
-    /// What the passes of a step do not use, as far as it may leave.
+    /// Bytes that forward and backward passes do not use and that may be offloaded.
     fn idle_bytes(&self, choice: OffloadChoice) -> Bytes {
         let parts = self.parts(StepPhase::ForwardBackward, choice);
         parts.iter().map(OffloadGroup::bytes).sum()
     }
 
-    /// Every part that is idle in some phase, and whether `phase` uses it.
+    /// All groups that are idle in some phase, and whether `phase` uses them.
     fn parts(&self, phase: StepPhase, choice: OffloadChoice) -> [OffloadGroup; 3] {
         let parameters = self.task.parameters();
         let moments = self.optimizer.state(parameters);
@@ -169,8 +169,8 @@ impl Run<'_> {
     }
 }
 
-/// Handles on the tensors of a state, or none if they are not to leave. Those that do not lie in the order of their
-/// elements stay: they would come back in it, and the optimizer wants the layout of the parameter.
+/// Handles to the tensors of a state, or none if they are not to be offloaded. Tensors that are not
+/// contiguous stay: they would be restored contiguous, but the optimizer needs the parameter's layout.
 fn handles(leave: bool, state: Vec<(String, &Tensor)>) -> Vec<(String, Tensor)> {
     let state = state
         .into_iter()
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(decided(apu, 1024, 512), (false, true));
         assert_eq!(decided(apu, 1024, 2048), (true, false));
         assert_eq!(decided(card, 4096, 2048), (true, true));
-        // With what the task leaves, the host has room for 14 GiB.
+        // After offloading the task's tensors, the host has room for 14 GiB.
         let small = Memory::Discrete {
             device: Bytes::gib(48),
             host: Bytes::gib(16),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_come_back_in_another_layout_stays() {
+    fn tensors_that_are_not_contiguous_stay() {
         let plain = Tensor::zeros([4, 8], (tch::Kind::Float, tch::Device::Cpu));
         let transposed = plain.tr();
         let state = || {

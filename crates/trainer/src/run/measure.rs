@@ -1,4 +1,4 @@
-//! What is measured on the way, and when: records of training, the held-out loss.
+//! Records of training and evaluations, and when they are due.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use crate::events::Metrics;
 use crate::observer::Observer;
 use crate::summary::Ending;
 
-/// How often the report page of a run that goes on is written anew.
+/// How often the report page of an active run is rewritten.
 const PAGE_EVERY: Duration = Duration::from_secs(20);
 
 impl Run<'_> {
-    /// Whether what this strategy says happens after this step.
+    /// Whether this strategy says that something happens after this step.
     pub(super) fn is_due(&self, strategy: Strategy, steps: u64) -> bool {
         match strategy {
             Strategy::No => false,
@@ -22,7 +22,7 @@ impl Run<'_> {
         }
     }
 
-    /// Whether the last batch was the last of its pass over the data.
+    /// Whether the last batch was the last of its epoch.
     pub(super) fn epoch_is_over(&self) -> bool {
         let epochs = self.task.epochs();
         epochs.is_some_and(|epochs| epochs.position().1 == 0)
@@ -46,7 +46,7 @@ impl Run<'_> {
             turns: window.turns(),
         };
         self.recorder.train(&metrics)?;
-        self.record_trouble()?;
+        self.record_problems()?;
         observer.logged(&metrics);
         let first = self.recorder.training_losses().len() == 1;
         if first || self.page_written.elapsed() > PAGE_EVERY {
@@ -73,7 +73,7 @@ impl Run<'_> {
         self.recorder.draw(self.config.loss_unit())
     }
 
-    /// Does something with the averaged weights, if the run keeps them.
+    /// Runs `work` with the averaged weights, if the run keeps them.
     pub(super) fn with_averages<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, Error>,
@@ -90,7 +90,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether something that happens every `every` steps (0: never) happens after `step`.
+/// Whether something that happens every `every` steps (0: never) is due after `step`.
 pub(super) fn due(step: u64, every: u64) -> bool {
     every > 0 && step.is_multiple_of(every)
 }

@@ -1,14 +1,14 @@
-//! Steps whose loss or gradient is not a number.
+//! Handles steps with a non-finite loss or gradient.
 //!
 //! ```text
-//! finite ──▶ the optimizer steps
-//! not    ──▶ the step is skipped and described
-//!              └─ three in a row ──▶ back to the last checkpoint, on with the data behind it
-//!                                      └─ three times to the same one ──▶ the run ends
+//! finite     ──▶ the optimizer steps
+//! not finite ──▶ the step is skipped and described
+//!                  └─ three in a row ──▶ back to the last checkpoint, continuing with the next data
+//!                                          └─ three times to the same one ──▶ the run ends
 //! ```
 //!
-//! One such step is an unlucky batch or an overflow; three in a row are a model that
-//! has left the road, and every further step would be skipped as well.
+//! One such step is an unlucky batch or an overflow; after three in a row the model has diverged, and every
+//! further step would be skipped as well.
 
 use tch::{Kind, Tensor};
 
@@ -17,55 +17,55 @@ use crate::events::{NonFiniteTensor, Rollback, SkippedStep};
 use crate::optim::Gradients;
 use models::Parameters;
 
-/// Skipped steps in a row after which the run goes back.
-const PATIENCE: usize = 3;
-/// Times that a run goes back to one checkpoint before it gives up.
-const ATTEMPTS: u32 = 2;
-/// Tensors that are named.
-const NAMED: usize = 8;
+/// Consecutive skipped steps after which the run returns to a checkpoint.
+const MAX_SKIPPED: usize = 3;
+/// How often a run returns to the same checkpoint before it gives up.
+const MAX_ROLLBACKS: u32 = 2;
+/// Maximum number of tensors that are named.
+const MAX_LISTED: usize = 8;
 
-/// Watches the steps of a run.
+/// Counts skipped steps and rollbacks.
 #[derive(Debug, Default)]
-pub(super) struct Guard {
+pub(super) struct DivergenceGuard {
     /// The skipped steps since the last good one.
     in_a_row: Vec<SkippedStep>,
-    /// Skipped in all.
+    /// Total number of skipped steps.
     pub(super) skipped: u64,
-    /// Returns in all.
+    /// Total number of rollbacks.
     pub(super) rollbacks: u64,
-    /// The last checkpoint returned to, and how often.
+    /// The checkpoint last returned to, and how often.
     target: Option<(u64, u32)>,
 }
 
-impl Guard {
-    /// A step went well.
+impl DivergenceGuard {
+    /// A step succeeded.
     pub(super) fn stepped(&mut self) {
         self.in_a_row.clear();
     }
 
-    /// A step was skipped. Whether the run must go back.
+    /// A step was skipped. Returns whether the run must return to a checkpoint.
     pub(super) fn skipped(&mut self, step: SkippedStep) -> bool {
         self.in_a_row.push(step);
         self.skipped += 1;
-        self.in_a_row.len() >= PATIENCE
+        self.in_a_row.len() >= MAX_SKIPPED
     }
 
-    /// Goes back to the checkpoint of `to_step`, when there is one and it is not in vain.
+    /// Decides to return to the checkpoint of `to_step`, if there is one and it has not been tried too often.
     pub(super) fn roll_back(&mut self, to_step: Option<u64>) -> Result<Rollback, Error> {
         let seen = std::mem::take(&mut self.in_a_row);
         let from_step = seen.last().map_or(0, |step| step.step);
         let Some(to_step) = to_step else {
             return Err(Error::Diverged(diverged(
                 &seen,
-                "there is no checkpoint to go back to",
+                "there is no checkpoint to return to",
             )));
         };
         let before = match self.target {
             Some((target, times)) if target == to_step => times,
             _ => 0,
         };
-        if before >= ATTEMPTS {
-            let reason = format!("going back to step {to_step} {before} times did not help");
+        if before >= MAX_ROLLBACKS {
+            let reason = format!("returning to step {to_step} {before} times did not help");
             return Err(Error::Diverged(diverged(&seen, &reason)));
         }
         self.target = Some((to_step, before + 1));
@@ -81,14 +81,14 @@ impl Guard {
 fn diverged(seen: &[SkippedStep], reason: &str) -> String {
     let steps: Vec<String> = seen.iter().map(|step| format!("\n  {step}")).collect();
     format!(
-        "{PATIENCE} steps in a row had no finite loss and gradient, and {reason}:{}\n\
+        "{MAX_SKIPPED} steps in a row had no finite loss and gradient, and {reason}:{}\n\
          a lower `train.learning_rate`, a longer `train.warmup_steps` or `train.bf16: false` \
          may help; when the very first step is among them, look at the model and the data",
         steps.concat()
     )
 }
 
-/// Looks at every gradient of a step that has gone wrong.
+/// Describes every gradient of a failed step.
 pub(super) fn describe(
     step: u64,
     loss: f64,
@@ -109,7 +109,7 @@ pub(super) fn describe(
         if nan + infinite == 0 {
             continue;
         }
-        if tensors.len() == NAMED {
+        if tensors.len() == MAX_LISTED {
             further_tensors += 1;
             continue;
         }
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn three_in_a_row_are_too_many_and_three_apart_are_not() {
-        let mut guard = Guard::default();
+        let mut guard = DivergenceGuard::default();
         assert!(!guard.skipped(bad(1)) && !guard.skipped(bad(2)));
         guard.stepped();
         assert!(!guard.skipped(bad(4)) && !guard.skipped(bad(5)));
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn going_back_in_vain_ends_the_run() {
-        let mut guard = Guard::default();
+        let mut guard = DivergenceGuard::default();
         for _ in 0..2 {
             guard.skipped(bad(9));
             guard.roll_back(Some(3)).unwrap();
@@ -172,9 +172,9 @@ mod tests {
         guard.roll_back(Some(5)).unwrap();
         guard.skipped(bad(9));
         let error = guard.roll_back(Some(5)).unwrap_err().to_string();
-        assert!(error.contains("going back to step 5 2 times"), "{error}");
+        assert!(error.contains("returning to step 5 2 times"), "{error}");
         assert!(error.contains("step 9: loss NaN"), "{error}");
-        assert!(Guard::default().roll_back(None).is_err());
+        assert!(DivergenceGuard::default().roll_back(None).is_err());
     }
 
     #[test]

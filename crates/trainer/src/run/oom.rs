@@ -1,10 +1,9 @@
-//! What the loop does when a step runs out of memory: the actions of [`placement::oom`].
+//! What the loop does when a step runs out of memory: carries out the actions of [`placement::oom`].
 //!
-//! Caches are handed back, what is idle leaves the device (`idle.rs`), and batches go through the
-//! model in smaller micro-batches. A step is repeated from its beginning, with the same samples and
-//! the same seed, and each micro-batch counts by what there is to learn in it, so that what is
-//! learned stays the same. Running out of memory inside the optimizer ends the run: part of the
-//! weights may have moved.
+//! Caches are released, idle tensors are offloaded (`idle.rs`), and batches are split into smaller
+//! micro-batches. A step is repeated from the start, with the same samples and the same seed, and
+//! micro-batches are weighted by their number of targets, so the result is the same. Running out of memory
+//! inside the optimizer ends the run, because part of the weights may already have changed.
 
 use std::num::NonZeroU32;
 
@@ -16,18 +15,18 @@ use crate::Error;
 use crate::config::TrainConfig;
 use crate::events::OomRetry;
 
-/// The plan of a run, and how often it was needed.
+/// The out-of-memory policy of a run, and how often it was needed.
 #[derive(Debug)]
 pub(super) struct OomRecovery {
     plan: OomPolicy,
     configured: NonZeroU32,
-    /// Steps repeated for lack of memory.
+    /// Number of steps repeated after running out of memory.
     pub(super) repeated_steps: u64,
 }
 
 impl OomRecovery {
-    /// The plan at the start of a run, or of its rest: then with the size of passes that a
-    /// checkpoint remembers, so that sums are rounded as they would have been.
+    /// For the start of a run, or for a resumed one: then with the micro-batch size from the checkpoint, so
+    /// that sums are rounded the same.
     pub(super) fn new(config: &TrainConfig, saved_rows: Option<u32>) -> Self {
         let at_least_one = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
         let configured = at_least_one(config.per_device_train_batch_size);
@@ -49,31 +48,31 @@ impl OomRecovery {
         }
     }
 
-    /// Whether anything on the device is idle while a step is made.
+    /// Sets whether anything on the device is idle during a step.
     pub(super) fn may_offload(&mut self, anything: bool) {
         self.plan = OomPolicy::new(self.plan.shape(), anything);
     }
 
-    /// Samples in one pass at most.
+    /// Maximum number of samples per pass.
     pub(super) fn rows(&self) -> i64 {
         i64::from(self.plan.shape().micro_batch.get())
     }
 
-    /// Samples in one pass, where they are fewer than the config says.
+    /// Samples per pass, if fewer than configured.
     pub(super) fn micro_batch(&self) -> Option<u32> {
         let micro_batch = self.plan.shape().micro_batch;
         (micro_batch < self.configured).then_some(micro_batch.get())
     }
 
-    /// A step went well.
+    /// A step succeeded.
     pub(super) fn stepped(&mut self) {
         self.plan.step_done();
     }
 
-    /// What comes next after `error` in `step`: a report when the step is to be repeated.
+    /// The next action after `error` in `step`, as a report, if the step is to be repeated.
     ///
     /// # Errors
-    /// `error` itself when it is about something else, or that nothing is left to try.
+    /// `error` itself if it has another cause; or that there is nothing left to try.
     pub(super) fn next(
         &mut self,
         step: u64,
@@ -89,7 +88,7 @@ impl OomRecovery {
         numbers.capacity = numbers.capacity.or(total.map(Bytes));
         let (offloaded, micro_batch) = match self.plan.out_of_memory(numbers) {
             OomAction::Trim => (None, None),
-            // The caller knows how much there is.
+            // The caller fills in the amount.
             OomAction::OffloadIdle => (Some(0), None),
             OomAction::Smaller(shape) => (None, Some(shape.micro_batch.get())),
             OomAction::GiveUp(exhausted) => return Err(exhausted.into()),
@@ -161,7 +160,7 @@ mod tests {
     fn a_resumed_run_remembers_what_fitted() {
         let recovery = OomRecovery::new(&config(8, 1), Some(2));
         assert_eq!((recovery.rows(), recovery.micro_batch()), (2, Some(2)));
-        // Of a run with another batch, it says nothing.
+        // It does not apply to a run with another batch size.
         let recovery = OomRecovery::new(&config(9, 1), Some(2));
         assert_eq!((recovery.rows(), recovery.micro_batch()), (9, None));
     }

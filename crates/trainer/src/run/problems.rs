@@ -1,4 +1,4 @@
-//! What placement had to try again, and that blocks are streamed: told in the records, where curves show it.
+//! Records placement problems and the start of block streaming, so that they can be shown on the curves.
 
 use placement::{PlacementReport, ProblemCounts};
 
@@ -6,16 +6,16 @@ use super::Run;
 use crate::Error;
 use crate::events::{PlacementTrouble, Streaming};
 
-/// The trouble that was recorded so far.
+/// The problems recorded so far.
 #[derive(Debug, Default)]
-pub(super) struct Recorded {
+pub(super) struct ReportedProblems {
     tensors: ProblemCounts,
     blocks: u64,
 }
 
-impl Recorded {
-    /// What came since the last call; `repeated` copies of streamed blocks were made again so far.
-    fn news(
+impl ReportedProblems {
+    /// Problems since the last call; `repeated` is the total number of repeated copies of streamed blocks.
+    fn since_last(
         &mut self,
         step: u64,
         report: &PlacementReport,
@@ -39,8 +39,9 @@ impl Recorded {
 }
 
 impl Run<'_> {
-    /// Records what a part of a run begins with: streamed blocks, and what loading the model had trouble with.
-    pub(super) fn record_beginning(&mut self) -> Result<(), Error> {
+    /// Records the state at the start of a run or a resumed part: streamed blocks, and problems while loading
+    /// the model.
+    pub(super) fn record_start(&mut self) -> Result<(), Error> {
         if let Some(streamed) = self.task.streamed() {
             self.recorder.streaming(Streaming {
                 step: self.step,
@@ -49,15 +50,15 @@ impl Run<'_> {
                 disk_bytes: streamed.disk_bytes.0,
             })?;
         }
-        self.record_trouble()
+        self.record_problems()
     }
 
-    /// Records what placement had to try again since the last call.
-    pub(super) fn record_trouble(&mut self) -> Result<(), Error> {
+    /// Records placement problems since the last call.
+    pub(super) fn record_problems(&mut self) -> Result<(), Error> {
         let repeated = self.task.streamed().map_or(0, |streamed| streamed.repeated);
         match self
             .recorded
-            .news(self.step, self.placer.report(), repeated)
+            .since_last(self.step, self.placer.report(), repeated)
         {
             Some(trouble) => self.recorder.placement(trouble),
             None => Ok(()),
@@ -73,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    /// Moves a tensor in which `fault` strikes on the first strategy, if any does.
+    /// Moves a tensor, with `fault` injected into the first strategy, if given.
     fn move_one(engine: &mut TransferEngine, fault: Option<Fault>) {
         let mut device = FakeDevice::apu(true);
         if let Some(fault) = fault {
@@ -93,45 +94,45 @@ mod tests {
     }
 
     #[test]
-    fn trouble_is_recorded_once_and_says_what_kind_it_was() {
+    fn problems_are_recorded_once_with_their_kind() {
         let mut engine = TransferEngine::new(Policy {
             verify: Verify::Always,
             ..Policy::default()
         });
-        let mut recorded = Recorded::default();
+        let mut recorded = ReportedProblems::default();
         move_one(&mut engine, None);
-        assert_eq!(recorded.news(0, engine.report(), 0), None);
+        assert_eq!(recorded.since_last(0, engine.report(), 0), None);
         move_one(&mut engine, Some(Fault::Refused));
         move_one(&mut engine, Some(Fault::Zeros));
-        let found = recorded.news(3, engine.report(), 0).unwrap();
+        let found = recorded.since_last(3, engine.report(), 0).unwrap();
         assert_eq!((found.step, found.tensors, found.mismatched), (3, 2, 1));
         assert_eq!((found.on_host, found.blocks), (0, 0));
         let first = found.first.unwrap();
         assert!(first.starts_with("layers.0.weight ("), "{first}");
-        assert_eq!(recorded.news(4, engine.report(), 0), None);
+        assert_eq!(recorded.since_last(4, engine.report(), 0), None);
         move_one(&mut engine, Some(Fault::Zeros));
-        let found = recorded.news(5, engine.report(), 2).unwrap();
+        let found = recorded.since_last(5, engine.report(), 2).unwrap();
         assert_eq!((found.tensors, found.mismatched, found.blocks), (1, 1, 2));
         assert!(found.first.unwrap().contains("wrong bytes arrived"));
-        assert_eq!(recorded.news(6, engine.report(), 2), None);
+        assert_eq!(recorded.since_last(6, engine.report(), 2), None);
     }
 
-    /// Traces are bounded, counts are not.
+    /// The number of traces is limited, counts are not.
     #[test]
-    fn trouble_without_a_trace_counts_too() {
+    fn problems_without_a_trace_are_counted_too() {
         let mut engine = TransferEngine::new(Policy {
             verify: Verify::Always,
             ..Policy::default()
         });
-        let mut recorded = Recorded::default();
+        let mut recorded = ReportedProblems::default();
         for _ in 0..300 {
             move_one(&mut engine, Some(Fault::Zeros));
         }
         assert!(engine.report().traces_left_out > 0);
-        let found = recorded.news(1, engine.report(), 0).unwrap();
+        let found = recorded.since_last(1, engine.report(), 0).unwrap();
         assert_eq!((found.tensors, found.mismatched), (300, 300));
         move_one(&mut engine, Some(Fault::Zeros));
-        let found = recorded.news(2, engine.report(), 0).unwrap();
+        let found = recorded.since_last(2, engine.report(), 0).unwrap();
         assert_eq!((found.tensors, found.first), (1, None));
     }
 }

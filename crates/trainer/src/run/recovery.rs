@@ -1,4 +1,5 @@
-//! What a run does about a step that failed: once more in smaller pieces, without it, or from the last checkpoint.
+//! What a run does after a failed step: repeat it in smaller pieces, skip it, or return to the last
+//! checkpoint.
 
 use super::{Recorder, Run};
 use crate::Error;
@@ -8,8 +9,8 @@ use crate::observer::Observer;
 use crate::optim::Gradients;
 
 impl Run<'_> {
-    /// After passes that ran out of memory: everything as it was before the step, and the next
-    /// remedy in force. Any other error is handed back.
+    /// After running out of memory: restores the state before the step and takes the next action. Any other
+    /// error is returned.
     pub(super) fn recover_from_oom(
         &mut self,
         error: Error,
@@ -29,7 +30,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Tells of a step that was skipped, and goes back when there were too many of them.
+    /// Reports a skipped step, and returns to a checkpoint after too many of them.
     pub(super) fn skip(
         &mut self,
         skipped: SkippedStep,
@@ -47,12 +48,12 @@ impl Run<'_> {
         let rollback = self.guard.roll_back(last.as_ref().map(|(step, _)| *step))?;
         if let Some((_, path)) = last {
             let state = self.restore(&path)?;
-            // The data go on: the same batches would lead to the same place.
+            // The data position is not reset: the same batches would diverge again.
             self.step = state.step;
             self.last_saved = Some(state.step);
             self.waited = state.waited;
             self.units = state.recorded_units();
-            // The time that went into steps that are lost is spent all the same.
+            // Time spent on lost steps still counts.
             self.train_seconds += self.window.seconds - state.window.seconds;
             self.window = state.window;
             self.last_evaluation = None;

@@ -1,4 +1,4 @@
-//! What a run leaves: checkpoints, the result, the summary and the report page.
+//! The output of a run: checkpoints, the exported model, the summary and the report page.
 
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime};
@@ -12,7 +12,7 @@ use crate::run_folder::replace;
 use crate::summary::{Ending, Summary};
 
 impl Run<'_> {
-    /// Writes a checkpoint, which is whole before any rank goes on.
+    /// Writes a checkpoint, which is complete before any rank continues.
     pub(super) fn save(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
         let what = format!("the checkpoint of step {}", self.step);
         self.ranks.doing(&what)?;
@@ -48,7 +48,7 @@ impl Run<'_> {
         draft.finish(self.config, progress, &self.trained(), keep)
     }
 
-    /// Writes the adapter as it is now, of tasks that train one.
+    /// Writes the current adapter, for tasks that train one.
     fn export_adapter(&mut self, folder: &Path) -> Result<bool, Error> {
         match self.ema {
             Some(_) => self.with_averages(|run| run.task.export_adapter(folder)),
@@ -56,7 +56,7 @@ impl Run<'_> {
         }
     }
 
-    /// What others load, in place of what an earlier part of the run left.
+    /// Writes the model for other programs, replacing that of an earlier part of the run.
     fn export(&mut self, ending: Ending) -> Result<(), Error> {
         let target = self.folder.join(self.task.export_name());
         let draft = target.with_extension("tmp");
@@ -105,8 +105,8 @@ impl Run<'_> {
         Ok(summary)
     }
 
-    /// Writes `report.html` as the run stands. One that cannot be written is warned about, and ends no run: all that
-    /// it shows is in other files.
+    /// Writes `report.html` for the current state. Failing to write it is only a warning: everything on it is
+    /// in other files.
     pub(super) fn write_page(&mut self, ending: Ending, error: Option<&Error>) {
         if !self.folder.is_written_here() {
             return;
@@ -135,7 +135,7 @@ impl Run<'_> {
             loss_unit: self.config.loss_unit(),
             warmup_steps: self.schedule.warmup_steps(),
             commands,
-            // The page is what people pass on.
+            // The page may be shared.
             config: self.config.without_secrets().to_yaml()?,
         };
         page.write(&self.folder.join("report.html"))

@@ -218,8 +218,8 @@ impl Task for FineTune {
             Some(adapter) => {
                 let whole = match adapter.saved_modules.len() {
                     0 => String::new(),
-                    1 => format!(", `{}` trained whole", adapter.saved_modules[0]),
-                    count => format!(", {count} modules trained whole"),
+                    1 => format!(", `{}` trained in full", adapter.saved_modules[0]),
+                    count => format!(", {count} modules trained in full"),
                 };
                 format!(
                     "{} with a {} of rank {} on {} layers{whole}, {trained} parameters trained",

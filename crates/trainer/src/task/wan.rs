@@ -1,7 +1,7 @@
-//! A LoRA on a Wan transformer, or a transformer from nothing, learned from encoded clips by flow matching.
+//! Trains a LoRA on a Wan transformer, or a transformer from scratch, on encoded clips, by flow matching.
 //!
-//! At level σ a clip is (1 − σ) · clean + σ · noise, the model is told the time 1000 σ, and the loss is the
-//! mean squared error of its velocity, which should be noise − clean.
+//! At noise level σ a clip is (1 − σ) · clean + σ · noise, the model's timestep is 1000 σ, and the loss is
+//! the mean squared error between its output and the velocity noise − clean.
 
 mod clip_loader;
 mod expert;
@@ -29,13 +29,13 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use self::clip_loader::{ClipLoader, ClipSource, Encoded as EncodedClips};
-use self::expert::{Expert, Residency, streaming};
-use self::memory::{Learns, Usage};
+use self::expert::{Expert, ExpertPlacement, streaming};
+use self::memory::{Trainable, Usage};
 use self::model::{shape, write_model};
-use self::plan::{PlannedExperts, component, someone_waits};
+use self::plan::{PlannedExperts, component, has_offloaded_modules};
 use self::previews::Previews;
 use super::clip_order::{ClipOrder, Position};
-use super::{Batch, Epochs, Task, Turn, steps_of};
+use super::{AlternatingGroup, Batch, Epochs, Task, steps_of};
 use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
@@ -45,27 +45,27 @@ use crate::observer::Observer;
 use crate::text::thousands;
 use crate::video::{Encoded, ShownMedia, VideoData, fresh_step, shown_media, trained_parts};
 
-/// Steps in a row of each of two experts, where the config says nothing.
+/// Default number of consecutive steps of each of two experts.
 const STEPS_PER_EXPERT: u64 = 10;
-/// Levels at which the held-out loss is measured, spread evenly over what is trained.
+/// Number of noise levels at which the held-out loss is measured, evenly spaced over the trained range.
 const LEVELS: u32 = 5;
 
-/// A video model, what learns of it, and the clips that are learned.
+/// A video model, what is trained of it, and the clips.
 pub struct WanVideo {
-    /// Those that are trained, that of high noise first.
+    /// The trained experts, the high-noise expert first.
     experts: Vec<Expert>,
-    residency: RefCell<Residency>,
-    /// The expert that learns in this step.
+    residency: RefCell<ExpertPlacement>,
+    /// The expert that is trained in this step.
     turn: usize,
     /// Of all experts.
     parameters: Parameters,
     model: WanModel,
     data: VideoData,
     previews: Option<Previews>,
-    /// What is where, of a model that does not learn itself.
+    /// The memory plan of a frozen model.
     plan: Option<MemoryPlan>,
     clips: ClipLoader,
-    /// The clips to measure on.
+    /// The held-out clips.
     held_out: ClipSource,
     config: Config,
     compute: Kind,
@@ -73,14 +73,13 @@ pub struct WanVideo {
 }
 
 impl WanVideo {
-    /// The model at `path` and the data, as `config` says; what is not in the cache yet is
-    /// encoded first. With `adapter`, there is a LoRA for each expert that is trained; without, weights
-    /// begin at random, and those at `path`, if there are any, are not read. `memory` is what plans
-    /// may use.
+    /// Opens the model at `path` and the data for `config`, after encoding what is not in the cache. With
+    /// `adapter`, there is a LoRA for each trained expert; without, weights are initialised randomly, and
+    /// those at `path`, if any, are ignored. `memory` is the budget for the plan.
     ///
     /// # Errors
-    /// When a file is missing, damaged or not known here, the adapter does not fit, media or captions
-    /// cannot be used, or memory runs out.
+    /// If a file is missing, damaged or not supported, the adapter does not match, media or captions cannot
+    /// be used, or memory runs out.
     pub fn open(
         config: &Config,
         path: &Path,
@@ -114,7 +113,7 @@ impl WanVideo {
                 Some(planned.plan(memory)?)
             }
         };
-        let mut residency = Residency::new(config, plan.as_ref().map(|plan| &plan.plan))?;
+        let mut residency = ExpertPlacement::new(config, plan.as_ref().map(|plan| &plan.plan))?;
         tch::manual_seed(config.seed as i64);
         let (mut experts, mut parameters) = (Vec::new(), Parameters::default());
         for part in &parts {
@@ -122,7 +121,7 @@ impl WanVideo {
                 Some(_) => "loading the transformer",
                 None => "building the transformer",
             });
-            // Room for the next.
+            // Make room for the next one.
             residency.enter(&experts, Some(experts.len()), placer)?;
             let expert = match &plan {
                 Some(plan) => {
@@ -176,25 +175,25 @@ impl WanVideo {
         })
     }
 
-    /// Whether the model itself learns, from nothing.
+    /// Whether the model itself is trained, from scratch.
     fn is_fresh(&self) -> bool {
         self.experts.iter().all(|expert| expert.lora.is_none())
     }
 
-    /// Steps in a row of each expert, where there are several.
+    /// Consecutive steps of each expert, if there are several.
     fn steps_per_expert(config: &Config, experts: &[Expert]) -> Option<u64> {
         let steps = config.train.steps_per_expert.unwrap_or(STEPS_PER_EXPERT);
         (experts.len() > 1).then_some(steps)
     }
 
-    /// Has that expert on the device.
-    fn bring(&self, number: Option<usize>, placer: &mut Placer) -> Result<(), Error> {
+    /// Moves that expert to the device.
+    fn load_expert(&self, number: Option<usize>, placer: &mut Placer) -> Result<(), Error> {
         self.residency
             .borrow_mut()
             .enter(&self.experts, number, placer)
     }
 
-    /// Clips, each at a level of noise, and without its text where that is dropped.
+    /// Noisy clips at the given levels, without their text where that is dropped.
     fn batch(&self, clips: EncodedClips, dropped: &[bool], sigma: &Tensor) -> Result<Batch, Error> {
         let noise = clips.latents.f_randn_like()?;
         if dropped.contains(&true) {
@@ -215,8 +214,7 @@ impl WanVideo {
         Ok(Batch::new(tensors, clips.tokens))
     }
 
-    /// The mean squared error of each clip of a batch on the device, `[rows]`, of an expert that is
-    /// there too.
+    /// The mean squared error of each clip of a batch, `[rows]`; batch and expert are on the device.
     fn losses(&self, expert: &Expert, batch: &Batch, pass: Pass) -> Result<Tensor, Error> {
         let (clean, noise) = (batch.get("latents")?, batch.get("noise")?);
         let sigma = batch.get("sigma")?.f_to_kind(Kind::Float)?;
@@ -278,13 +276,13 @@ impl WanVideo {
         Ok(sum / (numbers.len().max(1) as f64 * f64::from(LEVELS)))
     }
 
-    /// Numbers of held-out clips to measure, and whether those are all.
+    /// Indices of the held-out clips to measure, and whether those are all.
     fn measured(&self, limit: Option<u64>) -> (Vec<u64>, bool) {
         super::blocks::spread(self.data.held_out.len() as u64, limit)
     }
 }
 
-/// The media that a run would learn from, on the model in `path` or on one from nothing; no weights are loaded.
+/// The media of a run on the model in `path` or on one trained from scratch; loads no weights.
 pub(crate) fn show_media(
     config: &Config,
     path: Option<&Path>,
@@ -300,7 +298,7 @@ pub(crate) fn show_media(
     shown_media(config, &media, step, model.expand_timesteps, count)
 }
 
-/// Encodes what a run on the model in `path` would learn from, and nothing else.
+/// Only encodes the data of a run on the model in `path`.
 pub(crate) fn encode_data(
     config: &Config,
     path: &Path,
@@ -327,8 +325,8 @@ impl Task for WanVideo {
         let first = &self.experts[0];
         let which = match (self.experts.len(), first.which) {
             (1, None) => "",
-            (1, Some(Which::High)) => ", the expert of high noise",
-            (1, Some(Which::Low)) => ", the expert of low noise",
+            (1, Some(Which::High)) => ", the high-noise expert",
+            (1, Some(Which::Low)) => ", the low-noise expert",
             _ => ", both experts in turn",
         };
         let ranges = self.experts.iter();
@@ -338,7 +336,7 @@ impl Task for WanVideo {
         let Some(lora) = &first.lora else {
             let shape = first.model.config();
             return format!(
-                "{parameters} parameters, {} layers of width {}, {}, all trained at levels of noise from {ranges}",
+                "{parameters} parameters, {} layers of width {}, {}, all trained at noise levels from {ranges}",
                 shape.num_layers,
                 shape.width(),
                 match self.compute {
@@ -379,7 +377,7 @@ impl Task for WanVideo {
         &self.parameters
     }
 
-    fn turns(&self) -> Vec<Turn> {
+    fn turns(&self) -> Vec<AlternatingGroup> {
         if self.experts.len() == 1 {
             return Vec::new();
         }
@@ -387,7 +385,7 @@ impl Task for WanVideo {
         let turns = self.experts.iter().map(|expert| {
             let start = end;
             end += expert.parameters.iter().len();
-            Turn {
+            AlternatingGroup {
                 name: expert.name(),
                 parameters: start..end,
             }
@@ -398,13 +396,13 @@ impl Task for WanVideo {
     fn begin_step(&mut self, steps: u64, placer: &mut Placer) -> Result<usize, Error> {
         let per_expert = Self::steps_per_expert(&self.config, &self.experts);
         self.turn = per_expert.map_or(0, |own| steps / own % self.experts.len() as u64) as usize;
-        self.bring(Some(self.turn), placer)?;
+        self.load_expert(Some(self.turn), placer)?;
         Ok(self.turn)
     }
 
     fn footprint(&self) -> Footprint {
         let shape = self.experts[0].model.config();
-        // The others may wait elsewhere.
+        // The other experts may be offloaded.
         let on_device = |plan: &MemoryPlan| {
             let phases = plan.plan.phases.iter().take(self.experts.len());
             let most = phases.map(|phase| phase.resident + phase.ring).max();
@@ -413,7 +411,7 @@ impl Task for WanVideo {
         let base = self.plan.as_ref().map_or(0, on_device);
         let first = component(self.experts[0].which);
         let streamed = self.plan.as_ref().map(|plan| plan.streamed_of(first));
-        let learns = Learns::of(&self.experts[0].parameters, shape);
+        let learns = Trainable::of(&self.experts[0].parameters, shape);
         let machine = (self.compute, self.device);
         let streamed = streamed.unwrap_or_default();
         let usage = Usage::new(&self.config, &self.data, machine, learns, streamed);
@@ -423,11 +421,11 @@ impl Task for WanVideo {
         }
     }
 
-    /// Where the config asks for one, or the experts take turns on the device.
+    /// If the config requests one, or the experts swap places on the device.
     fn memory_plan(&self) -> Option<&MemoryPlan> {
         let asked = self.config.model.offload_options().is_some();
         let plan = self.plan.as_ref();
-        plan.filter(|plan| asked || someone_waits(&plan.plan))
+        plan.filter(|plan| asked || has_offloaded_modules(&plan.plan))
     }
 
     fn streamed(&self) -> Option<SwapReport> {
@@ -458,7 +456,7 @@ impl Task for WanVideo {
         Some(&self.clips)
     }
 
-    /// Every clip counts the same.
+    /// Every clip has the same weight.
     fn loss_weight(&self, batch: &Batch) -> Result<f64, Error> {
         Ok(batch.rows()? as f64)
     }
@@ -475,13 +473,13 @@ impl Task for WanVideo {
         !self.data.held_out.is_empty()
     }
 
-    /// The mean of the experts, each at levels of its own.
+    /// The mean over the experts, each at its own noise levels.
     fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
         let _no_grad = tch::no_grad_guard();
         let (numbers, complete) = self.measured(limit);
         let mut turns = BTreeMap::new();
         for (index, expert) in self.experts.iter().enumerate() {
-            self.bring(Some(index), placer)?;
+            self.load_expert(Some(index), placer)?;
             let loss = self.held_out_loss(expert, &numbers, placer)?;
             turns.insert(expert.name().to_owned(), loss);
         }
@@ -498,7 +496,7 @@ impl Task for WanVideo {
         })
     }
 
-    /// The previews; where they cannot be made, a run that is learning goes on without them.
+    /// The previews. If they fail during training, the run continues without them.
     fn sample(&self, step: u64, folder: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
         let Some(previews) = &self.previews else {
             return Ok(Vec::new());
@@ -540,7 +538,7 @@ impl Task for WanVideo {
         for key in ["clips", "content"] {
             if state[key] != now[key] {
                 return Err(Error::Data(format!(
-                    "the clips and captions differ from those of the checkpoint: `{key}` was {}, and is {}",
+                    "the clips and captions differ from those of the checkpoint: `{key}` was {} and is now {}",
                     state[key], now[key]
                 )));
             }
@@ -559,8 +557,8 @@ impl Task for WanVideo {
         Ok(identity)
     }
 
-    /// The LoRAs under the names that others look for, and in PEFT's form, from which training goes on;
-    /// that of each of two experts in a folder of its own.
+    /// Writes the LoRAs in the format for other programs, and in PEFT's format, from which training can
+    /// continue; with two experts, the latter in a folder each.
     fn export_adapter(&self, folder: &Path) -> Result<bool, Error> {
         if self.is_fresh() {
             return Ok(false);

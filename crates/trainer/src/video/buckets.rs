@@ -1,17 +1,17 @@
-//! Which width and height a picture gets: one of few, so that batches can be made.
+//! Chooses the width and height of a picture from a few sizes, so that batches can be formed.
 //!
-//! The rule is musubi-tuner's: sizes of about the area of `data.resolution`, in steps that the model
-//! can take, of which a picture gets that whose shape is nearest.
+//! The rule is musubi-tuner's: sizes with about the area of `data.resolution`, in steps that the model
+//! supports; a picture gets the one with the closest aspect ratio.
 
 use crate::Error;
 
 /// Width and height in pixels.
 pub(crate) type Size = (u32, u32);
 
-/// The sizes that pictures may get.
+/// The available sizes.
 #[derive(Debug)]
 pub(crate) struct Buckets {
-    /// Ascending.
+    /// In ascending order.
     sizes: Vec<Size>,
     area: u64,
     step: u32,
@@ -19,10 +19,10 @@ pub(crate) struct Buckets {
 }
 
 impl Buckets {
-    /// Those of about the area of `size`, in multiples of `step`; without `bucketed`, that one alone.
+    /// Sizes with about the area of `size`, in multiples of `step`; without `bucketed`, only that one.
     ///
     /// # Errors
-    /// When the model cannot take a picture of that size.
+    /// If the model does not support the size.
     pub(crate) fn new(
         size: Size,
         step: u32,
@@ -67,7 +67,7 @@ impl Buckets {
         })
     }
 
-    /// The size of a picture; `None` where it is too small to keep its size.
+    /// The size for a picture; `None` if it is too small to keep its own.
     pub(crate) fn of(&self, (width, height): Size) -> Option<Size> {
         if self.no_upscale && u64::from(width) * u64::from(height) <= self.area {
             let kept = (
@@ -79,7 +79,7 @@ impl Buckets {
         let shape = |(width, height): Size| f64::from(width) / f64::from(height);
         let wanted = shape((width.max(1), height.max(1)));
         let apart = |size: &Size| (shape(*size) - wanted).abs();
-        // The first of equals.
+        // The first one on a tie.
         self.sizes.iter().copied().reduce(|best, size| {
             if apart(&size) < apart(&best) {
                 size
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(buckets.of((1920, 1080)), Some((960, 544)));
         assert_eq!(buckets.of((1080, 1920)), Some((544, 960)));
         assert_eq!(buckets.of((64, 64)), Some((720, 720)));
-        // Beyond the longest there is.
+        // Beyond the most extreme aspect ratio.
         let longest = buckets.sizes.last().copied();
         assert_eq!(buckets.of((10_000, 100)), longest);
     }

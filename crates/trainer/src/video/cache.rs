@@ -1,15 +1,14 @@
-//! What was encoded, on the disk: one file for each clip and each caption, named after everything that
-//! changes what is in it.
+//! Encoded clips and captions on disk: one file each, named after everything that affects its content.
 //!
 //! ```text
-//! <folder>/media/<path, size, date>.json     what a medium is: a hash of its content, its shape; of a cache that
-//!                                            another trainer made, the hash
+//! <folder>/media/<path, size, date>.json     facts about a medium: hash of its content, shape; for the cache of
+//!                                            another trainer, the hash
 //! <folder>/latents/<hash>.safetensors        `latents` [channels, frames, height, width], `condition`
 //! <folder>/texts/<hash>.safetensors          `text` [tokens, width]
 //! ```
 //!
-//! A file is written under another name, forced to the disk and renamed, so that one that has its name
-//! is whole. Nothing else has to be remembered: whoever is killed goes on where files are missing.
+//! Files are written under a temporary name, synced and renamed, so one with its final name is complete.
+//! There is no other state: after a kill, encoding continues with the missing files.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -26,16 +25,16 @@ use super::frames::{self, Shape};
 use super::media::Source;
 use crate::Error;
 
-/// Raise when the same media and settings would give other tensors.
+/// Increase when the same media and settings would give other tensors.
 const FORMAT: &str = "video-1";
 
-/// The folder.
+/// A cache folder.
 #[derive(Debug, Clone)]
 pub(crate) struct Cache {
     folder: PathBuf,
 }
 
-/// What is known of a medium without opening it again.
+/// What is known about a medium without opening it again.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Facts {
     /// SHA-256 of its content.
@@ -55,7 +54,7 @@ impl Facts {
     }
 }
 
-fn looked_at(source: &Source, fps: f64) -> Result<Facts, String> {
+fn inspect(source: &Source, fps: f64) -> Result<Facts, String> {
     let shape = frames::shape(source, fps)?;
     Ok(Facts {
         content: content(&source.files())?,
@@ -65,7 +64,7 @@ fn looked_at(source: &Source, fps: f64) -> Result<Facts, String> {
     })
 }
 
-/// A hash of several things, in hexadecimal; no two lists give the same by being joined otherwise.
+/// A hexadecimal hash of several strings, unambiguous about where each one ends.
 pub(crate) fn key(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     hash.update(FORMAT);
@@ -85,10 +84,10 @@ fn hex(digest: &[u8]) -> String {
 }
 
 impl Cache {
-    /// Opens the cache in `folder`, which is made if it is not there.
+    /// Opens the cache in `folder`, creating it if necessary.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// If it cannot be created.
     pub(crate) fn open(folder: &Path) -> Result<Self, Error> {
         for part in ["media", "latents", "texts"] {
             let folder = folder.join(part);
@@ -104,58 +103,58 @@ impl Cache {
         &self.folder
     }
 
-    /// What `source` is at `fps` frames a second, or why it cannot be read; it is read only where its files have
-    /// changed since.
+    /// The facts about `source` at `fps` frames per second, or why it cannot be read; it is only read if its
+    /// files have changed.
     ///
     /// # Errors
-    /// When the cache cannot be written to.
+    /// If the cache cannot be written.
     pub(crate) fn facts(&self, source: &Source, fps: f64) -> Result<Result<Facts, String>, Error> {
         let (path, facts) = match self.known(source, fps) {
             Ok((_, Some(facts))) => return Ok(Ok(facts)),
-            Ok((path, None)) => match looked_at(source, fps) {
+            Ok((path, None)) => match inspect(source, fps) {
                 Ok(facts) => (path, facts),
                 Err(reason) => return Ok(Err(reason)),
             },
             Err(reason) => return Ok(Err(reason)),
         };
-        self.remember(&path, &facts)?;
+        self.write_note(&path, &facts)?;
         Ok(Ok(facts))
     }
 
-    /// The hash of the content of a file that another trainer made; it is read only where it has changed since.
+    /// The hash of another trainer's file; it is only read if it has changed.
     ///
     /// # Errors
-    /// When it cannot be read, or the cache cannot be written to.
+    /// If it cannot be read, or the cache cannot be written.
     pub(super) fn content_of(&self, file: &Path) -> Result<String, Error> {
         let unread = |reason| Error::Data(format!("`{}`: {reason}", file.display()));
         let path = self.note(&["content".to_owned(), stamp(file).map_err(unread)?]);
-        if let Some(known) = remembered(&path) {
+        if let Some(known) = read_note(&path) {
             return Ok(known);
         }
         let content = content(&[file]).map_err(Error::Data)?;
-        self.remember(&path, &content)?;
+        self.write_note(&path, &content)?;
         Ok(content)
     }
 
-    /// The file for what is known of `source`, and what is.
+    /// The file for the facts about `source`, and the facts if known.
     fn known(&self, source: &Source, fps: f64) -> Result<(PathBuf, Option<Facts>), String> {
         let mut stamps = vec![format!("{fps}")];
         for file in source.files() {
             stamps.push(stamp(file)?);
         }
         let path = self.note(&stamps);
-        let facts = remembered(&path);
+        let facts = read_note(&path);
         Ok((path, facts))
     }
 
-    /// The file for what is known of files with these stamps.
+    /// The file for the facts about files with these stamps.
     fn note(&self, stamps: &[String]) -> PathBuf {
         let stamps: Vec<&str> = stamps.iter().map(String::as_str).collect();
         self.folder.join("media").join(key(&stamps) + ".json")
     }
 
-    /// Writes what [`remembered`] reads.
-    fn remember(&self, path: &Path, what: &impl Serialize) -> Result<(), Error> {
+    /// Writes what [`read_note`] reads.
+    fn write_note(&self, path: &Path, what: &impl Serialize) -> Result<(), Error> {
         let text = serde_json::to_string(what)
             .map_err(|error| Error::Internal(format!("facts of a medium: {error}")))?;
         let draft = draft(path);
@@ -166,20 +165,20 @@ impl Cache {
         })
     }
 
-    /// Where the latents of this key are.
+    /// File of the latents with this key.
     pub(crate) fn latents(&self, key: &str) -> PathBuf {
         self.folder
             .join("latents")
             .join(format!("{key}.safetensors"))
     }
 
-    /// Where the text of this key is.
+    /// File of the text with this key.
     pub(crate) fn text(&self, key: &str) -> PathBuf {
         self.folder.join("texts").join(format!("{key}.safetensors"))
     }
 }
 
-/// The place, the size and the date of a file: with the same, it is taken to be as it was.
+/// Path, size and modification time of a file: if they are the same, it is assumed unchanged.
 fn stamp(file: &Path) -> Result<String, String> {
     let path = std::path::absolute(file).map_err(|error| error.to_string())?;
     let metadata = fs::metadata(&path).map_err(|error| error.to_string())?;
@@ -191,38 +190,38 @@ fn stamp(file: &Path) -> Result<String, String> {
     Ok(format!("{path} {length} {since:?}"))
 }
 
-/// What was written of files, where it is there and whole.
-fn remembered<T: DeserializeOwned>(path: &Path) -> Option<T> {
+/// Reads the facts about files, if the file is complete.
+fn read_note<T: DeserializeOwned>(path: &Path) -> Option<T> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Whether an entry is there and whole.
+/// Whether an entry exists and is complete.
 pub(crate) fn has(path: &Path) -> bool {
     path.is_file() && SafetensorsFile::open(path).is_ok()
 }
 
-/// Writes an entry, whole or not at all.
+/// Writes an entry atomically.
 ///
 /// # Errors
-/// When the disk is full, or the folder cannot be written to.
+/// If the disk is full, or the folder is not writable.
 pub(crate) fn write(path: &Path, tensors: &[(String, &Tensor)]) -> Result<(), Error> {
     let draft = draft(path);
     let written = write_tensors(&draft, tensors).map_err(Error::from);
     let written = written
         .and_then(|_| fs::rename(&draft, path).map_err(|error| Error::io("write", path, error)));
     if written.is_err() {
-        // A part of it would take the place that is short.
+        // Do not let a partial file take up scarce space.
         let _ = fs::remove_file(&draft);
     }
     written
 }
 
-/// Another name for `path` while it is written, which no other process has.
+/// A temporary name for `path` that no other process uses.
 fn draft(path: &Path) -> PathBuf {
     path.with_extension(format!("tmp-{}", std::process::id()))
 }
 
-/// Removes what processes that were killed left, a day later.
+/// Removes leftovers of killed processes after a day.
 fn sweep(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let is_draft = entry.file_name().to_string_lossy().contains(".tmp-");
@@ -237,7 +236,7 @@ fn sweep(folder: &Path) {
 /// A hash of the bytes of `files`.
 ///
 /// # Errors
-/// Which of them cannot be read, and why.
+/// Which file cannot be read, and why.
 pub(super) fn content(files: &[&Path]) -> Result<String, String> {
     let mut hash = Sha256::new();
     let mut buffer = vec![0; 1 << 20];

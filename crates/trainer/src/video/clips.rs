@@ -1,19 +1,19 @@
-//! Which clips are cut from a video: musubi-tuner's rules.
+//! Which clips are cut from a video, by musubi-tuner's rules.
 
 use crate::config::{DataConfig, FrameExtraction};
 
-/// A run of frames.
+/// A range of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// The first, counted from zero.
+    /// The first frame, from zero.
     pub(crate) start: u32,
-    /// How many.
+    /// Number of frames.
     pub(crate) frames: u32,
 }
 
-/// How videos are cut.
+/// How clips are cut from videos.
 #[derive(Debug, Clone)]
-pub(crate) struct Cutting {
+pub(crate) struct ClipExtraction {
     extraction: FrameExtraction,
     /// Lengths of clips, each 4 n + 1.
     lengths: Vec<u32>,
@@ -22,13 +22,13 @@ pub(crate) struct Cutting {
     most: u32,
 }
 
-/// The largest length of at most `frames` that the autoencoder takes.
+/// The largest number of at most `frames` frames that the autoencoder supports.
 pub(crate) fn whole_chunks(frames: u32) -> u32 {
     frames.saturating_sub(1) / 4 * 4 + 1
 }
 
-impl Cutting {
-    /// What the config says; `None` where it does not say how long clips are.
+impl ClipExtraction {
+    /// The rules in the config; `None` if it does not set the length of clips.
     pub(crate) fn of(config: &DataConfig) -> Option<Self> {
         let extraction = config.frame_extraction.unwrap_or(FrameExtraction::Head);
         let lengths = match (&config.num_frames, extraction) {
@@ -45,7 +45,7 @@ impl Cutting {
         })
     }
 
-    /// The clips of a video of `frames`, and the lengths that it is too short for.
+    /// The clips of a video of `frames` frames, and the lengths for which it is too short.
     pub(crate) fn clips(&self, frames: u32) -> (Vec<Span>, Vec<u32>) {
         if self.extraction == FrameExtraction::Full {
             let frames = whole_chunks(frames.min(self.most));
@@ -90,7 +90,7 @@ mod tests {
             frame_sample: Some(3),
             ..DataConfig::default()
         };
-        let (clips, short) = Cutting::of(&config).unwrap().clips(frames);
+        let (clips, short) = ClipExtraction::of(&config).unwrap().clips(frames);
         (clips.iter().map(|clip| clip.start).collect(), short)
     }
 
@@ -101,7 +101,7 @@ mod tests {
         assert_eq!(cut(Chunk, &[9], 30), (vec![0, 9, 18], vec![]));
         assert_eq!(cut(Slide, &[9], 19), (vec![0, 4, 8], vec![]));
         assert_eq!(cut(Uniform, &[9], 30), (vec![0, 10, 21], vec![]));
-        // Lengths are rounded down, and one that does not fit is told.
+        // Lengths are rounded down, and one that does not fit is reported.
         assert_eq!(cut(Chunk, &[8, 100], 10), (vec![0, 5], vec![97]));
         assert_eq!(cut(Head, &[9], 8), (vec![], vec![9]));
     }
@@ -113,7 +113,7 @@ mod tests {
             max_frames: Some(20),
             ..DataConfig::default()
         };
-        let full = Cutting::of(&config).unwrap();
+        let full = ClipExtraction::of(&config).unwrap();
         for (frames, length) in [(1, 1), (4, 1), (5, 5), (16, 13), (17, 17), (90, 17)] {
             let span = Span {
                 start: 0,
@@ -121,6 +121,6 @@ mod tests {
             };
             assert_eq!(full.clips(frames).0, [span]);
         }
-        assert!(Cutting::of(&DataConfig::default()).is_none());
+        assert!(ClipExtraction::of(&DataConfig::default()).is_none());
     }
 }

@@ -1,7 +1,7 @@
-//! How levels of noise are drawn: a density, moved by a shift, and cut to a range.
+//! How noise levels are drawn: a distribution, shifted, and restricted to a range.
 //!
-//! A level is the value of the density's inverse at a uniform number, so that a range is drawn from
-//! without trying again.
+//! A level is the inverse distribution function at a uniform random number, so restricting it to a range
+//! needs no rejection sampling.
 
 use std::f64::consts::FRAC_PI_2;
 
@@ -10,15 +10,15 @@ use tch::{Kind, Tensor};
 use crate::Error;
 use crate::config::{TrainConfig, WeightingScheme};
 
-/// Where levels come from.
+/// The distribution of noise levels.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Density {
     scheme: Scheme,
     shift: f64,
-    /// The uniform numbers that give levels within the range.
+    /// The range of uniform numbers that gives levels within the range.
     from: f64,
     to: f64,
-    /// The range.
+    /// The range of levels.
     low: f64,
     high: f64,
 }
@@ -31,7 +31,7 @@ enum Scheme {
 }
 
 impl Scheme {
-    /// The level, before the shift, below which a share `p` of all is; of `mode`, above which.
+    /// The level, before the shift, below which the share `p` of all levels lies; for `mode`, above which.
     fn level(self, p: f64) -> Result<f64, Error> {
         Ok(match self {
             Self::Uniform => p,
@@ -54,7 +54,7 @@ impl Scheme {
                 f64::try_from(&normal.f_to_kind(Kind::Double)?.f_special_ndtr()?)?
             }
             Self::Mode { .. } => {
-                // It falls all the way.
+                // It decreases monotonically.
                 let (mut low, mut high) = (0.0, 1.0);
                 for _ in 0..100 {
                     let middle = f64::midpoint(low, high);
@@ -70,10 +70,10 @@ impl Scheme {
 }
 
 impl Density {
-    /// What `train` says, of the levels from `low` to `high` alone.
+    /// The distribution in `train`, restricted to levels from `low` to `high`.
     ///
     /// # Errors
-    /// When libtorch cannot compute it.
+    /// If libtorch cannot compute it.
     pub(crate) fn new(train: &TrainConfig, low: f64, high: f64) -> Result<Self, Error> {
         let weighting = train.weighting_scheme.unwrap_or(WeightingScheme::Shift);
         let scheme = match weighting {
@@ -91,7 +91,7 @@ impl Density {
             _ => 1.0,
         };
         let shift = train.flow_shift.unwrap_or(unset);
-        // Where the shift takes a level from.
+        // The inverse of the shift.
         let before = |sigma: f64| sigma / (shift - (shift - 1.0) * sigma);
         Ok(Self {
             scheme,
@@ -103,10 +103,10 @@ impl Density {
         })
     }
 
-    /// The level for a number that is uniform in `[0, 1)`.
+    /// The level for a uniform number in `[0, 1)`.
     ///
     /// # Errors
-    /// When libtorch cannot compute it.
+    /// If libtorch cannot compute it.
     pub(crate) fn sigma(&self, uniform: f64) -> Result<f64, Error> {
         let level = self
             .scheme
@@ -120,7 +120,7 @@ impl Density {
 mod tests {
     use super::*;
 
-    /// Drawn on a fine grid of uniform numbers.
+    /// Evaluated on a fine grid of uniform numbers.
     fn drawn(train: &TrainConfig, low: f64, high: f64) -> Vec<f64> {
         let density = Density::new(train, low, high).unwrap();
         let grid = (0..2000).map(|index| (f64::from(index) + 0.5) / 2000.0);

@@ -1,4 +1,4 @@
-//! From media and captions to a list of encoded clips; only what the cache lacks is encoded.
+//! Encodes media and captions that are not in the cache, and lists all encoded clips.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,8 @@ use tch::{Device, Kind, Tensor};
 use super::Problems;
 use super::buckets::{Buckets, Size};
 use super::cache::{self, Cache};
-use super::clips::{Cutting, Span, whole_chunks};
-use super::encoded_by::{self, Fit};
+use super::clips::{ClipExtraction, Span, whole_chunks};
+use super::encoded_by::{self, ModelRequirements};
 use super::frames::{self, Shape};
 use super::media::{self, Source};
 use crate::Error;
@@ -28,47 +28,47 @@ use crate::observer::Observer;
 /// An encoded clip.
 #[derive(Debug, Clone)]
 pub(crate) struct Clip {
-    /// What people call it: the file, and where in it.
+    /// Its name in messages: the file, and the position in it.
     pub(crate) name: String,
-    /// What it is, for comparing runs: the key of its latents.
+    /// Identifies it when runs are compared: the key of its latents.
     pub(crate) key: String,
-    /// File of its latents.
+    /// Its latents' file.
     pub(crate) latents: PathBuf,
-    /// File of its text.
+    /// Its text's file.
     pub(crate) text: PathBuf,
-    /// Width, height and frames of its pixels: clips of one shape go together.
+    /// Width, height and frames in pixels; clips of the same shape can share a batch.
     pub(crate) shape: (u32, u32, u32),
-    /// Tokens that it is to the transformer.
+    /// Number of transformer tokens.
     pub(crate) tokens: u64,
 }
 
 /// All clips, in the cache.
 #[derive(Debug)]
 pub(crate) struct VideoData {
-    /// What is learned from.
+    /// Clips to train on.
     pub(crate) training: Vec<Clip>,
-    /// What is measured on.
+    /// Held-out clips.
     pub(crate) held_out: Vec<Clip>,
     /// File of the empty text.
     pub(crate) empty: PathBuf,
-    /// The folder of the cache.
+    /// The cache's folder.
     pub(crate) folder: PathBuf,
-    /// Files of the other texts that were asked for, in their order.
+    /// Files of the other requested texts, in order.
     pub(crate) texts: Vec<PathBuf>,
     /// Tokens of the longest text.
     pub(crate) text_rows: u64,
-    /// How many clips and texts were encoded now.
+    /// Numbers of clips and texts that were encoded now.
     pub(crate) encoded: (usize, usize),
 }
 
 /// A clip before it is encoded.
-struct Planned {
+struct PlannedClip {
     clip: Clip,
-    /// Where its frames come from; `None` for one that another trainer has encoded.
+    /// Its frames; `None` if another trainer has encoded it.
     cut: Option<Cut>,
 }
 
-/// Frames of a medium, and the size that they get.
+/// Frames of a medium, and their target size.
 struct Cut {
     source: Source,
     shape: Shape,
@@ -76,7 +76,7 @@ struct Cut {
     size: Size,
 }
 
-/// What encoding depends on besides media.
+/// What encoding depends on besides the media.
 struct Encoder<'a> {
     config: &'a Config,
     model: &'a WanModel,
@@ -90,12 +90,11 @@ struct Encoder<'a> {
 }
 
 impl VideoData {
-    /// The clips that `config` describes for `model`, and other `texts`; what is not in the cache is
-    /// encoded.
+    /// The clips that `config` describes for `model`, and other `texts`; encodes what is not in the cache.
     ///
     /// # Errors
-    /// Everything that is wrong with media and captions; when a part of the model is missing or
-    /// damaged, the disk is full, or memory runs out.
+    /// All problems with media and captions; or a part of the model is missing or damaged, the disk is full,
+    /// or memory runs out.
     pub(crate) fn prepare(
         config: &Config,
         model: &WanModel,
@@ -148,9 +147,9 @@ impl Encoder<'_> {
         let others = others.collect::<Result<_, _>>()?;
         let text_rows = captions.values().map(Vec::len).max().unwrap_or(0) as u64;
         let texts = self.encode_texts(&captions, placer, observer)?;
-        let all: Vec<&Planned> = training.iter().chain(&held_out).collect();
+        let all: Vec<&PlannedClip> = training.iter().chain(&held_out).collect();
         let latents = self.encode_clips(&all, placer, observer)?;
-        let clips = |list: Vec<Planned>| list.into_iter().map(|planned| planned.clip).collect();
+        let clips = |list: Vec<PlannedClip>| list.into_iter().map(|planned| planned.clip).collect();
         Ok(VideoData {
             training: clips(training),
             held_out: clips(held_out),
@@ -168,7 +167,7 @@ impl Encoder<'_> {
         path: &Path,
         captions: &mut BTreeMap<PathBuf, Vec<u32>>,
         observer: &mut dyn Observer,
-    ) -> Result<Vec<Planned>, Error> {
+    ) -> Result<Vec<PlannedClip>, Error> {
         let data = &self.config.data;
         if let Some(by) = data.encoded_by {
             return self.import(path, by, observer);
@@ -221,9 +220,9 @@ impl Encoder<'_> {
         path: &Path,
         by: EncodedBy,
         observer: &mut dyn Observer,
-    ) -> Result<Vec<Planned>, Error> {
+    ) -> Result<Vec<PlannedClip>, Error> {
         let (shape, _, _) = &self.autoencoder;
-        let fit = Fit {
+        let fit = ModelRequirements {
             channels: shape.z_dim,
             side: shape.scale_factor_spatial as u32,
             patch: self.step / shape.scale_factor_spatial as u32,
@@ -233,11 +232,11 @@ impl Encoder<'_> {
         let clips = encoded_by::import(path, by, &fit, &self.cache, observer)?;
         Ok(clips
             .into_iter()
-            .map(|clip| Planned { clip, cut: None })
+            .map(|clip| PlannedClip { clip, cut: None })
             .collect())
     }
 
-    /// What is cut from a medium.
+    /// The clips to cut from a medium.
     fn spans(
         &self,
         data: &DataConfig,
@@ -253,9 +252,9 @@ impl Encoder<'_> {
             };
             return vec![image];
         }
-        let Some(cutting) = Cutting::of(data) else {
+        let Some(cutting) = ClipExtraction::of(data) else {
             wrong.add(format!(
-                "`{name}` is a video of {} frames, and `data.num_frames` is not set",
+                "`{name}` is a video of {} frames, but `data.num_frames` is not set",
                 shape.frames
             ));
             return Vec::new();
@@ -283,13 +282,13 @@ impl Encoder<'_> {
         size: Size,
         name: &str,
         text: &Path,
-    ) -> Planned {
+    ) -> PlannedClip {
         let numbers = format!(
             "{}x{} {}+{} at {} {:?} {:?}",
             size.0, size.1, span.start, span.frames, self.fps, self.compute, self.model.pipeline
         );
         let key = cache::key(&[content, &numbers, &self.autoencoder.2]);
-        Planned {
+        PlannedClip {
             cut: Some(Cut {
                 source: source.clone(),
                 shape,
@@ -312,7 +311,7 @@ impl Encoder<'_> {
         }
     }
 
-    /// The file of a caption, whose tokens are noted in `captions`.
+    /// The file of a caption, whose tokens are added to `captions`.
     fn text_file(
         &self,
         caption: &str,
@@ -330,7 +329,7 @@ impl Encoder<'_> {
         Ok(path)
     }
 
-    /// Encodes the captions that are not in the cache; how many those were.
+    /// Encodes the captions that are not in the cache; returns their number.
     fn encode_texts(
         &self,
         captions: &BTreeMap<PathBuf, Vec<u32>>,
@@ -359,10 +358,10 @@ impl Encoder<'_> {
         Ok(missing.len())
     }
 
-    /// Encodes the clips that are not in the cache; how many those were.
+    /// Encodes the clips that are not in the cache; returns their number.
     fn encode_clips(
         &self,
-        clips: &[&Planned],
+        clips: &[&PlannedClip],
         placer: &mut Placer,
         observer: &mut dyn Observer,
     ) -> Result<usize, Error> {
@@ -453,7 +452,7 @@ impl Encoder<'_> {
     }
 }
 
-/// The sizes that pictures get, in multiples of `step` pixels.
+/// The available picture sizes, in multiples of `step` pixels.
 pub(super) fn buckets(config: &Config, step: u32) -> Result<Buckets, Error> {
     let data = &config.data;
     let sides = data.resolution.as_ref().map(|numbers| numbers.list());
@@ -471,7 +470,7 @@ pub(super) fn buckets(config: &Config, step: u32) -> Result<Buckets, Error> {
     )
 }
 
-/// Frames a second that media are resampled to.
+/// Frames per second that media are resampled to.
 pub(super) fn frame_rate(config: &Config, expand_timesteps: bool) -> f64 {
     config.data.fps.unwrap_or(match expand_timesteps {
         true => 24.0,
@@ -479,7 +478,7 @@ pub(super) fn frame_rate(config: &Config, expand_timesteps: bool) -> f64 {
     })
 }
 
-/// The folder for what is encoded.
+/// The folder for encoded clips and captions.
 pub(super) fn cache_folder(config: &Config) -> PathBuf {
     let set = config.data.cache_dir.clone();
     set.unwrap_or_else(|| crate::data::cache_folder().join("videos"))
@@ -497,8 +496,8 @@ pub(super) fn pixels(picture: &image::RgbImage) -> Result<Tensor, Error> {
         .f_sub_scalar(1.0)?)
 }
 
-/// What an image-to-video model is told of the first frame: a mask of four channels, and the latents of
-/// a clip that has that frame and grey ones after it.
+/// The first-frame condition of an image-to-video model: a mask of four channels, and the latents of a clip
+/// with that frame followed by grey ones.
 fn condition(autoencoder: &Autoencoder, first: &Tensor, frames: u32) -> Result<Tensor, Error> {
     let (_, _, height, width) = first.size4()?;
     let mut encoding = autoencoder.encoding(height, width, None)?;
@@ -530,7 +529,7 @@ fn built<T>(
     build(&mut builder)
 }
 
-/// How captions become tokens, and what else their encoding depends on.
+/// The tokenizer, and everything else that the encoding of captions depends on.
 struct TextKeys {
     tokenizer: TextTokenizer,
     part: PartFile,
@@ -548,17 +547,17 @@ impl TextKeys {
         })
     }
 
-    /// The tokens of a caption, at most as many as the model reads, the last of which ends it.
+    /// The tokens of a caption, at most as many as the model reads, including the end token.
     fn tokens(&self, caption: &str) -> Result<Vec<u32>, Error> {
         let count = self.tokenizer.count(caption)?;
         if count > TEXT_ROWS as usize {
-            tracing::warn!("a caption of {count} tokens ends after {TEXT_ROWS}: {caption:?}");
+            tracing::warn!("a caption of {count} tokens is truncated to {TEXT_ROWS}: {caption:?}");
         }
         Ok(self.tokenizer.tokens(caption)?)
     }
 }
 
-/// A path as people know it: below `root`, if it is.
+/// A path for messages: relative to `root` if it is below.
 fn shown(path: &Path, root: &Path) -> String {
     let root = if root.is_dir() {
         Some(root)

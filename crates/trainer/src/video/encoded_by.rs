@@ -1,7 +1,6 @@
-//! Clips that musubi-tuner or ai-toolkit has encoded, from the files that it left.
+//! Imports clips that musubi-tuner or ai-toolkit has encoded.
 //!
-//! Files belong together by their names alone, as both trainers take them; what is in them is checked
-//! against the model.
+//! As in both trainers, files belong together by their names; their contents are checked against the model.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,27 +19,27 @@ use crate::Error;
 use crate::config::EncodedBy;
 use crate::observer::Observer;
 
-/// What musubi-tuner's names of latents and of texts end in.
+/// Suffixes of musubi-tuner's latents and texts.
 const MUSUBI: [&str; 2] = ["_wan.safetensors", "_wan_te.safetensors"];
-/// ai-toolkit's folders of latents and of texts, within that of the media.
+/// ai-toolkit's folders of latents and of texts, inside the media folder.
 const AI_TOOLKIT: [&str; 2] = ["_latent_cache", "_t_e_cache"];
-/// What its names end in after the medium's: `_`, an MD5 in base64, and this.
+/// The suffix of its names after the medium's: `_`, an MD5 in base64, and this.
 const ENDING: &str = ".safetensors";
-/// Characters of an MD5 in base64 without padding.
+/// Length of an MD5 in base64 without padding.
 const DIGEST: usize = 22;
 
 /// What clips must be like for a model.
 #[derive(Debug)]
-pub(super) struct Fit {
-    /// Channels of latents.
+pub(super) struct ModelRequirements {
+    /// Latent channels.
     pub(super) channels: i64,
-    /// Side of the square of pixels that a latent stands for.
+    /// Pixels per latent, in each direction.
     pub(super) side: u32,
-    /// Side of the square of latents that is one token.
+    /// Latents per token, in each direction.
     pub(super) patch: u32,
-    /// Width of texts.
+    /// Width of text embeddings.
     pub(super) width: i64,
-    /// Whether conditions are needed.
+    /// Whether first-frame conditions are needed.
     pub(super) pipeline: Pipeline,
 }
 
@@ -51,31 +50,31 @@ struct Files {
     text: PathBuf,
 }
 
-/// What the header of a clip's file says.
+/// The header of a clip's file.
 #[derive(Debug)]
 struct Latents {
     file: SafetensorsFile,
     /// `[channels, frames, height, width]`, normalised.
-    latents: Named,
-    /// What an image-to-video model is told of the first frame: the same with mask and picture as channels.
-    condition: Option<Named>,
+    latents: NamedTensor,
+    /// The first-frame condition: the same with mask and picture as channels.
+    condition: Option<NamedTensor>,
 }
 
-/// A tensor in a file, and its shape with the frames that an image may leave out.
+/// A tensor in a file, with its shape including a frame dimension, which images may omit.
 #[derive(Debug)]
-struct Named {
+struct NamedTensor {
     name: String,
     shape: [i64; 4],
 }
 
-/// The clips that `by` has encoded in `folder`, taken over into `cache`.
+/// Imports the clips that `by` has encoded in `folder` into `cache`.
 ///
 /// # Errors
-/// Everything that is wrong with them, and when the disk is full.
+/// All problems with them; or the disk is full.
 pub(super) fn import(
     folder: &Path,
     by: EncodedBy,
-    fit: &Fit,
+    fit: &ModelRequirements,
     cache: &Cache,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Clip>, Error> {
@@ -101,18 +100,18 @@ pub(super) fn import(
     Ok(clips)
 }
 
-/// A clip that is taken over. What is in its files is read the first time; later, their headers are.
+/// Imports a clip. Its files are read completely the first time; later only their headers.
 fn clip_of(
     files: &Files,
     by: EncodedBy,
-    fit: &Fit,
+    fit: &ModelRequirements,
     cache: &Cache,
     unused: &mut Problems,
 ) -> Result<Clip, Error> {
     let text = Text::open(&files.text, by)?;
     if text.width != fit.width {
         let (width, needed) = (text.width, fit.width);
-        let reason = format!("its rows are of width {width}, and the model reads {needed}");
+        let reason = format!("its rows have the width {width}, but the model needs {needed}");
         return Err(wrong(&files.text, &reason));
     }
     let kept_text = cache.text(&cache::key(&[
@@ -127,14 +126,13 @@ fn clip_of(
     let [channels, count, height, width] = found.latents.shape;
     if channels != fit.channels {
         let needed = fit.channels;
-        let reason =
-            format!("its latents have {channels} channels, and those of the model {needed}");
+        let reason = format!("its latents have {channels} channels, but the model needs {needed}");
         return Err(wrong(&files.latents, &reason));
     }
     let patch = i64::from(fit.patch);
     if count == 0 || height == 0 || width == 0 || height % patch != 0 || width % patch != 0 {
         let reason = format!(
-            "{width} × {height} latents in {count} frames cannot be cut into tokens of {patch} × {patch}"
+            "{width} × {height} latents in {count} frames cannot be divided into tokens of {patch} × {patch}"
         );
         return Err(wrong(&files.latents, &reason));
     }
@@ -148,7 +146,7 @@ fn clip_of(
             let (channels, needed) = (condition.shape[0], fit.channels + 4);
             if channels != needed {
                 let reason = format!(
-                    "its first frame has {channels} channels, and the model reads {needed} (a mask of four)"
+                    "its first frame has {channels} channels, but the model needs {needed} (including a mask of four)"
                 );
                 return Err(wrong(&files.latents, &reason));
             }
@@ -156,9 +154,9 @@ fn clip_of(
         }
         (Pipeline::Image, None) => {
             let reason = match by {
-                EncodedBy::Musubi => "no first frame is in it: encode again with `--i2v`",
+                EncodedBy::Musubi => "it has no first frame: encode again with `--i2v`",
                 EncodedBy::AiToolkit => {
-                    "no first frame is in it, which ai-toolkit encodes anew in each step: drop `data.encoded_by`"
+                    "it has no first frame, which ai-toolkit encodes anew in each step: remove `data.encoded_by`"
                 }
             };
             return Err(wrong(&files.latents, reason));
@@ -192,10 +190,10 @@ fn clip_of(
     })
 }
 
-/// The clips in `folder`, in the order of their names.
+/// The clips in `folder`, ordered by name.
 ///
 /// # Errors
-/// When a folder cannot be read, holds no clips, or a clip has no text.
+/// If a folder cannot be read or has no clips, or a clip has no text.
 fn list(folder: &Path, by: EncodedBy) -> Result<Vec<Files>, Error> {
     let (found, hint) = match by {
         EncodedBy::Musubi => (
@@ -211,7 +209,7 @@ fn list(folder: &Path, by: EncodedBy) -> Result<Vec<Files>, Error> {
     };
     if found.is_empty() {
         return Err(Error::Data(format!(
-            "there are no latents of Wan in `{}`: {hint}",
+            "there are no Wan latents in `{}`: {hint}",
             folder.display()
         )));
     }
@@ -234,21 +232,21 @@ fn musubi(folder: &Path) -> Result<Vec<Files>, Error> {
         } else if let Some(clip) = file.strip_suffix(MUSUBI[0]) {
             match clip.rsplit_once('_') {
                 Some((rest, size)) if is_pair(size, 'x') => latents.push((rest.to_owned(), path)),
-                _ => wrong.add(format!("`{file}`: no size stands before `{}`", MUSUBI[0])),
+                _ => wrong.add(format!("`{file}`: no size before `{}`", MUSUBI[0])),
             }
         } else {
             others.add(format!("`{file}`"));
         }
     }
     others.warn(&format!(
-        "in `{}`, these are no latents and no texts of Wan (`*{}`, `*{}`), and are not used",
+        "in `{}`, these are neither Wan latents nor texts (`*{}`, `*{}`) and are not used",
         folder.display(),
         MUSUBI[0],
         MUSUBI[1]
     ));
     let mut found = Vec::new();
     for (clip, path) in latents {
-        // An image may be called as if it were a clip of a video.
+        // An image may have a name like that of a clip from a video.
         let video = clip.rsplit_once('_').filter(|(_, at)| is_pair(at, '-'));
         let names = video.map(|(video, _)| video).into_iter().chain([&*clip]);
         match names.filter_map(|name| texts.get(name)).next() {
@@ -268,7 +266,7 @@ fn musubi(folder: &Path) -> Result<Vec<Files>, Error> {
     Ok(found)
 }
 
-/// Two numbers with `between` between them.
+/// Two numbers separated by `between`.
 fn is_pair(text: &str, between: char) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     text.split_once(between)
@@ -300,7 +298,7 @@ fn ai_toolkit(folder: &Path) -> Result<Vec<Files>, Error> {
         texts.entry(medium).or_default().push(path);
     }
     others.warn(&format!(
-        "in `{}`, these are named as ai-toolkit names no cache, and are not used",
+        "in `{}`, these do not have names of ai-toolkit's caches and are not used",
         folder.display()
     ));
     let mut found = Vec::new();
@@ -325,7 +323,7 @@ fn ai_toolkit(folder: &Path) -> Result<Vec<Files>, Error> {
             )),
         }
     }
-    older.warn("ai-toolkit left several texts of one medium; not used are");
+    older.warn("ai-toolkit left several texts of one medium; not used");
     wrong.refuse(&format!("caches of ai-toolkit in `{}`", folder.display()))?;
     Ok(found)
 }
@@ -359,7 +357,7 @@ impl Latents {
         {
             return Err(wrong(
                 path,
-                &format!("it is for `{architecture}`, and not for Wan"),
+                &format!("it is for `{architecture}`, not for Wan"),
             ));
         }
         let (mut latents, mut condition) = (None, None);
@@ -368,21 +366,21 @@ impl Latents {
                 EncodedBy::Musubi if of_shape(&name, "latents_image_") => &mut condition,
                 EncodedBy::Musubi if of_shape(&name, "latents_") => &mut latents,
                 EncodedBy::AiToolkit if name == "latent" => &mut latents,
-                // How long the clip was, and the first of its latents once more.
+                // The clip's length, and another copy of its first latent frame.
                 EncodedBy::AiToolkit if name == "num_frames" || name == "first_frame_latent" => {
                     continue;
                 }
                 _ => {
                     return Err(wrong(
                         path,
-                        &format!("`{name}` belongs to a kind of training that is not known here"),
+                        &format!("`{name}` belongs to a kind of training that is not supported"),
                     ));
                 }
             };
             if place.is_some() {
-                return Err(wrong(path, &format!("`{name}` is there a second time")));
+                return Err(wrong(path, &format!("`{name}` occurs twice")));
             }
-            *place = Some(Named::of(path, &file, name)?);
+            *place = Some(NamedTensor::of(path, &file, name)?);
         }
         let latents = latents.ok_or_else(|| wrong(path, "no latents are in it"))?;
         if let Some(condition) = &condition
@@ -400,13 +398,13 @@ impl Latents {
     /// One of its tensors, `[channels, frames, height, width]`.
     ///
     /// # Errors
-    /// When it has numbers that are not finite.
-    fn read(&self, named: &Named) -> Result<Tensor, Error> {
+    /// If it has non-finite values.
+    fn read(&self, named: &NamedTensor) -> Result<Tensor, Error> {
         Ok(numbers(&self.file, &named.name)?.f_reshape(named.shape)?)
     }
 }
 
-impl Named {
+impl NamedTensor {
     fn of(path: &Path, file: &SafetensorsFile, name: String) -> Result<Self, Error> {
         let shape = file.shape(&name).unwrap_or_default();
         let shape = match shape[..] {
@@ -416,7 +414,7 @@ impl Named {
                 return Err(wrong(
                     path,
                     &format!(
-                        "`{name}` is of shape {shape:?}, and latents are [channels, frames, height, width]"
+                        "`{name}` has the shape {shape:?}, but latents are [channels, frames, height, width]"
                     ),
                 ));
             }
@@ -436,12 +434,12 @@ fn of_shape(name: &str, prefix: &str) -> bool {
     })
 }
 
-/// What the header of a text's file says.
+/// The header of a text's file.
 #[derive(Debug)]
 struct Text {
     file: SafetensorsFile,
     name: String,
-    /// Numbers of a row.
+    /// Width of a row.
     width: i64,
 }
 
@@ -460,11 +458,11 @@ impl Text {
         let [name] = &names[..] else {
             return Err(wrong(
                 path,
-                &format!("a text is one tensor, and there are {names:?}"),
+                &format!("a text is one tensor, but there are {names:?}"),
             ));
         };
         if !is_text(name) {
-            return Err(wrong(path, &format!("`{name}` is no text of Wan")));
+            return Err(wrong(path, &format!("`{name}` is not a Wan text")));
         }
         let shape = file.shape(name).unwrap_or_default();
         match shape[..] {
@@ -476,16 +474,16 @@ impl Text {
             _ => Err(wrong(
                 path,
                 &format!(
-                    "`{name}` is of shape {shape:?}, and a text is [up to {TEXT_ROWS}, width]"
+                    "`{name}` has the shape {shape:?}, but a text is [up to {TEXT_ROWS}, width]"
                 ),
             )),
         }
     }
 
-    /// `[tokens, width]`, without the zeros behind them.
+    /// `[tokens, width]`, without trailing zeros.
     ///
     /// # Errors
-    /// When there are numbers that are not finite.
+    /// If there are non-finite values.
     fn rows(&self) -> Result<Tensor, Error> {
         let rows = numbers(&self.file, &self.name)?.f_view([-1, self.width])?;
         let set = rows.f_ne(0)?.f_any_dim(1, false)?;
@@ -500,7 +498,7 @@ fn numbers(file: &SafetensorsFile, name: &str) -> Result<Tensor, Error> {
     if !f64::try_from(&tensor.f_sum(Kind::Double)?)?.is_finite() {
         return Err(wrong(
             file.path(),
-            &format!("`{name}` has numbers that are not finite; encode it again"),
+            &format!("`{name}` has non-finite values; encode it again"),
         ));
     }
     Ok(tensor)

@@ -1,5 +1,5 @@
-//! Videos through `ffmpeg`, a process of its own: it reads every codec, and what crashes there does
-//! not crash here. Frames come through a pipe, so that no more than one is in memory.
+//! Reads videos through an `ffmpeg` process: it supports every codec, and crashes there do not affect this
+//! process. Frames come through a pipe, so only one is in memory at a time.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufReader, Read};
@@ -11,14 +11,14 @@ use image::RgbImage;
 
 use super::buckets::Size;
 
-/// The program: `SUREFOOT_FFMPEG`, or `ffmpeg` of the search path.
+/// The program: `SUREFOOT_FFMPEG`, or `ffmpeg` on the search path.
 pub(crate) fn program() -> OsString {
     let set = std::env::var_os("SUREFOOT_FFMPEG").filter(|path| !path.is_empty());
     set.unwrap_or_else(|| "ffmpeg".into())
 }
 
-/// Why `program`, which is needed to do `what`, does not start, and what to do.
-pub(crate) fn does_not_start(program: &OsStr, what: &str, error: &std::io::Error) -> String {
+/// The message if `program`, which is needed to do `what`, does not start.
+pub(crate) fn start_error(program: &OsStr, what: &str, error: &std::io::Error) -> String {
     let program = program.to_string_lossy();
     let reason = match error.kind() {
         std::io::ErrorKind::NotFound => format!("there is no program `{program}`"),
@@ -30,7 +30,7 @@ pub(crate) fn does_not_start(program: &OsStr, what: &str, error: &std::io::Error
     )
 }
 
-/// A running `ffmpeg`, which ends with this.
+/// A running `ffmpeg`, which is killed when this is dropped.
 struct Process {
     child: Child,
     errors: Option<JoinHandle<String>>,
@@ -50,11 +50,11 @@ impl Process {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn();
-        let mut child = started.map_err(|error| does_not_start(program, "read videos", &error))?;
+        let mut child = started.map_err(|error| start_error(program, "read videos", &error))?;
         let errors = child.stderr.take().map(|mut stream| {
             std::thread::spawn(move || {
                 let mut text = Vec::new();
-                // A stream that breaks off has said what it could.
+                // If the stream breaks, keep what was read.
                 let _ = stream.read_to_end(&mut text);
                 String::from_utf8_lossy(&text).trim().to_owned()
             })
@@ -62,7 +62,7 @@ impl Process {
         Ok(Self { child, errors })
     }
 
-    /// What it has said, once it has ended.
+    /// Waits for its end and returns its error output.
     fn end(mut self) -> Result<(ExitStatus, String), String> {
         let status = self.child.wait().map_err(|error| error.to_string())?;
         let errors = self.errors.take().and_then(|thread| thread.join().ok());
@@ -72,14 +72,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // One that has ended already cannot be killed, and need not be.
+        // Fails if it has already ended, which is fine.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The last lines that ffmpeg wrote, on one.
-fn last_words(text: &str) -> String {
+/// The last lines of ffmpeg's output, joined into one.
+fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let last = lines.len().saturating_sub(3);
     match lines.is_empty() {
@@ -88,10 +88,10 @@ fn last_words(text: &str) -> String {
     }
 }
 
-/// Width and height as they are shown, and how many frames there are at `fps`.
+/// Display width and height, and the number of frames at `fps`.
 ///
 /// # Errors
-/// When there is no ffmpeg, or it cannot read the file.
+/// If there is no ffmpeg, or it cannot read the file.
 pub(super) fn probe(path: &Path, fps: f64) -> Result<(Size, u32), String> {
     probe_by(&program(), path, fps)
 }
@@ -107,10 +107,10 @@ fn probe_by(program: &OsStr, path: &Path, fps: f64) -> Result<(Size, u32), Strin
     }
     let (status, errors) = process.end()?;
     if !status.success() {
-        return Err(format!("ffmpeg cannot read it: {}", last_words(&errors)));
+        return Err(format!("ffmpeg cannot read it: {}", last_lines(&errors)));
     }
     if !errors.is_empty() {
-        tracing::warn!("`{}`: ffmpeg: {}", path.display(), last_words(&errors));
+        tracing::warn!("`{}`: ffmpeg: {}", path.display(), last_lines(&errors));
     }
     let mut size = None;
     let mut frames = 0;
@@ -130,23 +130,22 @@ fn probe_by(program: &OsStr, path: &Path, fps: f64) -> Result<(Size, u32), Strin
     }
 }
 
-/// Gives the frames from `start` on, of the size `cut` after they were scaled to `scaled`, to `take`,
-/// until there are `count`.
+/// Passes `count` frames from `start` on to `take`, scaled to `scaled` and cropped to `cut`.
 ///
 /// # Errors
-/// When ffmpeg fails, there are fewer, or `take` says so.
+/// If ffmpeg fails, there are fewer frames, or `take` fails.
 pub(super) fn read(
     path: &Path,
     fps: f64,
     range: (u32, u32),
     sizes: (Size, Size),
-    take: Take<'_>,
+    take: FrameSink<'_>,
 ) -> Result<(), String> {
     read_by(&program(), path, fps, range, sizes, take)
 }
 
-/// What becomes of a frame.
-type Take<'a> = &'a mut dyn FnMut(RgbImage) -> Result<(), String>;
+/// Receives frames.
+type FrameSink<'a> = &'a mut dyn FnMut(RgbImage) -> Result<(), String>;
 
 fn read_by(
     program: &OsStr,
@@ -154,7 +153,7 @@ fn read_by(
     fps: f64,
     (start, count): (u32, u32),
     (scaled, cut): (Size, Size),
-    take: Take<'_>,
+    take: FrameSink<'_>,
 ) -> Result<(), String> {
     let filter = format!(
         "fps={fps},scale={}:{}:flags=lanczos+accurate_rnd+full_chroma_int,crop={}:{}",
@@ -173,7 +172,7 @@ fn read_by(
             let (_, errors) = process.end()?;
             return Err(format!(
                 "ffmpeg ended after {index} of {last} frames ({error}): {}",
-                last_words(&errors)
+                last_lines(&errors)
             ));
         }
         if index >= start {
@@ -184,17 +183,17 @@ fn read_by(
     Ok(())
 }
 
-/// All frames as they are, in the order in which they are shown.
+/// All frames at their own size, in display order.
 ///
 /// # Errors
-/// When there is no ffmpeg, or it cannot read the file.
+/// If there is no ffmpeg, or it cannot read the file.
 pub(super) fn all(path: &Path) -> Result<Vec<RgbImage>, String> {
     all_by(&program(), path)
 }
 
 fn all_by(program: &OsStr, path: &Path) -> Result<Vec<RgbImage>, String> {
     let filter = "scale=flags=accurate_rnd+full_chroma_int";
-    // Pictures that tell their size.
+    // A format that includes the size of each picture.
     let output = ["-f", "image2pipe", "-c:v", "ppm"];
     let mut process = Process::start(program, path, filter, &output)?;
     let mut bytes = Vec::new();
@@ -204,7 +203,7 @@ fn all_by(program: &OsStr, path: &Path) -> Result<Vec<RgbImage>, String> {
     }
     let (status, errors) = process.end()?;
     if !status.success() {
-        return Err(format!("ffmpeg cannot read it: {}", last_words(&errors)));
+        return Err(format!("ffmpeg cannot read it: {}", last_lines(&errors)));
     }
     let wrong = "ffmpeg wrote no pictures";
     let (mut frames, mut rest) = (Vec::new(), bytes.as_slice());
@@ -221,7 +220,7 @@ fn all_by(program: &OsStr, path: &Path) -> Result<Vec<RgbImage>, String> {
     }
 }
 
-/// The width and height of a portable pixmap, and what follows its header.
+/// Width and height of a portable pixmap, and what follows its header.
 fn ppm(bytes: &[u8]) -> Option<(Size, &[u8])> {
     let mut rest = bytes.strip_prefix(b"P6")?;
     let mut numbers = [0; 3];
@@ -240,8 +239,8 @@ mod tests {
 
     use super::*;
 
-    /// A program in the place of ffmpeg. Another process writes it: a file that this one has open for
-    /// writing, in a fork of another thread too, could not be started.
+    /// A stand-in for ffmpeg. Another process writes it, because a file that this process has open for
+    /// writing, even in another thread's fork, could not be executed.
     fn stand_in(folder: &Path, script: &str) -> PathBuf {
         let path = folder.join("ffmpeg");
         let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod +x \"$0\"";

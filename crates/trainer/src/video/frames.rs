@@ -1,4 +1,4 @@
-//! Frames of any medium: at the model's rate by their time stamps, and of one size.
+//! Frames of any medium, at the model's frame rate by their time stamps, and at one size.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -14,18 +14,18 @@ use super::clips::Span;
 use super::ffmpeg;
 use super::media::Source;
 
-/// What a medium is before it is cut.
+/// Properties of a medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Width and height as they are shown.
+    /// Display width and height.
     pub(crate) size: Size,
-    /// Frames at the rate that was asked for.
+    /// Number of frames at the requested rate.
     pub(crate) frames: u32,
-    /// Whether it is a picture that does not move.
+    /// Whether it is a still image.
     pub(crate) still: bool,
 }
 
-/// The shape of a medium at `fps` frames a second.
+/// The properties of a medium at `fps` frames per second.
 ///
 /// # Errors
 /// Why it cannot be read.
@@ -53,7 +53,7 @@ pub(crate) fn shape(source: &Source, fps: f64) -> Result<Shape, String> {
             let first = sizes[0];
             if let Some(other) = sizes.iter().position(|size| *size != first) {
                 return Err(format!(
-                    "`{}` is {:?}, and the frames before it are {first:?}",
+                    "`{}` is {:?}, but the frames before it are {first:?}",
                     files[other].display(),
                     sizes[other]
                 ));
@@ -78,10 +78,10 @@ pub(crate) fn shape(source: &Source, fps: f64) -> Result<Shape, String> {
     }
 }
 
-/// Gives the frames of `span`, scaled and cut to `size`, to `take`.
+/// Passes the frames of `span`, scaled and cropped to `size`, to `take`.
 ///
 /// # Errors
-/// Why they cannot be read, or what `take` says.
+/// Why they cannot be read, or the error of `take`.
 pub(crate) fn read(
     source: &Source,
     shape: Shape,
@@ -127,7 +127,7 @@ pub(crate) fn read(
     }
 }
 
-/// All frames as they are: at their own rate and size.
+/// All frames at their own rate and size.
 ///
 /// # Errors
 /// Why they cannot be read.
@@ -152,13 +152,13 @@ pub(crate) fn all(source: &Source) -> Result<Vec<RgbImage>, String> {
     }
 }
 
-/// For each frame at `fps` the number of the one that is shown then, given how long each is shown, in
-/// seconds: as ffmpeg's filter `fps` rounds.
+/// The index of the source frame for each frame at `fps`, given how long each source frame is shown, in
+/// seconds. Rounds like ffmpeg's filter `fps`.
 fn resampled(delays: &[f64], fps: f64) -> Vec<usize> {
     let mut end = 0.0;
     let mut list = Vec::new();
     for (index, delay) in delays.iter().enumerate() {
-        // From here on, this frame takes the place of the one before it.
+        // This frame replaces the previous one from here on.
         let begins = (end * fps).round() as usize;
         list.truncate(begins);
         end += delay;
@@ -171,7 +171,7 @@ fn resampled(delays: &[f64], fps: f64) -> Vec<usize> {
     list
 }
 
-/// Width and height after turning a picture as its EXIF data say.
+/// Width and height after applying the EXIF orientation.
 fn picture_size(path: &Path) -> Result<Size, String> {
     let mut decoder = decoder(path)?;
     let turned = decoder.orientation().map_err(|error| error.to_string())?;
@@ -189,7 +189,7 @@ fn decoder(path: &Path) -> Result<impl ImageDecoder, String> {
     reader.into_decoder().map_err(|error| error.to_string())
 }
 
-/// A picture, turned as its camera says.
+/// A picture with its EXIF orientation applied.
 ///
 /// # Errors
 /// Why it cannot be read.
@@ -202,7 +202,7 @@ pub(crate) fn picture(path: &Path) -> Result<RgbImage, String> {
     Ok(on_white(&decoded))
 }
 
-/// What is transparent becomes white.
+/// Replaces transparency with white.
 fn on_white(picture: &DynamicImage) -> RgbImage {
     if !picture.color().has_alpha() {
         return picture.to_rgb8();
@@ -218,11 +218,11 @@ fn on_white(picture: &DynamicImage) -> RgbImage {
     })
 }
 
-/// A look at each frame of a picture that may move, by its number, until it returns `false`.
-type Look<'a> = &'a mut dyn FnMut(usize, &DynamicImage) -> Result<bool, String>;
+/// Called with each frame of a possibly animated picture and its index, until it returns `false`.
+type FrameVisitor<'a> = &'a mut dyn FnMut(usize, &DynamicImage) -> Result<bool, String>;
 
-/// The size of a picture that may move, and how long each frame that `look` saw is shown, in seconds.
-fn moving(path: &Path, look: Look<'_>) -> Result<(Size, Vec<f64>), String> {
+/// The size of a possibly animated picture, and how long each visited frame is shown, in seconds.
+fn moving(path: &Path, look: FrameVisitor<'_>) -> Result<(Size, Vec<f64>), String> {
     let open = || File::open(path).map(BufReader::new);
     let file = open().map_err(|error| error.to_string())?;
     let wrong = |error: image::ImageError| error.to_string();
@@ -245,7 +245,7 @@ fn moving(path: &Path, look: Look<'_>) -> Result<(Size, Vec<f64>), String> {
         let frame = frame.map_err(wrong)?;
         let (numerator, denominator) = frame.delay().numer_denom_ms();
         let delay = f64::from(numerator) / f64::from(denominator.max(1)) / 1000.0;
-        // As browsers and ffmpeg have it: a shorter time was never meant.
+        // Like browsers and ffmpeg: shorter delays are not intended.
         delays.push(if delay < 0.02 { 0.1 } else { delay });
         let picture = DynamicImage::from(frame.into_buffer());
         size = Some((picture.width(), picture.height()));
@@ -257,7 +257,7 @@ fn moving(path: &Path, look: Look<'_>) -> Result<(Size, Vec<f64>), String> {
     Ok((size, delays))
 }
 
-/// The size to which a picture of `size` is scaled before what is beyond `wanted` is cut off.
+/// The size to which a picture of `size` is scaled before it is cropped to `wanted`.
 fn scaled(size: Size, wanted: Size) -> Size {
     let (width, height) = (f64::from(size.0), f64::from(size.1));
     let scale = (f64::from(wanted.0) / width).max(f64::from(wanted.1) / height);
@@ -265,7 +265,7 @@ fn scaled(size: Size, wanted: Size) -> Size {
     (side(width, wanted.0), side(height, wanted.1))
 }
 
-/// `picture` scaled until it covers `size`, and its middle.
+/// `picture` scaled until it covers `size`, and cropped around its centre.
 fn fitted(picture: &RgbImage, size: Size) -> RgbImage {
     let (width, height) = scaled(picture.dimensions(), size);
     let scaled = match (width, height) == picture.dimensions() {

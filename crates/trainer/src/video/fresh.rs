@@ -1,7 +1,7 @@
-//! The parts of a model that is trained from nothing: an autoencoder that is fitted to the clips, a text
-//! encoder with random weights, a tokenizer of the captions' words.
+//! The parts of a model that is trained from scratch: an autoencoder fitted to the clips, a text encoder with
+//! random weights, and a tokenizer with the captions' words.
 //!
-//! They are made once, in the folder of the cache, under the hash of everything that they follow from.
+//! They are created once, in the cache folder, under the hash of everything they depend on.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use tch::Tensor;
 use super::Problems;
 use super::buckets::{Buckets, Size};
 use super::cache::{self, Cache};
-use super::clips::{Cutting, Span};
+use super::clips::{ClipExtraction, Span};
 use super::encode::{buckets, cache_folder, frame_rate, pixels};
 use super::frames::{self, Shape};
 use super::media::{self, Source};
@@ -21,14 +21,14 @@ use crate::Error;
 use crate::config::{CHANNELS, Config, SCALE_FACTOR, WeightingScheme};
 use crate::observer::Observer;
 
-/// Raise when the same clips and settings would give other parts.
+/// Increase when the same clips and settings would give other parts.
 const FORMAT: &str = "parts-1";
-/// Latents along each side of a token.
+/// Latents per token, in each direction.
 const PATCH: u32 = 2;
-/// Clips that the autoencoder is fitted to, spread evenly.
-const FITTED: usize = 1024;
+/// Maximum number of clips that the autoencoder is fitted to, evenly spaced.
+const MAX_FITTED_CLIPS: usize = 1024;
 
-/// A medium of which a clip may be looked at.
+/// A medium from which clips can be read.
 struct Medium {
     source: Source,
     shape: Shape,
@@ -41,16 +41,16 @@ pub(crate) fn fresh_step(config: &Config) -> u32 {
     factor * PATCH
 }
 
-/// The folder of the parts that `config` asks for.
+/// The folder of the parts for `config`.
 ///
 /// # Errors
-/// When media or captions cannot be used, a file cannot be written, or memory runs out.
+/// If media or captions cannot be used, a file cannot be written, or memory runs out.
 pub(crate) fn fresh_parts(config: &Config, observer: &mut dyn Observer) -> Result<PathBuf, Error> {
     let root = cache_folder(config);
     let step = config.model.scale_factor_spatial.unwrap_or(SCALE_FACTOR);
     let shape = transformer(config);
     let buckets = buckets(config, step * PATCH)?;
-    let (media, captions, contents) = look(config, &Cache::open(&root)?, &buckets, observer)?;
+    let (media, captions, contents) = find_media(config, &Cache::open(&root)?, &buckets, observer)?;
     let described = [
         FORMAT,
         &shape.to_json().to_string(),
@@ -77,14 +77,14 @@ pub(crate) fn fresh_parts(config: &Config, observer: &mut dyn Observer) -> Resul
     };
     fresh.write(draft.path())?;
     match std::fs::rename(draft.path(), &folder) {
-        // Another process made the same.
+        // Another process has created the same parts.
         Err(_) if folder.join("model_index.json").is_file() => Ok(folder),
         Err(error) => Err(Error::io("write", &folder, error)),
         Ok(()) => Ok(folder),
     }
 }
 
-/// The sizes of the transformer, as the config has them.
+/// The dimensions of the transformer in the config.
 fn transformer(config: &Config) -> TransformerConfig {
     let model = &config.model;
     let channels = i64::from(model.in_channels.unwrap_or(CHANNELS));
@@ -106,7 +106,7 @@ fn transformer(config: &Config) -> TransformerConfig {
     }
 }
 
-/// The shift of the scheduler: that of the training.
+/// The shift of the scheduler, the same as in training.
 fn flow_shift(config: &Config) -> f64 {
     let train = &config.train;
     let unset = match train.weighting_scheme {
@@ -116,16 +116,16 @@ fn flow_shift(config: &Config) -> f64 {
     train.flow_shift.unwrap_or(unset)
 }
 
-/// Media, their captions, and hashes of what is in them.
-type Looked = (Vec<Medium>, Vec<String>, Vec<String>);
+/// Media, their captions, and hashes of their contents.
+type FoundMedia = (Vec<Medium>, Vec<String>, Vec<String>);
 
-/// All media that are trained on.
-fn look(
+/// All media to train on.
+fn find_media(
     config: &Config,
     cache: &Cache,
     buckets: &Buckets,
     observer: &mut dyn Observer,
-) -> Result<Looked, Error> {
+) -> Result<FoundMedia, Error> {
     let path = crate::locate::text_path(&config.data)?;
     let items = media::list(&path, &config.data)?;
     let (mut media, mut captions, mut contents) = (Vec::new(), Vec::new(), Vec::new());
@@ -161,7 +161,7 @@ fn look(
     Ok((media, captions, contents))
 }
 
-/// The autoencoder of these media.
+/// Fits the autoencoder to the media.
 fn fit(
     config: &Config,
     media: &[Medium],
@@ -174,7 +174,7 @@ fn fit(
     let clips = media.iter();
     let clips = clips.flat_map(|medium| spans(medium).map(move |span| (medium, span)));
     let clips: Vec<(&Medium, Span)> = clips.collect();
-    let shown = clips.len().min(FITTED);
+    let shown = clips.len().min(MAX_FITTED_CLIPS);
     for number in 0..shown {
         if number % 64 == 0 {
             observer.preparing(&format!("fitting the autoencoder: {number} of {shown}"));
@@ -189,20 +189,20 @@ fn fit(
     })?;
     let [first, later] = weights.kept.map(|share| 100.0 * share);
     tracing::info!(
-        "the autoencoder keeps {first:.1} % of what differs in first frames, and {later:.1} % in others"
+        "the autoencoder keeps {first:.1} % of the variance of first frames, and {later:.1} % of that of others"
     );
     Ok(weights)
 }
 
-/// The clips that are cut from a medium.
+/// The clips to cut from a medium.
 fn spans(config: &Config, medium: &Medium) -> Vec<Span> {
     if medium.shape.still {
         let (start, frames) = (0, 1);
         return vec![Span { start, frames }];
     }
-    match Cutting::of(&config.data) {
+    match ClipExtraction::of(&config.data) {
         Some(cutting) => cutting.clips(medium.shape.frames).0,
-        // Where this is wrong is told when the clips are planned.
+        // This is reported when the clips are planned.
         None => Vec::new(),
     }
 }

@@ -1,7 +1,7 @@
-//! Which media there are, and what their captions say.
+//! Finds media and their captions.
 //!
-//! Nothing is left out without being told: what has no caption, is no text, or is of no known kind
-//! is named.
+//! Nothing is skipped silently: media without a caption, captions that are not text, and files of unknown
+//! type are reported.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,30 +12,30 @@ use super::Problems;
 use crate::Error;
 use crate::config::DataConfig;
 
-/// Endings of files that ffmpeg reads.
+/// Extensions of files that ffmpeg reads.
 const VIDEOS: [&str; 12] = [
     "mp4", "mov", "mkv", "webm", "avi", "m4v", "mpg", "mpeg", "wmv", "flv", "ts", "ogv",
 ];
-/// Endings of pictures.
+/// Extensions of still images.
 const IMAGES: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
-/// Endings of pictures that may move.
+/// Extensions of possibly animated images.
 const MOVING: [&str; 2] = ["gif", "webp"];
 
-/// Where frames come from.
+/// A source of frames.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// A picture.
+    /// A still image.
     Image(PathBuf),
-    /// A picture that may move.
+    /// A possibly animated image.
     Moving(PathBuf),
     /// A file that ffmpeg reads.
     Video(PathBuf),
-    /// A folder of pictures, at the rate of the model.
+    /// A folder of images, at the model's frame rate.
     Frames(PathBuf, Vec<PathBuf>),
 }
 
 impl Source {
-    /// The file or folder.
+    /// Its file or folder.
     pub(crate) fn path(&self) -> &Path {
         match self {
             Self::Image(path) | Self::Moving(path) | Self::Video(path) | Self::Frames(path, _) => {
@@ -44,7 +44,7 @@ impl Source {
         }
     }
 
-    /// The files that it is made of.
+    /// All files that it consists of.
     pub(crate) fn files(&self) -> Vec<&Path> {
         match self {
             Self::Frames(_, files) => files.iter().map(PathBuf::as_path).collect(),
@@ -52,10 +52,10 @@ impl Source {
         }
     }
 
-    /// What `path` is; `None` where it is of no known kind.
+    /// The type of `path`; `None` if unknown.
     ///
     /// # Errors
-    /// When a folder cannot be read.
+    /// If a folder cannot be read.
     pub(crate) fn of(path: &Path) -> Result<Option<Self>, Error> {
         if path.is_dir() {
             let mut files = entries(path)?;
@@ -76,30 +76,30 @@ impl Source {
     }
 }
 
-/// Something to learn from.
+/// A medium with its caption.
 #[derive(Debug, Clone)]
 pub(crate) struct Item {
     /// Where its frames come from.
     pub(crate) source: Source,
-    /// What it shows, with the trigger word.
+    /// Its caption, including the trigger word.
     pub(crate) caption: String,
 }
 
-/// A medium with its caption, or with what is wrong with that.
+/// A medium with its caption, or with the problem with that.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     /// Where its frames come from.
     pub(crate) source: Source,
-    /// The file of its caption, which may not be there yet; unset where a line of JSON has it.
+    /// The file of its caption, which may not exist yet; `None` if it is in a line of JSON.
     pub(crate) caption_file: Option<PathBuf>,
-    /// The caption as it is written, without the trigger word.
+    /// The caption as written, without the trigger word.
     pub(crate) caption: Result<String, String>,
 }
 
-/// All media in a folder or named in a file of JSON lines, in the order of their names or lines.
+/// All media in a folder, or named in a file of JSON lines, in the order of their names or lines.
 ///
 /// # Errors
-/// Everything that is wrong with them at once.
+/// All problems with them together.
 pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error> {
     let found = find(path, config)?;
     let (mut items, mut wrong) = (Vec::new(), Problems::default());
@@ -123,10 +123,10 @@ pub(crate) fn list(path: &Path, config: &DataConfig) -> Result<Vec<Item>, Error>
     Ok(items)
 }
 
-/// The same, those included whose caption is missing or no text.
+/// The same, including media whose caption is missing or not text.
 ///
 /// # Errors
-/// When the folder or file cannot be read, a line names no medium, or there is none at all.
+/// If the folder or file cannot be read, a line names no medium, or there is none at all.
 pub(crate) fn find(path: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
     let found = match (path.is_dir(), ending(path).as_str()) {
         (true, _) => in_folder(path, config)?,
@@ -140,7 +140,7 @@ pub(crate) fn find(path: &Path, config: &DataConfig) -> Result<Vec<Found>, Error
     };
     if found.is_empty() {
         return Err(Error::Data(format!(
-            "there is no video and no image in `{}`; known are .{}, folders of pictures, and .{}",
+            "there is no video and no image in `{}`; supported: .{}, folders of pictures, and .{}",
             path.display(),
             VIDEOS.join(" ."),
             [&IMAGES[..], &MOVING[..]].concat().join(" ."),
@@ -178,7 +178,7 @@ fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
             true => whole.clone(),
             false => path.file_stem().unwrap_or_default().to_string_lossy(),
         };
-        // `a.txt` is of `a.mp4`, and so is `a.mp4.txt`.
+        // Both `a.txt` and `a.mp4.txt` can be the caption of `a.mp4`.
         let found = [&whole, &stem]
             .into_iter()
             .find(|name| captions.contains_key(&***name));
@@ -210,11 +210,11 @@ fn in_folder(folder: &Path, config: &DataConfig) -> Result<Vec<Found>, Error> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         orphans.add(format!("`{name}`: no video or image is called `{stem}`"));
     }
-    orphans.warn("captions without anything that they describe are not used");
+    orphans.warn("captions without a video or image are not used");
     Ok(all)
 }
 
-/// Keys that name a file, in JSON lines of several programs.
+/// Keys for the file name, in the JSON lines of several programs.
 const FILE_KEYS: [&str; 6] = [
     "file_name",
     "path",
@@ -223,7 +223,7 @@ const FILE_KEYS: [&str; 6] = [
     "video",
     "image",
 ];
-/// Keys that hold its caption.
+/// Keys for the caption.
 const CAPTION_KEYS: [&str; 2] = ["caption", "text"];
 
 fn in_lines(path: &Path) -> Result<Vec<Found>, Error> {
@@ -254,14 +254,14 @@ fn in_line(folder: &Path, line: &str) -> Result<Found, String> {
             (None, _) => Ok(None),
             (Some((one, _)), Some((other, _))) => Err(format!("both `{one}` and `{other}`")),
             (Some((_, Value::String(text))), None) => Ok(Some(text.clone())),
-            (Some((key, other)), None) => Err(format!("`{key}` is no text: {other}")),
+            (Some((key, other)), None) => Err(format!("`{key}` is not text: {other}")),
         }
     };
     let known =
         |key: &&String| FILE_KEYS.contains(&key.as_str()) || CAPTION_KEYS.contains(&key.as_str());
     if let Some(key) = object.keys().find(|key| !known(key)) {
         return Err(format!(
-            "unknown key `{key}`; known are {} and {}",
+            "unknown key `{key}`; supported: {} and {}",
             FILE_KEYS.join(", "),
             CAPTION_KEYS.join(", ")
         ));
@@ -274,7 +274,7 @@ fn in_line(folder: &Path, line: &str) -> Result<Found, String> {
     }
     let source = Source::of(&path).map_err(|error| error.to_string())?;
     let source =
-        source.ok_or_else(|| format!("`{name}` is no video, image or folder of pictures"))?;
+        source.ok_or_else(|| format!("`{name}` is not a video, image or folder of pictures"))?;
     Ok(Found {
         source,
         caption_file: None,
@@ -282,7 +282,7 @@ fn in_line(folder: &Path, line: &str) -> Result<Found, String> {
     })
 }
 
-/// The caption in a file, or what is wrong with it.
+/// The caption in a file, or the problem with it.
 fn read_caption(path: &Path) -> Result<String, String> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let bytes = std::fs::read(path).map_err(|error| format!("`{name}` cannot be read: {error}"))?;
@@ -291,12 +291,12 @@ fn read_caption(path: &Path) -> Result<String, String> {
         format!("`{name}` is not UTF-8 text (byte {at})")
     })?;
     if let Some(at) = text.find(['\0', '\u{fffd}']) {
-        return Err(format!("`{name}` is no text (byte {at})"));
+        return Err(format!("`{name}` is not text (byte {at})"));
     }
     Ok(text.trim_start_matches('\u{feff}').trim().to_owned())
 }
 
-/// `[trigger]` replaced by the word; else the word before the caption, if it is not in it.
+/// Replaces `[trigger]` with the trigger word, or puts it before the caption unless it already occurs there.
 fn with_trigger(caption: &str, word: Option<&str>) -> String {
     let Some(word) = word else {
         return caption.to_owned();
@@ -309,7 +309,7 @@ fn with_trigger(caption: &str, word: Option<&str>) -> String {
     }
 }
 
-/// What is in a folder, in the order of the names; hidden things are left out.
+/// The contents of a folder, ordered by name, without hidden files.
 pub(super) fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let failed = |error| Error::io("read", folder, error);
     let mut paths = Vec::new();
@@ -330,7 +330,7 @@ fn ending(path: &Path) -> String {
         .to_lowercase()
 }
 
-/// The name as people sort it: `frame2` before `frame10`.
+/// A key for natural sorting: `frame2` before `frame10`.
 fn natural(path: &Path) -> Vec<(String, u64)> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let (mut parts, mut text, mut number) = (Vec::new(), String::new(), None::<u64>);

@@ -1,27 +1,27 @@
-//! Pictures and videos as training would take them, for people to look at: sizes, buckets, clips, captions.
+//! Pictures and videos as they are used in training, for display: sizes, buckets, clips, captions.
 
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
 use super::buckets::Buckets;
-use super::clips::Cutting;
+use super::clips::ClipExtraction;
 use super::encode::{buckets, frame_rate};
 use super::frames;
 use super::media::{self, Found, Source};
 use crate::Error;
 use crate::config::Config;
 
-/// The media that a config names.
+/// The media of a config.
 #[derive(Debug, Clone, Serialize)]
 pub struct ShownMedia {
-    /// The folder that paths of files begin at.
+    /// The folder that file paths are relative to.
     pub folder: PathBuf,
-    /// Frames a second that videos are resampled to.
+    /// Frames per second that videos are resampled to.
     pub fps: f64,
     /// The word that every caption gets.
     pub trigger_word: Option<String>,
-    /// How many media there are.
+    /// Number of media.
     pub count: usize,
     /// The first of them.
     pub media: Vec<ShownMedium>,
@@ -34,28 +34,28 @@ pub struct ShownMedium {
     pub file: PathBuf,
     /// `image`, `moving`, `video` or `frames`.
     pub kind: &'static str,
-    /// The pictures, of a folder of frames.
+    /// The pictures of a folder of frames.
     pub frame_files: Vec<PathBuf>,
-    /// The file of its caption, which may not be there yet; unset where a line of JSON has it.
+    /// The file of its caption, which may not exist yet; `None` if it is in a line of JSON.
     pub caption_file: Option<PathBuf>,
-    /// Its caption as it is written.
+    /// Its caption as written.
     pub caption: Option<String>,
     /// Why it cannot be trained on.
     pub problem: Option<String>,
     /// Width and height in pixels.
     pub size: Option<(u32, u32)>,
-    /// How many frames it has, resampled.
+    /// Number of frames after resampling.
     pub frames: Option<u32>,
-    /// Width and height that it is trained at.
+    /// Width and height in training.
     pub bucket: Option<(u32, u32)>,
-    /// The first frame and the length of each clip that is cut from it; none of a picture.
+    /// First frame and length of each clip cut from it; empty for a picture.
     pub clips: Vec<(u32, u32)>,
 }
 
-/// The first `count` media at `path`; pixels are counted in steps of `step`.
+/// The first `count` media at `path`; picture sizes are multiples of `step` pixels.
 ///
 /// # Errors
-/// When the folder cannot be read or has none, or the model cannot take pictures of `data.resolution`.
+/// If the folder cannot be read or has no media, or the model does not support `data.resolution`.
 pub(crate) fn shown_media(
     config: &Config,
     path: &Path,
@@ -116,9 +116,9 @@ fn medium(
             if shown.bucket.is_none() {
                 problems.push("too few pixels for `data.bucket_no_upscale`".into());
             }
-            match Cutting::of(&config.data) {
+            match ClipExtraction::of(&config.data) {
                 _ if shape.still => {}
-                None => problems.push("it is a video, and `data.num_frames` is not set".into()),
+                None => problems.push("it is a video, but `data.num_frames` is not set".into()),
                 Some(cutting) => {
                     let (spans, _) = cutting.clips(shape.frames);
                     if spans.is_empty() {

@@ -1,4 +1,4 @@
-//! Which transformers of a Wan model a run trains, and on which levels of noise.
+//! Which transformers of a Wan model a run trains, and on which noise levels.
 
 use std::path::PathBuf;
 
@@ -11,18 +11,18 @@ use crate::config::{Config, Experts};
 /// A transformer that is trained.
 #[derive(Debug, Clone)]
 pub(crate) struct TrainedPart {
-    /// Which of two it is, where there are two.
+    /// Which of two experts it is; `None` if there is only one.
     pub(crate) expert: Option<Expert>,
     /// Its folder or file.
     pub(crate) path: PathBuf,
-    /// The lowest and the highest level of noise that it learns.
+    /// The lowest and the highest noise level that it is trained on.
     pub(crate) range: (f64, f64),
 }
 
-/// The transformers that are trained, that of high noise first.
+/// The trained transformers, the high-noise expert first.
 ///
 /// # Errors
-/// When the config names experts that there are not, or leaves one no level.
+/// If the config names experts that do not exist, or leaves one without levels.
 pub(crate) fn trained_parts(model: &WanModel, config: &Config) -> Result<Vec<TrainedPart>, Error> {
     let train = &config.train;
     if !model.has_low_noise() {
@@ -36,7 +36,7 @@ pub(crate) fn trained_parts(model: &WanModel, config: &Config) -> Result<Vec<Tra
         ];
         if let Some((key, _)) = set.into_iter().find(|(_, set)| *set) {
             return Err(Error::Data(format!(
-                "`{key}`: `{}` has one transformer; drop the key",
+                "`{key}`: `{}` has one transformer; remove the key",
                 model.path.display()
             )));
         }
@@ -61,10 +61,10 @@ pub(crate) fn trained_parts(model: &WanModel, config: &Config) -> Result<Vec<Tra
     })
 }
 
-/// The level from which on the first of two transformers is used.
+/// The noise level above which the first of two transformers is used.
 ///
 /// # Errors
-/// When neither the model nor the config says it.
+/// If neither the model nor the config sets it.
 pub(crate) fn boundary(model: &WanModel, config: &Config) -> Result<f64, Error> {
     let boundary = config.model.boundary_ratio.or(model.boundary_ratio);
     boundary.ok_or_else(|| {
@@ -76,7 +76,7 @@ pub(crate) fn boundary(model: &WanModel, config: &Config) -> Result<f64, Error> 
     })
 }
 
-/// A transformer that sees the levels `from` to `to`, as far as the config leaves them to it.
+/// A transformer for the levels `from` to `to`, within the limits in the config.
 fn part(
     model: &WanModel,
     config: &Config,
@@ -92,7 +92,7 @@ fn part(
             Some(Expert::Low) => "the expert of low noise",
         };
         return Err(Error::Data(format!(
-            "`train.min_sigma` and `train.max_sigma` leave no level of noise of {which}, which sees {from} to {to}"
+            "`train.min_sigma` and `train.max_sigma` leave no noise level for {which}, which covers {from} to {to}"
         )));
     }
     Ok(TrainedPart {

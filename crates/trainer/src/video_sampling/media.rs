@@ -13,8 +13,8 @@ fn unreadable(path: &Path, reason: &dyn std::fmt::Display) -> Error {
     Error::Data(format!("`{}`: {reason}", path.display()))
 }
 
-/// The picture of a file, made `width` × `height` as diffusers does it (stretched, by Lanczos), from −1 to
-/// 1: `[3, height, width]`.
+/// The picture in a file, resized to `width` × `height` like diffusers does (Lanczos, ignoring the aspect
+/// ratio), with values from −1 to 1: `[3, height, width]`.
 pub(super) fn picture(path: &Path, width: i64, height: i64) -> Result<Tensor, Error> {
     let mut picture = frames::picture(path).map_err(|reason| unreadable(path, &reason))?;
     let (width, height) = (width as u32, height as u32);
@@ -24,13 +24,13 @@ pub(super) fn picture(path: &Path, width: i64, height: i64) -> Result<Tensor, Er
     Ok(stacked(&[picture])?.squeeze_dim(0))
 }
 
-/// All frames of a picture, an animation, a folder of pictures or a video, from −1 to 1:
+/// All frames of a picture, an animation, a folder of pictures or a video, with values from −1 to 1:
 /// `[frames, 3, height, width]`.
 pub(super) fn video(path: &Path) -> Result<Tensor, Error> {
     if let Err(error) = path.metadata() {
         return Err(Error::io("read", path, error));
     }
-    // What has no known ending is for ffmpeg to know.
+    // Leave unknown extensions to ffmpeg.
     let source = Source::of(path)?.unwrap_or_else(|| Source::Video(path.to_owned()));
     let frames = match (path.is_dir(), &source) {
         (true, Source::Video(_)) => return Err(unreadable(path, &"there is no picture in it")),
@@ -50,7 +50,7 @@ fn stacked(frames: &[RgbImage]) -> Result<Tensor, Error> {
         .find(|frame| frame.dimensions() != (width, height))
     {
         return Err(Error::Data(format!(
-            "its pictures are of different sizes: {width} × {height}, and {} × {}",
+            "its pictures have different sizes: {width} × {height} and {} × {}",
             other.width(),
             other.height()
         )));
@@ -64,7 +64,7 @@ fn stacked(frames: &[RgbImage]) -> Result<Tensor, Error> {
     Ok(pixels.to_kind(Kind::Float) / 255.0 * 2.0 - 1.0)
 }
 
-/// Frames `[n, 3, height, width]` from −1 to 1 as rows of red, green and blue bytes.
+/// Frames `[n, 3, height, width]` from −1 to 1 as RGB bytes.
 pub(super) fn bytes(frames: &Tensor) -> Result<Vec<Vec<u8>>, Error> {
     let scaled = ((frames + 1.0) / 2.0).clamp(0.0, 1.0) * 255.0;
     let rows = scaled

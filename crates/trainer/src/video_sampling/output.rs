@@ -1,4 +1,4 @@
-//! Writing a video: mp4 by ffmpeg, animated WebP, a picture, or a folder of pictures.
+//! Writes a video as mp4 (with ffmpeg), animated WebP, a picture, or a folder of pictures.
 
 use std::io::{Cursor, Read, Write};
 use std::path::{Path, PathBuf};
@@ -9,9 +9,9 @@ use image::codecs::webp::WebPEncoder;
 use image::{ExtendedColorType, ImageEncoder, ImageFormat, RgbImage};
 
 use crate::Error;
-use crate::video::ffmpeg::{self, does_not_start};
+use crate::video::ffmpeg::{self, start_error};
 
-/// Where a video goes, and as what.
+/// The path and format of an output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     path: PathBuf,
@@ -26,18 +26,18 @@ enum Form {
     Folder,
 }
 
-/// Fails when there is something at `path` already: nothing is overwritten.
+/// Fails if `path` exists: nothing is overwritten.
 pub(super) fn expect_new(path: &Path) -> Result<(), Error> {
     match path.symlink_metadata() {
         Ok(_) => Err(Error::Data(format!(
-            "`{}` is there already, and is not overwritten",
+            "`{}` already exists and is not overwritten",
             path.display()
         ))),
         Err(_) => Ok(()),
     }
 }
 
-/// Fails when ffmpeg does not start.
+/// Fails if ffmpeg does not start.
 fn start_ffmpeg() -> std::io::Result<()> {
     let mut command = Command::new(ffmpeg::program());
     command.arg("-version").stdout(Stdio::null());
@@ -45,11 +45,11 @@ fn start_ffmpeg() -> std::io::Result<()> {
 }
 
 impl Output {
-    /// The form that `path` asks for by its extension; without one it is a folder of pictures.
+    /// The format by the extension of `path`; without one it is a folder of pictures.
     ///
     /// # Errors
-    /// When there is something at `path` already, the form is not known or cannot hold so many frames, or
-    /// ffmpeg is needed and does not start.
+    /// If `path` exists, the format is unknown or cannot hold this many frames, or ffmpeg is needed and does
+    /// not start.
     pub fn choose(path: &Path, frames: i64) -> Result<Self, Error> {
         expect_new(path)?;
         let extension = path
@@ -62,7 +62,7 @@ impl Output {
             Some("png") if frames == 1 => Form::Png,
             Some("png") => {
                 let reason = format!(
-                    "`{}` can hold one frame of {frames}: take `.mp4`, `.webp`, or a folder",
+                    "`{}` can hold only one of {frames} frames: use `.mp4`, `.webp`, or a folder",
                     path.display()
                 );
                 return Err(Error::Data(reason));
@@ -79,7 +79,7 @@ impl Output {
         if form == Form::Mp4
             && let Err(error) = start_ffmpeg()
         {
-            let why = does_not_start(&ffmpeg::program(), "write mp4", &error);
+            let why = start_error(&ffmpeg::program(), "write mp4", &error);
             let reason = format!("`{}`: {why}", path.display());
             return Err(Error::Data(reason));
         }
@@ -89,8 +89,8 @@ impl Output {
         })
     }
 
-    /// A new file in `folder` for the preview of this number: a picture, or a video as mp4 where there is an
-    /// ffmpeg, else as WebP.
+    /// A new file in `folder` for the preview with this number: a picture, or a video as mp4 if there is an
+    /// ffmpeg, otherwise as WebP.
     pub(crate) fn preview(folder: &Path, number: usize, frames: i64) -> Self {
         let (form, extension) = match frames {
             1 => (Form::Png, "png"),
@@ -103,13 +103,13 @@ impl Output {
         }
     }
 
-    /// The last part of its path.
+    /// The file name.
     pub(crate) fn file_name(&self) -> String {
         let name = self.path.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// Begins to write frames of this size.
+    /// Starts writing frames of this size.
     pub(crate) fn writer(&self, width: i64, height: i64, fps: u32) -> Result<Writer, Error> {
         let size = (width as u32, height as u32);
         let sink = match self.form {
@@ -129,7 +129,7 @@ impl Output {
         })
     }
 
-    /// Where a file is until it is whole.
+    /// A temporary path for a file until it is complete.
     fn draft(&self) -> PathBuf {
         let mut name = self.path.as_os_str().to_owned();
         name.push(".part");
@@ -144,19 +144,19 @@ impl Output {
         }
     }
 
-    /// Writes a file that takes its place only when it is whole.
+    /// Writes a file atomically.
     fn put(&self, bytes: &[u8]) -> Result<(), Error> {
         let draft = self.draft();
         let done = std::fs::write(&draft, bytes).and_then(|()| std::fs::rename(&draft, &self.path));
         done.map_err(|error| {
-            // Best effort: what matters is the error that brought us here.
+            // Best effort: the original error is the one to report.
             let _ = std::fs::remove_file(&draft);
             self.error("write", error)
         })
     }
 }
 
-/// A video on its way to the disk.
+/// A video that is being written.
 #[derive(Debug)]
 pub(crate) struct Writer {
     output: Output,
@@ -175,7 +175,7 @@ enum Sink {
 }
 
 impl Writer {
-    /// Takes a frame: red, green and blue of each pixel, row by row.
+    /// Adds a frame as RGB bytes in row-major order.
     pub(crate) fn push(&mut self, pixels: Vec<u8>) -> Result<(), Error> {
         let (width, height) = self.size;
         self.count += 1;
@@ -200,7 +200,7 @@ impl Writer {
         }
     }
 
-    /// Ends the video.
+    /// Completes the video.
     pub(crate) fn finish(self) -> Result<(), Error> {
         match self.sink {
             Sink::Ffmpeg(ffmpeg) => ffmpeg.finish(&self.output),
@@ -219,7 +219,7 @@ fn png(pixels: Vec<u8>, width: u32, height: u32) -> Result<Vec<u8>, Error> {
     Ok(bytes.into_inner())
 }
 
-/// An encoder that reads frames from a pipe; it does not outlive us.
+/// An encoder process that reads frames from a pipe; it does not outlive this process.
 #[derive(Debug)]
 struct Ffmpeg {
     child: Child,
@@ -258,7 +258,7 @@ impl Ffmpeg {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| Error::Data(does_not_start(&program, "write mp4", &error)))?;
+            .map_err(|error| Error::Data(start_error(&program, "write mp4", &error)))?;
         let stderr = child.stderr.take();
         let told = std::thread::spawn(move || {
             let mut text = String::new();
@@ -273,7 +273,7 @@ impl Ffmpeg {
         })
     }
 
-    /// What ffmpeg said when it stopped.
+    /// The error after ffmpeg has stopped.
     fn failure(&mut self, output: &Output) -> Error {
         drop(self.input.take());
         let _ = self.child.wait();
@@ -301,19 +301,19 @@ impl Ffmpeg {
 
 impl Drop for Ffmpeg {
     fn drop(&mut self) {
-        // After `finish` there is nothing left of either.
+        // After `finish` neither exists any more.
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = std::fs::remove_file(&self.draft);
     }
 }
 
-/// Lossless frames in the container of WebP, which the encoder does not make itself.
+/// Lossless frames in an animated WebP container, which the encoder does not produce itself.
 #[derive(Debug)]
 struct Animation {
     size: (u32, u32),
     fps: u32,
-    /// Milliseconds so far, so that rounding does not add up.
+    /// Total milliseconds, so that rounding errors do not accumulate.
     end: u64,
     count: u64,
     frames: Vec<u8>,
@@ -343,9 +343,9 @@ impl Animation {
             frame.extend_from_slice(&number.to_le_bytes()[..3]);
         }
         self.end = end;
-        // Not blended with the frame before.
+        // Without blending with the previous frame.
         frame.push(0b10);
-        // Without the header of the file: the chunk of the picture.
+        // The image chunk, without the file header.
         frame.extend_from_slice(&file[12..]);
         chunk(&mut self.frames, b"ANMF", &frame);
         Ok(())
@@ -358,7 +358,7 @@ impl Animation {
             header.extend_from_slice(&number.to_le_bytes()[..3]);
         }
         chunk(&mut body, b"VP8X", &header);
-        // Black behind, shown without end.
+        // Black background, infinite loop.
         chunk(&mut body, b"ANIM", &[0, 0, 0, 255, 0, 0]);
         body.extend_from_slice(&self.frames);
         let mut file = Vec::new();
@@ -367,7 +367,7 @@ impl Animation {
     }
 }
 
-/// Adds a chunk of RIFF, of an even number of bytes.
+/// Appends a RIFF chunk, padded to an even number of bytes.
 fn chunk(to: &mut Vec<u8>, name: &[u8; 4], content: &[u8]) {
     to.extend_from_slice(name);
     to.extend_from_slice(&(content.len() as u32).to_le_bytes());

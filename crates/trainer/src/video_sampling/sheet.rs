@@ -1,4 +1,4 @@
-//! A contact sheet: some frames of a video beside each other, to see a motion at a glance.
+//! A contact sheet: some frames of a video side by side, to see its motion at a glance.
 
 use std::path::Path;
 
@@ -7,29 +7,29 @@ use image::{RgbImage, imageops};
 use super::Plan;
 use crate::Error;
 
-/// Frames of a video at most.
+/// Maximum number of frames.
 const FRAMES: i64 = 8;
-/// Frames in a row.
+/// Frames per row.
 const COLUMNS: u32 = 4;
-/// Pixels of a frame in a row at most.
+/// Maximum width of a frame, in pixels.
 const WIDTH: u32 = 256;
 
-/// A sheet on its way.
+/// A sheet that is being composed.
 #[derive(Debug)]
 pub(crate) struct ContactSheet {
-    /// Of a whole frame.
+    /// Size of a full frame.
     size: (u32, u32),
-    /// Of a frame on the sheet.
+    /// Size of a frame on the sheet.
     small: (u32, u32),
-    /// Numbers of the frames that are shown.
+    /// Indices of the selected frames.
     chosen: Vec<i64>,
-    /// Frames so far.
+    /// Number of frames so far.
     count: i64,
     pictures: Vec<RgbImage>,
 }
 
 impl ContactSheet {
-    /// A sheet of frames that are spread evenly, the first and the last among them.
+    /// A sheet of evenly spaced frames, including the first and the last.
     pub(crate) fn new(plan: &Plan) -> Self {
         let (width, height) = (plan.width as u32, plan.height as u32);
         let small = width.min(WIDTH);
@@ -44,7 +44,7 @@ impl ContactSheet {
         }
     }
 
-    /// Takes the next frame: red, green and blue of each pixel, row by row.
+    /// Adds the next frame as RGB bytes in row-major order.
     pub(crate) fn push(&mut self, pixels: &[u8]) -> Result<(), Error> {
         if self.chosen.contains(&self.count) {
             let picture = RgbImage::from_raw(self.size.0, self.size.1, pixels.to_vec());

@@ -1,4 +1,4 @@
-//! Media that are written and read again, and requests that do not fit.
+//! Media that are written and read back, and invalid requests.
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn what_is_written_without_loss_is_read_as_it_was() {
         let read = media::video(&path).unwrap();
         let apart = f64::try_from((read - frames(count)).abs().max()).unwrap();
         assert!(apart < 1e-6, "{name}: {apart}");
-        // Nothing half written stays, and nothing is written over it.
+        // Nothing incomplete is left, and nothing is overwritten.
         assert_eq!(
             std::fs::read_dir(folder.path()).unwrap().count(),
             1,

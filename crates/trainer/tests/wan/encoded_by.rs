@@ -181,7 +181,7 @@ fn caches_that_cannot_be_used_are_named() {
         (
             &format!("latents_1x3x4_float32:{channels},1,3,4"),
             "t5:24",
-            "cannot be cut into tokens of 2 × 2",
+            "cannot be divided into tokens of 2 × 2",
         ),
         (
             &format!("latents_control_1x4x4_float32:{channels},1,4,4"),
@@ -189,8 +189,8 @@ fn caches_that_cannot_be_used_are_named() {
             "`latents_control_1x4x4_float32` belongs to",
         ),
         (&right, "", "has no text `x_wan_te.safetensors` beside it"),
-        (&right, "t5:3", "are of width 3"),
-        (&right, "clip:3", "`clip` is no text of Wan"),
+        (&right, "t5:3", "have the width 3"),
+        (&right, "clip:3", "`clip` is not a Wan text"),
         (
             "latents_1x4x4_float32:nan",
             "t5:24",
@@ -239,7 +239,7 @@ fn caches_that_cannot_be_used_are_named() {
     fs::create_dir(&empty).unwrap();
     for by in ["musubi", "ai_toolkit"] {
         let error = refused(&empty, by);
-        assert!(error.contains("there are no latents of Wan in"), "{error}");
+        assert!(error.contains("there are no Wan latents in"), "{error}");
     }
     // The folder of the media instead of the caches, and the other way round.
     assert!(refused(&whole, "ai_toolkit").contains("`folder_path`"));

@@ -99,7 +99,7 @@ fn previews_begin_with_their_picture() {
     assert_ne!(dark, sheet(&experts, "bright", 255, &more));
     let error = experts.run(&[&PREVIEWS[..], &more].concat()).unwrap_err();
     assert!(
-        error.to_string().contains("makes videos of pictures"),
+        error.to_string().contains("is an image-to-video model"),
         "{error}"
     );
 

@@ -202,7 +202,7 @@ fn a_model_of_videos_asks_for_what_it_needs() {
     assert!(error.contains("`adapter.format: kohya` needs"), "{error}");
     let none = [&sides[..], &["train.min_sigma=0.95"]].concat();
     let error = place.run(&none).unwrap_err().to_string();
-    assert!(error.contains("leave no level"), "{error}");
+    assert!(error.contains("leave no noise level"), "{error}");
     let config = place.config(&[]);
     let mut text = config.clone();
     text.data.resolution = None;

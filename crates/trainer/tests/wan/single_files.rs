@@ -99,7 +99,7 @@ fn a_single_file_says_which_parts_it_lacks() {
     assert!(error.contains("`spiece_model`"), "{error}");
     let twice = parts[0].replace("name_or_path", "transformer");
     let error = refused(&[&parts[0], &parts[1], &parts[2], &parts[3], &twice]);
-    assert!(error.contains("name one of them"), "{error}");
+    assert!(error.contains("give only one of them"), "{error}");
     // The autoencoder of another model.
     let other = format!("model.vae={}", golden("autoencoder-2.2").display());
     let error = refused(&[&parts[0], &other, &parts[2], &parts[3]]);

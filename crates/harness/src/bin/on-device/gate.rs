@@ -21,17 +21,17 @@ pub(crate) struct Gate {
 }
 
 /// A host tensor, and which step of a route made it.
-pub(crate) struct Host(HostTensor, MadeBy);
+pub(crate) struct Host(HostTensor, Provenance);
 
 #[derive(Clone, Copy, PartialEq)]
-enum MadeBy {
+enum Provenance {
     Caller,
     Stage,
 }
 
 impl Host {
     pub(crate) fn new(tensor: HostTensor) -> Host {
-        Host(tensor, MadeBy::Caller)
+        Host(tensor, Provenance::Caller)
     }
 
     pub(crate) fn into_tensor(self) -> Tensor {
@@ -62,8 +62,8 @@ impl Gate {
             (CopyMethod::OtherStream, _) => TransferStrategy::OtherStream,
             (CopyMethod::ZeroCopy, _) => TransferStrategy::ZeroCopy,
             (CopyMethod::Chunked { .. }, _) => TransferStrategy::Chunked,
-            (CopyMethod::Direct, MadeBy::Stage) => TransferStrategy::Staged,
-            (CopyMethod::Direct, MadeBy::Caller) => {
+            (CopyMethod::Direct, Provenance::Stage) => TransferStrategy::Staged,
+            (CopyMethod::Direct, Provenance::Caller) => {
                 self.direct_copies += 1;
                 match self.direct_copies {
                     1 => TransferStrategy::Direct,
@@ -106,7 +106,7 @@ impl Transport for Gate {
     }
 
     fn stage(&mut self, host: &Host) -> Result<Host, TransportError> {
-        Ok(Host(self.inner.stage(&host.0)?, MadeBy::Stage))
+        Ok(Host(self.inner.stage(&host.0)?, Provenance::Stage))
     }
 
     fn cast_on_host(&mut self, host: &Host, to: Element) -> Result<Host, TransportError> {

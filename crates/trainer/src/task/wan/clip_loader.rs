@@ -1,4 +1,4 @@
-//! Encoded clips, read by a thread of their own while the step before is computed.
+//! Loads encoded clips on a separate thread, ahead of the training step.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use super::super::epochs::Epochs;
 use crate::Error;
 use crate::video::Clip;
 
-/// What was encoded of one clip, or of several of one shape, on the host.
+/// One encoded clip, or several of the same shape, on the host.
 #[derive(Debug)]
 pub(super) struct Encoded {
     /// `[rows, channels, frames, height, width]`.
     pub(super) latents: Tensor,
-    /// `[rows, tokens, width]`, of as many tokens as the model reads.
+    /// `[rows, tokens, width]`, with as many tokens as the model reads.
     pub(super) text: Tensor,
-    /// What an image-to-video model is told of the first frame, as `latents` with other channels.
+    /// The first-frame condition of an image-to-video model, like `latents` but with other channels.
     pub(super) condition: Option<Tensor>,
-    /// Tokens that the clips are to the transformer.
+    /// Number of transformer tokens of the clips.
     pub(super) tokens: u64,
 }
 
@@ -40,7 +40,7 @@ impl TensorTree for Encoded {
     }
 }
 
-/// Where encoded clips come from.
+/// A source of encoded clips.
 #[derive(Debug, Clone)]
 pub(super) struct ClipSource {
     clips: Arc<[Clip]>,
@@ -48,7 +48,7 @@ pub(super) struct ClipSource {
 }
 
 impl ClipSource {
-    /// `clips`, with what an image-to-video model needs, or without.
+    /// `clips`, with or without the conditions that an image-to-video model needs.
     pub(super) fn new(clips: &[Clip], with_condition: bool) -> Self {
         Self {
             clips: clips.into(),
@@ -56,10 +56,10 @@ impl ClipSource {
         }
     }
 
-    /// The clip of this number, as a batch of one row.
+    /// The clip with this index, as a batch of one row.
     ///
     /// # Errors
-    /// When a file of it is missing or damaged.
+    /// If one of its files is missing or damaged.
     pub(super) fn read(&self, number: usize) -> Result<Encoded, Error> {
         let clip = &self.clips[number];
         let file = SafetensorsFile::open(&clip.latents)?;
@@ -111,19 +111,19 @@ impl Source for ClipSource {
     }
 }
 
-/// Batches of clips in their order, the next ones read ahead.
+/// Batches of clips in order, read ahead.
 pub(super) struct ClipLoader {
     source: ClipSource,
     order: Arc<ClipOrder>,
     pin_for: Device,
-    /// Batches that were taken.
+    /// Number of batches taken.
     taken: u64,
-    /// Begun with the first batch after a jump.
+    /// Created with the first batch, and after a jump.
     loader: Option<Loader<ClipSource, Arc<ClipOrder>>>,
 }
 
 impl ClipLoader {
-    /// From the first batch on, for `device`.
+    /// Starts with the first batch, for `device`.
     pub(super) fn new(source: ClipSource, order: ClipOrder, device: Device) -> Self {
         Self {
             source,
@@ -137,7 +137,7 @@ impl ClipLoader {
     /// The next batch.
     ///
     /// # Errors
-    /// When a file is missing or damaged, or there is no thread to read it.
+    /// If a file is missing or damaged, or no thread can be started.
     pub(super) fn next(&mut self) -> Result<Encoded, Error> {
         let failed = |error: LoadError| Error::Data(error.to_string());
         let loader = match &mut self.loader {
@@ -158,12 +158,12 @@ impl ClipLoader {
         Ok(loaded.batch)
     }
 
-    /// Where the order stands.
+    /// The current position.
     pub(super) fn state(&self) -> Position {
         self.order.position(self.taken)
     }
 
-    /// Goes on from there.
+    /// Continues from a position.
     pub(super) fn restore(&mut self, position: Position) {
         let batches = self.order.batches_until(position);
         if batches != self.taken {

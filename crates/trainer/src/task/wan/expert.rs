@@ -1,4 +1,4 @@
-//! The experts of a run: what is trained of each, and which of them is on the device.
+//! The experts of a run: what is trained of each, and which one is on the device.
 
 use std::path::{Path, PathBuf};
 
@@ -19,13 +19,13 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::lora_file;
-use super::plan::{component, someone_waits};
+use super::plan::{component, has_offloaded_modules};
 use crate::Error;
 use crate::config::{Config, ModuleNames};
 use crate::memory_plan::{MemoryPlan, StreamedPass, offload_folder};
 use crate::video::{Density, TrainedPart};
 
-/// The linear layers of a block, which is what programs that load LoRAs of Wan know.
+/// The linear layers of a block that programs which load Wan LoRAs support.
 const LAYERS: [&str; 6] = [
     "to_q",
     "to_k",
@@ -35,32 +35,32 @@ const LAYERS: [&str; 6] = [
     "ffn.net.2",
 ];
 
-/// A transformer with its LoRA, or one that is trained from nothing.
+/// A transformer with its LoRA, or one that is trained from scratch.
 pub(super) struct Expert {
-    /// Which of two it is, where there are two.
+    /// Which of two experts it is; `None` if there is only one.
     pub(super) which: Option<Which>,
     pub(super) model: Transformer,
     pub(super) fingerprint: String,
-    /// What learns in the place of the model, which learns itself where there is none.
+    /// The LoRA; without one, the model itself is trained.
     pub(super) lora: Option<Lora>,
-    /// Those of the LoRA by PEFT's names, or of the model by those of its files.
+    /// The LoRA's, with PEFT's names, or the model's, with those of its files.
     pub(super) parameters: Parameters,
     pub(super) density: Density,
-    /// The levels that are trained, from the lowest to the highest.
+    /// The trained noise levels, from lowest to highest.
     pub(super) range: (f64, f64),
 }
 
-/// A LoRA on a transformer, and the form of its file.
+/// A LoRA on a transformer, and the format of its file.
 pub(super) struct Lora {
     pub(super) adapter: Attached,
     pub(super) form: LoraForm,
 }
 
 impl Expert {
-    /// The transformer `part` of `wan` with a LoRA, as `config` says.
+    /// The transformer `part` of `wan` with a LoRA as configured.
     ///
     /// # Errors
-    /// When a file is missing, damaged or not known here, the adapter does not fit, or memory runs out.
+    /// If a file is missing, damaged or not supported, the adapter does not match, or memory runs out.
     pub(super) fn open(
         config: &Config,
         wan: &WanModel,
@@ -99,11 +99,11 @@ impl Expert {
         })
     }
 
-    /// A transformer of the sizes in the folder of `part`, whose weights are drawn from the run's seed
-    /// and all learn, in fp32.
+    /// A transformer with the dimensions in the folder of `part`, whose weights are drawn from the run's seed
+    /// and all trained, in fp32.
     ///
     /// # Errors
-    /// When the sizes cannot be read, or memory runs out.
+    /// If the dimensions cannot be read, or memory runs out.
     pub(super) fn fresh(
         config: &Config,
         part: &TrainedPart,
@@ -129,18 +129,18 @@ impl Expert {
         })
     }
 
-    /// What files and records call it.
+    /// Its name in files and records.
     pub(super) fn name(&self) -> &'static str {
         name(self.which)
     }
 
-    /// Name of its LoRA file: that of the run, and its own.
+    /// Name of its LoRA file: that of the run plus its own.
     fn file_name(&self, run: &str) -> String {
         let expert = match self.which {
             Some(_) => format!("_{}", self.name()),
             None => String::new(),
         };
-        // Other files of a checkpoint are called so.
+        // Other files of a checkpoint have these names.
         match ["model", "optimizer", "adapter_model"].contains(&run) {
             true => format!("{run}_lora{expert}.safetensors"),
             false => format!("{run}{expert}.safetensors"),
@@ -160,8 +160,8 @@ impl Expert {
         identity
     }
 
-    /// Writes the LoRA, if it is one that learns, into `folder` under the names that others look for, and
-    /// into `peft` in PEFT's form, from which training goes on.
+    /// Writes the LoRA, if there is one, to `folder` in the format for other programs, and to `peft` in
+    /// PEFT's format, from which training can continue.
     pub(super) fn export(
         &self,
         config: &Config,
@@ -176,7 +176,7 @@ impl Expert {
         write_peft(peft, adapter, &self.parameters, &base)?;
         let path = peft.join("adapter_config.json");
         let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
-        // To PEFT, a video model is of no kind.
+        // PEFT has no task type for video models.
         let text = text.replace("\"CAUSAL_LM\"", "null");
         std::fs::write(&path, text).map_err(|error| Error::io("write", &path, error))?;
         let mut file = lora_file::of(adapter, &self.parameters)?;
@@ -185,7 +185,7 @@ impl Expert {
         Ok(())
     }
 
-    /// What the metadata of the LoRA file say beside rank and alpha.
+    /// Metadata of the LoRA file besides rank and alpha.
     fn about(&self, config: &Config, base: &str) -> Vec<(String, String)> {
         let mut about = vec![
             ("modelspec.title", config.name.clone()),
@@ -207,7 +207,7 @@ impl Expert {
     }
 }
 
-/// What files and records call an expert.
+/// An expert's name in files and records.
 pub(super) fn name(which: Option<Which>) -> &'static str {
     match which {
         Some(Which::Low) => "low_noise",
@@ -217,27 +217,26 @@ pub(super) fn name(which: Option<Which>) -> &'static str {
 }
 
 /// Where the experts are.
-pub(super) struct Residency {
-    /// Of the plan: a phase for each transformer, and one for what comes between their turns. Empty where all
-    /// stay.
+pub(super) struct ExpertPlacement {
+    /// The plan's phases: one for each transformer, and one between their turns. Empty if all stay.
     phases: Vec<PhasePlan>,
-    /// For what waits in no memory.
+    /// For tensors that are in no memory.
     spill_file: Option<SpillFile>,
-    /// The phase that was entered last; none while that is not known.
-    here: Option<usize>,
+    /// The last phase entered; `None` if unknown.
+    current: Option<usize>,
 }
 
-impl Residency {
-    /// Carries out `plan`; without one, all stay.
+impl ExpertPlacement {
+    /// Carries out `plan`; without one, everything stays.
     ///
     /// # Errors
-    /// When a file for what waits on a disk cannot be made.
+    /// If the spill file cannot be created.
     pub(super) fn new(config: &Config, plan: Option<&Plan>) -> Result<Self, Error> {
-        let Some(plan) = plan.filter(|plan| someone_waits(plan)) else {
+        let Some(plan) = plan.filter(|plan| has_offloaded_modules(plan)) else {
             return Ok(Self {
                 phases: Vec::new(),
                 spill_file: None,
-                here: None,
+                current: None,
             });
         };
         let folder = offload_folder(config);
@@ -246,20 +245,20 @@ impl Residency {
         Ok(Self {
             phases: plan.phases.clone(),
             spill_file: Some(made),
-            here: None,
+            current: None,
         })
     }
 
-    /// There is one more expert, which is on the device.
+    /// Call this after another expert was put on the device.
     pub(super) fn forget(&mut self) {
-        self.here = None;
+        self.current = None;
     }
 
-    /// Enters the phase of that expert, or the one between the turns of all: what it uses comes to the device, after
-    /// what has to make room.
+    /// Enters the phase of an expert, or the one between all turns: offloads what has to make room, then
+    /// loads what is used.
     ///
     /// # Errors
-    /// When memory runs out, or what left does not come back; entering again goes on.
+    /// If memory runs out, or offloaded tensors cannot be restored; entering again continues.
     pub(super) fn enter(
         &mut self,
         experts: &[Expert],
@@ -270,10 +269,10 @@ impl Residency {
         let (Some(plan), Some(spill_file)) = (self.phases.get(phase), &mut self.spill_file) else {
             return Ok(());
         };
-        if self.here == Some(phase) {
+        if self.current == Some(phase) {
             return Ok(());
         }
-        self.here = None;
+        self.current = None;
         let frozen = experts.iter().map(Frozen::of);
         let mut frozen = frozen.collect::<Result<Vec<_>, Error>>()?;
         let mut components: Vec<StageComponent<'_>> = frozen
@@ -284,12 +283,12 @@ impl Residency {
             })
             .collect();
         enter(placer, plan, &mut components, spill_file)?;
-        self.here = Some(phase);
+        self.current = Some(phase);
         Ok(())
     }
 }
 
-/// Handles on the frozen tensors of an expert, by the names that a plan has for their modules.
+/// Handles to the frozen tensors of an expert, named after their modules in the plan.
 struct Frozen {
     component: &'static str,
     tensors: Vec<(String, Tensor)>,
@@ -299,7 +298,7 @@ impl Frozen {
     fn of(expert: &Expert) -> Result<Self, Error> {
         let component = component(expert.which);
         let mut tensors = expert.model.frozen()?;
-        // Others would come back in another layout, and with it other sums.
+        // Others would be restored with another layout, which changes rounding.
         tensors.retain(|(_, tensor)| tensor.is_contiguous());
         let named = tensors.into_iter();
         Ok(Self {
@@ -341,11 +340,11 @@ pub(super) fn frozen(
     Ok(Transformer::new(&shape, device, &mut builder)?)
 }
 
-/// The LoRA to put on a model, fresh or from its file.
+/// The LoRA to attach to a model, fresh or from its file.
 fn attachment(config: &Config, which: Option<Which>) -> Result<Attachment, Error> {
     let Some(adapter) = &config.adapter else {
         return Err(Error::Data(
-            "of a video model, a LoRA is trained: add `adapter`".into(),
+            "for a published video model only LoRAs can be trained: add `adapter`".into(),
         ));
     };
     if let Some(folder) = &adapter.resume_from {
@@ -360,8 +359,8 @@ fn attachment(config: &Config, which: Option<Which>) -> Result<Attachment, Error
     Ok(Attachment::fresh(&lora)?)
 }
 
-/// Where in `adapter.resume_from` the adapter of this expert is: a run that trains both writes each
-/// into a folder of its own.
+/// Where the adapter of this expert is in `adapter.resume_from`: a run that trains both writes each to its
+/// own folder.
 fn saved(config: &Config, folder: &Path, which: Option<Which>) -> Result<PathBuf, Error> {
     let own = folder.join(name(which));
     let both = config

@@ -1,4 +1,4 @@
-//! What a LoRA file for Wan holds of a trained adapter, and in which form.
+//! Converts a trained adapter to a LoRA file for Wan, and chooses its format.
 
 use models::Parameters;
 use models::adapters::{Attached, LoraConfig};
@@ -9,10 +9,10 @@ use tch::{Device, Kind, Tensor};
 use crate::Error;
 use crate::config::LoraFormat;
 
-/// The form that a LoRA on these layers of a model of `blocks` blocks gets.
+/// The format for a LoRA on these layers of a model with `blocks` blocks.
 ///
 /// # Errors
-/// When a layer is in no block, or the form that was asked for cannot hold part of the layers.
+/// If a layer is not in a block, or the requested format cannot represent all layers.
 pub(super) fn form(
     wanted: Option<LoraFormat>,
     layers: &[String],
@@ -41,7 +41,7 @@ pub(super) fn form(
     }
 }
 
-/// Whether programs know the linear layer, such as `blocks.0.attn1.to_q`.
+/// Whether other programs support the linear layer, such as `blocks.0.attn1.to_q`.
 fn is_known(layer: &str) -> bool {
     let part = layer
         .strip_prefix("blocks.")
@@ -52,7 +52,7 @@ fn is_known(layer: &str) -> bool {
 /// The trained matrices, in fp32.
 ///
 /// # Errors
-/// When a layer has none.
+/// If a layer has none.
 pub(super) fn of(adapter: &Attached, parameters: &Parameters) -> Result<LoraFile, Error> {
     let mut file = LoraFile::default();
     for layer in &adapter.modules {
@@ -72,7 +72,7 @@ pub(super) fn of(adapter: &Attached, parameters: &Parameters) -> Result<LoraFile
     Ok(file)
 }
 
-/// What the change to a layer is multiplied by: PEFT's rule.
+/// The scale of a layer's change, by PEFT's rule.
 fn scaling(config: &LoraConfig, layer: &str, rank: i64) -> Result<f64, Error> {
     let mut alpha = config.alpha;
     for (pattern, other) in &config.alpha_pattern {

@@ -1,8 +1,8 @@
-//! How much memory a video model takes, from the shapes in its files alone: before anything is loaded.
+//! Estimates the memory of a video model from the shapes in its files, before anything is loaded.
 //!
-//! Counted is what autograd keeps of each layer for the way back, and what exists beside it at the moment when
-//! most does: in the backward pass of a block's feed-forward layer, whose inside everything else of the block
-//! is still there for.
+//! It counts what autograd keeps of each layer for the backward pass, plus the temporary tensors at the peak:
+//! in the backward pass of a block's feed-forward layer, when everything else that was kept of the block
+//! still exists.
 
 use models::Parameters;
 use models::wan::transformer::TransformerConfig;
@@ -13,32 +13,32 @@ use crate::config::{Config, Quantization};
 use crate::estimate::Footprint;
 use crate::video::VideoData;
 
-/// Bytes of a number in fp32.
-const FULL: u64 = 4;
+/// Bytes of an fp32 element.
+const FP32_BYTES: u64 = 4;
 /// What is trained, as far as memory depends on it.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Learns {
+pub(super) enum Trainable {
     /// The model itself.
     All,
     /// Adapters.
     Adapters {
-        /// Whether there is one on q, k, v and o of the first attention, on those of the second, and on the
-        /// feed-forward layer's two.
+        /// Whether there is one on q, k, v and o of the self-attention, on those of the cross-attention, and
+        /// on the two layers of the feed-forward.
         on: [[bool; 4]; 3],
         /// Sum of the ranks of a block.
         ranks: u64,
     },
 }
 
-/// Linear layers of a block: of the first attention, the second, and the feed-forward layer.
+/// Linear layers of a block: self-attention, cross-attention, and feed-forward.
 const LAYERS: [[&str; 4]; 3] = [
     ["attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0"],
     ["attn2.to_q", "attn2.to_k", "attn2.to_v", "attn2.to_out.0"],
     ["ffn.net.0.proj", "ffn.net.2", "", ""],
 ];
 
-impl Learns {
-    /// What these parameters of one expert are.
+impl Trainable {
+    /// What these parameters of one expert consist of.
     pub(super) fn of(parameters: &Parameters, shape: &TransformerConfig) -> Self {
         let names = || parameters.iter().map(|parameter| parameter.name.as_str());
         if !names().any(|name| name.contains("lora_A")) {
@@ -82,23 +82,23 @@ impl Learns {
 /// How a transformer is trained.
 #[derive(Debug, Clone)]
 pub(super) struct Usage {
-    /// Tokens of a pass: those of all its clips.
+    /// Tokens per pass, over all its clips.
     pub(super) tokens: u64,
-    /// Rows of all texts of a pass, as attention sees them.
+    /// Text rows per pass, as seen by attention.
     pub(super) text_rows: u64,
     /// The type of matrix products.
     pub(super) compute: Kind,
-    /// Whether blocks are computed again in the backward pass.
+    /// Whether blocks are recomputed in the backward pass.
     pub(super) checkpoint: bool,
-    /// Numbers of those that are whatever that says, because they are streamed.
+    /// Indices of the blocks that are always recomputed, because they are streamed.
     pub(super) streamed: Vec<usize>,
-    /// Whether what is kept of those waits in host memory.
+    /// Whether the inputs of recomputed blocks are offloaded to host memory.
     pub(super) offload: bool,
-    /// Whether matrices are expanded for each product.
+    /// Whether matrices are dequantised for each product.
     pub(super) quantized: bool,
     /// Dropout of the adapters.
     pub(super) dropout: bool,
-    pub(super) learns: Learns,
+    pub(super) trainable: Trainable,
 }
 
 impl Usage {
@@ -106,12 +106,12 @@ impl Usage {
         config: &Config,
         data: &VideoData,
         (compute, device): (Kind, Device),
-        learns: Learns,
+        trainable: Trainable,
         streamed: Vec<usize>,
     ) -> Self {
         let rows = u64::from(config.train.per_device_train_batch_size);
         let longest = data.training.iter().map(|clip| clip.tokens).max();
-        // On the CPU, rows of zeros after the text are one; see `Transformer::distinct`.
+        // On the CPU, the zero rows after the text are merged; see `Transformer::distinct`.
         let text_rows = match device {
             Device::Cpu => (data.text_rows + 1).min(512),
             _ => 512,
@@ -128,21 +128,23 @@ impl Usage {
                 .adapter
                 .as_ref()
                 .is_some_and(|a| a.lora_dropout > 0.0),
-            learns,
+            trainable,
         }
     }
 
-    /// What a pass keeps, and what the backward pass of one block has beside that. `weights` is left to others.
+    /// What a pass keeps, and the temporary tensors of one block's backward pass. `weights` is set by the
+    /// caller.
     pub(super) fn footprint(&self, shape: &TransformerConfig) -> Footprint {
         let compute = self.compute.elt_size_in_bytes() as u64;
-        let half = compute < FULL;
+        let half = compute < FP32_BYTES;
         let (width, inner) = (shape.width() as u64, shape.ffn_dim as u64);
         let stream = self.tokens * width;
         let inside = self.inside(shape);
-        // Blocks that keep everything have the stream before their first norm, of which they make a copy in fp32
-        // where it is none.
-        let whole = inside + if half { 0 } else { stream * FULL };
-        // The most of what is kept of the blocks up to one when its backward pass begins: those behind it are done.
+        // Blocks that are not recomputed keep the residual stream before their first norm, as an fp32 copy if
+        // it has another type.
+        let whole = inside + if half { 0 } else { stream * FP32_BYTES };
+        // The maximum, over all blocks, of what is kept when a block's backward pass starts; the blocks after
+        // it are done.
         let (mut kept, mut inputs, mut most) = (0, 0, 0);
         for block in 0..shape.num_layers.max(0) as usize {
             let again = self.checkpoint || self.streamed.contains(&block);
@@ -150,7 +152,7 @@ impl Usage {
                 true => inputs += 1,
                 false => kept += whole,
             }
-            // Of what waits elsewhere, one is there while it is used, another while it leaves or comes back.
+            // Of offloaded inputs, one is on the device while in use and another while it is copied.
             let here = if self.offload { inputs.min(2) } else { inputs };
             let one = if again { inside } else { 0 };
             most = (kept + here * stream * compute + one).max(most);
@@ -158,18 +160,18 @@ impl Usage {
         let patch = shape.patch_size.iter().product::<i64>() as u64;
         let [inputs_of, outputs_of] =
             [shape.in_channels, shape.out_channels].map(|channels| channels as u64 * patch);
-        // Latents, noise, what is made of both, and the velocity on its way to a loss; places of tokens; texts.
-        let outside = self.tokens * FULL * (3 * inputs_of + 5 * outputs_of)
-            + self.tokens * shape.attention_head_dim as u64 * FULL
-            + self.text_rows * (shape.text_dim as u64 * FULL + width * compute);
-        // Gradients of the stream: of its type, and in fp32 where a gate was multiplied and an adapter is added.
-        let gradients = stream * (2 * compute + 2 * FULL);
-        let unfolded = match self.learns.has(2, 1) {
-            true => self.tokens * inner * FULL,
+        // Latents, noise, noisy latents, and the velocity and loss; rotary positions; texts.
+        let outside = self.tokens * FP32_BYTES * (3 * inputs_of + 5 * outputs_of)
+            + self.tokens * shape.attention_head_dim as u64 * FP32_BYTES
+            + self.text_rows * (shape.text_dim as u64 * FP32_BYTES + width * compute);
+        // Gradients of the residual stream: in its type, and in fp32 where a gate or an adapter is involved.
+        let gradients = stream * (2 * compute + 2 * FP32_BYTES);
+        let unfolded = match self.trainable.has(2, 1) {
+            true => self.tokens * inner * FP32_BYTES,
             false => self.tokens * inner * compute,
         };
-        // A matrix in few bits is expanded in fp32, and there in the type of the products while it is multiplied: a
-        // moment before what it gives is in fp32.
+        // A quantised matrix is dequantised to fp32 and converted to the compute type for the product, before
+        // the result is converted to fp32.
         let expanded = match self.quantized {
             true => (6 * width * inner).max(2 * width * inner + self.tokens * inner * compute),
             false => 0,
@@ -181,57 +183,61 @@ impl Usage {
         }
     }
 
-    /// Bytes that a block keeps for its backward pass, beside the stream that goes into it where that is fp32.
+    /// Bytes that a block keeps for its backward pass, besides the residual stream at its input if that is
+    /// fp32.
     fn inside(&self, shape: &TransformerConfig) -> u64 {
         let compute = self.compute.elt_size_in_bytes() as u64;
-        let half = compute < FULL;
+        let half = compute < FP32_BYTES;
         let (width, inner) = (shape.width() as u64, shape.ffn_dim as u64);
         let heads = shape.num_attention_heads as u64;
-        let has = |part, layer| self.learns.has(part, layer);
+        let has = |part, layer| self.trainable.has(part, layer);
         let any = |part, layers: &[usize]| layers.iter().any(|layer| has(part, *layer));
-        // Where matrices learn, they keep their inputs as they multiply them; adapters in fp32.
-        let kept = match self.learns {
-            Learns::All => compute,
-            Learns::Adapters { .. } => FULL,
+        // Trained matrices keep their inputs in the compute type; adapters in fp32.
+        let kept = match self.trainable {
+            Trainable::All => compute,
+            Trainable::Adapters { .. } => FP32_BYTES,
         };
         let when = |condition: bool, bytes: u64| if condition { bytes } else { 0 };
-        // Copies in fp32 of what three norms see; of the first, only where the stream is none itself.
-        let mut each = FULL * if half { 3 } else { 2 };
+        // fp32 copies of the inputs of three norms; of the first only if the residual stream is not fp32.
+        let mut each = FP32_BYTES * if half { 3 } else { 2 };
         // Inputs of q, k, v, of the second q and of the feed-forward layer.
         each += when(any(0, &[0, 1, 2]), kept) + when(has(1, 0), kept) + when(has(2, 0), kept);
-        // What the norms of q and k see.
-        each += 3 * FULL;
-        // q, k, v and result of the first attention, q and result of the second.
+        // Inputs of the norms of q and k.
+        each += 3 * FP32_BYTES;
+        // q, k, v and result of the self-attention, q and result of the cross-attention.
         each += 6 * compute;
-        // The results again, as adapters see them.
-        let adapted = matches!(self.learns, Learns::Adapters { .. });
-        each += when(half && adapted && has(0, 3), FULL) + when(half && adapted && has(1, 3), FULL);
-        // Scales and gates that learn keep what they are multiplied with.
-        each += when(!adapted, 4 * FULL);
+        // The results again, as inputs of adapters.
+        let adapted = matches!(self.trainable, Trainable::Adapters { .. });
+        each += when(half && adapted && has(0, 3), FP32_BYTES)
+            + when(half && adapted && has(1, 3), FP32_BYTES);
+        // Trained scales and gates keep the other factor.
+        each += when(!adapted, 4 * FP32_BYTES);
         let folded = compute + when(has(2, 1), kept);
         let mut bytes = self.tokens * (each * width + folded * inner);
-        // The sums of two softmaxes.
-        bytes += self.tokens * 2 * heads * FULL;
-        // Of the text: the inputs of k and v, what the norm of k sees, k and v.
-        let of_text = when(any(1, &[1, 2]), kept) + FULL + 2 * compute;
+        // The log-sum-exp of two softmaxes.
+        bytes += self.tokens * 2 * heads * FP32_BYTES;
+        // For the text: the inputs of k and v, the input of k's norm, k and v.
+        let of_text = when(any(1, &[1, 2]), kept) + FP32_BYTES + 2 * compute;
         bytes += self.text_rows * width * of_text;
-        match &self.learns {
-            Learns::Adapters { ranks, .. } => {
-                bytes += self.tokens * ranks * FULL;
+        match &self.trainable {
+            Trainable::Adapters { ranks, .. } => {
+                bytes += self.tokens * ranks * FP32_BYTES;
                 if self.dropout {
-                    // What is left of each input, and the mask.
+                    // Each input after dropout, and the mask.
                     let widths = 9 * width + inner;
-                    bytes += self.tokens * widths * (FULL + 1);
+                    bytes += self.tokens * widths * (FP32_BYTES + 1);
                 }
             }
-            // Weights in the type of the products.
-            Learns::All => bytes += when(half, (8 * width * width + 2 * width * inner) * compute),
+            // Weights in the compute type.
+            Trainable::All => {
+                bytes += when(half, (8 * width * width + 2 * width * inner) * compute)
+            }
         }
         bytes
     }
 }
 
-/// What each number of a frozen tensor of this name and size takes in memory.
+/// Bytes per element of a frozen tensor of this name and size.
 pub(super) fn bytes_of_each(
     name: &str,
     size: &[i64],
@@ -241,7 +247,7 @@ pub(super) fn bytes_of_each(
     let matrix = match quantization {
         None => compute.elt_size_in_bytes() as f64,
         Some(Quantization::Int8) => 1.0,
-        // Half a byte, and a scale of four bytes for 64.
+        // Half a byte, and a four-byte scale per 64 elements.
         Some(Quantization::Nf4) => 0.5 + 4.0 / 64.0,
     };
     match size.len() {
@@ -252,7 +258,8 @@ pub(super) fn bytes_of_each(
     }
 }
 
-/// What a step needs beside the frozen weights: the passes of one expert, and what learns of `experts`.
+/// What a step needs besides the frozen weights: the passes of one expert, and the trained parameters of
+/// `experts` with gradients and moments.
 pub(super) fn working(
     config: &Config,
     shape: &TransformerConfig,
@@ -265,7 +272,7 @@ pub(super) fn working(
         let sides = 8 * 2 * width + 2 * (width + inner);
         u64::from(adapter.r) * sides * shape.num_layers.max(0) as u64
     });
-    let trained = lora * FULL;
+    let trained = lora * FP32_BYTES;
     let moments = lora * if config.train.optim.eight_bit() { 2 } else { 8 };
     let averages = config.train.kept_copies() * trained;
     let several = config.train.gradient_accumulation_steps > 1;
@@ -290,7 +297,7 @@ mod tests {
             offload: false,
             quantized: false,
             dropout: false,
-            learns: Learns::Adapters {
+            trainable: Trainable::Adapters {
                 on: [[true; 4], [true; 4], [true, true, false, false]],
                 ranks: 160,
             },
@@ -320,7 +327,8 @@ mod tests {
         let all = kept(usage(&[], false));
         let none = kept(usage(&[], true));
         assert!(all > 10 * none, "{all} and {none}");
-        // Of half the blocks, all of the others are there when the first of those is computed again.
+        // With half of the blocks recomputed, everything kept of the others exists when the first of them is
+        // recomputed.
         let half: Vec<usize> = (0..15).collect();
         let behind = kept(usage(&half, false));
         assert!(behind < all / 2 + none, "{behind}");
@@ -333,21 +341,21 @@ mod tests {
 
     #[test]
     fn fewer_adapters_keep_less_and_all_weights_more() {
-        let with = |learns| {
+        let with = |trainable| {
             let usage = Usage {
-                learns,
+                trainable,
                 ..usage(&[], false)
             };
             usage.footprint(&shape()).activations
         };
-        let all = with(usage(&[], false).learns);
+        let all = with(usage(&[], false).trainable);
         let mut on = [[false; 4]; 3];
         on[0][0] = true;
-        let one = with(Learns::Adapters { on, ranks: 16 });
+        let one = with(Trainable::Adapters { on, ranks: 16 });
         assert!(one < all, "{one} and {all}");
         // The input of the last product: in fp32 for an adapter, in bf16 for itself.
         on[2][1] = true;
-        let two = with(Learns::Adapters { on, ranks: 16 });
+        let two = with(Trainable::Adapters { on, ranks: 16 });
         assert_eq!(two - one, 30 * 1000 * 8960 * 4);
     }
 }

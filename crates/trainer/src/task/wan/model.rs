@@ -1,5 +1,5 @@
-//! What a run knows of the model's folder: the shapes in it, and the folder that a model from nothing
-//! becomes.
+//! What a run knows about the model's folder: the dimensions in it, and the folder that a model trained from
+//! scratch is exported to.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::Error;
 use crate::config::Config;
 use crate::video::trained_parts;
 
-/// Fails where the transformer reads something else than what its pipeline would give it.
+/// Fails if the transformer's input does not match its pipeline.
 fn check_inputs(config: &Config, model: &WanModel, shape: &TransformerConfig) -> Result<(), Error> {
     let needed = match model.pipeline {
         Pipeline::Text => shape.out_channels,
@@ -29,7 +29,7 @@ fn check_inputs(config: &Config, model: &WanModel, shape: &TransformerConfig) ->
     };
     if shape.in_channels != needed {
         return Err(Error::Data(format!(
-            "the transformer in `{}` has {} input channels, and this pipeline gives it {needed}",
+            "the transformer in `{}` has {} input channels, but this pipeline provides {needed}",
             model.path.display(),
             shape.in_channels
         )));
@@ -44,7 +44,7 @@ fn check_inputs(config: &Config, model: &WanModel, shape: &TransformerConfig) ->
     Ok(())
 }
 
-/// The sizes of the transformers that are trained, which fit the pipeline.
+/// The dimensions of the trained transformers, checked against the pipeline.
 pub(super) fn shape(config: &Config, model: &WanModel) -> Result<TransformerConfig, Error> {
     let mut first = None;
     for part in trained_parts(model, config)? {
@@ -55,7 +55,7 @@ pub(super) fn shape(config: &Config, model: &WanModel) -> Result<TransformerConf
             Some(first) if *first == shape => {}
             Some(_) => {
                 return Err(Error::Data(format!(
-                    "the two transformers in `{}` are of different sizes",
+                    "the two transformers in `{}` have different dimensions",
                     model.path.display()
                 )));
             }
@@ -64,7 +64,7 @@ pub(super) fn shape(config: &Config, model: &WanModel) -> Result<TransformerConf
     first.ok_or_else(|| Error::Internal("no transformer is trained".into()))
 }
 
-/// Writes a model of the parts in `from` and a transformer of `weights`.
+/// Writes a model with the parts in `from` and a transformer with `weights`.
 pub(super) fn write_model(from: &Path, to: &Path, weights: &Parameters) -> Result<(), Error> {
     copy(from, to)?;
     let path = to.join("transformer/diffusion_pytorch_model.safetensors");
@@ -72,7 +72,7 @@ pub(super) fn write_model(from: &Path, to: &Path, weights: &Parameters) -> Resul
     Ok(())
 }
 
-/// A folder with all that is in it.
+/// Copies a folder recursively.
 fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(to).map_err(|error| Error::io("create", to, error))?;
     let entries = std::fs::read_dir(from).map_err(|error| Error::io("read", from, error))?;

@@ -1,5 +1,5 @@
-//! What of a Wan model is where while it learns: placement plans the turns of the experts, and the previews
-//! between them, before any weight is loaded.
+//! Plans what of a Wan model is where during training: the turns of the experts and the previews between
+//! them, before any weight is loaded.
 
 use std::collections::BTreeMap;
 
@@ -15,31 +15,31 @@ use placement::plan::{
 };
 use tch::{Device, Kind};
 
-use super::memory::{Learns, Usage, bytes_of_each, working};
+use super::memory::{Trainable, Usage, bytes_of_each, working};
 use crate::Error;
 use crate::config::{Config, Quantization, TrainConfig};
-use crate::memory_plan::{MemoryPlan, STREAM_ALIGNMENT, boundless, decide, is_free};
+use crate::memory_plan::{MemoryPlan, STREAM_ALIGNMENT, decide, is_free, unlimited};
 use crate::video::VideoData;
 
-/// What may be asked of memory beside frozen weights, in tenths of the estimate: a tenth more, so that a run does
-/// not end at the edge; as estimated; and a tenth less, since a run that may fit is let try.
+/// Working memory to plan with, in tenths of the estimate: a tenth more, so that a run does not end at the
+/// limit; as estimated; and a tenth less, because a run that may fit should be tried.
 const MARGINS: [u64; 3] = [11, 10, 9];
 
-/// The transformers of a run, before any is loaded.
+/// The run's config, or a variant that might fit.
 pub(super) struct PlannedExperts<'a> {
     config: &'a Config,
     shape: &'a TransformerConfig,
     data: &'a VideoData,
     compute: Kind,
     device: Device,
-    /// How many of the components learn: the first ones.
+    /// How many of the components are trained: the first ones.
     trained: usize,
     components: Vec<Component>,
-    /// Whether the autoencoder takes the place of all between their turns.
+    /// Whether the autoencoder replaces all of them between their turns.
     previews: bool,
 }
 
-/// What a plan calls a transformer: the name of its folder.
+/// A transformer's name in the plan: that of its folder.
 pub(super) fn component(which: Option<Which>) -> &'static str {
     match which {
         Some(Which::Low) => "transformer_2",
@@ -47,22 +47,22 @@ pub(super) fn component(which: Option<Which>) -> &'static str {
     }
 }
 
-/// What is asked of a plan.
-struct Request<'a> {
+/// The input of a plan.
+struct PlanRequest<'a> {
     /// That of the run, or another one that might fit.
     config: &'a Config,
     options: &'a OffloadOptions,
-    /// Of [`MARGINS`].
+    /// One of [`MARGINS`].
     margin: u64,
-    /// Clips in a pass.
+    /// Clips per pass.
     rows: u32,
 }
 
 impl<'a> PlannedExperts<'a> {
-    /// Those of `trained`, and another one that `previews` need.
+    /// The transformers in `trained`, and another one if `previews` need it.
     ///
     /// # Errors
-    /// When a file is missing or damaged.
+    /// If a file is missing or damaged.
     pub(super) fn new(
         config: &'a Config,
         (model, shape): (&WanModel, &'a TransformerConfig),
@@ -97,7 +97,7 @@ impl<'a> PlannedExperts<'a> {
                 modules: modules
                     .into_iter()
                     .map(|mut module| {
-                        // No two transformers share memory.
+                        // Transformers share no storage.
                         module.tensors[0].storage += number << 32;
                         module
                     })
@@ -107,10 +107,10 @@ impl<'a> PlannedExperts<'a> {
         Ok(planned)
     }
 
-    /// Decides under `memory`, as the config asks; where it does not, all blocks stay.
+    /// Plans within `memory`, as configured; without such options, all blocks stay.
     ///
     /// # Errors
-    /// When it does not fit however its batches are divided, with what would; or an option makes no sense for
+    /// If it does not fit however the batches are split, with what would fit; or an option does not apply to
     /// this model.
     pub(super) fn plan(&self, memory: Memory) -> Result<MemoryPlan, Error> {
         let options = self.config.model.offload_options();
@@ -121,7 +121,7 @@ impl<'a> PlannedExperts<'a> {
         let attempts = MARGINS.iter().map(|margin| (*margin, self.rows()));
         let mut refused = None;
         for (margin, rows) in attempts.chain([(MARGINS[2], 1)]) {
-            let request = Request {
+            let request = PlanRequest {
                 config: self.config,
                 options: &options,
                 margin,
@@ -155,7 +155,7 @@ impl<'a> PlannedExperts<'a> {
         &self,
         components: &[Component],
         memory: Memory,
-        request: &Request,
+        request: &PlanRequest,
     ) -> Result<Result<Plan, PlanError>, Error> {
         let config = Config {
             train: TrainConfig {
@@ -164,7 +164,7 @@ impl<'a> PlannedExperts<'a> {
             },
             ..request.config.clone()
         };
-        let learns = Learns::planned(&config);
+        let learns = Trainable::planned(&config);
         let working = |streamed: &[usize]| {
             let machine = (self.compute, self.device);
             let (learns, streamed) = (learns.clone(), streamed.to_vec());
@@ -198,13 +198,13 @@ impl<'a> PlannedExperts<'a> {
         let mut phases: Vec<Phase> = components.iter().map(phase).collect();
         let cycle = |phases: &[Phase]| {
             let plan = plan_cycle(components, phases, memory, options)?;
-            match together(&plan, components.len()) {
+            match memory_per_model(&plan, components.len()) {
                 Some(less) => plan_cycle(components, phases, less, options),
                 None => Ok(plan),
             }
         };
         let plan = cycle(&phases)?;
-        if !self.previews || !someone_waits(&plan) {
+        if !self.previews || !has_offloaded_modules(&plan) {
             return Ok(plan);
         }
         phases.push(Phase {
@@ -215,7 +215,7 @@ impl<'a> PlannedExperts<'a> {
         cycle(&phases)
     }
 
-    /// The components with matrices of other sizes.
+    /// The components with matrices at another precision.
     fn resized(&self, quantization: Option<Quantization>) -> Vec<Component> {
         let ratio = |kind: Option<Quantization>| {
             bytes_of_each("", &[1, 1], self.compute, kind)
@@ -227,13 +227,13 @@ impl<'a> PlannedExperts<'a> {
             .flat_map(|component| &mut component.modules)
             .flat_map(|module| &mut module.tensors)
         {
-            // Nearly all of a module is matrices.
+            // Modules consist almost entirely of matrices.
             tensor.bytes = Bytes((tensor.bytes.0 as f64 * ratio(quantization)) as u64);
         }
         components
     }
 
-    /// Says what is needed, what there is, and the options that fit.
+    /// Fails with what is needed, what there is, and the options that fit.
     fn refuse(
         &self,
         memory: Memory,
@@ -243,10 +243,10 @@ impl<'a> PlannedExperts<'a> {
         let device = memory.on_device();
         let most = options.max_memory.device;
         let available = most.map_or(device, |most| most.min(device));
-        // One clip with one transformer at a time, if that is possible.
+        // One clip, with one transformer at a time if possible.
         let needed = |config: &Config, memory: Memory, options: &OffloadOptions| {
             let resized = self.resized(config.model.quantization);
-            let request = Request {
+            let request = PlanRequest {
                 config,
                 options,
                 margin: 10,
@@ -267,7 +267,7 @@ impl<'a> PlannedExperts<'a> {
             low_vram: options.low_vram || is_free(options),
             ..options.clone()
         };
-        let need = needed(self.config, boundless(memory), &unbounded)?.unwrap_or_default();
+        let need = needed(self.config, unlimited(memory), &unbounded)?.unwrap_or_default();
         let mut fitting = Vec::new();
         for (word, quantization) in [
             ("", None),
@@ -299,9 +299,7 @@ impl<'a> PlannedExperts<'a> {
             }
         }
         let fitting = match fitting.is_empty() {
-            true => {
-                "only a smaller `data.resolution` or `data.num_frames` needs that little".into()
-            }
+            true => "only a smaller `data.resolution` or `data.num_frames` would fit".into(),
             false => format!("what would fit: {}", fitting.join("; ")),
         };
         let reason = match reason {
@@ -315,14 +313,14 @@ impl<'a> PlannedExperts<'a> {
     }
 }
 
-/// The modules of a transformer: its blocks, and what is around them.
+/// The modules of a transformer: its blocks, and the rest.
 fn modules(
     component: &str,
     file: &PartFile,
     compute: Kind,
     quantization: Option<Quantization>,
 ) -> Vec<Module> {
-    // Blocks by number, the others by name.
+    // Blocks by index, the others by name.
     let mut sizes: BTreeMap<(Option<usize>, String), u64> = BTreeMap::new();
     for name in file.names() {
         let Some(size) = file.shape(&name) else {
@@ -351,7 +349,7 @@ fn modules(
                 storage: storage as u64,
                 bytes: Bytes(bytes),
             }],
-            handling: match block {
+            constraint: match block {
                 Some(_) => PlacementConstraint::Streamable,
                 None => PlacementConstraint::Resident,
             },
@@ -359,15 +357,15 @@ fn modules(
         .collect()
 }
 
-/// Whether something is off the device in a phase that does not use it.
-pub(super) fn someone_waits(plan: &Plan) -> bool {
+/// Whether a module is off the device in a phase that does not use it.
+pub(super) fn has_offloaded_modules(plan: &Plan) -> bool {
     let mut placements = plan.phases.iter().flat_map(|phase| &phase.placements);
     placements.any(|placed| placed.residency.is_idle())
 }
 
-/// Streamed blocks wait where they are also while another transformer has its turn. Where those of all do not fit
-/// the host together, the memory to plan with instead.
-fn together(plan: &Plan, models: usize) -> Option<Memory> {
+/// Streamed blocks keep their place while another transformer has its turn. If those of all do not fit the
+/// host together, returns the memory to plan with instead.
+fn memory_per_model(plan: &Plan, models: usize) -> Option<Memory> {
     let bytes = |residency| -> Bytes {
         let placements = plan.phases.iter().flat_map(|phase| &phase.placements);
         let there = placements.filter(|placed| placed.residency == residency);

@@ -1,7 +1,7 @@
-//! Previews: what the model makes of the config's prompts on the way, with the LoRAs as they are.
+//! Previews: videos for the config's prompts during training, with the current LoRAs.
 //!
-//! All prompts take their steps with one expert before the other is brought, so that the experts change
-//! places once a round; then the autoencoder decodes what they made.
+//! All prompts take their steps with one expert before the other is loaded, so that the experts swap places
+//! once per round; then the autoencoder decodes the results.
 
 use std::path::{Path, PathBuf};
 
@@ -22,11 +22,11 @@ use crate::events::Sample;
 use crate::video::boundary;
 use crate::video_sampling::{ContactSheet, Output, Plan, Request, condition, decode};
 
-/// What to make, with all that does not change between rounds.
+/// What to generate, with everything that does not change between rounds.
 pub(super) struct Previews {
     model: WanModel,
     list: Vec<Prepared>,
-    /// Files of the texts: the prompt and the negative prompt of each.
+    /// Files of the texts: prompt and negative prompt of each preview.
     texts: Vec<PathBuf>,
 }
 
@@ -37,10 +37,10 @@ struct Prepared {
 }
 
 impl Previews {
-    /// What `config` asks for, if anything; pictures are encoded now.
+    /// The previews configured in `config`, if any; encodes images now.
     ///
     /// # Errors
-    /// When a prompt's options do not fit the model, a picture cannot be read, or memory runs out.
+    /// If a prompt's options do not fit the model, an image cannot be read, or memory runs out.
     pub(super) fn open(
         config: &Config,
         model: &WanModel,
@@ -79,7 +79,7 @@ impl Previews {
         }))
     }
 
-    /// The texts that they need, two of each.
+    /// The texts that they need, two each.
     pub(super) fn texts(&self) -> Vec<String> {
         let texts = self.list.iter().flat_map(|prepared| {
             let Preview {
@@ -92,15 +92,15 @@ impl Previews {
         texts.collect()
     }
 
-    /// Where the encodings of [`Previews::texts`] are.
+    /// Sets the files with the encodings of [`Previews::texts`].
     pub(super) fn set_texts(&mut self, files: Vec<PathBuf>) {
         self.texts = files;
     }
 
-    /// Makes them all and writes them into `folder`, which is made.
+    /// Generates all previews and writes them to the new `folder`.
     ///
     /// # Errors
-    /// When a file cannot be read or written, the model diverges, or memory runs out.
+    /// If a file cannot be read or written, the model diverges, or memory runs out.
     pub(super) fn make(
         &self,
         task: &WanVideo,
@@ -134,8 +134,8 @@ impl Previews {
         for expert in [Which::High, Which::Low] {
             self.steps_of(expert, &mut videos, task, placer)?;
         }
-        // The autoencoder takes their place.
-        task.bring(None, placer)?;
+        // The autoencoder replaces the experts.
+        task.load_expert(None, placer)?;
         let autoencoder = self.model.autoencoder(placer.device())?;
         let mut samples = Vec::new();
         for (index, (prepared, video)) in self.list.iter().zip(videos).enumerate() {
@@ -166,7 +166,7 @@ impl Previews {
         Ok(samples)
     }
 
-    /// Lets every video take the steps of one expert.
+    /// Takes one expert's steps for every video.
     fn steps_of(
         &self,
         expert: Which,
@@ -179,11 +179,11 @@ impl Previews {
         }
         let is_it = |other: &super::Expert| other.which.unwrap_or(Which::High) == expert;
         let trained = task.experts.iter().position(is_it);
-        task.bring(trained, placer)?;
+        task.load_expert(trained, placer)?;
         let loaded: Transformer;
         let model = match trained {
             Some(number) => &task.experts[number].model,
-            // It has no LoRA of this run.
+            // This run does not train it.
             None => {
                 let plan = task.plan.as_ref();
                 let blocks = plan.map(|plan| streaming(&task.config, plan, Some(expert), placer));
@@ -202,7 +202,7 @@ impl Previews {
     }
 }
 
-/// A text as the model reads it, `[1, 512, width]`.
+/// A text as input of the model, `[1, 512, width]`.
 fn text(file: &Path, placer: &mut Placer) -> Result<Tensor, Error> {
     let rows = SafetensorsFile::open(file)?.read("text", Kind::Float)?;
     let missing = TEXT_ROWS - rows.size()[0];

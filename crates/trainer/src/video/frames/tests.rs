@@ -1,4 +1,4 @@
-//! Frames at a rate, and of one size.
+//! Frames at a given rate and size.
 
 use image::codecs::gif::GifEncoder;
 use image::{Delay, Frame, Rgb, Rgba, RgbaImage};
@@ -10,7 +10,7 @@ fn plain(width: u32, height: u32, level: u8) -> RgbImage {
     RgbImage::from_pixel(width, height, Rgb([level, level, level]))
 }
 
-/// A GIF of pictures of these levels, each shown for so many milliseconds.
+/// A GIF of pictures with these levels, each shown for this many milliseconds.
 fn gif(folder: &Path, frames: &[(u8, u32)]) -> Source {
     let path = folder.join("a.gif");
     let mut encoder = GifEncoder::new(File::create(&path).unwrap());
@@ -38,15 +38,15 @@ fn levels(source: &Source, fps: f64, span: Span) -> Vec<u8> {
 
 #[test]
 fn frames_are_taken_by_when_they_are_shown() {
-    // 0.5 s, 0.1 s and 0.4 s at ten a second.
+    // 0.5 s, 0.1 s and 0.4 s at 10 fps.
     assert_eq!(
         resampled(&[0.5, 0.1, 0.4], 10.0),
         [0, 0, 0, 0, 0, 1, 2, 2, 2, 2]
     );
-    // At two a second the second one is never shown.
+    // At 2 fps the second one is never shown.
     assert_eq!(resampled(&[0.5, 0.1, 0.4], 2.0), [0, 2]);
     assert_eq!(resampled(&[0.01], 2.0), [0]);
-    // A rate of its own changes nothing.
+    // Its own rate changes nothing.
     assert_eq!(resampled(&[1.0 / 16.0; 7], 16.0), [0, 1, 2, 3, 4, 5, 6]);
 }
 

@@ -1,4 +1,4 @@
-//! What is found in a folder, and what is told.
+//! What is found in a folder, and what is reported.
 
 use std::fs;
 
@@ -61,7 +61,7 @@ fn captions_that_are_missing_or_no_text_are_all_named() {
     for part in [
         "`a.mp4` has no caption `a.txt`",
         "`b.txt` is not UTF-8 text (byte 1)",
-        "`c.txt` is no text (byte 1)",
+        "`c.txt` is not text (byte 1)",
     ] {
         assert!(error.contains(part), "{error}");
     }
@@ -109,7 +109,7 @@ fn lines_name_files_beside_them_and_mistakes_have_their_line() {
         "line 1: unknown key `weight`",
         "line 2: `gone.mp4` does not exist",
         "line 3: no JSON object",
-        "line 4: `caption` is no text: 3",
+        "line 4: `caption` is not text: 3",
     ] {
         assert!(error.contains(part), "{error}");
     }
