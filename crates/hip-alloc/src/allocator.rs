@@ -36,8 +36,9 @@ struct Inner {
     wrong_frees: Repeated,
     deferred: DeferredErrors,
     other_processes: Option<OtherProcesses>,
-    /// Has somebody look after what is kept, from the first time that it is more than the floor.
-    look_after: Option<Box<dyn Fn() + Send>>,
+    /// Has somebody look after what is kept, from the first time that it is more than the floor;
+    /// whether somebody does.
+    look_after: Option<Box<dyn Fn() -> bool + Send>>,
     looked_after: bool,
     private: Box<PrivatePools>,
     standing: Standing,
@@ -66,7 +67,7 @@ pub struct AllocatorBuilder {
     recorder: Option<Recorder>,
     history: History,
     other_processes: Option<OtherProcesses>,
-    look_after: Option<Box<dyn Fn() + Send>>,
+    look_after: Option<Box<dyn Fn() -> bool + Send>>,
 }
 
 impl AllocatorBuilder {
@@ -96,9 +97,9 @@ impl AllocatorBuilder {
     }
 
     /// Calls `look_after`, under the allocator's lock, where memory begins to be kept that
-    /// a [`BackgroundReclaim`](crate::background_reclaim::BackgroundReclaim) must look after. Without this the caller
-    /// lets one look by itself.
-    pub(crate) fn looked_after(self, look_after: impl Fn() + Send + 'static) -> Self {
+    /// a [`BackgroundReclaim`](crate::background_reclaim::BackgroundReclaim) must look after; where
+    /// that is false nobody does, and nothing is kept. Without this the caller lets one look by itself.
+    pub(crate) fn looked_after(self, look_after: impl Fn() -> bool + Send + 'static) -> Self {
         Self {
             look_after: Some(Box::new(look_after)),
             ..self
@@ -351,11 +352,6 @@ impl Allocator {
         inner.report_deferred(self.device);
     }
 
-    /// Keeps no memory beyond the floor and what the step will use.
-    pub(crate) fn keep_nothing(&self) {
-        self.inner.lock().pool.set_keeping(false);
-    }
-
     /// Waits for a moment until nobody is inside, so that no driver is called while the
     /// process ends.
     pub(crate) fn wait_until_left(&self) {
@@ -430,8 +426,8 @@ impl Inner {
     #[cold]
     fn have_looked_after(&mut self) {
         self.looked_after = true;
-        if let Some(start) = &self.look_after {
-            start();
+        if self.look_after.as_ref().is_some_and(|start| !start()) {
+            self.pool.set_keeping(false);
         }
     }
 

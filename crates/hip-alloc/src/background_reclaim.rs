@@ -46,8 +46,9 @@ pub(crate) fn end() {
     ENDING.store(true, Ordering::SeqCst);
 }
 
-/// Starts a thread that looks after an allocator until that has nothing to give back.
-pub(crate) fn start(allocator: &'static Allocator) {
+/// Starts a thread that looks after an allocator until that has nothing to give back; whether
+/// there is one. The caller has the allocator's lock, so nothing is asked of the allocator here.
+pub(crate) fn start(allocator: &'static Allocator) -> bool {
     let builder = std::thread::Builder::new().name("hip-alloc".to_owned());
     let started = without_signals(|| {
         builder.spawn(move || {
@@ -58,28 +59,36 @@ pub(crate) fn start(allocator: &'static Allocator) {
             }
         })
     });
-    if let Err(error) = started {
+    if let Err(error) = &started {
         report::warn(&format!(
             "no memory is kept between steps: there is no thread to give it back ({error})"
         ));
-        allocator.keep_nothing();
     }
+    started.is_ok()
 }
 
 /// Runs `act` with all signals blocked, as they then are for a thread that it starts: the
 /// program's handlers are for the program's threads.
 fn without_signals<T>(act: impl FnOnce() -> T) -> T {
+    /// The mask before; set again also where `act` panics.
+    struct Restore(libc::sigset_t);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            // SAFETY: the set was filled by the call below and lives through this one, which reads
+            // it and changes only the mask of this thread.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+        }
+    }
     // SAFETY: all bytes zero are a valid `sigset_t`; both sets live through the calls, which
     // write and read them and change only the mask of this thread.
-    unsafe {
+    let _restore = unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        let result = act();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        result
-    }
+        Restore(before)
+    };
+    act()
 }
 
 /// Looks after one allocator.
@@ -168,4 +177,30 @@ fn near(memory: MemoryInfo) -> u64 {
     let (least, most) = NEAR;
     let part = (memory.total / NEAR_PART).clamp(least, most);
     part.min(memory.total / NEAR_MOST_PART)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether this thread blocks the signal.
+    fn blocks(signal: libc::c_int) -> bool {
+        // SAFETY: all bytes zero are a valid `sigset_t`, which is written and read here; without a
+        // new set the mask stays as it is.
+        unsafe {
+            let mut mask: libc::sigset_t = std::mem::zeroed();
+            libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), &mut mask);
+            libc::sigismember(&mask, signal) == 1
+        }
+    }
+
+    #[test]
+    fn signals_are_blocked_inside_alone_also_after_a_panic() {
+        assert!(!blocks(libc::SIGUSR1));
+        assert!(without_signals(|| blocks(libc::SIGUSR1)));
+        assert!(!blocks(libc::SIGUSR1));
+        let panicked = std::panic::catch_unwind(|| without_signals(|| panic!("inside")));
+        assert!(panicked.is_err());
+        assert!(!blocks(libc::SIGUSR1));
+    }
 }

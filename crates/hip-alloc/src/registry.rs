@@ -209,9 +209,10 @@ impl Registry {
             .config(pool)
             .other_processes(other_processes)
             .looked_after(move || {
-                if let Some(Ok(allocator)) = existing().map(|registry| registry.get(device)) {
-                    background_reclaim::start(allocator);
-                }
+                let registry = existing();
+                registry
+                    .and_then(|registry| registry.get(device).ok())
+                    .is_some_and(background_reclaim::start)
             })
             .history(self.history.load(Ordering::Relaxed));
         match self.recorder(device) {

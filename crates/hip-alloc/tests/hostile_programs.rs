@@ -117,3 +117,22 @@ fn what_is_wrong_is_reported_and_changes_nothing() {
     );
     assert!(output.status.success());
 }
+
+#[test]
+fn where_no_thread_can_be_started_nothing_is_kept_and_nobody_waits() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("no_thread.cpp", folder.path()))
+        .arg(library())
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "1 refused, 0 bytes live, little kept\n"
+    );
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        errors.contains("no memory is kept between steps"),
+        "{errors}"
+    );
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+}
