@@ -56,7 +56,7 @@ enum Standing {
 }
 
 /// Why a forked child has no accelerator.
-const ORPHANED: &str = "this process was forked from one that uses the GPU, and no GPU runtime \
+pub(crate) const ORPHANED: &str = "this process was forked from one that uses the GPU, and no GPU runtime \
      works in both: start it with the multiprocessing method `spawn`, or leave the GPU to the parent";
 
 /// Makes an [`Allocator`].

@@ -482,10 +482,7 @@ fn registry() -> Result<&'static Registry, String> {
 #[cold]
 fn make_registry() -> Result<&'static Registry, String> {
     watch_forks();
-    let registry = registry::get_or_make().map_err(|error| error.to_string())?;
-    static EXIT_WATCHED: Once = Once::new();
-    EXIT_WATCHED.call_once(watch_exit);
-    Ok(registry)
+    registry::get_or_make(watch_exit).map_err(|error| error.to_string())
 }
 
 /// The allocator of a device; the error says why there is none.

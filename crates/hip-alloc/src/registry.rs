@@ -4,7 +4,7 @@
 
 pub(crate) mod fork_handlers;
 
-use crate::allocator::Allocator;
+use crate::allocator::{Allocator, ORPHANED};
 use crate::background_reclaim;
 use crate::capacity;
 use crate::config::{Backend, Config, ConfigError, Mapped, Reserve, Warmup};
@@ -13,7 +13,7 @@ use crate::driver::gpu::{Bound, GpuDriver};
 use crate::driver::host::HostDriver;
 use crate::driver::runtime::{self, Family, Runtime, Search};
 use crate::driver::sim::{SimConfig, SimDriver};
-use crate::fork::making;
+use crate::fork::{self, Opening, forking_on_its_own, making};
 use crate::lock::Slot;
 use crate::other_processes::OtherProcesses;
 use crate::pool::{Keep, PoolConfig};
@@ -47,20 +47,60 @@ pub(crate) struct Registry {
     recording: AtomicBool,
     /// How many entries of history each device keeps.
     history: AtomicUsize,
-    host: Slot<Allocator>,
-    devices: [Slot<Result<Allocator, String>>; MOST_DEVICES],
+    host: Place<Allocator>,
+    devices: [Place<Result<Allocator, String>>; MOST_DEVICES],
+}
+
+/// Where an allocator is, once it is made.
+struct Place<T> {
+    made: Slot<T>,
+    opening: Opening,
+}
+
+impl<T> Place<T> {
+    const fn new() -> Self {
+        Place {
+            made: Slot::new(),
+            opening: Opening::new(),
+        }
+    }
+
+    /// What is there; the first time, what `open` makes, which no fork waits for.
+    fn get_or_open(&self, open: impl FnOnce() -> T) -> &T {
+        forking_on_its_own(|| {
+            self.opening.alone(|| {
+                if let Some(made) = self.made.get() {
+                    return made;
+                }
+                let opened = open();
+                making(|| self.made.get_or_make(|| opened))
+            })
+        })
+    }
+}
+
+/// The driver of a device that can be used, and what its allocator is made from.
+enum Found {
+    Gpu {
+        driver: Box<GpuDriver>,
+        memory: String,
+    },
+    Sim,
+    Host,
 }
 
 static REGISTRY: Slot<Registry> = Slot::new();
 
 /// The registry, made if there is none; the error is for settings that are wrong. It is told
 /// to every caller until they are right: a program must not run with others than it was given.
-pub(crate) fn get_or_make() -> Result<&'static Registry, ConfigError> {
+/// `first` is run once, before there is one.
+pub(crate) fn get_or_make(first: impl FnOnce()) -> Result<&'static Registry, ConfigError> {
     making(|| {
         if let Some(registry) = REGISTRY.get() {
             return Ok(registry);
         }
         let config = settings()?;
+        first();
         Ok(REGISTRY.get_or_make(|| Registry::new(config)))
     })
 }
@@ -85,27 +125,32 @@ impl Registry {
             process: std::process::id(),
             recording: AtomicBool::new(false),
             history: AtomicUsize::new(0),
-            host: Slot::new(),
-            devices: [const { Slot::new() }; MOST_DEVICES],
+            host: Place::new(),
+            devices: [const { Place::new() }; MOST_DEVICES],
         }
     }
 
     /// The allocator of a device; the error says why there is none.
     pub(crate) fn get(&self, device: DeviceIndex) -> Result<&Allocator, String> {
         if device == DeviceIndex::HOST {
-            if let Some(allocator) = self.host.get() {
+            if let Some(allocator) = self.host.made.get() {
                 return Ok(allocator);
             }
-            let make = || self.host.get_or_make(|| self.on_host(device, HOST_GRANULE));
-            return Ok(making(make));
+            let open = || self.on_host(device, HOST_GRANULE);
+            return Ok(self.host.get_or_open(open));
         }
-        let slot = usize::try_from(device.0)
+        let place = usize::try_from(device.0)
             .ok()
             .and_then(|index| self.devices.get(index))
             .ok_or_else(|| format!("{device} does not exist: devices are numbered from 0 to {}, and the host is -1", MOST_DEVICES - 1))?;
-        let opened = match slot.get() {
+        let opened = match place.made.get() {
             Some(opened) => opened,
-            None => making(|| slot.get_or_make(|| self.open(device))),
+            None => {
+                // With no lock at all: a thread in the constructor of a library may want the same
+                // device. What the slower one of two found is dropped.
+                let found = forking_on_its_own(|| self.find(device));
+                place.get_or_open(|| found.map(|found| self.open(device, found)))
+            }
         };
         opened.as_ref().map_err(Clone::clone)
     }
@@ -115,8 +160,15 @@ impl Registry {
         let devices = self
             .devices
             .iter()
-            .filter_map(|slot| slot.get()?.as_ref().ok());
-        self.host.get().into_iter().chain(devices)
+            .filter_map(|place| place.made.get()?.as_ref().ok());
+        self.host.made.get().into_iter().chain(devices)
+    }
+
+    /// This process is a new one: whoever opened a device is not in it.
+    fn forked(&self) {
+        self.host.opening.forget();
+        self.devices.iter().for_each(|place| place.opening.forget());
+        fork::runtime_is_the_parents();
     }
 
     /// Keeps this many entries of history of each device, also of those that come later.
@@ -126,17 +178,26 @@ impl Registry {
             .for_each(|allocator| allocator.record_history(entries));
     }
 
-    fn open(&self, device: DeviceIndex) -> Result<Allocator, String> {
-        let found = match self.config.backend {
-            Backend::Host => return Ok(self.on_host(device, DEVICE_GRANULE)),
-            Backend::Sim => {
+    fn open(&self, device: DeviceIndex, found: Found) -> Allocator {
+        let pool = self.config.pool(DEVICE_GRANULE);
+        match found {
+            Found::Gpu { driver, memory } => self.make(device, pool, &memory, *driver),
+            Found::Sim => {
                 let driver = SimDriver::new(SimConfig::default());
-                let pool = self.config.pool(DEVICE_GRANULE);
-                return Ok(self.make(device, pool, &format!("sim-{}", self.process), driver));
+                self.make(device, pool, &format!("sim-{}", self.process), driver)
             }
-            Backend::Auto => match self.loaded_runtime() {
+            Found::Host => self.on_host(device, DEVICE_GRANULE),
+        }
+    }
+
+    /// Finds the driver of a device, which needs the loader, and has it answer.
+    fn find(&self, device: DeviceIndex) -> Result<Found, String> {
+        let found = match self.config.backend {
+            Backend::Host => return Ok(Found::Host),
+            Backend::Sim => return Ok(Found::Sim),
+            Backend::Auto => match self.loaded_runtime()? {
                 Some(found) => found,
-                None => return Ok(self.on_host(device, DEVICE_GRANULE)),
+                None => return Ok(Found::Host),
             },
             Backend::Hip => usable(Family::Hip, Search::LoadedOrDisk)?,
             Backend::Cuda => usable(Family::Cuda, Search::LoadedOrDisk)?,
@@ -162,17 +223,26 @@ impl Registry {
         {
             report::warn(&format!("{device}: memory is not mapped: {problem}"));
         }
-        let pool = self.config.pool(DEVICE_GRANULE);
-        Ok(self.make(device, pool, &memory, driver))
+        // The first question makes the device's context. Where it fails, so does every request.
+        let _ = driver.memory_info(0);
+        let driver = Box::new(driver);
+        Ok(Found::Gpu { driver, memory })
     }
 
-    /// The runtime that the process uses, if it has a device: PyTorch's, where there is one.
-    fn loaded_runtime(&self) -> Option<(Runtime, i32)> {
-        let likely = runtime::of_pytorch();
-        likely
-            .into_iter()
-            .chain([Family::Hip, Family::Cuda])
-            .find_map(|family| usable(family, Search::Loaded).ok())
+    /// The runtime that the process uses: PyTorch's, where there is one, and it must work. Of
+    /// others one that has a device, if any.
+    fn loaded_runtime(&self) -> Result<Option<(Runtime, i32)>, String> {
+        if let Some(family) = runtime::of_pytorch() {
+            return usable(family, Search::Loaded).map(Some);
+        }
+        for family in [Family::Hip, Family::Cuda] {
+            match usable(family, Search::Loaded) {
+                Ok(found) => return Ok(Some(found)),
+                Err(problem) if problem == ORPHANED => return Err(problem),
+                Err(_) => {}
+            }
+        }
+        Ok(None)
     }
 
     fn reserve(&self) -> memory::Reserve {
@@ -255,6 +325,14 @@ impl Registry {
 /// A runtime that has a device, and how many.
 fn usable(family: Family, search: Search) -> Result<(Runtime, i32), String> {
     let runtime = Runtime::find(family, search).map_err(|error| error.to_string())?;
-    let devices = runtime.device_count().map_err(|error| error.to_string())?;
-    Ok((runtime, devices))
+    if !fork::may_call_runtime() {
+        return Err(ORPHANED.to_owned());
+    }
+    match runtime.device_count() {
+        Ok(devices) => Ok((runtime, devices)),
+        Err(error) => {
+            fork::runtime_is_of_no_use();
+            Err(error.to_string())
+        }
+    }
 }

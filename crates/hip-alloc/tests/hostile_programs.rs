@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{compile, library};
+use common::{compile, compile_library, library};
 use std::process::Command;
 
 /// The threads of `fork.cpp` and its children record too, if they wrongly do.
@@ -135,4 +135,19 @@ fn where_no_thread_can_be_started_nothing_is_kept_and_nobody_waits() {
         "{errors}"
     );
     assert_eq!(errors.lines().count(), 1, "{errors}");
+}
+
+#[test]
+fn a_constructor_of_a_library_may_fork_and_allocate_while_a_device_is_opened() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("loader.cpp", folder.path()))
+        .arg(library())
+        .arg(compile_library("in_constructor.cpp", folder.path()))
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "forked in a constructor: 0\nallocated in a constructor: 1\nloaded: 1\n"
+    );
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }

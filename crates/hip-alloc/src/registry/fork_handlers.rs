@@ -3,7 +3,8 @@
 //! ```text
 //!   before:  keep others from making allocators, then take the lock of every allocator
 //!   parent:  drop them
-//!   child:   make each allocator fit for a process of its own, drop them
+//!   child:   make each allocator fit for a process of its own, forget who was opening others,
+//!            drop them
 //! ```
 
 use super::existing;
@@ -54,6 +55,9 @@ pub(crate) fn after_in_child() {
     if let Some(mut everything) = taken() {
         for allocator in &mut everything.allocators {
             allocator.adopt();
+        }
+        if let Some(registry) = existing() {
+            registry.forked();
         }
     }
 }
