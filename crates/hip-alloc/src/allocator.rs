@@ -5,6 +5,7 @@ mod reclaim_view;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use pools::CannotBegin;
 pub(crate) use reclaim_view::ReclaimView;
 
 use crate::deferred_errors::DeferredErrors;
@@ -53,11 +54,17 @@ enum Standing {
     AmongPools,
     /// This process was forked from the one that uses the device.
     Orphaned,
+    /// The process ends, and the runtime may be gone: requests are served, but nothing is given
+    /// back that nobody asked to be.
+    Ending,
 }
 
 /// Why a forked child has no accelerator.
 pub(crate) const ORPHANED: &str = "this process was forked from one that uses the GPU, and no GPU runtime \
      works in both: start it with the multiprocessing method `spawn`, or leave the GPU to the parent";
+
+/// Why a pool begins no more.
+const ENDING: &str = "the process ends, and its GPU runtime may be gone";
 
 /// Makes an [`Allocator`].
 pub struct AllocatorBuilder {
@@ -162,6 +169,9 @@ impl Allocator {
     /// What is live stays, also above it; what is held beyond that is given back.
     pub fn set_memory_fraction(&self, fraction: f64) -> Result<(), DriverError> {
         let mut inner = self.inner.lock();
+        if let Some(reason) = inner.out_of_reach() {
+            return Err(DriverError::Orphaned(reason));
+        }
         let stats = inner.stats();
         let held = stats.held_bytes;
         let total = inner
@@ -200,10 +210,10 @@ impl Allocator {
         let mut inner = self.inner.lock();
         let mut served = if inner.standing == Standing::Alone {
             inner.with_driver(|pool, driver| pool.allocate(driver, bytes, stream))
-        } else if inner.standing == Standing::AmongPools {
-            inner.allocate_among_pools(bytes, stream)
-        } else {
+        } else if inner.standing == Standing::Orphaned {
             return Err(Refusal::Failed(format!("{}: {ORPHANED}", self.device)));
+        } else {
+            inner.allocate_among_pools(bytes, stream)
         };
         if served == Err(AllocateError::OutOfMemory) {
             (inner, served) = self.wait_for_others(inner, bytes, stream);
@@ -272,8 +282,9 @@ impl Allocator {
         let freed = match inner.standing {
             Standing::Alone => inner.with_driver(|pool, driver| pool.free(driver, address)),
             Standing::AmongPools => inner.free_among_pools(address),
-            // The memory is the parent's, and only the parent can give it back.
-            Standing::Orphaned => return,
+            // The memory is the parent's, and only the parent can give it back; or it goes with
+            // this process.
+            Standing::Orphaned | Standing::Ending => return,
         };
         match freed {
             Ok(bytes) => {
@@ -344,7 +355,7 @@ impl Allocator {
         match inner.standing {
             Standing::Alone => inner.with_driver(|pool, driver| pool.trim(driver, keep)),
             Standing::AmongPools => inner.trim_among_pools(keep),
-            Standing::Orphaned => return,
+            Standing::Orphaned | Standing::Ending => return,
         }
         if inner.history.is_on() {
             inner.complete_history(StreamId(0), stack);
@@ -352,11 +363,14 @@ impl Allocator {
         inner.report_deferred(self.device);
     }
 
-    /// Waits for a moment until nobody is inside, so that no driver is called while the
-    /// process ends.
-    pub(crate) fn wait_until_left(&self) {
+    /// The process ends: from now on no driver is called that may be gone, unless the program
+    /// asks for something. Waits for a moment until nobody is inside.
+    pub(crate) fn end(&self) {
         for _ in 0..200 {
-            if self.inner.try_lock().is_some() {
+            if let Some(mut inner) = self.inner.try_lock() {
+                if inner.standing != Standing::Orphaned && !inner.driver.survives_exit() {
+                    inner.standing = Standing::Ending;
+                }
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -422,6 +436,15 @@ impl Held<'_> {
 }
 
 impl Inner {
+    /// Why the device is not to be touched, if it is not, but for what a program asks for itself.
+    fn out_of_reach(&self) -> Option<&'static str> {
+        match self.standing {
+            Standing::Alone | Standing::AmongPools => None,
+            Standing::Orphaned => Some(ORPHANED),
+            Standing::Ending => Some(ENDING),
+        }
+    }
+
     /// Has somebody look after what is kept.
     #[cold]
     fn have_looked_after(&mut self) {

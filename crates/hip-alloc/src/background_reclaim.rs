@@ -49,6 +49,9 @@ pub(crate) fn end() {
 /// Starts a thread that looks after an allocator until that has nothing to give back; whether
 /// there is one. The caller has the allocator's lock, so nothing is asked of the allocator here.
 pub(crate) fn start(allocator: &'static Allocator) -> bool {
+    if ENDING.load(Ordering::SeqCst) {
+        return false;
+    }
     let builder = std::thread::Builder::new().name("hip-alloc".to_owned());
     let started = without_signals(|| {
         builder.spawn(move || {
@@ -121,6 +124,9 @@ impl BackgroundReclaim {
     /// Looks whether memory is short or unused, at the time `now`, and gives back what is kept
     /// if it is. `false` once there is nothing more to look after.
     pub fn check(&mut self, allocator: &Allocator, now: Duration) -> bool {
+        if ENDING.load(Ordering::SeqCst) {
+            return false;
+        }
         let waits = self.somebody_waits(now);
         allocator.for_reclaim(|view| self.judge(view, waits, now))
     }

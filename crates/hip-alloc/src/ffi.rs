@@ -490,18 +490,19 @@ fn allocator_of(device: c_int) -> Result<&'static Allocator, String> {
     registry()?.get(DeviceIndex(device))
 }
 
-/// Ends recordings when the process does, and calls no driver from threads of ours after that.
+/// Ends recordings when the process does, and calls no driver after that for what the program
+/// did not ask for: its runtime may be gone before the last tensors are freed.
 fn watch_exit() {
     extern "C" fn at_exit() {
         background_reclaim::end();
         for allocator in existing().into_iter().flat_map(|registry| registry.all()) {
-            allocator.wait_until_left();
+            allocator.end();
             allocator.finish_recording();
         }
     }
     // SAFETY: the handler is a function of this library, which is never unloaded (it is
     // linked with `-z nodelete`); it touches nothing but our own allocators, which are
-    // never dropped.
+    // never dropped, and the files of their recorders, and calls no driver.
     if unsafe { libc::atexit(at_exit) } != 0 {
         report::warn("the end of a recording may be missing: no memory for the exit handler");
     }

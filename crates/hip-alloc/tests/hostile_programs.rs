@@ -151,3 +151,39 @@ fn a_constructor_of_a_library_may_fork_and_allocate_while_a_device_is_opened() {
     );
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
+
+#[test]
+fn a_child_of_a_process_that_uses_a_gpu_never_calls_the_runtime() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("orphan.cpp", folder.path()))
+        .arg(library())
+        .env("HIP_ALLOC_CONF", "backend:hip")
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "memory: 3, 0 calls\n\
+         a fraction: 3, 0 calls\n\
+         a user more: 3, 0 calls\n\
+         frees and trim: 0, 0 calls\n\
+         refused: 0, 0 calls\n\
+         refused: 1, 0 calls\n\
+         no pool begun: 0, 0 calls\n\
+         ended with 0\n"
+    );
+}
+
+#[test]
+fn what_is_freed_when_the_process_ends_calls_no_runtime_and_starts_no_thread() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("ending.cpp", folder.path()))
+        .arg(library())
+        .env("HIP_ALLOC_CONF", "backend:hip")
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "0 calls, 0 threads, 0 bytes of the host live\n"
+    );
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
+}

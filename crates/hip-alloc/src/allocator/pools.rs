@@ -6,26 +6,43 @@ use crate::pool::{AllocateError, BlockLayout, FreeError, Pool, PoolStats};
 use crate::private_pools::{AlreadyBegun, Captured, Filter, PrivatePools};
 use crate::units::{PoolId, StreamId};
 
+/// Why requests are not directed to a pool.
+pub(crate) enum CannotBegin {
+    /// They are already.
+    AlreadyBegun,
+    /// The device is not to be touched.
+    OutOfReach(&'static str),
+}
+
 impl Allocator {
     /// Has requests that the filter takes served by a pool, which is made if it is not there, until
     /// [`end_pool`](Self::end_pool). It has one user more. What comes back says, as long as it is
     /// true, that a graph may be captured.
     ///
     /// # Errors
-    /// Requests go to that pool already.
+    /// Requests go to that pool already, or the device is out of reach.
     pub(crate) fn begin_pool(
         &self,
         id: PoolId,
         filter: Box<dyn Filter>,
-    ) -> Result<Captured, AlreadyBegun> {
+    ) -> Result<Captured, CannotBegin> {
         let mut inner = self.inner.lock();
+        if let Some(reason) = inner.out_of_reach() {
+            return Err(CannotBegin::OutOfReach(reason));
+        }
         let granule = inner.pool.config().granule;
-        inner.among_pools(|private, _, driver| private.begin(driver, granule, id, filter))
+        inner
+            .among_pools(|private, _, driver| private.begin(driver, granule, id, filter))
+            .map_err(|AlreadyBegun| CannotBegin::AlreadyBegun)
     }
 
-    /// Whether requests went to the pool; they do no longer.
+    /// Whether requests went to the pool; they do no longer. Of a device that is out of reach
+    /// nothing is changed.
     pub(crate) fn end_pool(&self, id: PoolId) -> bool {
         let mut inner = self.inner.lock();
+        if inner.out_of_reach().is_some() {
+            return true;
+        }
         let ended = inner.among_pools(|private, pool, driver| private.end(pool, driver, id));
         inner.report_deferred(self.device);
         ended
@@ -33,8 +50,14 @@ impl Allocator {
 
     /// One user more of a pool, which is made for the first. With `use_on_oom`, what is free in it
     /// serves other requests before they are refused.
-    pub(crate) fn retain_pool(&self, id: PoolId, use_on_oom: bool) {
+    ///
+    /// # Errors
+    /// Why the device is not to be touched.
+    pub(crate) fn retain_pool(&self, id: PoolId, use_on_oom: bool) -> Result<(), &'static str> {
         let mut inner = self.inner.lock();
+        if let Some(reason) = inner.out_of_reach() {
+            return Err(reason);
+        }
         let granule = inner.pool.config().granule;
         inner.among_pools(|private, _, driver| {
             private.retain(driver, granule, id);
@@ -42,12 +65,16 @@ impl Allocator {
                 private.use_on_oom(id);
             }
         });
+        Ok(())
     }
 
     /// One user less; with the last, the pool's memory goes back as soon as nothing of it is live.
-    /// Whether there was such a pool.
+    /// Whether there was such a pool. Of a device that is out of reach nothing is changed.
     pub(crate) fn release_pool(&self, id: PoolId) -> bool {
         let mut inner = self.inner.lock();
+        if inner.out_of_reach().is_some() {
+            return true;
+        }
         let released = inner.among_pools(|private, pool, driver| private.release(pool, driver, id));
         inner.report_deferred(self.device);
         released
@@ -61,6 +88,9 @@ impl Allocator {
     /// A graph may be captured on another device, as long as `captured` is true.
     pub(crate) fn heed_capture(&self, captured: Captured) {
         let mut inner = self.inner.lock();
+        if inner.out_of_reach().is_some() {
+            return;
+        }
         inner.among_pools(|private, pool, _| {
             private.heed(captured);
             private.look_around(pool);
@@ -93,8 +123,9 @@ impl Inner {
         if captures {
             driver.leave_capture();
         }
-        if self.standing != Standing::Orphaned {
-            self.standing = match private.are_used() {
+        let used = private.are_used();
+        if self.out_of_reach().is_none() {
+            self.standing = match used {
                 true => Standing::AmongPools,
                 false => Standing::Alone,
             };

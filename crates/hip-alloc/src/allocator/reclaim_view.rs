@@ -1,6 +1,6 @@
 //! What somebody sees and does who looks after the memory that is kept.
 
-use super::{Allocator, Inner, Standing};
+use super::{Allocator, Inner};
 use crate::driver::{DriverError, MemoryInfo};
 use crate::history::StackId;
 use crate::limit::within;
@@ -12,12 +12,14 @@ impl Allocator {
     pub(crate) fn for_reclaim(&self, judge: impl FnOnce(&mut ReclaimView<'_>) -> bool) -> bool {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
+        if inner.out_of_reach().is_some() {
+            return false;
+        }
         if inner.captures() {
             // Nothing can be given back, nor the device asked.
             return true;
         }
-        let usable = inner.standing != Standing::Orphaned && !inner.deferred.device_lost();
-        let again = usable && judge(&mut ReclaimView { inner });
+        let again = !inner.deferred.device_lost() && judge(&mut ReclaimView { inner });
         inner.report_deferred(self.device);
         if inner.history.is_on() {
             inner.complete_history(StreamId(0), StackId::UNKNOWN);

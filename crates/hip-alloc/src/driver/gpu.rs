@@ -336,6 +336,10 @@ impl Driver for GpuDriver {
         false // as both runtimes document
     }
 
+    fn survives_exit(&self) -> bool {
+        false
+    }
+
     fn measure(&mut self) -> Option<DriverCost> {
         measured(|bytes| {
             let address = self.allocate(bytes).ok()?;

@@ -63,7 +63,8 @@ pub enum DriverError {
         /// The runtime's name for it.
         message: String,
     },
-    /// The device belongs to the process that this one was forked from.
+    /// The device is out of reach: it belongs to the process that this one was forked from, or the
+    /// process ends.
     #[error("{0}")]
     Orphaned(&'static str),
 }
@@ -148,6 +149,12 @@ pub trait Driver: Send {
 
     /// Whether the copy of this driver in a forked child can be used there.
     fn survives_fork(&self) -> bool {
+        true
+    }
+
+    /// Whether it can be called until the very end of the process. A runtime has destructors of its
+    /// own, which may run before those of the program.
+    fn survives_exit(&self) -> bool {
         true
     }
 

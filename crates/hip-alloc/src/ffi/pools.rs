@@ -1,8 +1,8 @@
 //! Private pools: what PyTorch tells its allocator of captures and of memory pools.
 
-use super::{ERROR_ARGUMENT, OK, failed, throw, with_device};
-use crate::allocator::Allocator;
-use crate::private_pools::{AlreadyBegun, Filter};
+use super::{ERROR_ARGUMENT, ERROR_DRIVER, OK, failed, throw, with_device};
+use crate::allocator::{Allocator, CannotBegin};
+use crate::private_pools::Filter;
 use crate::refusal::Refusal;
 use crate::registry::existing;
 use crate::units::{DeviceIndex, PoolId, StreamId};
@@ -89,7 +89,10 @@ pub unsafe extern "C-unwind" fn hip_alloc_begin_allocate_to_pool(
             match allocator.begin_pool(id, filter) {
                 Ok(captured) => others(allocator.device())
                     .for_each(|other| other.heed_capture(captured.clone())),
-                Err(AlreadyBegun) => {
+                Err(CannotBegin::OutOfReach(reason)) => {
+                    problem = Some(format!("{FUNCTION}: {reason}"));
+                }
+                Err(CannotBegin::AlreadyBegun) => {
                     problem = Some(format!(
                         "memory pool ({}, {}) is in use already: requests on this device go there",
                         id.first, id.second
@@ -147,9 +150,12 @@ pub extern "C-unwind" fn hip_alloc_retain_pool(
     id: PoolId,
     use_on_oom: c_int,
 ) -> c_int {
-    with_device("hip_alloc_retain_pool", device, |allocator| {
-        allocator.retain_pool(id, use_on_oom != 0);
-        OK
+    const FUNCTION: &str = "hip_alloc_retain_pool";
+    with_device(FUNCTION, device, |allocator| {
+        match allocator.retain_pool(id, use_on_oom != 0) {
+            Ok(()) => OK,
+            Err(reason) => failed(ERROR_DRIVER, &format!("{FUNCTION}: {reason}")),
+        }
     })
 }
 

@@ -47,3 +47,8 @@ inline Library open_library(const char *path) {
   find(library.snapshot, "hip_alloc_snapshot");
   return library;
 }
+
+// A function of it that not every program needs.
+template <typename Function> Function *find(const Library &library, Function &, const char *name) {
+  return reinterpret_cast<Function *>(dlsym(library.handle, name));
+}

@@ -1,0 +1,73 @@
+// A HIP runtime in the program itself, which libhip_alloc.so finds in the global scope. Two
+// devices, of whose memory all is the host's, and no work that takes time. It counts calls, and
+// knows whether they would end a capture.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+
+namespace hip {
+
+// Calls of any function but those that name errors.
+inline std::atomic<int> calls{0};
+// Work on every stream is captured.
+inline std::atomic<bool> captures{false};
+// Calls that ended the capture.
+inline std::atomic<int> ended{0};
+// Run in every call.
+inline void (*in_call)() = nullptr;
+inline thread_local int current = 0;
+// How much this thread minds captures: 0 is global, 2 relaxed.
+inline thread_local int mode = 0;
+
+inline void count() {
+  calls++;
+  if (in_call) {
+    in_call();
+  }
+}
+
+inline void mind_captures(bool allowed_if_relaxed) {
+  if (captures && !(allowed_if_relaxed && mode == 2)) {
+    ended++;
+  }
+}
+
+} // namespace hip
+
+extern "C" {
+inline uint32_t done() { return hip::count(), 0; }
+uint32_t hipGetDeviceCount(int *devices) { return *devices = 2, done(); }
+uint32_t hipGetDevice(int *device) { return *device = hip::current, done(); }
+uint32_t hipSetDevice(int device) { return hip::current = device, done(); }
+uint32_t hipMalloc(void **memory, size_t bytes) {
+  hip::mind_captures(true);
+  *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  return done();
+}
+uint32_t hipFree(void *memory) {
+  hip::mind_captures(false);
+  std::free(memory);
+  return done();
+}
+uint32_t hipMemGetInfo(size_t *free, size_t *total) { return *free = *total = size_t{8} << 30, done(); }
+uint32_t hipStreamQuery(void *) { return done(); }
+uint32_t hipEventCreateWithFlags(void **event, uint32_t) { return *event = nullptr, done(); }
+uint32_t hipEventRecord(void *, void *) { return done(); }
+uint32_t hipEventQuery(void *) { return done(); }
+uint32_t hipEventSynchronize(void *) { return done(); }
+uint32_t hipEventDestroy(void *) { return done(); }
+uint32_t hipDeviceSynchronize() { return hip::mind_captures(false), done(); }
+uint32_t hipDeviceGetAttribute(int *value, int, int) { return *value = 0, done(); }
+uint32_t hipStreamIsCapturing(void *, int *status) { return *status = hip::captures, done(); }
+uint32_t hipThreadExchangeStreamCaptureMode(int *mode) {
+  int before = hip::mode;
+  hip::mode = *mode;
+  *mode = before;
+  return done();
+}
+uint32_t hipGetLastError() { return done(); }
+const char *hipGetErrorName(uint32_t) { return "an error"; }
+}
