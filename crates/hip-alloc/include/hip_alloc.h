@@ -101,8 +101,9 @@ int hip_alloc_record_history(size_t entries);
 
 /* Has `name_stack` called before every request, free and trim, in the thread that makes it, and
  * keeps its answer with the history's entry: a snapshot has it as `stack`, where 0 means
- * that nothing is known. The function may take locks, and may free memory; it must outlive
- * its use, and end without unwinding. NULL ends this. Off at the start. */
+ * that nothing is known. The function may take locks, and may free memory; it must end without
+ * unwinding. NULL ends this, and waits for threads that are in the function: then the caller must
+ * have none of the locks that it takes. Off at the start. */
 int hip_alloc_record_stacks(uint64_t (*name_stack)(void));
 
 /* Functions of Python's C interface by which a stack is read; objects and thread states are
@@ -122,13 +123,17 @@ struct hip_alloc_python {
 /* As hip_alloc_record_stacks, with a function of the library that names the stacks of Python's
  * threads, several times as fast as one in Python does. With `walks` 0 only `tag` is named:
  * it goes with every stack from now on, and 0 is none. The functions are those of the first
- * call. NULL ends this, and forgets the stacks. */
+ * call, and none may be NULL. NULL instead of them ends this, waits for threads that are reading
+ * their stacks, and forgets the stacks. To be called without Python's lock (ctypes.CDLL gives it
+ * up), and ended before the interpreter is: from Python's atexit, since a thread that waits for
+ * the lock of an interpreter that ends is ended with it. */
 int hip_alloc_record_python_stacks(const struct hip_alloc_python *python, size_t python_size,
                                    int walks, uint64_t tag);
 
 /* The stack behind a number: its tag, and its innermost `most` frames, each a code object (not
- * a new reference; it lives until the stacks are forgotten) and what `place` said. Returns how many frames
- * there are, and 0 with tag 0 for a number that is none. */
+ * a new reference; it lives until the stacks are forgotten) and what `place` said. Where a pointer is
+ * NULL nothing is written. Returns how many frames there are, and 0 with tag 0 for a number that is
+ * none. */
 size_t hip_alloc_python_stack(uint64_t number, uint64_t *tag, const void **codes, int *places,
                               size_t most);
 

@@ -4,23 +4,21 @@
 //! and everything else happens in safe code.
 
 pub mod pools;
+pub mod stacks;
 
 use crate::allocator::Allocator;
 use crate::background_reclaim;
-use crate::history::StackId;
-use crate::python_stacks::{self, Python};
 use crate::refusal::Refusal;
 use crate::registry::{self, Registry, existing, fork_handlers, settings};
 use crate::report::{self, Repeated};
 use crate::units::{DeviceIndex, StreamId};
-use std::cell::Cell;
+use stacks::stack;
 use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_uint, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 const OK: c_int = 0;
 const ERROR_DEVICE: c_int = 1;
@@ -33,11 +31,6 @@ const ABI_VERSION: c_uint = 1;
 static NO_DEVICE: Repeated = Repeated::new();
 /// Calls that the code they return says failed.
 static FAILED: Repeated = Repeated::new();
-
-/// Names the stack of the thread that calls it.
-type NameStack = extern "C" fn() -> u64;
-/// What [`hip_alloc_record_stacks`] was given; null while stacks are not wanted.
-static NAME_STACK: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// `struct hip_alloc_stats`.
 #[repr(C)]
@@ -306,93 +299,6 @@ pub extern "C-unwind" fn hip_alloc_record_history(entries: usize) -> c_int {
     }
 }
 
-/// Has `name_stack` called before every request and free, and its answer kept with the entry.
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn hip_alloc_record_stacks(name_stack: Option<NameStack>) -> c_int {
-    let function = name_stack.map_or(ptr::null_mut(), |function| function as *mut c_void);
-    NAME_STACK.store(function, Ordering::Release);
-    OK
-}
-
-/// Names Python's stacks, with frames if `walks`; without functions that ends, and all is forgotten.
-///
-/// # Safety
-/// `python` is null, or points to `python_size` bytes: functions of Python's C interface, whose
-/// interpreter runs until this is ended.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn hip_alloc_record_python_stacks(
-    python: *const c_void,
-    python_size: usize,
-    walks: c_int,
-    tag: u64,
-) -> c_int {
-    const FUNCTION: &str = "hip_alloc_record_python_stacks";
-    if python.is_null() {
-        hip_alloc_record_stacks(None);
-        guarded(FUNCTION, python_stacks::forget);
-        return OK;
-    }
-    if python_size < size_of::<Python>() {
-        return failed(
-            ERROR_ARGUMENT,
-            "hip_alloc_record_python_stacks: too few functions",
-        );
-    }
-    // SAFETY: the pointer is to enough bytes, and the caller promises that they are functions of
-    // these types, of which none is null. They need not be aligned for us.
-    let python = unsafe { python.cast::<Python>().read_unaligned() };
-    guarded(FUNCTION, || python_stacks::start(python, walks != 0, tag));
-    hip_alloc_record_stacks(Some(python_stacks::name))
-}
-
-/// The tag of a stack and its innermost frames, and of how many frames it is; 0 also where it is
-/// unknown.
-///
-/// # Safety
-/// `tag` may be written, and `most` elements at both `codes` and `places`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn hip_alloc_python_stack(
-    number: u64,
-    tag: *mut u64,
-    codes: *mut *const c_void,
-    places: *mut c_int,
-    most: usize,
-) -> usize {
-    let behind = guarded("hip_alloc_python_stack", || python_stacks::behind(number));
-    let (tag_of, frames) = behind.flatten().unwrap_or_default();
-    // SAFETY: the caller promises that all of it may be written; `at` is below `most`.
-    unsafe {
-        tag.write(tag_of);
-        for (at, (code, place)) in frames.iter().take(most).enumerate() {
-            codes.add(at).write(*code as *const c_void);
-            places.add(at).write(*place);
-        }
-    }
-    frames.len()
-}
-
-/// Where the program is, as the function says that it gave us. None of our locks is held
-/// meanwhile: it may wait for locks of its own (Python's), and may free memory.
-fn stack() -> StackId {
-    let function = NAME_STACK.load(Ordering::Acquire);
-    if function.is_null() {
-        return StackId::UNKNOWN;
-    }
-    // SAFETY: only `hip_alloc_record_stacks` writes here, null or a `NameStack`; a pointer to
-    // a function has the size of one to data on every platform that has `dlsym`.
-    let name_stack: NameStack = unsafe { std::mem::transmute(function) };
-    thread_local! {
-        /// This thread is in that function, and what it asks for there has no stack.
-        static NAMING: Cell<bool> = const { Cell::new(false) };
-    }
-    if NAMING.replace(true) {
-        return StackId::UNKNOWN;
-    }
-    let stack = StackId(name_stack());
-    NAMING.set(false);
-    stack
-}
-
 /// Writes a snapshot that PyTorch's memory_viz opens.
 ///
 /// # Safety
@@ -518,6 +424,7 @@ fn watch_forks() {
     }
     extern "C" fn in_child() {
         fork_handlers::after_in_child();
+        stacks::after_fork();
     }
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {

@@ -56,6 +56,8 @@ static PYTHON: Slot<Python> = Slot::new();
 static WALKS: AtomicBool = AtomicBool::new(false);
 /// Goes with every stack that is named from now on.
 static TAG_NOW: AtomicU64 = AtomicU64::new(0);
+/// The number of the stack that has this tag and no frames; 0 without a tag.
+static TAG_ALONE: AtomicU64 = AtomicU64::new(0);
 /// Is taken by who has Python's own lock, which `os.fork` has too: so no child inherits it taken.
 static STACKS: Lock<Stacks> = Lock::new(Stacks {
     numbers: None,
@@ -76,15 +78,24 @@ struct Stacks {
 /// Names the stacks of Python's threads from now on, as [`name`] does it: with their frames if
 /// `walks`, and each with the tag of its time.
 pub(crate) fn start(python: Python, walks: bool, tag: u64) {
-    PYTHON.get_or_make(|| python);
+    let python = PYTHON.get_or_make(|| python);
+    let alone = match tag {
+        0 => 0,
+        tag => {
+            let _lock = PythonLock::take(python);
+            keep(python, &[(tag as usize, TAG)])
+        }
+    };
     WALKS.store(walks, Ordering::Relaxed);
     TAG_NOW.store(tag, Ordering::Relaxed);
+    TAG_ALONE.store(alone, Ordering::Relaxed);
 }
 
 /// Forgets all stacks. Their numbers are not used again.
 pub(crate) fn forget() {
     let Some(python) = PYTHON.get() else { return };
     let _lock = PythonLock::take(python);
+    TAG_ALONE.store(0, Ordering::Relaxed);
     let mut stacks = STACKS.lock();
     stacks.forgotten += stacks.named.len() as u64;
     stacks.numbers = None;
@@ -96,26 +107,24 @@ pub(crate) fn forget() {
     }
 }
 
-/// The number of this thread's stack and tag; 0 where there is neither, as on autograd's own
-/// threads. Stacks that are alike have one number, so a training loop adds none after its first
-/// rounds.
+/// The number of this thread's stack and tag; 0 where there is neither. A thread that Python does
+/// not know, as autograd's own, has no stack, and does not wait for Python's lock. Stacks that are
+/// alike have one number, so a training loop adds none after its first rounds.
 pub(crate) extern "C" fn name() -> u64 {
     let Some(python) = PYTHON.get() else { return 0 };
-    let tag = TAG_NOW.load(Ordering::Relaxed);
-    // SAFETY: the caller of `hip_alloc_record_python_stacks` promised that it is Python's
-    // function, which any thread may call at any time.
-    let knows_python = !unsafe { (python.this_thread_state)() }.is_null();
-    let walks = WALKS.load(Ordering::Relaxed) && knows_python;
-    if !walks && tag == 0 {
-        return 0;
+    // SAFETY: the caller of `hip_alloc_record_python_stacks` promised that it is Python's function,
+    // which any thread may call while the interpreter runs; and ending the recording waits for
+    // threads in here.
+    let walks = WALKS.load(Ordering::Relaxed) && !unsafe { (python.this_thread_state)() }.is_null();
+    if !walks {
+        return TAG_ALONE.load(Ordering::Relaxed);
     }
     let _lock = PythonLock::take(python);
+    let tag = TAG_NOW.load(Ordering::Relaxed);
     let mut stack = Vec::with_capacity(64);
     stack.push((tag as usize, TAG));
-    if walks {
-        // SAFETY: `PythonLock` says that this thread has a state, and that it has the lock.
-        unsafe { walk(python, &mut stack) };
-    }
+    // SAFETY: `PythonLock` says that this thread has a state, and that it has the lock.
+    unsafe { walk(python, &mut stack) };
     if tag == 0 && stack.len() == 1 {
         return 0;
     }
@@ -189,7 +198,8 @@ struct PythonLock<'a>(&'a Python, c_int);
 impl<'a> PythonLock<'a> {
     fn take(python: &'a Python) -> Self {
         // SAFETY: the caller of `hip_alloc_record_python_stacks` promised that it is Python's
-        // function and that the interpreter runs. None of our locks is held here.
+        // function, and that the interpreter runs until the recording has ended, which waits for
+        // threads in here. None of our locks is held.
         PythonLock(python, unsafe { (python.ensure)() })
     }
 }
@@ -238,6 +248,8 @@ mod tests {
     /// References that somebody holds beyond those of the interpreter itself.
     static HELD: AtomicI64 = AtomicI64::new(0);
     static LOCKED: AtomicI64 = AtomicI64::new(0);
+    /// How often the lock was taken.
+    static TAKEN: AtomicI64 = AtomicI64::new(0);
     static LINE: AtomicU64 = AtomicU64::new(7);
 
     /// A thread in two frames: objects 11 and 12, whose codes are 111 and 112.
@@ -246,6 +258,7 @@ mod tests {
             ptr::without_provenance_mut(1)
         }
         extern "C" fn ensure() -> c_int {
+            TAKEN.fetch_add(1, Ordering::Relaxed);
             LOCKED.fetch_add(1, Ordering::Relaxed);
             5
         }
@@ -310,8 +323,11 @@ mod tests {
             Some((3, 2))
         );
         start(interpreter(), false, 3);
+        let taken = TAKEN.load(Ordering::Relaxed);
+        let tag_alone = name();
+        assert_eq!(TAKEN.load(Ordering::Relaxed), taken, "no lock for a tag");
         assert_eq!(
-            behind(name()).map(|(tag, frames)| (tag, frames.len())),
+            behind(tag_alone).map(|(tag, frames)| (tag, frames.len())),
             Some((3, 0))
         );
         start(interpreter(), false, 0);

@@ -187,3 +187,18 @@ fn what_is_freed_when_the_process_ends_calls_no_runtime_and_starts_no_thread() {
     );
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
+
+#[test]
+fn when_the_recording_of_stacks_has_ended_no_thread_is_naming_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("naming.cpp", folder.path()))
+        .arg(library())
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "ended with 0 when the thread had left: 1\n\
+         without a function: 2\n\
+         no such stack: 0\n"
+    );
+}

@@ -1,0 +1,154 @@
+//! Stacks: where the program is when it asks for memory, as a function says that it gives us.
+
+use super::{ERROR_ARGUMENT, ERROR_DRIVER, OK, failed, guarded};
+use crate::history::StackId;
+use crate::python_stacks::{self, Python};
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Names the stack of the thread that calls it.
+type NameStack = extern "C" fn() -> u64;
+/// What [`hip_alloc_record_stacks`] was given; null while stacks are not wanted.
+static NAME_STACK: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+/// How many threads may be in that function.
+static NAMING: AtomicUsize = AtomicUsize::new(0);
+/// How long it is waited for that they are not.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
+
+thread_local! {
+    /// This thread is in that function, and what it asks for there has no stack.
+    static IS_NAMING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Has `name_stack` called before every request and free, and its answer kept with the entry.
+/// When it comes back, no thread is in the function that was called before.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn hip_alloc_record_stacks(name_stack: Option<NameStack>) -> c_int {
+    let function = name_stack.map_or(ptr::null_mut(), |function| function as *mut c_void);
+    let before = NAME_STACK.swap(function, Ordering::SeqCst);
+    if before == function || before.is_null() {
+        return OK;
+    }
+    // The function itself may end this; it is not waited for.
+    let own = usize::from(IS_NAMING.get());
+    let began = Instant::now();
+    while NAMING.load(Ordering::SeqCst) > own {
+        if began.elapsed() > LONGEST_WAIT {
+            let message = "hip_alloc_record_stacks: a thread is still naming its stack; does it wait \
+                           for a lock that this thread has?";
+            return failed(ERROR_DRIVER, message);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    OK
+}
+
+/// Names Python's stacks, with frames if `walks`; without functions that ends, and all is forgotten.
+///
+/// # Safety
+/// `python` is null, or points to `python_size` bytes: functions of Python's C interface, whose
+/// interpreter runs until this is ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn hip_alloc_record_python_stacks(
+    python: *const c_void,
+    python_size: usize,
+    walks: c_int,
+    tag: u64,
+) -> c_int {
+    const FUNCTION: &str = "hip_alloc_record_python_stacks";
+    const FUNCTIONS: usize = size_of::<Python>() / size_of::<*const c_void>();
+    if python.is_null() {
+        let ended = hip_alloc_record_stacks(None);
+        guarded(FUNCTION, python_stacks::forget);
+        return ended;
+    }
+    if python_size < size_of::<Python>() {
+        return failed(ERROR_ARGUMENT, &format!("{FUNCTION}: too few functions"));
+    }
+    // SAFETY: the pointer is to enough bytes, which need not be aligned for us; any bytes are
+    // pointers that are only compared.
+    let pointers = unsafe { python.cast::<[*const c_void; FUNCTIONS]>().read_unaligned() };
+    if pointers.iter().any(|pointer| pointer.is_null()) {
+        return failed(ERROR_ARGUMENT, &format!("{FUNCTION}: a function is null"));
+    }
+    // SAFETY: as above, and none is null, which is all that a function's type forbids; the caller
+    // promises that they are functions of these types.
+    let python = unsafe { python.cast::<Python>().read_unaligned() };
+    guarded(FUNCTION, || python_stacks::start(python, walks != 0, tag));
+    hip_alloc_record_stacks(Some(python_stacks::name))
+}
+
+/// The tag of a stack and its innermost frames, and of how many frames it is; 0 also where it is
+/// unknown.
+///
+/// # Safety
+/// `tag` is null or may be written; so are `codes` and `places`, each with `most` elements.
+#[unsafe(no_mangle)]
+pub unsafe extern "C-unwind" fn hip_alloc_python_stack(
+    number: u64,
+    tag: *mut u64,
+    codes: *mut *const c_void,
+    places: *mut c_int,
+    most: usize,
+) -> usize {
+    let behind = guarded("hip_alloc_python_stack", || python_stacks::behind(number));
+    let (tag_of, frames) = behind.flatten().unwrap_or_default();
+    if !tag.is_null() {
+        // SAFETY: not null, and the caller promises that it may be written.
+        unsafe { tag.write(tag_of) };
+    }
+    if !codes.is_null() && !places.is_null() {
+        for (at, (code, place)) in frames.iter().take(most).enumerate() {
+            // SAFETY: neither is null, the caller promises that `most` elements of both may be
+            // written, and `at` is below `most`.
+            unsafe {
+                codes.add(at).write(*code as *const c_void);
+                places.add(at).write(*place);
+            }
+        }
+    }
+    frames.len()
+}
+
+/// Where the program is, as the function says that it gave us. None of our locks is held
+/// meanwhile: it may wait for locks of its own (Python's), and may free memory.
+#[inline]
+pub(super) fn stack() -> StackId {
+    if NAME_STACK.load(Ordering::Relaxed).is_null() {
+        return StackId::UNKNOWN;
+    }
+    ask()
+}
+
+fn ask() -> StackId {
+    struct Done;
+    impl Drop for Done {
+        fn drop(&mut self) {
+            IS_NAMING.set(false);
+            NAMING.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    if IS_NAMING.replace(true) {
+        return StackId::UNKNOWN;
+    }
+    // First counted, then read: whoever takes the function away first takes it, then counts. So
+    // either the function is not seen here, or this thread is seen there.
+    NAMING.fetch_add(1, Ordering::SeqCst);
+    let _done = Done;
+    let function = NAME_STACK.load(Ordering::SeqCst);
+    if function.is_null() {
+        return StackId::UNKNOWN;
+    }
+    // SAFETY: only `hip_alloc_record_stacks` writes here, null or a `NameStack`; a pointer to
+    // a function has the size of one to data on every platform that has `dlsym`.
+    let name_stack: NameStack = unsafe { std::mem::transmute(function) };
+    StackId(name_stack())
+}
+
+/// The other threads, which may have been naming their stacks, are not in a forked child.
+pub(super) fn after_fork() {
+    NAMING.store(usize::from(IS_NAMING.get()), Ordering::SeqCst);
+}
