@@ -67,8 +67,7 @@ impl GpuDriver {
             SUCCESS
         })
         .map_err(|error| error.to_string())?;
-        // SAFETY: as in `check`: forget what failed in the trial.
-        unsafe { (self.runtime.functions.get_last_error)() };
+        self.forget_error();
         self.mapped = Some(result?);
         Ok(())
     }
@@ -94,8 +93,21 @@ impl GpuDriver {
         })
     }
 
+    /// Calls the runtime, which may fork in any of its functions.
+    fn call<T>(&self, call: impl FnOnce(&Runtime) -> T) -> T {
+        forking_on_its_own(|| call(&self.runtime))
+    }
+
     /// Runs `call` with our device current on this thread, and restores the one before.
     fn on_device(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(&Runtime) -> u32,
+    ) -> Result<(), DriverError> {
+        forking_on_its_own(|| self.with_device_current(name, call))
+    }
+
+    fn with_device_current(
         &self,
         name: &'static str,
         call: impl FnOnce(&Runtime) -> u32,
@@ -104,7 +116,6 @@ impl GpuDriver {
         let mut before = 0;
         // SAFETY: writes one int to a live local.
         self.check("GetDevice", unsafe { (functions.get_device)(&mut before) })?;
-        let call = |runtime| forking_on_its_own(|| call(runtime));
         if before == self.device.0 {
             return self.check(name, call(&self.runtime));
         }
@@ -130,21 +141,25 @@ impl GpuDriver {
         if status == SUCCESS {
             return Ok(());
         }
-        // The runtime keeps the error for the next who asks, which would be PyTorch,
-        // after a kernel of its own that did not fail.
-        // SAFETY: takes nothing, changes only the error kept for this thread.
-        unsafe { (self.runtime.functions.get_last_error)() };
+        self.forget_error();
         if status == OUT_OF_MEMORY {
             return Err(DriverError::OutOfMemory);
         }
         Err(self.failure(call, status))
     }
 
+    /// The runtime keeps an error for the next who asks, which would be PyTorch, after a kernel of
+    /// its own that did not fail.
+    fn forget_error(&self) {
+        // SAFETY: takes nothing, changes only the error kept for this thread.
+        self.call(|runtime| unsafe { (runtime.functions.get_last_error)() });
+    }
+
     fn failure(&self, call: &'static str, status: u32) -> DriverError {
         DriverError::Failed {
             call,
             code: status,
-            message: self.runtime.error_name(status),
+            message: self.call(|runtime| runtime.error_name(status)),
         }
     }
 
@@ -167,7 +182,7 @@ impl GpuDriver {
         let functions = self.runtime.capture_functions.as_ref()?;
         let mut mode = mode;
         // SAFETY: reads and writes one int in a live local.
-        let status = unsafe { (functions.exchange_capture_mode)(&mut mode) };
+        let status = self.call(|_| unsafe { (functions.exchange_capture_mode)(&mut mode) });
         self.check("ThreadExchangeStreamCaptureMode", status).ok()?;
         Some(mode)
     }
@@ -243,15 +258,16 @@ impl Driver for GpuDriver {
         let mut status = SUCCESS;
         // With our device current: the default stream of each device has the same handle.
         self.on_device("StreamQuery", |runtime| {
-            // SAFETY: the program gave this handle for a stream that it still uses.
+            // SAFETY: a stream of the program's, on which it used memory that the pool still holds; the
+            // header demands that it lives as long as that memory, freed or not.
             status = unsafe { (runtime.functions.stream_query)(handle) };
             SUCCESS
         })?;
         if status == SUCCESS {
             return Ok(None);
         }
-        // SAFETY: as in `check`: forget that the stream is busy.
-        unsafe { (self.runtime.functions.get_last_error)() };
+        // That it is busy.
+        self.forget_error();
         let event = match self.spare.pop() {
             Some(event) => event,
             None => {
@@ -276,10 +292,11 @@ impl Driver for GpuDriver {
 
     fn reached(&mut self, event: EventId) -> Result<bool, DriverError> {
         // SAFETY: `record` gave this event, and it has not ended.
-        let status = unsafe { (self.runtime.functions.event_query)(event.0 as *mut c_void) };
+        let query =
+            |runtime: &Runtime| unsafe { (runtime.functions.event_query)(event.0 as *mut c_void) };
+        let status = self.call(query);
         if status == NOT_READY {
-            // SAFETY: as in `check`: forget that it was not ready.
-            unsafe { (self.runtime.functions.get_last_error)() };
+            self.forget_error();
             return Ok(false);
         }
         self.check("EventQuery", status)?;
@@ -289,7 +306,10 @@ impl Driver for GpuDriver {
 
     fn wait(&mut self, event: EventId) -> Result<(), DriverError> {
         // SAFETY: `record` gave this event, and it has not ended.
-        let status = unsafe { (self.runtime.functions.event_synchronize)(event.0 as *mut c_void) };
+        let wait = |runtime: &Runtime| unsafe {
+            (runtime.functions.event_synchronize)(event.0 as *mut c_void)
+        };
+        let status = self.call(wait);
         self.check("EventSynchronize", status)?;
         self.finish(event);
         Ok(())
@@ -359,9 +379,9 @@ impl Driver for GpuDriver {
 
 impl Drop for GpuDriver {
     fn drop(&mut self) {
-        for event in self.spare.drain(..) {
+        for event in std::mem::take(&mut self.spare) {
             // SAFETY: made by `event_create`, not in use, destroyed once.
-            unsafe { (self.runtime.functions.event_destroy)(event) };
+            self.call(|runtime| unsafe { (runtime.functions.event_destroy)(event) });
         }
     }
 }
