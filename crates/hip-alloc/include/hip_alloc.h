@@ -164,7 +164,8 @@ struct hip_alloc_pool_id {
 /* From now on requests that the filter takes are served by the pool, which has one user more, until
  * hip_alloc_end_allocate_to_pool; where several filters take one, that which came first decides.
  * `filter` is the address of a std::function<bool(hipStream_t)>, of which a copy is called in the
- * thread of each request, with its stream. Until it has taken a request for work on a stream that
+ * thread of each request, with its stream, while a lock of the library is held: it must not call the
+ * library. It may be destroyed in any thread. Until it has taken a request for work on a stream that
  * is not captured, a graph may be captured: then no memory is given back to any device, and no
  * event recorded. Throws as hip_alloc_malloc does, also where requests go to the pool already.
  * PyTorch calls this, and declares the same function with a pair of two unsigned long long and a

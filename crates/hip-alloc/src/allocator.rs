@@ -15,7 +15,7 @@ use crate::limit::within;
 use crate::lock::{Guard, Lock};
 use crate::other_processes::{self, OtherProcesses};
 use crate::pool::{AllocateError, FreeError, Keep, Pool, PoolConfig, PoolStats};
-use crate::private_pools::PrivatePools;
+use crate::private_pools::{Captured, PrivatePools};
 use crate::recorder::Recorder;
 use crate::refusal::{Refusal, Situation};
 use crate::report::{self, Repeated};
@@ -75,6 +75,7 @@ pub struct AllocatorBuilder {
     history: History,
     other_processes: Option<OtherProcesses>,
     look_after: Option<Box<dyn Fn() -> bool + Send>>,
+    captures: Vec<Captured>,
 }
 
 impl AllocatorBuilder {
@@ -113,15 +114,29 @@ impl AllocatorBuilder {
         }
     }
 
+    /// Heeds captures of graphs that have begun on other devices.
+    pub(crate) fn captures(self, captures: Vec<Captured>) -> Self {
+        Self { captures, ..self }
+    }
+
     /// The allocator. Takes the warm-up floor from the driver at once.
     pub fn build(mut self) -> Allocator {
+        let mut private = Box::<PrivatePools>::default();
+        for captured in self.captures.drain(..) {
+            private.heed(captured);
+        }
+        let captured = private.captured();
+        if captured {
+            self.driver.enter_capture();
+        }
         let mut pool = Pool::new(self.config);
         if pool.config().keep == Keep::Auto {
             let remembered = self
                 .other_processes
                 .as_ref()
                 .and_then(OtherProcesses::remembered);
-            let cost = remembered.or_else(|| self.driver.measure());
+            // To measure means to give memory back, which would end a capture.
+            let cost = remembered.or_else(|| (!captured).then(|| self.driver.measure())?);
             pool.set_driver_cost(cost.unwrap_or_default());
             if let (Some(other_processes), Some(cost)) = (&self.other_processes, cost) {
                 other_processes.remember(cost);
@@ -131,6 +146,9 @@ impl AllocatorBuilder {
             // The first request is what it was taken for.
             true => pool.warm_up(&mut self.history.watch(self.driver.as_mut())),
             false => pool.warm_up(self.driver.as_mut()),
+        }
+        if captured {
+            self.driver.leave_capture();
         }
         Allocator {
             device: self.device,
@@ -144,8 +162,11 @@ impl AllocatorBuilder {
                 other_processes: self.other_processes,
                 look_after: self.look_after,
                 looked_after: false,
-                private: Box::default(),
-                standing: Standing::Alone,
+                standing: match private.are_used() {
+                    true => Standing::AmongPools,
+                    false => Standing::Alone,
+                },
+                private,
             }),
         }
     }
@@ -162,6 +183,7 @@ impl Allocator {
             history: History::default(),
             other_processes: None,
             look_after: None,
+            captures: Vec::new(),
         }
     }
 
@@ -181,15 +203,17 @@ impl Allocator {
             true => (total as f64 * fraction) as u64,
             false => u64::MAX,
         };
-        let Inner {
-            pool,
-            driver,
-            private,
-            ..
-        } = &mut *inner;
+        let Inner { pool, private, .. } = &mut *inner;
         private.set_limit(pool, limit);
         if held > limit {
-            pool.trim(driver.as_mut(), limit.saturating_sub(stats.live_bytes));
+            let keep = limit.saturating_sub(stats.live_bytes);
+            match inner.standing {
+                Standing::AmongPools => inner.trim_among_pools(keep),
+                _ => inner.with_driver(|pool, driver| pool.trim(driver, keep)),
+            }
+            if inner.history.is_on() {
+                inner.complete_history(StreamId(0), StackId::UNKNOWN);
+            }
         }
         inner.report_deferred(self.device);
         Ok(())

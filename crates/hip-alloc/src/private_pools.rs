@@ -28,7 +28,8 @@ use policy::InOnePool;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Which requests go to a pool.
+/// Which requests go to a pool. It is asked under the allocator's lock, and dropped without: it may
+/// own memory of this allocator, and asks for none.
 pub(crate) trait Filter: Send {
     /// Whether a request of this thread for work on the stream does; the error says why that is
     /// not known.
@@ -85,6 +86,13 @@ impl PrivatePools {
         all.any(|captured| captured.load(Ordering::SeqCst))
     }
 
+    /// The captures that have begun here and may go on.
+    pub(crate) fn begun(&self) -> Vec<Captured> {
+        let captured = self.routes.iter().map(|route| &route.captured);
+        let going_on = captured.filter(|captured| captured.load(Ordering::SeqCst));
+        going_on.cloned().collect()
+    }
+
     /// A graph may be captured on another device, as long as `captured` says so.
     pub(crate) fn heed(&mut self, captured: Captured) {
         self.elsewhere.push(captured);
@@ -134,7 +142,7 @@ impl PrivatePools {
         filter: Box<dyn Filter>,
     ) -> Result<Captured, AlreadyBegun> {
         if self.routes.iter().any(|route| route.id == id) {
-            return Err(AlreadyBegun);
+            return Err(AlreadyBegun(filter));
         }
         self.retain(driver, granule, id);
         let captured = Captured::new(AtomicBool::new(true));
@@ -146,16 +154,19 @@ impl PrivatePools {
         Ok(captured)
     }
 
-    /// Requests go to the pool no longer; whether they did.
-    pub(crate) fn end(&mut self, main: &mut Pool, driver: &mut dyn Driver, id: PoolId) -> bool {
-        let Some(at) = self.routes.iter().position(|route| route.id == id) else {
-            return false;
-        };
+    /// Requests go to the pool no longer; the filter, if they did.
+    pub(crate) fn end(
+        &mut self,
+        main: &mut Pool,
+        driver: &mut dyn Driver,
+        id: PoolId,
+    ) -> Option<Box<dyn Filter>> {
+        let at = self.routes.iter().position(|route| route.id == id)?;
         let route = self.routes.remove(at);
         route.captured.store(false, Ordering::SeqCst);
         self.look_around(main);
         self.clear(main, driver);
-        true
+        Some(route.filter)
     }
 
     /// One user less. What the last one leaves behind goes back to the driver, what is live of
@@ -445,9 +456,9 @@ impl PrivatePools {
     }
 }
 
-/// Requests go to this pool already.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct AlreadyBegun;
+/// Requests go to this pool already. The filter that was not taken is to be dropped without the
+/// allocator's lock.
+pub(crate) struct AlreadyBegun(pub(crate) Box<dyn Filter>);
 
 fn not_known(message: String) -> AllocateError {
     AllocateError::Driver(DriverError::Failed {

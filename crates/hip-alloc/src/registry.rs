@@ -17,6 +17,7 @@ use crate::fork::{self, Opening, forking_on_its_own, making};
 use crate::lock::Slot;
 use crate::other_processes::OtherProcesses;
 use crate::pool::{Keep, PoolConfig};
+use crate::private_pools::Captured;
 use crate::recorder::Recorder;
 use crate::report;
 use crate::units::{DeviceIndex, MIB};
@@ -149,7 +150,14 @@ impl Registry {
                 // With no lock at all: a thread in the constructor of a library may want the same
                 // device. What the slower one of two found is dropped.
                 let found = forking_on_its_own(|| self.find(device));
-                place.get_or_open(|| found.map(|found| self.open(device, found)))
+                let opened = place.get_or_open(|| found.map(|found| self.open(device, found)));
+                if let Ok(allocator) = opened {
+                    // Those that began meanwhile did not see it.
+                    for captured in self.captures_beside(device) {
+                        allocator.heed_capture(captured);
+                    }
+                }
+                opened
             }
         };
         opened.as_ref().map_err(Clone::clone)
@@ -162,6 +170,12 @@ impl Registry {
             .iter()
             .filter_map(|place| place.made.get()?.as_ref().ok());
         self.host.made.get().into_iter().chain(devices)
+    }
+
+    /// The captures that have begun on accelerators other than this one.
+    fn captures_beside(&self, device: DeviceIndex) -> Vec<Captured> {
+        let others = self.all().filter(|other| other.device() != device);
+        others.flat_map(Allocator::captures_begun).collect()
     }
 
     /// This process is a new one: whoever opened a device is not in it.
@@ -284,7 +298,11 @@ impl Registry {
                     .and_then(|registry| registry.get(device).ok())
                     .is_some_and(background_reclaim::start)
             })
-            .history(self.history.load(Ordering::Relaxed));
+            .history(self.history.load(Ordering::Relaxed))
+            .captures(match device {
+                DeviceIndex::HOST => Vec::new(),
+                _ => self.captures_beside(device),
+            });
         match self.recorder(device) {
             Some(recorder) => builder.recorder(recorder).build(),
             None => builder.build(),

@@ -26,26 +26,35 @@ impl Allocator {
         id: PoolId,
         filter: Box<dyn Filter>,
     ) -> Result<Captured, CannotBegin> {
-        let mut inner = self.inner.lock();
-        if let Some(reason) = inner.out_of_reach() {
-            return Err(CannotBegin::OutOfReach(reason));
-        }
-        let granule = inner.pool.config().granule;
-        inner
-            .among_pools(|private, _, driver| private.begin(driver, granule, id, filter))
-            .map_err(|AlreadyBegun| CannotBegin::AlreadyBegun)
+        let begun = {
+            let mut inner = self.inner.lock();
+            if let Some(reason) = inner.out_of_reach() {
+                return Err(CannotBegin::OutOfReach(reason));
+            }
+            let granule = inner.pool.config().granule;
+            inner.among_pools(|private, _, driver| private.begin(driver, granule, id, filter))
+        };
+        // Only now, without the lock: what a filter owns may be memory of this allocator.
+        begun.map_err(|AlreadyBegun(filter)| {
+            drop(filter);
+            CannotBegin::AlreadyBegun
+        })
     }
 
     /// Whether requests went to the pool; they do no longer. Of a device that is out of reach
     /// nothing is changed.
     pub(crate) fn end_pool(&self, id: PoolId) -> bool {
-        let mut inner = self.inner.lock();
-        if inner.out_of_reach().is_some() {
-            return true;
-        }
-        let ended = inner.among_pools(|private, pool, driver| private.end(pool, driver, id));
-        inner.report_deferred(self.device);
-        ended
+        let filter = {
+            let mut inner = self.inner.lock();
+            if inner.out_of_reach().is_some() {
+                return true;
+            }
+            let filter = inner.among_pools(|private, pool, driver| private.end(pool, driver, id));
+            inner.report_deferred(self.device);
+            filter
+        };
+        // Dropped here, without the lock.
+        filter.is_some()
     }
 
     /// One user more of a pool, which is made for the first. With `use_on_oom`, what is free in it
@@ -83,6 +92,11 @@ impl Allocator {
     /// How many have a pool; 0 where there is none.
     pub(crate) fn pool_users(&self, id: PoolId) -> u32 {
         self.inner.lock().private.users(id)
+    }
+
+    /// What says of each capture that has begun here whether it goes on.
+    pub(crate) fn captures_begun(&self) -> Vec<Captured> {
+        self.inner.lock().private.begun()
     }
 
     /// A graph may be captured on another device, as long as `captured` is true.

@@ -1,10 +1,13 @@
-//! The limit of an allocator, on a device and on the host.
+//! The limit of an allocator, on a device and on the host, and what it does with its lock.
 
 use super::*;
 use crate::driver::host::{HostDriver, HostMemory};
 use crate::driver::sim::{SimConfig, SimDriver};
 use crate::driver::{LimitedBy, Mapping};
-use crate::units::{GIB, MIB};
+use crate::history::Action;
+use crate::private_pools::Filter;
+use crate::units::{GIB, MIB, PoolId};
+use std::sync::Arc;
 
 #[test]
 fn a_fraction_that_cannot_be_set_leaves_the_limit_before() {
@@ -90,4 +93,67 @@ fn a_part_of_the_host_is_that_part() {
         allocator.memory_info().map(|info| info.limited_by),
         Ok(LimitedBy::Fraction)
     );
+}
+
+#[test]
+fn what_goes_back_for_a_fraction_is_in_the_history() {
+    let driver = SimDriver::new(SimConfig {
+        capacity: 4 * GIB,
+        ..SimConfig::default()
+    });
+    let allocator = without_floor(driver);
+    allocator.record_history(1000);
+    let addresses: Vec<_> = (0..8)
+        .map(|_| allocator.allocate(64 * MIB, StreamId::DEFAULT).unwrap())
+        .collect();
+    addresses.into_iter().for_each(|at| allocator.free(at));
+    let held = allocator.stats().held_bytes;
+    assert!(held > 128 * MIB, "{held}");
+    assert_eq!(allocator.set_memory_fraction(1.0 / 32.0), Ok(()));
+    assert!(allocator.stats().held_bytes <= 128 * MIB);
+    let (mut taken, mut given_back) = (0, 0);
+    for entry in allocator.state().history {
+        match entry.action {
+            Action::SegmentAllocate => taken += entry.bytes,
+            Action::SegmentFree => given_back += entry.bytes,
+            _ => {}
+        }
+    }
+    assert_eq!(taken - given_back, allocator.stats().held_bytes);
+}
+
+/// A filter that owns memory of the allocator which asks it.
+struct Owns(Arc<Allocator>, u64);
+
+impl Filter for Owns {
+    fn takes(&mut self, _stream: StreamId) -> Result<bool, String> {
+        Ok(false)
+    }
+}
+
+impl Drop for Owns {
+    fn drop(&mut self) {
+        self.0.free(self.1);
+    }
+}
+
+#[test]
+fn a_filter_that_owns_memory_of_the_allocator_is_dropped_without_its_lock() {
+    let allocator = Arc::new(without_floor(SimDriver::new(SimConfig {
+        capacity: GIB,
+        ..SimConfig::default()
+    })));
+    let id = PoolId {
+        first: 1,
+        second: 2,
+    };
+    // Where one of these waits for its own lock, so does the test.
+    let filter = || {
+        let address = allocator.allocate(MIB, StreamId::DEFAULT).unwrap();
+        Box::new(Owns(Arc::clone(&allocator), address))
+    };
+    assert!(allocator.begin_pool(id, filter()).is_ok());
+    assert!(allocator.begin_pool(id, filter()).is_err());
+    assert!(allocator.end_pool(id));
+    assert_eq!(allocator.stats().live_allocations, 0);
 }

@@ -25,9 +25,9 @@ unsafe extern "C" {
 /// A copy of PyTorch's `std::function`.
 struct PytorchFilter(*mut c_void);
 
-// SAFETY: PyTorch's filters may be called from any thread, as its own allocator does: they compare
-// a thread's or a stream's name, or ask the runtime for the capture of a stream. All access goes
-// through `&mut self`.
+// SAFETY: called in the thread of each request, and destroyed in any: the header demands of a filter
+// that it owns nothing that belongs to one thread. PyTorch's compare a thread's or a stream's name, or
+// ask the runtime for the capture of a stream. All access goes through `&mut self`.
 unsafe impl Send for PytorchFilter {}
 
 impl Filter for PytorchFilter {
