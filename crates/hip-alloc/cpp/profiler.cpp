@@ -22,9 +22,9 @@ constexpr int8_t type_cuda = 1;
 using Enabled = bool (*)();
 using Report = void (*)(void *address, int64_t change, size_t allocated, size_t reserved, Device);
 
-// Looked for once: whoever asks for device memory under PyTorch has libc10 already. Two threads
+// Looked for until found, now and then: libc10 may be loaded after the first request. Two threads
 // that look at once find the same.
-std::atomic<bool> looked{false};
+std::atomic<uint32_t> asked{0};
 std::atomic<Enabled> enabled{nullptr};
 std::atomic<Report> report{nullptr};
 
@@ -33,19 +33,26 @@ void look() {
   auto *tells = reinterpret_cast<Report>(find_in_libc10("_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE"));
   if (asks && tells) {
     report.store(tells, std::memory_order_relaxed);
-    enabled.store(asks, std::memory_order_relaxed);
+    enabled.store(asks, std::memory_order_release);
   }
-  looked.store(true, std::memory_order_release);
+}
+
+// Whether to look, at a request where nothing was found yet: soon at first, and then once in a
+// thousand times, since it takes as long as a hundred requests.
+bool to_look() {
+  uint32_t times = asked.fetch_add(1, std::memory_order_relaxed);
+  return times % 1024 == 0 || (times & (times - 1)) == 0;
 }
 
 } // namespace
 
 // Whether somebody profiles the memory of this thread.
 extern "C" bool hip_alloc_profiler_listens() noexcept {
-  if (!looked.load(std::memory_order_acquire)) {
+  Enabled asks = enabled.load(std::memory_order_acquire);
+  if (!asks && to_look()) {
     look();
+    asks = enabled.load(std::memory_order_acquire);
   }
-  Enabled asks = enabled.load(std::memory_order_relaxed);
   try {
     return asks && asks();
   } catch (...) {

@@ -202,3 +202,32 @@ fn when_the_recording_of_stacks_has_ended_no_thread_is_naming_one() {
          no such stack: 0\n"
     );
 }
+
+#[test]
+fn a_device_that_is_opened_during_a_capture_on_another_does_not_end_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("capture.cpp", folder.path()))
+        .arg(library())
+        .env("HIP_ALLOC_CONF", "backend:hip")
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "during the capture: ended 0 times\nafter it, memory goes back: 1\n"
+    );
+}
+
+#[test]
+fn a_profiler_that_comes_later_is_found_and_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("profiled.cpp", folder.path()))
+        .arg(library())
+        .arg(compile_library("late_profiler.cpp", folder.path()))
+        .env("HIP_ALLOC_CONF", "backend:host")
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "reported: 1, and all of the last: 4000\n"
+    );
+}
