@@ -279,7 +279,7 @@ fn ask_and_change(random: &mut Random, snapshot: &CStr) {
         4 => unsafe { ffi::hip_alloc_snapshot(snapshot.as_ptr()) },
         5 => {
             let named = name_stack as extern "C" fn() -> u64;
-            ffi::hip_alloc_record_stacks((random.below(2) == 0).then_some(named))
+            ffi::stacks::hip_alloc_record_stacks((random.below(2) == 0).then_some(named))
         }
         6..8 => {
             let (mut free, mut total) = (0, 0);

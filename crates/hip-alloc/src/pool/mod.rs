@@ -37,7 +37,7 @@ use memory::Memory;
 use policy::{DIRECT_STEP, Placement, Policy, Region, SMALL_BLOCK, StepPolicy};
 pub use reclaimer::Keep;
 pub use stats::PoolStats;
-use stream_fences::FenceCheck;
+use stream_fences::{FenceCheck, too_many_streams};
 
 /// The floor is at most one part in this many of the most that was used.
 const FLOOR_PART_OF_USED: u64 = 4;
@@ -241,7 +241,9 @@ impl<P: Policy> Pool<P> {
             self.stats.out_of_memory += 1;
             return Err(AllocateError::OutOfMemory);
         };
-        let owner = self.memory.fences.owner(stream);
+        let Some(owner) = self.memory.fences.owner(stream) else {
+            return Err(AllocateError::Driver(too_many_streams()));
+        };
         self.memory.heap.ensure_owner(owner);
         let placement = self.policy.place(bytes);
         match self.serve(driver, placement, owner, bytes) {

@@ -40,10 +40,15 @@ pub(crate) enum Departing {
     Part(SpanIndex),
 }
 
+/// How many streams are looked through one by one; of more, each has its place in a map.
+const FEW_STREAMS: usize = 32;
+
 /// The streams a pool has seen, and what waits for them.
 #[derive(Default)]
 pub(crate) struct StreamFences {
     known: Vec<Stream>,
+    /// Where each is in there.
+    places: HashMap<StreamId, usize>,
     /// Freed while other streams may use it: the fences to pass.
     pending: Vec<(SpanIndex, u64, Vec<Fence>)>,
     pending_bytes: u64,
@@ -64,22 +69,36 @@ struct Stream {
 }
 
 impl StreamFences {
-    /// The owner for a stream; the first time, a new one.
+    /// The owner for a stream; the first time, a new one. `None` for one stream more than there are
+    /// owners: two that share one would share its memory, without a fence between them.
     #[inline]
-    pub(crate) fn owner(&mut self, id: StreamId) -> Owner {
+    pub(crate) fn owner(&mut self, id: StreamId) -> Option<Owner> {
         let is_last = |stream: &Stream| stream.id == id;
         if !self.known.get(self.last).is_some_and(is_last) {
-            let at = self.known.iter().position(|stream| stream.id == id);
-            self.last = at.unwrap_or_else(|| {
-                self.known.push(Stream {
-                    id,
-                    frees: 0,
-                    event: None,
-                });
-                self.known.len() - 1
-            });
+            self.last = self.find_or_add(id)?;
         }
-        Owner(self.last as u16 + 1)
+        u16::try_from(self.last + 1).ok().map(Owner)
+    }
+
+    fn find_or_add(&mut self, id: StreamId) -> Option<usize> {
+        let found = match self.known.len() <= FEW_STREAMS {
+            true => self.known.iter().position(|stream| stream.id == id),
+            false => self.places.get(&id).copied(),
+        };
+        if found.is_some() {
+            return found;
+        }
+        let at = self.known.len();
+        if at == usize::from(u16::MAX) {
+            return None;
+        }
+        self.known.push(Stream {
+            id,
+            frees: 0,
+            event: None,
+        });
+        self.places.insert(id, at);
+        Some(at)
     }
 
     /// All owners but [`Owner::ANYONE`].
@@ -290,6 +309,19 @@ impl StreamFences {
     }
 }
 
+/// Why a request is refused for whose stream there is no owner.
+#[cold]
+pub(crate) fn too_many_streams() -> DriverError {
+    DriverError::Failed {
+        call: "a request on one stream more",
+        code: 0,
+        message: format!(
+            "memory was used on {} streams, and no more are told apart",
+            u16::MAX
+        ),
+    }
+}
+
 /// Whether a fence was passed. A recording that failed is made up for here.
 fn is_passed(
     driver: &mut dyn Driver,
@@ -363,7 +395,7 @@ mod tests {
     #[test]
     fn frees_are_safe_up_to_the_last_event_that_was_reached() {
         let (mut fences, mut driver) = (StreamFences::default(), driver(1));
-        let owner = fences.owner(STREAM);
+        let owner = fences.owner(STREAM).unwrap();
         assert_eq!(fences.next_free(owner), 1);
         // The first question records an event, the next ones ask for it.
         assert_eq!(
@@ -383,6 +415,24 @@ mod tests {
         // What was waited for is not remembered: an event is recorded, and reached.
         assert_eq!(fences.is_idle(&mut driver, owner), Ok(false));
         assert_eq!(fences.is_idle(&mut driver, owner), Ok(true));
+    }
+
+    #[test]
+    fn every_stream_has_an_owner_of_its_own_or_none() {
+        let mut fences = StreamFences::default();
+        let most = u64::from(u16::MAX);
+        let mut owners: Vec<_> = (0..most)
+            .map(|id| fences.owner(StreamId(id)).unwrap())
+            .collect();
+        assert!(!owners.contains(&Owner::ANYONE));
+        assert_eq!(fences.owner(StreamId(most)), None);
+        for id in [0, 31, 32, most - 1] {
+            assert_eq!(fences.owner(StreamId(id)), Some(owners[id as usize]));
+        }
+        assert_eq!(fences.owners().count(), owners.len());
+        owners.sort_unstable_by_key(|owner| owner.0);
+        owners.dedup();
+        assert_eq!(owners.len() as u64, most);
     }
 
     #[test]

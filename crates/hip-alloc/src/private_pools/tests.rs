@@ -308,7 +308,7 @@ fn a_pool_that_requests_go_to_cannot_be_begun_again() {
 fn where_it_is_not_known_which_pool_a_request_is_for_it_fails() {
     let mut device = Device::new(GIB);
     let begun = (device.private).begin(&mut device.driver, GRANULE, FIRST, Box::new(Broken));
-    begun.unwrap();
+    begun.ok().unwrap();
     let message = device.allocate(MIB, OTHER).unwrap_err().to_string();
     assert!(message.contains("no capture like that"), "{message}");
 }
@@ -531,7 +531,7 @@ fn filters_are_asked_in_the_order_in_which_they_came() {
         let begun = device
             .private
             .begin(&mut device.driver, GRANULE, id, filter);
-        begun.unwrap();
+        begun.ok().unwrap();
     }
     device.allocate(MIB, OTHER).unwrap();
     assert_eq!(*asked.lock().unwrap(), [1, 2]);
