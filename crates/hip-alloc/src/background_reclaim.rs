@@ -17,7 +17,7 @@
 //! inside, and never once the process has begun to end or the device is lost.
 
 use crate::allocator::{Allocator, ReclaimView};
-use crate::driver::MemoryInfo;
+use crate::driver::{MemoryInfo, gpu};
 use crate::other_processes::OtherProcesses;
 use crate::report;
 use crate::units::MIB;
@@ -55,6 +55,7 @@ pub(crate) fn start(allocator: &'static Allocator) -> bool {
     let builder = std::thread::Builder::new().name("hip-alloc".to_owned());
     let started = without_signals(|| {
         builder.spawn(move || {
+            gpu::thread_is_ours();
             let mut reclaim = BackgroundReclaim::new();
             let began = std::time::Instant::now();
             while reclaim.check(allocator, began.elapsed()) {

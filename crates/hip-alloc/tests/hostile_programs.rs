@@ -231,3 +231,17 @@ fn a_profiler_that_comes_later_is_found_and_stays() {
         "reported: 1, and all of the last: 4000\n"
     );
 }
+
+#[test]
+fn a_thread_of_ours_never_touches_a_device_that_the_program_does_not_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = Command::new(compile("own_thread.cpp", folder.path()))
+        .arg(library())
+        .env("HIP_ALLOC_CONF", "backend:hip")
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        "the second: 1, the first: 0\n"
+    );
+}

@@ -1,17 +1,19 @@
 //! Device memory of a HIP or CUDA runtime.
 
-use super::mapped::{Failure, MappedMemory};
+use super::mapped::{Failure, MappedMemory, loaded_cuda_driver};
 use super::numbers::{
     CAPTURE_MODE_RELAXED, EVENT_DISABLE_TIMING, NOT_CAPTURING, NOT_READY, OUT_OF_MEMORY, SUCCESS,
 };
-use super::runtime::{Family, Runtime};
+use super::runtime::{Family, Runtime, RuntimeError, Status, function_table};
 use super::{
     Driver, DriverCost, DriverError, EventId, LimitedBy, Mapping, MemoryInfo, measured, monotonic,
 };
 use crate::fork::forking_on_its_own;
 use crate::report::Repeated;
 use crate::units::{DeviceIndex, StreamId};
-use std::ffi::{c_int, c_void};
+use libloading::os::unix::Library;
+use std::cell::Cell;
+use std::ffi::{c_int, c_uint, c_void};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,9 +21,37 @@ use std::time::Duration;
 /// runtime's own numbers and what we hold.
 pub type Bound = Box<dyn FnMut(MemoryInfo, u64) -> MemoryInfo + Send>;
 
+thread_local! {
+    /// This thread is one of ours, for which no device need be current.
+    static OURS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// On this thread, which is one of ours, the last device stays current.
+pub(crate) fn thread_is_ours() {
+    OURS.set(true);
+}
+
+function_table! {
+    /// Of CUDA's driver.
+    ContextFunctions {
+        state: "DevicePrimaryCtxGetState" fn(c_int, *mut c_uint, *mut c_int) -> Status;
+    }
+}
+
+impl ContextFunctions {
+    fn find(family: Family) -> Option<Self> {
+        let library = loaded_cuda_driver().filter(|_| family == Family::Cuda)?;
+        let functions = Self::load(&library, family, "cu").ok()?;
+        // The functions are called as long as there is a driver.
+        std::mem::forget(library);
+        Some(functions)
+    }
+}
+
 /// One device of a runtime.
 pub struct GpuDriver {
     runtime: Arc<Runtime>,
+    contexts: Option<ContextFunctions>,
     device: DeviceIndex,
     bound: Bound,
     mapped: Option<MappedMemory>,
@@ -41,6 +71,7 @@ impl GpuDriver {
     /// A driver for `device`; `bound` gives the honest capacity.
     pub fn new(runtime: Arc<Runtime>, device: DeviceIndex, bound: Bound) -> Self {
         GpuDriver {
+            contexts: ContextFunctions::find(runtime.family),
             runtime,
             device,
             bound,
@@ -98,7 +129,8 @@ impl GpuDriver {
         forking_on_its_own(|| call(&self.runtime))
     }
 
-    /// Runs `call` with our device current on this thread, and restores the one before.
+    /// Runs `call` with our device current on this thread, and restores the one before if that
+    /// was in use.
     fn on_device(
         &self,
         name: &'static str,
@@ -124,6 +156,9 @@ impl GpuDriver {
             (functions.set_device)(self.device.0)
         })?;
         let status = call(&self.runtime);
+        if !self.is_to_be_restored(before) {
+            return self.check(name, status);
+        }
         // SAFETY: this device was current a moment ago.
         let restored = self.check("SetDevice", unsafe { (functions.set_device)(before) });
         if let Err(error) = restored {
@@ -135,6 +170,23 @@ impl GpuDriver {
             ));
         }
         self.check(name, status)
+    }
+
+    /// Since CUDA 12, making a device current makes a context on it, hundreds of megabytes. A thread
+    /// that never chose a device has the first one: to restore that would take this memory there
+    /// for every process that computes on another one. Then ours stays current, as PyTorch has it
+    /// (`c10::cuda::MaybeSetDevice`), which sets the device before each use.
+    fn is_to_be_restored(&self, before: c_int) -> bool {
+        if OURS.get() {
+            return false;
+        }
+        let Some(functions) = &self.contexts else {
+            return true;
+        };
+        let (mut flags, mut active) = (0, 0);
+        // SAFETY: writes two ints to live locals; refuses devices that do not exist.
+        let status = unsafe { (functions.state)(before, &mut flags, &mut active) };
+        status != SUCCESS || active != 0
     }
 
     fn check(&self, call: &'static str, status: u32) -> Result<(), DriverError> {

@@ -369,7 +369,7 @@ fn check(call: &'static str, status: Status) -> Result<(), Failure> {
 }
 
 /// CUDA's driver, which its runtime has loaded.
-fn loaded_cuda_driver() -> Option<Library> {
+pub(super) fn loaded_cuda_driver() -> Option<Library> {
     use libloading::os::unix::{RTLD_LAZY, RTLD_LOCAL};
     let flags = RTLD_LAZY | RTLD_LOCAL | libc::RTLD_NOLOAD;
     // SAFETY: nothing new is loaded.

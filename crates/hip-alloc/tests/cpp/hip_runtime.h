@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <thread>
 
 namespace hip {
 
@@ -18,6 +19,9 @@ inline std::atomic<bool> captures{false};
 inline std::atomic<int> ended{0};
 // Streams are busy and events not reached, every other time.
 inline std::atomic<bool> busy{false};
+// Threads other than the first that made a device current, by the device.
+inline std::atomic<int> made_current[2] = {0, 0};
+inline const std::thread::id first_thread = std::this_thread::get_id();
 // Run in every call.
 inline void (*in_call)() = nullptr;
 inline thread_local int current = 0;
@@ -43,7 +47,10 @@ extern "C" {
 inline uint32_t done() { return hip::count(), 0; }
 uint32_t hipGetDeviceCount(int *devices) { return *devices = 2, done(); }
 uint32_t hipGetDevice(int *device) { return *device = hip::current, done(); }
-uint32_t hipSetDevice(int device) { return hip::current = device, done(); }
+uint32_t hipSetDevice(int device) {
+  hip::made_current[device] += std::this_thread::get_id() != hip::first_thread;
+  return hip::current = device, done();
+}
 uint32_t hipMalloc(void **memory, size_t bytes) {
   hip::mind_captures(true);
   *memory = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
