@@ -19,7 +19,8 @@ static FORKED: AtomicBool = AtomicBool::new(false);
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = {
     extern "C" fn watch_forks() {
-        // SAFETY: the handler only loads and stores atomics, which is allowed in a child.
+        // SAFETY: the handler only loads and stores atomics, which is allowed in a child. Where
+        // there is no memory for it, tests of forked children fail; nothing else uses this.
         unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
     }
     watch_forks

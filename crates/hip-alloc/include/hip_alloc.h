@@ -2,7 +2,8 @@
  *
  * Made for torch.cuda.memory.CUDAPluggableAllocator (hip_alloc_malloc and
  * hip_alloc_free have the signatures it calls), and for any other program.
- * Every function may be called from any thread. A stream must live as long as memory
+ * Every function may be called from any thread, but from no signal handler, in which fork()
+ * must not be called either: it may have interrupted the library, with a lock taken. A stream must live as long as memory
  * that was used on it, freed or not, as PyTorch's own streams do. Settings come from the
  * environment: HIP_ALLOC_CONF, HIP_ALLOC_TRACE; they are read at the first call that can
  * read them.

@@ -429,7 +429,8 @@ fn watch_forks() {
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {
         // SAFETY: the handlers are functions of this library, which is never unloaded (it is
-        // linked with `-z nodelete`); they only take and release our own locks.
+        // linked with `-z nodelete`). They wait for our locks, whose holders wait neither for the
+        // loader nor for a fork, and allocate, which can be done on both sides of a fork.
         let result = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
         if result != 0 {
             report::warn(
@@ -482,6 +483,7 @@ fn throw(refusal: Refusal) -> ! {
     let message = CString::new(bytes).unwrap_or_default();
     // SAFETY: the pointer is to a string that ends with a zero and outlives the
     // call's use of it (it is copied before anything is thrown). The exception
-    // passes only through `extern "C-unwind"` frames without a `catch_unwind`.
+    // passes through this frame, which frees the message, and through `extern "C-unwind"`
+    // ones; none of them has a `catch_unwind`.
     unsafe { throw(message.as_ptr()) }
 }

@@ -303,7 +303,8 @@ impl Runtime {
 /// be the only runtime here: other libraries bring theirs.
 pub fn of_pytorch() -> Option<Family> {
     let loaded = |name: &str| {
-        // SAFETY: nothing new is loaded, so no initialiser runs.
+        // SAFETY: nothing new is loaded, so no initialiser runs; and PyTorch never unloads it, so
+        // that our closing it is not the last, which would run its destructors.
         unsafe { Library::open(Some(name), RTLD_LAZY | RTLD_LOCAL | libc::RTLD_NOLOAD) }.is_ok()
     };
     let builds = [
