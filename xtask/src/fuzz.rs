@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: random input, guided by coverage, for the parsers of the allocator,
-//! the doctor and the page's server.
+//! `cargo xtask fuzz`: coverage-guided fuzzing of the parsers of the allocator, the doctor and the page's
+//! server.
 //!
 //! The targets are in `fuzz/`, a workspace of its own. libFuzzer needs the coverage
 //! instrumentation of LLVM, which the stable compiler has too: no nightly, no other tool.
@@ -11,7 +11,7 @@ use xshell::{Shell, cmd};
 
 use crate::workspace;
 
-/// Name of a target, and folders with input that is worth starting from.
+/// Name of a target and its folders with seed input.
 type Target = (&'static str, &'static [&'static str]);
 
 const TARGETS: [Target; 6] = [
@@ -23,8 +23,8 @@ const TARGETS: [Target; 6] = [
     ("ui_requests", &["fuzz/seeds/ui_requests"]),
 ];
 
-/// What libFuzzer wants of the compiler: counters on every edge, a table of them, and the
-/// operands of comparisons.
+/// The instrumentation that libFuzzer needs: counters on every edge, a table of them, and the operands of
+/// comparisons.
 const INSTRUMENTATION: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
      -Cllvm-args=-sanitizer-coverage-pc-table \
@@ -55,7 +55,7 @@ impl Fuzz {
     }
 }
 
-/// Every target for a short time: part of the heavy tests.
+/// Runs every target briefly, as part of the heavy tests.
 pub(crate) fn briefly() -> Result<()> {
     fuzz(&TARGETS, 10)
 }
@@ -78,7 +78,7 @@ fn fuzz(targets: &[Target], seconds: u32) -> Result<()> {
             "{program} {corpus} {seeds...} {found} {limit} -max_len=65536 -timeout=25 -rss_limit_mb=2048 -verbosity=0 -print_final_stats=1"
         )
         .run()
-        .with_context(|| format!("{name} broke; the input is named above"))?;
+        .with_context(|| format!("{name} failed; the input is named above"))?;
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ fn fuzz(targets: &[Target], seconds: u32) -> Result<()> {
 fn build(shell: &Shell, folder: &Path) -> Result<PathBuf> {
     let cargo = workspace::cargo();
     let host = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    // With a target named, build scripts stay as they are.
+    // With `--target`, build scripts are not instrumented.
     cmd!(
         shell,
         "{cargo} build --manifest-path fuzz/Cargo.toml --release --target {host}"

@@ -1,5 +1,8 @@
 //! `cargo xtask gpu-check`: the part of the evidence that needs a real GPU.
 //!
+//! The check itself is `python/gpu_check.py`, since it must also run on machines without Rust: `--bundle`
+//! copies it into a folder with everything it needs except PyTorch.
+//!
 //! The check itself is `python/gpu_check.py`, since it must also run where there is
 //! no Rust: `--bundle` puts it into a folder with all it needs besides a PyTorch.
 
@@ -11,10 +14,10 @@ use xshell::{Shell, cmd};
 
 use crate::workspace;
 
-/// What the check consists of, under `python/`.
+/// The files of the check, under `python/`.
 const PARTS: [&str; 3] = ["gpu_check.py", "gpu_check_parts.py", "sitecustomize.py"];
 
-/// And these folders.
+/// The packages of the check, under `python/`.
 const PACKAGES: [&str; 2] = ["surefoot_activate", "surefoot_placement"];
 
 const README: &str = "\
@@ -72,7 +75,7 @@ impl GpuCheck {
     }
 }
 
-/// Builds the allocator, and says where it is.
+/// Builds the allocator; returns the path of the library.
 fn build(shell: &Shell) -> Result<PathBuf> {
     let cargo = workspace::cargo();
     cmd!(shell, "{cargo} build --release --package hip-alloc").run()?;

@@ -1,4 +1,4 @@
-//! `cargo xtask handbook`: the parts of `docs/` that are made from other files.
+//! `cargo xtask handbook`: the generated parts of `docs/`.
 //!
 //! The handbook is an mdBook: `mdbook serve docs` shows it. Nothing here needs mdBook.
 
@@ -37,7 +37,7 @@ impl Handbook {
     }
 }
 
-/// The page of all keys: a table for the document itself, and one for each of its sections.
+/// The page of all keys: a table for the config itself and one for each section.
 fn page(schema: &Value) -> Result<String> {
     let mut page = String::from(
         "# Config reference\n\n\
@@ -80,7 +80,7 @@ fn properties(schema: &Value) -> Result<&Map<String, Value>> {
     schema["properties"].as_object().context("no properties")
 }
 
-/// The definition that a key refers to, also where it may be null.
+/// The definition that a key refers to, even if it may be null.
 fn definition<'a>(
     key: &'a Value,
     definitions: &'a Map<String, Value>,
@@ -93,7 +93,7 @@ fn definition<'a>(
     Some((name, definitions.get(name)?))
 }
 
-/// The definition of a section of the config, as `train`.
+/// The definition of a section of the config, such as `train`.
 fn section<'a>(key: &'a Value, definitions: &'a Map<String, Value>) -> Option<&'a Value> {
     let (name, definition) = definition(key, definitions)?;
     name.ends_with("Config").then_some(definition)
@@ -130,7 +130,7 @@ fn table<'a>(
     }
 }
 
-/// What a key may be, in a word or two.
+/// The type of a key, in a word or two.
 fn values(key: &Value, definitions: &Map<String, Value>) -> String {
     if let Some((name, definition)) = definition(key, definitions) {
         if definition["properties"].is_object() {
@@ -196,13 +196,13 @@ fn choices<'a>(
     choices.filter_map(|choice| Some((choice["const"].as_str()?, sentence(choice))))
 }
 
-/// A description on one line.
+/// The description, on one line.
 fn sentence(schema: &Value) -> String {
     let text = schema["description"].as_str().unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// `MemoryLimits` as words: "Memory limits".
+/// Splits a name into words: `MemoryLimits` gives "Memory limits".
 fn heading(name: &str) -> String {
     let mut heading = String::new();
     for character in name.chars() {

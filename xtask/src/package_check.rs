@@ -51,8 +51,8 @@ impl PackageCheck {
     }
 }
 
-/// Packages everything, and checks the packages called `only`, or all; those that need libtorch
-/// where there is one.
+/// Packages everything and checks the packages in `only`, or all if it is empty. Those that need libtorch are
+/// only checked if there is one.
 pub(crate) fn check(libtorch: Option<&Libtorch>, only: &[String]) -> Result<()> {
     let shell = workspace::shell()?;
     let packages = publishable(&shell)?;
@@ -79,7 +79,7 @@ pub(crate) fn check(libtorch: Option<&Libtorch>, only: &[String]) -> Result<()> 
 struct Package {
     name: String,
     folder: PathBuf,
-    /// It is there to be installed, not to be depended on.
+    /// It is meant to be installed, not depended on.
     is_program: bool,
 }
 
@@ -102,13 +102,14 @@ fn publishable(shell: &Shell) -> Result<Vec<Package>> {
         .collect()
 }
 
-/// A registry with our packages alone, and folders in which nothing else of ours can be found.
+/// A registry that has only our packages, and folders from which nothing else of ours can be found.
 struct Registry {
-    /// Removed in the end.
+    /// Removed on drop.
     temporary: TempDir,
-    /// Programs are compiled here; third-party crates stay for the next time.
+    /// Target folder of the checked programs; third-party crates stay for the next run.
     target: PathBuf,
-    /// Changes with the packages, so that what was compiled from others is not taken.
+    /// URL of the index. Depends on the contents of the packages, so that builds of earlier ones are not
+    /// reused.
     index: String,
     ours: Vec<String>,
 }
@@ -121,8 +122,8 @@ impl Registry {
             .iter()
             .flat_map(|package| ["--package", &package.name]);
         let folder = temporary.path();
-        // Prepared for another registry than crates.io, so that the index says where each
-        // dependency comes from. No such host is ever asked.
+        // Package for a registry other than crates.io, so that the index names the origin of each dependency.
+        // The host does not exist and is never contacted.
         cmd!(
             shell,
             "{cargo} package --quiet {names...} --no-verify --allow-dirty --exclude-lockfile
@@ -133,7 +134,7 @@ impl Registry {
             .iter()
             .map(|package| package.name.clone())
             .collect();
-        // cargo keeps what it packages together in a local registry.
+        // cargo puts the packages of one invocation in a local registry.
         let local = folder.join("package/tmp-registry");
         name_as_ours(&local.join("index"), &ours)?;
         let mut digest = Sha256::new();
@@ -164,7 +165,7 @@ impl Registry {
         self.temporary.path().join(name)
     }
 
-    /// A `CARGO_HOME` that shares the cache of crates.io with the user's, and nothing of ours.
+    /// Makes a `CARGO_HOME` that shares the user's cache of crates.io and has nothing of ours.
     fn make_cargo_home(&self) -> Result<()> {
         let home = env::var_os("CARGO_HOME").map(PathBuf::from);
         let home = home
@@ -181,8 +182,7 @@ impl Registry {
                 }
             }
         }
-        // The user's settings (a mirror, a proxy), and our registry. `cargo install` reads no
-        // other file.
+        // The user's settings (a mirror, a proxy) and our registry. `cargo install` reads no other file.
         let mut config = fs::read_to_string(home.join("config.toml")).unwrap_or_default();
         let (index, local) = (&self.index, self.path("package/tmp-registry"));
         config.push_str(&format!(
@@ -202,7 +202,7 @@ impl Registry {
         Ok(folder)
     }
 
-    /// A shell in `folder`, without HIP and with `libtorch`, if any.
+    /// A shell in `folder`, without HIP, and with `libtorch` if given.
     fn shell(&self, folder: &Path, libtorch: Option<&Libtorch>) -> Result<Shell> {
         let shell = match libtorch {
             Some(libtorch) => setup::shell(libtorch)?,
@@ -224,7 +224,7 @@ impl Registry {
             command = command.env_remove(name);
         }
         match libtorch {
-            // What every user of tch sets.
+            // Set what every user of tch sets.
             Some(libtorch) => {
                 command = command.env("LD_LIBRARY_PATH", libtorch.root.join("lib"));
             }
@@ -238,7 +238,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Builds and runs the program of a README, with the dependencies that it names.
+    /// Builds and runs the example of a README with the dependencies that the README names.
     fn run_readme(&self, package: &Package, libtorch: Option<&Libtorch>) -> Result<()> {
         let name = &package.name;
         eprintln!("packages  {name}: the program of its README");
@@ -254,7 +254,7 @@ impl Registry {
             .with_context(|| format!("the program of {name}'s README does not work"))
     }
 
-    /// The manifest of a program with these dependencies, of which ours come from our registry.
+    /// The manifest of a program with `dependencies`; ours come from our registry.
     fn manifest(&self, name: &str, dependencies: &str) -> String {
         let mut manifest = format!(
             "[package]\nname = \"uses-{name}\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n"
@@ -277,7 +277,7 @@ impl Registry {
         manifest
     }
 
-    /// Installs a program without its optional parts, and starts it.
+    /// Installs a program without its optional features, and starts it.
     fn install(&self, package: &Package) -> Result<()> {
         let name = package.name.as_str();
         eprintln!("packages  {name}: cargo install");
@@ -286,7 +286,7 @@ impl Registry {
         let root = root.to_str().context("a folder that is not UTF-8")?;
         let mut arguments = vec!["install", "--quiet", "--debug", "--no-default-features"];
         arguments.extend(["--registry", "surefoot", "--root", root, name]);
-        // Here cargo reads the manifest, which cannot say that ours are not on crates.io yet.
+        // Here cargo reads the packaged manifest, which does not name our registry, so patch it.
         let patches = self.ours.iter().map(|ours| {
             format!("[patch.crates-io.{ours}]\nversion = \"*\"\nregistry = \"surefoot\"\n")
         });
@@ -299,7 +299,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Does what docs.rs does: `doc-only`, no libtorch. Compiling is most of it.
+    /// Builds the documentation as docs.rs does, with `doc-only` and no libtorch. Most of the time is
+    /// compiling.
     fn check_for_documentation(&self, name: &str) -> Result<()> {
         eprintln!("packages  {name}: documentation without libtorch");
         let folder = self.folder("documentation")?;
@@ -314,7 +315,7 @@ impl Registry {
     }
 }
 
-/// Says in an index that our packages' dependencies on each other come from the same registry.
+/// Rewrites the index so that our packages' dependencies on each other come from the same registry.
 fn name_as_ours(index: &Path, ours: &[String]) -> Result<()> {
     for entry in fs::read_dir(index)? {
         let path = entry?.path();
@@ -327,7 +328,7 @@ fn name_as_ours(index: &Path, ours: &[String]) -> Result<()> {
             let mut version: Value = serde_json::from_str(line)?;
             let dependencies = version["deps"].as_array_mut();
             for dependency in dependencies.into_iter().flatten() {
-                // A renamed dependency has its own name in `package`.
+                // A renamed dependency has its real name in `package`.
                 let name = dependency["package"].as_str();
                 let name = name.or(dependency["name"].as_str()).unwrap_or_default();
                 if ours.iter().any(|ours| ours == name) {
@@ -341,7 +342,7 @@ fn name_as_ours(index: &Path, ours: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The first block of a Markdown text in this language.
+/// The first code block in `language` of a Markdown text.
 fn block<'a>(markdown: &'a str, language: &str) -> Option<&'a str> {
     let start = format!("```{language}\n");
     let (_, rest) = markdown.split_once(&start)?;

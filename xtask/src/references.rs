@@ -18,7 +18,7 @@ use xshell::{Shell, cmd};
 use crate::setup::{self, Libtorch};
 use crate::{train, workspace};
 
-/// Largest difference between our loss and theirs, of the loss.
+/// Maximum relative difference between our loss and theirs.
 const TOLERANCE: f64 = 1e-4;
 
 /// What `check_adapter.py` writes.
@@ -29,7 +29,7 @@ struct Theirs {
     tokens: u64,
 }
 
-/// Texts that a model continues, and by how many tokens.
+/// Prompts that a model continues, and the number of tokens.
 const PROMPTS: [&str; 4] = [
     "The capital of France is",
     "Once upon a time there was a",
@@ -51,7 +51,7 @@ struct Ours {
     tokens: u64,
 }
 
-/// Adapters, texts and losses of our programs and theirs, made now.
+/// Compares adapters, generated texts and losses of our programs with fresh ones of theirs.
 pub(crate) fn check(shell: &Shell, libtorch: &Libtorch, python: &Path) -> Result<()> {
     let began = Instant::now();
     let surefoot = train::build(libtorch)?;
@@ -64,7 +64,8 @@ pub(crate) fn check(shell: &Shell, libtorch: &Libtorch, python: &Path) -> Result
     Ok(())
 }
 
-/// Fresh reference files, and the tests that read them: otherwise those in the repository are read.
+/// Makes fresh reference files and runs the tests that read them; otherwise the tests read those in the
+/// repository.
 pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let golden = folder.path();
@@ -74,7 +75,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
         "adapters",
         "quantisation",
         "schedules",
-        // The first of these begins the folder that the others write into.
+        // The first script creates the folder that the others write into.
         "wan",
         "wan_text",
         "wan_lora",
@@ -83,7 +84,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
     ] {
         cmd!(shell, "{python} tests/reference/{script}.py {golden}").run()?;
     }
-    // The tests of these targets that read golden files; all of the target where that is most.
+    // The tests of these targets that read golden files; the whole target if most do.
     reading(shell, golden, "surefoot-models", &["--lib"], &[])?;
     reading(shell, golden, "surefoot-trainer", &["--lib"], &["optim::"])?;
     reading(shell, golden, "surefoot-trainer", &["--test", "peft"], &[])?;
@@ -91,7 +92,7 @@ pub(crate) fn golden(shell: &Shell, python: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The tests named by `filters` (all of them without) in a target, which read the golden files in `folder`.
+/// Runs the tests of a target that match `filters` (all if empty) on the golden files in `folder`.
 fn reading(
     shell: &Shell,
     folder: &Path,
@@ -129,12 +130,12 @@ fn paris(shell: &Shell, surefoot: &Path, model: &Path) -> Result<()> {
     )
     .read()?;
     if !text.trim_start().starts_with("Paris") {
-        bail!("`{prompt}` goes on with `{text}`");
+        bail!("`{prompt}` is continued with `{text}`");
     }
     Ok(())
 }
 
-/// The likeliest token each time is the one that transformers takes.
+/// Greedy decoding gives the same tokens as transformers.
 fn greedy(shell: &Shell, python: &Path, surefoot: &Path, model: &Path) -> Result<()> {
     let script = "tests/reference/greedy.py";
     let theirs = cmd!(shell, "{python} {script} {model} {CONTINUED} {PROMPTS...}").read()?;
@@ -157,11 +158,11 @@ fn greedy(shell: &Shell, python: &Path, surefoot: &Path, model: &Path) -> Result
             );
         }
     }
-    eprintln!("{} texts go on as in transformers", PROMPTS.len());
+    eprintln!("{} texts are continued as by transformers", PROMPTS.len());
     Ok(())
 }
 
-/// An adapter of ours, a few steps old, gives in PEFT the loss that it gives here.
+/// An adapter that we trained for a few steps gives the same loss in PEFT as here.
 fn adapter(shell: &Shell, python: &Path, surefoot: &Path, model: &Path) -> Result<()> {
     let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
     let (runs, text) = (folder.path().join("runs"), folder.path().join("text.txt"));
@@ -206,7 +207,7 @@ fn adapter(shell: &Shell, python: &Path, surefoot: &Path, model: &Path) -> Resul
             ours.negative_log_likelihood
         );
         if ours.tokens != theirs.tokens || difference.is_nan() | (difference > TOLERANCE) {
-            bail!("PEFT has another loss for {what}");
+            bail!("PEFT's loss for {what} differs");
         }
     }
     if (base.negative_log_likelihood - adapted.negative_log_likelihood).abs() < 0.01 {

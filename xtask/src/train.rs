@@ -42,7 +42,7 @@ pub(crate) struct Train {
 impl Train {
     pub(crate) fn run(self) -> Result<()> {
         let libtorch = setup::ensure()?;
-        // A config that cannot be read is the trainer's to complain about.
+        // If the config cannot be read, the trainer reports it.
         let path = self.config_file();
         let config = std::fs::read_to_string(path).unwrap_or_default();
         setup::needed_by(&config)?;
@@ -50,13 +50,13 @@ impl Train {
         if needs_base(&config) && !self.names_model() {
             train_base(&binary)?;
         }
-        // From here on this process is the trainer: its exit code is ours, and Ctrl-C
-        // reaches it alone, so that it can save before it leaves.
+        // From here on this process is the trainer: its exit code is ours, and only it receives Ctrl-C, so
+        // that it can save before it exits.
         let error = self.command(&binary).exec();
         Err(error).with_context(|| format!("cannot start `{}`", binary.display()))
     }
 
-    /// The config to train by; a run that is resumed has its own.
+    /// The config to train with; a resumed run has its own.
     fn config_file(&self) -> PathBuf {
         match (&self.config, &self.resume) {
             (Some(path), _) => path.clone(),
@@ -66,12 +66,12 @@ impl Train {
                 let mut paths = folders.map(|folder| folder.join("config.yaml"));
                 paths.find(|path| path.is_file()).unwrap_or_default()
             }
-            // A path that the user gave is relative to where they stand, the default is not.
+            // A path that the user gave is relative to the current folder, but the default is not.
             (None, None) => workspace::root().join("configs/small.yaml"),
         }
     }
 
-    /// Whether the command line names another model than the config.
+    /// Whether the command line overrides the model of the config.
     fn names_model(&self) -> bool {
         let mut set = self.set.iter().filter_map(|value| value.split_once('='));
         set.any(|(key, _)| key == "model.name_or_path" || key == "name_or_path")
@@ -80,7 +80,7 @@ impl Train {
     fn command(&self, binary: &Path) -> Command {
         let mut command = Command::new(binary);
         command.arg("train");
-        // Without one, the trainer takes that of the run.
+        // Without a config, the trainer uses that of the run.
         if self.config.is_some() || self.resume.is_none() {
             command.arg(self.config_file());
         }
@@ -98,11 +98,11 @@ impl Train {
     }
 }
 
-/// The small video model, which is trained here and not downloaded, and what trains it.
+/// The small video model, which is trained locally rather than downloaded, and its config.
 const BASE: &str = "runs/video-small/model";
 const BASE_CONFIG: &str = "configs/video-small.yaml";
 
-/// Whether `config` is for the small video model, and that is not there.
+/// Whether `config` needs the small video model and it does not exist.
 fn needs_base(config: &str) -> bool {
     let named = config.lines().any(|line| {
         let mut words = line.split_whitespace();
@@ -111,7 +111,7 @@ fn needs_base(config: &str) -> bool {
     named && !Path::new(BASE).join("model_index.json").is_file()
 }
 
-/// Trains the small video model, or goes on with a training that was stopped.
+/// Trains the small video model, or resumes its training.
 fn train_base(binary: &Path) -> Result<()> {
     let run = Path::new(BASE).parent().unwrap_or(Path::new(BASE));
     let config = workspace::root().join(BASE_CONFIG);
@@ -133,7 +133,7 @@ fn train_base(binary: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds the programs and the allocator that they load, in release; where `surefoot` is.
+/// Makes a release build of the programs and their allocator; returns the path of `surefoot`.
 pub(crate) fn build(libtorch: &Libtorch) -> Result<PathBuf> {
     let shell = setup::shell(libtorch)?;
     let cargo = workspace::cargo();

@@ -15,7 +15,7 @@ use xshell::{Shell, cmd};
 
 use crate::workspace;
 
-/// Debian's.
+/// Debian's Chromium.
 const BROWSER: &str = "/usr/bin/chromium";
 
 /// Build the page of `surefoot ui` again.
@@ -41,7 +41,7 @@ impl Ui {
     }
 }
 
-/// Compares, or says why it cannot.
+/// Compares the page with its sources, or says why it cannot.
 pub(crate) fn check_where_node_is(shell: &Shell) -> Result<()> {
     if !has_node(shell) {
         eprintln!("not run: the comparison of the page with its sources, which needs node and npm");
@@ -50,7 +50,7 @@ pub(crate) fn check_where_node_is(shell: &Shell) -> Result<()> {
     check(shell)
 }
 
-/// The page in a browser, on the server that was built before; says so where node or Chromium is missing.
+/// Tests the page in a browser, on the server built before; says so if node or Chromium is missing.
 pub(crate) fn browser_tests(shell: &Shell) -> Result<()> {
     let Some(web) = browser_place(shell)? else {
         eprintln!("not run: the tests of the page, which need node, npm and {BROWSER}");
@@ -62,7 +62,7 @@ pub(crate) fn browser_tests(shell: &Shell) -> Result<()> {
     Ok(())
 }
 
-/// The folder of the page's sources, with all that its browser tests need; nothing where node or Chromium is missing.
+/// The folder of the page's sources, prepared for its browser tests; `None` if node or Chromium is missing.
 pub(crate) fn browser_place(shell: &Shell) -> Result<Option<PathBuf>> {
     if !has_node(shell) || !Path::new(BROWSER).exists() {
         return Ok(None);
@@ -121,7 +121,7 @@ fn check(shell: &Shell) -> Result<()> {
     Ok(())
 }
 
-/// Gets the packages that `package-lock.json` names, unless they are there.
+/// Installs the packages of `package-lock.json`, unless they are there.
 fn install(shell: &Shell, folder: &Path) -> Result<()> {
     let web = folder.join("web");
     let lock =
@@ -140,7 +140,7 @@ fn install(shell: &Shell, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the page is made from.
+/// The source files of the page.
 fn sources(web: &Path) -> Result<Vec<PathBuf>> {
     let mut sources = files(&web.join("src"))?;
     for path in &mut sources {
@@ -158,7 +158,7 @@ fn sources(web: &Path) -> Result<Vec<PathBuf>> {
     Ok(sources)
 }
 
-/// Every file below a folder, by its path there.
+/// All files below a folder, as paths relative to it.
 fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -174,7 +174,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// SHA-256 of each file, by its path in `folder`.
+/// SHA-256 of each file, by its path relative to `folder`.
 fn hashes(folder: &Path, files: &[PathBuf]) -> Result<BTreeMap<String, String>> {
     let hash = |path: &PathBuf| {
         let digest = Sha256::digest(fs::read(folder.join(path))?);

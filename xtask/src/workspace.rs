@@ -8,10 +8,8 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result};
 use xshell::{Shell, cmd};
 
-/// The folder of the workspace's `Cargo.toml`.
-///
-/// The one that xtask was started in: cargo names it to what it runs. What was fixed when xtask was
-/// compiled may be another checkout that shares the target folder.
+/// The workspace that xtask was started in, which cargo passes to what it runs. The path compiled into xtask
+/// may be of another checkout that shares the target folder.
 pub(crate) fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     ROOT.get_or_init(|| root_of(env::var_os("CARGO_MANIFEST_DIR")))
@@ -23,19 +21,19 @@ fn root_of(package: Option<OsString>) -> PathBuf {
     package.parent().unwrap_or(&package).to_owned()
 }
 
-/// A shell that stands in the workspace's root.
+/// A shell in the workspace's root.
 pub(crate) fn shell() -> Result<Shell> {
     let shell = Shell::new().context("cannot read the current folder")?;
     shell.change_dir(root());
     Ok(shell)
 }
 
-/// The cargo that started us, so that `cargo +toolchain xtask` stays on that toolchain.
+/// The cargo that started xtask, so that `cargo +toolchain xtask` keeps its toolchain.
 pub(crate) fn cargo() -> OsString {
     env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// The folder that cargo builds into: a variable or a config of the user's may move it.
+/// cargo's target folder, which a variable or the user's config may move.
 pub(crate) fn target(shell: &Shell) -> Result<PathBuf> {
     let cargo = cargo();
     let metadata = cmd!(

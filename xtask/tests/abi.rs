@@ -1,4 +1,4 @@
-//! The C header of the allocator and the Rust code on both sides of it describe the same structure.
+//! The allocator's C header and the Rust code on both sides of it describe the same structure.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,4 @@
-//! The documents: the handbook is whole, and no link leads nowhere.
+//! The handbook is complete, and no link in the documents is broken.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,4 +1,5 @@
-//! Rules that can be checked on what cargo builds: which package uses which, and what its artefacts link.
+//! Rules that are checked on what cargo builds: the dependencies between packages, and what artefacts link
+//! to.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -11,7 +12,7 @@ use std::process::Command;
 use common::{assert_none, cargo, files, metadata, read, run};
 use serde_json::Value;
 
-/// Who may depend on whom; nothing else is allowed. Tests may also use `device-sim`.
+/// The allowed dependencies between packages. Tests may also use `device-sim`.
 const MAY_USE: [(&str, &[&str]); 13] = [
     ("alloc-lab", &["hip-alloc", "surefoot-platform"]),
     ("device-sim", &[]),
@@ -48,11 +49,11 @@ const MAY_USE: [(&str, &[&str]); 13] = [
         ],
     ),
     ("surefoot-ui", &["surefoot-doctor", "surefoot-platform"]),
-    // Judges the doctor on posted texts.
+    // Scores the doctor on posted texts.
     ("xtask", &["surefoot-doctor"]),
 ];
 
-/// The only packages in whose graph libtorch may be.
+/// The only packages that may depend on libtorch, directly or not.
 const MAY_REACH_LIBTORCH: [&str; 6] = [
     "harness",
     "surefoot-placement",
@@ -79,7 +80,7 @@ fn packages_depend_only_on_whom_they_may() {
         };
         for dependency in package["dependencies"].as_array().unwrap() {
             let used = text(&dependency["name"]);
-            // A crate's own tests may switch on its features.
+            // A crate's own tests may enable its features.
             let for_tests = dependency["kind"] == "dev" && [name, "device-sim"].contains(&used);
             if ours.contains(used) && !allowed.contains(&used) && !for_tests {
                 findings.push(format!("{name} uses {used}"));
@@ -107,7 +108,7 @@ fn only_the_crates_named_here_reach_libtorch() {
 
 #[test]
 fn no_artefact_needs_a_hip_runtime() {
-    // Two HIP runtimes in one process is a disaster, and a PyTorch wheel brings its own.
+    // Two HIP runtimes in one process are a disaster, and a PyTorch wheel brings its own.
     for artefact in artefacts() {
         let needed = needed_libraries(&artefact);
         let hip = needed.iter().find(|library| library.contains("amdhip"));
@@ -230,7 +231,7 @@ fn artefacts() -> Vec<PathBuf> {
             }
         }
     }
-    // Build scripts are programs too, but nobody is given them.
+    // Build scripts are programs too, but they are not shipped.
     artefacts.retain(|file| !file.to_string_lossy().contains("build-script"));
     artefacts
 }

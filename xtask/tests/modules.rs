@@ -1,5 +1,5 @@
-//! No crate has a cycle between its top-level modules: each can be read, tested and replaced
-//! with only the modules below it in mind. Files of one folder may know each other.
+//! No crate has a cycle between its top-level modules: each can be read, tested and replaced together with
+//! only the modules below it. Files in one folder may depend on each other.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -35,7 +35,7 @@ fn modules_of_a_crate_form_no_cycle() {
     assert_none("cycles between the modules of a crate", findings);
 }
 
-/// A file that no `mod` names is not compiled, and nobody notices that it is wrong.
+/// A file that no `mod` names is never compiled, so errors in it go unnoticed.
 #[test]
 fn every_source_file_belongs_to_a_crate() {
     let sources: Vec<String> = files(&["rs"])
@@ -62,7 +62,7 @@ fn every_source_file_belongs_to_a_crate() {
     assert_none("source files that no `mod` names", orphans.collect());
 }
 
-/// The files that the `mod name;` of `items` may stand for.
+/// The files that each `mod name;` of `items` may refer to.
 fn declare(items: &[Item], children: &Path, declared: &mut BTreeSet<String>) {
     for item in items {
         let Item::Mod(module) = item else { continue };
@@ -79,7 +79,7 @@ fn declare(items: &[Item], children: &Path, declared: &mut BTreeSet<String>) {
     }
 }
 
-/// Name and source folder of every library of the workspace.
+/// Name and source folder of each library of the workspace.
 fn crates() -> Vec<(String, String)> {
     let roots = files(&["rs"]).into_iter().filter_map(|path| {
         let path = path.to_str()?.to_owned();
@@ -95,7 +95,7 @@ fn crates() -> Vec<(String, String)> {
         .collect()
 }
 
-/// What the modules below `folder` use of each other, code for tests aside.
+/// The uses between the modules below `folder`, except in test code.
 fn uses(folder: &str) -> Uses {
     let paths: Vec<String> = files(&["rs"])
         .iter()
@@ -134,7 +134,7 @@ fn uses(folder: &str) -> Uses {
             }
         }
     }
-    // What is no module (a function of lib.rs, an item of a binary) is no node.
+    // Names that are not modules (functions of lib.rs, items of a binary) are not nodes.
     let modules: BTreeSet<String> = uses.keys().cloned().collect();
     for used in uses.values_mut() {
         used.retain(|name, _| modules.contains(name));
@@ -252,7 +252,7 @@ fn scan(tokens: TokenStream, depth: usize, names: &mut BTreeSet<String>) {
     }
 }
 
-/// How many levels `crate::` or `super::super::…` at `at` goes up, and where the path goes on.
+/// How many levels `crate::` or `super::super::…` at `at` goes up, and where the path continues.
 fn steps_up(tokens: &[TokenTree], at: usize, depth: usize) -> (usize, usize) {
     let word = |at: usize, word: &str| {
         matches!(tokens.get(at), Some(TokenTree::Ident(ident)) if ident == word)

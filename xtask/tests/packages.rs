@@ -1,4 +1,4 @@
-//! What a registry asks of the crates that can be published.
+//! Requirements of crates.io for the crates that can be published.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use common::{assert_none, metadata};
 use serde_json::Value;
 
-/// The crates that stay in this repository.
+/// The crates that are not published.
 const PRIVATE: [&str; 3] = ["device-sim", "harness", "xtask"];
 
 #[test]
@@ -36,7 +36,7 @@ fn published_crates_say_what_a_registry_shows() {
             }
         }
         for key in ["keywords", "categories"] {
-            // crates.io takes five of each at most.
+            // crates.io accepts at most five of each.
             if !(1..=5).contains(&package[key].as_array().unwrap().len()) {
                 findings.push(format!("{name} must have one to five {key}"));
             }
@@ -45,7 +45,7 @@ fn published_crates_say_what_a_registry_shows() {
             findings.push(format!("{name} has no README.md"));
         }
     }
-    assert_none("crates that say too little of themselves", findings);
+    assert_none("crates with incomplete metadata", findings);
 }
 
 #[test]
@@ -54,14 +54,14 @@ fn dependencies_on_each_other_have_a_version() {
     let mut findings = Vec::new();
     for package in published(&metadata) {
         for dependency in package["dependencies"].as_array().unwrap() {
-            // Without a version cargo leaves a dependency of tests out of the package.
+            // Without a version, cargo leaves a dev-dependency out of the package.
             let for_tests = dependency["kind"] == "dev";
             if !dependency["path"].is_null() && dependency["req"] == "*" && !for_tests {
                 findings.push(format!("{}: {}", package["name"], dependency["name"]));
             }
         }
     }
-    assert_none("dependencies that no registry could resolve", findings);
+    assert_none("dependencies that a registry cannot resolve", findings);
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn no_crate_includes_a_file_from_outside_its_folder() {
             }
         }
     }
-    assert_none("files that a package would not have", findings);
+    assert_none("files that would be missing from a package", findings);
 }
 
 fn packages(metadata: &Value) -> impl Iterator<Item = &Value> {

@@ -1,4 +1,4 @@
-//! Names and comments use the field's terms: words that this project once made up are not used again.
+//! Names and comments use the field's terms, not words that this project once made up.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -44,7 +44,7 @@ fn code_uses_the_terms_of_the_field() {
             continue;
         }
         for (number, line) in read(&*path).lines().enumerate() {
-            // A name in a file format stays as it is.
+            // Names in a file format do not change.
             if line.contains("serde(rename") {
                 continue;
             }

@@ -29,7 +29,7 @@ pub(crate) struct AllocBench {
     /// Traces to replay [default: those of hip-alloc's tests]
     traces: Vec<PathBuf>,
 
-    /// Leave the real PyTorch out: no download, and half a minute instead of some
+    /// Leave out the real PyTorch: no download, and half a minute instead of several
     #[arg(long)]
     quick: bool,
 
@@ -50,8 +50,8 @@ struct Report {
     torch: Option<String>,
     nanoseconds_per_operation: HotPath,
     traces: Vec<TraceReport>,
-    /// What each choice of `keep` costs on drivers of several speeds, as
-    /// `crates/alloc-lab/examples/driver_costs.rs` prints it.
+    /// What each value of `keep` costs on drivers of different speeds, as printed by
+    /// `crates/alloc-lab/examples/driver_costs.rs`.
     driver_costs: serde_json::Value,
 }
 
@@ -67,7 +67,7 @@ struct HotPath {
 struct TraceReport {
     trace: String,
     peak_live_bytes: u64,
-    /// What hip-alloc promises of its driver calls here.
+    /// hip-alloc's bound on driver calls per step for this trace.
     calls_allowed_per_step: f64,
     allocators: Vec<Row>,
 }
@@ -79,12 +79,12 @@ struct Row {
     idle_excess_bytes: u64,
     driver_calls_per_step: f64,
     driver_bytes_per_step: f64,
-    /// Simulated, where a call takes 50 µs and 5 GB are cleared in a second; for ours alone.
+    /// Simulated, at 50 µs per call and 5 GB/s for clearing memory; only for hip-alloc.
     driver_milliseconds_per_step: Option<f64>,
     share_of_calls: f64,
 }
 
-/// What `surefoot replay --json` prints, of which this is used.
+/// The part of the output of `surefoot replay --json` that is used here.
 #[derive(Deserialize)]
 struct Replayed {
     peak_live_bytes: u64,
@@ -107,7 +107,7 @@ struct ReplayedRow {
     driver_milliseconds_per_step: Option<f64>,
 }
 
-/// What `peers.py` prints for each setting, of which this is used.
+/// The part of the output of `peers.py` for each setting that is used here.
 #[derive(Deserialize)]
 struct Baseline {
     torch: String,
@@ -204,7 +204,7 @@ fn hot_path(shell: &Shell, traces: &[PathBuf]) -> Result<HotPath> {
         "{cargo} run --release --quiet --package alloc-lab --example hot_path -- {traces...}"
     )
     .read()?;
-    serde_json::from_str(&text).context("the timing printed something else")
+    serde_json::from_str(&text).context("the timing printed unexpected output")
 }
 
 /// The table of `keep` over clearing rates and latencies, printed and as numbers.
@@ -221,7 +221,7 @@ fn driver_costs(shell: &Shell, traces: &[PathBuf]) -> Result<serde_json::Value> 
     serde_json::from_str(&text).context("the table of driver costs is not JSON")
 }
 
-/// One trace in every allocator, and PyTorch's version where it was asked.
+/// Replays one trace in every allocator; also returns PyTorch's version if PyTorch was run.
 fn replay(
     shell: &Shell,
     surefoot: &Path,
@@ -239,7 +239,7 @@ fn replay(
         .quiet()
         .ignore_stderr()
         .read()?;
-        serde_json::from_str(&text).context("`surefoot replay` printed something else")
+        serde_json::from_str(&text).context("`surefoot replay` printed unexpected output")
     };
     let plain = ours("keep:auto", picture)?;
     let others = ["keep:step", "keep:none", "keep:none,mapped:on"];
@@ -264,7 +264,7 @@ fn replay(
     }
     let mut torch = None;
     match python {
-        // Without PyTorch: the model of it, which a test holds against the real one.
+        // Without PyTorch, use the model of its allocator, which a test compares with the real one.
         None => plain.allocators[1..].iter().for_each(|row| {
             add(&format!("{} (model)", row.name), row);
         }),
@@ -273,7 +273,7 @@ fn replay(
                 .quiet()
                 .read()?;
             let peers: BTreeMap<String, Baseline> =
-                serde_json::from_str(&text).context("`peers.py` printed something else")?;
+                serde_json::from_str(&text).context("`peers.py` printed unexpected output")?;
             for (name, peer) in peers {
                 let row = ReplayedRow {
                     name: format!("PyTorch, {name}"),
@@ -302,7 +302,7 @@ fn replay(
     Ok((report, torch))
 }
 
-/// As in "gpt2".
+/// The name of the trace without folder and extension, such as "gpt2".
 fn name(trace: &Path) -> String {
     let name = trace.file_name().unwrap_or_default().to_string_lossy();
     name.split('.').next().unwrap_or_default().to_owned()

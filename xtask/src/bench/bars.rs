@@ -9,13 +9,13 @@ const FONT: &str = "system-ui, sans-serif";
 const INK: RGBColor = RGBColor(0x1F, 0x23, 0x28);
 const GRID: RGBColor = RGBColor(0xE2, 0xE8, 0xF0);
 const WIDTH: u32 = 900;
-/// Heights in pixels: title and legend, the caption and axis of a panel, a bar, the gap between rows.
+/// Heights in pixels: title and legend, caption and axis of a panel, a bar, the gap between rows.
 const HEADER: u32 = 60;
 const FRAME: u32 = 56;
 const BAR: u32 = 10;
 const GAP: u32 = 8;
 
-/// Who is compared: a name for the legend and a colour.
+/// A contender: its name in the legend and its colour.
 pub(super) struct Contender {
     pub(super) name: &'static str,
     pub(super) colour: RGBColor,
@@ -24,10 +24,10 @@ pub(super) struct Contender {
 /// One quantity, shown for every subject.
 pub(super) struct Panel {
     pub(super) title: &'static str,
-    /// Where the axis ends. A bar of more is cut there, and its label tells the number.
+    /// Where the axis ends. Longer bars are clipped there; their labels give the value.
     pub(super) end: f64,
     pub(super) label: fn(f64) -> String,
-    /// For each subject and each contender, the value; `None` draws no bar.
+    /// The value for each subject and contender; `None` draws no bar.
     pub(super) values: Vec<Vec<Option<f64>>>,
 }
 
@@ -74,7 +74,7 @@ fn legend(area: &Area<'_>, title: &str, contenders: &[Contender]) -> Result<()> 
     Ok(())
 }
 
-/// One panel; the subjects' names stand beside the first.
+/// Draws one panel; the first one has the names of the subjects beside it.
 fn bars(
     area: &Area<'_>,
     panel: &Panel,

@@ -1,7 +1,7 @@
-//! `cargo xtask bench doctor`: the doctor against texts that people posted, of which the truth is known.
+//! `cargo xtask bench doctor`: the doctor's answers to texts that people posted, whose causes are known.
 //!
-//! The texts and the rules that judge the answers are in `tests/corpus`; its `README.md` describes both.
-//! A third of them is held out, and only totals are shown of it.
+//! The texts and the rules that judge the answers are in `tests/corpus`; its `README.md` describes both. One
+//! third of the texts is held out: only totals of it are shown.
 
 mod corpus;
 mod judge;
@@ -29,7 +29,8 @@ pub(crate) struct DoctorBench {
     #[arg(long)]
     list: bool,
 
-    /// Count what the answers to held-out texts miss; no text is named, so that none is written for
+    /// Count what the answers to held-out texts miss, without naming any text, so that no rule is written for
+    /// one
     #[arg(long)]
     held_out: bool,
 
@@ -37,7 +38,7 @@ pub(crate) struct DoctorBench {
     #[arg(long)]
     quick: bool,
 
-    /// Make the scores the new baseline, `tests/corpus/scores.json`
+    /// Save the scores as the new baseline, `tests/corpus/scores.json`
     #[arg(long)]
     write: bool,
 
@@ -46,7 +47,7 @@ pub(crate) struct DoctorBench {
     out: Option<PathBuf>,
 }
 
-/// A case with what came of it.
+/// A case with its judgement.
 struct Judged {
     case: Case,
     judgement: Judgement,
@@ -60,7 +61,7 @@ struct Document {
     slowest_milliseconds: f64,
     /// Files of 200 MB; none with `--quick`.
     long: Vec<Measured>,
-    /// Of the open part.
+    /// The texts that are not held out.
     texts: Vec<Text>,
 }
 
@@ -109,7 +110,9 @@ impl DoctorBench {
                 println!("{change}");
             }
             if !scores.falls(&baseline).is_empty() {
-                println!("that is worse, or of another corpus: the test of xtask fails");
+                println!(
+                    "the scores are worse or belong to a different corpus: xtask's test fails"
+                );
             }
         }
         Ok(())
@@ -170,7 +173,7 @@ impl Judged {
 }
 
 fn judge_all(cases: Vec<Case>) -> Vec<Judged> {
-    // The patterns are compiled at their first use, which is not the time of a text.
+    // The patterns are compiled on first use; keep that out of the timings.
     let _ = judge::answer(b"warm up");
     let timed = |case: Case| {
         let start = Instant::now();
@@ -190,7 +193,8 @@ fn part(held_out: bool) -> &'static str {
     if held_out { "held out" } else { "open" }
 }
 
-/// By project; those with few texts in a line together, since one text's row would tell its class.
+/// Per project. Projects with few texts share one line, since the row of a single text would reveal its
+/// class.
 fn print_projects(judged: &[Judged]) {
     const FEW: usize = 5;
     type Classes = [usize; Class::ALL.len()];
@@ -269,7 +273,7 @@ fn print_times(judged: &[Judged]) {
     );
 }
 
-/// The ten errors that most texts have, and what is said about the first text of each.
+/// The ten most frequent errors, with the answer to the first text of each.
 fn print_topics(judged: &[Judged]) {
     let mut topics: BTreeMap<&str, Vec<&Judged>> = BTreeMap::new();
     for one in judged
@@ -323,7 +327,7 @@ fn print_unmet(judged: &[Judged]) {
     }
 }
 
-/// What the held-out answers miss, by the kind of rule: the rules themselves would tell the texts.
+/// What the held-out answers miss, by kind of rule: the rules themselves would reveal the texts.
 fn print_held_out(judged: &[Judged]) {
     let mut counts: BTreeMap<(&str, &str), usize> = BTreeMap::new();
     for one in judged.iter().filter(|one| one.case.held_out) {

@@ -1,5 +1,8 @@
 //! `cargo xtask bench lora`: `surefoot train` against Hugging Face's Trainer with PEFT.
 //!
+//! Both fine-tune SmolLM2-135M from the same adapter on the same batches. They alternate, so that a slowdown
+//! of the machine affects both. The losses show that they did the same work.
+//!
 //! Both fine-tune SmolLM2-135M from the same adapter on the same batches, in turn, pair
 //! after pair, so that a machine that slows down slows both. The losses show that they
 //! did the same work.
@@ -20,7 +23,7 @@ use crate::{setup, train, workspace};
 /// Steps at the start that are not counted: caches are cold, and memory is first touched.
 const WARM_UP: usize = 2;
 
-/// Losses that are compared.
+/// Number of losses that are compared.
 const COMPARED: usize = 5;
 
 /// Fine-tuning speed and memory, against Hugging Face's Trainer with PEFT.
@@ -71,7 +74,7 @@ struct Report {
 struct Medians {
     surefoot_tokens_per_second: f64,
     hugging_face_tokens_per_second: f64,
-    /// Median of the pairs' ratios, surefoot by Hugging Face: above 1, surefoot is faster.
+    /// Median over the pairs of surefoot's speed divided by Hugging Face's: above 1, surefoot is faster.
     speed_ratio: f64,
     surefoot_peak_resident_bytes: f64,
     hugging_face_peak_resident_bytes: f64,
@@ -79,9 +82,9 @@ struct Medians {
     hugging_face_peak_anonymous_bytes: f64,
     /// Ratio of the resident peaks: below 1, surefoot needs less.
     resident_ratio: f64,
-    /// Ratio of the peaks without the pages of files.
+    /// Ratio of the peaks without file-backed pages.
     anonymous_ratio: f64,
-    /// Largest relative difference within the losses compared.
+    /// Largest relative difference among the losses compared.
     loss_difference: f64,
 }
 
@@ -96,20 +99,20 @@ pub(super) struct ReferenceResult {
 }
 
 impl ReferenceResult {
-    /// What the reference wrote there.
+    /// Reads what the reference wrote to `path`.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let text = fs::read_to_string(path)
             .with_context(|| format!("cannot read `{}`", path.display()))?;
         serde_json::from_str(&text).context("cannot read what the reference wrote")
     }
 
-    /// Tokens a second, by steps.
+    /// Tokens per second of each step.
     pub(super) fn speeds(&self) -> Vec<f64> {
         let speed = |seconds: &f64| self.tokens_per_step / seconds;
         self.step_seconds.iter().map(speed).collect()
     }
 
-    /// What it was measured with.
+    /// The versions of the libraries it was measured with.
     pub(super) fn versions(&self) -> Vec<String> {
         vec![
             format!("transformers {}", self.transformers),

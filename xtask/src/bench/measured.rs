@@ -1,4 +1,4 @@
-//! One run of one side of a training benchmark, and how two are compared.
+//! A run of one side of a training benchmark, and how two runs are compared.
 
 use std::fs;
 use std::path::Path;
@@ -15,14 +15,13 @@ use crate::workspace;
 /// One run of one side.
 #[derive(Debug, Serialize)]
 pub(super) struct Measured {
-    /// Median over the steps after the warm-up; evaluations, samples and checkpoints are not
-    /// in it.
+    /// Median over the steps after the warm-up, without evaluations, samples and checkpoints.
     pub(super) tokens_per_second: f64,
     pub(super) memory: PeakMemory,
     pub(super) losses: Vec<f64>,
 }
 
-/// What matters here of a line of `metrics.jsonl`.
+/// The fields of a line of `metrics.jsonl` that are used here.
 #[derive(Deserialize)]
 struct Metric {
     kind: String,
@@ -30,9 +29,9 @@ struct Metric {
     tokens_per_second: Option<f64>,
 }
 
-/// Trains with our own program: nothing but steps, each recorded, in the run folder
-/// `<folder>/bench`. `settings` are those of `--set`; the later of two counts. The first
-/// `warm_up` steps are not timed.
+/// Trains with `surefoot`, running and recording only steps, in the run folder `<folder>/bench`. `settings`
+/// are passed with `--set`; the last of several values for a key counts. The first `warm_up` steps are not
+/// timed.
 pub(super) fn surefoot(
     surefoot: &Path,
     config: &Path,
@@ -51,7 +50,7 @@ pub(super) fn surefoot(
     })
 }
 
-/// The arguments of our own program for a run of nothing but steps, as [`surefoot`] makes it.
+/// The arguments of `surefoot` for a run that consists only of steps, as [`surefoot`] starts it.
 pub(super) fn steps_alone(
     command: &mut Command,
     config: &Path,
@@ -63,7 +62,7 @@ pub(super) fn steps_alone(
         "name=bench".to_owned(),
         format!("output_dir={}", folder.display()),
         "train.logging_steps=1".to_owned(),
-        // What the reference does not do.
+        // Switch off what the reference does not do.
         "train.eval_steps=0".to_owned(),
         "train.save_steps=0".to_owned(),
         "sample.max_new_tokens=0".to_owned(),
@@ -74,7 +73,7 @@ pub(super) fn steps_alone(
     command.current_dir(workspace::root());
 }
 
-/// Writes the numbers of a benchmark, and makes the folder for them.
+/// Writes the results of a benchmark; creates the folder.
 pub(super) fn write(report: &impl Serialize, path: &Path) -> Result<()> {
     let context = || format!("cannot write `{}`", path.display());
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -82,7 +81,7 @@ pub(super) fn write(report: &impl Serialize, path: &Path) -> Result<()> {
     fs::write(path, serde_json::to_string_pretty(report)? + "\n").with_context(context)
 }
 
-/// The losses and the speeds of the steps of the run in the folder `run`.
+/// The losses and speeds of all steps of the run in the folder `run`.
 pub(super) fn metrics(run: &Path) -> Result<(Vec<f64>, Vec<f64>)> {
     let path = run.join("metrics.jsonl");
     let text =
@@ -99,13 +98,12 @@ pub(super) fn metrics(run: &Path) -> Result<(Vec<f64>, Vec<f64>)> {
     Ok((losses, speeds))
 }
 
-/// The speed once it is steady: the median over the steps after the warm-up.
+/// The steady-state speed: the median over the steps after the warm-up.
 pub(super) fn steady(speeds: &[f64], warm_up: usize) -> f64 {
     median(speeds.get(warm_up..).unwrap_or(&[]))
 }
 
-/// Largest relative difference of the first `compared` losses; not a number when some are
-/// missing.
+/// Largest relative difference among the first `compared` losses; NaN if some are missing.
 pub(super) fn difference(ours: &[f64], theirs: &[f64], compared: usize) -> f64 {
     let (Some(ours), Some(theirs)) = (ours.get(..compared), theirs.get(..compared)) else {
         return f64::NAN;

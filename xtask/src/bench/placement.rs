@@ -1,4 +1,5 @@
-//! `cargo xtask bench placement`: what moving and verifying costs, and whose plans keep more on the device.
+//! `cargo xtask bench placement`: what copying and verification cost, and whose plans keep more on the
+//! device.
 //!
 //! The measuring is `crates/harness/src/bin/bench-placement`; accelerate plans the same module sizes in
 //! `bench/placement/accelerate_plan.py`; `simulated.rs` measures verification at a device's latencies. This file
@@ -17,7 +18,7 @@ use xshell::cmd;
 use self::simulated::SimulatedCost;
 use crate::{setup, workspace};
 
-/// The cost of each copy route and of verification, and the quality of plans against accelerate's.
+/// The cost of each copy route and of verification, and the quality of plans compared with accelerate's.
 #[derive(clap::Args)]
 pub(crate) struct PlacementBench {
     /// How often each copy is measured
@@ -30,26 +31,26 @@ pub(crate) struct PlacementBench {
     out: Option<PathBuf>,
 }
 
-/// What the example prints, and the numbers of accelerate beside it.
+/// The output of the program, with accelerate's numbers.
 #[derive(Serialize, Deserialize)]
 struct Report {
-    /// Where to: `cpu`, or the first accelerator.
+    /// The target: `cpu` or the first accelerator.
     device: String,
     routes: Vec<RouteCost>,
-    /// On the simulated device, whatever `device` is.
+    /// Measured on the simulated device, regardless of `device`.
     #[serde(default)]
     simulated: Vec<SimulatedCost>,
     streaming: Vec<StreamCost>,
     plans: Vec<PlanQuality>,
 }
 
-/// Moving a module of tensors of one size.
+/// The cost of moving a module whose tensors have one size.
 #[derive(Serialize, Deserialize)]
 struct RouteCost {
     bytes: u64,
     tensors: u64,
     rates: Vec<Rate>,
-    /// What `always` adds to `off`: the median, and the middle half.
+    /// What `always` adds to `off`: the median and the interquartile range.
     verify_overhead: f64,
     verify_overhead_between: (f64, f64),
 }
@@ -91,7 +92,7 @@ impl PlacementBench {
         let shell = setup::shell(&libtorch)?;
         let (cargo, rounds) = (workspace::cargo(), self.rounds.to_string());
         eprintln!("measuring {rounds} rounds of each copy: some minutes");
-        // Freed memory is not handed out again, so that tensors arrive in fresh memory as weights do.
+        // Freed memory is not reused, so that tensors arrive in fresh memory, as weights do.
         let ours = cmd!(
             shell,
             "{cargo} run --release --quiet --package harness --bin bench-placement -- {rounds}"

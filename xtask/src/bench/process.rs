@@ -8,22 +8,22 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-/// The most main memory that a process had.
+/// The peak memory of a process.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct PeakMemory {
-    /// All of it: `VmHWM`, which the kernel keeps.
+    /// Peak resident set: `VmHWM`, as counted by the kernel.
     pub(crate) resident_bytes: u64,
-    /// Without the pages of files, as libraries are: `RssAnon`, looked at many times a second.
+    /// Without file-backed pages such as those of libraries: `RssAnon`, sampled many times a second.
     pub(crate) anonymous_bytes: u64,
 }
 
-/// Runs `command` to its end; what it prints goes to our stderr.
+/// Runs `command` to completion; its output goes to our stderr.
 pub(crate) fn run(mut command: Command) -> Result<PeakMemory> {
     command.stdout(std::io::stderr());
     run_to(command, 0)
 }
 
-/// Runs `command` to its end, which must have this exit code.
+/// Runs `command` to completion; it must return this exit code.
 pub(crate) fn run_to(mut command: Command, code: i32) -> Result<PeakMemory> {
     let described = format!("{command:?}");
     let mut child = command
@@ -45,7 +45,7 @@ pub(crate) fn run_to(mut command: Command, code: i32) -> Result<PeakMemory> {
 
 impl PeakMemory {
     fn look(&mut self, child: &Child) {
-        // Between its end and our `wait` a process has no memory to tell of.
+        // Between its exit and our `wait` a process has no memory to report.
         let Ok(status) = fs::read_to_string(format!("/proc/{}/status", child.id())) else {
             return;
         };
@@ -56,7 +56,7 @@ impl PeakMemory {
     }
 }
 
-/// The number of a line of `/proc/<pid>/status`, which counts in units of 1024 bytes.
+/// The value of a line of `/proc/<pid>/status`, in units of 1024 bytes.
 fn kilobytes(status: &str, key: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(key))?;
     line.trim().strip_suffix(" kB")?.parse().ok()
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn sees_the_memory_that_a_program_takes() {
-        // 64 MiB, kept for a moment so that there is something to see.
+        // 64 MiB, held for a moment so that the sampling sees them.
         let mut shell = Command::new("sh");
         shell.args([
             "-c",

@@ -1,4 +1,4 @@
-//! The simulated device under programs with the libtorch of a CUDA wheel.
+//! The simulated device, for programs that use the libtorch of a CUDA wheel.
 
 use std::ffi::OsString;
 use std::os::unix::fs::symlink;
@@ -10,18 +10,19 @@ use xshell::{Shell, cmd};
 
 use crate::workspace;
 
-/// Programs of this workspace, built for release, and the environment that puts the simulator under them.
+/// Release builds of workspace programs, and the environment that makes them use the simulator.
 pub(super) struct Simulator {
     /// The folder of the programs and libraries.
     pub(super) built: PathBuf,
-    /// `LD_LIBRARY_PATH`: the names under which libtorch looks for a driver, then libtorch and what it needs.
+    /// `LD_LIBRARY_PATH`: first the names under which libtorch looks for a driver, then libtorch and its
+    /// dependencies.
     pub(super) libraries: OsString,
     /// `LD_PRELOAD`.
     pub(super) preload: OsString,
 }
 
 impl Simulator {
-    /// Builds the simulator and `others`, options of `cargo build`; libtorch is that of `python`.
+    /// Builds the simulator and `others` (options of `cargo build`) against the libtorch of `python`.
     pub(super) fn build(shell: &Shell, python: &Path, others: &[&str]) -> Result<Self> {
         let cargo = workspace::cargo();
         cmd!(

@@ -20,7 +20,7 @@ use crate::{setup, train, workspace};
 /// Steps at the start that are not counted: caches are cold, and memory is first touched.
 const WARM_UP: usize = 5;
 
-/// Losses that are compared.
+/// Number of losses that are compared.
 const COMPARED: usize = 10;
 
 /// Training speed and memory, against the same model in plain Python PyTorch.
@@ -72,13 +72,13 @@ struct Report {
 struct Medians {
     surefoot_tokens_per_second: f64,
     pytorch_tokens_per_second: f64,
-    /// Median of the pairs' ratios, surefoot by PyTorch: above 1, surefoot is faster.
+    /// Median over the pairs of surefoot's speed divided by PyTorch's: above 1, surefoot is faster.
     speed_ratio: f64,
     surefoot_peak_resident_bytes: f64,
     pytorch_peak_resident_bytes: f64,
     surefoot_peak_anonymous_bytes: f64,
     pytorch_peak_anonymous_bytes: f64,
-    /// Largest relative difference of a loss within the first ten steps.
+    /// Largest relative difference among the first ten losses.
     loss_difference: f64,
 }
 
@@ -97,7 +97,7 @@ impl TrainBench {
             config: PathBuf::from("bench/train/bench.yaml"),
             pairs: 1,
             steps: 10,
-            // Rounding to bf16 differs from one implementation to the next by more than that.
+            // Rounding to bf16 differs between implementations by more than that.
             bf16: false,
             set: Vec::new(),
             check: true,
@@ -249,7 +249,7 @@ impl Report {
     }
 }
 
-/// Unlike `f64::max`, which would let a loss that is not a number pass.
+/// Unlike `f64::max`, propagates NaN.
 pub(super) fn largest(one: f64, other: f64) -> f64 {
     match one.is_nan() || other.is_nan() {
         true => f64::NAN,

@@ -1,8 +1,8 @@
 //! `cargo xtask bench ui`: what the page of `surefoot ui` costs.
 //!
-//! `crates/ui/web/tests/bench.mjs` does it, with the release build and Debian's Chromium: memory and CPU of a
-//! server that has nothing to do, first paint, a run of 100,000 points, and how much slower a training is
-//! with five tabs open on it in a browser elsewhere, in pairs.
+//! `crates/ui/web/tests/bench.mjs` measures it with the release build and Debian's Chromium: memory and CPU
+//! of an idle server, first paint, a run of 100,000 points, and how much five open tabs in a browser
+//! elsewhere slow down a training, in pairs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ impl UiBench {
     }
 }
 
-/// What was found, beside what it is to be.
+/// Prints the results beside their targets.
 fn print(found: &Value) {
     let row = |what: &str, pointer: &str, scale: f64, unit: &str, bound: &str| {
         if let Some(value) = found.pointer(pointer).and_then(Value::as_f64) {

@@ -1,9 +1,8 @@
-//! `cargo xtask bench video-small`: what the small video model makes, with and without the LoRA, by
-//! numbers.
+//! `cargo xtask bench video-small`: evaluates the small video model with and without its LoRA.
 //!
-//! Each garment is asked for in each motion, with seeds that nothing was trained with. Where the light of a
-//! frame has its middle tells how a garment moves, and a classifier of the nearest neighbours among the
-//! clips that the base learned tells which it is. Both are asked first what they say of real clips.
+//! Each garment is requested in each motion, with seeds that were not used in training. The centre of
+//! brightness of each frame tells how a garment moves; a nearest-neighbour classifier over the clips that the
+//! base was trained on tells which garment it is. Both measures are first checked on real clips.
 
 mod garment;
 mod picture;
@@ -25,16 +24,16 @@ use crate::setup::clips::GARMENTS;
 use crate::setup::clips::draw::{self, CANVAS, FRAMES, Motion};
 use crate::{setup, train, workspace};
 
-/// What a picture of the README shows of: the base alone, and both in turn.
+/// What the picture in the README shows: the base alone, and both in turn.
 const SHOWN: [(&str, Motion, bool); 4] = [
     ("boot", Motion::Left, false),
     ("shirt", Motion::Down, false),
     ("boot", Motion::Circle, false),
     ("boot", Motion::Circle, true),
 ];
-/// Real clips whose garments the classifier knows.
+/// Real clips that the classifier compares with.
 const KNOWN: usize = 2400;
-/// Seeds begin here; those of previews and of the training are others.
+/// First seed; previews and the training use others.
 const FIRST_SEED: u32 = 1000;
 
 /// What the small video model makes of prompts, with and without its LoRA.
@@ -81,20 +80,20 @@ struct Report {
 struct Row {
     /// `real`, `base` or `base + LoRA`.
     source: &'static str,
-    /// The motion that was asked for.
+    /// The requested motion.
     motion: &'static str,
     clips: usize,
-    /// Share of the clips that move as asked.
+    /// Fraction of clips that move as requested.
     motion_right: f64,
-    /// Share of the clips whose garment is the one asked for, by the classifier.
+    /// Fraction of clips that show the requested garment, according to the classifier.
     garment_right: f64,
-    /// Pixels that the middle moves from one frame to the next, on the mean.
+    /// Mean distance in pixels that the centre moves between frames.
     pixels_per_frame: f64,
-    /// How much of a circle the way turns, whichever way around, on the mean.
+    /// Mean number of turns of the path, in either direction.
     turns: f64,
 }
 
-/// A clip, and what was asked for.
+/// A clip and what was requested.
 struct Clip {
     garment: &'static str,
     motion: Motion,
@@ -124,7 +123,7 @@ impl VideoSmallBench {
         let classifier = Classifier::of(moving.iter().map(|clip| (clip.garment, &*clip.frames)));
         let mut rows = Vec::new();
         for motion in Motion::STRAIGHT {
-            // Of each of these, the classifier has seen the clip itself.
+            // The classifier has these very clips, so it leaves the one in question out.
             let clips = moving.iter().filter(|clip| clip.motion == motion);
             let left_out = Classifier::leaving_out(&classifier);
             rows.push(row("real", motion, clips, &left_out));
@@ -180,7 +179,7 @@ impl VideoSmallBench {
         Ok(())
     }
 
-    /// The frames of a clip that the model makes.
+    /// Generates the frames of a clip.
     fn generate(
         &self,
         surefoot: &Path,

@@ -1,4 +1,4 @@
-//! `cargo xtask bench wan`: LoRAs on Wan, against diffusers with PEFT, and what models of real sizes take.
+//! `cargo xtask bench wan`: LoRAs on Wan, against diffusers with PEFT, and the memory of full-size models.
 //!
 //! ```text
 //! steps       a transformer with layers of Wan 2.1 1.3B, fewer and narrower, trained by both sides in turn
@@ -123,7 +123,7 @@ impl WanBench {
     }
 }
 
-/// Writes a model and clips into `folder`, which `bench/wan/model.py` makes as `arguments` say.
+/// Writes a model and clips into `folder` by running `bench/wan/model.py` with `arguments`.
 fn make_model(python: &Path, folder: &Path, arguments: &[String]) -> Result<()> {
     let mut command = Command::new(python);
     command
@@ -137,7 +137,7 @@ fn make_model(python: &Path, folder: &Path, arguments: &[String]) -> Result<()> 
     Ok(())
 }
 
-/// A config for what [`make_model`] wrote into `folder`.
+/// Writes a config for what [`make_model`] wrote into `folder`.
 fn config(folder: &Path, device: &str, size: (u32, u32), frames: u32) -> Result<PathBuf> {
     let path = folder.join("config.yaml");
     let root = folder.display();

@@ -10,14 +10,14 @@ use xshell::cmd;
 use super::{Built, commit_time, empty, release};
 use crate::workspace;
 
-/// Where each shell looks for completions below a prefix.
+/// Where each shell looks for completions, relative to a prefix.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "share/bash-completion/completions/surefoot"),
     ("zsh", "share/zsh/vendor-completions/_surefoot"),
     ("fish", "share/fish/vendor_completions.d/surefoot.fish"),
 ];
 
-/// The files as they lie below a prefix: `bin`, `lib/surefoot`, `share`. `suffix` tells what is special about
+/// Lays out the files below a prefix: `bin`, `lib/surefoot`, `share`. `suffix` names the variant of
 /// `program`.
 pub(super) fn tree(built: &Built, program: &Path, suffix: &str, folder: &Path) -> Result<PathBuf> {
     let shell = workspace::shell()?;
@@ -51,7 +51,7 @@ pub(super) fn tree(built: &Built, program: &Path, suffix: &str, folder: &Path) -
     Ok(tree)
 }
 
-/// Packs the tree; the same tree of the same commit gives the same bytes.
+/// Packs the tree reproducibly: the same tree of the same commit gives the same bytes.
 pub(super) fn tar(tree: &Path, folder: &Path) -> Result<PathBuf> {
     let shell = workspace::shell()?;
     let name = super::name_of(tree)?;
@@ -65,7 +65,7 @@ pub(super) fn tar(tree: &Path, folder: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// A Debian package of the tree; none, which is said, where there is no `dpkg-deb`.
+/// Builds a Debian package of the tree; without `dpkg-deb`, says so and returns `None`.
 pub(super) fn deb(tree: &Path, folder: &Path) -> Result<Option<PathBuf>> {
     let shell = workspace::shell()?;
     let asked = cmd!(shell, "dpkg-deb --version")
@@ -84,7 +84,7 @@ pub(super) fn deb(tree: &Path, folder: &Path) -> Result<Option<PathBuf>> {
         let page = page?.path();
         cmd!(shell, "gzip -9n {page}").run()?;
     }
-    // Debian's name of the file with the licences.
+    // Debian's name for the file with the licences.
     let documents = usr.join("share/doc/surefoot");
     let copyright = ["LICENSE-MIT", "LICENSE-APACHE", "THIRD-PARTY-LICENSES.md"]
         .map(|name| fs::read_to_string(documents.join(name)))
@@ -106,7 +106,7 @@ pub(super) fn deb(tree: &Path, folder: &Path) -> Result<Option<PathBuf>> {
     Ok(Some(package))
 }
 
-/// What the package is and needs. The maintainer is whoever builds it.
+/// The control file. The maintainer is whoever builds the package.
 fn control_text() -> String {
     format!(
         "Package: surefoot\n\

@@ -34,7 +34,7 @@ pub(super) fn build() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Asks the program what it is, by its headers, and starts it where there is nothing else.
+/// Checks the headers of the program, and starts it in an empty root.
 fn check(program: &Path) -> Result<()> {
     let shell = workspace::shell()?;
     let headers = cmd!(shell, "readelf --program-headers --dynamic {program}")

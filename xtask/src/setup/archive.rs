@@ -1,4 +1,4 @@
-//! Taking chosen files out of wheels (zip) and source packages (tar.gz).
+//! Extracts selected files from wheels (zip) and source packages (tar.gz).
 
 use std::fs::{self, File};
 use std::io::{self, BufReader};
@@ -10,9 +10,9 @@ use zip::ZipArchive;
 
 use super::progress::Progress;
 
-/// Unpacks the members of `wheel` for which `place` names a path, relative to `folder`.
+/// Unpacks the members of `wheel` for which `place` returns a path, relative to `folder`.
 ///
-/// The zip format carries a checksum per member, so a file that does not match fails.
+/// The zip format has a checksum per member, so a damaged member is an error.
 pub(crate) fn unzip(
     wheel: &Path,
     folder: &Path,
@@ -25,7 +25,7 @@ pub(crate) fn unzip(
     let mut total = 0;
     for index in 0..archive.len() {
         let member = archive.by_index(index).with_context(context)?;
-        // `enclosed_name` is `None` for a name that would lead out of the folder.
+        // `enclosed_name` is `None` for a name that would leave the folder.
         let inside = member.enclosed_name().is_some() && !member.is_dir();
         if let Some(path) = place(member.name()).filter(|_| inside) {
             members.push((index, path));

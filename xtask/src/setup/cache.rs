@@ -1,10 +1,9 @@
-//! The cache folder, in which a thing is whole or not there at all.
+//! The cache folder. An entry is either complete or absent.
 //!
-//! An entry is made in a staging folder beside its final place and moved there by one
-//! rename; its manifest lists every file with its size and the digests of what it was
-//! made from. A process killed at any moment leaves a staging folder, which the next
-//! setup removes, and never a half-made entry. A damaged entry (a file that somebody
-//! deleted, a disk that was full) no longer matches its manifest, and is made again.
+//! An entry is prepared in a staging folder beside its final place and moved there by one rename. Its
+//! manifest lists all of its files with their sizes, and the digests of what it was made from. A process
+//! killed at any moment leaves a staging folder, which the next setup removes, and never an incomplete entry.
+//! A damaged entry (a deleted file, a full disk) no longer matches its manifest and is made again.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -17,9 +16,9 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-/// Hidden, so that nobody who reads the files of an entry takes it for one of them.
+/// Hidden, so that programs that read the files of an entry ignore it.
 const MANIFEST: &str = ".surefoot-manifest.json";
-/// Its name in the entries of older versions.
+/// Its name in entries of older versions.
 const VISIBLE_MANIFEST: &str = "surefoot-manifest.json";
 const LOCK: &str = ".lock";
 const STAGING: &str = ".staging-";
@@ -29,22 +28,22 @@ pub(crate) struct Cache {
     root: PathBuf,
 }
 
-/// Held while an entry is made. The kernel lets go of it when the process ends, however it ends.
+/// Held while an entry is made. The kernel releases it when the process ends for any reason.
 pub(crate) struct Lock {
     _file: File,
 }
 
-/// What an entry was made from, and what is in it.
+/// The sources and contents of an entry.
 #[derive(Debug, Serialize, Deserialize, PartialEq)]
 struct Manifest {
-    /// File name of each download, and its SHA-256 digest.
+    /// SHA-256 digest of each download, by file name.
     sources: BTreeMap<String, String>,
-    /// Path of each file within the entry, and its size in bytes.
+    /// Size of each file in bytes, by its path within the entry.
     files: BTreeMap<String, u64>,
 }
 
 impl Cache {
-    /// Opens the cache folder, and makes it when it is not there.
+    /// Opens the cache folder; creates it if it does not exist.
     pub(crate) fn open() -> Result<Cache> {
         let variable = |name| env::var_os(name).filter(|value| !value.is_empty());
         let root = if let Some(folder) = variable("SUREFOOT_CACHE") {
@@ -62,21 +61,21 @@ impl Cache {
     fn at(root: PathBuf) -> Result<Cache> {
         fs::create_dir_all(&root)
             .with_context(|| format!("cannot make the cache folder `{}`", root.display()))?;
-        // libtorch's place ends up in build scripts that run elsewhere.
+        // Canonical, because build scripts that run elsewhere get the path of libtorch.
         let root = fs::canonicalize(&root)
             .with_context(|| format!("cannot open the cache folder `{}`", root.display()))?;
         Ok(Cache { root })
     }
 
-    /// A place in the cache folder.
+    /// A path in the cache folder.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
     }
 
-    /// The entry `name`, if it is whole and was made from `sources`.
+    /// The folder of the entry `name`, if it is complete and was made from `sources`.
     pub(crate) fn whole(&self, name: &str, sources: &BTreeMap<String, String>) -> Option<PathBuf> {
         let entry = self.path(name);
-        // Fails where there is none, as in every entry of this version.
+        // Fails if there is none, as in every entry of this version.
         let _ = fs::rename(entry.join(VISIBLE_MANIFEST), entry.join(MANIFEST));
         let manifest = fs::read(entry.join(MANIFEST)).ok()?;
         let manifest: Manifest = serde_json::from_slice(&manifest).ok()?;
@@ -87,7 +86,7 @@ impl Cache {
         whole.then_some(entry)
     }
 
-    /// Waits until no other setup works in this cache, and clears away what a killed one left.
+    /// Waits until no other setup uses this cache, then removes what a killed one left.
     pub(crate) fn lock(&self) -> Result<Lock> {
         let path = self.path(LOCK);
         let context = || format!("cannot lock the cache with `{}`", path.display());
@@ -131,16 +130,16 @@ impl Cache {
         let manifest = serde_json::to_vec(&Manifest { sources, files })?;
         fs::write(folder.join(MANIFEST), manifest)
             .with_context(|| format!("cannot write into `{}`", folder.display()))?;
-        // The rename must not reach the disk before the files do. Where `sync -f` is
-        // missing, the sizes in the manifest still tell after a power cut.
+        // The files must reach the disk before the rename. Without `sync -f`, the sizes in the manifest still
+        // reveal a power loss.
         let _ = Command::new("sync").arg("-f").arg(folder).output();
         self.put_in_place(&staging.keep(), &entry)
             .with_context(|| format!("cannot move `{}` into its place", entry.display()))?;
         Ok(entry)
     }
 
-    /// A new, empty folder on the cache's own disk. It goes when the value is dropped, or,
-    /// after a kill, with the next [`Cache::lock`].
+    /// A new, empty folder on the same file system as the cache. It is removed on drop or, after a kill, by
+    /// the next [`Cache::lock`].
     pub(crate) fn staging(&self) -> Result<TempDir> {
         tempfile::Builder::new()
             .prefix(STAGING)
@@ -150,7 +149,7 @@ impl Cache {
 
     fn put_in_place(&self, staging: &Path, entry: &Path) -> io::Result<()> {
         if entry.exists() {
-            // A folder cannot be renamed onto one that has files.
+            // A folder cannot replace one that has files by a rename.
             let old = self.path(&format!("{STAGING}old-{}", std::process::id()));
             fs::rename(entry, &old)?;
             fs::rename(staging, entry)?;

@@ -1,9 +1,9 @@
-//! Clips for a first run on videos: garments of Fashion-MNIST that move about.
+//! Clips for a first video run: moving garments of Fashion-MNIST.
 //!
-//! Each clip shows one garment, 16 pixels wide, on a black square of 32 pixels, in 13 frames at ten a
-//! second. In `moving` it goes 12 pixels to the left, to the right, up or down; in `circling` it goes once
-//! around from the top, which no clip of `moving` does. The pictures come from Debian's package of the data
-//! set, and everything else from one seed, so that the clips are the same everywhere.
+//! Each clip shows one garment, 16 pixels wide, on a black square of 32 pixels, in 13 frames at ten per
+//! second. In `moving` it moves 12 pixels left, right, up or down; in `circling` it moves in one circle from
+//! the top, which no clip of `moving` does. The pictures come from Debian's package of the data set;
+//! everything else depends on one seed, so that the clips are the same everywhere.
 
 pub(crate) mod draw;
 
@@ -19,15 +19,15 @@ use super::cache::Cache;
 use super::debian;
 use draw::{Motion, Random};
 
-/// What configs call the two sets.
+/// The names of the two sets in configs.
 pub(crate) const NAMES: [&str; 2] = ["moving_garments", "circling_garments"];
 
-/// Raise the number when the clips become others; the trainer looks for them under this name.
+/// Increase the number whenever the clips change; the trainer looks for them under this name.
 const ENTRY: &str = "data/moving-garments-2";
 const PACKAGE: &str = "dataset-fashion-mnist";
-/// Where the package has its files.
+/// Path of the files in the package.
 const PLACE: &str = "usr/share/datasets/fashion-mnist";
-/// A folder with the two files, for machines without apt.
+/// Names a folder with the two files, for machines without apt.
 const VARIABLE: &str = "SUREFOOT_FASHION_MNIST";
 const IMAGES: (&str, &str) = (
     "train-images-idx3-ubyte.gz",
@@ -38,8 +38,8 @@ const LABELS: (&str, &str) = (
     "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
 );
 
-/// The garments that are shown, whose shapes differ even in few pixels: the data set's number, and the
-/// word of captions.
+/// The garments used, whose shapes differ even at few pixels: the label in the data set and the word in
+/// captions.
 pub(crate) const GARMENTS: [(u8, &str); 6] = [
     (0, "shirt"),
     (1, "trouser"),
@@ -52,7 +52,8 @@ pub(crate) const GARMENTS: [(u8, &str); 6] = [
 const MOVING: usize = 250;
 const CIRCLING: usize = 100;
 
-/// The folder with `moving.jsonl`, `circling.jsonl` and their clips, made when it is missing or damaged.
+/// Returns the folder with `moving.jsonl`, `circling.jsonl` and their clips; makes it if it is missing or
+/// damaged.
 pub(super) fn ensure(cache: &Cache) -> Result<PathBuf> {
     let files = [IMAGES, LABELS];
     let sources: BTreeMap<String, String> = files
@@ -87,7 +88,7 @@ pub(super) fn ensure(cache: &Cache) -> Result<PathBuf> {
     let labels = unpacked_file(&folder, LABELS)?;
     let pictures = Pictures::parse(&images, &labels)?;
     cache.make(&lock, ENTRY, sources, |folder| {
-        // No picture is in two clips.
+        // No picture is used twice.
         let mut garments = pictures.garments();
         write(folder, "moving", &mut garments, &Motion::STRAIGHT, MOVING)?;
         write(
@@ -100,7 +101,7 @@ pub(super) fn ensure(cache: &Cache) -> Result<PathBuf> {
     })
 }
 
-/// The bytes of a file that is known by its digest.
+/// The uncompressed bytes of a file, checked against its digest.
 fn unpacked_file(folder: &Path, (name, digest): (&str, &str)) -> Result<Vec<u8>> {
     let path = folder.join(name);
     let bytes = fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
@@ -122,7 +123,7 @@ fn unpacked_file(folder: &Path, (name, digest): (&str, &str)) -> Result<Vec<u8>>
     Ok(output.stdout)
 }
 
-/// Grey pictures of 28 × 28 pixels with the number of what each shows.
+/// Greyscale pictures of 28 × 28 pixels, with labels.
 struct Pictures<'a> {
     pixels: &'a [u8],
     labels: &'a [u8],
@@ -131,7 +132,7 @@ struct Pictures<'a> {
 const SIDE: usize = 28;
 
 impl<'a> Pictures<'a> {
-    /// Reads the two files of the data set, as LeCun's page on MNIST describes them.
+    /// Parses the two files of the data set (IDX format, described on LeCun's MNIST page).
     fn parse(images: &'a [u8], labels: &'a [u8]) -> Result<Self> {
         let (head, pixels) = images.split_at_checked(16).context("no header of images")?;
         let (label_head, labels) = labels.split_at_checked(8).context("no header of labels")?;
@@ -150,7 +151,7 @@ impl<'a> Pictures<'a> {
         Ok(Self { pixels, labels })
     }
 
-    /// Those of each of [`GARMENTS`], in order.
+    /// The pictures of each of [`GARMENTS`], in order.
     fn garments(&self) -> Vec<Garment<'a>> {
         let pictures = self.pixels.chunks_exact(SIDE * SIDE).zip(self.labels);
         let of = |(label, word): (u8, &'static str)| Garment {
@@ -165,13 +166,13 @@ impl<'a> Pictures<'a> {
     }
 }
 
-/// A garment, and the pictures of it that are still to be shown.
+/// A garment and its unused pictures.
 struct Garment<'a> {
     word: &'static str,
     pictures: VecDeque<&'a [u8]>,
 }
 
-/// Writes the clips of a set, and the file that names them with their captions.
+/// Writes the clips of a set, and the file that lists them with their captions.
 fn write(
     folder: &Path,
     name: &str,
@@ -183,7 +184,7 @@ fn write(
     fs::create_dir(&clips)?;
     let mut lines = String::new();
     let mut number = 0;
-    // In this order, any part of the list has all kinds.
+    // In this order, every part of the list contains all kinds.
     for _ in 0..each {
         for motion in motions {
             for Garment { word, pictures } in &mut *garments {
@@ -213,7 +214,7 @@ fn write(
 mod tests {
     use super::*;
 
-    /// A data set of which every picture is a bright square at the top left.
+    /// A data set whose pictures all show a bright square at the top left.
     fn data_set(count: u32) -> (Vec<u8>, Vec<u8>) {
         let mut images = vec![0, 0, 8, 3];
         images.extend(count.to_be_bytes());
@@ -261,7 +262,7 @@ mod tests {
             let apart = (dx - expected.0).abs() + (dy - expected.1).abs();
             assert!(apart < 0.01, "{caption}: {dx}, {dy}");
         }
-        // All pictures were shown once.
+        // All pictures were used.
         let error = write(folder.path(), "more", &mut garments, &[Motion::Circle], 1);
         assert!(error.unwrap_err().to_string().contains("too few"));
     }

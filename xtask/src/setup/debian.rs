@@ -1,5 +1,5 @@
-//! Packages of Debian and Ubuntu, of which nothing is installed: downloaded by apt, which needs no
-//! privileges for that and checks them against the signed lists of the distribution, and unpacked.
+//! Downloads and unpacks packages of Debian and Ubuntu without installing them. apt needs no privileges for
+//! that, and checks the packages against the signed lists of the distribution.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub(super) fn download(
     Ok(())
 }
 
-/// Unpacks all packages of the folder `downloads` into `target`.
+/// Unpacks all packages in the folder `downloads` into `target`.
 pub(super) fn extract(downloads: &Path, target: &Path) -> Result<()> {
     for package in downloads.read_dir()? {
         let package = package?.path();
@@ -40,12 +40,12 @@ pub(super) fn extract(downloads: &Path, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the command starts and succeeds.
+/// Whether the command can be started and succeeds.
 pub(super) fn answers(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
-/// What the command prints; an error with what it complains about when it fails.
+/// Returns the output of the command; if it fails, the error contains its stderr.
 pub(super) fn output(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command

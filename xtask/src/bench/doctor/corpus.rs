@@ -1,4 +1,4 @@
-//! The cases of `tests/corpus`: a posted text and the truth about it.
+//! The cases of `tests/corpus`: posted texts and what is known about them.
 
 use std::fs;
 use std::path::Path;
@@ -12,15 +12,15 @@ use crate::workspace;
 
 pub(super) const FOLDER: &str = "tests/corpus";
 
-/// Longer texts are shortened to what matters.
+/// Maximum size of a text, in bytes. Longer ones must be shortened.
 const LONGEST_TEXT: usize = 16 << 10;
 
-/// A posted text with its truth.
+/// A posted text and the truth about it.
 pub(super) struct Case {
     pub(super) slug: String,
     pub(super) text: Vec<u8>,
     pub(super) truth: Truth,
-    /// Not looked at while rules are written.
+    /// Not read while rules are written.
     pub(super) held_out: bool,
 }
 
@@ -68,7 +68,7 @@ impl Kind {
     }
 }
 
-/// Where the text comes from.
+/// The system that the text comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum System {
@@ -81,9 +81,9 @@ pub(super) enum System {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Certainty {
-    /// By the reporter or a maintainer, in the thread.
+    /// Confirmed in the thread by the reporter or a maintainer.
     Confirmed,
-    /// By several threads, or the documentation.
+    /// Established by several threads or by documentation.
     Established,
 }
 
@@ -101,9 +101,9 @@ pub(super) struct Expect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
-    /// Nothing stops training.
+    /// Training is possible.
     Train,
-    /// Something does.
+    /// Something prevents training.
     Mend,
 }
 
@@ -117,7 +117,7 @@ fn rules<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Regex>, D::Error> {
 }
 
 impl Case {
-    /// What stands before the number in the name.
+    /// The part of the name before the number.
     pub(super) fn project(&self) -> &str {
         project(&self.slug).unwrap_or(&self.slug)
     }
@@ -134,7 +134,7 @@ fn project(slug: &str) -> Option<&str> {
     None
 }
 
-/// Whether a case is put aside: decided by its name alone, so that nobody chooses.
+/// Whether a case is held out. Only its name decides, so that nobody chooses.
 pub(super) fn is_held_out(slug: &str) -> bool {
     Sha256::digest(slug.as_bytes())[0].is_multiple_of(3)
 }
@@ -201,7 +201,7 @@ fn read(folder: &Path, slug: &str) -> Result<Case> {
     })
 }
 
-/// A home folder of somebody, or a mail address.
+/// Finds a home folder or an e-mail address.
 fn personal(text: &str) -> Option<String> {
     let home =
         Regex::new(r"(?i)(?:/home/|/Users/|[A-Z]:\\+Users\\+)([^/\\\s:\x22'<>()\[\],;]+)").ok()?;
@@ -264,7 +264,7 @@ mod tests {
         let names = (0..3000).map(|number| format!("rocm-{number}-x"));
         let held_out = names.filter(|name| is_held_out(name)).count();
         assert!((900..1100).contains(&held_out), "{held_out}");
-        // A name stays in its part.
+        // A name always stays in the same part.
         assert!(is_held_out("rocm-1-x") && !is_held_out("rocm-2-x"));
     }
 }

@@ -1,4 +1,4 @@
-//! What the doctor answers to a text, and how well that fits the truth.
+//! The doctor's answer to a text, and how well it matches the truth.
 
 use doctor::explain::{Explanation, Severity, explain};
 use doctor::report::{Report, diagnose_text, explanation_text};
@@ -7,17 +7,17 @@ use serde::Serialize;
 
 use super::corpus::{Kind, System, Truth, Verdict};
 
-/// How well an answer fits the truth.
+/// How well an answer matches the truth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Class {
-    /// All that must be said, and nothing wrong.
+    /// Everything required, and nothing wrong.
     Right,
-    /// Some of it, and nothing wrong.
+    /// Some of what is required, and nothing wrong.
     Partly,
     /// Nothing was said.
     Silent,
-    /// Something was said, nothing of what must be.
+    /// Something was said, but nothing that is required.
     Beside,
     Wrong,
 }
@@ -39,19 +39,19 @@ impl Class {
 /// How an answer was judged, and by which rules.
 pub(super) struct Judgement {
     pub(super) class: Class,
-    /// What was not said.
+    /// Required statements that are missing.
     pub(super) unmet: Vec<String>,
-    /// What is wrong.
+    /// Statements that are wrong.
     pub(super) wrong: Vec<String>,
-    /// Each statement in short, for the reader of the results.
+    /// Each statement, abridged for readers of the results.
     pub(super) said: Vec<String>,
 }
 
-/// The answers of both commands, without what they quote of the text.
+/// The answers of both commands, without quotations from the text.
 pub(super) struct Answer {
-    /// Of `surefoot explain`; nothing when no message was known.
+    /// Output of `surefoot explain`; empty if no message was recognised.
     explain: String,
-    /// Of `surefoot doctor --from`; nothing when the text was not recognised.
+    /// Output of `surefoot doctor --from`; empty if the text was not recognised.
     doctor: String,
     report: Option<Report>,
     has_errors: bool,
@@ -121,7 +121,7 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Holds an answer against the truth.
+/// Compares an answer with the truth.
 pub(super) fn judge(truth: &Truth, answer: &Answer) -> Judgement {
     let mut met = 0;
     let mut unmet = Vec::new();
@@ -177,7 +177,7 @@ pub(super) fn judge(truth: &Truth, answer: &Answer) -> Judgement {
     }
 }
 
-/// Which kind of rule was not met.
+/// The kind of an unmet rule.
 pub(super) fn kind_of_unmet(rule: &str) -> &'static str {
     match rule {
         "an error to mend" => "not said: an error to mend",
@@ -187,7 +187,7 @@ pub(super) fn kind_of_unmet(rule: &str) -> &'static str {
     }
 }
 
-/// Which kind of statement was wrong.
+/// The kind of a wrong statement.
 pub(super) fn kind_of_wrong(rule: &str) -> &'static str {
     match rule {
         "an error where nothing stops training" => "wrong: an error where there is none",

@@ -1,4 +1,4 @@
-//! Texts of 200 MB, and as many bytes that are no text: how long both commands take, and in how much memory.
+//! Texts of 200 MB, and as many bytes of binary data: how much time and memory both commands take.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -42,7 +42,7 @@ pub(super) fn measure() -> Result<Vec<Measured>> {
     fs::create_dir_all(&folder)?;
     let text = written(&folder.join("long.txt"), log)?;
     let junk = written(&folder.join("long.bin"), random)?;
-    // The error in the middle of the log is found (3), and what is no text refused (2).
+    // The error in the middle of the log is found (3), and binary data is refused (2).
     let runs = [
         ("doctor --from", "log", &text, 3),
         ("explain", "log", &text, 0),
@@ -94,7 +94,7 @@ fn written(path: &Path, write: fn(&mut dyn Write) -> std::io::Result<()>) -> Res
     Ok(path.to_owned())
 }
 
-/// A training log with a GPU at its beginning and an error in its middle.
+/// A training log with a GPU at the beginning and an error in the middle.
 fn log(out: &mut dyn Write) -> std::io::Result<()> {
     let mut written = 0;
     let mut step = 0;
@@ -116,7 +116,7 @@ fn log(out: &mut dyn Write) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Bytes without order, as those of an archive.
+/// Random bytes, as in a compressed archive.
 fn random(out: &mut dyn Write) -> std::io::Result<()> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..BYTES / 8 {

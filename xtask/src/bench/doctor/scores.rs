@@ -1,4 +1,4 @@
-//! How many texts were answered how well, and the committed numbers below which they may not fall.
+//! Counts of answers per class, and the committed baseline below which they may not fall.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,11 +15,11 @@ pub(super) const BASELINE: &str = "tests/corpus/scores.json";
 
 pub(super) const HEADER: &str = "texts    right   partly   silent   beside    wrong";
 
-/// Totals of each part and kind.
+/// Totals per part and kind.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub(super) struct Scores(BTreeMap<String, BTreeMap<String, Counts>>);
 
-/// Texts in each class.
+/// Number of texts in each class.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 struct Counts {
     texts: usize,
@@ -30,7 +30,7 @@ struct Counts {
     wrong: usize,
 }
 
-/// The totals of what was judged.
+/// The totals of judged cases.
 pub(super) fn of(judged: &[Judged]) -> Scores {
     let mut scores = Scores::default();
     for held_out in [false, true] {
@@ -63,7 +63,7 @@ pub(super) fn of(judged: &[Judged]) -> Scores {
 }
 
 impl Scores {
-    /// What was committed.
+    /// The committed baseline.
     pub(super) fn baseline() -> Result<Self> {
         let text = fs::read_to_string(workspace::root().join(BASELINE))
             .with_context(|| format!("cannot read `{BASELINE}`"))?;
@@ -87,7 +87,7 @@ impl Scores {
         }
     }
 
-    /// What is worse than a baseline, as sentences.
+    /// Describes what is worse than in the baseline.
     pub(super) fn falls(&self, baseline: &Self) -> Vec<String> {
         self.compare(baseline, |now, then| {
             let better = |counts: &Counts| counts.right + counts.partly;
@@ -98,7 +98,7 @@ impl Scores {
         })
     }
 
-    /// All that differs from a baseline, as sentences.
+    /// Describes all differences from the baseline.
     pub(super) fn against(&self, baseline: &Self) -> Vec<String> {
         let mut changes = self.compare(baseline, |now, then| now != then);
         if !changes.is_empty() {
@@ -153,7 +153,7 @@ impl Counts {
     }
 }
 
-/// The counts of the classes and their shares.
+/// The counts of all classes and their percentages.
 pub(super) fn row(classes: &[usize; 5]) -> String {
     let texts: usize = classes.iter().sum();
     let share = |count: usize| match texts {

@@ -1,5 +1,5 @@
-//! How much of each model stays on the device under a budget, as a picture: a bar for accelerate's plan and one for
-//! ours, as shares of the budget, so that models of any size fit.
+//! A chart of how much of each model stays on the device under a budget: one bar for accelerate's plan and
+//! one for ours, as shares of the budget, so that models of any size fit.
 
 use anyhow::Result;
 use plotters::style::RGBColor;

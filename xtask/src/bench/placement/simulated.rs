@@ -1,9 +1,9 @@
-//! What verifying adds to a copy at a device's latencies, on the simulated one.
+//! What verification adds to a copy at the latencies of a device, measured on the simulated one.
 //!
-//! `crates/harness/src/bin/on-device times` runs on the libtorch of the reference environment's CUDA wheel, and
-//! below that on `device-sim`, whose link carries 25 GB/s and whose kernels take 5 µs. Measured twice, since the
-//! simulator has no DMA engine and no cores of its own: once it moves the bytes, with the CPU that should be free to
-//! sum them, and once it moves none, so that a copy is nothing but the time it takes.
+//! `crates/harness/src/bin/on-device times` runs on the libtorch of the reference environment's CUDA wheel
+//! and, below that, on `device-sim`, whose link carries 25 GB/s and whose kernels take 5 µs. The simulator
+//! has no DMA engine and no cores of its own, so it is measured twice: once moving the bytes with the CPU,
+//! which should be free to sum them, and once moving none, so that a copy only takes time.
 
 use std::path::Path;
 
@@ -13,23 +13,23 @@ use xshell::{Shell, cmd};
 
 use super::super::simulator::Simulator;
 
-/// Time on the simulated stream: of a kernel, of each copy, and of each MiB of it.
+/// Simulated stream time: per kernel, per copy, and per MiB copied.
 const DEVICE_TIME: &str = "kernel:5us,copy:10us,mib:40us";
 
-/// Tensors of one size, copied at once and waited for.
+/// Tensors of one size, copied in one batch and waited for.
 #[derive(Serialize, Deserialize)]
 pub(super) struct SimulatedCost {
     /// Whether the simulator moves the bytes.
     #[serde(default)]
     moves_bytes: bool,
-    /// Of one tensor, of which so many move at once.
+    /// Size of one tensor, and the number of tensors in a batch.
     mib: u64,
     tensors: u64,
     pinned: bool,
     /// Medians, in seconds.
     copy: f64,
     verified: f64,
-    /// What the second adds to the first: the median of the rounds, and of the fastest of each.
+    /// What the second adds to the first: the median over the rounds, and between the fastest rounds.
     overhead: f64,
     overhead_of_fastest: f64,
 }

@@ -1,10 +1,10 @@
-//! Clips below each other: some frames of each, and at the end all of them at once.
+//! A picture of clips in rows: some frames of each, and all of its frames combined at the end.
 
 use image::{GrayImage, Luma, imageops};
 
-/// Frames between two that are shown.
+/// One of so many frames is shown.
 const EVERY: usize = 2;
-/// How many pixels one becomes.
+/// Magnification.
 const SCALE: u32 = 3;
 /// Pixels between pictures.
 const GAP: u32 = 4;
@@ -34,7 +34,7 @@ pub(super) fn draw(clips: &[Vec<GrayImage>]) -> GrayImage {
     sheet
 }
 
-/// The brightest of all frames at each pixel, the earlier ones darker: the way.
+/// The maximum of all frames at each pixel, with earlier frames darker, so that the path shows.
 fn together(frames: &[GrayImage]) -> Option<GrayImage> {
     let first = frames.first()?;
     let last = (frames.len() - 1).max(1);

@@ -1,4 +1,4 @@
-//! How a garment moves: the way of the middle of its light.
+//! How a garment moves: the path of its centre of brightness.
 
 use std::f64::consts::{PI, TAU};
 
@@ -6,20 +6,20 @@ use image::GrayImage;
 
 use crate::setup::clips::draw::{self, Motion};
 
-/// The way through a clip.
+/// The path through a clip.
 #[derive(Debug)]
 pub(super) struct Track {
-    /// From one frame to the next, in pixels; of frames that are dark, nothing.
+    /// Displacement between frames, in pixels; dark frames have none.
     steps: Vec<(f64, f64)>,
-    /// From the first frame to the last.
+    /// Displacement from the first frame to the last.
     net: (f64, f64),
 }
 
-/// A step that is shorter has no direction that is more than noise.
+/// Shorter steps, in pixels, have no meaningful direction.
 const SHORT: f64 = 0.25;
-/// What turns by more goes back.
+/// Larger turns, in radians, are reversals.
 const BACK: f64 = 0.75 * PI;
-/// What goes less far in all does not move.
+/// Clips whose path is shorter, in pixels, do not move.
 const STILL: f64 = 4.0;
 
 impl Track {
@@ -38,7 +38,7 @@ impl Track {
         }
     }
 
-    /// The length of all steps.
+    /// Length of the path.
     fn way(&self) -> f64 {
         self.steps.iter().map(|step| step.0.hypot(step.1)).sum()
     }
@@ -47,21 +47,21 @@ impl Track {
         self.way() / self.steps.len().max(1) as f64
     }
 
-    /// How often the way turns around, clockwise.
+    /// Number of clockwise turns of the path.
     pub(super) fn turns(&self) -> f64 {
         let long = self.steps.iter().filter(|s| s.0.hypot(s.1) >= SHORT);
         let directions: Vec<f64> = long.map(|step| step.1.atan2(step.0)).collect();
         let turn = |pair: &[f64]| (pair[1] - pair[0] + PI).rem_euclid(TAU) - PI;
         let turns = directions.windows(2).map(turn);
-        // A step back is as much a turn to the one side as to the other.
+        // A reversal is as much a turn to one side as to the other.
         turns.filter(|turn| turn.abs() < BACK).sum::<f64>() / TAU
     }
 
-    /// Which motion it is: around, or along one axis; `None` for neither.
+    /// Which motion it is: a circle or along one axis; `None` for neither.
     pub(super) fn motion(&self) -> Option<Motion> {
         let (x, y) = self.net;
         let net = x.hypot(y);
-        // The twelve steps of a circle turn eleven twelfths of the way around.
+        // The twelve steps of a circle make eleven twelfths of a turn.
         if self.turns().abs() >= 0.6 && self.way() >= 3.0 * STILL && net < self.way() / 2.0 {
             return Some(Motion::Circle);
         }
@@ -106,7 +106,7 @@ mod tests {
         let dark = vec![GrayImage::new(32, 32); 13];
         assert_eq!(Track::of(&dark).motion(), None);
         assert_eq!(Track::of(&dark).pixels_per_frame(), 0.0);
-        // There and back again.
+        // Forth and back.
         let back: Vec<_> = (0..13)
             .map(|n: usize| all[6 - n.abs_diff(6)].clone())
             .collect();

@@ -1,10 +1,11 @@
-//! Models of real size on the simulated device: everything that a run allocates, and nothing that it computes.
+//! Models of real size on the simulated device: a run allocates everything and computes nothing.
 //!
-//! `surefoot train` runs on the libtorch of the reference environment's CUDA wheel and, below that, on `device-sim`
-//! with `DEVICE_SIM_DATA=none`: kernels do nothing and large copies move nothing, so that device memory is addresses
-//! without pages. Attention is what libtorch would choose on a GPU with its flash kernels, as with AOTriton. Weights
-//! are holes in files. What a machine with one memory has is `/proc/meminfo`'s word, which such a run sees replaced,
-//! in a namespace of its own (`unshare`). What is measured is what hip-alloc counted in tensors during the steps.
+//! `surefoot train` runs on the libtorch of the reference environment's CUDA wheel and, below that, on
+//! `device-sim` with `DEVICE_SIM_DATA=none`: kernels do nothing and large copies move nothing, so that device
+//! memory consists of addresses without pages. Attention takes the path that libtorch would choose on a GPU
+//! with its flash kernels, as with AOTriton. Weight files are sparse. On a machine with unified memory the
+//! capacity comes from `/proc/meminfo`, which is replaced for such a run in a namespace of its own
+//! (`unshare`). Measured is what hip-alloc counted in tensors during the steps.
 
 use std::fs;
 use std::path::Path;
@@ -21,12 +22,12 @@ use crate::workspace;
 const SIZE: (u32, u32) = (832, 480);
 const GIB: u64 = 1 << 30;
 
-/// A run on a machine that does not exist.
+/// A run on a simulated machine.
 struct Case {
     name: &'static str,
     real: &'static str,
     frames: u32,
-    /// GiB of one memory, or of the card.
+    /// GiB of unified memory, or of the card.
     unified: bool,
     gib: u64,
     settings: &'static [&'static str],
@@ -46,7 +47,7 @@ const SMALL: [Case; 3] = [
         real: "pair",
         frames: 1,
         unified: false,
-        // Too little for both.
+        // Too little for both experts.
         gib: 5,
         settings: &["train.steps_per_expert=1"],
     },
@@ -92,7 +93,7 @@ const REAL: [Case; 3] = [
     },
 ];
 
-/// What a run took.
+/// Memory of a run: expected and measured.
 #[derive(Serialize)]
 pub(super) struct Fit {
     name: &'static str,
@@ -105,7 +106,7 @@ pub(super) struct Fit {
     seconds_of_steps: Vec<f64>,
 }
 
-/// What matters here of a run's `summary.json`.
+/// The fields of a run's `summary.json` that are used here.
 #[derive(Deserialize)]
 struct Summary {
     memory_estimate: Estimate,
@@ -123,7 +124,7 @@ struct EstimateError {
     relative: f64,
 }
 
-/// Runs the small cases, and those of real size where `real` says so; of these, the ones with `named` in their names.
+/// Runs the small cases and, if `real`, those of real size whose names contain `named`.
 pub(super) fn measure(python: &Path, real: bool, named: &str) -> Result<Vec<Fit>> {
     let others = ["hip-alloc", "surefoot", "surefoot-trainer"].map(|name| ["--package", name]);
     let simulator = Simulator::build(&workspace::shell()?, python, others.as_flattened())?;
@@ -133,7 +134,7 @@ pub(super) fn measure(python: &Path, real: bool, named: &str) -> Result<Vec<Fit>
     cases.map(|case| run(&simulator, python, case)).collect()
 }
 
-/// One run on the device, with the memory that it took.
+/// Runs one case and returns the memory that it took.
 fn run(simulator: &Simulator, python: &Path, case: &Case) -> Result<Fit> {
     eprintln!("{}", case.name);
     let trainer = simulator.built.join("surefoot-trainer");
@@ -151,7 +152,7 @@ fn run(simulator: &Simulator, python: &Path, case: &Case) -> Result<Fit> {
         .collect();
     make_model(python, folder, &sizes)?;
     let path = config(folder, "gpu:0", SIZE, case.frames)?;
-    // On the CPU: what is encoded where nothing is computed may be no number.
+    // On the CPU: encoding on a device that computes nothing may give NaN.
     let mut cache = Command::new(&trainer);
     cache.arg("cache").arg(&path);
     cache.args(["--set", "device=cpu", "--set", "train.bf16=true"]);
@@ -161,7 +162,7 @@ fn run(simulator: &Simulator, python: &Path, case: &Case) -> Result<Fit> {
         &meminfo,
         host(&fs::read_to_string("/proc/meminfo")?, case.gib),
     )?;
-    // Their own variables: the loader of `sh` is not to find the simulator.
+    // Set inside the shell, so that the loader of `sh` does not find the simulator.
     let mut command = Command::new("unshare");
     let script = "mount --bind \"$0\" /proc/meminfo && exec env LD_LIBRARY_PATH=\"$1\" LD_PRELOAD=\"$2\" \"$3\" train \"$4\" $5";
     let mut settings = vec!["train.max_steps=4", "train.verify=\"off\""];
@@ -181,7 +182,7 @@ fn run(simulator: &Simulator, python: &Path, case: &Case) -> Result<Fit> {
         .env("HIP_ALLOC", "1")
         .env("HIP_ALLOC_LIB", simulator.built.join("libhip_alloc.so"))
         .env("DEVICE_SIM_DATA", "none")
-        // 25 GB/s to the card and back.
+        // 25 GB/s in each direction.
         .env("DEVICE_SIM_DEVICE_TIME", "copy:10us,mib:40us");
     let word = if case.unified { "UNIFIED" } else { "CAPACITY" };
     command.env(format!("DEVICE_SIM_{word}"), format!("{}G", case.gib));

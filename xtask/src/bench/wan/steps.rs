@@ -1,4 +1,4 @@
-//! Steps of both sides in turn, and encoding, on the CPU.
+//! Training steps of both sides in turn, and encoding, on the CPU.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::workspace;
 const WARM_UP: usize = 2;
 const SIZE: (u32, u32) = (256, 160);
 
-/// Both sides, in pairs.
+/// Results of both sides, in pairs.
 #[derive(Serialize)]
 pub(super) struct Steps {
     layers: u32,
@@ -28,13 +28,14 @@ pub(super) struct Steps {
     versions: Vec<String>,
     surefoot: Vec<Measured>,
     diffusers: Vec<Measured>,
-    /// Medians of the pairs: their step by ours (above 1, ours is faster), and our peaks by theirs.
+    /// Medians over the pairs: their step time divided by ours (above 1, ours is faster), and our peak
+    /// divided by theirs.
     speed_ratio: f64,
     resident_ratio: f64,
     anonymous_ratio: f64,
 }
 
-/// The memory that encoding a clip took.
+/// Peak memory while encoding a clip.
 #[derive(Serialize)]
 pub(super) struct Encoding {
     frames: u32,
@@ -49,7 +50,7 @@ struct Theirs {
     step_seconds: Vec<f64>,
 }
 
-/// Trains with both in turn.
+/// Trains with both sides in turn.
 pub(super) fn measure(bench: &WanBench, python: &Path, surefoot: &Path) -> Result<Steps> {
     let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;
     let folder = scratch.path();
@@ -68,7 +69,7 @@ pub(super) fn measure(bench: &WanBench, python: &Path, surefoot: &Path) -> Resul
         format!("train.max_steps={}", bench.steps),
         format!("train.bf16={}", bench.bf16),
     ];
-    // Encoded before any is measured.
+    // Encode before anything is measured.
     let mut cache = Command::new(surefoot);
     cache.arg("cache").arg(&path).arg("--set").arg(&settings[1]);
     process::run(cache)?;
@@ -175,7 +176,7 @@ impl Steps {
     }
 }
 
-/// Encodes one clip of so many frames.
+/// Encodes one clip of `frames` frames.
 pub(super) fn encode(frames: u32, python: &Path, surefoot: &Path) -> Result<Encoding> {
     eprintln!("encoding {frames} frames");
     let scratch = tempfile::tempdir().context("cannot make a temporary folder")?;

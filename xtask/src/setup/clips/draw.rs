@@ -1,4 +1,4 @@
-//! A clip: a garment on its way over a black square.
+//! Draws a clip: a garment that moves across a black square.
 
 use std::f64::consts::TAU;
 use std::fs::File;
@@ -10,33 +10,33 @@ use image::codecs::gif::{GifDecoder, GifEncoder};
 use image::codecs::webp::WebPDecoder;
 use image::{AnimationDecoder, Delay, Frame, Frames, GrayImage, Luma, RgbaImage};
 
-/// Pixels along a side of a clip.
+/// Side of a clip, in pixels.
 pub(crate) const CANVAS: u32 = 32;
-/// Frames of a clip: 4 n + 1.
+/// Frames in a clip; Wan needs 4 n + 1.
 pub(crate) const FRAMES: u32 = 13;
-/// Pixels along a side of a garment.
+/// Side of a garment, in pixels.
 pub(crate) const GARMENT: u32 = 16;
-/// Milliseconds that a frame is shown.
+/// Duration of a frame, in milliseconds.
 const DELAY: u32 = 100;
-/// Pixels that a garment goes in a clip, and the radius of a circle.
+/// Distance that a garment moves in a clip, and the radius of a circle, in pixels.
 const WAY: f64 = 12.0;
 const RADIUS: f64 = 6.0;
 
-/// Where a garment goes.
+/// How a garment moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Motion {
     Left,
     Right,
     Up,
     Down,
-    /// Once around from the top, clockwise.
+    /// One clockwise circle from the top.
     Circle,
 }
 
 impl Motion {
     pub(crate) const STRAIGHT: [Self; 4] = [Self::Left, Self::Right, Self::Up, Self::Down];
 
-    /// What captions say of it.
+    /// The words of the caption.
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Left => "moves to the left",
@@ -50,7 +50,7 @@ impl Motion {
     /// The garment's left and top edge in each frame.
     fn places(self, random: &mut Random) -> Vec<(f64, f64)> {
         let room = f64::from(CANVAS - GARMENT);
-        // Whole pixels, so that straight ways are sharp.
+        // Whole pixels, so that straight movements stay sharp.
         let mut within = |room: f64| (random.next() * (room + 1.0)).floor();
         let along = |frame: u32| f64::from(frame) / f64::from(FRAMES - 1);
         let frames = 0..FRAMES;
@@ -81,7 +81,7 @@ impl Motion {
     }
 }
 
-/// Numbers that follow from a text alone (SplitMix64).
+/// Pseudorandom numbers seeded by a text (SplitMix64).
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -93,7 +93,7 @@ impl Random {
         Self(hash)
     }
 
-    /// From 0 to 1, without 1.
+    /// Uniform in [0, 1).
     pub(crate) fn next(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -104,7 +104,7 @@ impl Random {
     }
 }
 
-/// The frames of a clip of `picture`, a square of `side` grey pixels.
+/// Draws the frames of a clip of `picture`, a square of `side` greyscale pixels.
 pub(crate) fn frames(
     picture: &[u8],
     side: usize,
@@ -116,11 +116,11 @@ pub(crate) fn frames(
     places.map(|place| placed(&small, place)).collect()
 }
 
-/// A picture of [`GARMENT`] pixels a side, each the mean of what it covers.
+/// Scales a picture to [`GARMENT`] pixels per side by area averaging.
 fn scaled(picture: &[u8], side: usize) -> Vec<f64> {
     let small = GARMENT as usize;
     let scale = side as f64 / small as f64;
-    // Which pixels a small one covers, and how much of it each.
+    // The pixels that each scaled pixel covers, and the fraction of each.
     let covered = |of: usize| {
         let (from, to) = (of as f64 * scale, (of + 1) as f64 * scale);
         (from as usize..side.min(to.ceil() as usize)).map(move |index| {
@@ -143,7 +143,7 @@ fn scaled(picture: &[u8], side: usize) -> Vec<f64> {
     result
 }
 
-/// The garment with its left and top edge at `place`, which may lie between pixels.
+/// Draws the garment with its left and top edge at `place`, which may lie between pixels.
 fn placed(small: &[f64], (left, top): (f64, f64)) -> GrayImage {
     let side = i64::from(GARMENT);
     let pixel = |x: i64, y: i64| {
@@ -166,7 +166,7 @@ fn placed(small: &[f64], (left, top): (f64, f64)) -> GrayImage {
     })
 }
 
-/// Writes an animated GIF, whose greys are exact.
+/// Writes an animated GIF, which keeps grey values exactly.
 pub(crate) fn save(path: &Path, frames: &[GrayImage]) -> Result<()> {
     let context = || format!("cannot write `{}`", path.display());
     let file = File::create(path).with_context(context)?;
@@ -208,7 +208,7 @@ pub(crate) fn load(path: &Path) -> Result<Vec<GrayImage>> {
     frames.map(grey).collect()
 }
 
-/// Where the light of a picture has its middle, in pixels; `None` where there is next to none.
+/// Centre of brightness of a picture, in pixels; `None` if it is nearly black.
 pub(crate) fn centre(picture: &GrayImage) -> Option<(f64, f64)> {
     let (mut x_sum, mut y_sum, mut sum) = (0.0, 0.0, 0.0);
     for (x, y, Luma([grey])) in picture.enumerate_pixels() {
@@ -217,7 +217,7 @@ pub(crate) fn centre(picture: &GrayImage) -> Option<(f64, f64)> {
         y_sum += light * f64::from(y);
         sum += light;
     }
-    // A garment has several thousand.
+    // A garment sums to several thousand.
     (sum > 500.0).then(|| (x_sum / sum, y_sum / sum))
 }
 
