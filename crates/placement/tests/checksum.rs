@@ -1,9 +1,10 @@
-//! Each listed kind of damage changes the checksum, on bytes of every sort and length.
+//! Each listed kind of damage changes the checksum, for bytes of all kinds and lengths.
 
 use proptest::prelude::*;
 use surefoot_placement::checksum::{Checksum, ROW_BYTES};
 
-/// Tensors as they come: noise, constants, few values, floats in order; up to some rows, of odd lengths.
+/// Typical tensors: noise, constants, few distinct values, ordered floats; up to several rows, with odd
+/// lengths.
 fn tensors() -> impl Strategy<Value = Vec<u8>> {
     let length = prop_oneof![1..64_usize, 1..3 * ROW_BYTES];
     let kind = prop_oneof![
@@ -52,7 +53,7 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(length).collect()
 }
 
-/// Unequal bytes have unequal sums, and the damage is within the place that is named.
+/// Different bytes must have different checksums, and the damage must lie in the reported range.
 fn check(sent: &[u8], arrived: &[u8]) -> Result<(), TestCaseError> {
     let damage = Checksum::of(sent).damage(&Checksum::of(arrived));
     if sent == arrived {
@@ -97,7 +98,7 @@ proptest! {
         check(&sent, &bytes)?;
     }
 
-    /// Of any two words, with any damage: the certainty that the module promises.
+    /// Any damage to any two words of a row: what the module guarantees.
     #[test]
     fn any_damage_to_two_words_of_a_row(
         mut bytes in tensors(),
@@ -115,7 +116,7 @@ proptest! {
         check(&sent, &bytes)?;
     }
 
-    /// The plain sum alone does not see this one: what one word gains, another loses.
+    /// A plain sum misses this: one word gains what another loses.
     #[test]
     fn two_words_that_balance(
         mut bytes in tensors(),

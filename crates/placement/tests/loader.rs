@@ -14,20 +14,20 @@ use surefoot_placement::loader::{
 use surefoot_placement::{FieldPath, TensorTree};
 use tch::Tensor;
 
-/// Samples are their own numbers; some of them are bad.
+/// Samples are their own indices; some of them fail.
 #[derive(Default)]
 struct Numbers {
     count: usize,
     fails: Option<usize>,
     panics: Option<usize>,
-    /// The sample before which a worker waits: it says so, and goes on when it is told.
+    /// The sample before which a worker reports and waits.
     waits: Option<(usize, Gate)>,
     read: Arc<AtomicUsize>,
 }
 
 type Gate = Mutex<(Sender<()>, Receiver<()>)>;
 
-/// A gate, who is at it, and what opens it.
+/// A gate, a receiver that tells when a worker waits at it, and a sender that opens it.
 fn gate() -> (Gate, Receiver<()>, Sender<()>) {
     let (arrive, arrived) = channel();
     let (open, opened) = channel();
@@ -53,7 +53,7 @@ impl Source for Numbers {
         {
             let gate = gate.lock().unwrap();
             gate.0.send(()).unwrap();
-            // An error is a gate that will be opened for nobody: the test is over.
+            // An error means that nobody will open the gate: the test is over.
             let _ = gate.1.recv();
         }
         Ok(index as i64)
@@ -98,7 +98,7 @@ fn the_order_does_not_depend_on_the_workers() {
     assert_eq!(order(5), alone);
 }
 
-/// Three batches of different sizes in each epoch, whose first sample is that of the epoch.
+/// Three batches of different sizes in each epoch; the first sample is the number of the epoch.
 struct Ragged;
 
 impl BatchSampler for Ragged {
@@ -319,7 +319,7 @@ fn dropping_a_loader_ends_its_workers() {
     let mut loader = Loader::new(source, options(4)).unwrap();
     take(&mut loader, 7);
     drop(loader);
-    // The source goes with the last worker, and with it its handle on the counter.
+    // The source is dropped with the last worker, and with it its handle on the counter.
     assert_eq!(Arc::strong_count(&read), 1);
 }
 
@@ -341,7 +341,7 @@ fn a_worker_that_is_told_to_end_does_not_finish_its_batch() {
     let loader = Loader::new(source, whole).unwrap();
     arrived.recv().unwrap();
     let dropped = std::thread::spawn(move || drop(loader));
-    // The flag is set before the loader waits for its worker, some time from now.
+    // The loader sets the flag before it waits for its worker, some time from now.
     std::thread::sleep(Duration::from_millis(200));
     open.send(()).unwrap();
     dropped.join().unwrap();
@@ -364,7 +364,7 @@ fn a_worker_that_waits_for_a_lock_of_the_dropper_is_left_behind_and_ends_later()
     };
     let loader = Loader::new(source, in_order).unwrap();
     arrived.recv().unwrap();
-    // The gate opens only after the loader is gone, as a lock would that is held here.
+    // The gate opens only after the loader is dropped, like a lock that is held here.
     drop(loader);
     assert_eq!(Arc::strong_count(&read), 2, "its source is still in use");
     open.send(()).unwrap();
@@ -403,7 +403,7 @@ fn a_sample_that_hangs_is_named_and_its_batch_comes_when_it_is_read() {
     assert_eq!(loader.state().batches, 2);
 }
 
-/// Live batches are those that are made and not dropped; the consumer holds one.
+/// Live batches exist and are not dropped yet; the consumer holds one.
 #[derive(Default)]
 struct Counted {
     live: Arc<AtomicUsize>,
@@ -499,7 +499,7 @@ fn a_state_names_the_samples_that_the_order_was_made_for() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Wherever a run is cut, also between two epochs, and whoever reads on.
+    /// A run may be interrupted anywhere, even between two epochs, and resumed with any number of workers.
     #[test]
     fn a_run_cut_anywhere_is_the_run_that_was_not_cut(
         samples in 4..40_usize,

@@ -1,4 +1,5 @@
-//! The prefetching loader whose source panics: which sample did is told, nobody waits for ever, and all others come.
+//! The prefetching loader with a source that panics: the sample is reported, nobody waits forever, and all
+//! others arrive.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -15,7 +16,7 @@ fn options(workers: usize) -> LoaderOptions {
     }
 }
 
-/// Panics where it is told to, with a payload that is no text.
+/// Panics at the given place, with a payload that is not text.
 struct Panics(&'static str);
 
 impl Source for Panics {
@@ -80,7 +81,7 @@ fn a_panic_anywhere_is_an_error_and_ends_no_worker() {
     );
 }
 
-/// Its second sample is bad, and the first one panics when it is dropped for that.
+/// Its second sample fails, and the first one panics when it is dropped because of that.
 struct PanicsWhenDropped;
 
 struct Sample(usize);

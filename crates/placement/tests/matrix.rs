@@ -10,7 +10,7 @@ use surefoot_placement::testing::matrix::{Cell, CellOutcome, fault_matrix};
 
 static MATRIX: LazyLock<FaultMatrix> = LazyLock::new(fault_matrix);
 
-/// Faults after which wrong bytes are on the device, and no call has failed.
+/// Faults that leave wrong bytes on the device although no call failed.
 const SILENT: [Fault; 9] = [
     Fault::Zeros,
     Fault::Nan,
@@ -43,7 +43,7 @@ fn always_misses_nothing() {
     assert_eq!(MATRIX.missed, 0);
 }
 
-/// Otherwise `always` would be praised for finding what is not there.
+/// Otherwise, what `always` finds might be no fault at all.
 #[test]
 fn without_verification_every_silent_fault_passes() {
     for cell in cells("off").filter(|cell| is_silent(cell)) {
@@ -61,7 +61,7 @@ fn without_verification_every_silent_fault_passes() {
     }
 }
 
-/// Modes that do not look still notice what fails loudly.
+/// Modes that do not verify still notice faults that are reported.
 #[test]
 fn no_mode_misses_a_fault_that_an_operation_reports() {
     for cell in MATRIX.cells.iter().filter(|cell| !is_silent(cell)) {
@@ -71,7 +71,7 @@ fn no_mode_misses_a_fault_that_an_operation_reports() {
 
 #[test]
 fn what_strikes_once_is_recovered_while_a_route_is_left() {
-    // The end at once, by design.
+    // These end the move at once, by design.
     let fatal = ["hang", "context_lost", "out_of_memory_contiguous"];
     for cell in cells("always").filter(|cell| !cell.every_time) {
         // Without a cast, no route comes after this one; where trimming or the cast on the host cures
@@ -79,7 +79,7 @@ fn what_strikes_once_is_recovered_while_a_route_is_left() {
         let cured = ["out_of_memory_copy", "out_of_memory_sum_device"].contains(&cell.fault)
             || ["out_of_memory_cast_on_device", "cast_zeros"].contains(&cell.fault);
         let last = cell.route == "zero_copy" && !cured;
-        // The caller's own buffer is not what it was: there is nothing right left to copy.
+        // The caller's own buffer has changed: there is nothing correct left to copy.
         let gone = cell.fault == "mutated_source"
             && ["together", "direct", "retry", "other_stream", "zero_copy"].contains(&cell.route);
         let expected = if fatal.contains(&cell.fault) || last || gone {
@@ -151,6 +151,6 @@ fn table_has_one_line_for_each_fault_and_route() {
         .iter()
         .map(|cell| (cell.fault, cell.every_time, cell.route))
         .collect();
-    // A head, the rows, an empty line and the sum.
+    // A header, the rows, an empty line and the total.
     assert_eq!(table.lines().count(), rows.len() + 3, "{table}");
 }

@@ -1,4 +1,4 @@
-//! What some plans look like, and what is said when there is none.
+//! Examples of plans, and of messages when there is none.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,7 +18,7 @@ fn residencies(plan: &Plan, phase: usize) -> HashMap<&str, Residency> {
 }
 
 proptest! {
-    /// More memory never makes a worse plan.
+    /// More memory never gives a worse plan.
     #[test]
     fn more_memory_is_never_worse(
         sizes in prop::collection::vec(1..5_000_u64, 1..20),
@@ -271,7 +271,7 @@ fn blocks_to_swap_is_taken_at_its_word() {
         ..OffloadOptions::default()
     };
     assert_eq!(streamed(&ten_blocks(2_000, &options).unwrap()), 4);
-    // Six that stay, and a ring of at least one slot.
+    // Six resident blocks and a ring of at least one slot.
     let error = ten_blocks(650, &options).unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -1,5 +1,5 @@
-//! Plans at their edges, and beside what accelerate's `infer_auto_device_map` keeps of the same odd models
-//! (`bench/placement/accelerate_odd.py` writes down what that is).
+//! Edge cases of plans, and a comparison with what accelerate's `infer_auto_device_map` keeps of the same
+//! irregular models, as recorded by `bench/placement/accelerate_odd.py`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -18,7 +18,7 @@ struct Odd {
     model: String,
     bytes: Vec<u64>,
     storages: Vec<u64>,
-    /// Budgets with the bytes that stay.
+    /// Budgets and the bytes that stay on the device.
     plans: Vec<(u64, u64)>,
 }
 
@@ -89,7 +89,7 @@ fn no_odd_model_has_less_on_the_device_than_with_accelerate() {
                     more += usize::from(phase.resident > Bytes(theirs));
                     same += usize::from(phase.resident == Bytes(theirs));
                 }
-                // Where the largest block fits at no time, accelerate plans all the same, and fails when it runs.
+                // If the largest block never fits, accelerate makes a plan anyway, which fails when it runs.
                 Err(error) => {
                     assert!(
                         matches!(error, PlanError::DeviceTooSmall { .. }),
@@ -158,7 +158,7 @@ fn buffers_and_views_of_one_memory_count_once() {
     let model = [Component {
         name: "model".to_owned(),
         modules: vec![
-            // A weight, a view of part of it, and a buffer that the next module has, too.
+            // A weight, a view of a part of it, and a buffer that the next module shares.
             module("a", vec![tensor(1, 1000), tensor(1, 200), tensor(2, 50)]),
             module("b", vec![tensor(2, 50), tensor(3, 100)]),
             module("c", vec![tensor(4, 100)]),

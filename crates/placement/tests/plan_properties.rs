@@ -1,4 +1,4 @@
-//! What holds for every plan, whatever the model, the memory and the options.
+//! Properties of every plan, for any model, memory and options.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,14 +10,14 @@ use surefoot_placement::plan::{
     PlacementConstraint, Plan, Residency, TensorSize, plan,
 };
 
-/// Some components with tied weights among them, and phases that use some of them.
+/// Components, some with tied weights, and phases that use some of them.
 fn models() -> impl Strategy<Value = (Vec<Component>, Vec<Phase>)> {
     let constraint = prop_oneof![
     1 => Just(PlacementConstraint::Trained),
     1 => Just(PlacementConstraint::Resident),
     4 => Just(PlacementConstraint::Streamable)
     ];
-    // Few storages: so that many are shared, within and between components.
+    // Few storages, so that many are shared within and between components.
     let tensor = (0..40_u64).prop_map(|storage| TensorSize {
         storage,
         bytes: Bytes((storage * 7_919) % 5_000 + 1),
@@ -83,7 +83,7 @@ fn options() -> impl Strategy<Value = OffloadOptions> {
     )
         .prop_map(
             |(low_vram, blocks_to_swap, offload_fraction, ring_slots, (device, cpu))| {
-                // A number of blocks leaves nothing for the other two to say.
+                // A number of blocks leaves nothing for the other two options to decide.
                 let counted = blocks_to_swap.is_some();
                 OffloadOptions {
                     device_map: DeviceMap::Auto,
@@ -143,7 +143,7 @@ proptest! {
         let Ok(plan) = plan(&components, &phases, memory, &options) else { return Ok(()) };
         for (at, phase) in plan.phases.iter().enumerate() {
             let residencies = residencies(&plan, at);
-            // ChecksummedCopy here from the storages, not taken from the plan.
+            // Summed up here from the storages, not taken from the plan.
             let resident = unique(&components, &residencies, |residency| residency == Residency::Device);
             let host = unique(&components, &residencies, in_host_memory);
             prop_assert_eq!(phase.resident, resident);
@@ -223,7 +223,7 @@ proptest! {
         }
     }
 
-    /// The steps lead from each phase to the next, and what leaves does so before anything comes.
+    /// The steps lead from each phase to the next, and evictions come before loads.
     #[test]
     fn what_is_idle_leaves_before_anything_comes(
         (components, phases) in models(),
@@ -242,7 +242,7 @@ proptest! {
     }
 }
 
-/// Otherwise the properties above could hold because nothing was ever planned.
+/// Otherwise the properties above could hold because no model could be planned.
 #[test]
 fn the_random_models_are_planned_often_enough() {
     let mut runner = proptest::test_runner::TestRunner::deterministic();

@@ -1,4 +1,4 @@
-//! Block streaming: the numbers of a resident run, with a ring's worth of memory.
+//! Block streaming gives the results of a resident run in the memory of a ring.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -10,7 +10,7 @@ use torch_ext::{Error, backward};
 const BLOCKS: usize = 40;
 const WIDTH: i64 = 16;
 
-/// Frozen weights of a stack of small residual blocks, always the same.
+/// Frozen weights of a stack of small residual blocks, the same each time.
 fn weights() -> Vec<Vec<(String, Tensor)>> {
     torch_ext::random::manual_seed(5).unwrap();
     let random = |size: &[i64]| Tensor::randn(size, (Kind::Float, Device::Cpu)) * 0.05;
@@ -181,7 +181,7 @@ fn blocks_that_do_not_travel_stay_on_the_device_and_change_no_bit() {
     }
 }
 
-/// Nothing of them is in memory but the ring.
+/// Only the ring is in memory.
 #[test]
 fn blocks_in_a_file_change_no_bit() {
     let (losses, gradients) = resident();
@@ -259,7 +259,7 @@ fn each_block_travels_once_per_pass_and_only_the_first_is_waited_for() {
     let report = stream.report();
     assert_eq!(report.used, 3 * 2 * BLOCKS as u64);
     assert_eq!(report.waited, 1);
-    // The first pass copies all, each later one all but the two that are there.
+    // The first pass copies all blocks; later ones copy all but the two that are in the ring.
     assert_eq!(report.copies, (BLOCKS + 5 * (BLOCKS - 2)) as u64);
     assert_eq!(
         report.verified, BLOCKS as u64,

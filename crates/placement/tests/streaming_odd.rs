@@ -1,4 +1,4 @@
-//! Block streaming where models are not regular, and where traversals of their blocks are not.
+//! Block streaming with irregular models and irregular traversals of their blocks.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -10,10 +10,10 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::{Error, backward};
 
 const WIDTH: i64 = 8;
-/// Hidden sizes of the blocks: each of its own size, the largest neither first nor last.
+/// Hidden sizes of the blocks: all different, the largest neither first nor last.
 const HIDDEN: [i64; 7] = [3, 40, 1, 17, 96, 5, 64];
 
-/// Frozen weights in three kinds of numbers, always the same.
+/// Frozen weights of three dtypes, the same each time.
 fn weights(block: usize) -> Vec<(String, Tensor)> {
     torch_ext::random::manual_seed(block as u64 + 1).unwrap();
     let hidden = HIDDEN[block];
@@ -35,7 +35,7 @@ fn weights(block: usize) -> Vec<(String, Tensor)> {
     ]
 }
 
-/// What a weight is called, and the weight.
+/// Name of a weight, and the weight.
 type Named<'a> = &'a dyn Fn(&str) -> Result<Tensor, Error>;
 
 fn forward(x: &Tensor, weight: Named<'_>, adapter: &Tensor) -> Result<Tensor, Error> {
@@ -68,7 +68,7 @@ fn stream(options: SwapOptions) -> BlockSwapper {
     BlockSwapper::new(Device::Cpu, blocks, options).unwrap()
 }
 
-/// What two passes over the blocks in this order make of the adapters.
+/// The adapters after two passes over the blocks in this order.
 fn train(
     order: &[usize],
     step: impl Fn(usize, &Tensor, &Tensor) -> Result<Tensor, Error>,
@@ -286,8 +286,8 @@ fn an_error_in_the_middle_of_a_forward_pass_ends_that_pass_only() {
     assert!(same(&streamed(&stream, &IN_ORDER), &resident(&IN_ORDER)));
 }
 
-/// Else autograd would keep views of the slot for the adapter's gradient, and backward
-/// read the weights of another block there.
+/// Otherwise autograd would keep views of the slot for the adapter's gradient, and backward would read the
+/// weights of another block there.
 #[test]
 fn an_evaluation_records_nothing_of_what_it_captured() {
     let stream = stream(SwapOptions::default());
@@ -301,7 +301,7 @@ fn an_evaluation_records_nothing_of_what_it_captured() {
     assert!(torch_ext::gradients_are_recorded(), "as before");
 }
 
-/// The blocks of a model that uses some of them again: the same tensors under other names.
+/// The blocks of a model that uses some of them twice: the same tensors under other names.
 fn tied(of: &[usize]) -> Vec<Block> {
     let model: Vec<_> = (0..HIDDEN.len()).map(weights).collect();
     let blocks = of.iter().enumerate();
@@ -369,7 +369,7 @@ fn blocks_that_share_only_some_weights_are_kept_apart_and_counted_so() {
 fn another_block_at_an_address_that_was_used_before_is_another_block() {
     let tensor = Tensor::zeros([64], (Kind::Float, Device::Cpu));
     let blocks = (0..3).map(|number| {
-        // One memory, filled anew for each block, as a reader of files may do.
+        // One buffer, refilled for each block, as a reader of files may do.
         let _ = tensor.shallow_clone().fill_(f64::from(number));
         Block {
             name: format!("blocks.{number}"),

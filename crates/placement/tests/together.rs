@@ -1,4 +1,4 @@
-//! What the engine does with several tensors at once, beyond what came of it.
+//! How the engine moves several tensors at once, beyond the result.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -130,7 +130,7 @@ fn a_lost_context_ends_all_of_them_at_once_and_frees_nothing() {
         let mut engine = engine(true);
         let error = place(&mut engine, &mut device, &hosts).unwrap_err();
         assert!(matches!(error, MoveError::ContextLost { .. }), "{error}");
-        // The one that found out is given up with its copy, and three that nobody asked about with theirs.
+        // The tensor that failed is abandoned with its copy, and the three not waited for with theirs.
         assert!(device.abandoned() >= 8, "{}", device.abandoned());
         let tries = engine.report().traces.iter().map(|s| s.attempts.len());
         assert_eq!(tries.collect::<Vec<_>>(), [1]);

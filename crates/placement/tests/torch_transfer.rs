@@ -1,5 +1,5 @@
-//! The engine over real tensors: on a machine without a GPU the device is the CPU,
-//! where a copy is a copy in memory and everything else is the same.
+//! The engine with real tensors. On a machine without a GPU, the device is the CPU: copies are host copies,
+//! and everything else is the same.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

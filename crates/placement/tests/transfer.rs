@@ -1,4 +1,4 @@
-//! What the engine does on its way, beyond what came of it.
+//! How the engine moves a tensor, beyond the result.
 
 use surefoot_placement::testing::fake::{FakeDevice, FakeHost, Fault, FaultInjection};
 use surefoot_placement::transport::{Element, Operation, Origin};
@@ -149,7 +149,7 @@ fn a_full_device_is_told_apart_from_a_broken_one() {
     let MoveError::NotPlaced { trace } = error else {
         panic!("{error}")
     };
-    // What needs the same memory again is not tried.
+    // Strategies that need the same memory are not tried.
     assert_eq!(
         tried(&trace.attempts),
         [
