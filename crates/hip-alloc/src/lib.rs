@@ -14,26 +14,53 @@
 //!
 //! As a cdylib this is `libhip_alloc.so` (`include/hip_alloc.h`). Traces are read and
 //! replayed by the crate `alloc-lab`.
+//!
+//! On Windows there is what a replay needs and no more: the pool, the simulated device and the formats. PyTorch
+//! there is built by another compiler, whose C++ exceptions are not those of ours.
 
+#![cfg_attr(
+    not(unix),
+    allow(
+        dead_code,
+        reason = "a replay needs a part of the pool that the library uses"
+    )
+)]
+
+#[cfg(unix)]
 pub mod allocator;
+#[cfg(unix)]
 pub mod background_reclaim;
+#[cfg(unix)]
 pub mod capacity;
 pub mod config;
+#[cfg(unix)]
 mod deferred_errors;
 pub mod driver;
+#[cfg(unix)]
 pub mod ffi;
+#[cfg(unix)]
 mod fork;
+#[cfg(unix)]
 mod history;
+#[cfg(unix)]
 mod limit;
+#[cfg(unix)]
 mod lock;
+#[cfg(unix)]
 mod other_processes;
 pub mod pickle;
 pub mod pool;
+#[cfg(unix)]
 mod private_pools;
+#[cfg(unix)]
 mod python_stacks;
 pub mod recorder;
+#[cfg(unix)]
 pub mod refusal;
+#[cfg(unix)]
 mod registry;
+#[cfg(unix)]
 mod report;
+#[cfg(unix)]
 mod snapshot;
 pub mod units;
