@@ -132,7 +132,8 @@ fn must_hide(machine: &Machine, picked: &Gpu, other: &Gpu) -> bool {
 fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
     let mut variables = Vec::new();
     let Some(picked) = plan.pick.and_then(|index| machine.gpus.get(index)) else {
-        return variables;
+        // A live WSL shows no GPU to anybody but ROCm, which has to be told to look.
+        return dxg_detection(machine).into_iter().collect();
     };
     let mut add = |name: &str, value: &str, why: String| {
         variables.push(Variable {
@@ -179,17 +180,14 @@ fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
         .python
         .as_ref()
         .and_then(|python| python.torch.as_ref());
-    if machine.system == System::Wsl
-        && torch
-            .and_then(|torch| torch.rocm)
-            .is_some_and(|rocm| rocm < (7, 13))
-    {
-        add(
-            "HSA_ENABLE_DXG_DETECTION",
-            "1",
-            "ROCm before 7.13 does not look for the GPU of WSL by itself".to_owned(),
-        );
-    }
+    variables.extend(dxg_detection(machine));
+    let mut add = |name: &str, value: &str, why: String| {
+        variables.push(Variable {
+            name: name.to_owned(),
+            value: value.to_owned(),
+            why,
+        });
+    };
     // Only what was tried: builds without kernels for the GPU abort, and some were wrong.
     if machine.probed.get(AOTRITON_CHECK) == Some(&true)
         && torch.is_some_and(|torch| torch.build == Build::Rocm)
@@ -211,6 +209,17 @@ fn variables(machine: &Machine, plan: &Plan) -> Vec<Variable> {
         );
     }
     variables
+}
+
+/// What a ROCm before 7.13 needs to look for the GPU of WSL.
+fn dxg_detection(machine: &Machine) -> Option<Variable> {
+    let torch = machine.python.as_ref()?.torch.as_ref()?;
+    let is_old = torch.rocm.is_some_and(|rocm| rocm < (7, 13));
+    (machine.system == System::Wsl && is_old).then(|| Variable {
+        name: "HSA_ENABLE_DXG_DETECTION".to_owned(),
+        value: "1".to_owned(),
+        why: "ROCm before 7.13 does not look for the GPU of WSL by itself".to_owned(),
+    })
 }
 
 /// The override that the installed torch needs for the picked GPU, if one works.

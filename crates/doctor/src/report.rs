@@ -11,7 +11,7 @@ use crate::explain;
 use crate::findings::{Check, Finding, Severity, findings};
 use crate::plan::{Plan, plan};
 use crate::wheels;
-use platform::machine::{Gpu, Machine, ReadFrom};
+use platform::machine::{Gpu, Machine, ReadFrom, System};
 use platform::memory::Capacity;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,7 +73,8 @@ pub fn diagnose_text(text: &str) -> Result<Report, crate::dump::UnknownFormat> {
         ram: machine.memory.total,
     };
     let mut report = diagnose(machine);
-    if report.machine.read_from != ReadFrom::Kfd {
+    // Its own dumps hold facts, and no messages.
+    if !matches!(report.machine.read_from, ReadFrom::Kfd | ReadFrom::Windows) {
         report.findings.extend(
             explain::explain_with(text, hints)
                 .matches
@@ -272,7 +273,13 @@ impl Report {
     /// The commands of all findings, to read before running them.
     #[must_use]
     pub fn fix_script(&self) -> String {
-        let mut script = "#!/bin/sh\n# Written by `surefoot doctor --fix-script`; nothing of it was run.\n# Read it, remove what you do not want, and run it yourself.\nset -eu\n".to_owned();
+        let (start, end) = match self.machine.system {
+            System::Windows => ("", "$ErrorActionPreference = \"Stop\""),
+            _ => ("#!/bin/sh\n", "set -eu"),
+        };
+        let mut script = format!(
+            "{start}# Written by `surefoot doctor --fix-script`; nothing of it was run.\n# Read it, remove what you do not want, and run it yourself.\n{end}\n"
+        );
         // One remedy often serves several findings.
         let mut written = BTreeSet::new();
         for finding in self
@@ -293,9 +300,11 @@ impl Report {
                     continue;
                 }
                 // Only what we know to be a command goes in as one.
-                let is_command = ["sudo ", "pip ", "unset ", "export ", "echo ", "ulimit "]
-                    .iter()
-                    .any(|word| step.starts_with(word));
+                let commands: &[&str] = match self.machine.system {
+                    System::Windows => &["pip ", "winget ", "$env:", "Remove-Item Env:"],
+                    _ => &["sudo ", "pip ", "unset ", "export ", "echo ", "ulimit "],
+                };
+                let is_command = commands.iter().any(|word| step.starts_with(word));
                 let restarts = step.contains("reboot");
                 let prefix = if is_command && !restarts || step.starts_with('#') {
                     ""

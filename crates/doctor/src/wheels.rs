@@ -33,6 +33,20 @@ pub fn install(gfx: Gfx) -> Vec<String> {
     commands
 }
 
+/// The same for Windows, for which only AMD's index has wheels.
+#[must_use]
+pub fn install_on_windows(gfx: Gfx) -> Vec<String> {
+    let mut commands = install(gfx);
+    commands.retain(|command| is_for_windows(command));
+    commands
+}
+
+/// Whether a step of [`install`], or any other, can be taken on Windows as far as its index goes.
+#[must_use]
+pub(crate) fn is_for_windows(step: &str) -> bool {
+    !step.contains(UPSTREAM_INDEX)
+}
+
 /// The value of `HSA_OVERRIDE_GFX_VERSION` that lets an upstream wheel run on this
 /// architecture; `None` when it has native code, or when no value is safe.
 #[must_use]

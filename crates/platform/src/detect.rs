@@ -5,6 +5,7 @@
 //! memory of each, and the PCI bus tells what KFD keeps quiet about.
 
 mod host;
+mod windows;
 
 pub use host::command_line_parameters;
 
@@ -12,10 +13,11 @@ use crate::machine::{Gpu, Kernel, Machine, PciBus, ReadFrom, System, UnusableGpu
 use crate::memory::HostMemory;
 use crate::pci::{self, DeviceId, PciAddress};
 use crate::snapshot::Snapshot;
-use crate::source::FFMPEG;
+use crate::source::{FFMPEG, ROCDXG_PATH, WSLCONFIG};
 use crate::{Bytes, Gfx, describe, python};
 use host::{
     cgroup, container, device_files, groups, kernel_parameters, open_files, os_release, shm_size,
+    wslconfig_memory,
 };
 use std::collections::{BTreeMap, HashMap};
 
@@ -62,9 +64,22 @@ pub fn machine(snapshot: &Snapshot) -> Machine {
         is_complete: snapshot.has("environment"),
         ..Machine::default()
     };
+    if windows::complete(snapshot, &mut machine) {
+        machine.read_from = ReadFrom::Windows;
+        machine.system = System::Windows;
+        for (index, gpu) in machine.gpus.iter_mut().enumerate() {
+            gpu.index = index;
+        }
+        describe::complete(&mut machine);
+        return machine;
+    }
     machine.system = system(snapshot, &machine);
     if machine.memory.total.is_none() {
         machine.memory.total = host_bank(snapshot);
+    }
+    if machine.system == System::Wsl && machine.is_complete {
+        machine.has_librocdxg = Some(snapshot.has(ROCDXG_PATH));
+        machine.wslconfig_memory = snapshot.text(WSLCONFIG).and_then(wslconfig_memory);
     }
     let (gpus, hidden) = kfd_gpus(snapshot);
     machine.gpus = gpus;

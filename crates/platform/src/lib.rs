@@ -20,6 +20,7 @@ pub mod describe;
 pub mod detect;
 pub mod device_error;
 pub mod gfx;
+pub mod hipinfo;
 #[cfg(feature = "live")]
 pub mod live;
 pub mod machine;
@@ -34,6 +35,7 @@ pub mod rocm_libraries;
 pub mod snapshot;
 pub mod source;
 pub mod wheels;
+pub mod windows_source;
 
 pub use bytes::Bytes;
 pub use gfx::Gfx;

@@ -1,6 +1,10 @@
 //! Reading the machine that this process runs on.
 
-use crate::snapshot::Content;
+#[cfg(windows)]
+mod windows;
+
+use crate::memory::HostMemory;
+use crate::snapshot::{Content, Snapshot};
 use crate::source::Source;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -11,9 +15,9 @@ use std::path::{Path, PathBuf};
 /// The machine that this process runs on.
 ///
 /// ```
-/// use surefoot_platform::{live::Live, source::collect};
+/// use surefoot_platform::live::Live;
 ///
-/// let machine = surefoot_platform::detect::machine(&collect(&Live::default()));
+/// let machine = surefoot_platform::detect::machine(&Live::default().snapshot());
 /// println!("{} GPUs", machine.gpus.len());
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -23,8 +27,40 @@ pub struct Live {
     pub cache: Option<PathBuf>,
 }
 
+impl Live {
+    /// Reads what the doctor needs of this machine but for its Python.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        #[cfg(windows)]
+        return crate::windows_source::collect(self);
+        #[cfg(not(windows))]
+        crate::source::collect(self)
+    }
+
+    /// RAM and swap as they are now; all unknown where the system does not tell.
+    #[must_use]
+    pub fn host_memory(&self) -> HostMemory {
+        #[cfg(windows)]
+        return crate::windows_source::WindowsSource::memory(self);
+        #[cfg(not(windows))]
+        match self.read("/proc/meminfo") {
+            Some(Content::Text(text)) => HostMemory::parse(&text),
+            _ => HostMemory::default(),
+        }
+    }
+}
+
+/// Whether a path is one of Linux's. On Windows it would lead into the root of whatever drive is
+/// the current one, where nothing of that name is what is meant.
+fn is_of_linux(path: &str) -> bool {
+    cfg!(windows) && path.starts_with('/')
+}
+
 impl Source for Live {
     fn read(&self, path: &str) -> Option<Content> {
+        if is_of_linux(path) {
+            return None;
+        }
         match fs::read(path) {
             Ok(bytes) => Some(Content::Text(String::from_utf8_lossy(&bytes).into_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -35,6 +71,9 @@ impl Source for Live {
     }
 
     fn list(&self, folder: &str) -> Vec<String> {
+        if is_of_linux(folder) {
+            return Vec::new();
+        }
         let Ok(entries) = fs::read_dir(folder) else {
             return Vec::new();
         };
@@ -67,17 +106,33 @@ impl Source for Live {
 
     #[cfg(not(unix))]
     fn owner(&self, path: &str) -> Option<String> {
+        let path = Some(path).filter(|path| !is_of_linux(path))?;
         fs::metadata(path).ok().map(|_| String::new())
     }
 
     fn variables(&self) -> Vec<(String, String)> {
-        std::env::vars_os()
-            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        let variables = std::env::vars_os().filter_map(|(name, value)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        });
+        // Windows writes `Path`, and takes any spelling.
+        let named = |name: String| match cfg!(windows) {
+            true => name.to_ascii_uppercase(),
+            false => name,
+        };
+        variables
+            .map(|(name, value)| (named(name), value))
             .collect()
     }
 
     fn real_path(&self, path: &str) -> Option<String> {
-        fs::canonicalize(path).ok()?.to_str().map(str::to_owned)
+        let path = fs::canonicalize(path).ok()?.to_str()?.to_owned();
+        // The form for long paths, which no other program prints.
+        let short = path.strip_prefix(r"\\?\").filter(|_| cfg!(windows));
+        Some(short.unwrap_or(&path).to_owned())
+    }
+
+    fn is_windows(&self) -> bool {
+        cfg!(windows)
     }
 
     fn words(&self, path: &str, prefix: &str) -> Vec<String> {

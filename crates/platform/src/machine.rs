@@ -4,12 +4,16 @@
 //! `crate::dump` from the output of another tool; both fill the same structs, so
 //! nothing behind this point knows where a fact came from.
 
+mod windows;
+
 use crate::memory::{Capacity, CgroupMemory, DeviceKind, HostMemory, Inputs, MemoryRule, capacity};
 use crate::pci::{DeviceId, PciAddress};
 use crate::python::Python;
 use crate::{Bytes, Gfx};
 use serde::Serialize;
 use std::collections::BTreeMap;
+
+pub use windows::{Adapter, HipInfo, Windows};
 
 /// Where the facts were read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -38,6 +42,8 @@ pub enum ReadFrom {
     Listing,
     /// A log with error messages.
     Log,
+    /// The registry of Windows and `hipInfo`: a live machine, or a dump of one.
+    Windows,
 }
 
 /// The operating system, as far as it matters to a GPU.
@@ -143,6 +149,16 @@ pub struct Machine {
     /// What the PCI bus was asked for; `None` when nobody asked it.
     #[serde(skip)]
     pub pci_bus: Option<PciBus>,
+    /// Whether the library is there through which ROCm reaches the GPU of Windows; `None` outside of a
+    /// WSL that was read as a whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub has_librocdxg: Option<bool>,
+    /// The memory that `.wslconfig` gives to WSL, as it is written there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wslconfig_memory: Option<String>,
+    /// What Windows says of its GPUs; `None` elsewhere, and where only a tool was read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub windows: Option<Windows>,
     /// Environment variables that matter to a GPU.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub variables: BTreeMap<String, String>,

@@ -154,7 +154,10 @@ pub fn from_snapshot(snapshot: &Snapshot) -> Option<Python> {
         let mut torch = torch(installed, version_file);
         let found = [
             (device_packages, "the installed amd-torch-device packages"),
-            (code_objects, "the code objects in libtorch_hip.so"),
+            (
+                code_objects,
+                "the code objects in PyTorch's library for HIP",
+            ),
             (asked, "torch.cuda.get_arch_list()"),
             (
                 torch

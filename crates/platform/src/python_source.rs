@@ -5,7 +5,7 @@
 
 use crate::python::{distribution, is_relevant_package};
 use crate::snapshot::{Content, Snapshot};
-use crate::source::Source;
+use crate::source::{ROCDXG, ROCDXG_PATH, Source};
 
 /// Adds what is known about the active Python environment; `wanted` is a Python or
 /// an environment that the user names. Returns its folder.
@@ -24,7 +24,7 @@ pub fn collect_python(
     let prefix = active_environment(source, wanted)?;
     snapshot.insert_text("python/prefix", format!("{prefix}\n"));
     let mut packages = Vec::new();
-    for site in site_folders(source, &prefix, get("HOME")) {
+    for site in site_folders(source, &prefix) {
         read_site(source, &site, &mut packages, snapshot);
     }
     packages.sort();
@@ -53,7 +53,8 @@ fn accelerate<'a>(
         "num_processes",
         "use_cpu",
     ];
-    let home = match (get("HF_HOME"), get("XDG_CACHE_HOME"), get("HOME")) {
+    let user = get("HOME").or_else(|| get("USERPROFILE"));
+    let home = match (get("HF_HOME"), get("XDG_CACHE_HOME"), user) {
         (Some(home), ..) => home.to_owned(),
         (None, Some(cache), _) => format!("{cache}/huggingface"),
         (None, None, Some(home)) => format!("{home}/.cache/huggingface"),
@@ -89,8 +90,13 @@ fn active<'a>(source: &dyn Source, get: &dyn Fn(&str) -> Option<&'a str>) -> Opt
             return Some(prefix.to_owned());
         }
     }
-    for folder in get("PATH")?.split(':') {
-        for name in ["python3", "python"] {
+    let (names, separator) = match source.is_windows() {
+        true => (["python.exe", "python3.exe"], ';'),
+        false => (["python3", "python"], ':'),
+    };
+    for folder in get("PATH")?.split(separator) {
+        let folder = folder.trim_matches('"').trim_end_matches(['/', '\\']);
+        for name in names {
             let path = format!("{folder}/{name}");
             if source.owner(&path).is_none() {
                 continue;
@@ -122,13 +128,25 @@ fn prefix_of(source: &dyn Source, path: &str) -> Option<String> {
     if is_environment(source, path) {
         return Some(path.trim_end_matches('/').to_owned());
     }
-    let two_up = |path: &str| Some(path.rsplit_once('/')?.0.rsplit_once('/')?.0.to_owned());
+    let two_up = |path: &str| Some(above(source, above(source, path)?)?.to_owned());
     // The link of a virtual environment must not be followed: it leads out of it.
     let as_called =
         two_up(path).filter(|prefix| source.owner(&format!("{prefix}/pyvenv.cfg")).is_some());
+    // On Windows it lies in the folder of the environment, unless that is a virtual one.
+    let beside = || {
+        let folder = above(source, path).filter(|_| source.is_windows())?;
+        is_environment(source, folder).then(|| folder.to_owned())
+    };
     as_called
+        .or_else(beside)
         .or_else(|| two_up(&source.real_path(path)?))
         .filter(|prefix| is_environment(source, prefix))
+}
+
+/// The folder that a path is in.
+fn above<'a>(source: &dyn Source, path: &'a str) -> Option<&'a str> {
+    let is_separator = |c: char| c == '/' || c == '\\' && source.is_windows();
+    path.rsplit_once(is_separator).map(|(folder, _)| folder)
 }
 
 fn is_environment(source: &dyn Source, prefix: &str) -> bool {
@@ -156,15 +174,30 @@ pub(crate) fn active_environment(source: &dyn Source, wanted: Option<&str>) -> O
 }
 
 /// Where an environment's packages are, in the order in which Python looks.
-pub(crate) fn site_folders(source: &dyn Source, prefix: &str, home: Option<&str>) -> Vec<String> {
+pub(crate) fn site_folders(source: &dyn Source, prefix: &str) -> Vec<String> {
+    let variables = source.variables();
+    let get = |name: &str| {
+        let mut all = variables.iter();
+        let found = all.find(|(known, value)| known == name && !value.is_empty());
+        found.map(|(_, value)| value.as_str())
+    };
+    let is_virtual = source.owner(&format!("{prefix}/pyvenv.cfg")).is_some();
+    if source.is_windows() {
+        let own = get("APPDATA").filter(|_| !is_virtual).into_iter();
+        let own = own.flat_map(|home| {
+            let pythons = source.list(&format!("{home}/Python")).into_iter();
+            let pythons = pythons.filter(|name| name.starts_with("Python3"));
+            pythons.map(move |python| format!("{home}/Python/{python}/site-packages"))
+        });
+        return own.chain([format!("{prefix}/Lib/site-packages")]).collect();
+    }
     let mut folders = Vec::new();
     let mut roots = vec![
         format!("{prefix}/lib"),
         format!("{prefix}/lib64"),
         format!("{prefix}/local/lib"),
     ];
-    let is_virtual = source.owner(&format!("{prefix}/pyvenv.cfg")).is_some();
-    if let Some(home) = home.filter(|_| !is_virtual) {
+    if let Some(home) = get("HOME").filter(|_| !is_virtual) {
         roots.insert(0, format!("{home}/.local/lib"));
     }
     for root in roots {
@@ -207,13 +240,23 @@ fn read_site(
                 .iter()
                 .any(|(name, _)| name.starts_with("amd-torch-device-"))
         {
+            let library = match source.is_windows() {
+                true => "torch_hip.dll",
+                false => "libtorch_hip.so",
+            };
             let code_objects = source.words(
-                &format!("{site}/torch/lib/libtorch_hip.so"),
+                &format!("{site}/torch/lib/{library}"),
                 "amdgcn-amd-amdhsa--gfx",
             );
             if !code_objects.is_empty() {
                 snapshot.insert_text("python/torch/code_objects", code_objects.join("\n") + "\n");
             }
+        }
+    }
+    for folder in ["_rocm_sdk_core/lib", "torch/lib"] {
+        let names = source.list(&format!("{site}/{folder}"));
+        if names.iter().any(|name| name.starts_with(ROCDXG)) {
+            snapshot.insert_text(ROCDXG_PATH, "present\n");
         }
     }
     let libraries: Vec<String> = source
@@ -336,7 +379,7 @@ mod tests {
         );
         assert_eq!(
             torch.architectures_from.as_deref(),
-            Some("the code objects in libtorch_hip.so")
+            Some("the code objects in PyTorch's library for HIP")
         );
     }
 

@@ -122,10 +122,7 @@ struct Environment {
 
 fn environment(source: &dyn Source, wanted: Option<&str>) -> Option<Environment> {
     let prefix = active_environment(source, wanted)?;
-    let variables = source.variables();
-    let home = variables.iter().find(|(name, _)| name == "HOME");
-    let home = home.map(|(_, home)| home.as_str());
-    let sites = site_folders(source, &prefix, home.filter(|home| !home.is_empty()));
+    let sites = site_folders(source, &prefix);
     let (folder, version) = sites.iter().find_map(|site| {
         let text = match source.read(&format!("{site}/torch/version.py"))? {
             Content::Text(text) => text,

@@ -25,6 +25,10 @@ pub trait Source {
     /// Every word (up to the next byte that is no ASCII letter, digit or `-`) that
     /// begins with `prefix` in a large binary file, each once.
     fn words(&self, path: &str, prefix: &str) -> Vec<String>;
+    /// Whether paths and names of programs are those of Windows.
+    fn is_windows(&self) -> bool {
+        false
+    }
 }
 
 /// Environment variables that matter to a GPU, by prefix.
@@ -85,6 +89,17 @@ pub fn collect(source: &dyn Source) -> Snapshot {
     reader.cgroup();
     reader.devices();
     reader.packages();
+    reader.environment();
+    reader.ffmpeg();
+    reader.snapshot
+}
+
+/// The part that is about this process, on every system.
+pub(crate) fn collect_process(source: &dyn Source) -> Snapshot {
+    let mut reader = Reader {
+        source,
+        snapshot: Snapshot::default(),
+    };
     reader.environment();
     reader.ffmpeg();
     reader.snapshot
@@ -262,15 +277,44 @@ impl Reader<'_> {
             }
         }
         self.group_names();
-        for path in [
-            "/usr/lib/wsl/lib/libdxcore.so",
-            "/opt/rocm",
-            "/opt/rocm/lib/librocdxg.so",
-            "/usr/lib/librocdxg.so",
-        ] {
+        for path in ["/usr/lib/wsl/lib/libdxcore.so", "/opt/rocm"] {
             if self.source.owner(path).is_some() {
                 self.snapshot.insert_text(path, "present\n");
             }
+        }
+        if self.snapshot.has("dev/dxg") {
+            self.wsl();
+        }
+    }
+
+    /// What WSL needs for the GPU of Windows, and how much of the memory it was given.
+    fn wsl(&mut self) {
+        let mut folders = vec!["/usr/lib/x86_64-linux-gnu".to_owned()];
+        folders.extend(["/usr/lib", "/usr/lib64", "/usr/local/lib"].map(str::to_owned));
+        let opt = self.source.list("/opt").into_iter();
+        let rocm = opt.filter(|name| name.starts_with("rocm"));
+        folders.extend(rocm.map(|name| format!("/opt/{name}/lib")));
+        for folder in folders {
+            let names = self.source.list(&folder);
+            if names.iter().any(|name| name.starts_with(ROCDXG)) {
+                self.snapshot.insert_text(ROCDXG_PATH, "present\n");
+            }
+        }
+        // Of whom it is must not be told, and of several nobody knows which one holds.
+        let users = self.source.list("/mnt/c/Users").into_iter();
+        let configs: Vec<String> = users
+            .map(|user| format!("/mnt/c/Users/{user}/.wslconfig"))
+            .filter(|path| self.source.owner(path).is_some())
+            .collect();
+        if let [path] = &configs[..]
+            && let Some(Content::Text(text)) = self.source.read(path)
+        {
+            let kept = text.lines().map(str::trim).filter(|line| {
+                let key = line.split('=').next().unwrap_or_default().trim();
+                line.starts_with('[') || ["memory", "swap"].contains(&key)
+            });
+            let kept: String = kept.map(|line| format!("{line}\n")).collect();
+            self.snapshot.insert_text(WSLCONFIG, kept);
         }
     }
 
@@ -345,16 +389,30 @@ impl Reader<'_> {
             let found = all.find(|(name, value)| name == wanted && !value.is_empty());
             found.map(|(_, value)| value.as_str())
         };
-        let in_folder = |folder: &str| self.source.owner(&format!("{folder}/ffmpeg")).is_some();
+        let (name, separator) = match self.source.is_windows() {
+            true => ("ffmpeg.exe", ';'),
+            false => ("ffmpeg", ':'),
+        };
+        let is_path = |text: &str| {
+            text.contains('/') || self.source.is_windows() && text.contains(['\\', ':'])
+        };
+        let in_folder = |folder: &str| self.source.owner(&format!("{folder}/{name}")).is_some();
         let found = match (get("SUREFOOT_FFMPEG"), get("PATH")) {
-            (Some(path), _) if path.contains('/') => self.source.owner(path).is_some(),
-            (_, Some(folders)) => folders.split(':').any(in_folder),
+            (Some(path), _) if is_path(path) => self.source.owner(path).is_some(),
+            (_, Some(folders)) => folders.split(separator).any(in_folder),
             (_, None) => return,
         };
         let word = if found { "found" } else { "missing" };
         self.snapshot.insert_text(FFMPEG, word);
     }
 }
+
+/// The library through which ROCm reaches the GPU of Windows from WSL.
+pub(crate) const ROCDXG: &str = "librocdxg";
+/// Where a snapshot says that it is there.
+pub(crate) const ROCDXG_PATH: &str = "wsl/librocdxg";
+/// Where a snapshot has the part of `.wslconfig` that is about memory.
+pub(crate) const WSLCONFIG: &str = "wsl/wslconfig";
 
 /// Whether there is an `ffmpeg`: `found` or `missing`.
 pub(crate) const FFMPEG: &str = "surefoot/ffmpeg";
@@ -455,6 +513,38 @@ mod tests {
             collect(&Fake::default()).value("dev/kfd"),
             Some("access=ENOENT")
         );
+    }
+
+    #[test]
+    fn of_a_wsl_the_library_and_the_memory_are_read_and_no_name() {
+        let files = [
+            ("/dev/dxg", ""),
+            ("/opt/rocm-7.2.0/lib/librocdxg.so.1", ""),
+            (
+                "/mnt/c/Users/erika/.wslconfig",
+                "[wsl2]\nmemory = 48GB\nkernel=C:\\\\Users\\\\erika\\\\bzImage\n",
+            ),
+            ("/mnt/c/Users/Public/desktop.ini", ""),
+        ];
+        let snapshot = collect(&Fake(files.into()));
+        assert!(snapshot.has(ROCDXG_PATH));
+        assert_eq!(snapshot.text(WSLCONFIG), Some("[wsl2]\nmemory = 48GB\n"));
+        assert!(!snapshot.to_text().contains("erika"));
+        let mut elsewhere = Fake(files.into());
+        elsewhere.0.remove("/dev/dxg");
+        let snapshot = collect(&elsewhere);
+        assert!(!snapshot.has(ROCDXG_PATH) && !snapshot.has(WSLCONFIG));
+    }
+
+    #[test]
+    fn of_two_wslconfigs_neither_is_believed() {
+        let text = "[wsl2]\nmemory=8GB\n";
+        let files = [
+            ("/dev/dxg", ""),
+            ("/mnt/c/Users/a/.wslconfig", text),
+            ("/mnt/c/Users/b/.wslconfig", text),
+        ];
+        assert!(!collect(&Fake(files.into())).has(WSLCONFIG));
     }
 
     #[test]

@@ -53,6 +53,24 @@ pub fn signal(number: i32) -> (&'static str, &'static str) {
     }
 }
 
+/// What Windows means by an exit code that is a status of its own.
+fn windows_status(code: i32) -> Option<&'static str> {
+    Some(match code.cast_unsigned() {
+        0xC000_0005 => "an access violation in native code",
+        0xC000_0017 => "Windows had no memory left: RAM and page file were full",
+        0xC000_001D => "the CPU does not know an instruction: a wheel for a newer CPU",
+        0xC000_0094 => "a division by zero in native code",
+        0xC000_00FD => "native code used up its stack",
+        0xC000_0135 => "a DLL that the program needs was not found",
+        0xC000_0139 => "a DLL has not what the program needs of it: it is of another version",
+        0xC000_013A => "interrupted from the keyboard",
+        0xC000_0142 => "a DLL failed as it was loaded",
+        0xC000_0374 => "native code wrote where it must not, and the heap is broken",
+        0xC000_0409 => "native code detected a corrupted stack and stopped",
+        _ => return None,
+    })
+}
+
 /// One sentence for how the process ended; `None` for success.
 #[must_use]
 pub fn describe(ending: Ending, events: KernelEvents) -> Option<String> {
@@ -61,14 +79,12 @@ pub fn describe(ending: Ending, events: KernelEvents) -> Option<String> {
         Ending::Code(0) => return None,
         Ending::Signal(number) => (None, number),
         Ending::Code(code @ 129..=159) => (Some(code), code - 128),
-        Ending::Code(-1_073_741_819) => {
-            return Some("exit code 0xC0000005: an access violation in native code".to_owned());
-        }
-        Ending::Code(-1_073_740_791) => {
-            return Some(
-                "exit code 0xC0000409: native code detected a corrupted stack and stopped"
-                    .to_owned(),
-            );
+        Ending::Code(code) if windows_status(code).is_some() => {
+            let meaning = windows_status(code).unwrap_or_default();
+            return Some(format!(
+                "exit code {:#010X}: {meaning}",
+                code.cast_unsigned()
+            ));
         }
         Ending::Code(code) => return Some(format!("exit code {code}")),
     };
@@ -113,6 +129,20 @@ mod tests {
         );
         assert!(somebody.is_some_and(|text| text.contains("or by somebody")));
         assert!(kernel.is_some_and(|text| text.contains("the RAM ran out")));
+    }
+
+    #[test]
+    fn a_status_of_windows_is_told_in_words() {
+        let text = |code: u32| {
+            let ending = Ending::Code(code.cast_signed());
+            describe(ending, KernelEvents::default()).expect("no success")
+        };
+        assert_eq!(
+            text(0xC000_0005),
+            "exit code 0xC0000005: an access violation in native code"
+        );
+        assert!(text(0xC000_0135).contains("a DLL that the program needs"));
+        assert_eq!(text(7), "exit code 7");
     }
 
     #[test]

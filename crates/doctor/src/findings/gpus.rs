@@ -3,7 +3,7 @@
 use super::{Check, Finding, Severity};
 use crate::plan::{Plan, WRONG_GRADIENTS};
 use platform::Gfx;
-use platform::machine::{Gpu, Machine, PciBus, ReadFrom, System, UnusableReason};
+use platform::machine::{Gpu, HipInfo, Machine, PciBus, ReadFrom, System, UnusableReason};
 use platform::pci::PciAddress;
 
 pub(super) fn find(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
@@ -72,6 +72,7 @@ fn absence(machine: &Machine) -> Absence {
                 "# install the newest Adrenalin driver on Windows, and a ROCm for WSL with librocdxg",
             ]),
         },
+        _ if machine.windows.is_some() => absence_on_windows(machine),
         _ if machine.system == System::Windows => Absence {
             seen: "The output lists no GPU that HIP can use.".to_owned(),
             why: "The driver of Windows has none for HIP: it is too old, it is that of Windows Update, or the GPU is not one that it supports.",
@@ -129,6 +130,52 @@ fn absence(machine: &Machine) -> Absence {
             seen: "The output lists only CPUs.".to_owned(),
             why: "amdgpu has not initialised a GPU, it is given to a virtual machine (vfio-pci), or the tool may not see it from where it ran.",
             fix: steps(&["lspci -nnk -d 1002:", "sudo dmesg | grep -iE 'amdgpu|kfd'"]),
+        },
+    }
+}
+
+/// The same where the registry and HIP were asked.
+fn absence_on_windows(machine: &Machine) -> Absence {
+    let windows = machine.windows.clone().unwrap_or_default();
+    let amd: Vec<&str> = windows
+        .adapters
+        .iter()
+        .filter(|adapter| adapter.is_amd())
+        .map(|adapter| adapter.name.as_str())
+        .collect();
+    let driver = "# install AMD's newest driver (Adrenalin), then restart".to_owned();
+    match &windows.hipinfo {
+        _ if amd.is_empty() => {
+            let others = windows.adapters.iter().map(|adapter| adapter.name.as_str());
+            let others: Vec<&str> = others.collect();
+            Absence {
+                seen: match others.is_empty() {
+                    true => "Windows lists no display adapter.".to_owned(),
+                    false => format!("The display adapters of Windows are {}.", others.join(", ")),
+                },
+                why: "There is no GPU of AMD, or it is switched off in the BIOS or the Device Manager.",
+                fix: vec![
+                    "# it must appear in the Device Manager before any driver can use it"
+                        .to_owned(),
+                ],
+            }
+        }
+        HipInfo::Failed { program, reason } => Absence {
+            seen: format!(
+                "Windows lists {}, and {program} says: {reason}.",
+                amd.join(", ")
+            ),
+            why: "HIP cannot use it: the driver is too old for this HIP, the GPU is not one that it supports, or a variable hides it.",
+            fix: vec![
+                driver,
+                "# unset HIP_VISIBLE_DEVICES and CUDA_VISIBLE_DEVICES, if they are set".to_owned(),
+                format!("& \"{program}\"  # must list the GPU"),
+            ],
+        },
+        _ => Absence {
+            seen: format!("Windows lists {}, and HIP none.", amd.join(", ")),
+            why: "The driver of Windows has none for HIP: it is too old, it is that of Windows Update, or the GPU is not one that it supports.",
+            fix: vec![driver],
         },
     }
 }
@@ -231,7 +278,7 @@ fn architectures(machine: &Machine, plan: &Plan, found: &mut Vec<Finding>) {
         match gpu.gfx {
             None if matches!(
                 machine.read_from,
-                ReadFrom::Kfd | ReadFrom::Rocminfo | ReadFrom::Hipinfo
+                ReadFrom::Kfd | ReadFrom::Rocminfo | ReadFrom::Hipinfo | ReadFrom::Windows
             ) =>
             {
                 found.push(unknown(

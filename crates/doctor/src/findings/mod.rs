@@ -15,6 +15,7 @@ mod python;
 mod system;
 mod variables;
 mod visibility;
+mod windows;
 mod wsl_and_windows;
 
 pub use crate::explain::Severity;
@@ -127,6 +128,7 @@ pub fn findings(machine: &Machine, plan: &Plan) -> Vec<Finding> {
     gpus::find(machine, plan, &mut found);
     posted::find(machine, &mut found);
     system::find(machine, &mut found);
+    windows::find(machine, &mut found);
     kernel::find(machine, &mut found);
     memory::find(machine, &mut found);
     python::find(machine, plan, &mut found);

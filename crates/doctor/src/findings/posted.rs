@@ -181,7 +181,11 @@ fn others(machine: &Machine, found: &mut Vec<Finding>) {
 fn unidentified(machine: &Machine, found: &mut Vec<Finding>) {
     let said_elsewhere = matches!(
         machine.read_from,
-        ReadFrom::Kfd | ReadFrom::Rocminfo | ReadFrom::Hipinfo | ReadFrom::Memory
+        ReadFrom::Kfd
+            | ReadFrom::Rocminfo
+            | ReadFrom::Hipinfo
+            | ReadFrom::Memory
+            | ReadFrom::Windows
     );
     let is_open = |gpu: &&platform::machine::Gpu| {
         gpu.gfx.is_none() && !gpu.product.as_deref().is_some_and(names::is_before_rocm)

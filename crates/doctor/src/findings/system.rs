@@ -159,17 +159,49 @@ fn wsl(machine: &Machine, found: &mut Vec<Finding>) {
             .python
             .as_ref()
             .and_then(|python| python.torch.as_ref()?.rocm);
+        let is_old = rocm.is_some_and(|rocm| rocm < (7, 13));
+        let is_set = machine.variable("HSA_ENABLE_DXG_DETECTION") == Some("1");
         found.push(
             Finding::new(Check::Gpu, Severity::Info, "wsl", "WSL: the GPU can be seen only by ROCm itself")
                 .seen("There is no KFD under WSL; the GPU is behind /dev/dxg.")
-                .why("Which GPU it is, and its memory, only ROCm with librocdxg can tell. On an APU the pool follows `memory=` of .wslconfig.")
-                .fix([
-                    if rocm.is_some_and(|rocm| rocm < (7, 13)) { "export HSA_ENABLE_DXG_DETECTION=1" } else { "surefoot probe" }.to_owned(),
-                    "# too little memory: raise memory= in .wslconfig, then `wsl --shutdown`".to_owned(),
-                ])
-                .source("https://github.com/ROCm/ROCm/issues/6022"),
+                .why("Which GPU it is, and its memory, only ROCm with librocdxg can tell; before 7.13 it looks there only where HSA_ENABLE_DXG_DETECTION is 1.")
+                .fix([match is_old && !is_set {
+                    true => "export HSA_ENABLE_DXG_DETECTION=1",
+                    false => "surefoot probe",
+                }])
+                .source("https://github.com/ROCm/librocdxg/issues/34"),
         );
+        if machine.has_librocdxg == Some(false) {
+            found.push(
+                Finding::new(Check::Gpu, Severity::Warning, "wsl-without-librocdxg", "librocdxg is not there")
+                    .seen("It is neither in the libraries of the system, nor in /opt/rocm*/lib, nor in the active Python environment.")
+                    .why("Through it ROCm reaches /dev/dxg. A ROCm without it looks for the GPU driver of Linux, which WSL does not have, and finds no GPU.")
+                    .fix(["# install librocdxg, or a ROCm for WSL that brings it"])
+                    .source("https://github.com/ROCm/librocdxg"),
+            );
+        }
+        wsl_memory(machine, found);
     }
+}
+
+/// By default WSL has half of the RAM of Windows.
+fn wsl_memory(machine: &Machine, found: &mut Vec<Finding>) {
+    let Some(total) = machine.memory.total.filter(|&total| total < Bytes::gib(24)) else {
+        return;
+    };
+    found.push(
+        Finding::new(Check::Memory, Severity::Info, "wsl-memory", format!("WSL has {total} of the RAM of Windows"))
+            .seen(match &machine.wslconfig_memory {
+                Some(value) => format!("MemTotal is {total}; .wslconfig says memory={value}."),
+                None => format!("MemTotal is {total}; no memory= was found in .wslconfig, and the default is half of the RAM."),
+            })
+            .why("Loading a model, and moving parts of it to the host, takes of this; on an APU the memory of the GPU does too.")
+            .fix([
+                "# in Windows, in %USERPROFILE%\\.wslconfig below [wsl2]: memory=, as much as Windows can spare",
+                "# in PowerShell: wsl --shutdown",
+            ])
+            .source("https://github.com/ROCm/ROCm/issues/6022"),
+    );
 }
 
 fn limits(machine: &Machine, found: &mut Vec<Finding>) {

@@ -1,6 +1,7 @@
 //! Windows and WSL: which findings have a meaning there, and commands for the shell of Windows.
 
 use super::Finding;
+use crate::wheels;
 use platform::machine::System;
 
 /// About `amdgpu` and KFD, the GPU driver of Linux, with its files, limits and firmware. Under
@@ -40,6 +41,9 @@ const OF_LINUX: &[&str] = &[
     "library-path-over-wheel",
 ];
 
+/// PyTorch's own index has wheels with ROCm for Linux only.
+const NO_WHEEL: &str = "# no published wheel for Windows has code for this GPU";
+
 /// Leaves out what has no meaning on a system, and says the rest in its shell.
 pub(super) fn fit(system: System, found: &mut Vec<Finding>) {
     let holds = |id: &str| match system {
@@ -49,6 +53,15 @@ pub(super) fn fit(system: System, found: &mut Vec<Finding>) {
     };
     found.retain(|finding| holds(&finding.id));
     if system == System::Windows {
+        for finding in found.iter_mut() {
+            let is_for_linux = |step: &String| !wheels::is_for_windows(step);
+            if finding.fix.iter().any(is_for_linux) {
+                finding.fix.retain(|step| wheels::is_for_windows(step));
+                if finding.fix.is_empty() {
+                    finding.fix = vec![NO_WHEEL.to_owned()];
+                }
+            }
+        }
         for step in found.iter_mut().flat_map(|finding| &mut finding.fix) {
             if let Some(said) = in_powershell(step) {
                 *step = said;

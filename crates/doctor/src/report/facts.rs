@@ -3,7 +3,7 @@
 use super::{Entry, Report};
 use crate::findings::Check;
 use platform::machine;
-use platform::machine::{ReadFrom, System};
+use platform::machine::{Machine, ReadFrom, System};
 use platform::memory::MemoryRule;
 
 impl Report {
@@ -68,6 +68,7 @@ impl Report {
                 );
                 words.extend(match machine.system {
                     System::Wsl => Some("WSL".to_owned()),
+                    System::Windows if machine.windows.is_some() => driver(machine),
                     System::Windows => Some("Windows".to_owned()),
                     System::Macos => Some("macOS".to_owned()),
                     System::Linux => None,
@@ -84,7 +85,12 @@ impl Report {
                         .available
                         .map(|available| format!("{available} available")),
                 );
-                words.extend(machine.memory.swap_total.map(|swap| format!("{swap} swap")));
+                let swap_name = match machine.system {
+                    System::Windows => "page file",
+                    _ => "swap",
+                };
+                let swap = machine.memory.swap_total;
+                words.extend(swap.map(|swap| format!("{swap} {swap_name}")));
                 words.extend(
                     machine
                         .cgroup
@@ -191,6 +197,16 @@ impl Report {
         };
         format!("{mark} {}: {}", gpu.index, words.join(", "))
     }
+}
+
+/// The driver of the first GPU of AMD on Windows: `driver 32.0.12033.1030, Adrenalin 24.12.1`.
+fn driver(machine: &Machine) -> Option<String> {
+    let mut adapters = machine.windows.iter().flat_map(|known| &known.adapters);
+    let adapter = adapters.find(|adapter| adapter.is_amd() && adapter.has_driver_of_amd())?;
+    let driver = adapter.driver.as_ref().map(|of| format!("driver {of}"));
+    let release = adapter.release.as_ref().map(|of| format!("Adrenalin {of}"));
+    let words: Vec<String> = driver.into_iter().chain(release).collect();
+    (!words.is_empty()).then(|| words.join(", "))
 }
 
 fn is_shown_elsewhere(name: &str) -> bool {

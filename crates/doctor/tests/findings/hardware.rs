@@ -100,6 +100,31 @@ pub(crate) fn of_the_system() -> Vec<Case> {
         ("device-permission", shut("EACCES"), shut("ENOENT")),
         ("wsl", wsl() + dxg, wsl()),
         ("wsl-without-gpu", wsl(), wsl() + dxg),
+        (
+            "wsl-without-librocdxg",
+            wsl() + dxg,
+            wsl() + dxg + "== wsl/librocdxg\npresent\n",
+        ),
+        (
+            "wsl-memory",
+            wsl() + dxg + &memory(gib(15), gib(8), gib(8)),
+            wsl() + dxg,
+        ),
+        (
+            "windows-driver-missing",
+            windows() + &adapter("Microsoft"),
+            windows() + &adapter(DRIVER_OF_AMD) + HIPINFO_LIVE,
+        ),
+        (
+            "hipinfo-missing",
+            windows() + &adapter(DRIVER_OF_AMD),
+            windows() + &adapter(DRIVER_OF_AMD) + HIPINFO_LIVE,
+        ),
+        (
+            "hip-runtime-shadowed",
+            windows() + &adapter(DRIVER_OF_AMD) + HIPINFO_LIVE + &runtimes("amdhip64_7.dll"),
+            windows() + &adapter(DRIVER_OF_AMD) + HIPINFO_LIVE + &runtimes("amdhip64_6.dll"),
+        ),
         ("open-files", files(1024), files(65_536)),
         ("small-shm", shm("65536k"), shm("16777216k")),
         (

@@ -109,6 +109,37 @@ pub(crate) fn on_the_bus(driver: &str) -> String {
         + &format!("== pci/0000:03:00.0/uevent\n{driver}\n")
 }
 
+/// Windows 11 with 32 GiB, 8 GiB of page file, and no display adapter yet.
+pub(crate) fn windows() -> String {
+    "== environment\n\n== windows/version\nProductName: Windows 10 Pro\nCurrentBuildNumber: 26100\n\
+     == windows/memory\nMemTotal: 33419264 kB\nMemAvailable: 20000000 kB\nSwapTotal: 8388608 kB\nSwapFree: 8000000 kB\n"
+        .to_owned()
+}
+
+/// An RX 7900 XTX in the registry, with the driver of this provider.
+pub(crate) fn adapter(provider: &str) -> String {
+    format!(
+        "== windows/adapters/0000\nDriverDesc: AMD Radeon RX 7900 XTX\nProviderName: {provider}\n\
+         MatchingDeviceId: PCI\\VEN_1002&DEV_744C&REV_C8\n\
+         HardwareInformation.qwMemorySize: 25753026560\n"
+    )
+}
+
+pub(crate) const DRIVER_OF_AMD: &str = "Advanced Micro Devices, Inc.";
+
+/// The same card as hipInfo lists it.
+pub(crate) const HIPINFO_LIVE: &str = "== windows/hipinfo-program\nC:\\venv\\hipInfo.exe\n\
+    == windows/hipinfo\ndevice#    0\nName:   AMD Radeon RX 7900 XTX\ngcnArchName: gfx1100\n\
+    totalGlobalMem: 23.98 GB\nisIntegrated: 0\n";
+
+/// HIP runtimes: that of the driver, and that of the wheels.
+pub(crate) fn runtimes(driver: &str) -> String {
+    format!(
+        "== windows/hip-runtimes\nC:\\Windows\\System32\\{driver}\n\
+         C:\\venv\\Lib\\site-packages\\_rocm_sdk_core\\bin\\amdhip64_7.dll\n"
+    )
+}
+
 pub(crate) const KFD_SHUT: &str = "== dev/kfd\naccess=";
 pub(crate) const GPU_BY_SMI: &str =
     "GPU[0]\t\t: Device ID: \t\t0x744c\nGPU[1]\t\t: Device ID: \t\t0x744c\n";

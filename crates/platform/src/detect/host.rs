@@ -190,3 +190,19 @@ pub(super) fn shm_size(mounts: &str) -> Option<Bytes> {
         .split(',')
         .find_map(|option| Bytes::parse_tool_output(option.strip_prefix("size=")?))
 }
+
+/// The value of `memory` below `[wsl2]`.
+pub(super) fn wslconfig_memory(text: &str) -> Option<String> {
+    let mut is_inside = false;
+    let mut found = None;
+    for line in text.lines().map(str::trim) {
+        if line.starts_with('[') {
+            is_inside = line.eq_ignore_ascii_case("[wsl2]");
+        } else if let (true, Some((key, value))) = (is_inside, line.split_once('='))
+            && key.trim() == "memory"
+        {
+            found = Some(value.trim().to_owned());
+        }
+    }
+    found.filter(|value| !value.is_empty())
+}
