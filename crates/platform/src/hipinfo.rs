@@ -9,7 +9,7 @@ use crate::pci::PciAddress;
 pub struct Listing {
     /// The GPUs in HIP's order: one for each block that begins with `device#`.
     pub gpus: Vec<Gpu>,
-    /// Free memory of the first GPU that tells it.
+    /// Free memory of the first GPU.
     pub free: Option<Bytes>,
 }
 
@@ -30,6 +30,7 @@ pub fn parse(text: &str) -> Option<Listing> {
             address = [None; 3];
             continue;
         }
+        let is_first = gpus.len() == 1;
         let Some(gpu) = gpus.last_mut() else { continue };
         let Some((key, value)) = line
             .split_once(':')
@@ -58,7 +59,9 @@ pub fn parse(text: &str) -> Option<Listing> {
             }
             "memInfo.free" => {
                 let size = value.split('(').next().unwrap_or_default();
-                listing.free = listing.free.or(Bytes::parse_tool_output(size));
+                if is_first {
+                    listing.free = Bytes::parse_tool_output(size);
+                }
             }
             _ => {}
         }
@@ -88,4 +91,24 @@ fn is_device_line(line: &str) -> bool {
     line.trim()
         .strip_prefix("device#")
         .is_some_and(|number| number.trim().parse::<u32>().is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn free_memory_is_that_of_the_first_gpu_and_of_no_other() {
+        let text = |first: &str, second: &str| {
+            format!(
+                "device# 0\ngcnArchName: gfx1036\n{first}device# 1\ngcnArchName: gfx1100\n{second}"
+            )
+        };
+        let free = "memInfo.free: 23.84 GB (99%)\n";
+        let of = |text: String| parse(&text).map(|listing| listing.free);
+        assert_eq!(of(text("", free)), Some(None));
+        let known = Bytes::parse_tool_output("23.84 GB");
+        assert_eq!(of(text(free, "")), Some(known));
+        assert_eq!(parse("gcnArch and nothing else"), None);
+    }
 }

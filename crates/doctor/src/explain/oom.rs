@@ -240,11 +240,11 @@ fn fragmented(numbers: &OomNumbers, context: &Context) -> Option<Judgement> {
         let mut fix = steps(&[
             "PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8,max_split_size_mb:512",
             "smaller tiles or batches; torch.cuda.empty_cache() between stages",
-            "`surefoot run --alloc -- …`: an allocator that holds what is live, and nothing else",
         ]);
-        if context.is_windows() {
-            fix.push("not expandable_segments: it is refused on Windows".to_owned());
-        }
+        fix.push(match context.is_windows() {
+            true => "not expandable_segments: it is refused on Windows".to_owned(),
+            false => "`surefoot run --alloc -- …`: an allocator that holds what is live, and nothing else".to_owned(),
+        });
         Judgement {
             id: "oom-fragmentation",
             confidence: Confidence::High,

@@ -452,7 +452,10 @@ fn reported_numbers(machine: &Machine, found: &mut Vec<Finding>) {
             Finding::new(Check::Memory, Severity::Warning, "free-above-total", "HIP reports more free memory than there is")
                 .seen(format!("Free {free}, total {total}."))
                 .why("Free is computed from the GTT and total from TTM. The smaller number is the bound; take free as at most the total.")
-                .fix(["# plan with the total; `surefoot run --alloc` reports the smaller number"])
+                .fix([match machine.system {
+                    System::Windows => "# plan with the total",
+                    _ => "# plan with the total; `surefoot run --alloc` reports the smaller number",
+                }])
                 .source("https://github.com/unslothai/unsloth/pull/7960"),
         );
     }

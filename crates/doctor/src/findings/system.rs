@@ -171,12 +171,14 @@ fn wsl(machine: &Machine, found: &mut Vec<Finding>) {
                 }])
                 .source("https://github.com/ROCm/librocdxg/issues/34"),
         );
-        if machine.has_librocdxg == Some(false) {
+        // Older ones came with a runtime for WSL instead.
+        let may_need_it = rocm.is_none_or(|rocm| rocm >= (7, 1));
+        if machine.has_librocdxg == Some(false) && may_need_it {
             found.push(
                 Finding::new(Check::Gpu, Severity::Warning, "wsl-without-librocdxg", "librocdxg is not there")
                     .seen("It is neither in the libraries of the system, nor in /opt/rocm*/lib, nor in the active Python environment.")
                     .why("Through it ROCm reaches /dev/dxg. A ROCm without it looks for the GPU driver of Linux, which WSL does not have, and finds no GPU.")
-                    .fix(["# install librocdxg, or a ROCm for WSL that brings it"])
+                    .fix(["# install the package of librocdxg for this distribution, or AMD's wheels of ROCm 7.13 or newer, which bring it"])
                     .source("https://github.com/ROCm/librocdxg"),
             );
         }

@@ -62,6 +62,12 @@ pub(super) fn fit(system: System, found: &mut Vec<Finding>) {
                 }
             }
         }
+        // There is no allocator for Windows.
+        for finding in found.iter_mut() {
+            finding
+                .fix
+                .retain(|step| !step.starts_with("surefoot run --alloc"));
+        }
         for step in found.iter_mut().flat_map(|finding| &mut finding.fix) {
             if let Some(said) = in_powershell(step) {
                 *step = said;

@@ -32,7 +32,8 @@ const ABOUT_A_PACKAGE: [&str; 3] = [
 ];
 
 /// What Windows does not have either.
-const LINUX: [&str; 12] = [
+const LINUX: [&str; 13] = [
+    "run --alloc",
     "sudo ",
     "apt ",
     "dnf ",

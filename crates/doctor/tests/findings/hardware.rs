@@ -106,6 +106,11 @@ pub(crate) fn of_the_system() -> Vec<Case> {
             wsl() + dxg + "== wsl/librocdxg\npresent\n",
         ),
         (
+            "wsl-without-librocdxg",
+            wsl() + dxg + &packages("torch 2.9.1+rocm7.1"),
+            wsl() + dxg + &packages("torch 2.7.0+rocm6.4"),
+        ),
+        (
             "wsl-memory",
             wsl() + dxg + &memory(gib(15), gib(8), gib(8)),
             wsl() + dxg,

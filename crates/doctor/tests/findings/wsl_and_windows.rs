@@ -28,7 +28,8 @@ const BARE_METAL: [&str; 17] = [
 ];
 
 /// What Windows does not have either.
-const LINUX: [&str; 14] = [
+const LINUX: [&str; 15] = [
+    "run --alloc",
     "sudo ",
     "apt ",
     "dnf ",

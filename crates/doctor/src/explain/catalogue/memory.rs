@@ -122,7 +122,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             "APU with a large carve-out (UMA frame buffer) in the BIOS: make it small (512 MiB) and raise ttm.pages_limit instead",
             "load checkpoints without a second copy (safetensors with mmap), fewer data loader workers",
             "add swap, or leave the host more room (ttm.pages_limit at least 8 GiB below the RAM)",
-            "`surefoot run --alloc -- …` refuses what cannot fit before the kernel has to act",
+            "Linux, WSL: `surefoot run --alloc -- …` refuses what cannot fit before the kernel has to act",
         ],
         ask: &[
             "free -h",
