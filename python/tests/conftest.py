@@ -33,6 +33,7 @@ def pytest_addoption(parser):
     parser.addoption("--hip-alloc", help="libhip_alloc.so to test with")
     parser.addoption("--wheel", help="the finished wheel to test")
     parser.addoption("--trainer-wheel", help="the trainer's finished wheel, to test")
+    parser.addoption("--windows-program", help="surefoot.exe, to test under wine")
     parser.addoption("--uv", help="the program uv, which installs it as well")
 
 

@@ -7,6 +7,7 @@
 //!    │
 //!    └─▶ man pages, completions, licences ──▶ the archive, the Debian package ──▶ SHA256SUMS
 //! surefoot ───cargo-zigbuild──▶ surefoot, for musl ───────▶ the same archive with a program that needs no library
+//! surefoot ───cargo, mingw-w64▶ surefoot.exe ─────────────▶ a zip
 //! surefoot ───cargo-zigbuild──▶ surefoot-trainer ──wheel pack──▶ the trainer's wheel
 //! ```
 //!
@@ -24,6 +25,7 @@ mod pack;
 mod static_program;
 mod trainer_wheel;
 mod wheel;
+mod windows_program;
 
 use std::ffi::OsString;
 use std::fs;
@@ -39,7 +41,7 @@ use crate::workspace;
 /// The triple that is built for; nothing else has been tried.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Build what people install: the Python wheels, an archive, a Debian package.
+/// Build what people install: the Python wheels, archives, a Debian package, a program for Windows.
 ///
 /// It all goes to `packages` in cargo's target folder, with its digests. Nothing is uploaded.
 #[derive(clap::Args)]
@@ -61,6 +63,7 @@ impl Dist {
             let program = static_program::build()?;
             let tree = archive::tree(&built, &program, "-static", &folder)?;
             files.push(archive::tar(&tree, &folder)?);
+            files.extend(windows_program::build(&folder)?);
             files.push(trainer_wheel::build(&setup::ensure()?)?);
         }
         write_digests(&folder, &files)?;

@@ -18,6 +18,7 @@ mod test;
 mod tidy;
 mod train;
 mod ui;
+mod windows;
 mod workspace;
 
 use std::process::ExitCode;
@@ -50,9 +51,11 @@ enum Command {
     Handbook(handbook::Handbook),
     /// Build the page of `surefoot ui` again, from `crates/ui/web`; needs node and npm
     Ui(ui::Ui),
+    /// Build the program for Windows and test it under wine
+    Windows(windows::Windows),
     /// Package every crate, and build the example of each README from the packages alone
     PackageCheck(package_check::PackageCheck),
-    /// Build what people install: the Python wheel, an archive, a Debian package
+    /// Build what people install: the Python wheels, archives, a Debian package, a program for Windows
     Dist(dist::Dist),
     /// Check the allocator on this machine's GPU, or bundle that check for another machine
     GpuCheck(gpu_check::GpuCheck),
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Fuzz(fuzz) => fuzz.run(),
         Command::Handbook(handbook) => handbook.run(),
         Command::Ui(ui) => ui.run(),
+        Command::Windows(windows) => windows.run(),
         Command::PackageCheck(check) => check.run(),
         Command::Dist(dist) => dist.run(),
         Command::GpuCheck(check) => check.run(),

@@ -14,6 +14,7 @@ use crate::references;
 use crate::sanitize;
 use crate::setup::{self, Libtorch};
 use crate::ui;
+use crate::windows;
 use crate::workspace;
 
 /// Set up, build, and run the tests.
@@ -83,6 +84,7 @@ fn heavy(shell: &Shell, libtorch: &Libtorch, newest_torch: Option<bool>) -> Resu
     ui::browser_tests(shell)?;
     let python = setup::reference_python()?;
     let libraries = python_tests(shell, &python)?;
+    windows::test_if_possible(shell, &python)?;
     references::check(shell, libtorch, &python)?;
     let target = workspace::target(shell)?;
     bench::TrainBench::parity_check(target.join("bench/parity.json")).run()?;

@@ -2,15 +2,21 @@
 
 use std::path::PathBuf;
 
-/// `$SUREFOOT_CACHE`, `$XDG_CACHE_HOME/surefoot` or `~/.cache/surefoot`.
+/// `$SUREFOOT_CACHE`, `$XDG_CACHE_HOME/surefoot` or `~/.cache/surefoot`; on Windows
+/// `%LOCALAPPDATA%\surefoot` instead of the last two.
 pub fn folder() -> PathBuf {
     let folder = |name: &str| {
         std::env::var_os(name)
             .filter(|value| !value.is_empty())
             .map(PathBuf::from)
     };
-    folder("SUREFOOT_CACHE")
-        .or_else(|| Some(folder("XDG_CACHE_HOME")?.join("surefoot")))
+    let own = folder("SUREFOOT_CACHE");
+    if cfg!(windows) {
+        return own
+            .or_else(|| Some(folder("LOCALAPPDATA")?.join("surefoot")))
+            .unwrap_or_else(|| std::env::temp_dir().join("surefoot"));
+    }
+    own.or_else(|| Some(folder("XDG_CACHE_HOME")?.join("surefoot")))
         .or_else(|| Some(folder("HOME")?.join(".cache/surefoot")))
         .unwrap_or_else(|| std::env::temp_dir().join("surefoot"))
 }

@@ -42,9 +42,7 @@ enum Command {
     Probe(commands::probe::Args),
     Replay(commands::replay::Args),
     Cache(commands::cache::Args),
-    #[cfg(unix)]
     Runs(commands::runs::Args),
-    #[cfg(unix)]
     Ui(commands::ui::Args),
     Completions(commands::shell::Completions),
     ManPages(commands::shell::ManPages),
@@ -77,9 +75,7 @@ fn main() -> ExitCode {
         Command::Probe(args) => commands::probe::run(&args, json),
         Command::Replay(args) => commands::replay::run(&args, json),
         Command::Cache(args) => commands::cache::run(&args, json),
-        #[cfg(unix)]
         Command::Runs(args) => commands::runs::run(&args, json),
-        #[cfg(unix)]
         Command::Ui(args) => commands::ui::run(&args, json),
         Command::Completions(args) => commands::shell::completions(&args, Cli::command()),
         Command::ManPages(args) => commands::shell::man_pages(&args, Cli::command()),

@@ -84,12 +84,23 @@ pub fn print(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Whether text for `stream` may carry colour: a terminal, and no `NO_COLOR`
+/// Whether text for `stream` may carry colour: a terminal that understands it, and no `NO_COLOR`
 /// (<https://no-color.org>: set and not empty).
 pub fn wants_colour(stream: &impl IsTerminal) -> bool {
     stream.is_terminal()
         && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+        && understands_colour()
+}
+
+/// The console of Windows shows escapes as they are until it is asked to obey them.
+fn understands_colour() -> bool {
+    #[cfg(windows)]
+    {
+        anstyle_query::windows::enable_ansi_colors().unwrap_or(false)
+    }
+    #[cfg(not(windows))]
+    true
 }
 
 /// Sends logs to stderr; `RUST_LOG` chooses the level (default: warnings).

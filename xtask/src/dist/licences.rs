@@ -19,6 +19,8 @@ pub(super) struct Shipped {
     pub(super) name: &'static str,
     /// Its files with code, for people.
     pub(super) files: &'static str,
+    /// The triple that it is built for.
+    pub(super) target: &'static str,
     /// cargo's options that choose the packages and their features.
     pub(super) options: &'static [&'static str],
 }
@@ -27,11 +29,11 @@ pub(super) struct Shipped {
 ///
 /// # Errors
 /// When a package has neither a licence in its manifest nor a file with one.
-pub(super) fn text(shell: &Shell, target: &str, shipped: &Shipped) -> Result<String> {
+pub(super) fn text(shell: &Shell, shipped: &Shipped) -> Result<String> {
     let folders = folders(shell)?;
     let mut packages = String::new();
     let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for (package, licence) in linked(shell, target, shipped)? {
+    for (package, licence) in linked(shell, shipped)? {
         let folder = folders
             .get(&package)
             .with_context(|| format!("cargo knows no folder of {package}"))?;
@@ -65,9 +67,9 @@ pub(super) fn text(shell: &Shell, target: &str, shipped: &Shipped) -> Result<Str
 }
 
 /// The same packages as a bill of materials: CycloneDX, as PEP 770 has it in wheels.
-pub(super) fn sbom(shell: &Shell, target: &str, shipped: &Shipped) -> Result<String> {
+pub(super) fn sbom(shell: &Shell, shipped: &Shipped) -> Result<String> {
     let name = shipped.name;
-    let components: Vec<Value> = linked(shell, target, shipped)?
+    let components: Vec<Value> = linked(shell, shipped)?
         .iter()
         .map(|(package, licence)| {
             let (name, version) = package.split_once(' ').unwrap_or((package, ""));
@@ -98,9 +100,11 @@ pub(super) fn sbom(shell: &Shell, target: &str, shipped: &Shipped) -> Result<Str
 }
 
 /// Each package of another's that is linked, as `name version`, and its licence.
-fn linked(shell: &Shell, target: &str, shipped: &Shipped) -> Result<BTreeMap<String, String>> {
+fn linked(shell: &Shell, shipped: &Shipped) -> Result<BTreeMap<String, String>> {
     let cargo = workspace::cargo();
-    let options = shipped.options;
+    let Shipped {
+        options, target, ..
+    } = *shipped;
     let format = "{p}|{l}";
     let tree = cmd!(
         shell,

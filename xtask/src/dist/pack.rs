@@ -9,7 +9,7 @@ use serde_json::Value;
 use xshell::{Shell, cmd};
 
 use super::licences::{self, Shipped};
-use super::{TARGET, commit_time, folder, name_of, release};
+use super::{commit_time, folder, name_of, release};
 use crate::workspace;
 
 /// A wheel that is put together in a folder of its own.
@@ -91,9 +91,9 @@ impl Wheel {
 pub(super) fn write_licences(shell: &Shell, shipped: &Shipped) -> Result<(PathBuf, PathBuf)> {
     let folder = super::make(folder()?.join(shipped.name))?;
     let licences = folder.join("THIRD-PARTY-LICENSES.md");
-    fs::write(&licences, licences::text(shell, TARGET, shipped)?)?;
+    fs::write(&licences, licences::text(shell, shipped)?)?;
     let sbom = folder.join(format!("{}.cdx.json", shipped.name));
-    fs::write(&sbom, licences::sbom(shell, TARGET, shipped)?)?;
+    fs::write(&sbom, licences::sbom(shell, shipped)?)?;
     Ok((licences, sbom))
 }
 

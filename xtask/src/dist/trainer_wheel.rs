@@ -27,6 +27,7 @@ const DESCRIPTION: &str = include_str!("trainer.md");
 const SHIPPED: Shipped = Shipped {
     name: "surefoot-trainer",
     files: "`surefoot-trainer`",
+    target: TARGET,
     options: &["--package", "surefoot", "--features", "torch"],
 };
 

@@ -27,6 +27,7 @@ const METADATA: &str = include_str!("METADATA");
 const SHIPPED: Shipped = Shipped {
     name: "surefoot",
     files: "`surefoot` and `libhip_alloc.so`",
+    target: TARGET,
     options: &[
         "--package",
         "surefoot",

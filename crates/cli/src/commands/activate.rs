@@ -41,6 +41,7 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
+    activation::refuse_on_windows()?;
     let python = interpreter(args.python.as_deref())?;
     let mut command = Command::new(&python);
     command

@@ -51,8 +51,19 @@ const FILES: &[(&str, &str)] = python_files![
     "surefoot_placement/py.typed",
 ];
 
+/// PyTorch for Windows is built by another compiler, whose exceptions a library of ours cannot throw.
+pub(super) fn refuse_on_windows() -> Result<(), Failure> {
+    match cfg!(windows) {
+        true => Err(Failure::usage(
+            "there is no hip-alloc for Windows: PyTorch learns of a full GPU by a C++ exception of Microsoft's compiler, which it cannot throw. Under WSL 2 and on Linux it works",
+        )),
+        false => Ok(()),
+    }
+}
+
 /// Sets `HIP_ALLOC`, `HIP_ALLOC_LIB` and `PYTHONPATH` for a child.
 pub(super) fn activate(command: &mut Command) -> Result<(), Failure> {
+    refuse_on_windows()?;
     let library = library()?;
     let folder = unpack()?;
     // Ours must come first: Python imports the first `sitecustomize` that it finds,

@@ -42,6 +42,11 @@ pub(crate) fn trainer_binary() -> Result<PathBuf, Failure> {
     if program.is_file() {
         return Ok(program);
     }
+    if cfg!(windows) {
+        return Err(Failure::usage(
+            "there is no trainer for Windows: train under WSL 2 or Linux. On Windows Surefoot has doctor, env, explain, run, replay, runs and ui",
+        ));
+    }
     let remedy = match cfg!(feature = "torch") {
         true => "build both with `cargo build -p surefoot`",
         false => "`pip install surefoot-trainer` brings it",

@@ -129,7 +129,8 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
 
 /// A dump is made to be posted: the name of the user stays out of its paths.
 pub(crate) fn without_home(text: &str) -> String {
-    match std::env::var("HOME") {
+    let home = if cfg!(windows) { "USERPROFILE" } else { "HOME" };
+    match std::env::var(home) {
         Ok(home) if home.len() > 1 => text.replace(&home, "~"),
         _ => text.to_owned(),
     }

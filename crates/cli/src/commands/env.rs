@@ -1,7 +1,6 @@
 //! `surefoot env`: the variables that this machine needs, for a shell to read.
 
 use doctor::plan::{Variable, plan_with};
-use platform::machine::System;
 use std::fmt::Write as _;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
@@ -31,6 +30,8 @@ pub(crate) enum Shell {
     Fish,
     /// PowerShell
     Powershell,
+    /// The command prompt of Windows: write it into a .bat file and `call` that
+    Cmd,
     /// An object of names and values
     Json,
 }
@@ -47,16 +48,14 @@ const fn default_shell() -> Shell {
 /// Prints the environment.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let python = args.python.clone().map_or(Python::Active, Python::At);
-    let mut machine = live::machine(&python);
-    if cfg!(windows) {
-        machine.system = System::Windows;
-    }
+    let machine = live::machine(&python);
     if let Some(gpu) = args.gpu.filter(|&gpu| gpu >= machine.gpus.len()) {
         return Err(Failure::usage(no_such_gpu(gpu, machine.gpus.len())));
     }
     let plan = plan_with(&machine, args.gpu);
     let shell = if json { Shell::Json } else { args.shell };
-    let has_gpu = !machine.gpus.is_empty();
+    // Of a GPU that only ROCm sees, something may be known nevertheless.
+    let has_gpu = !machine.gpus.is_empty() || !plan.variables.is_empty();
     if !has_gpu && shell == Shell::Json {
         eprintln!("surefoot: {NO_GPU}");
     }
@@ -86,17 +85,21 @@ fn assignments(shell: Shell, variables: &[Variable], has_gpu: bool) -> String {
         return format!("{:#}\n", serde_json::Value::Object(object));
     }
     let mut text = String::new();
+    let (remark, end) = match shell {
+        // In a .bat file each line is shown unless it begins so.
+        Shell::Cmd => ("@rem", "\r\n"),
+        _ => ("#", "\n"),
+    };
     if !has_gpu {
-        text.push_str("# ");
-        text.push_str(NO_GPU);
-        text.push('\n');
+        text = format!("{remark} {NO_GPU}{end}");
     } else if variables.is_empty() {
-        text.push_str("# this machine needs no variables\n");
+        text = format!("{remark} this machine needs no variables{end}");
     }
     for Variable { name, value, why } in variables {
         // Writing to a `String` cannot fail. Values are numbers, versions and words.
         let _ = match shell {
             Shell::Fish => writeln!(text, "# {why}\nset -gx {name} {value}"),
+            Shell::Cmd => write!(text, "@rem {why}\r\n@set \"{name}={value}\"\r\n"),
             Shell::Powershell => writeln!(text, "# {why}\n$env:{name} = \"{value}\""),
             Shell::Bash | Shell::Json => writeln!(text, "# {why}\nexport {name}={value}"),
         };
@@ -128,6 +131,10 @@ mod tests {
             "# hides GPU 2\n$env:ROCR_VISIBLE_DEVICES = \"1,0\"\n"
         );
         assert_eq!(
+            assignments(Shell::Cmd, &variables, true),
+            "@rem hides GPU 2\r\n@set \"ROCR_VISIBLE_DEVICES=1,0\"\r\n"
+        );
+        assert_eq!(
             assignments(Shell::Json, &variables, true),
             "{\n  \"ROCR_VISIBLE_DEVICES\": \"1,0\"\n}\n"
         );
@@ -137,6 +144,8 @@ mod tests {
     fn a_machine_without_a_gpu_is_not_said_to_need_nothing() {
         let text = assignments(Shell::Bash, &[], false);
         assert!(text.starts_with("# no AMD GPU"), "{text}");
+        let text = assignments(Shell::Cmd, &[], false);
+        assert!(text.starts_with("@rem no AMD GPU"), "{text}");
         assert_eq!(assignments(Shell::Json, &[], false), "{}\n");
     }
 

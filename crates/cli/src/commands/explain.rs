@@ -28,7 +28,12 @@ pub(crate) struct Args {
 /// Explains a log.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     if args.file.as_os_str() == "-" && io::stdin().is_terminal() {
-        eprintln!("surefoot: paste the messages, then press Ctrl-D");
+        let end = if cfg!(windows) {
+            "Ctrl-Z and Enter"
+        } else {
+            "Ctrl-D"
+        };
+        eprintln!("surefoot: paste the messages, then press {end}");
     }
     let ram = if args.here {
         live::machine(&Python::Skip).memory.total

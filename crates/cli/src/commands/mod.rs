@@ -8,14 +8,11 @@ pub(crate) mod doctor;
 pub(crate) mod env;
 pub(crate) mod explain;
 pub(crate) mod probe;
-#[cfg(unix)]
 pub(crate) mod queue;
 pub(crate) mod replay;
 pub(crate) mod run;
-#[cfg(unix)]
 pub(crate) mod runs;
 pub(crate) mod shell;
 mod trainer_libraries;
-#[cfg(unix)]
 pub(crate) mod ui;
 mod ui_dev;

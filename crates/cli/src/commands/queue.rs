@@ -180,6 +180,7 @@ pub(crate) fn run(runs: Runs, args: &Args, json: bool) -> Result<(), Failure> {
         },
         Command::Work => {
             // Already the first of a session where somebody started it so.
+            #[cfg(unix)]
             let _ = rustix::process::setsid();
             let around = Around {
                 diagnose: &|| diagnose(live::machine(&Python::Skip)),

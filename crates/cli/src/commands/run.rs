@@ -11,6 +11,8 @@
 mod child;
 mod streams;
 mod watch;
+#[cfg(windows)]
+mod windows;
 
 use super::activation;
 use super::env::no_such_gpu;
@@ -111,6 +113,11 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
     let lost_its_reader = ended.ending == Ending::Signal(SIGPIPE);
     if !args.no_explain && !ended.was_asked_to_stop && !lost_its_reader {
         explain_death(&machine, &ended, &watch.finish());
+    }
+    // Windows has exit codes of 32 bits, such as that of an access violation.
+    #[cfg(windows)]
+    if let Ending::Code(code) = ended.ending {
+        std::process::exit(code);
     }
     Ok(Outcome::Child(exit_code(ended.ending)))
 }

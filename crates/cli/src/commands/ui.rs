@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::Write;
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -13,7 +12,6 @@ use platform::detect;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 use surefoot_ui::server::{Options, Server};
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::ui_dev::Vite;
 
@@ -104,15 +102,8 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         {
             eprintln!("surefoot: cannot open a browser: {error:#}");
         }
-        let mut terminate = signal(SignalKind::terminate())?;
-        server
-            .run(async {
-                tokio::select! {
-                    _ = tokio::signal::ctrl_c() => {}
-                    _ = terminate.recv() => {}
-                }
-            })
-            .await;
+        let asked_to_end = asked_to_end()?;
+        server.run(asked_to_end).await;
         anyhow::Ok(())
     })?;
     // A thread that waits for a disk must not keep the process.
@@ -127,12 +118,43 @@ fn live_machine() -> platform::Machine {
     }
 }
 
-/// `$XDG_STATE_HOME/surefoot`, or `~/.local/state/surefoot`.
+/// Ends at Ctrl-C and at what else asks a program of this system to end.
+#[cfg(unix)]
+fn asked_to_end() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    Ok(async move {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+    })
+}
+
+#[cfg(windows)]
+fn asked_to_end() -> std::io::Result<impl Future<Output = ()>> {
+    use tokio::signal::windows;
+    let (mut closed, mut broken) = (windows::ctrl_close()?, windows::ctrl_break()?);
+    Ok(async move {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = closed.recv() => {}
+            _ = broken.recv() => {}
+        }
+    })
+}
+
+/// `$XDG_STATE_HOME/surefoot`, or `~/.local/state/surefoot`; on Windows `%LOCALAPPDATA%\surefoot`.
 fn state_folder() -> Result<PathBuf, Failure> {
     let folder = |name: &str| {
         let value = std::env::var_os(name).map(PathBuf::from);
         value.filter(|path| path.is_absolute())
     };
+    if cfg!(windows) {
+        return folder("LOCALAPPDATA")
+            .map(|folder| folder.join("surefoot"))
+            .ok_or_else(|| Failure::usage("LOCALAPPDATA is not set to a folder for the token"));
+    }
     folder("XDG_STATE_HOME")
         .or_else(|| Some(folder("HOME")?.join(".local/state")))
         .map(|folder| folder.join("surefoot"))
@@ -145,21 +167,26 @@ fn state_folder() -> Result<PathBuf, Failure> {
 fn open(state: &Path, url: &str) -> anyhow::Result<()> {
     let path = state.join("ui-open.html");
     let _ = std::fs::remove_file(&path);
-    let mut file = File::options()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&path)?;
+    let mut options = File::options();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let mut file = options.open(&path)?;
     write!(
         file,
         "<!doctype html><meta http-equiv=\"refresh\" content=\"0;url={url}\">"
     )?;
-    Command::new("xdg-open")
+    let program = if cfg!(windows) {
+        "explorer"
+    } else {
+        "xdg-open"
+    };
+    Command::new(program)
         .arg(&path)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .context("xdg-open")?;
+        .context(program)?;
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::job::{NewJob, Work};
-use super::{Queue, plain};
+use super::{Queue, plain, refuse_without_trainer};
 use crate::runs::{Error, Process, RunName, wait_for};
 
 /// Most bytes that are read of what is printed.
@@ -48,6 +48,7 @@ impl Queue {
         question: Question,
         at_most: Duration,
     ) -> Result<Value, Error> {
+        refuse_without_trainer()?;
         let io = |error| Error::io("start", program, error);
         let mut command = command(self, program, job, &job.name, None).map_err(io)?;
         command.args(question.arguments());
@@ -127,7 +128,6 @@ pub(super) fn command(
 
 /// Starts a command of [`command`], and gives it its config.
 pub(super) fn spawn(mut command: Command, job: &NewJob) -> io::Result<Child> {
-    use std::os::unix::process::CommandExt as _;
     let config = match &job.work {
         Work::Train { config, .. } => Some(config),
         Work::Resume { .. } => None,
@@ -137,7 +137,9 @@ pub(super) fn spawn(mut command: Command, job: &NewJob) -> io::Result<Child> {
         None => command.stdin(Stdio::null()),
     };
     // A Ctrl-C that is meant for who starts it is not for the run.
-    let mut child = command.process_group(0).spawn()?;
+    #[cfg(unix)]
+    std::os::unix::process::CommandExt::process_group(&mut command, 0);
+    let mut child = command.spawn()?;
     if let (Some(mut input), Some(config)) = (child.stdin.take(), config) {
         // One that ends before it has read says why.
         let _ = input.write_all(config.as_bytes());

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde::Deserialize;
 
-use super::Queue;
+use super::{Queue, refuse_without_trainer};
 use crate::runs::{Error, RunName};
 
 /// What a model is asked.
@@ -102,8 +102,7 @@ impl Queue {
         tried: &Path,
         prompt: &Prompt,
     ) -> Result<Answering, Error> {
-        use std::os::unix::process::CommandExt as _;
-
+        refuse_without_trainer()?;
         let detail = self.runs().detail(&prompt.run)?;
         let config = Config::read(&detail.config);
         let is_video = config.data.resolution.is_some();
@@ -145,12 +144,13 @@ impl Queue {
                 None
             }
         };
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
         let child = command
             .current_dir(folder)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .process_group(0)
             .spawn();
         let child = child.map_err(|error| Error::io("start", program, error))?;
         Ok(Answering { child, file })

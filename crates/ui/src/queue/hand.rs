@@ -2,8 +2,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::OnceLock;
@@ -227,7 +225,7 @@ impl<'a> Hand<'a> {
         let io = |error| Error::io("wait for", self.program, error);
         let status = child.wait().map_err(io)?;
         if !status.success() {
-            if let Some(2 | 15) = status.signal() {
+            if let Some(2 | 15) = signal(status) {
                 return Ok(Checked::End(ended(Ended::Stopped, None, None)));
             }
             let why = why(&log, begins, status);
@@ -411,7 +409,7 @@ impl<'a> Hand<'a> {
         let failed = |error| ended(Ended::Failed, Some(error), there.clone());
         match (status, exit) {
             (Some(Status::Failed { error: Some(error) }), _) => failed(error),
-            (_, Some((exit, ..))) if matches!(exit.signal(), Some(2 | 15)) => {
+            (_, Some((exit, ..))) if matches!(signal(exit), Some(2 | 15)) => {
                 ended(Ended::Stopped, None, there)
             }
             (_, Some((exit, log, begins))) if !exit.success() => failed(why(log, begins, exit)),
@@ -475,13 +473,14 @@ impl<'a> Hand<'a> {
             Work::Resume { run } => self.queue.runs().root().join(run.as_str()).join(OUTPUT),
         };
         // Never through a link that lies in the folder.
-        let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
-        let log = OpenOptions::new()
-            .read(true)
-            .append(true)
-            .create(true)
-            .custom_flags(flags)
-            .open(path)?;
+        let mut options = OpenOptions::new();
+        options.read(true).append(true).create(true);
+        #[cfg(unix)]
+        {
+            let flags = rustix::fs::OFlags::NOFOLLOW.bits().cast_signed();
+            std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags);
+        }
+        let log = options.open(path)?;
         match log.metadata()?.is_file() {
             true => Ok(log),
             false => Err(io::Error::other("the log is not a regular file")),
@@ -538,6 +537,19 @@ fn notify_url(config: &str) -> Option<String> {
     config.notify.url
 }
 
+/// The signal that ended a process; on Windows every end is an exit code.
+fn signal(status: ExitStatus) -> Option<i32> {
+    #[cfg(unix)]
+    {
+        std::os::unix::process::ExitStatusExt::signal(&status)
+    }
+    #[cfg(windows)]
+    {
+        let _ = status;
+        None
+    }
+}
+
 /// The last error that was printed behind `begins`, or how the process ended.
 fn why(mut log: &File, begins: u64, status: ExitStatus) -> String {
     let mut bytes = Vec::new();
@@ -550,7 +562,7 @@ fn why(mut log: &File, begins: u64, status: ExitStatus) -> String {
         Some(at) => &text[at + "surefoot: ".len()..],
         None => "",
     };
-    match (said.trim(), status.signal()) {
+    match (said.trim(), signal(status)) {
         ("", Some(9)) => "it was killed; where memory is short, the kernel does that".to_owned(),
         (_, Some(signal)) => format!("it was ended by signal {signal}"),
         ("", None) => format!("it ended with exit code {}", status.code().unwrap_or(1)),

@@ -2,12 +2,11 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt;
 
 use serde::Serialize;
 
 use super::{JobId, Queue};
-use crate::runs::{Error, RunName};
+use crate::runs::{Error, RunName, identity};
 
 /// The file in a run's folder that has what its jobs printed.
 pub(super) const OUTPUT: &str = "output.log";
@@ -71,7 +70,7 @@ impl Queue {
 /// The part from there on, or the last one.
 fn part(mut file: File, from: Option<(u64, u64)>) -> io::Result<LogPart> {
     let metadata = file.metadata()?;
-    let (inode, length) = (metadata.ino(), metadata.len());
+    let (inode, length) = (identity(&metadata), metadata.len());
     let known = from.filter(|(of, at)| *of == inode && *at <= length);
     let at = match known {
         Some((_, at)) => at,

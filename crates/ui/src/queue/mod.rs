@@ -61,6 +61,16 @@ pub struct Listing {
     pub unreadable: Vec<String>,
 }
 
+/// Jobs need the trainer, which is for Linux.
+pub(crate) fn refuse_without_trainer() -> Result<(), Error> {
+    match cfg!(windows) {
+        true => Err(Error::Refused(
+            "there is no trainer for Windows: runs are shown here, and started under WSL 2 or Linux".into(),
+        )),
+        false => Ok(()),
+    }
+}
+
 impl Queue {
     /// The queue of these runs. Nothing is written before a job is added.
     pub fn new(runs: Runs) -> Self {
@@ -97,6 +107,7 @@ impl Queue {
     /// # Errors
     /// When it cannot be started.
     pub fn start_worker(&self, program: &Path) -> Result<(), Error> {
+        refuse_without_trainer()?;
         let io = |error| Error::io("start", program, error);
         let log = self.folder.join("worker.log");
         std::fs::create_dir_all(&self.folder)

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::job::{Ended, Job, JobId, NewJob, State};
 use super::places::Chosen;
-use super::{AtOnce, Listing, Queue};
+use super::{AtOnce, Listing, Queue, refuse_without_trainer};
 use crate::runs::{Error, RunName, boot_id, signal_terminate};
 
 /// Jobs that ended, of which the newest are kept.
@@ -75,6 +75,7 @@ impl Queue {
     /// # Errors
     /// When too many wait, or it cannot be written.
     pub fn add(&self, what: NewJob) -> Result<Job, Error> {
+        refuse_without_trainer()?;
         let changing = self.change()?;
         let (mut jobs, _) = self.read()?;
         let waiting = jobs.iter().filter(|job| job.state == State::Waiting);
@@ -143,6 +144,7 @@ impl Queue {
     /// # Errors
     /// [`Error::NoJob`], or [`Error::Refused`] when it has not ended.
     pub fn retry(&self, id: JobId, force: bool) -> Result<Job, Error> {
+        refuse_without_trainer()?;
         let changing = self.change()?;
         let mut job = self.job(id)?;
         if !matches!(job.state, State::Ended { .. }) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::hand::Hand;
 use super::job::JobId;
 use super::store::Next;
-use super::{AtOnce, Queue};
+use super::{AtOnce, Queue, refuse_without_trainer};
 use crate::runs::{Error, RunName};
 
 /// Between two looks whether something else can begin.
@@ -47,6 +47,7 @@ pub struct Around<'a> {
 /// # Errors
 /// When a file of the queue cannot be read or written. What was begun goes on, and is found by the next one.
 pub fn work(queue: &Queue, program: &Path, around: &Around<'_>) -> Result<Worked, Error> {
+    refuse_without_trainer()?;
     let mut lock = queue.try_work_lock()?;
     if lock.is_none() {
         return Ok(Worked::Elsewhere);

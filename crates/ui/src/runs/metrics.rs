@@ -7,13 +7,13 @@ use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt;
 
 use serde::de::{IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
 use super::curves::{Collector, Curves, Range};
+use super::identity;
 
 /// Bytes that are read at once.
 const PIECE: usize = 256 << 10;
@@ -276,9 +276,9 @@ impl Metrics {
     pub fn update(&mut self, file: &mut File) -> io::Result<Change> {
         let metadata = file.metadata()?;
         let mut change = Change::Same;
-        if metadata.ino() != self.inode || metadata.len() < self.offset {
+        if identity(&metadata) != self.inode || metadata.len() < self.offset {
             *self = Self::new(self.train_range());
-            self.inode = metadata.ino();
+            self.inode = identity(&metadata);
             change = Change::Anew;
         }
         file.seek(SeekFrom::Start(self.offset))?;

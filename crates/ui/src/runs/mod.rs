@@ -7,6 +7,14 @@ mod compare;
 mod curves;
 mod ending;
 mod files;
+#[cfg(unix)]
+mod handle;
+#[cfg(windows)]
+mod handle_windows;
+#[cfg(unix)]
+mod holders;
+#[cfg(windows)]
+mod holders_windows;
 mod metrics;
 mod name;
 mod process;
@@ -26,8 +34,13 @@ pub use name::{BadName, RunName};
 pub use process::{Process, boot_id};
 pub use stop::{Request, Stopping, wait, wait_for};
 
-pub(crate) use files::Folder;
-pub(crate) use process::is_locked;
+#[cfg(windows)]
+use handle_windows as handle;
+#[cfg(windows)]
+use holders_windows as holders;
+
+pub(crate) use files::{Folder, identity};
+pub(crate) use holders::is_locked;
 pub(crate) use stop::{is_asked, signal_terminate};
 
 /// Most bytes that are read of a config, a summary or a log at once.
@@ -182,7 +195,7 @@ impl Runs {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(Error::io("read", &self.root, error)),
         };
-        let holders = process::Holders::read();
+        let holders = holders::Holders::read();
         let names = entries.flatten().filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
             RunName::parse(&name).ok()
@@ -199,10 +212,10 @@ impl Runs {
     /// # Errors
     /// [`Error::NotFound`].
     pub fn overview(&self, name: &RunName) -> Result<Overview, Error> {
-        self.overview_with(name, &process::Holders::read())
+        self.overview_with(name, &holders::Holders::read())
     }
 
-    fn overview_with(&self, name: &RunName, holders: &process::Holders) -> Result<Overview, Error> {
+    fn overview_with(&self, name: &RunName, holders: &holders::Holders) -> Result<Overview, Error> {
         let folder = self.folder(name)?;
         let config = read_text(folder.file("config.yaml"), LONGEST_TEXT)
             .map_err(|_| self.not_found(name))?;
@@ -222,7 +235,7 @@ impl Runs {
         })
     }
 
-    fn status(&self, folder: &Folder, holders: &process::Holders) -> Status {
+    fn status(&self, folder: &Folder, holders: &holders::Holders) -> Status {
         if let Some(process) = holders.of(folder) {
             let stopping = process
                 .as_ref()
@@ -295,6 +308,9 @@ impl Runs {
         folder.try_lock().map_err(|_| {
             Error::Refused(format!("a process works in `{name}`: wait for its end"))
         })?;
+        // What somebody has open, Windows does not rename.
+        #[cfg(windows)]
+        drop(folder);
         let path = self.root.join(name.as_str());
         // Out of sight at once, and whole until then.
         let doomed = self.root.join(format!(".{name}.removed"));

@@ -4,14 +4,12 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 
+use super::handle::{Handle, Message};
 use super::{Error, Process, RunName, Runs, Status};
 
 /// What became of a request to stop.
@@ -56,13 +54,13 @@ impl Runs {
     pub(crate) fn stop_process(&self, process: &Process, again: bool) -> Result<Stopping, Error> {
         let path = PathBuf::from(format!("process {}", process.pid));
         let io = |error| Error::io("stop", &path, error);
-        let handle = open(process);
+        let handle = Handle::open(process);
         let handle = handle.ok_or_else(|| Error::Refused("it has just ended".into()))?;
         let is_first = self.note(process).map_err(io)?;
         if !is_first && !again {
             return Ok(Stopping::AlreadyAsked);
         }
-        pidfd_send_signal(&handle, Signal::INT).map_err(|error| io(error.into()))?;
+        handle.send(Message::Interrupt).map_err(io)?;
         Ok(Stopping::Asked)
     }
 
@@ -84,20 +82,22 @@ impl Runs {
             }
             _ => return Err(Error::Refused(format!("`{name}` is not running"))),
         };
-        let signal = match request {
-            Request::Save => Signal::USR1,
-            Request::Sample => Signal::USR2,
+        let message = match request {
+            Request::Save => Message::Save,
+            Request::Sample => Message::Sample,
         };
-        let handle =
-            open(&process).ok_or_else(|| Error::Refused(format!("`{name}` has just ended")))?;
+        let handle = Handle::open(&process)
+            .ok_or_else(|| Error::Refused(format!("`{name}` has just ended")))?;
         // It ends a process that is not prepared for it.
-        if !catches(&process, signal) {
+        if !handle.is_awaited(message) {
             return Err(Error::Refused(format!(
                 "`{name}` takes no such requests: it is getting ready, or of an older version"
             )));
         }
         let path = self.root().join(name.as_str());
-        pidfd_send_signal(&handle, signal).map_err(|error| Error::io("ask", &path, error.into()))
+        handle
+            .send(message)
+            .map_err(|error| Error::io("ask", &path, error))
     }
 
     /// Notes that a process was asked; false when that is noted already. One of two who ask at once is first.
@@ -138,25 +138,12 @@ fn note_of(runs: &Runs, process: &Process) -> PathBuf {
 
 /// Asks a process to end.
 pub(crate) fn signal_terminate(process: &Process) -> Result<(), Error> {
-    let handle = open(process);
+    let handle = Handle::open(process);
     let handle = handle.ok_or_else(|| Error::Refused("it has just ended".into()))?;
     let path = PathBuf::from(format!("process {}", process.pid));
-    pidfd_send_signal(&handle, Signal::TERM).map_err(|error| Error::io("stop", &path, error.into()))
-}
-
-/// A handle of this process and no other; `None` when it has ended.
-fn open(process: &Process) -> Option<OwnedFd> {
-    let number = i32::try_from(process.pid).ok().and_then(Pid::from_raw)?;
-    let handle = pidfd_open(number, PidfdFlags::empty()).ok()?;
-    process.is_alive().then_some(handle)
-}
-
-/// Whether a process has a handler for a signal (proc(5), `SigCgt`).
-fn catches(process: &Process, signal: Signal) -> bool {
-    let status = fs::read_to_string(format!("/proc/{}/status", process.pid)).unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 == 1)
+    handle
+        .send(Message::Terminate)
+        .map_err(|error| Error::io("stop", &path, error))
 }
 
 /// Waits until a process has ended.
@@ -172,17 +159,8 @@ pub fn wait(process: &Process) -> io::Result<()> {
 /// # Errors
 /// When the system cannot tell.
 pub fn wait_for(process: &Process, at_most: Option<Duration>) -> io::Result<bool> {
-    let Some(handle) = open(process) else {
-        return Ok(true);
-    };
-    let timeout = at_most.map(|time| Timespec {
-        tv_sec: time.as_secs().cast_signed(),
-        tv_nsec: i64::from(time.subsec_nanos()),
-    });
-    loop {
-        match poll(&mut [PollFd::new(&handle, PollFlags::IN)], timeout.as_ref()) {
-            Err(rustix::io::Errno::INTR) => {}
-            ended => return Ok(ended? > 0),
-        }
+    match Handle::open(process) {
+        Some(handle) => handle.wait(at_most),
+        None => Ok(true),
     }
 }

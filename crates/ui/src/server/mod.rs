@@ -53,6 +53,7 @@ const FILES: usize = 24;
 /// Time for the head of a request.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 /// Time after which a client that takes nothing is let go.
+#[cfg(unix)]
 const WRITE_TIME_MS: u32 = 30_000;
 /// Between two looks whether the queue is taken care of.
 const QUEUE_PERIOD: Duration = Duration::from_secs(10);
@@ -266,6 +267,8 @@ async fn keep_working(state: Arc<State>) {
 
 /// Answers the requests of one connection, until it or the server ends.
 async fn connection(stream: TcpStream, state: Arc<State>) {
+    // Windows gives up by itself on a client that takes nothing.
+    #[cfg(unix)]
     let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, WRITE_TIME_MS);
     let _ = stream.set_nodelay(true);
     let local = stream.local_addr().ok();
@@ -305,12 +308,17 @@ fn service(
 }
 
 #[cfg(test)]
+#[cfg(unix)]
 mod tests;
 #[cfg(test)]
+#[cfg(unix)]
 mod tests_data;
 #[cfg(test)]
+#[cfg(unix)]
 mod tests_faults;
 #[cfg(test)]
+#[cfg(unix)]
 mod tests_generate;
 #[cfg(test)]
+#[cfg(unix)]
 mod tests_queue;

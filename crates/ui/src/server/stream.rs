@@ -7,7 +7,6 @@ use std::convert::Infallible;
 use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +22,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::State;
 use super::api::{bad, blocking};
 use super::error::Refusal;
-use crate::runs::{Error, RunName};
+use crate::runs::{Error, RunName, identity};
 
 /// Between two looks at the folders, while somebody watches.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -157,7 +156,7 @@ pub(super) async fn run(
 /// one than that of `position`.
 fn news(mut file: File, position: Position) -> std::io::Result<Option<(Position, Option<String>)>> {
     let metadata = file.metadata()?;
-    let inode = metadata.ino();
+    let inode = identity(&metadata);
     if inode != position.inode || metadata.len() < position.offset {
         let offset = 0;
         return Ok(Some((Position { inode, offset }, None)));

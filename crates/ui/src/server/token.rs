@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use subtle::ConstantTimeEq;
@@ -31,19 +30,16 @@ impl Token {
     }
 
     fn read(path: &Path) -> io::Result<Option<Self>> {
-        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
-        let file = File::options()
-            .read(true)
-            .custom_flags(flags.bits().cast_signed())
-            .open(path)?;
+        let mut options = File::options();
+        options.read(true);
+        not_through_links(&mut options);
+        let file = options.open(path)?;
         let metadata = file.metadata()?;
-        let own = metadata.uid() == rustix::process::geteuid().as_raw();
-        let secret = metadata.permissions().mode() & 0o077 == 0;
         let mut text = String::new();
         file.take(1024).read_to_string(&mut text)?;
         let text = text.trim_end();
         let whole = text.len() == 2 * BYTES && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let good = metadata.is_file() && own && secret && whole;
+        let good = metadata.is_file() && is_secret(&metadata) && whole;
         Ok(good.then(|| Self(text.to_owned())))
     }
 
@@ -52,17 +48,17 @@ impl Token {
         getrandom::fill(&mut bytes).map_err(io::Error::other)?;
         let text: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         if let Some(folder) = path.parent() {
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(folder)?;
+            let mut builder = fs::DirBuilder::new();
+            builder.recursive(true);
+            #[cfg(unix)]
+            std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+            builder.create(folder)?;
         }
-        let file = File::options()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path);
-        match file {
+        let mut options = File::options();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        match options.open(path) {
             Ok(mut file) => writeln!(file, "{text}")?,
             // Two start at once: the other one's is as good.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -84,14 +80,43 @@ impl Token {
     }
 }
 
+/// A link, or a pipe, in the place of the file is not to be followed, or waited for.
+#[cfg(unix)]
+fn not_through_links(options: &mut fs::OpenOptions) {
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    std::os::unix::fs::OpenOptionsExt::custom_flags(options, flags.bits().cast_signed());
+}
+
+/// Whether nobody but this user can read or write it.
+#[cfg(unix)]
+fn is_secret(metadata: &fs::Metadata) -> bool {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let own = metadata.uid() == rustix::process::geteuid().as_raw();
+    own && metadata.permissions().mode() & 0o077 == 0
+}
+
+#[cfg(windows)]
+fn not_through_links(options: &mut fs::OpenOptions) {
+    // FILE_FLAG_OPEN_REPARSE_POINT
+    std::os::windows::fs::OpenOptionsExt::custom_flags(options, 0x0020_0000);
+}
+
+/// Who may read it follows from its folder, which is in the user's profile: this user, the system
+/// and its administrators. Of a link, only that it is none.
+#[cfg(windows)]
+fn is_secret(metadata: &fs::Metadata) -> bool {
+    !metadata.file_type().is_symlink()
+}
+
 fn named(path: &Path, error: io::Error) -> io::Error {
     let text = format!("the token in `{}`: {error}", path.display());
     io::Error::new(error.kind(), text)
 }
 
 #[cfg(test)]
+#[cfg(unix)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
 

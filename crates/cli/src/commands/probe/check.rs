@@ -1,6 +1,7 @@
 //! One check: what it runs, how it can end, and what each end means.
 
 use crate::commands::trainer_libraries::Variables;
+#[cfg(unix)]
 use doctor::explain::ending::signal;
 use doctor::explain::explain;
 use serde::Serialize;

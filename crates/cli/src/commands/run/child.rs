@@ -160,22 +160,41 @@ mod system {
     }
 }
 
-#[cfg(not(unix))]
+#[cfg(windows)]
 mod system {
-    use super::{Arc, AtomicBool, Child, ExitStatus, Streams, io};
+    use super::super::windows;
+    use super::{Arc, AtomicBool, Child, ExitStatus, Ordering, Streams, io};
 
-    /// Windows sends console events to the child by itself.
+    /// The exit code of a program that Ctrl-C has ended.
+    const ENDED_BY_CTRL_C: u32 = 0xC000_013A;
+
+    /// Ctrl-C, which the child gets too, and decides what becomes of it.
     pub(super) struct Signals;
 
     impl Signals {
         pub(super) fn prepare() -> io::Result<Self> {
+            windows::note_ctrl_c()?;
+            // All that the child starts is to end with us, however we end.
+            if let Err(error) = windows::end_all_children_with_us() {
+                eprintln!(
+                    "surefoot: what the command starts may outlive it, since Windows refuses a job object: {error}"
+                );
+            }
             Ok(Self)
         }
 
         pub(super) fn resize(&mut self, _: &mut Streams) {}
 
-        pub(super) fn wait(self, child: &mut Child, _: &Arc<AtomicBool>) -> io::Result<ExitStatus> {
-            child.wait()
+        pub(super) fn wait(
+            self,
+            child: &mut Child,
+            asked_to_stop: &Arc<AtomicBool>,
+        ) -> io::Result<ExitStatus> {
+            let status = child.wait()?;
+            let code = status.code().map(i32::cast_unsigned);
+            let is_asked = windows::ctrl_c_was_pressed() || code == Some(ENDED_BY_CTRL_C);
+            asked_to_stop.store(is_asked, Ordering::SeqCst);
+            Ok(status)
         }
     }
 }

@@ -28,6 +28,14 @@ pub(super) enum Target {
 }
 
 impl Target {
+    #[cfg(windows)]
+    fn is_terminal(self) -> bool {
+        match self {
+            Self::Stdout => io::IsTerminal::is_terminal(&io::stdout()),
+            Self::Stderr => io::IsTerminal::is_terminal(&io::stderr()),
+        }
+    }
+
     fn write(self, bytes: &[u8]) -> io::Result<()> {
         match self {
             // Not through std's stdout: it holds back what has no newline yet.
@@ -42,6 +50,34 @@ impl Target {
                 stderr.flush()
             }
         }
+    }
+}
+
+/// The next characters of a text whose bytes come in pieces; `rest` is the beginning of one that is not whole
+/// yet. A console of Windows takes nothing else: of a piece with other bytes (old programs write in the code
+/// page of the country) it would show nothing.
+#[cfg(any(windows, test))]
+fn unbroken(rest: &mut Vec<u8>, piece: &[u8]) -> String {
+    rest.extend_from_slice(piece);
+    let bytes = std::mem::take(rest);
+    let mut left = &bytes[..];
+    let mut text = String::new();
+    loop {
+        let error = match std::str::from_utf8(left) {
+            Ok(whole) => {
+                text.push_str(whole);
+                return text;
+            }
+            Err(error) => error,
+        };
+        let (good, other) = left.split_at(error.valid_up_to());
+        text.push_str(&String::from_utf8_lossy(good));
+        let Some(length) = error.error_len() else {
+            rest.extend_from_slice(other);
+            return text;
+        };
+        text.push(char::REPLACEMENT_CHARACTER);
+        left = &other[length..];
     }
 }
 
@@ -160,6 +196,8 @@ impl Tail {
         let own = Arc::clone(&shared);
         thread::spawn(move || {
             let mut piece = [0u8; 16 << 10];
+            #[cfg(windows)]
+            let (is_console, mut rest) = (target.is_terminal(), Vec::new());
             loop {
                 let read = match from.read(&mut piece) {
                     Ok(read @ 1..) => read,
@@ -169,7 +207,13 @@ impl Tail {
                 };
                 own.is_busy.store(true, Ordering::SeqCst);
                 own.keep(&piece[..read]);
+                #[cfg(not(windows))]
                 let written = target.write(&piece[..read]);
+                #[cfg(windows)]
+                let written = match is_console {
+                    true => target.write(unbroken(&mut rest, &piece[..read]).as_bytes()),
+                    false => target.write(&piece[..read]),
+                };
                 own.is_busy.store(false, Ordering::SeqCst);
                 // Whoever read our stdout is gone (`| head`): the child must notice, as it
                 // would without us. Without stderr it goes on.
@@ -253,5 +297,25 @@ mod system {
 mod system {
     pub(super) fn are_one_file() -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn characters_are_put_together_from_pieces_and_other_bytes_are_marked() {
+        let mut rest = Vec::new();
+        assert_eq!(
+            unbroken(&mut rest, "100% \u{2588}".as_bytes()),
+            "100% \u{2588}"
+        );
+        let bar = "\u{2588}|".as_bytes();
+        assert_eq!(unbroken(&mut rest, &bar[..1]), "");
+        assert_eq!(unbroken(&mut rest, &bar[1..]), "\u{2588}|");
+        // `für` in the code page 1252.
+        assert_eq!(unbroken(&mut rest, b"f\xfcr"), "f\u{fffd}r");
+        assert!(rest.is_empty());
     }
 }

@@ -5,12 +5,13 @@
 
 use doctor::explain::ending::KernelEvents;
 use platform::live::Live;
-use platform::memory::HostMemory;
 use platform::snapshot::Content;
 use platform::source::Source;
 use platform::{Bytes, Machine};
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read};
+#[cfg(unix)]
+use std::io::{Seek as _, SeekFrom};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +20,9 @@ use std::time::{Duration, Instant};
 
 /// Often enough to see a checkpoint being loaded, seldom enough to cost nothing.
 const INTERVAL: Duration = Duration::from_millis(500);
+
+/// What the system calls the disk that stands in for RAM.
+const SWAP: &str = if cfg!(windows) { "page file" } else { "swap" };
 
 /// Watches from its start to [`Watch::finish`].
 pub(super) struct Watch {
@@ -134,7 +138,8 @@ fn render_nodes(machine: &Machine) -> Vec<(usize, String)> {
 /// RAM, swap, the cgroup, and the memory of each GPU.
 fn look(render_nodes: &[(usize, String)], pid: u32) -> Sample {
     let mut words = Vec::new();
-    if let Some(memory) = read("/proc/meminfo").map(|text| HostMemory::parse(&text)) {
+    let memory = Live::default().host_memory();
+    if memory.total.is_some() {
         let size =
             |bytes: Option<Bytes>| bytes.map_or_else(|| "?".to_owned(), |bytes| bytes.to_string());
         words.push(format!(
@@ -144,7 +149,7 @@ fn look(render_nodes: &[(usize, String)], pid: u32) -> Sample {
         ));
         if memory.swap_total.is_some_and(|total| total > Bytes::ZERO) {
             words.push(format!(
-                "{} of {} swap free",
+                "{} of {} {SWAP} free",
                 size(memory.swap_free),
                 size(memory.swap_total)
             ));
@@ -195,15 +200,20 @@ fn kernel_events() -> KernelEvents {
     }
 }
 
-/// The kernel log, so far read; `None` where a user may not (`kernel.dmesg_restrict`).
+/// The kernel log, so far read; `None` where a user may not (`kernel.dmesg_restrict`), and where no kernel writes
+/// one.
 fn kernel_log_from_now() -> Option<File> {
-    let mut options = File::options();
-    options.read(true);
     #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-    let mut log = options.open("/dev/kmsg").ok()?;
-    log.seek(SeekFrom::End(0)).ok()?;
-    Some(log)
+    {
+        let mut options = File::options();
+        options.read(true);
+        std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
+        let mut log = options.open("/dev/kmsg").ok()?;
+        log.seek(SeekFrom::End(0)).ok()?;
+        Some(log)
+    }
+    #[cfg(not(unix))]
+    None
 }
 
 /// The records since then that concern a GPU, memory or a crash.
@@ -280,6 +290,7 @@ mod tests {
         let watch = Watch::start(&Machine::default());
         watch.pid().store(std::process::id(), Ordering::SeqCst);
         let sample = look(&[], std::process::id());
+        #[cfg(target_os = "linux")]
         assert!(sample.process_peak.is_some_and(|peak| peak > Bytes::ZERO));
         assert!(sample.text.contains("RAM available"), "{}", sample.text);
         assert!(watch.finish().memory.contains("before its end"));

@@ -1,0 +1,104 @@
+//! The program for Windows, in a zip with its licences.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use xshell::cmd;
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipWriter};
+
+use super::licences::Shipped;
+use super::pack::write_licences;
+use super::wheel::PROFILE;
+use super::{name_of, release};
+use crate::windows;
+use crate::workspace;
+
+const SHIPPED: Shipped = Shipped {
+    name: "surefoot-windows",
+    files: "`surefoot.exe`",
+    target: windows::TARGET,
+    options: &["--package", "surefoot", "--no-default-features"],
+};
+
+/// Where Debian has the terms of what mingw-w64 links into every program.
+const MINGW: &str = "/usr/share/doc/mingw-w64-x86-64-dev/copyright";
+
+/// Builds it; none, which is said, where that cannot be done.
+pub(super) fn build(folder: &Path) -> Result<Option<PathBuf>> {
+    let shell = workspace::shell()?;
+    if let Some(missing) = windows::missing_to_build(&shell) {
+        eprintln!("not made: the program for Windows: {missing}");
+        return Ok(None);
+    }
+    shell.set_var("CARGO_INCREMENTAL", "0");
+    let program = windows::build(&shell, PROFILE)?;
+    let said = cmd!(
+        shell,
+        "x86_64-w64-mingw32-objdump --private-headers {program}"
+    );
+    check(&said.quiet().read()?)?;
+    let (licences, sbom) = write_licences(&shell, &SHIPPED)?;
+    let root = workspace::root();
+    let mut files = vec![program, licences, sbom];
+    files.extend(
+        ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "CHANGELOG.md"].map(|name| root.join(name)),
+    );
+    let name = format!("surefoot-{}-x86_64-windows", release());
+    let archive = folder.join(format!("{name}.zip"));
+    let mut zip = ZipWriter::new(File::create(&archive)?);
+    // No time: the same tree gives the same bytes.
+    let options = SimpleFileOptions::default()
+        .compression_method(CompressionMethod::Deflated)
+        .last_modified_time(zip::DateTime::default());
+    for file in &files {
+        let text = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
+        zip.start_file(format!("{name}/{}", name_of(file)?), options)?;
+        zip.write_all(&text)?;
+    }
+    let terms =
+        fs::read(MINGW).with_context(|| format!("the terms of mingw-w64 are not in {MINGW}"))?;
+    zip.start_file(format!("{name}/MINGW-W64-LICENSES.txt"), options)?;
+    zip.write_all(&terms)?;
+    zip.finish()?;
+    Ok(Some(archive))
+}
+
+/// Refuses a program that asks for libraries of mingw-w64, which no Windows has.
+fn check(headers: &str) -> Result<()> {
+    let names = headers.lines().filter_map(|line| {
+        let (_, name) = line.split_once("DLL Name:")?;
+        Some(name.trim().to_ascii_lowercase())
+    });
+    let names: Vec<String> = names.collect();
+    ensure!(!names.is_empty(), "objdump lists no libraries of it");
+    let foreign: Vec<&String> = names
+        .iter()
+        .filter(|name| name.starts_with("lib"))
+        .collect();
+    ensure!(
+        foreign.is_empty(),
+        "`surefoot.exe` asks for {foreign:?}, which Windows has not"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_asks_for_libraries_of_the_compiler_is_refused() {
+        assert!(check("\tDLL Name: KERNEL32.dll\n\tDLL Name: ntdll.dll\n").is_ok());
+        let error = check("\tDLL Name: KERNEL32.dll\n\tDLL Name: libgcc_s_seh-1.dll\n");
+        assert!(
+            error
+                .unwrap_err()
+                .to_string()
+                .contains("libgcc_s_seh-1.dll")
+        );
+        assert!(check("").is_err());
+    }
+}

@@ -1,0 +1,102 @@
+//! `cargo xtask windows`: the program for Windows, built with mingw-w64 and tested under wine.
+//!
+//! It is `surefoot` without libtorch: doctor, env, explain, run, replay, runs and ui. The tests give wine's registry
+//! the display adapters of a machine, and compile a `hipInfo.exe` that answers as one of AMD's would.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+use xshell::{Shell, cmd};
+
+use crate::setup;
+use crate::workspace;
+
+/// The triple that is built for. That of Microsoft's compiler takes its SDK.
+pub(crate) const TARGET: &str = "x86_64-pc-windows-gnu";
+
+/// Build the program for Windows and test it under wine.
+#[derive(clap::Args)]
+pub(crate) struct Windows {}
+
+impl Windows {
+    pub(crate) fn run(self) -> Result<()> {
+        let shell = workspace::shell()?;
+        if let Some(missing) = missing_to_build(&shell).or_else(|| missing_to_test(&shell)) {
+            bail!("{missing}");
+        }
+        test(&shell, &setup::reference_python()?)
+    }
+}
+
+/// Builds the program in this profile of cargo's, and returns where it is.
+pub(crate) fn build(shell: &Shell, profile: &str) -> Result<PathBuf> {
+    let cargo = workspace::cargo();
+    cmd!(shell, "rustup target add {TARGET}")
+        .quiet()
+        .ignore_stderr()
+        .run()?;
+    let options = ["--locked", "--profile", profile, "--target", TARGET];
+    cmd!(
+        shell,
+        "{cargo} build --package surefoot --bin surefoot --no-default-features {options...}"
+    )
+    .run()?;
+    let folder = if profile == "dev" { "debug" } else { profile };
+    let built = workspace::target(shell)?.join(TARGET).join(folder);
+    Ok(built.join("surefoot.exe"))
+}
+
+/// Tests it with the pytest of `python`; where that cannot be done, says what is missing.
+pub(crate) fn test_if_possible(shell: &Shell, python: &Path) -> Result<()> {
+    match missing_to_build(shell).or_else(|| missing_to_test(shell)) {
+        Some(missing) => eprintln!("not run: the tests of the program for Windows: {missing}"),
+        None => test(shell, python)?,
+    }
+    Ok(())
+}
+
+fn test(shell: &Shell, python: &Path) -> Result<()> {
+    let program = build(shell, "dev")?;
+    cmd!(
+        shell,
+        "{python} -m pytest python/tests/test_windows.py --windows-program {program}"
+    )
+    .run()?;
+    Ok(())
+}
+
+/// What a build for Windows takes and this machine has not.
+pub(crate) fn missing_to_build(shell: &Shell) -> Option<&'static str> {
+    let compiler = "x86_64-w64-mingw32-gcc";
+    let is_there = cmd!(shell, "{compiler} --version")
+        .quiet()
+        .ignore_stdout()
+        .ignore_stderr()
+        .run()
+        .is_ok();
+    let is_added = cmd!(shell, "rustup --version")
+        .quiet()
+        .ignore_stdout()
+        .ignore_stderr()
+        .run()
+        .is_ok();
+    match (is_there, is_added) {
+        (false, _) => Some("it takes mingw-w64 (on Debian: apt install gcc-mingw-w64-x86-64)"),
+        (_, false) => Some("it takes rustup, which adds Rust's library for Windows"),
+        _ => None,
+    }
+}
+
+fn missing_to_test(shell: &Shell) -> Option<&'static str> {
+    // Debian's package has it beside the path of programs.
+    let places = ["wine64", "/usr/lib/wine/wine64", "wine"];
+    let is_there = places.iter().any(|program| {
+        cmd!(shell, "{program} --version")
+            .quiet()
+            .ignore_stdout()
+            .ignore_stderr()
+            .run()
+            .is_ok()
+    });
+    (!is_there).then_some("it takes wine (on Debian: apt install wine64)")
+}
