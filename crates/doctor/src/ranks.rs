@@ -230,6 +230,17 @@ fn interface(network: &Network) -> Need {
             format!("{cables}; `surefoot probe --link HOST` measures the way to another machine"),
         );
     }
+    let guests = of(&[Medium::Guest]);
+    if !guests.is_empty() {
+        return need(
+            what,
+            true,
+            format!(
+                "{guests}, so that only its host knows what carries the packets; `surefoot probe --link HOST` \
+                 measures the way to another machine"
+            ),
+        );
+    }
     let (wireless, others) = (of(&[Medium::Wireless]), of(&[Medium::Virtual]));
     match (wireless.is_empty(), others.is_empty()) {
         (false, _) => need(
@@ -406,6 +417,9 @@ mod tests {
         );
         let (met, text) = of(vec![docker(), cable("wlp4s0", Medium::Wireless)]);
         assert!(met == Some(false) && text.contains("a cable"), "{text}");
+        let (met, text) = of(vec![docker(), cable("ens3", Medium::Guest)]);
+        assert_eq!(met, Some(true));
+        assert!(text.contains("only its host knows"), "{text}");
         assert_eq!(of(vec![docker()]).0, None);
         assert_eq!(of(vec![cable("lo", Medium::Loopback)]).0, Some(false));
     }

@@ -33,6 +33,8 @@ pub fn source_address(host: &str, port: u16) -> Option<IpAddr> {
 pub enum Medium {
     /// Ethernet, or whatever else has a device of its own.
     Cable,
+    /// The card that a virtual machine is given: what is behind it, only the host knows.
+    Guest,
     /// A Thunderbolt or USB4 cable.
     Thunderbolt,
     /// Wi-Fi.
@@ -49,6 +51,7 @@ impl Medium {
     pub fn describe(self) -> &'static str {
         match self {
             Self::Cable => "cable",
+            Self::Guest => "card of a virtual machine",
             Self::Thunderbolt => "Thunderbolt or USB4",
             Self::Wireless => "Wi-Fi",
             Self::Virtual => "virtual",
@@ -56,6 +59,18 @@ impl Medium {
         }
     }
 }
+
+/// Drivers of cards that are in virtual machines alone, as in KVM, VMware, Hyper-V, Xen and the clouds' own;
+/// an Intel card that is imitated cannot be told from a real one.
+const GUEST_DRIVERS: [&str; 7] = [
+    "/virtio_net",
+    "/vmxnet3",
+    "/hv_netvsc",
+    "/vif",
+    "/ena",
+    "/gve",
+    "/mana",
+];
 
 /// A network interface of this machine that is up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -97,6 +112,7 @@ impl Interface {
             () if addresses.iter().all(IpAddr::is_loopback) => Medium::Loopback,
             () if has("wireless") || has("phy80211") => Medium::Wireless,
             () if driver.contains("thunderbolt") => Medium::Thunderbolt,
+            () if GUEST_DRIVERS.iter().any(|name| driver.ends_with(name)) => Medium::Guest,
             () if has("device") => Medium::Cable,
             () => Medium::Virtual,
         };
@@ -181,6 +197,10 @@ mod tests {
             "/sys/class/net/thunderbolt0/device/driver",
             "/sys/bus/thunderbolt/drivers/thunderbolt-net",
         ),
+        (
+            "/sys/class/net/ens3/device/driver",
+            "/sys/bus/virtio/drivers/virtio_net",
+        ),
         ("/sys/class/net/docker0/speed", "10000\n"),
     ]);
 
@@ -196,6 +216,10 @@ mod tests {
         assert_eq!(
             described("thunderbolt0", "192.0.2.3"),
             "thunderbolt0 (Thunderbolt or USB4)"
+        );
+        assert_eq!(
+            described("ens3", "192.0.2.4"),
+            "ens3 (card of a virtual machine)"
         );
         assert_eq!(described("docker0", "172.17.0.1"), "docker0 (virtual)");
         assert_eq!(described("lo", "127.0.0.1"), "lo (loopback)");
