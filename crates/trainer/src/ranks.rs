@@ -10,53 +10,83 @@
 
 mod address;
 mod backend;
+mod begun;
 mod membership;
 mod process_group;
+mod roster;
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use crate::Error;
+use crate::stop::Stop;
+use begun::{Begun, Known, Memory};
 use membership::Membership;
 use process_group::{GRACE, ProcessGroup};
 
 pub(crate) use membership::on_this_machine;
 
+/// The number of this process, once all ranks have found each other.
+static RANK: OnceLock<usize> = OnceLock::new();
+
 /// The number of this process among those that train together, 0 for one that trains alone: 0
-/// shows what all do.
+/// shows what all do. Before they have found each other it is that of the environment, which may not
+/// be the one that it gets.
 pub fn rank_of_this_process() -> usize {
-    match Membership::from_environment() {
+    let of_environment = || match Membership::from_environment() {
         Ok(Some(me)) => me.rank,
         _ => 0,
-    }
+    };
+    RANK.get().copied().unwrap_or_else(of_environment)
 }
 
 /// All ranks of a run, as one of them sees them. A process that trains alone is the only one.
 pub(crate) struct Ranks {
     joined: Option<ProcessGroup>,
+    /// Where a process that `torchrun` starts remembers the run.
+    memory: Option<Memory>,
+    /// The run that was begun before these processes were started.
+    begun: Option<Begun>,
 }
 
 impl Ranks {
     /// A process that trains alone.
-    pub(crate) fn alone() -> Self {
-        Self { joined: None }
+    #[cfg(test)]
+    fn alone() -> Self {
+        Self {
+            joined: None,
+            memory: None,
+            begun: None,
+        }
     }
 
     /// Joins the ranks that the environment tells of, if it does. No answer of another rank is
-    /// waited for longer than `timeout`.
-    pub(crate) fn join(timeout: Duration) -> Result<Self, Error> {
-        match Membership::from_environment()? {
-            None => Ok(Self::alone()),
-            Some(me) => Ok(Self {
-                joined: Some(ProcessGroup::join(me, timeout)?),
-            }),
-        }
+    /// waited for longer than `timeout`, nor for others to start once `stop` is requested.
+    pub(crate) fn join(timeout: Duration, stop: &Stop) -> Result<Self, Error> {
+        let memory = Memory::from_environment();
+        let begun = memory.as_ref().and_then(Memory::read);
+        let own = Known::new(begun)?;
+        let (joined, begun) = match Membership::from_environment()? {
+            None => (None, own.chosen(timeout, stop)?),
+            Some(me) => {
+                let (joined, begun) = ProcessGroup::join(me, own, timeout, stop)?;
+                // A process is in one run.
+                RANK.get_or_init(|| joined.me.rank);
+                (Some(joined), begun)
+            }
+        };
+        Ok(Self {
+            joined,
+            memory,
+            begun,
+        })
     }
 
     /// The number of this process, from 0.
@@ -161,6 +191,33 @@ impl Ranks {
         }
     }
 
+    /// What the others have, in rank 0, by rank; nothing in them.
+    pub(crate) fn bring_to_first(&mut self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, Error> {
+        let (rank, size) = (self.rank(), self.size());
+        let mut lengths = vec![0.0; size];
+        lengths[rank] = own.len() as f64;
+        let lengths = self.sum_numbers(&lengths)?;
+        let mut all = Vec::new();
+        for other in 1..size {
+            // Lengths of files, which such numbers hold exactly.
+            let length = lengths.get(other).copied().unwrap_or_default() as usize;
+            let Some(joined) = &mut self.joined else {
+                break;
+            };
+            let mut bytes = match rank == other {
+                true => Tensor::f_from_slice(&own)?,
+                false => Tensor::f_zeros([length as i64], (Kind::Uint8, Device::Cpu))?,
+            };
+            if length > 0 {
+                joined.exchange(|group| group.broadcast(&mut bytes, other))?;
+            }
+            if rank == 0 {
+                all.push(Vec::<u8>::try_from(&bytes)?);
+            }
+        }
+        Ok(all)
+    }
+
     /// The numbers of rank 0. Those of the others are of the same count.
     pub(crate) fn numbers_of_first(&mut self, numbers: &[f64]) -> Result<Vec<f64>, Error> {
         let mut tensor = Tensor::f_from_slice(numbers)?;
@@ -168,28 +225,36 @@ impl Ranks {
         Ok(Vec::<f64>::try_from(&tensor)?)
     }
 
-    /// Remembers the folder of the run for ranks that `torchrun` starts again.
-    pub(crate) fn remember_folder(&self, folder: &Path) -> Result<(), Error> {
-        let Some(joined) = &self.joined else {
-            return Ok(());
-        };
-        let path = folder.display().to_string();
-        let set = joined.store.set(&joined.me.folder_key, path.as_bytes());
-        set.map_err(|error| joined.store_is_gone(&error))
+    /// Remembers the folder of the run, which is on the machine of rank 0, for when `torchrun` starts these
+    /// ranks again.
+    pub(crate) fn remember_folder(&mut self, folder: &Path) -> Result<(), Error> {
+        let begun = self.begun.take();
+        let begun = self.told_by_first(|| Begun::new(folder, begun.as_ref()))?;
+        if self.is_first() && self.memory.is_some() {
+            begun.mark()?;
+        }
+        if let Some(memory) = &self.memory {
+            memory.write(&begun)?;
+        }
+        self.begun = Some(begun);
+        Ok(())
     }
 
-    /// The folder of the run, where these ranks were started again after one failed.
-    pub(crate) fn folder_before_restart(&self) -> Result<Option<PathBuf>, Error> {
-        let Some(joined) = &self.joined else {
-            return Ok(None);
-        };
-        let key = &joined.me.folder_key;
-        let gone = |error| joined.store_is_gone(&error);
-        if joined.me.restarts == 0 || !joined.store.has(&[key]).map_err(gone)? {
-            return Ok(None);
+    /// Forgets it, since the run is done.
+    pub(crate) fn forget_folder(&self) {
+        if let Some(memory) = &self.memory {
+            memory.clear();
         }
-        let path = joined.store.get(key, GRACE).map_err(gone)?;
-        Ok(Some(String::from_utf8_lossy(&path).into_owned().into()))
+    }
+
+    /// Whether `torchrun` has started this process, and starts it again when it fails.
+    pub(crate) fn is_started_again(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// The folder of the run that these ranks were in when they were started before.
+    pub(crate) fn folder_before_restart(&self) -> Option<&Path> {
+        self.begun.as_ref().map(|begun| &*begun.path)
     }
 
     /// Tells the others why this rank ends, so that they need not wait for it.

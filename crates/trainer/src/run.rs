@@ -74,7 +74,8 @@ pub fn run_task(
     stop: &Stop,
     make: impl FnOnce(&mut Placer, &mut dyn Observer) -> Result<Box<dyn Task>, Error>,
 ) -> Result<Summary, Error> {
-    let mut ranks = Ranks::join(Duration::from_secs(config.train.rank_timeout.into()))?;
+    let timeout = Duration::from_secs(config.train.rank_timeout.into());
+    let mut ranks = Ranks::join(timeout, stop)?;
     // Of several processes, only rank 0 reports progress.
     let observer = match ranks.is_first() {
         true => observer,
@@ -126,7 +127,11 @@ fn run_rank(
         Ok(()) => ended,
         Err(error) => ended.and(Err(error)),
     };
-    let ended = ended.and_then(|ending| run.finish(ending, observer));
+    let ended = ended.and_then(|ending| {
+        let summary = run.finish(ending, observer)?;
+        run.expect_to_stay(ending, stop)?;
+        Ok(summary)
+    });
     if let Err(error) = &ended {
         run.write_page(Ending::Failed, Some(error));
     }
@@ -137,8 +142,7 @@ fn run_rank(
 struct Run<'a> {
     config: &'a Config,
     ranks: &'a mut Ranks,
-    /// Whether one of several ranks was asked to stop.
-    stop_agreed: bool,
+    asked: ranks::Asked,
     folder: RunFolder,
     /// What the training is based on, for checkpoints.
     identity: serde_json::Value,
@@ -243,9 +247,7 @@ impl<'a> Run<'a> {
         });
         let (path, state, changes) = opened?;
         let folder = own_folder.unwrap_or_else(|| RunFolder::of_first_rank(path));
-        if folder.is_written_here() {
-            ranks.remember_folder(folder.path())?;
-        }
+        ranks.remember_folder(folder.path())?;
         let mut trained = Trained {
             parameters,
             optimizer: &mut optimizer,
@@ -275,7 +277,7 @@ impl<'a> Run<'a> {
         let mut run = Self {
             config,
             ranks,
-            stop_agreed: false,
+            asked: ranks::Asked::default(),
             identity,
             environment: machine.environment(task.as_ref()),
             estimate,
@@ -349,6 +351,7 @@ impl<'a> Run<'a> {
                 continue;
             }
             observer.stepped(self.step);
+            self.note_asked(stop);
             if self.meets() {
                 self.exchange_weights()?;
             }
@@ -359,12 +362,12 @@ impl<'a> Run<'a> {
             if on_the_way && self.is_due(config.eval_strategy, config.eval_steps) {
                 self.evaluate(config.max_eval_samples, observer)?;
             }
-            let is_asked = stop.take_sample();
+            let is_asked = std::mem::take(&mut self.asked.sample);
             if on_the_way && (is_asked || due(self.step, self.config.sample.sample_steps)) {
                 self.sample(observer)?;
             }
             // Saved after everything else in a step, so that a resumed run has all of it exactly once.
-            let is_wanted = self.note_evaluation() | self.may_save_now(stop);
+            let is_wanted = self.note_evaluation() | std::mem::take(&mut self.asked.save);
             if (is_wanted || self.is_due(config.save_strategy, config.save_steps))
                 && self.last_saved != Some(self.step)
             {

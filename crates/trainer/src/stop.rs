@@ -12,6 +12,7 @@ pub struct Stop {
 #[derive(Debug, Default)]
 struct Asked {
     stop: AtomicBool,
+    leave: AtomicBool,
     save: AtomicBool,
     sample: AtomicBool,
 }
@@ -20,6 +21,18 @@ impl Stop {
     /// Asks it to stop. The run finishes its step, writes a checkpoint and returns.
     pub fn request(&self) {
         self.asked.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Asks it to stop, as [`Stop::request`]. Where several processes train together under `torchrun`, only this one is
+    /// to go: the others save and end with an error, so that `torchrun` starts them again without it.
+    pub fn request_leave(&self) {
+        self.asked.leave.store(true, Ordering::Relaxed);
+        self.request();
+    }
+
+    /// Whether this process alone was asked to go.
+    pub(crate) fn is_to_leave(&self) -> bool {
+        self.asked.leave.load(Ordering::Relaxed)
     }
 
     /// Whether somebody asked it to stop.

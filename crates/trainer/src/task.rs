@@ -168,6 +168,21 @@ pub trait Task {
     /// If memory runs out.
     fn sample(&self, step: u64, folder: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error>;
 
+    /// One process's share of what [`Task::sample`] generates, each sample with its number in the whole; `None` for
+    /// a task whose samples one process generates alone. File names are unique across shares.
+    ///
+    /// # Errors
+    /// As [`Task::sample`].
+    fn sample_share(
+        &self,
+        _: u64,
+        _: Share,
+        _: &Path,
+        _: &mut Placer,
+    ) -> Result<Option<Vec<(usize, Sample)>>, Error> {
+        Ok(None)
+    }
+
     /// The position in the data, for a checkpoint. Its key `order`, if present, identifies the next batch for
     /// users.
     ///

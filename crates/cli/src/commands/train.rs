@@ -98,16 +98,16 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     }
     let stop = Stop::default();
     on_signals(&stop)?;
-    let rank = trainer::rank_of_this_process();
-    if rank == 0 {
-        display.name.clone_from(&config.name);
-        display.notifier = Notifier::new(config.notify.url.clone());
-    }
+    display.name.clone_from(&config.name);
+    display.notifier = Notifier::new(config.notify.url.clone());
     let result = install(&config).and_then(|allocator| {
         trainer::run(&config, &allocator, &mut display, &stop).map_err(failure)
     });
     display.bar.finish_and_clear();
-    display.notify_of_the_end(result.as_ref());
+    let rank = trainer::rank_of_this_process();
+    if rank == 0 {
+        display.notify_of_the_end(result.as_ref());
+    }
     // The terminal shows the messages of all.
     let summary = result.map_err(|failure| match rank {
         #[cfg(unix)]
@@ -290,7 +290,11 @@ fn on_signals(stop: &Stop) -> Result<(), Failure> {
                         "\nfinishing the step and saving; once more ends it at once without saving"
                     );
                 }
-                stop.request();
+                match signal {
+                    // As `torchrun` sends it to the ranks of one machine when it starts all of them again.
+                    SIGTERM => stop.request_leave(),
+                    _ => stop.request(),
+                }
             }
         })?;
     Ok(())

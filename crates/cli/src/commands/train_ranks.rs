@@ -56,8 +56,6 @@ pub(crate) fn run(processes: u32) -> Result<Outcome, Failure> {
             ("MASTER_ADDR", "127.0.0.1".to_owned()),
             ("MASTER_PORT", store.port().to_string()),
             ("TORCHELASTIC_USE_AGENT_STORE", "True".to_owned()),
-            ("TORCHELASTIC_RUN_ID", std::process::id().to_string()),
-            ("TORCHELASTIC_RESTART_COUNT", "0".to_owned()),
         ] {
             command.env(name, value);
         }

@@ -7,6 +7,7 @@
 mod apart;
 mod backend;
 mod combinations;
+mod elastic;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -78,16 +79,21 @@ impl Place {
 
     /// One rank of `size`, as `torchrun` would start it, beside a store that is here.
     fn rank(&self, store: &Store, rank: usize, size: usize, arguments: &[&str]) -> Child {
-        self.command(arguments)
+        let mut command = self.rank_command(store, rank, size, arguments);
+        command.spawn().unwrap()
+    }
+
+    fn rank_command(&self, store: &Store, rank: usize, size: usize, arguments: &[&str]) -> Command {
+        let mut command = self.command(arguments);
+        command
             .env("RANK", rank.to_string())
             .env("LOCAL_RANK", rank.to_string())
             .env("WORLD_SIZE", size.to_string())
             .env("LOCAL_WORLD_SIZE", size.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
             .env("MASTER_PORT", store.port().to_string())
-            .env("TORCHELASTIC_USE_AGENT_STORE", "True")
-            .spawn()
-            .unwrap()
+            .env("TORCHELASTIC_USE_AGENT_STORE", "True");
+        command
     }
 
     fn records(&self, run: &str) -> Vec<Value> {
@@ -128,7 +134,11 @@ impl Place {
     }
 
     fn checkpoints(&self, run: &str) -> Vec<PathBuf> {
-        let entries = fs::read_dir(self.path("runs").join(run).join("checkpoints"));
+        self.checkpoints_in("runs", run)
+    }
+
+    fn checkpoints_in(&self, runs: &str, run: &str) -> Vec<PathBuf> {
+        let entries = fs::read_dir(self.path(runs).join(run).join("checkpoints"));
         let paths = entries.into_iter().flatten().flatten();
         let mut paths: Vec<_> = paths
             .map(|entry| entry.path())
@@ -142,6 +152,12 @@ impl Place {
         paths.sort();
         paths
     }
+}
+
+/// The step of a checkpoint.
+fn step_of(checkpoint: &Path) -> u64 {
+    let name = checkpoint.file_name().unwrap().to_string_lossy();
+    name.trim_start_matches("step-").parse().unwrap()
 }
 
 fn stderr(output: &Output) -> String {
@@ -422,14 +438,7 @@ fn a_rank_that_is_killed_ends_the_others_with_its_name_and_a_whole_checkpoint() 
     );
     assert!(shown.contains("last heard of at "), "{shown}");
     // It goes on from the last checkpoint, which is whole.
-    let last = place.checkpoints("tiny").pop().unwrap();
-    let step: u64 = last
-        .to_string_lossy()
-        .rsplit('-')
-        .next()
-        .unwrap()
-        .parse()
-        .unwrap();
+    let step = step_of(&place.checkpoints("tiny").pop().unwrap());
     let steps = format!("train.max_steps={}", step + 2);
     let output = place.train(&["--resume", "--nproc", "2", "--set", &steps]);
     assert_fine(&output);

@@ -13,18 +13,24 @@ pub(super) struct Membership {
     /// Whether somebody else hosts the store: `torchrun`'s agent, or `surefoot train --nproc`. Else
     /// rank 0 does.
     pub(super) agent_store: bool,
-    /// Of the keys in the store: another one after each restart.
-    pub(super) prefix: String,
-    /// The key of the run folder, the same after each restart.
-    pub(super) folder_key: String,
-    /// How often all ranks were started again.
-    pub(super) restarts: usize,
+    /// Of the keys in the store that stay when ranks are started again.
+    pub(super) job: String,
 }
 
 impl Membership {
     /// What the environment says; `None` for a process that trains alone.
     pub(super) fn from_environment() -> Result<Option<Self>, Error> {
         Self::parse(|name| std::env::var(name).ok())
+    }
+
+    /// A key of a rank that stays when ranks are started again.
+    pub(super) fn key(&self, name: &str, rank: usize) -> String {
+        format!("{}/{name}/{rank}", self.job)
+    }
+
+    /// The same of all.
+    pub(super) fn key_of_all(&self, name: &str) -> String {
+        format!("{}/{name}", self.job)
     }
 
     fn parse(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, Error> {
@@ -62,17 +68,13 @@ impl Membership {
             Error::RankDiffers(format!("MASTER_PORT={port} in the environment is no port"))
         })?;
         let text = |name: &str| variable(name).unwrap_or_default();
-        let run = text("TORCHELASTIC_RUN_ID");
-        let restarts = number("TORCHELASTIC_RESTART_COUNT")?.unwrap_or(0);
         Ok(Some(Self {
             rank,
             size,
             master: variable("MASTER_ADDR").ok_or_else(|| missing("MASTER_ADDR"))?,
             port,
             agent_store: text("TORCHELASTIC_USE_AGENT_STORE").eq_ignore_ascii_case("true"),
-            prefix: format!("surefoot/{run}/{restarts}"),
-            folder_key: format!("surefoot/{run}/folder"),
-            restarts,
+            job: format!("surefoot/{}", text("TORCHELASTIC_RUN_ID")),
         }))
     }
 }
@@ -123,15 +125,10 @@ mod tests {
         let elastic = [
             ("TORCHELASTIC_USE_AGENT_STORE", "True"),
             ("TORCHELASTIC_RUN_ID", "none"),
-            ("TORCHELASTIC_RESTART_COUNT", "2"),
         ];
         let elastic = parse(&[&WHOLE[..], &elastic].concat()).unwrap().unwrap();
         assert!(elastic.agent_store);
-        assert_eq!(elastic.prefix, "surefoot/none/2");
-        assert_eq!(
-            (&*elastic.folder_key, elastic.restarts),
-            ("surefoot/none/folder", 2)
-        );
+        assert_eq!(elastic.job, "surefoot/none");
     }
 
     #[test]

@@ -9,12 +9,15 @@ use torch_ext::distributed::{Group, Interface, Store};
 use torch_ext::rccl::Communicator;
 
 use super::address;
+use super::begun::{Begun, Known};
 use super::membership::Membership;
+use super::roster::{self, Arrival};
 use crate::Error;
+use crate::stop::Stop;
 
 /// The longest pause between two looks at the store. c10d's own wait writes a warning when its time
 /// is over, and sees no failure of a third.
-const PAUSE: Duration = Duration::from_millis(50);
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 /// How long ranks that lost a connection wait for the others to say why.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 /// What is summed up to measure the link.
@@ -27,7 +30,11 @@ pub(super) struct ProcessGroup {
     /// Sums up tensors on the GPU, where all ranks can.
     pub(super) rccl: Option<Communicator>,
     pub(super) store: Store,
+    /// Whether the store is in this process.
+    hosts_store: bool,
     pub(super) me: Membership,
+    /// Of the keys of this start.
+    prefix: String,
     host: String,
     /// Of all ranks.
     hosts: Vec<String>,
@@ -35,13 +42,6 @@ pub(super) struct ProcessGroup {
     /// Meetings so far; the same number in all ranks, since all do the same.
     pub(super) meetings: u64,
     pub(super) link: String,
-}
-
-/// What a rank says of itself at the start.
-#[derive(Serialize, Deserialize)]
-struct Arrival {
-    host: String,
-    address: std::net::IpAddr,
 }
 
 /// Why a rank has ended.
@@ -54,7 +54,13 @@ struct Failure {
 }
 
 impl ProcessGroup {
-    pub(super) fn join(me: Membership, timeout: Duration) -> Result<Self, Error> {
+    /// Joins the others, and learns what run they were in before.
+    pub(super) fn join(
+        me: Membership,
+        known: Known,
+        timeout: Duration,
+        stop: &Stop,
+    ) -> Result<(Self, Option<Begun>), Error> {
         let hosts_store = me.rank == 0 && !me.agent_store;
         let store = match hosts_store {
             true => Store::host(&me.master, me.port),
@@ -72,18 +78,32 @@ impl ProcessGroup {
         })?;
         let address = platform::network::source_address(&me.master, me.port)
             .ok_or_else(|| Error::Ranks(format!("this machine has no route to {}", me.master)))?;
+        let host = host_name();
+        let own = Arrival::new(host.clone(), address, known);
+        let roster = roster::agree(&store, &me, own, timeout, stop)?;
+        let arrivals = roster.in_order();
+        let known = arrivals.iter().map(|arrival| &arrival.known);
+        let begun = Known::of_all(known).chosen(timeout, stop)?;
+        let (hosts, addresses): (Vec<_>, Vec<_>) = arrivals
+            .into_iter()
+            .map(|arrival| (arrival.host, arrival.address))
+            .unzip();
         let mut joined = Self {
             group: None,
             rccl: None,
             store,
-            host: host_name(),
-            hosts: Vec::new(),
+            hosts_store,
+            host,
+            hosts,
             timeout,
             meetings: 0,
             link: String::new(),
-            me,
+            me: Membership {
+                rank: roster.rank_of(me.rank),
+                ..me
+            },
+            prefix: roster.prefix,
         };
-        let addresses = joined.roll_call(address)?;
         let interface = std::env::var("GLOO_SOCKET_IFNAME").ok();
         let interface = interface.filter(|name| !name.is_empty());
         let listen = address::listen_address(address, &addresses).ok_or_else(|| {
@@ -97,7 +117,7 @@ impl ProcessGroup {
         let began = Instant::now();
         let group = Group::join(
             &joined.store,
-            &format!("{}/gloo", joined.me.prefix),
+            &joined.key("gloo"),
             (joined.me.rank, joined.me.size),
             match &interface {
                 Some(name) => Interface::Name(name),
@@ -114,29 +134,7 @@ impl ProcessGroup {
             if machines == 1 { "" } else { "s" },
             interface.as_ref().unwrap_or(&listen),
         );
-        Ok(joined)
-    }
-
-    /// Waits for all ranks, and learns where they are.
-    fn roll_call(&mut self, address: std::net::IpAddr) -> Result<Vec<std::net::IpAddr>, Error> {
-        let arrival = Arrival {
-            host: self.host.clone(),
-            address,
-        };
-        let internal = |error: serde_json::Error| Error::Internal(error.to_string());
-        self.set("here", &serde_json::to_vec(&arrival).map_err(internal)?)?;
-        let all = 0..self.me.size;
-        let keys: Vec<_> = all.map(|rank| (rank, self.key_of("here", rank))).collect();
-        self.wait_for(&keys)?;
-        let mut addresses = Vec::new();
-        for (_, key) in keys {
-            let text = self.store.get(&key, GRACE);
-            let text = text.map_err(|error| self.store_is_gone(&error))?;
-            let arrival: Arrival = serde_json::from_slice(&text).map_err(internal)?;
-            self.hosts.push(arrival.host);
-            addresses.push(arrival.address);
-        }
-        Ok(addresses)
+        Ok((joined, begun))
     }
 
     /// Something that all ranks do together; an error tells which of them did not.
@@ -172,7 +170,7 @@ impl ProcessGroup {
     }
 
     pub(super) fn key(&self, name: &str) -> String {
-        format!("{}/{name}", self.me.prefix)
+        format!("{}/{name}", self.prefix)
     }
 
     pub(super) fn key_of(&self, name: &str, rank: usize) -> String {
@@ -192,51 +190,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Waits until these ranks have set these keys.
-    fn wait_for(&self, keys: &[(usize, String)]) -> Result<(), Error> {
-        let names: Vec<&str> = keys.iter().map(|(_, key)| &**key).collect();
-        let until = Instant::now() + self.timeout;
-        let mut pause = Duration::from_millis(1);
-        loop {
-            let there = self.store.has(&names);
-            if there.map_err(|error| self.store_is_gone(&error))? {
-                return Ok(());
-            }
-            if let Some(failure) = self.failure_of_others()? {
-                return Err(failure);
-            }
-            if Instant::now() < until {
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(PAUSE);
-                continue;
-            }
-            let mut late = Vec::new();
-            for (rank, key) in keys {
-                let there = self.store.has(&[key]);
-                if !there.map_err(|error| self.store_is_gone(&error))? {
-                    late.push(*rank);
-                }
-            }
-            if !late.is_empty() {
-                return Err(self.missed(&late, true));
-            }
-        }
-    }
-
-    /// Why another rank has ended, if one has for a reason of its own.
-    fn failure_of_others(&self) -> Result<Option<Error>, Error> {
-        let gone = |error| self.store_is_gone(&error);
-        if !self
-            .store
-            .has(&[self.key("somebody failed")])
-            .map_err(gone)?
-        {
-            return Ok(None);
-        }
-        self.reason_of_others()
-    }
-
-    /// The same of those that have said it so far.
+    /// Why another rank has ended, if one has said a reason of its own.
     fn reason_of_others(&self) -> Result<Option<Error>, Error> {
         let gone = |error| self.store_is_gone(&error);
         for rank in (0..self.me.size).filter(|rank| *rank != self.me.rank) {
@@ -287,11 +241,7 @@ impl ProcessGroup {
         let Ok(text) = serde_json::to_vec(&failure) else {
             return;
         };
-        let told = self
-            .store
-            .set(&key, &text)
-            .and_then(|()| self.store.set(&self.key("somebody failed"), b""));
-        if let Err(error) = told {
+        if let Err(error) = self.store.set(&key, &text) {
             tracing::debug!("the other ranks are not told: {error}");
         }
     }
@@ -360,7 +310,7 @@ impl ProcessGroup {
         let Membership { master, port, .. } = &self.me;
         let host = match self.me.agent_store {
             true => "what started the ranks",
-            false => "rank 0",
+            false => "the rank that has it",
         };
         Error::Ranks(format!(
             "{} has lost the store at {master}:{port}, so {host} has ended: {error}",
@@ -370,15 +320,14 @@ impl ProcessGroup {
 }
 
 impl Drop for ProcessGroup {
-    /// Rank 0, where it hosts the store, is the last to leave: for the others its end would be a
-    /// failure.
+    /// The rank that hosts the store is the last to leave: for the others its end would be a failure.
     fn drop(&mut self) {
         self.group = None;
         self.rccl = None;
-        if self.set("left", b"").is_err() || self.me.agent_store || self.me.rank != 0 {
+        if self.set("left", b"").is_err() || !self.hosts_store {
             return;
         }
-        let others = 1..self.me.size;
+        let others = (0..self.me.size).filter(|rank| *rank != self.me.rank);
         let others: Vec<_> = others.map(|rank| self.key_of("left", rank)).collect();
         let until = Instant::now() + self.timeout.min(GRACE);
         while !self.store.has(&others).unwrap_or(true) && Instant::now() < until {
@@ -396,7 +345,7 @@ fn measure(group: &Group) -> Result<f64, torch_ext::Error> {
     Ok((PROBE_BYTES >> 20) as f64 / began.elapsed().as_secs_f64())
 }
 
-fn host_name() -> String {
+pub(super) fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     match name.trim() {
         "" => "an unnamed machine".into(),

@@ -25,6 +25,8 @@ impl Run<'_> {
     pub(super) fn meets(&self) -> bool {
         let train = &self.config.train;
         self.step >= self.timetable.max_steps
+            || self.asked.sample
+            || self.asked.save
             || due(self.step, train.sync_every)
             || due(self.step, self.config.sample.sample_steps)
             || self.is_due(train.eval_strategy, train.eval_steps)

@@ -16,7 +16,8 @@ use crate::optim::Gradients;
 use crate::ranks::Ranks;
 use crate::resume::Resumed;
 use crate::stop::Stop;
-use crate::task::{EvaluationSums, Share, Task};
+use crate::summary::Ending;
+use crate::task::{Share, Task};
 use crate::{Error, config::ConfigError};
 
 /// Keys that say where and how fast, and may differ between machines. What a path names is compared
@@ -45,6 +46,19 @@ const OF_THE_MACHINE: [&str; 21] = [
     "train.resume_from_checkpoint",
 ];
 
+/// Where the numbers of who ran out of memory begin, in what ranks tell each other of a step.
+const SHORT: usize = 7;
+
+/// What somebody has asked a run for, as all its ranks know.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Asked {
+    stop: bool,
+    /// Whether it is to stop for one of its processes to leave.
+    leave: bool,
+    pub(super) sample: bool,
+    pub(super) save: bool,
+}
+
 /// What must be the same in all ranks before they read anything: version and config.
 pub(super) fn configuration(config: &Config) -> Result<Value, ConfigError> {
     let mut leaves = config.leaves()?;
@@ -72,7 +86,7 @@ pub(super) fn foundation(task: &dyn Task, identity: &Value) -> Result<Value, Err
 /// The checkpoint to go on from: that of the config or, where `torchrun` has started the ranks again,
 /// the newest of the run that they were in.
 pub(super) fn resumed(ranks: &Ranks, config: &Config) -> Result<Option<Resumed>, Error> {
-    match ranks.folder_before_restart()? {
+    match ranks.folder_before_restart() {
         Some(folder) if !checkpoint::list(&folder.join("checkpoints"))?.is_empty() => {
             let mut again = config.clone();
             again.train.resume_from_checkpoint = Some(folder.display().to_string());
@@ -127,20 +141,30 @@ impl Run<'_> {
     pub(super) fn is_to_stop(&self, stop: &Stop) -> bool {
         match self.ranks.size() {
             1 => stop.is_requested(),
-            _ => self.stop_agreed,
+            _ => self.asked.stop,
         }
     }
 
-    /// Whether a checkpoint was asked for: of one process alone, since ranks save together.
-    pub(super) fn may_save_now(&self, stop: &Stop) -> bool {
-        let is_alone = self.ranks.size() == 1;
-        let is_asked = stop.take_save();
-        if is_asked && !is_alone {
-            tracing::warn!(
-                "several processes save together, by `train.save_steps`, and not when one is asked"
-            );
+    /// Under `torchrun`, an error in those ranks that have stopped for another one to leave: it starts them
+    /// again, and takes a run that ends well for done.
+    pub(super) fn expect_to_stay(&self, ending: Ending, stop: &Stop) -> Result<(), Error> {
+        let is_left = ending == Ending::Stopped && self.asked.leave && !stop.is_requested();
+        match is_left && self.ranks.is_started_again() {
+            false => Ok(()),
+            true => Err(Error::Ranks(
+                "another rank was asked to stop (SIGTERM): all have saved, and this one ends for `torchrun` to \
+                 start it again"
+                    .into(),
+            )),
         }
-        is_asked && is_alone
+    }
+
+    /// Notes what was asked for since the last step; of several ranks, all know it with the step.
+    pub(super) fn note_asked(&mut self, stop: &Stop) {
+        if self.ranks.size() == 1 {
+            self.asked.sample |= stop.take_sample();
+            self.asked.save |= stop.take_save();
+        }
     }
 
     /// The passes of a step in all ranks together, from those of this one: gradients and loss are
@@ -174,19 +198,26 @@ impl Run<'_> {
         {
             return own.map(|(passes, _)| passes);
         }
-        // The loss, whether to stop, of ranks that learn apart who has learned and whose norm is a number, and
-        // who ran out of memory.
-        let mut told = vec![0.0; 4 + size];
-        told[1] = f64::from(u8::from(stop.is_requested()));
+        // The loss; whether to stop, to sample, to save and to leave; of ranks that learn apart who has learned and whose
+        // norm is a number; and who ran out of memory.
+        let flag = |is_set: bool| f64::from(u8::from(is_set));
+        let mut told = vec![0.0; SHORT + size];
+        told[1] = flag(stop.is_requested());
+        told[4] = flag(stop.take_sample());
+        told[5] = flag(stop.take_save());
+        told[6] = flag(stop.is_to_leave());
         if let Ok((passes, _)) = &own {
             told[0] = passes.loss;
-            told[2] = f64::from(u8::from(passes.has_learned));
+            told[2] = flag(passes.has_learned);
             told[3] = if apart { passes.norm } else { 0.0 };
         }
-        told[4 + rank] = f64::from(u8::from(own.is_err()));
+        told[SHORT + rank] = flag(own.is_err());
         let told = self.ranks.sum_numbers(&told)?;
-        self.stop_agreed = told[1] > 0.0;
-        let short = told[4..].iter().position(|short| *short > 0.0);
+        self.asked.stop = told[1] > 0.0;
+        self.asked.leave = told[6] > 0.0;
+        self.asked.sample |= told[4] > 0.0;
+        self.asked.save |= told[5] > 0.0;
+        let short = told[SHORT..].iter().position(|short| *short > 0.0);
         let (mut passes, sum) = match (own, short) {
             (Ok(own), None) => own,
             (Ok(_), Some(other)) => {
@@ -223,18 +254,8 @@ impl Run<'_> {
         if self.ranks.size() > 1
             && let Some(own) = self.task.evaluate_share(limit, share, &mut self.placer)?
         {
-            let bytes = own.bytes.unwrap_or_default() as f64;
-            let sums = self
-                .ranks
-                .sum_numbers(&[own.nats, own.tokens as f64, bytes])?;
-            let all = EvaluationSums {
-                nats: sums[0],
-                // Counts, which such numbers hold exactly.
-                tokens: sums[1] as u64,
-                bytes: own.bytes.map(|_| sums[2] as u64),
-                ..own
-            };
-            return Ok(all.mean());
+            let sums = self.ranks.sum_numbers(&own.to_numbers())?;
+            return Ok(own.with_numbers(&sums).mean());
         }
         let own = self.task.evaluate(limit, &mut self.placer)?;
         self.as_first_measured(own)

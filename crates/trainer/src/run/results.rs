@@ -89,9 +89,9 @@ impl Run<'_> {
             self.evaluate(None, observer)?;
             self.sample(observer)?;
         }
-        let summary = self.summary(ending);
         if !self.folder.is_written_here() {
-            return Ok(summary);
+            self.forget_if(ending)?;
+            return Ok(self.summary(ending));
         }
         self.export(ending)?;
         self.recorder.draw(self.config.loss_unit())?;
@@ -101,8 +101,18 @@ impl Run<'_> {
             .map_err(|error| Error::Internal(format!("the summary: {error}")))?;
         replace(&path, &(text + "\n"))?;
         self.write_page(ending, None);
+        self.forget_if(ending)?;
         observer.finished(&summary);
         Ok(summary)
+    }
+
+    /// A completed run is not continued when its processes are started again, once rank 0 has written all of it.
+    fn forget_if(&mut self, ending: Ending) -> Result<(), Error> {
+        if ending == Ending::Completed {
+            self.ranks.meet()?;
+            self.ranks.forget_folder();
+        }
+        Ok(())
     }
 
     /// Writes `report.html` for the current state. Failing to write it is only a warning: everything on it is

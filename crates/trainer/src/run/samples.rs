@@ -1,14 +1,29 @@
-//! What the model makes on the way.
+//! What the model makes on the way. Several processes make a share each, and rank 0 has them all.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
 
 use super::Run;
 use crate::Error;
 use crate::checkpoint;
+use crate::events::Sample;
 use crate::observer::Observer;
+use crate::task::Share;
+
+/// What a rank has made, as rank 0 gets it: this as JSON, and behind it the content of the files.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Parcel {
+    samples: Vec<(usize, Sample)>,
+    /// Names and lengths.
+    files: Vec<(String, usize)>,
+}
 
 impl Run<'_> {
     /// Samples, and their files in the run folder.
     pub(super) fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
-        if self.config.sample.max_new_tokens == 0 || !self.folder.is_written_here() {
+        if self.config.sample.max_new_tokens == 0 {
             return Ok(());
         }
         let what = format!("the samples after step {}", self.step);
@@ -17,15 +32,20 @@ impl Run<'_> {
         let folder = self.folder.join("samples");
         // A round that a run goes on from before it is made again.
         let (draft, target) = (folder.join(format!(".{name}.tmp")), folder.join(&name));
-        checkpoint::remove_if_there(&draft)?;
-        let mut samples =
-            self.with_averages(|run| run.task.sample(run.step, &draft, &mut run.placer))?;
+        let is_written_here = self.folder.is_written_here();
+        if is_written_here {
+            checkpoint::remove_if_there(&draft)?;
+        }
+        let made = self.with_averages(|run| run.samples_of_all(&draft))?;
+        let Some(mut samples) = made.filter(|_| is_written_here) else {
+            return Ok(());
+        };
         if samples.iter().all(|sample| sample.files.is_empty()) {
             // What broke off is nothing to look at.
             checkpoint::remove_if_there(&draft)?;
         } else {
             checkpoint::remove_if_there(&target)?;
-            std::fs::rename(&draft, &target).map_err(|error| Error::io("write", &target, error))?;
+            fs::rename(&draft, &target).map_err(|error| Error::io("write", &target, error))?;
         }
         for file in samples.iter_mut().flat_map(|sample| &mut sample.files) {
             *file = format!("samples/{name}/{file}");
@@ -33,5 +53,131 @@ impl Run<'_> {
         self.recorder.samples(self.step, &samples)?;
         observer.sampled(self.step, &samples);
         Ok(())
+    }
+
+    /// The samples of all ranks in rank 0, their files in `draft`; none in the others.
+    fn samples_of_all(&mut self, draft: &Path) -> Result<Option<Vec<Sample>>, Error> {
+        let (step, size) = (self.step, self.ranks.size());
+        let is_first = self.ranks.is_first();
+        if size == 1 {
+            return self.task.sample(step, draft, &mut self.placer).map(Some);
+        }
+        let share = Share::of(self.ranks.rank(), size);
+        // The run folder may be on another machine.
+        let elsewhere = match is_first {
+            true => None,
+            false => {
+                let folder = tempfile::tempdir();
+                let place = std::env::temp_dir();
+                Some(folder.map_err(|error| Error::io("write into", &place, error))?)
+            }
+        };
+        let folder: PathBuf = match &elsewhere {
+            None => draft.to_owned(),
+            Some(elsewhere) => elsewhere.path().to_owned(),
+        };
+        let own = self
+            .task
+            .sample_share(step, share, &folder, &mut self.placer)?;
+        let Some(own) = own else {
+            let sample = || self.task.sample(step, draft, &mut self.placer);
+            return is_first.then(sample).transpose();
+        };
+        let parcel = match is_first {
+            true => Vec::new(),
+            false => pack(own.clone(), &folder)?,
+        };
+        let parcels = self.ranks.bring_to_first(parcel)?;
+        if !is_first {
+            return Ok(None);
+        }
+        let mut samples = own;
+        for parcel in parcels {
+            samples.extend(unpack(&parcel, draft)?);
+        }
+        samples.sort_by_key(|(number, _)| *number);
+        Ok(Some(
+            samples.into_iter().map(|(_, sample)| sample).collect(),
+        ))
+    }
+}
+
+/// Samples and their files in `folder`, in one piece: the length of the JSON, the JSON, the files.
+fn pack(samples: Vec<(usize, Sample)>, folder: &Path) -> Result<Vec<u8>, Error> {
+    let (mut files, mut contents) = (Vec::new(), Vec::new());
+    for name in samples.iter().flat_map(|(_, sample)| &sample.files) {
+        let path = folder.join(name);
+        let content = fs::read(&path).map_err(|error| Error::io("read", &path, error))?;
+        files.push((name.clone(), content.len()));
+        contents.extend(content);
+    }
+    let json = serde_json::to_vec(&Parcel { samples, files })
+        .map_err(|error| Error::Internal(format!("samples of a rank: {error}")))?;
+    let mut parcel = (json.len() as u64).to_le_bytes().to_vec();
+    parcel.extend(json);
+    parcel.extend(contents);
+    Ok(parcel)
+}
+
+/// The samples in a parcel, whose files are written into `folder`.
+fn unpack(parcel: &[u8], folder: &Path) -> Result<Vec<(usize, Sample)>, Error> {
+    let broken = || Error::Internal("the samples of a rank are not whole".into());
+    let (length, rest) = parcel.split_first_chunk::<8>().ok_or_else(broken)?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|_| broken())?;
+    let (json, mut rest) = rest.split_at_checked(length).ok_or_else(broken)?;
+    let Parcel { samples, files } = serde_json::from_slice(json).map_err(|_| broken())?;
+    for (name, length) in files {
+        let content;
+        (content, rest) = rest.split_at_checked(length).ok_or_else(broken)?;
+        // A name and no way to another folder, whoever sent it.
+        let name = Path::new(&name).file_name().ok_or_else(broken)?;
+        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+        let path = folder.join(name);
+        fs::write(&path, content).map_err(|error| Error::io("write", &path, error))?;
+    }
+    Ok(samples)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    #[test]
+    fn samples_and_their_files_arrive_as_they_were_sent() {
+        let (there, here) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(there.path().join("3.mp4"), [7u8; 3000]).unwrap();
+        fs::write(there.path().join("3-frames.png"), b"").unwrap();
+        let video = Sample {
+            prompt: "a ship".into(),
+            text: "16 frames".into(),
+            files: vec!["3.mp4".into(), "3-frames.png".into()],
+        };
+        let samples = vec![(3, video), (5, Sample::default())];
+        let parcel = pack(samples.clone(), there.path()).unwrap();
+        let draft = here.path().join("draft");
+        assert_eq!(unpack(&parcel, &draft).unwrap(), samples);
+        assert_eq!(fs::read(draft.join("3.mp4")).unwrap(), [7u8; 3000]);
+        assert!(draft.join("3-frames.png").exists());
+        for cut in [0, 7, 40, parcel.len() - 1] {
+            assert!(unpack(&parcel[..cut], &draft).is_err(), "{cut}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_written_nowhere_else() {
+        let here = tempfile::tempdir().unwrap();
+        let json = serde_json::to_vec(&Parcel {
+            samples: Vec::new(),
+            files: vec![("../../outside".into(), 1)],
+        });
+        let json = json.unwrap();
+        let mut parcel = (json.len() as u64).to_le_bytes().to_vec();
+        parcel.extend(json);
+        parcel.push(b'x');
+        unpack(&parcel, &here.path().join("a/b")).unwrap();
+        assert!(here.path().join("a/b/outside").exists());
+        assert!(!here.path().join("outside").exists());
     }
 }

@@ -157,6 +157,44 @@ impl FineTune {
         })
     }
 
+    /// The samples of a share, each with the number of its prompt.
+    fn samples_of(
+        &self,
+        step: u64,
+        share: Share,
+        placer: &mut Placer,
+    ) -> Result<Vec<(usize, Sample)>, Error> {
+        let config = &self.config.sample;
+        let settings = SamplingSettings {
+            max_new_tokens: config.max_new_tokens as usize,
+            temperature: config.temperature,
+            top_p: config.top_p,
+        };
+        let mut samples = Vec::new();
+        let prompts = config.prompts.iter().enumerate();
+        for (index, prompt) in prompts.filter(|(index, _)| share.has(*index)) {
+            let generated = continue_tokens(
+                &self.model,
+                (placer.device(), self.context),
+                (
+                    self.encoder.tokenizer(),
+                    &self.pretrained.config.eos_token_ids,
+                ),
+                &self.encoder.tokens(prompt, true)?,
+                settings,
+                &mut SplitMix64::new(&[self.seed, step, index as u64]),
+                &mut |_| {},
+            )?;
+            let sample = Sample {
+                prompt: prompt.clone(),
+                text: generated.text,
+                files: Vec::new(),
+            };
+            samples.push((index, sample));
+        }
+        Ok(samples)
+    }
+
     /// Adds up the loss of the held-out rows of a share.
     fn measure_share(
         &self,
@@ -189,23 +227,23 @@ impl FineTune {
                 ));
             }
         }
-        let (mut nats, mut tokens) = (0.0, 0);
+        let (mut loss, mut units) = (0.0, 0);
         in_batches(&share.part(&rows), self.eval_batch_size, |rows| {
             let (batch, learned) = held_out.batch(rows)?;
             let batch = placer.batch(batch)?;
             let hidden = self.hidden(&batch, Pass::Evaluate)?;
             let sum =
                 summed_cross_entropy(&self.model, &hidden, batch.get("targets")?, Pass::Evaluate)?;
-            nats += f64::try_from(&sum)?;
-            tokens += learned;
+            loss += f64::try_from(&sum)?;
+            units += learned;
             Ok(())
         })?;
         Ok(EvaluationSums {
-            nats,
-            tokens,
-            bytes: None,
+            loss,
+            units,
             samples: rows.len() as u64,
             complete,
+            ..EvaluationSums::default()
         })
     }
 }
@@ -299,33 +337,18 @@ impl Task for FineTune {
     }
 
     fn sample(&self, step: u64, _: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
-        let config = &self.config.sample;
-        let settings = SamplingSettings {
-            max_new_tokens: config.max_new_tokens as usize,
-            temperature: config.temperature,
-            top_p: config.top_p,
-        };
-        let mut samples = Vec::new();
-        for (index, prompt) in config.prompts.iter().enumerate() {
-            let generated = continue_tokens(
-                &self.model,
-                (placer.device(), self.context),
-                (
-                    self.encoder.tokenizer(),
-                    &self.pretrained.config.eos_token_ids,
-                ),
-                &self.encoder.tokens(prompt, true)?,
-                settings,
-                &mut SplitMix64::new(&[self.seed, step, index as u64]),
-                &mut |_| {},
-            )?;
-            samples.push(Sample {
-                prompt: prompt.clone(),
-                text: generated.text,
-                files: Vec::new(),
-            });
-        }
-        Ok(samples)
+        let samples = self.samples_of(step, Share::WHOLE, placer)?;
+        Ok(samples.into_iter().map(|(_, sample)| sample).collect())
+    }
+
+    fn sample_share(
+        &self,
+        step: u64,
+        share: Share,
+        _: &Path,
+        placer: &mut Placer,
+    ) -> Result<Option<Vec<(usize, Sample)>>, Error> {
+        self.samples_of(step, share, placer).map(Some)
     }
 
     fn data_state(&self) -> Result<Value, Error> {

@@ -12,7 +12,6 @@ mod plan;
 mod previews;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use models::Parameters;
@@ -35,7 +34,7 @@ use self::model::{shape, write_model};
 use self::plan::{PlannedExperts, component, has_offloaded_modules};
 use self::previews::Previews;
 use super::clip_order::{ClipOrder, Position};
-use super::{AlternatingGroup, Batch, Epochs, Task, steps_of};
+use super::{AlternatingGroup, Batch, Epochs, EvaluationSums, Share, Task, steps_of};
 use crate::Error;
 use crate::config::Config;
 use crate::estimate::Footprint;
@@ -252,8 +251,8 @@ impl WanVideo {
             .f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?)
     }
 
-    /// The mean over the held-out clips, each at the same levels with the same noise every time.
-    fn held_out_loss(
+    /// The sum over held-out clips, each at the same levels with the same noise every time.
+    fn held_out_losses(
         &self,
         expert: &Expert,
         numbers: &[u64],
@@ -273,7 +272,60 @@ impl WanVideo {
                 sum += f64::try_from(&losses.f_mean(Kind::Float)?)?;
             }
         }
-        Ok(sum / (numbers.len().max(1) as f64 * f64::from(LEVELS)))
+        Ok(sum)
+    }
+
+    /// The previews of a share, by their numbers; where they cannot be made, a run that is learning goes on without them.
+    fn samples_of(
+        &self,
+        step: u64,
+        share: Share,
+        folder: &Path,
+        placer: &mut Placer,
+    ) -> Result<Vec<(usize, Sample)>, Error> {
+        let Some(previews) = &self.previews else {
+            return Ok(Vec::new());
+        };
+        match previews.make(self, share, folder, placer) {
+            Err(error)
+                if error.is_out_of_memory()
+                    || matches!(error, Error::Data(_) | Error::Io { .. }) =>
+            {
+                tracing::warn!("no previews after step {step}: {error}");
+                Ok(Vec::new())
+            }
+            made => made,
+        }
+    }
+
+    /// What the experts make of a process's share of the held-out clips.
+    fn measure_share(
+        &self,
+        limit: Option<u64>,
+        share: Share,
+        placer: &mut Placer,
+    ) -> Result<EvaluationSums, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let (numbers, complete) = self.measured(limit);
+        let mut sums = EvaluationSums {
+            samples: numbers.len() as u64,
+            complete,
+            ..EvaluationSums::default()
+        };
+        let numbers = share.part(&numbers);
+        let units = numbers.len() as u64 * u64::from(LEVELS);
+        for (index, expert) in self.experts.iter().enumerate() {
+            if !numbers.is_empty() {
+                self.load_expert(Some(index), placer)?;
+            }
+            let loss = self.held_out_losses(expert, &numbers, placer)?;
+            sums.loss += loss;
+            sums.units += units;
+            if self.experts.len() > 1 {
+                sums.turns.insert(expert.name(), (loss, units));
+            }
+        }
+        Ok(sums)
     }
 
     /// Indices of the held-out clips to measure, and whether those are all.
@@ -475,42 +527,31 @@ impl Task for WanVideo {
 
     /// The mean over the experts, each at its own noise levels.
     fn evaluate(&self, limit: Option<u64>, placer: &mut Placer) -> Result<Evaluation, Error> {
-        let _no_grad = tch::no_grad_guard();
-        let (numbers, complete) = self.measured(limit);
-        let mut turns = BTreeMap::new();
-        for (index, expert) in self.experts.iter().enumerate() {
-            self.load_expert(Some(index), placer)?;
-            let loss = self.held_out_loss(expert, &numbers, placer)?;
-            turns.insert(expert.name().to_owned(), loss);
-        }
-        let loss = turns.values().sum::<f64>() / turns.len() as f64;
-        if self.experts.len() == 1 {
-            turns.clear();
-        }
-        Ok(Evaluation {
-            loss,
-            nats_per_byte: None,
-            samples: numbers.len() as u64,
-            complete,
-            turns,
-        })
+        Ok(self.measure_share(limit, Share::WHOLE, placer)?.mean())
     }
 
-    /// The previews. If they fail during training, the run continues without them.
+    fn evaluate_share(
+        &self,
+        limit: Option<u64>,
+        share: Share,
+        placer: &mut Placer,
+    ) -> Result<Option<EvaluationSums>, Error> {
+        self.measure_share(limit, share, placer).map(Some)
+    }
+
     fn sample(&self, step: u64, folder: &Path, placer: &mut Placer) -> Result<Vec<Sample>, Error> {
-        let Some(previews) = &self.previews else {
-            return Ok(Vec::new());
-        };
-        match previews.make(self, folder, placer) {
-            Err(error)
-                if error.is_out_of_memory()
-                    || matches!(error, Error::Data(_) | Error::Io { .. }) =>
-            {
-                tracing::warn!("no previews after step {step}: {error}");
-                Ok(Vec::new())
-            }
-            made => made,
-        }
+        let samples = self.samples_of(step, Share::WHOLE, folder, placer)?;
+        Ok(samples.into_iter().map(|(_, sample)| sample).collect())
+    }
+
+    fn sample_share(
+        &self,
+        step: u64,
+        share: Share,
+        folder: &Path,
+        placer: &mut Placer,
+    ) -> Result<Option<Vec<(usize, Sample)>>, Error> {
+        self.samples_of(step, share, folder, placer).map(Some)
     }
 
     fn data_state(&self) -> Result<Value, Error> {

@@ -14,6 +14,7 @@ mod many;
 mod orders;
 mod place;
 mod previews;
+mod ranks;
 mod single_files;
 
 use std::fs;

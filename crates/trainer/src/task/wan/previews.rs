@@ -19,6 +19,7 @@ use super::expert::{frozen, streaming};
 use crate::Error;
 use crate::config::{Config, Preview};
 use crate::events::Sample;
+use crate::task::Share;
 use crate::video::boundary;
 use crate::video_sampling::{ContactSheet, Output, Plan, Request, condition, decode};
 
@@ -97,20 +98,32 @@ impl Previews {
         self.texts = files;
     }
 
-    /// Generates all previews and writes them to the new `folder`.
+    /// Generates the previews of a share and writes them to `folder`, which is created; each comes with its number.
     ///
     /// # Errors
     /// If a file cannot be read or written, the model diverges, or memory runs out.
     pub(super) fn make(
         &self,
         task: &WanVideo,
+        share: Share,
         folder: &Path,
         placer: &mut Placer,
-    ) -> Result<Vec<Sample>, Error> {
+    ) -> Result<Vec<(usize, Sample)>, Error> {
+        let list: Vec<(usize, &Prepared)> = self
+            .list
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| share.has(*index))
+            .collect();
+        if list.is_empty() {
+            return Ok(Vec::new());
+        }
         let _no_grad = tch::no_grad_guard();
         std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
         let mut conditions = Vec::new();
-        for (prepared, files) in self.list.iter().zip(self.texts.chunks(2)) {
+        let texts: Vec<_> = self.texts.chunks(2).collect();
+        for (index, prepared) in &list {
+            let files = texts.get(*index).copied().unwrap_or_default();
             let mut encoded = files.iter().map(|file| text(file, placer));
             let mut next = || encoded.next().transpose();
             conditions.push(Conditions {
@@ -120,7 +133,7 @@ impl Previews {
             });
         }
         let mut videos = Vec::new();
-        for (prepared, conditions) in self.list.iter().zip(&conditions) {
+        for ((_, prepared), conditions) in list.iter().zip(&conditions) {
             let options = (Kind::Float, Device::Cpu);
             tch::manual_seed(prepared.preview.seed as i64);
             let noise = Tensor::f_randn(prepared.plan.shape(&self.model), options)?;
@@ -138,7 +151,7 @@ impl Previews {
         task.load_expert(None, placer)?;
         let autoencoder = self.model.autoencoder(placer.device())?;
         let mut samples = Vec::new();
-        for (index, (prepared, video)) in self.list.iter().zip(videos).enumerate() {
+        for ((index, prepared), video) in list.into_iter().zip(videos) {
             let Prepared { preview, plan, .. } = prepared;
             let latents = video.finish()?;
             let output = Output::preview(folder, index, plan.frames);
@@ -154,14 +167,15 @@ impl Previews {
                 files.push(format!("{index}-frames.png"));
                 sheet.save(&folder.join(&files[1]))?;
             }
-            samples.push(Sample {
+            let sample = Sample {
                 prompt: preview.prompt.clone(),
                 text: format!(
                     "{} × {} pixels, {} frames, seed {}, {} steps",
                     plan.width, plan.height, plan.frames, preview.seed, plan.sampling.steps
                 ),
                 files,
-            });
+            };
+            samples.push((index, sample));
         }
         Ok(samples)
     }

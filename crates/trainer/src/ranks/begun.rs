@@ -1,0 +1,269 @@
+//! The run that was begun, for processes that `torchrun` starts again.
+//!
+//! `torchrun` starts all ranks again when one of them ends or a machine comes or goes, with nothing that
+//! tells them of it: its store may be a new one, and its count of restarts is that of one agent. So each
+//! machine remembers in the cache folder which run its ranks are in, and a file in the run's folder says
+//! that it is the one: on another machine, the same path may be that of another run.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::process_group::{PAUSE, host_name};
+use crate::stop::Stop;
+use crate::{Error, checkpoint};
+
+/// The file in the run's folder.
+const MARK: &str = ".torchrun";
+/// What `torchrun` calls a job to which the user gave no name.
+const NO_NAME: &str = "none";
+
+/// A run that was begun.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Begun {
+    /// Its folder, on the machine of rank 0.
+    pub(super) path: PathBuf,
+    /// The machine of rank 0.
+    host: String,
+    /// What the file in the folder says.
+    token: String,
+}
+
+impl Begun {
+    /// The run in `folder` on this machine; `before` is what ranks went on with, if they did.
+    pub(super) fn new(folder: &Path, before: Option<&Self>) -> Result<Self, Error> {
+        let path = std::path::absolute(folder).map_err(|error| Error::io("find", folder, error))?;
+        let token = match before.filter(|before| before.path == path) {
+            Some(before) => before.token.clone(),
+            None => super::roster::nonce(),
+        };
+        Ok(Self {
+            path,
+            host: host_name(),
+            token,
+        })
+    }
+
+    /// Writes the file into the folder.
+    pub(super) fn mark(&self) -> Result<(), Error> {
+        let file = self.path.join(MARK);
+        fs::write(&file, &self.token).map_err(|error| Error::io("write", &file, error))
+    }
+
+    /// The newest checkpoint, if the folder is on this machine; 0 where it has none.
+    fn saved_here(&self) -> Result<Option<u64>, Error> {
+        match fs::read_to_string(self.path.join(MARK)) {
+            Ok(token) if token == self.token => {}
+            _ => return Ok(None),
+        }
+        let checkpoints = checkpoint::list(&self.path.join("checkpoints"))?;
+        Ok(Some(checkpoints.last().map_or(0, |(step, _)| *step)))
+    }
+}
+
+/// What a rank, or all of them, know of the run that was begun.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Known {
+    pub(super) begun: Option<Begun>,
+    /// Its newest checkpoint where its folder is; 0 where it has none.
+    pub(super) saved: Option<u64>,
+}
+
+impl Known {
+    /// What this machine knows.
+    pub(super) fn new(begun: Option<Begun>) -> Result<Self, Error> {
+        let saved = match &begun {
+            Some(begun) => begun.saved_here()?,
+            None => None,
+        };
+        Ok(Self { begun, saved })
+    }
+
+    /// What all ranks know: that of the one with the newest checkpoint.
+    pub(super) fn of_all<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
+        let known = all.filter(|known| known.begun.is_some());
+        // Of equal ones the first in order.
+        let newest = known.reduce(|one, other| match other.saved > one.saved {
+            true => other,
+            false => one,
+        });
+        newest.cloned().unwrap_or_default()
+    }
+
+    /// The run to go on with, if one was begun. Where its folder is on none of the machines, this waits to
+    /// be started again together with that one: the run would be lost if these ranks began anew.
+    pub(super) fn chosen(self, timeout: Duration, stop: &Stop) -> Result<Option<Begun>, Error> {
+        let (begun, saved) = (self.begun, self.saved);
+        let Some(begun) = begun else {
+            return Ok(None);
+        };
+        if saved.is_some() {
+            return Ok(Some(begun));
+        }
+        let told = format!(
+            "the run goes on in `{}` on {}, which is not among the machines that were started",
+            begun.path.display(),
+            begun.host
+        );
+        tracing::warn!("{told}: waiting for it");
+        let until = Instant::now() + timeout;
+        while Instant::now() < until && !stop.is_requested() {
+            std::thread::sleep(PAUSE);
+        }
+        Err(Error::Ranks(format!(
+            "{told}\nstart it there again, or let `output_dir` be a folder that all machines share"
+        )))
+    }
+}
+
+/// The file in which a machine remembers the run of a job.
+pub(super) struct Memory {
+    file: PathBuf,
+}
+
+impl Memory {
+    /// That of the job whose variables `torchrun` has set.
+    pub(super) fn from_environment() -> Option<Self> {
+        let job = job(|name| std::env::var(name).ok())?;
+        let name = format!("{:08x}.json", crc32c::crc32c(job.as_bytes()));
+        let folder = crate::data::cache_folder();
+        Some(Self {
+            file: folder.join("torchrun").join(name),
+        })
+    }
+
+    pub(super) fn read(&self) -> Option<Begun> {
+        let text = fs::read(&self.file).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    pub(super) fn write(&self, begun: &Begun) -> Result<(), Error> {
+        let text =
+            serde_json::to_string(begun).map_err(|error| Error::Internal(error.to_string()))?;
+        // Each rank of a machine writes the same, and perhaps at once.
+        let folder = self.file.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
+        let write = || {
+            let mut draft = tempfile::NamedTempFile::new_in(folder)?;
+            draft.write_all(text.as_bytes())?;
+            draft.persist(&self.file)?;
+            Ok(())
+        };
+        write().map_err(|error| Error::io("write", &self.file, error))
+    }
+
+    pub(super) fn clear(&self) {
+        // Another rank on this machine may have been first.
+        let _ = fs::remove_file(&self.file);
+    }
+}
+
+/// What names a job of `torchrun` on this machine, if this process is of one: the name that the user gave it
+/// (`--rdzv-id`), which a machine that was switched off still has; else the folder that its agent made for
+/// its ranks' output; else the agent.
+fn job(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let name = variable("TORCHELASTIC_RUN_ID")?;
+    if !name.is_empty() && name != NO_NAME {
+        return Some(format!("job {name}"));
+    }
+    // `…/none_abcdefgh/attempt_0/1/error.json`
+    let file = variable("TORCHELASTIC_ERROR_FILE").map(PathBuf::from);
+    let folder = file.as_deref().and_then(|file| file.ancestors().nth(3));
+    match folder.filter(|folder| folder.parent().is_some()) {
+        Some(folder) => Some(format!("folder {}", folder.display())),
+        None => Some(format!("agent {}", agent())),
+    }
+}
+
+#[cfg(unix)]
+fn agent() -> String {
+    let id = std::os::unix::process::parent_id();
+    // With the time of its start, since numbers are given again. The name before it may have spaces.
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    let behind = stat.rsplit(')').next().unwrap_or_default();
+    let start = behind.split_whitespace().nth(19).unwrap_or_default();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("{id} {start} {}", boot.trim())
+}
+
+#[cfg(not(unix))]
+fn agent() -> String {
+    String::new()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(10);
+
+    #[test]
+    fn a_folder_counts_where_it_is_that_of_the_run() {
+        let folder = tempfile::tempdir().unwrap();
+        let begun = Begun::new(folder.path(), None).unwrap();
+        assert_eq!(begun.saved_here().unwrap(), None);
+        begun.mark().unwrap();
+        assert_eq!(begun.saved_here().unwrap(), Some(0));
+        fs::create_dir_all(folder.path().join("checkpoints/step-000012")).unwrap();
+        assert_eq!(begun.saved_here().unwrap(), Some(12));
+        // Gone on with, it is the same; another run in its place is not.
+        let again = Begun::new(folder.path(), Some(&begun)).unwrap();
+        assert_eq!(again, begun);
+        Begun::new(folder.path(), None).unwrap().mark().unwrap();
+        assert_eq!(begun.saved_here().unwrap(), None);
+    }
+
+    #[test]
+    fn the_newest_checkpoint_is_gone_on_from() {
+        let folder = tempfile::tempdir().unwrap();
+        let begun = Begun::new(folder.path(), None).unwrap();
+        let other = Begun::new(&folder.path().join("other"), None).unwrap();
+        let known = |begun: &Begun, saved| Known {
+            begun: Some(begun.clone()),
+            saved,
+        };
+        let nothing = Known::default();
+        let old = known(&other, Some(3));
+        let new = known(&begun, Some(4));
+        let all = Known::of_all([&nothing, &old, &new, &nothing].into_iter());
+        assert_eq!(all, new);
+        let stop = Stop::default();
+        assert_eq!(all.chosen(SHORT, &stop).unwrap(), Some(begun));
+        assert_eq!(nothing.clone().chosen(SHORT, &stop).unwrap(), None);
+        // Whose folder is nowhere is not begun anew.
+        let away = Known::of_all([&nothing, &known(&other, None)].into_iter());
+        let told = away.chosen(SHORT, &stop).unwrap_err().to_string();
+        assert!(told.contains("not among the machines"), "{told}");
+    }
+
+    #[test]
+    fn a_job_is_known_by_its_name_or_by_its_agent() {
+        let of = |variables: &[(&str, &str)]| {
+            job(|name| {
+                let found = variables.iter().find(|(key, _)| *key == name);
+                found.map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert_eq!(of(&[]), None);
+        let named = of(&[("TORCHELASTIC_RUN_ID", "night")]);
+        assert_eq!(named.as_deref(), Some("job night"));
+        let file = |attempt: u32, rank: u32| {
+            format!("/tmp/torchelastic_x/none_y/attempt_{attempt}/{rank}/error.json")
+        };
+        for (attempt, rank) in [(0, 0), (2, 1)] {
+            let found = of(&[
+                ("TORCHELASTIC_RUN_ID", "none"),
+                ("TORCHELASTIC_ERROR_FILE", &file(attempt, rank)),
+            ]);
+            assert_eq!(found.as_deref(), Some("folder /tmp/torchelastic_x/none_y"));
+        }
+        let unnamed = [("TORCHELASTIC_RUN_ID", "none")];
+        assert!(of(&unnamed).unwrap().starts_with("agent "));
+        assert_eq!(of(&unnamed), of(&unnamed));
+    }
+}
