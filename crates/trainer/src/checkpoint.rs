@@ -67,6 +67,9 @@ pub struct State {
     /// Number of processes.
     #[serde(default)]
     pub ranks: Option<u32>,
+    /// Samples of each rank in a step, once known, if they follow from the ranks' speed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shares: Option<Vec<u32>>,
     /// The task's position in its data.
     pub data: Value,
     /// What the training is based on and must not change: [`Task::identity`](crate::task::Task::identity).
@@ -139,6 +142,8 @@ pub struct Progress {
     pub micro_batch: Option<u32>,
     /// Number of processes.
     pub ranks: u32,
+    /// Samples of each rank in a step, once known, if they follow from the ranks' speed.
+    pub shares: Option<Vec<u32>>,
     /// The task's position in its data.
     pub data: Value,
     /// What the training is based on.
@@ -264,6 +269,7 @@ impl Draft {
             planned,
             micro_batch,
             ranks,
+            shares,
             data,
             identity,
             records,
@@ -285,6 +291,7 @@ impl Draft {
             planned,
             micro_batch,
             ranks: Some(ranks),
+            shares,
             data,
             identity,
             // Without the key that says where this run was resumed from.

@@ -15,6 +15,7 @@
 //! Keys are named with Hugging Face's words wherever Hugging Face has one.
 
 mod adapter;
+mod batch_size;
 mod bf16;
 mod check;
 mod consistency;
@@ -44,6 +45,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use adapter::{AdapterConfig, BiasConfig, ModuleNames};
+pub use batch_size::BatchSize;
 pub use bf16::Bf16;
 pub use data::{DataConfig, DataFormat, Dataset, TokenizerKind};
 pub use encoded_by::EncodedBy;

@@ -146,7 +146,7 @@ impl Estimate {
                 "`train.gradient_checkpointing: true` keeps one tensor of each block",
             ));
         }
-        if train.per_device_train_batch_size > 1 {
+        if train.rows_per_pass(crate::ranks::in_environment()) > 1 {
             advice.push((
                 self.activations / 2,
                 "a smaller `train.per_device_train_batch_size` with as much more \

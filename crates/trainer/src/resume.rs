@@ -72,19 +72,16 @@ impl Resumed {
         if before as usize == now {
             return;
         }
-        let samples = |ranks: u64, config: &Config| {
-            let train = &config.train;
-            let rows = u64::from(train.per_device_train_batch_size);
-            Value::from(ranks * rows * u64::from(train.gradient_accumulation_steps))
-        };
+        let samples =
+            |ranks: usize, config: &Config| Value::from(config.train.samples_in_step(ranks));
         let change = |key: &str, before: Value, now: Value| Change {
             key: key.to_owned(),
             before,
             now,
         };
         let (one, other) = (
-            samples(before.into(), self.checkpoint.config()),
-            samples(now as u64, config),
+            samples(before as usize, self.checkpoint.config()),
+            samples(now, config),
         );
         self.changes
             .push(change("ranks", before.into(), now.into()));

@@ -6,6 +6,7 @@
 //! are complete: their norm and the loss decide whether the optimizer may step.
 
 mod apart;
+mod batches;
 mod best;
 mod idle;
 mod measure;
@@ -16,6 +17,7 @@ mod ranks;
 mod recovery;
 mod results;
 mod samples;
+mod shares;
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +27,7 @@ use tch::Tensor;
 use crate::Error;
 use crate::allocator::Allocator;
 use crate::checkpoint::{self, State, Trained, Window};
-use crate::config::Config;
+use crate::config::{BatchSize, Config};
 use crate::data::SplitMix64;
 use crate::estimate::Estimate;
 use crate::events::{Best, Evaluation, SkippedStep};
@@ -38,7 +40,7 @@ use crate::run_folder::RunFolder;
 use crate::setup::{self, Machine};
 use crate::stop::Stop;
 use crate::summary::{Ending, Environment, Summary};
-use crate::task::{AlternatingGroup, Batch, Task};
+use crate::task::{AlternatingGroup, Task};
 use crate::timetable::Timetable;
 
 use idle::{OffloadedState, StepPhase};
@@ -46,6 +48,7 @@ use measure::due;
 use nonfinite::DivergenceGuard;
 use oom::OomRecovery;
 use problems::ReportedProblems;
+use shares::Shares;
 
 /// Trains as `config` says, to the end or until `stop`.
 ///
@@ -143,6 +146,8 @@ struct Run<'a> {
     config: &'a Config,
     ranks: &'a mut Ranks,
     asked: ranks::Asked,
+    /// What each of several ranks takes of a step, where that follows from how fast they are.
+    shares: Option<Shares>,
     folder: RunFolder,
     /// What the training is based on, for checkpoints.
     identity: serde_json::Value,
@@ -195,6 +200,9 @@ struct Passes {
     units: u64,
     /// Whether this rank's batches had any targets.
     has_learned: bool,
+    /// Samples of this rank, and how long they took.
+    samples: usize,
+    taken: Duration,
 }
 
 impl<'a> Run<'a> {
@@ -274,10 +282,19 @@ impl<'a> Run<'a> {
             let resumes: Vec<_> = resumes(recorder.records()).collect();
             folder.write_config(&resume::config_text(config, timetable.planned, &resumes)?)?;
         }
+        let saved = state.as_ref().and_then(|state| state.shares.as_deref());
+        let shares = match config.train.per_device_train_batch_size {
+            BatchSize::Auto => {
+                let samples = config.train.rows_per_batch();
+                Some(Shares::new(samples, size, saved)?)
+            }
+            BatchSize::Rows(_) => None,
+        };
         let mut run = Self {
             config,
             ranks,
             asked: ranks::Asked::default(),
+            shares,
             identity,
             environment: machine.environment(task.as_ref()),
             estimate,
@@ -294,6 +311,7 @@ impl<'a> Run<'a> {
             guard: DivergenceGuard::default(),
             oom: OomRecovery::new(
                 &config.train,
+                size,
                 state.as_ref().and_then(|state| state.micro_batch),
             ),
             recorded: ReportedProblems::default(),
@@ -396,6 +414,8 @@ impl<'a> Run<'a> {
             loss,
             norm,
             units,
+            samples,
+            taken,
             ..
         } = loop {
             let own = self.passes();
@@ -405,6 +425,9 @@ impl<'a> Run<'a> {
             }
         };
 
+        if let Some(shares) = &mut self.shares {
+            shares.note(taken, samples);
+        }
         self.step += 1;
         if !(norm + loss).is_finite() {
             let batch = position.get("order").unwrap_or(&position).to_string();
@@ -424,6 +447,7 @@ impl<'a> Run<'a> {
         }
         self.guard.stepped();
         self.oom.stepped();
+        self.settle_shares(observer)?;
         self.machine.step_ends();
         let turn = self.turns.get(turn).map(|turn| turn.name);
         self.window.add(loss, norm, units, turn);
@@ -448,7 +472,10 @@ impl<'a> Run<'a> {
         let mut losses = Vec::new();
         let (batches, units) = self.batches()?;
         let has_learned = batches.iter().any(|(_, share)| *share > 0.0);
+        let began = Instant::now();
+        let mut samples = 0;
         for (batch, batch_share) in batches {
+            samples += batch.rows()? as usize;
             for (piece, share) in self.task.micro_batches(batch, self.oom.rows())? {
                 let piece = self.placer.batch(piece)?;
                 let mut loss = self.task.loss(&piece)?;
@@ -468,6 +495,7 @@ impl<'a> Run<'a> {
         });
         let numbers = Tensor::f_stack(&losses, 0)?.f_to_kind(tch::Kind::Double)?;
         let mut numbers = Vec::<f64>::try_from(&numbers)?;
+        let taken = began.elapsed();
         Ok(Passes {
             turn,
             gradients,
@@ -475,51 +503,9 @@ impl<'a> Run<'a> {
             loss: numbers.iter().sum(),
             units,
             has_learned,
+            samples,
+            taken,
         })
-    }
-
-    /// This rank's batches of a step on the host, each with its share of the step's loss, and the units of
-    /// all ranks. The loss is the mean over all targets of the step, however they are divided into batches;
-    /// with DiLoCo, over this rank's targets.
-    fn batches(&mut self) -> Result<(Vec<(Batch, f64)>, u64), Error> {
-        let passes = self.config.train.gradient_accumulation_steps as usize;
-        let (rank, size) = (self.ranks.rank(), self.ranks.size());
-        // Every rank goes through the batches of all ranks, so that the position in the data is that of the
-        // step, and N ranks train on the same data as one with N times the batch.
-        let (mut own, mut total, mut units, mut given) = (Vec::new(), 0.0, 0, 0);
-        let mut last = None;
-        while given < passes * size {
-            let batch = self.task.next_batch()?;
-            let weight = self.task.loss_weight(&batch)?;
-            total += weight;
-            units += batch.units;
-            // If the last step of an epoch has no batch for a rank, it runs another rank's batch with weight
-            // zero, because all ranks must take the same steps.
-            last = (size > 1).then(|| batch.shallow_clone());
-            if given % size == rank {
-                own.push((batch, weight));
-            }
-            given += 1;
-            if self.config.train.by_epoch() && self.epoch_is_over() {
-                break;
-            }
-        }
-        if own.is_empty() {
-            own.extend(last.map(|batch| (batch, 0.0)));
-        }
-        if self.learns_apart() {
-            total = own.iter().map(|(_, weight)| weight).sum();
-        }
-        let share = |weight: f64| match total > 0.0 {
-            true => weight / total,
-            false if self.learns_apart() => 0.0,
-            // No targets: every loss is zero.
-            false => 1.0 / given as f64,
-        };
-        let own = own
-            .into_iter()
-            .map(|(batch, weight)| (batch, share(weight)));
-        Ok((own.collect(), units))
     }
 
     /// The tensors that a checkpoint saves and restores.

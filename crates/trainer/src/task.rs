@@ -274,21 +274,27 @@ impl Batch {
     /// If the tensors have different lengths.
     pub fn split(&self, rows: i64) -> Result<Vec<Self>, Error> {
         let (all, rows) = (self.rows()?, rows.max(1));
-        let units_before = |row: i64| self.units * row as u64 / all.max(1) as u64;
-        (0..all)
-            .step_by(rows as usize)
-            .map(|start| {
-                let length = rows.min(all - start);
-                let narrow = |(name, tensor): &(&'static str, Tensor)| {
-                    Ok((*name, tensor.f_narrow(0, start, length)?))
-                };
-                let tensors = self.tensors.iter().map(narrow);
-                Ok(Self {
-                    tensors: tensors.collect::<Result<_, Error>>()?,
-                    units: units_before(start + length) - units_before(start),
-                })
-            })
+        let starts = (0..all).step_by(rows as usize);
+        starts
+            .map(|start| self.narrow(start, rows.min(all - start)))
             .collect()
+    }
+
+    /// `length` samples from `start` on, with their share of the units.
+    ///
+    /// # Errors
+    /// If there are fewer, or the tensors have different lengths.
+    pub fn narrow(&self, start: i64, length: i64) -> Result<Self, Error> {
+        let all = self.rows()?.max(1) as u64;
+        let units_before = |row: i64| self.units * row as u64 / all;
+        let narrow = |(name, tensor): &(&'static str, Tensor)| {
+            Ok((*name, tensor.f_narrow(0, start, length)?))
+        };
+        let tensors = self.tensors.iter().map(narrow);
+        Ok(Self {
+            tensors: tensors.collect::<Result<_, Error>>()?,
+            units: units_before(start + length) - units_before(start),
+        })
     }
 
     /// A second handle to the same tensors.

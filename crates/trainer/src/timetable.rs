@@ -51,8 +51,8 @@ impl Timetable {
             None => train.num_train_epochs?,
             Some(_) => return None,
         };
-        let batches = ranks as u64 * u64::from(train.gradient_accumulation_steps);
-        let samples = batches * u64::from(train.per_device_train_batch_size);
+        let batches = train.batches_in_step(ranks);
+        let samples = train.samples_in_step(ranks);
         let same = |before: &PlannedSteps| {
             (before.num_train_epochs, before.samples) == (num_train_epochs, samples)
         };

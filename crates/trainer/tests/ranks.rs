@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use models::Parameters;
 use models::formats::write_tensors;
@@ -96,6 +97,10 @@ impl Task for Waves {
         let loss = made.f_sub(&target)?.f_square()?.f_mean(Kind::Float)?;
         // Steps 7 to 9 of two ranks; the step after a return has other data.
         let bad = (6 * 2 * ROWS + 1..=9 * 2 * ROWS).contains(&self.position);
+        if self.fault == "slow" {
+            // A device that takes longer for more.
+            std::thread::sleep(Duration::from_millis(50) * batch.rows()? as u32);
+        }
         match self.fault.as_str() {
             "still" => Ok(loss.f_mul_scalar(0.0)?),
             "no number" | "apart, no number" if bad => Ok(loss.f_mul_scalar(f64::NAN)?),
@@ -142,6 +147,7 @@ fn keys(fault: &str) -> &'static str {
         "bf16" => "max_steps: 20, ema_decay: 0.9, reduce_dtype: bfloat16",
         // What is exchanged is the mean, and nothing more is made of it.
         "still" => "max_steps: 1, sync_every: 2, outer_learning_rate: 1, outer_momentum: 0",
+        "slow once" => "max_steps: 24, ema_decay: 0.9, resume_from_checkpoint: latest",
         fault if fault.starts_with("apart") => "max_steps: 20, sync_every: 4",
         _ => "max_steps: 20, ema_decay: 0.9",
     }
@@ -152,10 +158,15 @@ fn train(folder: &Path, name: &str, rows: i64, rank: usize, fault: &str) {
     let text = format!(
         "{{seed: 5, device: cpu, threads: 1, name: {name}, output_dir: '{runs}', data: {{path: \
          unused}}, sample: {{max_new_tokens: 0}}, train: {{bf16: false, {keys}, \
-         per_device_train_batch_size: {rows}, gradient_accumulation_steps: 1, learning_rate: 0.01, lr_scheduler_type: constant, \
+         {size}, gradient_accumulation_steps: 1, learning_rate: 0.01, lr_scheduler_type: constant, \
          logging_steps: 1, eval_steps: 6, save_steps: 3, load_best_model_at_end: true}}}}",
         runs = folder.join("runs").display(),
         keys = keys(fault),
+        size = match fault.starts_with("slow") {
+            // Of both ranks together.
+            true => format!("per_device_train_batch_size: auto, train_batch_size: {rows}"),
+            false => format!("per_device_train_batch_size: {rows}"),
+        },
     );
     let config = Config::parse("test.yaml", &text, &[]).unwrap();
     let task = Waves::new(rows, rank, fault);
@@ -179,7 +190,12 @@ fn train(folder: &Path, name: &str, rows: i64, rank: usize, fault: &str) {
 fn one_rank() {
     let folder = PathBuf::from(std::env::var_os(FOLDER).unwrap());
     let rank = std::env::var("RANK").unwrap().parse().unwrap();
-    train(&folder, "ranks", ROWS, rank, &std::env::var(FAULT).unwrap());
+    let fault = std::env::var(FAULT).unwrap();
+    let rows = match fault.starts_with("slow") {
+        true => 2 * ROWS,
+        false => ROWS,
+    };
+    train(&folder, "ranks", rows, rank, &fault);
 }
 
 /// Two ranks, the second of which meets `fault`.
@@ -244,6 +260,39 @@ fn two_ranks_end_where_one_with_their_batch_does() {
     let apart = apart.fold(0.0, f64::max);
     println!("weights differ by {apart:.1e}");
     assert!(apart < 1e-5, "{apart}");
+}
+
+/// The shares in the checkpoint of a step.
+fn shares(folder: &Path, step: u64) -> Value {
+    let path = folder.join(format!("runs/ranks/checkpoints/step-{step:06}/state.json"));
+    let state: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    state["shares"].clone()
+}
+
+#[test]
+fn a_slow_rank_takes_fewer_samples_and_all_learn_what_one_would() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    train(folder, "alone", 2 * ROWS, 0, "");
+    let [first, _] = two_equal_ranks(folder, "slow");
+    let text = fs::read_to_string(folder.join("alone-0.json")).unwrap();
+    let alone: Value = serde_json::from_str(&text).unwrap();
+    for key in ["first_loss", "last_loss"] {
+        let (one, two) = (alone[key].as_f64().unwrap(), first[key].as_f64().unwrap());
+        assert!((one - two).abs() < 1e-6 * one, "{key}: {one} and {two}");
+    }
+    assert_eq!(alone["tokens"], first["tokens"]);
+    let apart = student(folder, "alone-0");
+    let apart = apart.into_iter().zip(student(folder, "ranks-0"));
+    let apart = apart.map(|(one, other)| (one - other).abs());
+    assert!(apart.fold(0.0, f32::max) < 1e-5);
+
+    // They are measured in the first seven steps.
+    assert_eq!(shares(folder, 6), Value::Null);
+    assert_eq!(shares(folder, 9), json!([7, 1]));
+    // And stay when the run is gone on with, though both are as fast now.
+    two_equal_ranks(folder, "slow once");
+    assert_eq!(shares(folder, 24), json!([7, 1]));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::data::RECORD_KEYS;
 use super::problem::Problem;
 use super::tree::Node;
-use super::{BestMetric, Config, DeviceMapConfig, Strategy};
+use super::{BatchSize, BestMetric, Config, DeviceMapConfig, Strategy};
 
 /// Problems of a config whose keys are each allowed by themselves.
 pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
@@ -264,6 +264,28 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             &["train", "metric_for_best_model"],
             "published models are measured per token, not per byte".into(),
             "use `eval_loss`",
+        );
+    }
+    let is_auto = train.per_device_train_batch_size == BatchSize::Auto;
+    if is_auto && train.train_batch_size.is_none() {
+        report(
+            &["train", "per_device_train_batch_size"],
+            "`auto` shares out the samples of a step, and nothing says how many those are".into(),
+            "set `train.train_batch_size`",
+        );
+    }
+    if !is_auto && train.train_batch_size.is_some() {
+        report(
+            &["train", "train_batch_size"],
+            "the samples of a step follow from `per_device_train_batch_size`".into(),
+            "drop one of the two, or set `train.per_device_train_batch_size: auto`",
+        );
+    }
+    if is_auto && train.sync_every > 1 {
+        report(
+            &["train", "per_device_train_batch_size"],
+            "processes that learn apart (`train.sync_every`) take equal shares".into(),
+            "set a number, or drop `train.sync_every`",
         );
     }
     if train.sync_every > 1 {

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::batch_size::BatchSize;
 use super::bf16::Bf16;
 use super::schedule::{LrSchedulerKwargs, LrSchedulerType};
 use super::strategy::Strategy;
@@ -20,9 +21,13 @@ pub struct TrainConfig {
     /// `gradient_accumulation_steps` and the processes; the last step of a pass may have a smaller batch.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1_000_000))]
     pub num_train_epochs: Option<f64>,
-    /// Sequences in one forward pass.
+    /// Sequences in one forward pass. Where several processes train together, `auto` shares `train_batch_size`
+    /// out by how fast each is, as it measures in the first steps.
+    pub per_device_train_batch_size: BatchSize,
+    /// With `per_device_train_batch_size: auto`, sequences in an optimizer step, of all processes and passes
+    /// together.
     #[schemars(range(min = 1, max = 65_536))]
-    pub per_device_train_batch_size: u32,
+    pub train_batch_size: Option<u32>,
     /// Sequences in one forward pass of the evaluation; unset means as in training.
     #[schemars(range(min = 1, max = 65_536))]
     pub per_device_eval_batch_size: Option<u32>,
@@ -296,7 +301,8 @@ impl Default for TrainConfig {
         Self {
             max_steps: None,
             num_train_epochs: None,
-            per_device_train_batch_size: 16,
+            per_device_train_batch_size: BatchSize::Rows(16),
+            train_batch_size: None,
             per_device_eval_batch_size: None,
             gradient_accumulation_steps: 1,
             optim: Optim::AdamwTorchFused,
@@ -360,6 +366,40 @@ impl TrainConfig {
             (None, Some(_)) => None,
             (None, None) => Some(DEFAULT_STEPS),
         }
+    }
+
+    /// Samples in a batch of the data: what one process takes in a pass, or with `auto` what all take in a step.
+    pub fn rows_per_batch(&self) -> u32 {
+        match self.per_device_train_batch_size {
+            BatchSize::Rows(rows) => rows,
+            BatchSize::Auto => self.train_batch_size.unwrap_or(1),
+        }
+    }
+
+    /// Most samples in a pass of one of `processes`. With `auto` those of equal shares: a faster process makes more
+    /// passes, and none needs more memory than the others.
+    pub fn rows_per_pass(&self, processes: usize) -> u32 {
+        match self.per_device_train_batch_size {
+            BatchSize::Rows(rows) => rows,
+            BatchSize::Auto => {
+                let passes = self.gradient_accumulation_steps.max(1) as usize * processes.max(1);
+                let rows = self.rows_per_batch() as usize;
+                u32::try_from(rows.div_ceil(passes)).unwrap_or(u32::MAX)
+            }
+        }
+    }
+
+    /// Batches of the data in a step of so many processes.
+    pub(crate) fn batches_in_step(&self, processes: usize) -> u64 {
+        match self.per_device_train_batch_size {
+            BatchSize::Rows(_) => processes as u64 * u64::from(self.gradient_accumulation_steps),
+            BatchSize::Auto => 1,
+        }
+    }
+
+    /// Samples in a step of so many processes.
+    pub(crate) fn samples_in_step(&self, processes: usize) -> u64 {
+        self.batches_in_step(processes) * u64::from(self.rows_per_batch())
     }
 
     /// Copies of what is trained that a run keeps: averages, or what ranks that learn apart agreed on last

@@ -113,6 +113,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("train.max_steps", Free),
     ("train.num_train_epochs", Free),
     ("train.per_device_train_batch_size", Free),
+    ("train.train_batch_size", Free),
     ("train.per_device_eval_batch_size", Free),
     ("train.gradient_accumulation_steps", Free),
     // Moments of one kind are not read as those of the other.

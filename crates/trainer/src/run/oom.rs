@@ -27,9 +27,9 @@ pub(super) struct OomRecovery {
 impl OomRecovery {
     /// For the start of a run, or for a resumed one: then with the micro-batch size from the checkpoint, so
     /// that sums are rounded the same.
-    pub(super) fn new(config: &TrainConfig, saved_rows: Option<u32>) -> Self {
+    pub(super) fn new(config: &TrainConfig, processes: usize, saved_rows: Option<u32>) -> Self {
         let at_least_one = |number| NonZeroU32::new(number).unwrap_or(NonZeroU32::MIN);
-        let configured = at_least_one(config.per_device_train_batch_size);
+        let configured = at_least_one(config.rows_per_pass(processes));
         let mut shape = BatchShape {
             micro_batch: configured,
             accumulation: at_least_one(config.gradient_accumulation_steps),
@@ -115,7 +115,7 @@ mod tests {
 
     fn config(micro_batch: u32, accumulation: u32) -> TrainConfig {
         TrainConfig {
-            per_device_train_batch_size: micro_batch,
+            per_device_train_batch_size: micro_batch.into(),
             gradient_accumulation_steps: accumulation,
             ..TrainConfig::default()
         }
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn caches_go_first_then_what_is_idle_and_then_passes_shrink_until_nothing_is_left() {
-        let mut recovery = OomRecovery::new(&config(6, 2), None);
+        let mut recovery = OomRecovery::new(&config(6, 2), 1, None);
         recovery.may_offload(true);
         let mut tried = Vec::new();
         let end = loop {
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn other_errors_are_not_repeated() {
-        let mut recovery = OomRecovery::new(&config(4, 1), None);
+        let mut recovery = OomRecovery::new(&config(4, 1), 1, None);
         let error = Error::Internal("no gradient".into());
         let result = recovery.next(1, error, (None, None));
         assert!(matches!(result, Err(Error::Internal(_))));
@@ -158,10 +158,10 @@ mod tests {
 
     #[test]
     fn a_resumed_run_remembers_what_fitted() {
-        let recovery = OomRecovery::new(&config(8, 1), Some(2));
+        let recovery = OomRecovery::new(&config(8, 1), 1, Some(2));
         assert_eq!((recovery.rows(), recovery.micro_batch()), (2, Some(2)));
         // It does not apply to a run with another batch size.
-        let recovery = OomRecovery::new(&config(9, 1), Some(2));
+        let recovery = OomRecovery::new(&config(9, 1), 1, Some(2));
         assert_eq!((recovery.rows(), recovery.micro_batch()), (9, None));
     }
 }

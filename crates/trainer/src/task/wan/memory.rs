@@ -109,7 +109,7 @@ impl Usage {
         trainable: Trainable,
         streamed: Vec<usize>,
     ) -> Self {
-        let rows = u64::from(config.train.per_device_train_batch_size);
+        let rows = u64::from(config.train.rows_per_pass(crate::ranks::in_environment()));
         let longest = data.training.iter().map(|clip| clip.tokens).max();
         // On the CPU, the zero rows after the text are merged; see `Transformer::distinct`.
         let text_rows = match device {

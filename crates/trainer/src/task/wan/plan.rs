@@ -143,7 +143,9 @@ impl<'a> PlannedExperts<'a> {
     }
 
     fn rows(&self) -> u32 {
-        self.config.train.per_device_train_batch_size
+        self.config
+            .train
+            .rows_per_pass(crate::ranks::in_environment())
     }
 
     fn blocks(&self) -> usize {
@@ -159,7 +161,7 @@ impl<'a> PlannedExperts<'a> {
     ) -> Result<Result<Plan, PlanError>, Error> {
         let config = Config {
             train: TrainConfig {
-                per_device_train_batch_size: request.rows,
+                per_device_train_batch_size: request.rows.into(),
                 ..request.config.train.clone()
             },
             ..request.config.clone()
