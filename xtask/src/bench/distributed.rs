@@ -9,6 +9,8 @@
 //! directions. Both sides train the same LoRA from the same adapter on the same blocks; what two ranks do
 //! is compared with twice what one does on its core.
 
+mod faults;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -49,6 +51,14 @@ pub(crate) struct DistributedBench {
     /// Leave DDP out
     #[arg(long)]
     alone: bool,
+
+    /// Kill ranks, cut links and switch machines off instead, and compare the weights in the end
+    #[arg(long, conflicts_with_all = ["rates", "batch", "steps", "alone"])]
+    faults: bool,
+
+    /// With --faults, how many ranks are killed
+    #[arg(long, default_value_t = 20, requires = "faults", value_parser = clap::value_parser!(u32).range(1..))]
+    kills: u32,
 
     /// Where the numbers go [default: bench/distributed.json in the target folder]
     #[arg(long, value_name = "FILE")]
@@ -113,6 +123,9 @@ impl DistributedBench {
             cmd!(shell, "id -u").read()?.trim() == "0",
             "network namespaces take root: run this as root"
         );
+        if self.faults {
+            return faults::run(&self, &shell);
+        }
         let libtorch = setup::ensure()?;
         let python = setup::reference_python()?;
         let surefoot = train::build(&libtorch)?;
