@@ -145,7 +145,7 @@ class Case:
                 continue
             if rank is None:
                 found.append(int(entry.name))
-            elif program.endswith("surefoot-trainer") and f"RANK={rank}".encode() in environment:
+            elif program == str(self.trainer) and f"RANK={rank}".encode() in environment:
                 found.append(int(entry.name))
         return found
 

@@ -268,7 +268,7 @@ impl Ranks {
     /// Tells the others why this rank ends, so that they need not wait for it.
     pub(crate) fn failed(&mut self, error: &Error) {
         if let Some(joined) = &mut self.joined {
-            joined.report(&error.to_string(), false);
+            joined.report(&error.to_string(), None);
         }
     }
 }

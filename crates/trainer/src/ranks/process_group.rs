@@ -49,8 +49,17 @@ pub(super) struct ProcessGroup {
 struct Failure {
     host: String,
     message: String,
-    /// Whether it only lost another one.
-    lost_another: bool,
+    /// How it lost another one, where that is all.
+    lost: Option<Lost>,
+}
+
+/// How a rank that is well lost another one.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Lost {
+    /// The connection broke.
+    Broken,
+    /// No answer came in time.
+    Late,
 }
 
 impl ProcessGroup {
@@ -190,48 +199,29 @@ impl ProcessGroup {
         }
     }
 
-    /// Why another rank has ended, if one has said a reason of its own.
-    fn reason_of_others(&self) -> Result<Option<Error>, Error> {
-        let gone = |error| self.store_is_gone(&error);
+    /// What each other rank has said of why it ended; nothing of those that have not.
+    fn others(&self) -> Result<Vec<(usize, Option<Failure>)>, torch_ext::Error> {
+        let mut others = Vec::new();
         for rank in (0..self.me.size).filter(|rank| *rank != self.me.rank) {
             let key = self.key_of("failed", rank);
-            if !self.store.has(&[&key]).map_err(gone)? {
-                continue;
-            }
-            let text = self.store.get(&key, GRACE).map_err(gone)?;
-            match serde_json::from_slice::<Failure>(&text) {
-                Ok(failure) if !failure.lost_another => {
-                    return Ok(Some(Error::Ranks(format!(
-                        "rank {rank} on {} has ended: {}",
-                        failure.host, failure.message
-                    ))));
-                }
-                _ => {}
-            }
+            let failure = match self.store.has(&[&key])? {
+                false => None,
+                true => serde_json::from_slice(&self.store.get(&key, GRACE)?).ok(),
+            };
+            others.push((rank, failure));
         }
-        Ok(None)
-    }
-
-    /// Ranks that have said nothing of why they ended, other than this one.
-    fn silent(&self) -> Result<Vec<usize>, torch_ext::Error> {
-        let mut silent = Vec::new();
-        for rank in (0..self.me.size).filter(|rank| *rank != self.me.rank) {
-            if !self.store.has(&[self.key_of("failed", rank)])? {
-                silent.push(rank);
-            }
-        }
-        Ok(silent)
+        Ok(others)
     }
 
     /// Writes why this rank ends. Who writes nothing is taken for dead, so a store that is gone
     /// matters no more.
-    pub(super) fn report(&mut self, message: &str, lost_another: bool) {
+    pub(super) fn report(&mut self, message: &str, lost: Option<Lost>) {
         self.group = None;
         self.rccl = None;
         let failure = Failure {
             host: self.host.clone(),
             message: message.to_owned(),
-            lost_another,
+            lost,
         };
         // The first reason is the true one.
         let key = self.key_of("failed", self.me.rank);
@@ -251,29 +241,47 @@ impl ProcessGroup {
         if !matches!(error, torch_ext::Error::Peer(_)) {
             return error.into();
         }
-        let timed_out = began.elapsed() >= self.timeout;
+        let own = match began.elapsed() >= self.timeout {
+            true => Lost::Late,
+            false => Lost::Broken,
+        };
         // Lets go of the group, so that those who wait for this one learn of it now.
-        self.report(&error.to_string(), true);
+        self.report(&error.to_string(), Some(own));
         let until = Instant::now() + GRACE;
         loop {
-            // Before the reasons are read: one who is silent now may say something meanwhile.
-            let silent = self.silent();
-            match self.reason_of_others() {
-                Ok(Some(failure)) => return failure,
-                Ok(None) => {}
-                Err(gone) => return gone,
-            }
-            match silent {
+            let others = match self.others() {
+                Ok(others) => others,
                 Err(gone) => return self.store_is_gone(&gone),
-                Ok(silent) if silent.is_empty() => {
-                    return Error::Ranks(format!(
-                        "{} lost the connection to the other ranks, though all of them are there: {error}",
-                        self.name_of(self.me.rank)
-                    ));
-                }
-                Ok(silent) if Instant::now() >= until => return self.missed(&silent, timed_out),
-                Ok(_) => std::thread::sleep(PAUSE),
+            };
+            let said = others
+                .iter()
+                .filter_map(|(rank, said)| Some((rank, said.as_ref()?)));
+            if let Some((rank, failure)) = said.clone().find(|(_, said)| said.lost.is_none()) {
+                return Error::Ranks(format!(
+                    "rank {rank} on {} has ended: {}",
+                    failure.host, failure.message
+                ));
             }
+            // Whose time is over first breaks the connections of all others.
+            let somebody_waited = said.clone().any(|(_, said)| said.lost == Some(Lost::Late));
+            let silent = others.iter().filter(|(_, said)| said.is_none());
+            let silent: Vec<usize> = silent.map(|(rank, _)| *rank).collect();
+            if silent.is_empty() {
+                let me = self.name_of(self.me.rank);
+                return Error::Ranks(match own == Lost::Broken && somebody_waited {
+                    true => format!(
+                        "{me} was late: others have waited {} seconds (`train.rank_timeout`), and ended",
+                        self.timeout.as_secs()
+                    ),
+                    false => format!(
+                        "{me} lost the connection to the other ranks, though all of them are there: {error}"
+                    ),
+                });
+            }
+            if Instant::now() >= until {
+                return self.missed(&silent, own == Lost::Late || somebody_waited);
+            }
+            std::thread::sleep(PAUSE);
         }
     }
 
