@@ -455,7 +455,7 @@ def main():
     import torch
 
     report = {
-        "rung": "CPU, real",
+        "evidence_level": "CPU, real",
         "torch": torch.__version__,
         "steps": options.steps,
         "save_steps": options.save,

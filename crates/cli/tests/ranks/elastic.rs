@@ -1,6 +1,8 @@
 //! What `torchrun` does when a process ends or a machine comes or goes: it starts all ranks again, perhaps
 //! fewer or more of them, with other numbers, and beside another store.
 
+use rustix::process::Signal;
+
 use super::*;
 
 /// A machine, as far as a rank can tell, with an agent of `torchrun`.
@@ -135,6 +137,26 @@ fn a_rank_that_joins_one_that_was_alone_goes_on_with_it() {
     outputs.iter().for_each(assert_fine);
     assert_eq!(resumed_at(&outputs[0]), Some(saved));
     assert_eq!(place.runs(), 1, "a run was begun anew");
+}
+
+#[test]
+fn a_machine_that_is_asked_to_stop_leaves_and_the_others_are_to_be_started_again() {
+    let place = Place::new();
+    let machine = Machine {
+        place: &place,
+        name: "runs",
+    };
+    let store = store();
+    let ranks = [0, 1].map(|rank| machine.rank(&store, rank, 2, &LONG_RUN));
+    wait_for("a checkpoint", || !machine.checkpoints().is_empty());
+    send(&ranks[1], Signal::TERM);
+    let [first, second] = ended(ranks);
+    assert_fine(&second);
+    // `torchrun` takes a rank that ends well for one whose work is done.
+    assert_eq!(first.status.code(), Some(1));
+    let shown = stderr(&first);
+    assert!(shown.contains("another rank was asked to stop"), "{shown}");
+    assert_eq!(machine.saved(), place.losses("tiny").len() as u64);
 }
 
 #[test]

@@ -168,6 +168,11 @@ fn assert_fine(output: &Output) {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
 }
 
+fn send(rank: &Child, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(rank.id() as i32).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
 fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
     let until = Instant::now() + LONG;
     while !condition() {
@@ -471,8 +476,7 @@ fn a_rank_that_does_not_answer_is_named_by_all_when_the_time_is_over() {
     let arguments = arguments.concat();
     let [first, mut second, third] = [0, 1, 2].map(|rank| place.rank(&store, rank, 3, &arguments));
     wait_for("a checkpoint", || !place.checkpoints("tiny").is_empty());
-    let pid = rustix::process::Pid::from_raw(second.id() as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    send(&second, rustix::process::Signal::STOP);
     let ended = [first, third].map(|rank| rank.wait_with_output().unwrap());
     second.kill().unwrap();
     second.wait().unwrap();
@@ -494,8 +498,7 @@ fn ranks_stop_together_and_save() {
     let mut command = place.command(&["--nproc", "2", "--set", "train.max_steps=1000000"]);
     let launcher = command.spawn().unwrap();
     wait_for("a checkpoint", || !place.checkpoints("tiny").is_empty());
-    let pid = rustix::process::Pid::from_raw(launcher.id() as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    send(&launcher, rustix::process::Signal::INT);
     let output = launcher.wait_with_output().unwrap();
     assert_fine(&output);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -507,6 +510,31 @@ fn ranks_stop_together_and_save() {
         "{}",
         last.display()
     );
+}
+
+#[test]
+fn a_checkpoint_that_one_rank_is_asked_for_is_made_by_all() {
+    let place = Place::new();
+    let store = Store::host("127.0.0.1", 0).unwrap();
+    let arguments = [
+        ["--set", "train.max_steps=1000000"],
+        ["--set", "train.save_steps=0"],
+        ["--set", "train.eval_steps=0"],
+    ];
+    let arguments = arguments.concat();
+    let ranks = [0, 1].map(|rank| place.rank(&store, rank, 2, &arguments));
+    let metrics = place.path("runs/tiny/metrics.jsonl");
+    wait_for("a step", || {
+        fs::metadata(&metrics).is_ok_and(|file| file.len() > 0)
+    });
+    assert!(place.checkpoints("tiny").is_empty());
+    send(&ranks[1], rustix::process::Signal::USR1);
+    wait_for("the checkpoint", || !place.checkpoints("tiny").is_empty());
+    send(&ranks[1], rustix::process::Signal::INT);
+    for rank in ranks {
+        assert_fine(&rank.wait_with_output().unwrap());
+    }
+    assert_eq!(place.checkpoints("tiny").len(), 2);
 }
 
 #[test]

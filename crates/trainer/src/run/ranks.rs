@@ -90,7 +90,13 @@ pub(super) fn resumed(ranks: &Ranks, config: &Config) -> Result<Option<Resumed>,
         Some(folder) if !checkpoint::list(&folder.join("checkpoints"))?.is_empty() => {
             let mut again = config.clone();
             again.train.resume_from_checkpoint = Some(folder.display().to_string());
-            Resumed::open(&again)
+            Resumed::open(&again).map_err(|error| match error {
+                Error::Resume(reason) => Error::Resume(format!(
+                    "{reason}\nthis job of `torchrun` has begun that run: for a new one, give it another name \
+                     (`--rdzv-id`)"
+                )),
+                other => other,
+            })
         }
         _ => Resumed::open(config),
     }

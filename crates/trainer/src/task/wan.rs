@@ -10,6 +10,7 @@ mod memory;
 mod model;
 mod plan;
 mod previews;
+mod share;
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -46,8 +47,6 @@ use crate::video::{Encoded, ShownMedia, VideoData, fresh_step, shown_media, trai
 
 /// Default number of consecutive steps of each of two experts.
 const STEPS_PER_EXPERT: u64 = 10;
-/// Number of noise levels at which the held-out loss is measured, evenly spaced over the trained range.
-const LEVELS: u32 = 5;
 
 /// A video model, what is trained of it, and the clips.
 pub struct WanVideo {
@@ -249,88 +248,6 @@ impl WanVideo {
         Ok(apart
             .f_square()?
             .f_mean_dim([1, 2, 3, 4].as_slice(), false, Kind::Float)?)
-    }
-
-    /// The sum over held-out clips, each at the same levels with the same noise every time.
-    fn held_out_losses(
-        &self,
-        expert: &Expert,
-        numbers: &[u64],
-        placer: &mut Placer,
-    ) -> Result<f64, Error> {
-        let (low, high) = expert.range;
-        let mut sum = 0.0;
-        for number in numbers {
-            for level in 0..LEVELS {
-                let share = (f64::from(level) + 0.5) / f64::from(LEVELS);
-                let sigma = low + share * (high - low);
-                let sigma = Tensor::f_from_slice(&[sigma as f32])?;
-                torch_ext::random::manual_seed((number << 8) | u64::from(level))?;
-                let clip = self.held_out.read(*number as usize)?;
-                let batch = placer.batch(self.batch(clip, &[false], &sigma)?)?;
-                let losses = self.losses(expert, &batch, Pass::Evaluate)?;
-                sum += f64::try_from(&losses.f_mean(Kind::Float)?)?;
-            }
-        }
-        Ok(sum)
-    }
-
-    /// The previews of a share, by their numbers; where they cannot be made, a run that is learning goes on without them.
-    fn samples_of(
-        &self,
-        step: u64,
-        share: Share,
-        folder: &Path,
-        placer: &mut Placer,
-    ) -> Result<Vec<(usize, Sample)>, Error> {
-        let Some(previews) = &self.previews else {
-            return Ok(Vec::new());
-        };
-        match previews.make(self, share, folder, placer) {
-            Err(error)
-                if error.is_out_of_memory()
-                    || matches!(error, Error::Data(_) | Error::Io { .. }) =>
-            {
-                tracing::warn!("no previews after step {step}: {error}");
-                Ok(Vec::new())
-            }
-            made => made,
-        }
-    }
-
-    /// What the experts make of a process's share of the held-out clips.
-    fn measure_share(
-        &self,
-        limit: Option<u64>,
-        share: Share,
-        placer: &mut Placer,
-    ) -> Result<EvaluationSums, Error> {
-        let _no_grad = tch::no_grad_guard();
-        let (numbers, complete) = self.measured(limit);
-        let mut sums = EvaluationSums {
-            samples: numbers.len() as u64,
-            complete,
-            ..EvaluationSums::default()
-        };
-        let numbers = share.part(&numbers);
-        let units = numbers.len() as u64 * u64::from(LEVELS);
-        for (index, expert) in self.experts.iter().enumerate() {
-            if !numbers.is_empty() {
-                self.load_expert(Some(index), placer)?;
-            }
-            let loss = self.held_out_losses(expert, &numbers, placer)?;
-            sums.loss += loss;
-            sums.units += units;
-            if self.experts.len() > 1 {
-                sums.turns.insert(expert.name(), (loss, units));
-            }
-        }
-        Ok(sums)
-    }
-
-    /// Indices of the held-out clips to measure, and whether those are all.
-    fn measured(&self, limit: Option<u64>) -> (Vec<u64>, bool) {
-        super::blocks::spread(self.data.held_out.len() as u64, limit)
     }
 }
 
