@@ -101,7 +101,14 @@ fn what_goes_back_for_a_fraction_is_in_the_history() {
         capacity: 4 * GIB,
         ..SimConfig::default()
     });
-    let allocator = without_floor(driver);
+    let config = PoolConfig {
+        warmup_bytes: 0,
+        keep: Keep::Bytes(GIB),
+        ..PoolConfig::default()
+    };
+    let allocator = Allocator::builder(DeviceIndex(0), driver)
+        .config(config)
+        .build();
     allocator.record_history(1000);
     let addresses: Vec<_> = (0..8)
         .map(|_| allocator.allocate(64 * MIB, StreamId::DEFAULT).unwrap())

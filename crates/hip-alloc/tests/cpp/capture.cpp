@@ -11,8 +11,8 @@
 int main(int, char **arguments) {
   alarm(600);
   const Library library = open_library(arguments[1]);
-  auto begin = find(library, hip_alloc_begin_allocate_to_pool, "hip_alloc_begin_allocate_to_pool");
-  auto end = find(library, hip_alloc_end_allocate_to_pool, "hip_alloc_end_allocate_to_pool");
+  auto begin = function(library, hip_alloc_begin_allocate_to_pool, "hip_alloc_begin_allocate_to_pool");
+  auto end = function(library, hip_alloc_end_allocate_to_pool, "hip_alloc_end_allocate_to_pool");
   const hip_alloc_pool_id pool{1, 2};
   const std::function<bool(void *)> all = [](void *) { return true; };
 

@@ -28,7 +28,7 @@ struct Late {
     for (void *memory : live) {
       library.free(memory, 0, 0, nullptr);
     }
-    find(library, hip_alloc_release_pool, "hip_alloc_release_pool")(0, pool);
+    function(library, hip_alloc_release_pool, "hip_alloc_release_pool")(0, pool);
     for (int number = 0; number < 40; number++) {
       library.free(library.malloc(20 << 20, HIP_ALLOC_HOST, nullptr), 0, HIP_ALLOC_HOST, nullptr);
     }
@@ -48,6 +48,6 @@ int main(int, char **arguments) {
   for (size_t number = 1; number <= 40; number++) {
     live.push_back(library.malloc(number << 20, 0, nullptr));
   }
-  find(library, hip_alloc_retain_pool, "hip_alloc_retain_pool")(0, pool, 0);
+  function(library, hip_alloc_retain_pool, "hip_alloc_retain_pool")(0, pool, 0);
   return 0;
 }

@@ -35,9 +35,9 @@ int main(int, char **arguments) {
   library.record_stream(memory, &helpers);
   library.free(memory, 8 << 20, 0, nullptr);
   const std::function<bool(void *)> all = [](void *) { return true; };
-  find(library, hip_alloc_begin_allocate_to_pool, "hip_alloc_begin_allocate_to_pool")(0, {1, 2}, &all);
+  function(library, hip_alloc_begin_allocate_to_pool, "hip_alloc_begin_allocate_to_pool")(0, {1, 2}, &all);
   library.free(library.malloc(1 << 20, 0, &helpers), 1 << 20, 0, &helpers);
-  find(library, hip_alloc_end_allocate_to_pool, "hip_alloc_end_allocate_to_pool")(0, {1, 2});
+  function(library, hip_alloc_end_allocate_to_pool, "hip_alloc_end_allocate_to_pool")(0, {1, 2});
   library.trim(0, 0);
   // The locks are taken again around a fork of the program's own.
   int before = helpers;

@@ -49,6 +49,6 @@ inline Library open_library(const char *path) {
 }
 
 // A function of it that not every program needs.
-template <typename Function> Function *find(const Library &library, Function &, const char *name) {
+template <typename Function> Function *function(const Library &library, Function &, const char *name) {
   return reinterpret_cast<Function *>(dlsym(library.handle, name));
 }

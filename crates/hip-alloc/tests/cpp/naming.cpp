@@ -22,9 +22,9 @@ extern "C" void nothing() {}
 int main(int, char **arguments) {
   alarm(600);
   const Library library = open_library(arguments[1]);
-  auto record = find(library, hip_alloc_record_stacks, "hip_alloc_record_stacks");
-  auto record_python = find(library, hip_alloc_record_python_stacks, "hip_alloc_record_python_stacks");
-  auto stack = find(library, hip_alloc_python_stack, "hip_alloc_python_stack");
+  auto record = function(library, hip_alloc_record_stacks, "hip_alloc_record_stacks");
+  auto record_python = function(library, hip_alloc_record_python_stacks, "hip_alloc_record_python_stacks");
+  auto stack = function(library, hip_alloc_python_stack, "hip_alloc_python_stack");
   record(&name_stack);
   std::thread naming([&] { library.free(library.malloc(100, HIP_ALLOC_HOST, nullptr), 0, HIP_ALLOC_HOST, nullptr); });
   while (!inside) {

@@ -15,10 +15,10 @@ static void ask(const char *what, int code) { std::printf("%s: %d, %d calls\n", 
 int main(int, char **arguments) {
   alarm(600);
   const Library library = open_library(arguments[1]);
-  auto retain = find(library, hip_alloc_retain_pool, "hip_alloc_retain_pool");
-  auto release = find(library, hip_alloc_release_pool, "hip_alloc_release_pool");
-  auto begin = find(library, hip_alloc_begin_allocate_to_pool, "hip_alloc_begin_allocate_to_pool");
-  auto end = find(library, hip_alloc_end_allocate_to_pool, "hip_alloc_end_allocate_to_pool");
+  auto retain = function(library, hip_alloc_retain_pool, "hip_alloc_retain_pool");
+  auto release = function(library, hip_alloc_release_pool, "hip_alloc_release_pool");
+  auto begin = function(library, hip_alloc_begin_allocate_to_pool, "hip_alloc_begin_allocate_to_pool");
+  auto end = function(library, hip_alloc_end_allocate_to_pool, "hip_alloc_end_allocate_to_pool");
   const hip_alloc_pool_id used{1, 2}, other{3, 4}, begun{5, 6};
   const std::function<bool(void *)> none = [](void *) { return false; };
 
