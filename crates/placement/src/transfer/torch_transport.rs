@@ -9,6 +9,7 @@ mod deferred_drop;
 mod elements;
 mod sums;
 
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use tch::{Device, Tensor};
@@ -127,38 +128,69 @@ impl HostTensor {
         &self.0
     }
 
-    /// The bytes of a contiguous tensor.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        let bytes = size_in_bytes(&self.0) as usize;
-        let start = self.0.data_ptr().cast::<u8>().cast_const();
-        if bytes == 0 || start.is_null() {
-            return &[];
+    /// Where its bytes begin, and how many there are.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless they are one piece of host memory: of an expanded tensor
+    /// there are fewer, and a view of another one has others in between.
+    fn place(&self) -> Result<(NonNull<u8>, usize), Error> {
+        if self.0.device() != Device::Cpu || self.0.is_sparse() || !self.0.is_contiguous() {
+            return Err(Error::InvalidArgument(format!(
+                "only a contiguous tensor in host memory has its bytes in one piece; this one is on \
+                 {:?}, of shape {:?} and strides {:?}",
+                self.0.device(),
+                self.0.size(),
+                self.0.stride(),
+            )));
         }
-        // SAFETY: a dense, contiguous CPU tensor of this many bytes from `start`, kept
+        let bytes = size_in_bytes(&self.0) as usize;
+        Ok(match NonNull::new(self.0.data_ptr().cast::<u8>()) {
+            Some(start) => (start, bytes),
+            None => (NonNull::dangling(), 0),
+        })
+    }
+
+    /// The bytes of a contiguous tensor.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for one that is not.
+    pub(crate) fn bytes(&self) -> Result<&[u8], Error> {
+        let (start, bytes) = self.place()?;
+        // SAFETY: a dense, contiguous CPU tensor of this many bytes from `start` (`place` looked), kept
         // alive by `self`. Any byte is a valid u8. As with every read of a tensor,
         // nobody may write to its storage from another thread meanwhile: the tensors
         // of a move belong to the caller of the move.
-        unsafe { std::slice::from_raw_parts(start, bytes) }
+        Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) })
     }
 
     /// Copies the bytes of another tensor of this size, with a checksum of both sides.
-    pub(crate) fn fill_from(&mut self, source: &HostTensor) -> (Checksum, Checksum) {
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if either is not contiguous, or the sizes differ.
+    pub(crate) fn fill_from(&mut self, source: &HostTensor) -> Result<(Checksum, Checksum), Error> {
+        let (from, to) = (source.bytes()?, self.bytes_mut()?);
+        if from.len() != to.len() {
+            return Err(Error::InvalidArgument(format!(
+                "{} bytes do not fit into {}",
+                from.len(),
+                to.len()
+            )));
+        }
         let copy = |from: &[u8], to: &mut [u8]| to.copy_from_slice(from);
-        Checksum::of_copy(source.bytes(), self.bytes_mut(), &TorchThreads, copy)
+        Ok(Checksum::of_copy(from, to, &TorchThreads, copy))
     }
 
     /// The same bytes, writable.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        let bytes = size_in_bytes(&self.0) as usize;
-        let start = self.0.data_ptr().cast::<u8>();
-        if bytes == 0 || start.is_null() {
-            return &mut [];
-        }
+    ///
+    /// # Errors
+    /// As [`bytes`](Self::bytes).
+    pub(crate) fn bytes_mut(&mut self) -> Result<&mut [u8], Error> {
+        let (start, bytes) = self.place()?;
         // SAFETY: as in `bytes`. It is called for tensors that were just made (which includes
         // the fault matrix's damaged ones), and for slots of a ring between two blocks: nobody
         // reads or writes there meanwhile, and no reference to these bytes is kept anywhere,
         // since tensors hold plain pointers.
-        unsafe { std::slice::from_raw_parts_mut(start, bytes) }
+        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) })
     }
 }
 
@@ -405,7 +437,10 @@ impl Transport for TorchTransport {
     }
 
     fn sum_host(&mut self, host: &HostTensor) -> Result<Checksum, TransportError> {
-        Ok(Checksum::of(host.bytes()))
+        let bytes = host.bytes();
+        bytes
+            .map(Checksum::of)
+            .map_err(|error| explain(Operation::SumHost, Pool::Host, error))
     }
 
     fn stage(&mut self, host: &HostTensor) -> Result<HostTensor, TransportError> {
@@ -439,7 +474,9 @@ impl Transport for TorchTransport {
             let target = empty_on(&host.0, self.device);
             let target = target.map_err(|error| explain(Operation::Copy, Pool::Device, error))?;
             let mut target = HostTensor(target);
-            let (sent, arrived) = target.fill_from(host);
+            let filled = target.fill_from(host);
+            let (sent, arrived) =
+                filled.map_err(|error| explain(Operation::Copy, Pool::Device, error))?;
             return Ok(ChecksummedCopy {
                 remote: target.0,
                 sent: Some(sent),

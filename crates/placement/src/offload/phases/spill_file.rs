@@ -72,16 +72,17 @@ impl SpillFile {
             source: error.into(),
         };
         let host = HostTensor::new(&tensor.f_contiguous().map_err(torch)?)?;
-        let bytes = host.bytes().len() as u64;
+        let data = host.bytes()?;
+        let bytes = data.len() as u64;
         let at = self.find_free(bytes);
-        let written = self.file.write_all_at(host.bytes(), at);
+        let written = self.file.write_all_at(data, at);
         written.map_err(|error| spill_error(name, "written to", &error))?;
         let kind = tensor.kind();
         let spilled = SpilledTensor {
             at,
             kind,
             size: tensor.size(),
-            sum: Checksum::of(host.bytes()),
+            sum: Checksum::of(data),
         };
         self.extents.insert(at, Extent { bytes, names: 1 });
         self.tensors.insert(name.to_owned(), spilled);
@@ -109,9 +110,9 @@ impl SpillFile {
             source: error.into(),
         })?;
         let mut host = HostTensor::new(&empty)?;
-        let read = self.file.read_exact_at(host.bytes_mut(), spilled.at);
+        let read = self.file.read_exact_at(host.bytes_mut()?, spilled.at);
         read.map_err(|error| spill_error(name, "read from", &error))?;
-        if let Some(damage) = spilled.sum.damage(&Checksum::of(host.bytes())) {
+        if let Some(damage) = spilled.sum.damage(&Checksum::of(host.bytes()?)) {
             let error = io::Error::other(format!("the data read back differs: {damage}"));
             return Err(spill_error(name, "read from", &error));
         }

@@ -107,7 +107,7 @@ impl BlockStore {
         travels: bool,
     ) -> Result<(), PlaceError> {
         // The reference for verification. For a block in the file there is no later chance to compute it.
-        let sum = Checksum::of(HostTensor::new(&buffer)?.bytes());
+        let sum = Checksum::of(HostTensor::new(&buffer)?.bytes()?);
         if let Some(first) = self.find_tied(&origin, &sum, &buffer)? {
             self.blocks.push(StoredBlock {
                 name: layout.name.clone(),
@@ -129,7 +129,7 @@ impl BlockStore {
             Some(reader) => {
                 self.disk += bytes;
                 let host = HostTensor::new(&buffer)?;
-                let at = reader.append(host.bytes()).map_err(|error| {
+                let at = reader.append(host.bytes()?).map_err(|error| {
                     Error::Torch(format!(
                         "block `{}` cannot be written to its file: {error}",
                         layout.name
@@ -172,23 +172,24 @@ impl BlockStore {
         buffer: &Tensor,
     ) -> Result<Option<usize>, PlaceError> {
         let bytes = HostTensor::new(buffer)?;
+        let bytes = bytes.bytes()?;
         for (first, stored) in self.blocks.iter().enumerate() {
             let alike = stored.origin == *origin && stored.sum.as_ref() == Some(sum);
-            if !alike || bytes.bytes().is_empty() {
+            if !alike || bytes.is_empty() {
                 continue;
             }
             let same = match &stored.residency {
                 BlockResidency::TiedTo(_) => false,
-                BlockResidency::Host(there) => HostTensor::new(there)?.bytes() == bytes.bytes(),
+                BlockResidency::Host(there) => HostTensor::new(there)?.bytes()? == bytes,
                 BlockResidency::Resident(there) => {
                     let there = self.transport.read_back(there).map_err(Error::from)?;
-                    there.bytes() == bytes.bytes()
+                    there.bytes()? == bytes
                 }
                 BlockResidency::File(at) => {
-                    let mut there = vec![0; bytes.bytes().len()];
+                    let mut there = vec![0; bytes.len()];
                     let reader = self.reader.as_ref();
                     let read = reader.map(|reader| reader.file.read_exact_at(&mut there, *at));
-                    matches!(read, Some(Ok(()))) && there == bytes.bytes()
+                    matches!(read, Some(Ok(()))) && there == bytes
                 }
             };
             if same {
@@ -299,7 +300,10 @@ impl ReadRequest {
             Some(event) => event.synchronize().map_err(io::Error::other),
             None => Ok(()),
         };
-        let outcome = passed.and_then(|()| file.read_exact_at(self.into.bytes_mut(), self.at));
+        let outcome = passed.and_then(|()| {
+            let into = self.into.bytes_mut().map_err(io::Error::other)?;
+            file.read_exact_at(into, self.at)
+        });
         forget_pages(file);
         // The caller may have given up waiting.
         let _ = self.answer.send(Read {

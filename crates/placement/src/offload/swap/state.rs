@@ -358,7 +358,7 @@ impl State {
         let mut arrived = None;
         match verified {
             true => {
-                let sums = HostTensor::new(&target)?.fill_from(&HostTensor::new(source)?);
+                let sums = HostTensor::new(&target)?.fill_from(&HostTensor::new(source)?)?;
                 arrived = Some(sums.1);
             }
             false => copy_into(&mut target, source, false)?,

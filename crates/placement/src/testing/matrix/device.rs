@@ -315,8 +315,9 @@ impl FaultyTransport {
         let source = host.tensor.tensor();
         let tensor = source.f_empty_like().map_err(not_made)?;
         let mut damaged = HostTensor::new(&tensor).map_err(not_made)?;
-        damaged.bytes_mut().fill(UNINITIALISED);
-        fault.apply(host.tensor.bytes(), damaged.bytes_mut());
+        damaged.bytes_mut().map_err(not_made)?.fill(UNINITIALISED);
+        let sent = host.tensor.bytes().map_err(not_made)?;
+        fault.apply(sent, damaged.bytes_mut().map_err(not_made)?);
         if self.inner.is_pinned(&host.tensor) {
             damaged = self.inner.stage(&damaged)?;
         }

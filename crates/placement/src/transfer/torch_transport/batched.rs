@@ -133,14 +133,17 @@ struct OfferedSum {
     load: usize,
     piece: Piece,
     order: Arc<SumJob>,
-    sum: Receiver<Checksum>,
+    sum: Receiver<Result<Checksum, Error>>,
 }
 
 /// The bytes of a piece, and where to send the checksum. Whoever claims it computes the checksum; what then
 /// remains in the other cores' queue holds no memory.
-type SumJob = Mutex<Option<(HostTensor, Sender<Checksum>)>>;
+type SumJob = Mutex<Option<PendingSum>>;
 
-fn claim(order: &SumJob) -> Option<(HostTensor, Sender<Checksum>)> {
+/// The bytes to sum, and where to send the result.
+type PendingSum = (HostTensor, Sender<Result<Checksum, Error>>);
+
+fn claim(order: &SumJob) -> Option<PendingSum> {
     order.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
@@ -151,7 +154,7 @@ impl OfferedSum {
         let offered = Arc::clone(&order);
         rayon::spawn_fifo(move || {
             if let Some((bytes, answer)) = claim(&offered) {
-                let sum = Checksum::on_one_core(bytes.bytes());
+                let sum = bytes.bytes().map(Checksum::on_one_core);
                 // Before sending the result, after which the memory may be freed or written to.
                 drop(bytes);
                 // If the copy has failed meanwhile, nobody is waiting any more.
@@ -170,8 +173,8 @@ impl OfferedSum {
     fn sum(self) -> Result<Checksum, Error> {
         let not_begun = claim(&self.order).map(|(bytes, _)| bytes);
         match not_begun {
-            Some(bytes) => Ok(Checksum::on_one_core(bytes.bytes())),
-            None => self.sum.recv().map_err(|_| lost()),
+            Some(bytes) => bytes.bytes().map(Checksum::on_one_core),
+            None => self.sum.recv().unwrap_or_else(|_| Err(lost())),
         }
     }
 }
@@ -499,7 +502,7 @@ mod tests {
             let offered = OfferedSum::new(0, PIECE, bytes());
             let order = Arc::clone(&offered.order);
             let sum = offered.sum().unwrap();
-            assert_eq!(sum, Checksum::of(bytes().bytes()));
+            assert_eq!(sum, Checksum::of(bytes().bytes().unwrap()));
             assert!(claim(&order).is_none());
         });
     }
@@ -518,7 +521,7 @@ mod tests {
 
     #[test]
     fn the_sum_is_that_of_the_piece_whoever_takes_it() {
-        let whole = Checksum::of(bytes().bytes());
+        let whole = Checksum::of(bytes().bytes().unwrap());
         for _ in 0..200 {
             assert_eq!(OfferedSum::new(0, PIECE, bytes()).sum().unwrap(), whole);
         }

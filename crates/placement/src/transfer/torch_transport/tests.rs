@@ -28,7 +28,7 @@ fn sums_by_tensor_operations_equal_sums_of_bytes() {
     for kind in kinds {
         for count in [0, 1, 3, 4096, 5000, 300_001] {
             let tensor = sample(kind, count);
-            let by_bytes = Checksum::of(HostTensor(tensor.shallow_clone()).bytes());
+            let by_bytes = Checksum::of(HostTensor(tensor.shallow_clone()).bytes().unwrap());
             assert_eq!(
                 sum_rows(&tensor, &weights).unwrap(),
                 by_bytes,
@@ -42,7 +42,7 @@ fn sums_by_tensor_operations_equal_sums_of_bytes() {
 fn a_slab_boundary_does_not_show_in_the_sums() {
     let weights = weights_on(Device::Cpu).unwrap();
     let tensor = sample(Kind::Int, SLAB_ROWS * ROW_WORDS as i64 + 4097);
-    let by_bytes = Checksum::of(HostTensor(tensor.shallow_clone()).bytes());
+    let by_bytes = Checksum::of(HostTensor(tensor.shallow_clone()).bytes().unwrap());
     assert_eq!(sum_rows(&tensor, &weights).unwrap(), by_bytes);
 }
 
@@ -75,7 +75,7 @@ fn tensors_that_share_slabs_have_the_sums_of_their_own_bytes() {
                 summing.add(&bytes, start, length).unwrap();
                 start += length;
             }
-            let sum = Checksum::of(HostTensor(tensor.shallow_clone()).bytes());
+            let sum = Checksum::of(HostTensor(tensor.shallow_clone()).bytes().unwrap());
             expected.extend_from_slice(sum.rows());
         }
         assert_eq!(summing.read().unwrap(), expected, "{kind:?}");
@@ -95,7 +95,7 @@ fn what_is_copied_together_is_what_was_summed_ahead() {
         let copied = copied.unwrap();
         assert!(copied.remote.equal(&source.0));
         assert_ne!(copied.remote.as_ptr(), source.0.as_ptr());
-        let sum = summed.then(|| Checksum::of(source.bytes()));
+        let sum = summed.then(|| Checksum::of(source.bytes().unwrap()));
         assert_eq!((copied.sent, copied.arrived), (sum, None));
     }
 }
@@ -248,4 +248,37 @@ fn what_goes_over_a_slow_link_gets_its_time_and_what_hangs_is_noticed() {
     let long = options.timeout(Bytes::gib(20));
     assert_eq!(long, options.deadline + Duration::from_secs(320));
     assert!(options.timeout(Bytes(u64::MAX)) > long);
+}
+
+/// Of the first there are fewer bytes than elements, of the second others lie in between.
+fn in_pieces() -> [Tensor; 2] {
+    let options = (Kind::Float, Device::Cpu);
+    [
+        Tensor::zeros([1], options).expand([1 << 30], false),
+        Tensor::zeros([4, 6], options).narrow(1, 0, 3),
+    ]
+}
+
+#[test]
+fn the_bytes_of_a_tensor_in_pieces_are_refused_and_not_read() {
+    let mut transport = TorchTransport::new(Device::Cpu, TransportOptions::default()).unwrap();
+    for tensor in in_pieces() {
+        let mut host = HostTensor::new(&tensor).unwrap();
+        assert!(matches!(host.bytes(), Err(Error::InvalidArgument(_))));
+        assert!(host.bytes_mut().is_err());
+        let refused = transport.sum_host(&host).unwrap_err();
+        assert!(
+            refused.to_string().contains("only a contiguous tensor"),
+            "{refused}"
+        );
+        assert!(transport.sum_device(&tensor).is_err());
+    }
+}
+
+#[test]
+fn a_copy_between_tensors_of_two_sizes_is_refused() {
+    let options = (Kind::Float, Device::Cpu);
+    let mut target = HostTensor(Tensor::zeros([3], options));
+    let source = HostTensor(Tensor::zeros([4], options));
+    assert!(target.fill_from(&source).is_err());
 }
