@@ -94,6 +94,10 @@ impl Error {
         match self {
             Self::Torch(error) => error.into(),
             Self::TorchExt(error) => error,
+            Self::Placement(error) if !error.context_is_usable() => {
+                let message = error.to_string();
+                torch_ext::Error::DeviceLost { message }
+            }
             other => torch_ext::Error::Callback(other.to_string()),
         }
     }

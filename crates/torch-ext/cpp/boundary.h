@@ -31,6 +31,7 @@ enum Code : int32_t {
   kNotImplemented = 6,  // c10::NotImplementedError: no kernel for this dtype or device
   kCallback = 7,        // a Rust callback failed; Rust kept its error
   kPeer = 8,            // another process did not answer, or the connection to it broke
+  kDeviceLost = 9,      // as a Rust callback says: the device's context is unusable
 };
 
 // Thrown by this shim itself, with the code that Rust shall see. A std::exception,

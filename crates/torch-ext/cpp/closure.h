@@ -51,7 +51,7 @@ struct Closure : torch::CustomClassHolder {
       TORCH_CHECK_WITH(OutOfMemoryError, false, raw.failure(raw.data));
     }
     if (code != kOk) {
-      throw Refusal{kCallback, raw.failure(raw.data)};
+      throw Refusal{static_cast<Code>(code), raw.failure(raw.data)};
     }
     return results;
   }

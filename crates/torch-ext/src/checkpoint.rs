@@ -124,7 +124,9 @@ struct Closure<F> {
 
 /// # Safety
 /// `closure` came from `Box::into_raw` of a `Closure<F>`; nobody else uses it
-/// during the call (a node of the graph runs on one thread at a time). `inputs`
+/// during the call: it belongs to one node, the forward run is over before anybody can
+/// reach that, and `CppNode::apply` holds its `mutex_` (torch/csrc/autograd/custom_function.h)
+/// through each run in a backward pass. `inputs`
 /// are `count` valid tensors, `results` is what C++ passed.
 unsafe extern "C" fn run<F>(
     closure: *mut c_void,
@@ -161,14 +163,9 @@ where
     match outcome {
         Ok(()) => raw::OK,
         Err(error) => {
-            let code = if error.is_out_of_memory() {
-                raw::OUT_OF_MEMORY
-            } else {
-                raw::CALLBACK
-            };
-            let message = error.to_string().replace('\0', " ");
-            closure.failure = CString::new(message).unwrap_or_default();
-            code
+            let (code, message) = error.into_shim();
+            closure.failure = CString::new(message.replace('\0', " ")).unwrap_or_default();
+            code.to_raw()
         }
     }
 }

@@ -81,7 +81,24 @@ impl Error {
             Code::NotImplemented => Error::NotImplemented(message),
             Code::Callback => Error::Callback(message),
             Code::Peer => Error::Peer(message),
+            Code::DeviceLost => Error::DeviceLost { message },
             Code::Torch => Error::from_message(message),
+        }
+    }
+
+    /// As a function that libtorch calls back tells the shim: `from_shim` makes an error of the
+    /// same class of it.
+    pub(crate) fn into_shim(self) -> (Code, String) {
+        match self {
+            Error::OutOfMemory { message } => (Code::OutOfMemory, message),
+            Error::DeviceLost { message } => (Code::DeviceLost, message),
+            Error::NoAccelerator(message) => (Code::NoAccelerator, message),
+            Error::NotImplemented(message) => (Code::NotImplemented, message),
+            Error::InvalidArgument(message) => (Code::InvalidArgument, message),
+            Error::Callback(message) => (Code::Callback, message),
+            Error::Peer(message) => (Code::Peer, message),
+            Error::Torch(message) => (Code::Torch, message),
+            Error::Allocator(error) => (Code::Callback, error.to_string()),
         }
     }
 
@@ -117,9 +134,24 @@ pub(crate) enum Code {
     NotImplemented,
     Callback,
     Peer,
+    DeviceLost,
 }
 
 impl Code {
+    pub(crate) fn to_raw(self) -> i32 {
+        match self {
+            Code::Torch => 1,
+            Code::OutOfMemory => 2,
+            Code::Accelerator => 3,
+            Code::NoAccelerator => 4,
+            Code::InvalidArgument => 5,
+            Code::NotImplemented => 6,
+            Code::Callback => 7,
+            Code::Peer => 8,
+            Code::DeviceLost => 9,
+        }
+    }
+
     pub(crate) fn from_raw(code: i32) -> Self {
         match code {
             2 => Code::OutOfMemory,
@@ -129,6 +161,7 @@ impl Code {
             6 => Code::NotImplemented,
             7 => Code::Callback,
             8 => Code::Peer,
+            9 => Code::DeviceLost,
             _ => Code::Torch,
         }
     }

@@ -9,8 +9,6 @@ use torch_sys::C_tensor;
 use crate::error::{Code, Error, Result};
 
 pub(crate) const OK: i32 = 0;
-pub(crate) const OUT_OF_MEMORY: i32 = 2;
-pub(crate) const CALLBACK: i32 = 7;
 
 /// Turns a return code into a `Result`, fetching this thread's message.
 pub(crate) fn check(code: i32) -> Result<()> {

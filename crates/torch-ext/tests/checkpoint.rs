@@ -168,6 +168,33 @@ fn a_panic_of_the_second_run_is_an_error_and_not_the_end() {
 }
 
 #[test]
+fn an_error_inside_keeps_its_class_on_the_way_through_backward() {
+    let lost = || Error::DeviceLost {
+        message: "of a kind that no list knows".into(),
+    };
+    let errors: [(fn() -> Error, bool); 3] = [
+        (lost, false),
+        (|| Error::Peer("gone".into()), true),
+        (|| Error::InvalidArgument("no".into()), true),
+    ];
+    for (make, usable) in errors {
+        let input = Tensor::ones([2], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let calls = AtomicUsize::new(0);
+        let outputs = checkpoint(&[&input], move |inputs| {
+            match calls.fetch_add(1, Ordering::Relaxed) {
+                0 => Ok(vec![inputs[0].f_exp()?]),
+                _ => Err(make()),
+            }
+        });
+        let error = backward(&outputs.unwrap()[0].sum(Kind::Float)).unwrap_err();
+        assert_eq!(error.context_is_usable(), usable, "{error:?}");
+        assert_eq!(error.to_string(), make().to_string());
+        let at_once = checkpoint(&[&input], move |_| Err(make())).unwrap_err();
+        assert_eq!(format!("{at_once:?}"), format!("{:?}", make()));
+    }
+}
+
+#[test]
 fn inputs_that_require_no_gradient_are_refused_while_recording() {
     let input = Tensor::ones([2], (Kind::Float, Device::Cpu));
     let run = || checkpoint(&[&input], |inputs| Ok(vec![inputs[0].f_exp()?]));
