@@ -5,6 +5,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Event.h>
@@ -43,6 +44,25 @@ namespace {
 surefoot_stream pack(const c10::Stream& stream) {
   const auto data = stream.pack3();
   return {data.stream_id, data.device_index, static_cast<int32_t>(data.device_type)};
+}
+
+// Before pinned memory goes that kernels may still read: on the stream that was current when
+// it was mapped, or on the one that is now.
+void outlive_kernels(const at::Tensor& pinned, const c10::Stream& mapped) noexcept {
+  try {
+    const auto device = mapped.device_index();
+    const auto& memory = pinned.storage().data_ptr();
+    auto* const cache = at::getHostAllocator(mapped.device_type());
+    for (const auto& stream : {mapped, at::accelerator::getCurrentStream(device)}) {
+      // Memory that the cache does not know of was pinned by somebody else, and stays theirs.
+      if (!cache->record_event(memory.get(), memory.get_context(), stream)) {
+        at::accelerator::synchronizeDevice(device);
+        return;
+      }
+    }
+  } catch (...) {
+    // The device is lost, or the process ends: no kernel will read anything.
+  }
 }
 
 c10::Stream unpack(const surefoot_stream& stream) {
@@ -197,7 +217,9 @@ int32_t surefoot_is_pinned(const at::Tensor* tensor, bool* answer) {
 }
 
 // A device tensor over the same pinned host memory: no copy is made. The pinned
-// tensor lives as long as the alias does.
+// tensor lives as long as the alias does, and its memory is not given to anybody else
+// before the device is done with what was queued when the alias went: the cache of
+// pinned memory knows only of copies, and not that kernels read it.
 int32_t surefoot_map_pinned(const at::Tensor* pinned, int32_t device, at::Tensor** out) {
   return guarded([&] {
     const auto where = accelerator_of(device);
@@ -205,10 +227,11 @@ int32_t surefoot_map_pinned(const at::Tensor* pinned, int32_t device, at::Tensor
       throw surefoot::Refusal{
           surefoot::kInvalidArgument, "only a contiguous tensor in pinned host memory can be mapped into the device"};
     }
+    const auto mapped = at::accelerator::getCurrentStream(where.index());
     *out = new at::Tensor(at::for_blob(pinned->data_ptr(), pinned->sizes())
                               .options(pinned->options().device(where).pinned_memory(false))
                               .target_device(where)
-                              .deleter([keep = *pinned](void*) {})
+                              .deleter([keep = *pinned, mapped](void*) { outlive_kernels(keep, mapped); })
                               .make_tensor());
   });
 }

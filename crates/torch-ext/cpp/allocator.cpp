@@ -180,9 +180,11 @@ int32_t surefoot_install_cpu_allocator(const surefoot_allocator_functions* funct
       throw surefoot::Refusal{surefoot::kInvalidArgument, "an allocator library already serves the CPU"};
     }
     host_functions = *functions;
-    static HostAllocator allocator; // c10 keeps the pointer for ever
-    c10::SetCPUAllocator(&allocator);
-    if (c10::GetCPUAllocator() != &allocator) {
+    // Never destroyed: c10 keeps the pointer for ever, and destructors that run when the process ends
+    // make tensors still.
+    static auto* const allocator = new HostAllocator;
+    c10::SetCPUAllocator(allocator);
+    if (c10::GetCPUAllocator() != allocator) {
       throw surefoot::Refusal{
           surefoot::kTorch, "libtorch kept its CPU allocator: one of a higher priority is installed"};
     }

@@ -427,7 +427,9 @@ pub fn is_pinned(tensor: &Tensor) -> Result<bool> {
 
 /// A device tensor over the same pinned host memory, without a copy. On unified
 /// memory this *is* the tensor on the device; on a discrete GPU every access goes
-/// over the bus. The pinned tensor is kept alive by the result.
+/// over the bus. The pinned tensor is kept alive by the result, and its memory beyond that by
+/// the work on two streams: the one that is current now, and the one that is current where the
+/// result is dropped. Work on others has to be over by then.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`] for a tensor that is not pinned or not contiguous.

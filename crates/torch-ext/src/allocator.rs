@@ -241,6 +241,9 @@ impl Library {
     /// Makes the library serve libtorch's CPU tensors from now on. Tensors that are
     /// alive already go back to the allocator that they came from.
     ///
+    /// libtorch reads which allocator it has without a lock: call this before other threads make
+    /// tensors, at the start of a program.
+    ///
     /// # Errors
     /// When a library serves the CPU already, or when this one refuses a small
     /// trial allocation or returns memory that is not aligned to 64 bytes.
