@@ -11,6 +11,7 @@ use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The machine that this process runs on.
 ///
@@ -156,8 +157,21 @@ fn cached_words(path: &Path, prefix: &str, folder: &Path) -> io::Result<Vec<Stri
     }
     let found = words(path, prefix.as_bytes())?;
     // Without a place to keep them it is only slower next time.
-    let _ = fs::create_dir_all(folder).and_then(|()| fs::write(&cached, found.join("\n")));
+    let _ = keep(&cached, folder, &found.join("\n"));
     Ok(found)
+}
+
+/// Writes a file of the cache, which is there as a whole or not at all: others read it meanwhile.
+fn keep(cached: &Path, folder: &Path, text: &str) -> io::Result<()> {
+    static WRITTEN: AtomicU64 = AtomicU64::new(0);
+    fs::create_dir_all(folder)?;
+    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
+    let beside = folder.join(format!(".{}.{number}", std::process::id()));
+    let written = fs::write(&beside, text).and_then(|()| fs::rename(&beside, cached));
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
 }
 
 /// Reads the file in pieces that overlap, so that no word is cut.
@@ -243,5 +257,24 @@ mod tests {
         assert_eq!(read(), ["gfx1"], "from memory");
         fs::write(&library, "gfx1151 gfx1100 ").expect("a file");
         assert_eq!(read(), ["gfx1100", "gfx1151"], "it changed");
+    }
+
+    #[test]
+    fn who_reads_a_file_of_the_cache_while_it_is_replaced_reads_the_one_before() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (cached, opened) = (folder.path().join("cached"), folder.path().join("opened"));
+        keep(&cached, folder.path(), "before").expect("written");
+        fs::hard_link(&cached, &opened).expect("a link");
+        keep(&cached, folder.path(), "after").expect("written");
+        let read = |path: &Path| fs::read_to_string(path).expect("readable");
+        assert_eq!(
+            (read(&cached), read(&opened)),
+            ("after".into(), "before".into())
+        );
+        // Nor is anything left beside it where it cannot be replaced.
+        let place = folder.path().join("place");
+        fs::create_dir(&place).expect("a folder where the file would be");
+        assert!(keep(&place, folder.path(), "after").is_err());
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 3);
     }
 }

@@ -62,7 +62,7 @@ impl Communicator {
             drop(end);
         });
         spawned.map_err(|error| Error::Peer(format!("no thread for RCCL: {error}")))?;
-        let until = Instant::now() + patience;
+        let began = Instant::now();
         loop {
             match joined.recv_timeout(GLANCE) {
                 Ok(joined) => {
@@ -75,7 +75,7 @@ impl Communicator {
                     });
                 }
                 Err(RecvTimeoutError::Disconnected) => return Err(vanished()),
-                Err(RecvTimeoutError::Timeout) if Instant::now() >= until => {
+                Err(RecvTimeoutError::Timeout) if began.elapsed() >= patience => {
                     return Err(Error::Peer(format!(
                         "ncclCommInitRank did not return within {} seconds",
                         patience.as_secs()
@@ -133,7 +133,7 @@ impl Communicator {
             streams.enter()?;
         }
         jobs.send(job).map_err(|_| vanished())?;
-        let sum = match answer.recv_timeout(timeout + MARGIN) {
+        let sum = match answer.recv_timeout(timeout.saturating_add(MARGIN)) {
             Ok(done) => done?,
             Err(RecvTimeoutError::Disconnected) => return Err(vanished()),
             Err(RecvTimeoutError::Timeout) => {

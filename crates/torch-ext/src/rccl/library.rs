@@ -81,9 +81,17 @@ impl Library {
     /// # Errors
     /// [`Error::NoAccelerator`] with the dynamic linker's words.
     pub fn load() -> Result<Self> {
-        match std::env::var(LIBRARY_VARIABLE) {
-            Ok(path) if !path.is_empty() => return Self::open(&path),
-            _ => {}
+        match std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
+            // Never another one than the user has named.
+            Some(path) => match path.to_str() {
+                Some(path) => return Self::open(path),
+                None => {
+                    return Err(Error::NoAccelerator(format!(
+                        "{LIBRARY_VARIABLE} is not UTF-8: {path:?}"
+                    )));
+                }
+            },
+            None => {}
         }
         // What is told is why the first is not there.
         let [first, others @ ..] = NAMES;

@@ -86,7 +86,8 @@ impl Worker {
         let (data, count) = (tensor.data_ptr(), tensor.numel());
         // SAFETY: the handle is live and of this thread. The tensor is contiguous, of this type and
         // on the communicator's device, as `Communicator::sum_within` has seen, and this thread
-        // has it. It lets go of it when the sum is finished, or aborted.
+        // has it. It lets go of it when the sum is finished, or after an error, when `ncclCommAbort`
+        // follows: then the kernels of the communicator end without touching it, as NCCL documents.
         unsafe { self.library.all_reduce(handle, data, count, data_type)? };
         let event = self.event()?;
         let began = Instant::now();
