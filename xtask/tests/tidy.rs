@@ -27,7 +27,7 @@ const UNSAFE_ALLOWED: [&str; 18] = [
     "crates/harness/src/bin/on-device/simulator.rs", // calls device-sim
     "crates/placement/src/transfer/checksum.rs", // calls its own code, compiled for AVX2
     "crates/placement/src/transfer/checksum/tests.rs", // likewise
-    "crates/placement/src/transfer/torch_transport.rs", // reads the bytes of tensors
+    "crates/placement/src/transfer/torch_transport/host_tensor.rs", // reads the bytes of tensors
     "crates/torch-ext/",                      // calls libtorch
 ];
 
