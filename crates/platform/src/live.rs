@@ -199,8 +199,12 @@ fn words(path: &Path, prefix: &[u8]) -> io::Result<Vec<String>> {
     }
 }
 
-/// The name of an error as the kernel's documentation has it.
+/// The name of an error as the kernel's documentation has it. Windows has numbers of its own.
 fn error_name(error: &io::Error) -> String {
+    if cfg!(windows) {
+        let number = error.raw_os_error();
+        return number.map_or("EOTHER".to_owned(), |number| format!("error{number}"));
+    }
     let name = match error.raw_os_error() {
         Some(1) => "EPERM",
         Some(2) => "ENOENT",
