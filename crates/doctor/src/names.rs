@@ -160,13 +160,72 @@ pub(crate) fn architecture_of(name: &str) -> Option<Gfx> {
     Some(Gfx::new(major, minor, stepping))
 }
 
-/// The architecture of the graphics that are a part of a processor, where its name tells.
+/// Models of processors and the graphics in them; those of desktop processors only drive displays.
+/// Source: AMD's product pages. A model with an F at its end has none.
+const PROCESSORS: &[(&str, (u8, u8, u8))] = &[
+    (r"[23]\d{3}(?:GE?|U|H|C)\b", (9, 0, 2)),
+    (
+        r"(?:4[3-9]|5[1-9])\d\d(?:GE?|U|HS?|HX|C)\b|7[3-7]30U\b",
+        (9, 0, 12),
+    ),
+    (r"(?:6[6-9]\d\d|7[57]35)(?:U|HS?|HX)\b", (10, 3, 5)),
+    (
+        r"7[1-5]20[UC]\b|7[679]\d0(?:X(?:3D)?)?(?: |$)|7[679]45HX|9[6-9][05]0(?:X(?:3D)?)?(?: |$)|9[89]5[05]HX",
+        (10, 3, 6),
+    ),
+    (
+        r"7[4-9]40(?:U|HS?|HX)\b|8[4-9]4[05](?:U|HS?)\b|8[3-7]00GE?\b|2[0-7]0(?: |$)",
+        (11, 0, 3),
+    ),
+    (r"(?:HX )?3(?:65|70|75)\b", (11, 5, 0)),
+    (r"3[45]0\b", (11, 5, 2)),
+];
+
+static MODELS: LazyLock<Vec<(Regex, Gfx)>> = LazyLock::new(|| {
+    let compile = |(pattern, (major, minor, stepping)): &(&str, (u8, u8, u8))| {
+        let whole = format!(r"(?i)\bRyzen (?:AI )?[3579] (?:PRO )?(?:{pattern})");
+        let gfx = Gfx::new(*major, *minor, *stepping);
+        Regex::new(&whole).ok().map(|pattern| (pattern, gfx))
+    };
+    PROCESSORS.iter().filter_map(compile).collect()
+});
+
+/// The architecture of the graphics that are a part of a processor, where its name or model tells.
 pub(crate) fn graphics_of_processor(name: &str) -> Option<Gfx> {
     let is_apu = |gfx: &Gfx| {
         gfx.architecture()
             .is_some_and(|known| known.sold_as == platform::gfx::FormFactor::Apu)
     };
-    architecture_of(name).filter(is_apu)
+    let of_model = || MODELS.iter().find(|(model, _)| model.is_match(name));
+    architecture_of(name)
+        .filter(is_apu)
+        .or_else(|| of_model().map(|(_, gfx)| *gfx))
+}
+
+/// Whether a display adapter is one that the host of a virtual machine makes up.
+pub(crate) fn is_virtual_adapter(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    [
+        "vmware",
+        "svga ii",
+        "virtio",
+        "qxl",
+        "1234:1111",
+        "bochs",
+        "cirrus",
+        "hyper-v",
+    ]
+    .iter()
+    .any(|sign| name.contains(sign))
+}
+
+/// What the driver of Windows calls the graphics of many a processor, and no card.
+pub(crate) fn is_graphics_of_some_processor(name: &str) -> bool {
+    let name = name.trim().to_ascii_lowercase();
+    matches!(
+        name.as_str(),
+        "amd radeon(tm) graphics" | "amd radeon (tm) graphics" | "amd radeon™ graphics"
+    )
 }
 
 #[cfg(test)]
@@ -251,6 +310,23 @@ mod tests {
             ),
             ("AMD RYZEN AI MAX+ 395 w/ Radeon 8060S", Some("gfx1151")),
             ("AMD Ryzen 9 5950X 16-Core Processor", None),
+            ("AMD Ryzen 5 5600G with Radeon Graphics", Some("gfx90c")),
+            ("AMD Ryzen 5 5600X 6-Core Processor", None),
+            ("AMD Ryzen 7 5700U with Radeon Graphics", Some("gfx90c")),
+            (
+                "AMD Ryzen 5 3400G with Radeon Vega Graphics",
+                Some("gfx902"),
+            ),
+            ("AMD Ryzen 7 6800H with Radeon Graphics", Some("gfx1035")),
+            ("AMD Ryzen 5 9600X 6-Core Processor", Some("gfx1036")),
+            ("AMD Ryzen 7 7800X3D 8-Core Processor", Some("gfx1036")),
+            ("AMD Ryzen 5 7500F 6-Core Processor", None),
+            ("AMD Ryzen 7 8745HS", Some("gfx1103")),
+            ("AMD Ryzen 7 260 w/ Radeon 780M Graphics", Some("gfx1103")),
+            ("AMD Ryzen AI 9 HX 370", Some("gfx1150")),
+            ("AMD Ryzen AI 7 350", Some("gfx1152")),
+            ("AMD Ryzen 9 3950X", None),
+            ("AMD Ryzen 7 1700", None),
         ] {
             let gfx = gfx.and_then(|gfx| gfx.parse().ok());
             assert_eq!(graphics_of_processor(name), gfx, "{name}");

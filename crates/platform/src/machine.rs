@@ -431,6 +431,10 @@ pub struct Posted {
     pub wants_rocm: bool,
     /// A program failed, in words that need not be known.
     pub has_failed: bool,
+    /// PyTorch says that it sees no GPU, and nowhere that it sees one.
+    pub torch_sees_none: bool,
+    /// The group that owns `/dev/kfd` and of which the user is no member, as `ls -l` and `id` show.
+    pub lacks_group: Option<String>,
 }
 
 /// What lets a program use an AMD GPU without ROCm.

@@ -75,6 +75,11 @@ pub(super) fn is_other_vendor(name: &str) -> bool {
         "vmware",
         "svga ii",
         "virtio",
+        "qxl",
+        "1234:1111",
+        "bochs",
+        "cirrus",
+        "hyper-v",
     ]
     .iter()
     .any(|vendor| lower.contains(vendor))
@@ -260,6 +265,7 @@ fn product(name: &str) -> &str {
 /// One list of the GPUs that were seen: the list that tells most, completed by the others.
 pub(super) fn merged(mut seen: Vec<GpuMention>, machine: &mut Machine) -> Vec<Gpu> {
     join_architecture(&mut seen);
+    drop_pretended(&mut seen, machine);
     for mention in &mut seen {
         mention.settle(machine);
     }
@@ -304,6 +310,43 @@ fn join_architecture(seen: &mut Vec<GpuMention>) {
         one.about = one.about.or(arch.about);
         one.gpu.usable_bytes = one.gpu.usable_bytes.or(arch.gpu.usable_bytes);
         seen.retain(|one| one.tool != "arch");
+    }
+}
+
+/// A bare `gfx1030` beside an `RX 6600` is no second GPU, but what the card passes for under an
+/// override, where nothing reports the architecture of the card itself.
+fn drop_pretended(seen: &mut Vec<GpuMention>, machine: &mut Machine) {
+    let is_bare = |one: &GpuMention| {
+        let gpu = &one.gpu;
+        let has_no_name = gpu.product.is_none() && gpu.device_id.is_none() && gpu.gfx.is_none();
+        has_no_name && gpu.pci.is_none()
+    };
+    let reported: Vec<Gfx> = seen.iter().filter_map(|one| one.reported).collect();
+    let named: Vec<Gfx> = seen
+        .iter()
+        .filter(|one| !is_bare(one))
+        .filter_map(|one| one.gpu.device_id.and_then(DeviceId::gfx).or(one.gpu.gfx))
+        .collect();
+    let mut pretended = None;
+    seen.retain(|one| {
+        let Some(shown) = one.reported.filter(|_| is_bare(one)) else {
+            return true;
+        };
+        let passes = |chip: &Gfx| {
+            wheels::override_for(*chip) == Some(shown.as_override().as_str())
+                && !reported.contains(chip)
+        };
+        let is_pretended = !named.contains(&shown) && named.iter().any(passes);
+        if is_pretended {
+            pretended = Some(shown);
+        }
+        !is_pretended
+    });
+    if let Some(shown) = pretended {
+        machine
+            .variables
+            .entry("HSA_OVERRIDE_GFX_VERSION".to_owned())
+            .or_insert_with(|| shown.as_override());
     }
 }
 
@@ -419,4 +462,39 @@ fn add(one: &mut GpuMention, other: GpuMention) {
     }
     one.about = one.about.or(other.about);
     one.reported = one.reported.or(other.reported);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bare_and_named(shown: &[(u8, u8, u8)], names: &[&str]) -> (Vec<Gfx>, Option<String>) {
+        let mut machine = Machine::default();
+        let bare = shown.iter().map(|&(major, minor, stepping)| {
+            GpuMention::new("shown", None).reporting(Some(Gfx::new(major, minor, stepping)))
+        });
+        let named = names
+            .iter()
+            .map(|name| GpuMention::new("named", None).named(name));
+        let gpus = merged(bare.chain(named).collect(), &mut machine);
+        let found = gpus.iter().filter_map(|gpu| gpu.gfx).collect();
+        (
+            found,
+            machine
+                .variable("HSA_OVERRIDE_GFX_VERSION")
+                .map(str::to_owned),
+        )
+    }
+
+    #[test]
+    fn what_a_card_passes_for_is_no_second_gpu() {
+        let (gpus, value) = bare_and_named(&[(10, 3, 0)], &["AMD Radeon RX 6600"]);
+        assert_eq!(gpus, [Gfx::new(10, 3, 2)]);
+        assert_eq!(value.as_deref(), Some("10.3.0"));
+        // Both are there, or the card cannot pass for the other.
+        let both = bare_and_named(&[(10, 3, 0), (10, 3, 2)], &["AMD Radeon RX 6600"]);
+        assert_eq!(both.0.len(), 2);
+        let other = bare_and_named(&[(11, 0, 0)], &["AMD Radeon RX 6600"]);
+        assert_eq!(other.0.len(), 2);
+    }
 }

@@ -1,6 +1,7 @@
 //! A posted text as the program printed it: without the marks of quotes, lists, containers
 //! and clocks at the beginnings of lines, and with the line breaks that a copy lost.
 
+use super::gpu_mention::is_other_vendor;
 use regex::Regex;
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -38,6 +39,7 @@ pub(super) fn unwrapped(text: &str) -> Cow<'_, str> {
     };
     let is_traced = is_traced(text);
     let mut clean = String::with_capacity(text.len() + text.len() / 16);
+    let mut is_asked = false;
     for line in text.lines() {
         let mut line = unquoted(line);
         if is_traced {
@@ -53,9 +55,37 @@ pub(super) fn unwrapped(text: &str) -> Cow<'_, str> {
         {
             line = &line[mark.end()..];
         }
-        break_line(line, &patterns.starts, &mut clean);
+        // `### GPU`, an empty line and the answer, as the forms of GitHub have it.
+        if asks_for_gpu(line) {
+            is_asked = true;
+        } else if !line.trim().is_empty() {
+            // An answer with a card of another vendor is left to what finds names in passing.
+            if is_asked && !line.contains(':') && !is_other_vendor(line) {
+                clean.push_str("GPU: ");
+                clean.push_str(line.trim());
+                clean.push('\n');
+            }
+            is_asked = false;
+        }
+        // The colon of Chinese and Japanese keyboards.
+        let line = match line.contains('：') {
+            true => Cow::Owned(line.replace('：', ": ")),
+            false => Cow::Borrowed(line),
+        };
+        break_line(&line, &patterns.starts, &mut clean);
     }
     Cow::Owned(clean)
+}
+
+/// The heading of a form that asks for the GPU.
+fn asks_for_gpu(line: &str) -> bool {
+    let Some(question) = line.trim().strip_prefix('#') else {
+        return false;
+    };
+    let question = question.trim_start_matches('#').trim().to_ascii_lowercase();
+    let asks =
+        question == "gpu" || question.starts_with("gpu ") || question.starts_with("graphics card");
+    asks && question.len() <= 30 && !question.contains(':')
 }
 
 /// `> > text`; Python's prompt `>>> ` stays.
@@ -135,9 +165,22 @@ mod tests {
             ("2025-05-30T19:10:08.644588 - [START]", "[START]\n"),
             ("- **VRAM Total:** 17", "- VRAM Total: 17\n"),
             ("*******", "*******\n"),
+            ("GPU：AMD 7900XTX", "GPU: AMD 7900XTX\n"),
         ] {
             assert_eq!(unwrapped(posted), printed);
         }
+    }
+
+    #[test]
+    fn the_answer_of_a_form_is_behind_its_question() {
+        assert_eq!(
+            unwrapped("### GPU\n\nRx 7900 xtx\n\n### CPU\n\n9600x\n"),
+            "### GPU\n\nGPU: Rx 7900 xtx\nRx 7900 xtx\n\n### CPU\n\n9600x\n"
+        );
+        assert_eq!(
+            unwrapped("## GPU\nName: gfx1100\n"),
+            "## GPU\nName: gfx1100\n"
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! is built on it, ollama, ComfyUI, Forge, SD.Next, torch itself.
 
 use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
+use crate::names;
 use platform::machine::{Class, Machine};
 use platform::pci::PciAddress;
 use platform::{Bytes, Gfx};
@@ -78,6 +79,15 @@ const LINES: &[(&str, &str)] = &[
         "adapter",
         r"Found matching device: (?P<n>.+?) \(index: (?P<i>\d+)\)",
     ),
+    // ComfyUI's launcher lists what HIP, CUDA and DirectML see.
+    (
+        "launcher",
+        r"(?P<i>\d+): (?P<n>(?:AMD |ATI )?Radeon[^\[\]]{0,60}) \[(?P<g>gfx[0-9a-f]{3,5})\b",
+    ),
+    (
+        "device-name",
+        r#"get_device_name\(.{0,60}?\)\W{1,8}(?P<n>(?:AMD |ATI )?(?:Radeon|Instinct)\b[^"',;=()]{1,50})"#,
+    ),
     (
         "alone",
         r"^[\s*•>\['-]*(?P<n>(?:AMD |ATI )?(?:Radeon|Instinct|FirePro)\b[^.,:;=|]{0,60})$",
@@ -91,7 +101,7 @@ const LINES: &[(&str, &str)] = &[
     ),
     (
         "lspci",
-        r"(?:VGA compatible controller|Display controller|3D controller|Processing accelerators)[^:]*: (?P<n>Advanced Micro Devices.*)",
+        r"(?:VGA compatible controller|Display controller|3D controller|Processing accelerators)[^:]*: (?P<n>.*)",
     ),
 ];
 
@@ -151,35 +161,39 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
     seen
 }
 
-static PRODUCTS: LazyLock<Option<Regex>> = LazyLock::new(|| {
-    Regex::new(
-        r"(?i)(w/ |with )?\b((?:AMD |ATI )?Radeon(?:\(TM\)|™)? ?(?:RX |PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?|RX[ -]?[5-9]\d00[MS]?(?: ?(?:XTX|XT|GRE))?|Instinct MI\d{2,3}[AX]?)\b",
-    )
-    .ok()
+/// What cards are sold as, with their family; and the short names, which are looked for where no
+/// card is named in full.
+static PRODUCTS: LazyLock<Option<[Regex; 2]>> = LazyLock::new(|| {
+    let whole = r"(?i)(w/ |with )?\b((?:AMD |ATI )?Radeon(?:\(TM\)|™)? ?(?:RX |PRO |AI PRO )?[A-Z]{0,2}\d{3,4}[A-Z]{0,2}(?: (?:XTX|XT|GRE))?|RX[ -]?[5-9]\d00[MS]?(?: ?(?:XTX|XT|GRE))?|Instinct MI\d{2,3}[AX]?)\b";
+    let short = r"(?i)(w/ |with )?\b(RX[ -]?[5-9]\d[0-9]0[MS]?(?: ?(?:XTX|XT|GRE))?|[679]\d[057]0 ?(?:XTX|XT|GRE)|AI PRO R?9[67]00)\b";
+    Some([Regex::new(whole).ok()?, Regex::new(short).ok()?])
 });
 
 /// The product that a text names in passing, where it names one alone: in running text, in the
 /// output of a tool that nothing here reads. The graphics of a processor do not count, nor
 /// does what is too old, which lists of supported cards name.
 pub(super) fn only_product(text: &str) -> Option<GpuMention> {
-    let pattern = PRODUCTS.as_ref()?;
-    let mut only: Option<(Gfx, &str)> = None;
-    for found in pattern.captures_iter(text).take(64) {
+    let patterns = PRODUCTS.as_ref()?;
+    let names = patterns
+        .iter()
+        .map(|pattern| products_by(text, pattern))
+        .find(|names| !names.is_empty())?;
+    let (first, name) = *names.first()?;
+    let is_alone = names.iter().all(|(gfx, _)| *gfx == first);
+    is_alone.then(|| GpuMention::new("named", None).named(name))
+}
+
+fn products_by<'a>(text: &'a str, pattern: &Regex) -> Vec<(Gfx, &'a str)> {
+    let product = |found: regex::Captures<'a>| {
         let name = found.get(2)?.as_str();
-        let Some(gfx) = crate::names::architecture_of(name).filter(|gfx| !gfx.is_too_old()) else {
-            continue;
-        };
-        if found.get(1).is_some() {
-            continue;
-        }
-        match only {
-            Some((known, _)) if known != gfx => return None,
-            Some(_) => {}
-            None => only = Some((gfx, name)),
-        }
-    }
-    let (_, name) = only?;
-    Some(GpuMention::new("named", None).named(name))
+        let gfx = names::architecture_of(name).filter(|gfx| !gfx.is_too_old())?;
+        found.get(1).is_none().then_some((gfx, name))
+    };
+    pattern
+        .captures_iter(text)
+        .take(64)
+        .filter_map(product)
+        .collect()
 }
 
 fn mention<'a>(
@@ -191,7 +205,10 @@ fn mention<'a>(
     let mut one = GpuMention::new(tool, number("i"));
     if let Some(name) = group("n") {
         if is_other_vendor(name) {
-            other(name, machine);
+            // The adapter of a server board or of a processor says nothing about the cards beside it.
+            if tool != "lspci" || names::is_virtual_adapter(name) {
+                other(name, machine);
+            }
             return None;
         }
         if !is_amd_graphics(name) && group("g").is_none() {
@@ -365,7 +382,13 @@ mod tests {
             gfx("my Radeon RX 6700 XT hangs, and the RX 6700 XT of a friend too"),
             Some(Gfx::new(10, 3, 1))
         );
+        assert_eq!(
+            gfx("ryzen 5 7600x\nRX 9060XT 16gb"),
+            Some(Gfx::new(12, 0, 0))
+        );
+        assert_eq!(gfx("a 9070 XT, a month old"), Some(Gfx::new(12, 0, 1)));
         for text in [
+            "Ryzen 5 5600XT",
             "RX 6700 XT and RX 7900 XTX",
             "AMD Ryzen 7 7840HS w/ Radeon 780M Graphics",
             "RX 580",

@@ -13,23 +13,27 @@ use platform::pci::{DeviceId, PciAddress};
 /// Without `-k` nothing is known of drivers, and all of them count.
 pub(super) fn gpus(text: &str, machine: &mut Machine) -> Vec<Gpu> {
     let mut found: Vec<(Gpu, Option<String>, bool)> = Vec::new();
-    let mut is_open = false;
+    let mut open = None;
     for line in text.lines() {
         if let Some(gpu) = gpu(line) {
-            found.push((gpu, None, false));
-            is_open = true;
+            // The bus is often listed twice, in short and with details.
+            open = found.iter().position(|(known, ..)| known.pci == gpu.pci);
+            if open.is_none() {
+                open = Some(found.len());
+                found.push((gpu, None, false));
+            }
         } else if line.trim().starts_with("Kernel modules:") {
             // The last line of a device: a driver in use would have been named above it.
-            if let Some((.., is_whole)) = found.last_mut().filter(|_| is_open) {
+            if let Some((.., is_whole)) = open.and_then(|at| found.get_mut(at)) {
                 *is_whole = true;
             }
         } else if let Some(driver) = line.trim().strip_prefix("Kernel driver in use:") {
-            if let Some((_, open, _)) = found.last_mut().filter(|_| is_open) {
-                *open = Some(driver.trim().to_owned());
+            if let Some((_, known, _)) = open.and_then(|at| found.get_mut(at)) {
+                *known = Some(driver.trim().to_owned());
             }
         } else if !line.starts_with(char::is_whitespace) {
             // The next device of the bus.
-            is_open = false;
+            open = None;
         }
     }
     if found.is_empty() {
@@ -102,4 +106,23 @@ fn unnamed(rest: &str) -> Option<DeviceId> {
         .ok()
         .map(DeviceId)?;
     id.gfx().map(|_| id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bus_that_is_listed_twice_has_each_gpu_once() {
+        let line = "28:00.0 VGA compatible controller: Advanced Micro Devices, Inc. [AMD/ATI] Device 687f (rev c1)\n";
+        let mut machine = Machine::default();
+        let text =
+            format!("{line}\n{line}\tKernel driver in use: vfio-pci\n\tKernel modules: amdgpu\n");
+        assert!(gpus(&text, &mut machine).is_empty());
+        assert_eq!(machine.unseen.len(), 1);
+        assert_eq!(
+            gpus(&format!("{line}{line}"), &mut Machine::default()).len(),
+            1
+        );
+    }
 }

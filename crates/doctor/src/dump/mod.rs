@@ -22,6 +22,7 @@ mod python_report;
 mod remarks;
 mod rocm_smi;
 mod rocminfo;
+mod several;
 mod sysfs;
 
 pub use bounded::read_text;
@@ -87,6 +88,7 @@ pub fn read(text: &str) -> Result<Machine, UnknownFormat> {
         wants_rocm: false,
         processor: None,
         is_nameless: false,
+        torch_sees_none: false,
         ..noted.posted.clone()
     };
     let says_something = remarks != Posted::default()
@@ -334,6 +336,19 @@ mod tests {
             Some("0")
         );
         assert_eq!(variables.len(), 2);
+    }
+
+    #[test]
+    fn graphics_without_a_name_of_their_own_are_those_of_the_processor() {
+        let text = "Name: AMD Ryzen 5 9600X 6-Core Processor\nAMD Radeon(TM) Graphics\nAMD Radeon RX 7900 XTX\n";
+        let machine = read(text).expect("a machine");
+        let mut found: Vec<String> = machine
+            .gpus
+            .iter()
+            .filter_map(|gpu| Some(gpu.gfx?.to_string()))
+            .collect();
+        found.sort();
+        assert_eq!(found, ["gfx1036", "gfx1100"]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 use super::gpu_mention::{GpuMention, is_amd_graphics, is_other_vendor};
 use super::listing;
+use super::several::{is_processor, is_unnamed_device, products};
 use platform::machine::{Class, Machine};
 use platform::pci::{DeviceId, PciAddress};
 use platform::{Bytes, Gfx};
@@ -158,6 +159,7 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
         found: Vec::new(),
         tool: "lines",
         number: None,
+        agents: 0,
     };
     for line in text.lines() {
         // Rows of JSON are read as such, below.
@@ -171,13 +173,30 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
         if line.trim_start().starts_with("*-") {
             reader.close();
         }
+        if line.contains("rocminfo") {
+            reader.agents = 0;
+        }
         let number = number_of(line);
         if number.is_some() {
             reader.close();
             reader.number = number;
         }
         for (key, value) in pairs(line) {
-            reader.take(&key, value);
+            if key == "name" && is_processor(value) {
+                reader.agents = 0;
+            }
+            let several = match field(&key) {
+                Some(Field::Name) => products(value),
+                _ => Vec::new(),
+            };
+            for (place, name) in several.iter().enumerate() {
+                reader.close();
+                reader.number = u32::try_from(place).ok();
+                reader.take(&key, name);
+            }
+            if several.is_empty() {
+                reader.take(&key, value);
+            }
         }
     }
     reader.close();
@@ -233,10 +252,17 @@ struct Reader<'a> {
     tool: &'static str,
     /// That of the heading above, for the next record.
     number: Option<u32>,
+    /// GPUs so far in a list of agents as `rocminfo | grep Name` prints it: processors come first.
+    agents: u32,
 }
 
 impl Reader<'_> {
     fn take(&mut self, key: &str, value: &str) {
+        // Asked for the GPU, people name the processor that has it.
+        let value = match value.split_once(" w/ ") {
+            Some((_, graphics)) if key.starts_with("gpu") && is_amd_graphics(graphics) => graphics,
+            _ => value,
+        };
         let Some(field) = field(key) else {
             if let Some(record) = &mut self.record {
                 record.age += 1;
@@ -250,6 +276,7 @@ impl Reader<'_> {
             Field::Name => {
                 is_amd_graphics(value)
                     || is_other_vendor(value)
+                    || is_unnamed_device(value)
                     || value.contains("(gfx")
                     || value.starts_with("gfx")
             }
@@ -351,6 +378,12 @@ impl Reader<'_> {
             return;
         }
         one.tool = self.tool;
+        let has = |key: &str| record.keys.iter().any(|(known, _)| known == key);
+        if self.tool == "lines" && one.reported.is_some() && has("name") {
+            one.tool = "agents";
+            one.index = Some(self.agents);
+            self.agents += 1;
+        }
         if self.tool == "json" {
             // Objects of a list are different GPUs, however equal they are.
             one.index = u32::try_from(
@@ -528,6 +561,18 @@ mod tests {
         let text = "GPU0:\n  deviceName = AMD Radeon RX 7900 XTX\nGPU1:\n  deviceName = AMD Radeon RX 7900 XTX\n";
         let gpus = super::super::gpu_mention::merged(found(text), &mut Machine::default());
         assert_eq!(gpus.len(), 2);
+    }
+
+    #[test]
+    fn equal_agents_are_as_many_gpus_and_a_list_that_comes_again_is_the_same() {
+        let agent = "  Name: gfx906\n  Marketing Name: Device 66a1\n";
+        let list =
+            format!("  Name: AMD EPYC 7702\n  Marketing Name: AMD EPYC 7702\n{agent}{agent}");
+        let count = |text: &str| {
+            super::super::gpu_mention::merged(found(text), &mut Machine::default()).len()
+        };
+        assert_eq!(count(&list), 2);
+        assert_eq!(count(&format!("{list}{list}")), 2);
     }
 
     #[test]

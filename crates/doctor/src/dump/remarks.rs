@@ -19,6 +19,7 @@ struct Patterns {
     processor: Regex,
     no_gpu: Regex,
     failed: Regex,
+    available: Regex,
 }
 
 static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
@@ -40,6 +41,10 @@ static PATTERNS: LazyLock<Option<Patterns>> = LazyLock::new(|| {
         )?,
         no_gpu: pattern(
             r"(?i)\bno (?:(?:compatible|supported|usable|suitable|AMD|discrete|integrated) )+(?:GPUs?|graphics)\b.{0,8}(?:found|detected|discovered|available)",
+        )?,
+        // The answer is on the line of the question, or on one of the two after it.
+        available: pattern(
+            r"(?im)(?:is_available\(\)[^\n]{0,40}?|\b(?:cuda|rocm|hip|gpu)[ _.]?(?:is[ _])?available)[\s:=>?)'\x22-]{1,12}(?:is |returns |(?:print|>>>|#)[^\n]{0,80}\n\W*|\d\S{0,40} )?\b(true|false)\b|^\W*\d+\.\d+\.\d+\S*\+rocm\S* (true|false)\s*$",
         )?,
         processor: pattern(
             r"(?i)\bAMD (?:Ryzen|Eng Sample|Custom APU)\b[^\n|,;:\x22]{0,70}|\bRyzen AI MAX\+? [^\n|,;:\x22]{0,40}",
@@ -91,12 +96,21 @@ pub(super) fn read(text: &str, machine: &mut Machine) {
     let has_no_gpu = machine.gpus.is_empty() && machine.unseen.is_empty();
     posted.is_cut =
         has_no_gpu && (!posted.has_failed && is_cut(text) || fragments::ends_within_an_agent(text));
+    let mut answers = patterns
+        .available
+        .captures_iter(text)
+        .filter_map(|found| found.get(1).or(found.get(2)))
+        .map(|answer| answer.as_str().eq_ignore_ascii_case("true"))
+        .peekable();
+    posted.torch_sees_none = answers.peek().is_some() && !answers.any(|sees| sees);
+    posted.lacks_group = lacking_group(text);
     posted.processor = processor(text, patterns);
     posted.is_nameless = !machine.gpus.is_empty()
         && machine.gpus.iter().all(|gpu| {
             let name = gpu.product.as_deref().unwrap_or_default();
             names::architecture_of(name).is_none()
         });
+    name_graphics_of_processor(machine);
     variables(text, patterns, machine);
     packages(text, patterns, machine);
     if text.contains("Linux-") && lower.contains("-microsoft-") {
@@ -126,6 +140,53 @@ fn processor(text: &str, patterns: &Patterns) -> Option<String> {
         .filter_map(|line| patterns.processor.find(line))
         .map(|found| found.as_str().trim().to_owned())
         .find(|name| names::graphics_of_processor(name).is_some())
+}
+
+/// The group of `/dev/kfd` in an `ls -l`, where an `id` or `groups` in the same text is without it.
+fn lacking_group(text: &str) -> Option<String> {
+    let owner = text.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let mode = words.find(|word| word.starts_with("crw"))?;
+        let is_kfd = line.trim_end().ends_with("/dev/kfd") || line.trim_end().ends_with(" kfd");
+        let group = words.nth(2)?;
+        // Everybody may, or nobody's name says who.
+        let is_limited = is_kfd && mode.get(7..9) == Some("--") && mode.get(4..6) == Some("rw");
+        is_limited.then_some(group)
+    })?;
+    let mut lines = text.lines().peekable();
+    let mut own: Option<Vec<&str>> = None;
+    while let Some(line) = lines.next() {
+        let line = line.trim();
+        if line.starts_with("uid=0(") {
+            return None;
+        }
+        let list = if line.starts_with("uid=") {
+            line.split_once("groups=").map(|(_, list)| list)
+        } else if line.ends_with("$ groups") {
+            lines.peek().map(|next| next.trim())
+        } else {
+            None
+        };
+        if let Some(list) = list {
+            own = Some(list.split([' ', ',', '(', ')']).collect());
+        }
+    }
+    let is_member = own?.contains(&owner);
+    (!is_member && owner != "root").then(|| owner.to_owned())
+}
+
+/// Graphics that the driver calls as those of many processors are those of this one.
+fn name_graphics_of_processor(machine: &mut Machine) {
+    let processor = machine.posted.processor.as_deref();
+    let Some(gfx) = processor.and_then(names::graphics_of_processor) else {
+        return;
+    };
+    for gpu in &mut machine.gpus {
+        let name = gpu.product.as_deref().unwrap_or_default();
+        if gpu.gfx.is_none() && names::is_graphics_of_some_processor(name) {
+            gpu.gfx = Some(gfx);
+        }
+    }
 }
 
 /// The bus without its display controllers: the beginning of an `lspci`.

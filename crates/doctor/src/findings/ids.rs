@@ -23,6 +23,7 @@ pub const IDS: &[&str] = &[
     "virtual-machine-without-gpu",
     "other-vendor",
     "memory-implausible",
+    "torch-sees-no-gpu",
     "architecture-without-wheel",
     "gfx1033-wrong-gradients",
     "rdna2-prefers-fp16",

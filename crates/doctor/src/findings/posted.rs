@@ -4,6 +4,7 @@ use super::{Check, Finding, Severity};
 use crate::names;
 use platform::Gfx;
 use platform::machine::{InsteadOfRocm, Machine, ReadFrom, System};
+use platform::python::Build;
 
 pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     if machine.is_complete {
@@ -16,6 +17,7 @@ pub(super) fn find(machine: &Machine, found: &mut Vec<Finding>) {
     others(machine, found);
     unidentified(machine, found);
     memory(machine, found);
+    access(machine, found);
 }
 
 /// What the text itself lacks.
@@ -65,6 +67,9 @@ fn processor_graphics(machine: &Machine) -> Option<(&str, Gfx)> {
     Some((name, names::graphics_of_processor(name)?))
 }
 
+/// The graphics of desktop processors, beside which there mostly is a card.
+const DISPLAY_ONLY: Gfx = Gfx::new(10, 3, 6);
+
 /// The only GPU is called what drivers call many, has the architecture of a card, and the
 /// processor has graphics of the same generation: an override makes one pass for the other.
 fn under_override(machine: &Machine, found: &mut Vec<Finding>) {
@@ -73,7 +78,7 @@ fn under_override(machine: &Machine, found: &mut Vec<Finding>) {
     };
     let Some(gfx) = gpu
         .gfx
-        .filter(|&gfx| gfx != inside && gfx.major == inside.major)
+        .filter(|&gfx| gfx != inside && gfx.major == inside.major && inside != DISPLAY_ONLY)
     else {
         return;
     };
@@ -151,12 +156,7 @@ fn others(machine: &Machine, found: &mut Vec<Finding>) {
     if others.is_empty() || !machine.gpus.is_empty() || !machine.unseen.is_empty() {
         return;
     }
-    let is_virtual = others.iter().all(|name| {
-        let name = name.to_ascii_lowercase();
-        ["vmware", "svga ii", "virtio", "qxl"]
-            .iter()
-            .any(|sign| name.contains(sign))
-    });
+    let is_virtual = others.iter().all(|name| names::is_virtual_adapter(name));
     let list = others.join(", ");
     if is_virtual {
         found.push(
@@ -217,6 +217,70 @@ fn unidentified(machine: &Machine, found: &mut Vec<Finding>) {
         .why("Its architecture decides which wheel has code for it, and is unknown.")
         .fix([fix])
         .source("https://rocm.docs.amd.com/en/latest/reference/gpu-arch-specs.html"),
+    );
+}
+
+/// PyTorch sees no GPU, or its user may not open the device.
+fn access(machine: &Machine, found: &mut Vec<Finding>) {
+    if let Some(group) = &machine.posted.lacks_group {
+        found.push(
+            Finding::new(Check::Access, Severity::Error, "device-permission", format!("The user is not in the group {group}, which owns /dev/kfd"))
+                .seen(format!("`ls -l` shows that /dev/kfd belongs to {group}; the groups of the user are without it."))
+                .why("HIP opens /dev/kfd first, and finds no GPU where it may not. A session that was opened before the membership does not have it either.")
+                .fix([format!("sudo usermod -aG {group} $USER  # then log out and in again")])
+                .source("https://rocm.docs.amd.com/projects/install-on-linux/en/latest/install/prerequisites.html"),
+        );
+    }
+    let torch = machine
+        .python
+        .as_ref()
+        .and_then(|python| python.torch.as_ref());
+    // Another build has a finding of its own, and so has a machine without a GPU.
+    let is_of_another_build =
+        torch.is_some_and(|torch| matches!(torch.build, Build::Cpu | Build::Cuda));
+    if !machine.posted.torch_sees_none || is_of_another_build || machine.gpus.is_empty() {
+        return;
+    }
+    let check = "python -c \"import torch; print(torch.__version__, torch.version.hip)\"  # None: not a ROCm build";
+    let (why, fix): (_, Vec<&str>) = match machine.system {
+        System::Windows => (
+            "Either this torch is not a ROCm build (the one of PyPI for Windows is for the CPU), or HIP finds no GPU: the Adrenalin driver is too old for the build, or the build does not support the GPU.",
+            vec![
+                check,
+                "# install AMD's newest driver (Adrenalin), then restart",
+                "hipInfo.exe  # must list the GPU",
+            ],
+        ),
+        System::Wsl => (
+            "Either this torch is not a ROCm build, or its own runtime does not know WSL: ROCm reaches the GPU there through /dev/dxg and the driver of Windows, with a release that supports WSL.",
+            vec![
+                check,
+                "ls -l /dev/dxg  # missing: `wsl --update` in PowerShell",
+                "# a ROCm and wheels of a release for WSL, and the Adrenalin driver that belongs to it",
+            ],
+        ),
+        System::Linux | System::Macos => (
+            "Either this torch is not a ROCm build, or HIP finds no GPU in that process: the user may not open /dev/kfd (group render), a container has not the devices, a variable hides the GPU, or the ROCm of the wheel does not support it or this kernel.",
+            vec![
+                check,
+                "rocminfo | grep -E 'gfx|Unable|not member'  # as root as well: works there only, then it is the group",
+                "sudo usermod -aG render,video $USER  # then log out and in again",
+                "env | grep -E 'VISIBLE_DEVICES|HSA_OVERRIDE'",
+                "# container: --device /dev/kfd --device /dev/dri, and the group that owns them",
+            ],
+        ),
+    };
+    found.push(
+        Finding::new(
+            Check::Access,
+            Severity::Error,
+            "torch-sees-no-gpu",
+            "PyTorch sees no GPU, though the machine has one",
+        )
+        .seen("`torch.cuda.is_available()` is False in this text.")
+        .why(why)
+        .fix(fix)
+        .source("https://github.com/ROCm/ROCm/issues/2354"),
     );
 }
 

@@ -127,6 +127,16 @@ fn torch_missing(picked: Option<&Gpu>) -> Finding {
 }
 
 fn wrong_build(machine: &Machine, torch: &Torch, picked: Option<&Gpu>, found: &mut Vec<Finding>) {
+    let is_of_nvidia = |name: &String| {
+        let name = name.to_ascii_lowercase();
+        name.contains("nvidia") || name.contains("geforce")
+    };
+    if torch.build == Build::Cuda
+        && picked.is_none()
+        && machine.posted.other_gpus.iter().any(is_of_nvidia)
+    {
+        return;
+    }
     let (id, kind) = if torch.build == Build::Cpu {
         ("torch-cpu-only", "the CPU")
     } else {

@@ -54,6 +54,27 @@ pub(crate) fn of_texts() -> Vec<Case> {
             &ollama("rocm compute=gfx1201 name=\"AMD Radeon RX 9070 XT\" total=\"15.9 GiB\""),
         ),
         case(
+            "torch-sees-no-gpu",
+            ">>> torch.cuda.is_available()\nFalse\nGPU: AMD Radeon RX 7900 XTX\n",
+            ">>> torch.cuda.is_available()\nTrue\nGPU: AMD Radeon RX 7900 XTX\n",
+        ),
+        // A cure that was found, and a torch whose build alone is the reason.
+        case(
+            "torch-sees-no-gpu",
+            "GPU: AMD Radeon RX 7900 XTX\n2.9.1+rocm6.4 False\n",
+            "GPU: AMD Radeon RX 7900 XTX\nCUDA available: False\nafter usermod: CUDA available: True\n",
+        ),
+        case(
+            "device-permission",
+            "GPU: RX 7900 XTX\nuid=1000(user) gid=1000(user) groups=1000(user),44(video)\ncrw-rw---- 1 root render 511, 0 Sep 1 10:00 /dev/kfd\n",
+            "GPU: RX 7900 XTX\nuid=1000(user) gid=1000(user) groups=1000(user),992(render)\ncrw-rw---- 1 root render 511, 0 Sep 1 10:00 /dev/kfd\n",
+        ),
+        case(
+            "virtual-machine-without-gpu",
+            "00:01.0 VGA compatible controller [0300]: Device [1234:1111] (rev 02)\n",
+            "00:01.0 VGA compatible controller [0300]: Device [1234:1111] (rev 02)\n03:00.0 VGA compatible controller [0300]: Advanced Micro Devices, Inc. [AMD/ATI] Navi 31 [1002:744c]\n",
+        ),
+        case(
             "virtual-machine-without-gpu",
             "  *-display\n       product: SVGA II Adapter\n       vendor: VMware\n",
             "  *-display\n       product: Navi 22 [Radeon RX 6700 XT]\n       vendor: AMD\n",

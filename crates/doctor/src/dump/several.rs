@@ -1,0 +1,78 @@
+//! Values that name several cards at once, and the processors among the agents of a list.
+
+use crate::names;
+use platform::pci::DeviceId;
+
+/// The processors that `rocminfo` lists as agents, before the GPUs.
+pub(super) fn is_processor(name: &str) -> bool {
+    [
+        "Ryzen",
+        "EPYC",
+        "Xeon",
+        "Intel(R)",
+        "Threadripper",
+        "Processor",
+    ]
+    .iter()
+    .any(|word| name.contains(word))
+}
+
+/// `Device 66a1`, as tools name a card that is younger than their list.
+pub(super) fn is_unnamed_device(name: &str) -> bool {
+    let digits = name.trim().strip_prefix("Device ").unwrap_or_default();
+    let id = u16::from_str_radix(digits, 16).map(DeviceId);
+    id.is_ok_and(|id| id.gfx().is_some())
+}
+
+/// The cards of `7900 XTX, 7800 XT`, `2x MI210` or `RX 6800 x2`, where a value names several.
+pub(super) fn products(value: &str) -> Vec<&str> {
+    let is_card = |name: &&str| {
+        names::architecture_of(name).is_some()
+            && name.matches('(').count() == name.matches(')').count()
+            && name.matches('[').count() == name.matches(']').count()
+    };
+    let parts: Vec<&str> = [", ", " and ", " + ", " & "]
+        .iter()
+        .map(|mark| value.split(mark).collect::<Vec<_>>())
+        .find(|parts| parts.len() > 1)
+        .unwrap_or_default();
+    if (2..=8).contains(&parts.len()) && parts.iter().all(|part| is_card(&part)) {
+        return parts;
+    }
+    let first = value.trim_start_matches('(');
+    let (count, name) = match first.split_once(['x', 'X', '×']) {
+        Some((count, name)) if count.trim().len() == 1 => (count, name),
+        _ => match value.rsplit_once([' ', '(']) {
+            Some((name, count)) if count.starts_with(['x', 'X', '×']) => (count, name),
+            _ => return Vec::new(),
+        },
+    };
+    let digits = count.trim_matches(|c: char| !c.is_ascii_digit());
+    match digits.parse::<usize>() {
+        Ok(count) if (2..=8).contains(&count) && is_card(&name) => vec![name.trim(); count],
+        _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_can_name_several_cards() {
+        for (value, cards) in [
+            ("7900xtx, 7800xt", 2),
+            ("2x AMD Radeon RX 7900 XTX", 2),
+            ("8 x Instinct MI300X", 8),
+            ("RX 6800 XT (x2)", 2),
+            ("RX 6800 XT x2", 2),
+            ("AMD Radeon RX 7900 XTX, gfx1100", 0),
+            ("AMD Radeon RX 6700 XT and a monitor", 0),
+            ("Radeon 8060S (gfx1151, Strix Halo)", 0),
+            ("Navi 31 [Radeon RX 7900 XT/7900 XTX/7900 GRE/7900M]", 0),
+            ("x", 0),
+        ] {
+            assert_eq!(products(value).len(), cards, "{value}");
+        }
+    }
+}
