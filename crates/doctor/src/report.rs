@@ -75,18 +75,26 @@ pub fn diagnose_text(text: &str) -> Result<Report, crate::dump::UnknownFormat> {
     let mut report = diagnose(machine);
     // Its own dumps hold facts, and no messages.
     if !matches!(report.machine.read_from, ReadFrom::Kfd | ReadFrom::Windows) {
-        report.findings.extend(
-            explain::explain_with(text, hints)
-                .matches
-                .into_iter()
-                .map(from_log),
-        );
+        let mut found = explain::explain_with(text, hints).matches;
+        found.retain(|found| {
+            let is_told_better = |(finding, message): &(&str, &str)| {
+                found.id == *message && report.findings.iter().any(|known| known.id == *finding)
+            };
+            !TOLD_BETTER.iter().any(is_told_better)
+        });
+        report.findings.extend(found.into_iter().map(from_log));
         report
             .findings
             .sort_by_key(|finding| (finding.severity, finding.check));
     }
     Ok(report)
 }
+
+/// Findings about the machine that say more than a message of the same text does.
+const TOLD_BETTER: [(&str, &str); 2] = [
+    ("torch-sees-no-gpu", "torch-cpu-only"),
+    ("virtual-machine-without-gpu", "kfd-missing"),
+];
 
 fn from_log(found: explain::Match) -> Finding {
     Finding {

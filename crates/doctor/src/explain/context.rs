@@ -224,7 +224,9 @@ impl Context {
         let mut steps = Vec::with_capacity(found.fix.len());
         for step in std::mem::take(&mut found.fix) {
             if step == "{install}" {
-                steps.extend(install(gfx));
+                let is_possible =
+                    |command: &String| !self.is_windows() || !wheels::is_for_linux_only(command);
+                steps.extend(install(gfx).into_iter().filter(is_possible));
             } else if step.contains("{override}") {
                 let value = gfx
                     .and_then(wheels::override_for)

@@ -170,6 +170,8 @@ pub struct Explainer {
     partial: Vec<u8>,
     /// The number of that line, less one.
     lines: usize,
+    /// The number of the last line that asked PyTorch whether it sees a GPU.
+    asked: Option<usize>,
 }
 
 /// What is kept of a line; it can be one long JSON document.
@@ -243,6 +245,11 @@ impl Explainer {
         self.messages.read(line, number);
         let is_remark = is_remark(line);
         let mut previous = None;
+        let line = if self.is_refusal(line, number) {
+            "torch.cuda.is_available(): False"
+        } else {
+            line
+        };
         for (pattern, role) in PATTERNS.of(&translations::in_english(line)) {
             self.seen[pattern] = true;
             let Role::Names(owner) = role else {
@@ -261,6 +268,19 @@ impl Explainer {
                 self.matches.push(from_entry(entry, line, number));
             }
         }
+    }
+}
+
+impl Explainer {
+    /// Whether a line is the answer `False` to `torch.cuda.is_available()` on one of the two before.
+    fn is_refusal(&mut self, line: &str, number: usize) -> bool {
+        const NEAR: usize = 2;
+        if line.contains("is_available()") {
+            self.asked = Some(number);
+            return false;
+        }
+        let is_near = self.asked.is_some_and(|asked| number - asked <= NEAR);
+        is_near && line.trim() == "False"
     }
 }
 
@@ -424,6 +444,34 @@ mod tests {
         );
         let text = "gfx1102\ngfx1036\nHIP error: invalid device function\n";
         assert_eq!(explain(text).matches[0].facts, Vec::<String>::new());
+    }
+
+    #[test]
+    fn on_windows_nothing_is_installed_from_an_index_for_linux() {
+        let steps = |system: &str| {
+            let text = format!(
+                "{system}\nAMD arch: gfx1100\nRuntimeError: HIP error: invalid device function\n"
+            );
+            explain(&text).matches.remove(0).fix.join("\n")
+        };
+        let (windows, linux) = (steps("Platform: Windows"), steps("/home/user"));
+        assert!(linux.contains("download.pytorch.org/whl/rocm"), "{linux}");
+        assert!(!windows.contains("download.pytorch.org"), "{windows}");
+        assert!(windows.contains("device-gfx1100"), "{windows}");
+    }
+
+    #[test]
+    fn a_question_and_its_answer_can_stand_on_two_lines() {
+        let ids = |text: &str| {
+            let found = explain(text).matches.into_iter();
+            found.map(|found| found.id).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            ids(">>> print(torch.cuda.is_available())\nFalse\n"),
+            ["torch-cpu-only"]
+        );
+        assert!(ids(">>> print(torch.cuda.is_available())\nTrue\n\nFalse\n").is_empty());
+        assert!(ids(">>> x.is_pinned()\nFalse\n").is_empty());
     }
 
     #[test]

@@ -437,4 +437,78 @@ pub(crate) const MESSAGES: &[(&str, &str)] = &[
         "torchvision-other-build",
         "NotImplementedError: Could not run 'torchvision::nms' with arguments from the 'CUDA' backend.",
     ),
+    (
+        "wave-error",
+        "[Tue Sep 10 09:37:12 2024] amdgpu: sq_intr: error, se 1, data 0x0, sh 0, priv 1, wave_id 1, simd_id 1, cu_id 11, err_type 2",
+    ),
+    (
+        "kernel-older-than-runtime",
+        "HSA Error:  Incompatible kernel and userspace, Vega 20 disabled. Upgrade amdgpu.",
+    ),
+    (
+        "bitsandbytes-symbol",
+        "OSError: /venv/lib/python3.12/site-packages/bitsandbytes/libbitsandbytes_rocm63.so: undefined symbol: _Z36__device_stub__kOptimizer32bit1StateI12hip_bfloat16Li2EEvPT_S2_PfS3_ffffffiffbi",
+    ),
+    (
+        "killed",
+        "./train.sh: line 12: 4242 Killed                  python train.py",
+    ),
+    ("killed", "Killed"),
+    (
+        "assembly-of-nvidia",
+        "error: couldn't allocate input reg for constraint 'l'",
+    ),
+    (
+        "hipblaslt-refused",
+        "RuntimeError: Attempting to use hipBLASLt on a unsupported architecture!",
+    ),
+    (
+        "hub-unreachable",
+        "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub",
+    ),
+    (
+        "types-differ",
+        "RuntimeError: expected scalar type Half but found Float",
+    ),
+    (
+        "host-out-of-memory",
+        "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 2.00 GiB for an array with shape (1, 2)",
+    ),
+    ("too-many-threads", "RuntimeError: can't start new thread"),
+    (
+        "dataloader-worker-died",
+        "RuntimeError: DataLoader worker (pid(s) 123, 124) exited unexpectedly",
+    ),
+    (
+        "smi-value-missing",
+        "rocm_smi exception: RSMI_STATUS_FILE_ERROR",
+    ),
+    (
+        "cmake-finds-no-hip",
+        "By not providing \"Findhip.cmake\" in CMAKE_MODULE_PATH this project has",
+    ),
+    (
+        "device-libraries-differ",
+        "lld: error: undefined hidden symbol: __ockl_steadyctr_u64",
+    ),
+    (
+        "triton-type-unsupported",
+        "error: Unsupported conversion from f8E4M3FNUZ to f16",
+    ),
+    (
+        "extension-build-failed",
+        "RuntimeError: Error compiling objects for extension",
+    ),
+    (
+        "python-package-missing",
+        "ModuleNotFoundError: No module named 'kornia'",
+    ),
+    (
+        "launcher-reports",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    ),
+    (
+        "native-abort",
+        "terminate called after throwing an instance of 'c10::Error'",
+    ),
 ];

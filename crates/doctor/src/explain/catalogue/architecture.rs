@@ -216,6 +216,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         fix: &[
             "{install}",
             "HSA_OVERRIDE_GFX_VERSION={override}: the kernels of a neighbour run on {gpu}",
+            "an integrated GPU beside a card: hide it with HIP_VISIBLE_DEVICES=<index of the card> (Linux: ROCR_VISIBLE_DEVICES)",
+            "llama.cpp, ollama: a build that has kernels for <gfx>, or the Vulkan build",
             "a HIP SDK whose rocBLAS was replaced by hand: rocblas.dll and rocblas/library must come from one build for this SDK version; reinstall both",
             "Linux, WSL: remove a foreign rocBLAS from LD_LIBRARY_PATH",
         ],

@@ -7,6 +7,70 @@ use crate::explain::Severity::Warning;
 
 pub(super) const ENTRIES: &[Entry] = &[
     Entry {
+        id: "cmake-finds-no-hip",
+        patterns: &[
+            r#"(?i)By not providing "Find(?:hip|rocblas|hipblas|hipblaslt|rocsolver|miopen|rccl|amd_comgr|hsa-runtime64|rocprim|hipcub)\.cmake""#,
+            r#"(?i)Could not find a package configuration file provided by "(?:hip|rocblas|hipblas|hipblaslt|rocsolver|miopen|rccl|amd_comgr|hsa-runtime64|rocprim|hipcub)""#,
+            r"(?i)Could not find ROCM_PATH|CMAKE_HIP_COMPILER.{0,30}(?:not set|not found|not able)|Failed to find (?:a default )?HIP (?:compiler|architecture)",
+            r"(?i)Can't find CUDA or HIP installation",
+        ],
+        cause: "CMake does not find HIP or a library of ROCm: the development packages are not installed, or its folder is not in CMake's search path.",
+        fix: &[
+            "Linux, WSL: the development packages: sudo apt install rocm-hip-sdk (or rocm-dev); wheels: pip install \"rocm[devel,libraries]\" of the same version, then rocm-sdk init",
+            "Linux, WSL: CMAKE_PREFIX_PATH=/opt/rocm (wheels: the output of rocm-sdk path --cmake), ROCM_PATH and HIP_PATH to the same folder",
+            "Windows: the HIP SDK, and -DCMAKE_PREFIX_PATH=\"%HIP_PATH%\"",
+        ],
+        ask: &["Linux, WSL: hipconfig --full; ls /opt | grep rocm"],
+        source: "https://rocm.docs.amd.com/en/latest/conceptual/cmake-packages.html",
+        ..BASE
+    },
+    Entry {
+        id: "device-libraries-differ",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)undefined (?:hidden )?symbol: __oc(?:kl|ml)_\w+",
+            r"(?i)error: unsupported architecture '?gfx\w+",
+        ],
+        cause: "The compiler and the device libraries (or tools) beside it are of different ages: one of them does not know {gpu} or a function that the other uses.",
+        fix: &[
+            "compiler, device libraries and headers of one ROCm: no mixture of an installed ROCm, packages of the distribution and those of a wheel",
+            "a newer ROCm, where the architecture is newer than it",
+        ],
+        ask: &["Linux, WSL: hipconfig --full; ls /opt | grep rocm"],
+        source: "https://github.com/ROCm/llvm-project/tree/amd-staging/amd/device-libs",
+        ..BASE
+    },
+    Entry {
+        id: "triton-type-unsupported",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)Unsupported conversion from \w+ to \w+|type fp8\w* not supported in this architecture",
+        ],
+        cause: "This Triton cannot convert between these data types on {gpu}: 8-bit floats and the like exist only on newer GPUs, or in a newer Triton.",
+        fix: &[
+            "another data type (bf16 or fp16 instead of fp8), or a model in another quantisation",
+            "a newer torch with the triton that belongs to it",
+        ],
+        ask: &["pip list | grep -iE 'torch|triton'"],
+        source: "https://triton-lang.org/main/index.html",
+        ..BASE
+    },
+    Entry {
+        id: "assembly-of-nvidia",
+        patterns: &[
+            r"(?i)couldn't allocate (?:input|output) reg(?:ister)? for constraint",
+            r"(?i)error: (?:unknown token in expression|invalid instruction|not a valid operand).{0,80}(?:mov\.[bu]\d+|ld\.(?:global|shared)|cvt\.)",
+        ],
+        cause: "A kernel has inline assembly for NVIDIA (PTX), which the compiler for AMD GPUs does not know: this version of triton, of torch.compile or of the library was not made for ROCm, or torch and triton are not of one release.",
+        fix: &[
+            "the triton that belongs to this torch: torch and pytorch-triton-rocm together from one ROCm index, of a newer version",
+            "without torch.compile (TORCHDYNAMO_DISABLE=1), or without the library whose kernel it is",
+        ],
+        ask: &["pip list | grep -iE 'torch|triton'"],
+        source: "https://github.com/pytorch/pytorch/issues/98510",
+        ..BASE
+    },
+    Entry {
         id: "cpp-headers-missing-windows",
         patterns: &[
             r"fatal error: '(?:limits|cmath|type_traits|cstdint|algorithm|utility|cstdlib|io\.h|stdio\.h|stdlib\.h|windows\.h|vcruntime\.h|math\.h|string\.h)' file not found",
@@ -318,7 +382,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         id: "hiprtc-compilation",
         confidence: Medium,
         patterns: &[
-            r"HIPRTC_ERROR_COMPILATION",
+            r"HIPRTC_ERROR_(?:COMPILATION|INVALID_OPTION|BUILTIN_OPERATION_FAILURE|INTERNAL_ERROR)",
             r"(?i)Code object build failed",
             r"(?i)hiprtc.*(?:compilation failed|error: )",
         ],

@@ -290,6 +290,27 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "kernel-older-than-runtime",
+        patterns: &[
+            r"(?i)Incompatible kernel and userspace",
+            r"(?i)HSA Error:.*Upgrade amdgpu",
+            r"(?i)(?:KFD|kernel) (?:ioctl )?(?:interface )?version.{0,40}(?:too old|mismatch|not supported)",
+        ],
+        scope: BareMetal,
+        covers: &["no-hip-device", "hsa-init-failed"],
+        cause: "The kernel driver (amdgpu, KFD) is older than this ROCm: the runtime refuses the GPU, since the two do not fit together.",
+        fix: &[
+            "a newer kernel, or the amdgpu-dkms of this ROCm release (one that builds for the kernel)",
+            "or an older ROCm, of the age of the kernel",
+        ],
+        ask: &[
+            "uname -r; modinfo -F filename amdgpu",
+            "cat /opt/rocm/.info/version",
+        ],
+        source: "https://rocm.docs.amd.com/projects/install-on-linux/en/latest/reference/user-kernel-space-compat-matrix.html",
+        ..BASE
+    },
+    Entry {
         id: "hsa-out-of-resources",
         confidence: Medium,
         patterns: &[r"HSA_STATUS_ERROR_OUT_OF_RESOURCES"],
@@ -413,6 +434,18 @@ pub(super) const ENTRIES: &[Entry] = &[
             "ls -l /dev/dri /dev/kfd",
         ],
         source: "https://github.com/ROCm/amdsmi/issues/84",
+        ..BASE
+    },
+    Entry {
+        id: "smi-value-missing",
+        severity: Info,
+        patterns: &[
+            r"RSMI_STATUS_(?:FILE_ERROR|NOT_SUPPORTED|PERMISSION|INSUFFICIENT_SIZE)",
+            r"(?i)ERROR: GPU\[\d+\]\s*: ?(?:Unable to|Failed to|Not able to)",
+        ],
+        cause: "rocm-smi could not read or set one value of the card: the card or driver has not got it, or it takes root. Computing does not need it.",
+        fix: &[],
+        source: "https://rocm.docs.amd.com/projects/rocm_smi_lib/en/latest/",
         ..BASE
     },
     Entry {

@@ -245,7 +245,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "vllm-memory-share",
         patterns: &[
-            r"(?i)Free memory on device.{0,80}is less than desired GPU memory utilization",
+            r"(?i)Free memory on device.{0,80}(?:is less than desired GPU memory utilization|on startup)",
             r"(?i)No available memory for the cache blocks",
             r"(?i)max seq len \(?\d+\)? is larger than the maximum number of tokens",
             r"(?i)larger than the available KV cache memory|KV cache is needed, which is larger",

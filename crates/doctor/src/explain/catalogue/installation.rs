@@ -198,11 +198,44 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "hub-unreachable",
+        severity: Warning,
+        patterns: &[
+            r"LocalEntryNotFoundError",
+            r"(?i)HTTPSConnectionPool\(host='(?:\w+\.)?huggingface\.co'|We couldn't connect to 'https://huggingface\.co'",
+        ],
+        cause: "The Hugging Face hub cannot be reached from here, and the file is not in the cache: no network, a proxy or firewall, or offline mode (HF_HUB_OFFLINE). It has nothing to do with the GPU.",
+        fix: &[
+            "download the model where there is a network (hf download <name>), and name its folder instead",
+            "HF_HUB_OFFLINE=1 only where the cache already has the files; HF_ENDPOINT for a mirror",
+        ],
+        source: "https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables",
+        ..BASE
+    },
+    Entry {
+        id: "types-differ",
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"(?i)expected scalar type \w+ but found \w+",
+            r"(?i)Input type \(\S+\) and (?:bias|weight) type \(\S+\) should be the same",
+            r"(?i)expected (?:m1 and m2|mat1 and mat2) to have the same dtype|Found dtype \w+ but expected \w+",
+        ],
+        cause: "Two parts of the model are in different precisions, such as weights in half and inputs in float: an error of the program or its settings, not of the GPU.",
+        fix: &[
+            "one precision for all parts (--force-fp32 or fp16 in the settings; mixed_precision of accelerate), or autocast around the call",
+            "a newer version of the program or node",
+        ],
+        source: "https://docs.pytorch.org/docs/stable/amp.html",
+        ..BASE
+    },
+    Entry {
         id: "shapes-differ",
         severity: Warning,
         confidence: Medium,
         patterns: &[
             r"(?i)mat1 and mat2 shapes cannot be multiplied",
+            r"(?i)The size of tensor a \(\d+\) must match the size of tensor b",
             r"(?i)Given groups=\d+, weight of size \[[\d, ]+\], expected input",
             r"(?i)size mismatch for \S+: copying a param",
         ],

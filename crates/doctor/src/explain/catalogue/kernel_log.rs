@@ -127,6 +127,27 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "wave-error",
+        confidence: Medium,
+        patterns: &[
+            r"(?i)\bsq_intr: error",
+            r"(?i)amdgpu.*\bSQ (?:interrupt|error).*(?:memory violation|illegal inst)",
+        ],
+        scope: BareMetal,
+        covers: &["kernel-driver-error-other"],
+        cause: "A kernel that runs on the GPU made an error there (err_type 1 is an illegal instruction, 2 a memory violation, 3 an EDC error): an index or pointer out of range in the program or a library, or code of another architecture.",
+        fix: &[
+            "find the kernel: AMD_SERIALIZE_KERNEL=3 and AMD_LOG_LEVEL=3 before the program; the last launch is the one that failed",
+            "another version of the library whose kernel it is (attention, bitsandbytes, an extension of your own); unset HSA_OVERRIDE_GFX_VERSION",
+        ],
+        ask: &[
+            "AMD_SERIALIZE_KERNEL=3 AMD_LOG_LEVEL=3 <your program> 2>&1 | grep -i ShaderName | tail -n 5",
+            "dmesg | grep -iE 'sq_intr|page fault|amdgpu' | tail -n 40",
+        ],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/3696",
+        ..BASE
+    },
+    Entry {
         id: "hardware-error-memory",
         patterns: &[
             r"(?i)amdgpu.*uncorrectable hardware errors? (?:detected|found)",
@@ -207,7 +228,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)flip_done timed out",
             r"(?i)commit wait timed out",
-            r"(?i)Error waiting for DMUB idle|dmub_srv.*timed? ?out",
+            r"(?i)Error waiting for DMUB idle|dmub_srv.*timed? ?out|DMCUB error - collecting diagnostic data",
         ],
         scope: BareMetal,
         cause: "The display part of the GPU hung, not its compute part: panel self refresh and the firmware of the display controller are known causes on laptops.",

@@ -119,7 +119,10 @@ pub(super) const ENTRIES: &[Entry] = &[
     Entry {
         id: "unspecified-launch-failure",
         confidence: Low,
-        patterns: &[r"(?i)unspecified launch failure", r"hipErrorLaunchFailure"],
+        patterns: &[
+            r"(?i)unspecified launch failure|the function failed to launch on the GPU",
+            r"hipErrorLaunchFailure",
+        ],
         cause: "A kernel crashed or the GPU hung, and the driver reset it: from here on the context is lost. Seen when memory was exhausted in a video VAE on Windows, with kernels that MIOpen tries out on a new GPU, and with ROCm builds, drivers or firmware that are too old for the card.",
         fix: &[
             "a newer driver and ROCm build, updated together",
@@ -141,7 +144,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         confidence: Medium,
         patterns: &[
             r"(?i)double free or corruption",
-            r"(?i)free\(\): invalid (?:pointer|size|next size)",
+            r"(?i)free\(\): (?:invalid (?:pointer|size|next size)|double free)",
             r"(?i)malloc\(\): (?:corrupted|invalid|unaligned)",
             r"(?i)corrupted (?:size vs\. prev_size|double-linked list)",
             r"(?i)munmap_chunk\(\): invalid pointer",

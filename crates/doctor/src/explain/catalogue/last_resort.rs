@@ -2,7 +2,7 @@
 
 use super::Scope::BareMetal;
 use super::{BASE, Entry};
-use crate::explain::Confidence::Low;
+use crate::explain::Confidence::{Low, Medium};
 use crate::explain::Severity::Warning;
 
 pub(super) const ENTRIES: &[Entry] = &[
@@ -104,6 +104,77 @@ pub(super) const ENTRIES: &[Entry] = &[
             "uname -r; dpkg -l linux-firmware",
         ],
         source: "https://docs.kernel.org/gpu/amdgpu/debugging.html",
+        ..BASE
+    },
+    Entry {
+        id: "extension-build-failed",
+        last_resort: true,
+        confidence: Low,
+        patterns: &[
+            r"(?i)Error compiling objects for extension",
+            r"(?i)ninja: build stopped: subcommand failed",
+            r"(?i)error: command '\S*(?:hipcc|clang\+*|g\+\+|gcc|cl\.exe)' failed with exit (?:code|status)",
+            r"(?i)\bhipcc\b.*(?:failed with exit code|returned non-zero)",
+        ],
+        cause: "Native code did not compile. These lines only report it: the first `error:` above them says why, such as a header that is missing, code that is for CUDA alone, or a compiler that does not know {gpu}.",
+        fix: &[
+            "look for the first `error:` above",
+            "a ready wheel of the package for ROCm instead of a build, or a version that supports this ROCm",
+            "name the architecture: PYTORCH_ROCM_ARCH=<gfx>, and install with --no-build-isolation so that the build sees this torch",
+        ],
+        ask: &["the output from the first `error:` on", "hipconfig --full"],
+        source: "https://docs.pytorch.org/docs/stable/cpp_extension.html",
+        ..BASE
+    },
+    Entry {
+        id: "python-package-missing",
+        last_resort: true,
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[r"ModuleNotFoundError: No module named '?[\w.-]+"],
+        cause: "A Python package is not installed in the environment that runs the program; the line names it. It has nothing to do with the GPU.",
+        fix: &[
+            "activate the environment of the program, then pip install the package (its name there can differ from that of the module)",
+            "look afterwards whether torch is still the ROCm build: python -c \"import torch; print(torch.version.hip)\"",
+        ],
+        ask: &["which python; pip list"],
+        source: "https://packaging.python.org/en/latest/tutorials/installing-packages/",
+        ..BASE
+    },
+    Entry {
+        id: "launcher-reports",
+        last_resort: true,
+        severity: Warning,
+        confidence: Medium,
+        patterns: &[
+            r"multiprocessing\.errors\.ChildFailedError",
+            r"subprocess\.CalledProcessError: Command .* returned non-zero exit status \d",
+        ],
+        cause: "A launcher (accelerate, torchrun, a graphical interface) reports that the process it started has failed. It does not know why: the error of that process stands above these lines.",
+        fix: &[
+            "look above, at the first traceback of the process itself; collect that part of the log",
+        ],
+        ask: &["the 50 lines above the first `Traceback`"],
+        source: "https://docs.pytorch.org/docs/stable/elastic/errors.html",
+        ..BASE
+    },
+    Entry {
+        id: "native-abort",
+        last_resort: true,
+        confidence: Low,
+        patterns: &[
+            r"terminate called after throwing an instance of",
+            r"Fatal Python error: (?:Aborted|Segmentation fault|Bus error|Illegal instruction)",
+            r"(?i)\bAborted \(core dumped\)",
+        ],
+        cause: "Native code ended the program: a library met an error that nobody handled. The `what():` below, or the last lines above, say which; a crash without any is mostly one of the driver, or of libraries of different builds.",
+        fix: &[
+            "torch, torchvision and torchaudio of one index; rebuild extensions with that torch",
+            "a newer driver and ROCm build of one age",
+            "python -X faulthandler <your program> shows which call it was",
+        ],
+        ask: &["python -X faulthandler <your program> 2>&1 | tail -n 40"],
+        source: "https://docs.python.org/3/library/faulthandler.html",
         ..BASE
     },
 ];

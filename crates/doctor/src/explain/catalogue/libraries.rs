@@ -118,10 +118,24 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "hipblaslt-refused",
+        patterns: &[
+            r"(?i)RuntimeError: Attempting to use hipBLASLt on an? unsupported architecture",
+        ],
+        covers: &["hipblaslt-unsupported"],
+        cause: "This torch insists on hipBLASLt, which has no kernels for {gpu}, instead of taking hipBLAS: a defect of some builds (nightlies of 2.6 among them), or a setting that asks for it.",
+        fix: &[
+            "TORCH_BLAS_PREFER_HIPBLASLT=0",
+            "another build of torch, newer or the release before",
+        ],
+        source: "https://github.com/ROCm/legacy-rocm-build/issues/4437",
+        ..BASE
+    },
+    Entry {
         id: "hipblaslt-unsupported",
         severity: Info,
         patterns: &[
-            r"(?i)hipBLASLt on an unsupported architecture",
+            r"(?i)hipBLASLt on an? unsupported architecture",
             r"(?i)Overriding blas backend to hipblas",
         ],
         cause: "hipBLASLt has no kernels for this GPU and torch takes hipBLAS instead: information, not an error.",
@@ -212,7 +226,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)NCCL error(?::| in)|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclInvalidUsage|RCCL.*\berror\b",
             r"(?i)DistBackendError",
-            r"(?i)unhandled (?:cuda|system) error, NCCL version",
+            r"(?i)unhandled (?:cuda|system) error, NCCL version|NCCL error \d+: unhandled",
         ],
         cause: "A collective operation between GPUs (RCCL, ROCm's NCCL) failed: it has no code for the architecture, the GPUs cannot reach each other's memory (peer access, IOMMU), or shared memory is too small. The line of RCCL above says which.",
         fix: &[

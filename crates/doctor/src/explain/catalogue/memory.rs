@@ -1,6 +1,6 @@
 //! Memory, as far as a message tells it without numbers (those are in `oom.rs`).
 
-use super::Scope::BareMetal;
+use super::Scope::{BareMetal, NotWindows};
 use super::{BASE, Entry};
 use crate::explain::Confidence::Medium;
 use crate::explain::Severity::{Info, Warning};
@@ -117,6 +117,7 @@ pub(super) const ENTRIES: &[Entry] = &[
             r"(?i)oom-kill(?:er)?\b",
             r"(?i)memory cgroup out of memory",
         ],
+        covers: &["killed"],
         cause: "The kernel ran out of RAM and killed the process. On an APU, GPU memory is RAM and counts: what the BIOS carves out for the GPU is gone for the system, and a large carve-out leaves it too little.",
         fix: &[
             "APU with a large carve-out (UMA frame buffer) in the BIOS: make it small (512 MiB) and raise ttm.pages_limit instead",
@@ -129,6 +130,78 @@ pub(super) const ENTRIES: &[Entry] = &[
             "Linux: dmesg | grep -iE 'VRAM memory ready|GTT memory ready|Killed process'",
         ],
         source: "https://docs.kernel.org/admin-guide/mm/concepts.html",
+        ..BASE
+    },
+    Entry {
+        id: "killed",
+        confidence: Medium,
+        patterns: &[
+            r"^\W*Killed\W*$",
+            r"^\S+: line \d+: +\d+ Killed\b",
+            r"^\[\d+\] +[-+]? *\d* *(?:Killed|killed)\b",
+            r"^\w+: killed\b",
+            r"(?i)\b(?:died with|terminated by) <?(?:Signals\.)?SIGKILL|exit(?:ed with)? code:? ?137\b|\bexitcode ?: -9\b",
+        ],
+        scope: NotWindows,
+        cause: "The process was ended from outside (SIGKILL), which on Linux nearly always is the kernel that ran out of RAM, or the memory limit of a container. On an APU, GPU memory is RAM and counts.",
+        fix: &[
+            "load checkpoints without a second copy (safetensors with mmap), fewer data loader workers; close other programs; add swap",
+            "APU with a large carve-out (UMA frame buffer) in the BIOS: make it small, so that the system has more RAM",
+            "container: a larger --memory",
+        ],
+        ask: &[
+            "free -h",
+            "Linux: dmesg | grep -iE 'killed process|oom' | tail -n 5",
+        ],
+        source: "https://docs.kernel.org/admin-guide/mm/concepts.html",
+        ..BASE
+    },
+    Entry {
+        id: "host-out-of-memory",
+        confidence: Medium,
+        patterns: &[
+            r"^\W*MemoryError\b",
+            r"(?i)\[Errno 12\] Cannot allocate memory",
+            r"(?i)_ArrayMemoryError|Unable to allocate [\d.]+ [KMGT]iB for an array",
+            r"(?i)DefaultCPUAllocator: (?:can't allocate|not enough) memory",
+        ],
+        cause: "The RAM of the host ran out, not the memory of the GPU (on an APU they are the same): loading a model in full precision or twice, many workers, or a limit of the container.",
+        fix: &[
+            "safetensors and low_cpu_mem_usage=True, so that weights are mapped and not copied; fewer data loader workers",
+            "more swap (Windows: a larger page file); a larger limit of the container",
+            "APU with a large carve-out in the BIOS: a smaller one leaves more RAM",
+        ],
+        ask: &["Linux, WSL: free -h; ulimit -a"],
+        source: "https://docs.kernel.org/admin-guide/mm/concepts.html",
+        ..BASE
+    },
+    Entry {
+        id: "too-many-threads",
+        patterns: &[
+            r"(?i)pthread_create failed.{0,20}Resource temporarily unavailable|can't start new thread|fork: (?:retry: )?Resource temporarily unavailable",
+        ],
+        scope: NotWindows,
+        cause: "The system refuses another thread or process: the limit of the user (ulimit -u) or of the container (pids) is reached, or RAM is.",
+        fix: &[
+            "ulimit -u unlimited; container: --pids-limit -1",
+            "OMP_NUM_THREADS=<cores>; fewer data loader workers",
+        ],
+        ask: &["ulimit -a; ps -eLf | wc -l"],
+        source: "https://man7.org/linux/man-pages/man2/getrlimit.2.html",
+        ..BASE
+    },
+    Entry {
+        id: "dataloader-worker-died",
+        confidence: Medium,
+        patterns: &[r"(?i)DataLoader worker \(pid(?:\(s\))? [\d, ]+\) exited unexpectedly"],
+        covers: &["launcher-reports"],
+        cause: "A process that prepares data died: mostly since RAM or shared memory (/dev/shm) ran out, else by an error of the data set, which it could not report.",
+        fix: &[
+            "num_workers=0 once: then the error itself is shown",
+            "Linux, WSL: a container with --ipc=host or --shm-size=16g; fewer workers",
+        ],
+        ask: &["Linux, WSL: df -h /dev/shm; free -h"],
+        source: "https://docs.pytorch.org/docs/stable/data.html",
         ..BASE
     },
     Entry {

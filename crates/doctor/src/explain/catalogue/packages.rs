@@ -34,6 +34,9 @@ pub(super) const ENTRIES: &[Entry] = &[
         patterns: &[
             r"(?i)repo\.radeon\.com.*(?:404|does not have a Release file|not signed|NO_PUBKEY)",
             r"(?i)Unable to locate package (?:rocm|hip|amdgpu)\S*",
+            r"(?i)Unable to find a match: .*(?:rocm|hip|amdgpu)",
+            r"(?i)nothing provides \S+.* needed by (?:rocm|hip|amdgpu|miopen|rocblas)",
+            r"(?i)GPG error: .*repo\.radeon\.com|repo\.radeon\.com.*signatures couldn't be verified",
         ],
         scope: NotWindows,
         cause: "AMD's repository is not set up, or has nothing for this release of the distribution.",
@@ -71,7 +74,8 @@ pub(super) const ENTRIES: &[Entry] = &[
         cause: "That index has no such version, or none for this Python version and platform: a Python newer than the wheels, a nightly that was deleted, or a package that is in PyTorch's or AMD's index and not in PyPI.",
         fix: &[
             "`(from versions: …)` lists what there is for this Python; `none` means no wheel for it: take Python 3.12",
-            "name the index: --index-url https://download.pytorch.org/whl/rocm<version> (or --extra-index-url, where dependencies come from PyPI)",
+            "Linux, WSL: name the index: --index-url https://download.pytorch.org/whl/rocm<version> (or --extra-index-url, where dependencies come from PyPI)",
+            "Windows: PyTorch's own index has ROCm wheels for Linux alone; AMD's has those for Windows: --index-url https://repo.amd.com/rocm/whl-multi-arch/ with torch[device-<gfx>]",
             "ask for a version that is listed, or for none",
         ],
         ask: &[

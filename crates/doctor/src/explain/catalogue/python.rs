@@ -28,6 +28,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
     Entry {
         id: "torch-cpu-only",
+        confidence: Medium,
         patterns: &[
             r"(?i)Torch is not able to use GPU",
             r"(?i)Attempting to deserialize object on a CUDA device but torch\.cuda\.is_available\(\) is False",

@@ -123,6 +123,23 @@ pub(super) const ENTRIES: &[Entry] = &[
         ..BASE
     },
     Entry {
+        id: "bitsandbytes-symbol",
+        patterns: &[
+            r"libbitsandbytes_\w+\.so: undefined symbol",
+            r"(?i)bitsandbytes.*undefined symbol",
+        ],
+        scope: NotWindows,
+        covers: &["undefined-symbol-torch", "undefined-symbol"],
+        cause: "This build of bitsandbytes is broken or of another version than its Python files: its library lacks a function of its own or of the C++ library it was compiled against. Early ROCm builds (0.45, the multi-backend branch) forgot the optimizers for bfloat16.",
+        fix: &[
+            "pip uninstall bitsandbytes, then pip install -U bitsandbytes (0.49 and newer bring ROCm builds)",
+            "built here: delete the build folder, and compile again with the hipcc of the ROCm that torch uses (cmake -DCOMPUTE_BACKEND=hip -DBNB_ROCM_ARCH=<gfx>)",
+        ],
+        ask: &["pip show bitsandbytes | head -n 2; pip list | grep -iE 'torch|rocm'"],
+        source: "https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1519",
+        ..BASE
+    },
+    Entry {
         id: "undefined-symbol-torch",
         patterns: &[
             r"undefined symbol: _ZN?K?\d?(?:St)?\S*(?:c10|2at|5torch|at4_ops)\S*",
