@@ -174,7 +174,7 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
             reader.close();
         }
         if line.contains("rocminfo") {
-            reader.agents = 0;
+            reader.begin_agents();
         }
         let number = number_of(line);
         if number.is_some() {
@@ -183,7 +183,7 @@ pub(super) fn mentions(text: &str, machine: &mut Machine) -> Vec<GpuMention> {
         }
         for (key, value) in pairs(line) {
             if key == "name" && is_processor(value) {
-                reader.agents = 0;
+                reader.begin_agents();
             }
             let several = match field(&key) {
                 Some(Field::Name) => products(value),
@@ -363,6 +363,12 @@ impl Reader<'_> {
         }) {
             self.close();
         }
+    }
+
+    /// A list of agents begins, perhaps the same as before.
+    fn begin_agents(&mut self) {
+        self.close();
+        self.agents = 0;
     }
 
     fn close(&mut self) {

@@ -41,7 +41,7 @@ pub(super) fn products(value: &str) -> Vec<&str> {
     }
     let first = value.trim_start_matches('(');
     let (count, name) = match first.split_once(['x', 'X', '×']) {
-        Some((count, name)) if count.trim().len() == 1 => (count, name),
+        Some((count, name)) if count.trim().parse::<u8>().is_ok() => (count, name),
         _ => match value.rsplit_once([' ', '(']) {
             Some((name, count)) if count.starts_with(['x', 'X', '×']) => (count, name),
             _ => return Vec::new(),
