@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use crate::Error;
-use crate::config::{DataConfig, Dataset};
+use crate::config::{DataConfig, DataFormat, Dataset, MixtureSource};
 use crate::data::cache_folder;
+use crate::examples::Columns;
 use crate::hub::{self, Settings};
 
 /// The split that is trained on where none is named.
@@ -16,10 +17,18 @@ const CLIPS: &str = "a folder of clips";
 /// Where a run finds its data.
 #[derive(Debug)]
 pub(crate) struct Located {
-    /// What it learns from: a file, or a folder of files.
-    pub(crate) training: PathBuf,
-    /// Other data that it is measured on, if it is.
-    pub(crate) held_out: Option<PathBuf>,
+    /// What it learns from; several for a mixture.
+    pub(crate) training: Vec<Place>,
+    /// Other data that it is measured on, if there are any.
+    pub(crate) held_out: Vec<Place>,
+}
+
+/// A file, or a folder of files, and how it is read.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Place {
+    pub(crate) path: PathBuf,
+    pub(crate) format: Option<DataFormat>,
+    pub(crate) columns: Columns,
 }
 
 impl Located {
@@ -28,17 +37,27 @@ impl Located {
     /// # Errors
     /// When there is nothing of a name, or it cannot be fetched.
     pub(crate) fn find(config: &DataConfig, report: &mut dyn FnMut(&str)) -> Result<Self, Error> {
-        let training = match on_hub(config.path.as_deref()) {
-            Some(name) => fetch(config, name, config.split.as_deref(), report)?,
-            None => {
-                let path = text_path(config)?;
-                refuse_parts(
-                    &[("subset", &config.subset), ("split", &config.split)],
-                    &path,
-                )?;
-                path
-            }
-        };
+        let sources = config.mixture.iter();
+        let mut training = sources
+            .map(|source| place_of(config, source, report))
+            .collect::<Result<Vec<_>, Error>>()?;
+        if config.mixture.is_empty() {
+            let path = match on_hub(config.path.as_deref()) {
+                Some(name) => {
+                    let part = (config.subset.as_deref(), config.split.as_deref());
+                    fetch(name, part, report)?
+                }
+                None => {
+                    let path = text_path(config)?;
+                    refuse_parts(
+                        &[("subset", &config.subset), ("split", &config.split)],
+                        &path,
+                    )?;
+                    path
+                }
+            };
+            training.push(place(config, path));
+        }
         Ok(Self {
             held_out: held_out(config, report)?,
             training,
@@ -46,8 +65,59 @@ impl Located {
     }
 }
 
-/// Where [`Located::find`] has found what a run learns from, without asking anybody.
+/// What is at `path`, read as `data` says.
+fn place(config: &DataConfig, path: PathBuf) -> Place {
+    Place {
+        path,
+        format: config.format,
+        columns: config.columns.clone(),
+    }
+}
+
+/// Where one set of a mixture is.
+fn place_of(
+    config: &DataConfig,
+    source: &MixtureSource,
+    report: &mut dyn FnMut(&str),
+) -> Result<Place, Error> {
+    let path = match on_hub(Some(&source.path)) {
+        Some(name) => {
+            let part = (source.subset.as_deref(), source.split.as_deref());
+            fetch(name, part, report)?
+        }
+        None if !source.path.exists() => {
+            return Err(Error::Data(format!(
+                "`data.mixture` names `{}`, which does not exist",
+                source.path.display()
+            )));
+        }
+        None => {
+            let parts = [("subset", &source.subset), ("split", &source.split)];
+            refuse_parts(&parts, &source.path)?;
+            source.path.clone()
+        }
+    };
+    Ok(as_in_mixture(config, source, path))
+}
+
+/// What is at `path`, read as `source` says, or else `data`.
+fn as_in_mixture(config: &DataConfig, source: &MixtureSource, path: PathBuf) -> Place {
+    Place {
+        path,
+        format: source.format.or(config.format),
+        columns: match source.columns.is_empty() {
+            true => config.columns.clone(),
+            false => source.columns.clone(),
+        },
+    }
+}
+
+/// Where [`Located::find`] has found what a run learns from, without asking anybody; `None` of several
+/// sets, which no command takes.
 pub(crate) fn located_before(config: &DataConfig) -> Option<PathBuf> {
+    if !config.mixture.is_empty() {
+        return None;
+    }
     let Some(name) = on_hub(config.path.as_deref()) else {
         return text_path(config).ok();
     };
@@ -55,14 +125,8 @@ pub(crate) fn located_before(config: &DataConfig) -> Option<PathBuf> {
         offline: true,
         ..Settings::of_the_environment()
     };
-    split_of(
-        config,
-        name,
-        config.split.as_deref(),
-        &settings,
-        &mut |_| (),
-    )
-    .ok()
+    let part = (config.subset.as_deref(), config.split.as_deref());
+    split_of(name, part, &settings, &mut |_| ()).ok()
 }
 
 /// The name of a data set on the hub, if it is one.
@@ -70,38 +134,48 @@ fn on_hub(path: Option<&Path>) -> Option<&str> {
     path.filter(|path| hub::is_data_set(path))?.to_str()
 }
 
-fn fetch(
-    config: &DataConfig,
-    name: &str,
-    split: Option<&str>,
-    report: &mut dyn FnMut(&str),
-) -> Result<PathBuf, Error> {
-    split_of(config, name, split, &Settings::of_the_environment(), report)
+/// Subset and split of a data set, where they are named.
+type PartOfSet<'a> = (Option<&'a str>, Option<&'a str>);
+
+fn fetch(name: &str, part: PartOfSet<'_>, report: &mut dyn FnMut(&str)) -> Result<PathBuf, Error> {
+    split_of(name, part, &Settings::of_the_environment(), report)
 }
 
 fn split_of(
-    config: &DataConfig,
     name: &str,
-    split: Option<&str>,
+    (subset, split): PartOfSet<'_>,
     settings: &Settings,
     report: &mut dyn FnMut(&str),
 ) -> Result<PathBuf, Error> {
-    let (subset, split) = (config.subset.as_deref(), split.unwrap_or(TRAIN));
-    hub::fetch_data_set(name, subset, split, settings, report)
+    hub::fetch_data_set(name, subset, split.unwrap_or(TRAIN), settings, report)
 }
 
 /// What is measured on: `eval_dataset`, or another split of what is trained on.
-fn held_out(config: &DataConfig, report: &mut dyn FnMut(&str)) -> Result<Option<PathBuf>, Error> {
+fn held_out(config: &DataConfig, report: &mut dyn FnMut(&str)) -> Result<Vec<Place>, Error> {
     let split = config.eval_split.as_deref();
+    if split.is_some() && config.eval_dataset.is_none() && !config.mixture.is_empty() {
+        let sources = config.mixture.iter();
+        return sources
+            .map(|source| {
+                let Some(name) = on_hub(Some(&source.path)) else {
+                    refuse_parts(&[("eval_split", &config.eval_split)], &source.path)?;
+                    return Err(Error::Internal("a split of no data set".into()));
+                };
+                let path = fetch(name, (source.subset.as_deref(), split), report)?;
+                Ok(as_in_mixture(config, source, path))
+            })
+            .collect();
+    }
     let source = config.eval_dataset.as_deref();
     let source = source.or_else(|| config.path.as_deref().filter(|_| split.is_some()));
     if let Some(name) = on_hub(source) {
-        return fetch(config, name, split, report).map(Some);
+        let path = fetch(name, (config.subset.as_deref(), split), report)?;
+        return Ok(vec![place(config, path)]);
     }
     let path = eval_path(config)?;
-    let place = path.as_deref().or(source).unwrap_or(Path::new(""));
-    refuse_parts(&[("eval_split", &config.eval_split)], place)?;
-    Ok(path)
+    let named = path.as_deref().or(source).unwrap_or(Path::new(""));
+    refuse_parts(&[("eval_split", &config.eval_split)], named)?;
+    Ok(path.map(|path| place(config, path)).into_iter().collect())
 }
 
 /// Refuses keys that choose of a data set what a path has not.
@@ -156,7 +230,7 @@ pub(crate) fn text_path(config: &DataConfig) -> Result<PathBuf, Error> {
             )))
         }
         (None, None) => Err(Error::Data(
-            "neither `data.dataset` nor `data.path` is set".into(),
+            "neither `data.dataset` nor `data.path` nor `data.mixture` is set".into(),
         )),
     }
 }

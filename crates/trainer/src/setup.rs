@@ -216,11 +216,15 @@ pub(crate) fn task(
 fn text_data(config: &Config, observer: &mut dyn Observer) -> Result<TextData, Error> {
     let located = Located::find(&config.data, &mut |text| observer.preparing(text))?;
     let records = |path: &Path, format| texts(path, format, &config.data.columns);
+    // A config allows several sets for published models alone.
+    let [training] = &located.training[..] else {
+        return Err(Error::Internal("a text of several sets".into()));
+    };
     TextData::load(
         &config.data,
         config.seed,
-        &located.training,
-        located.held_out.as_deref(),
+        &training.path,
+        located.held_out.first().map(|place| place.path.as_path()),
         &records,
     )
 }

@@ -12,6 +12,7 @@ mod epochs;
 pub mod fine_tune;
 mod fine_tune_data;
 mod held_out;
+mod mixture;
 mod sequences;
 mod share;
 mod shown;

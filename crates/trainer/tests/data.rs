@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 
 use surefoot_trainer::examples::records;
 use surefoot_trainer::inference::{LanguageModel, LoadOptions, score};
-use surefoot_trainer::{Allocator, Config, Error, NoObserver, Observer, Stop, Summary, dry_run};
+use surefoot_trainer::{
+    Allocator, Config, Error, NoObserver, Observer, Shown, Stop, Summary, dry_run, show_data,
+};
 
 const CONFIG: &str = "
 seed: 7
@@ -74,6 +76,30 @@ impl Place {
         ];
         all.extend(more.iter().map(|text| (*text).to_owned()));
         Config::parse("test.yaml", CONFIG, &all).unwrap()
+    }
+
+    /// The same without `data.path`, for a `data.mixture`.
+    fn mixed(&self, name: &str, more: &[&str]) -> Config {
+        let mut all = vec![
+            format!("name={name}"),
+            format!("output_dir={}", self.path("runs").display()),
+            format!(
+                "model.name_or_path={}",
+                golden("llama-grouped.gguf").display()
+            ),
+        ];
+        all.extend(more.iter().map(|text| (*text).to_owned()));
+        Config::parse("test.yaml", CONFIG, &all).unwrap()
+    }
+
+    fn run_mixed(&self, name: &str, more: &[&str]) -> Result<Summary, Error> {
+        let config = self.mixed(name, more);
+        surefoot_trainer::run(
+            &config,
+            &Allocator::torch(),
+            &mut NoObserver,
+            &Stop::default(),
+        )
     }
 
     fn watched(
@@ -395,4 +421,135 @@ fn columns_with_names_of_their_own_are_learned_alike_from_each_kind_of_file() {
         told.contains("is plain text, and `data.columns` names columns"),
         "{told}"
     );
+}
+
+/// Two sets: `data.jsonl` of the place, and one whose texts say `sea` and nothing that the others do.
+fn mixture(place: &Place, seas: usize, first: &str, second: &str) -> String {
+    let sea = |n: usize| format!("{{\"q\": \"sea {n}\", \"completion\": \" blue.\"}}\n");
+    let file = place.path("seas.jsonl");
+    fs::write(&file, (0..seas).map(sea).collect::<String>()).unwrap();
+    format!(
+        "data.mixture=[{{path: {}{first}}}, {{path: {}, columns: {{prompt: q}}{second}}}]",
+        place.path("data.jsonl").display(),
+        file.display()
+    )
+}
+
+/// How many of the rows that a pass has are of the second set.
+fn seas_of(place: &Place, more: &[&str]) -> (usize, usize) {
+    let all = [&["data.packing=false"], more].concat();
+    let config = place.mixed("shown", &all);
+    let Shown::Rows(shown) = show_data(&config, 1000, &mut NoObserver).unwrap() else {
+        panic!("rows");
+    };
+    let seas = shown.rows.iter().filter(|row| {
+        let pieces = row.examples.iter().flat_map(|example| &example.pieces);
+        pieces
+            .map(|piece| piece.text.as_str())
+            .collect::<String>()
+            .contains("sea")
+    });
+    (seas.count(), shown.rows.len())
+}
+
+#[test]
+fn several_sets_are_learned_whole_or_by_their_weights() {
+    let place = Place::new(30);
+    let none = "data.validation_fraction=0";
+    let plain = mixture(&place, 10, "", "");
+    assert_eq!(seas_of(&place, &[none, &plain]), (10, 40));
+    let even = mixture(&place, 10, ", weight: 2", ", weight: 2");
+    assert_eq!(seas_of(&place, &[none, &even]), (10, 20));
+    let all = "data.stopping_strategy=all_exhausted";
+    assert_eq!(seas_of(&place, &[none, &even, all]), (30, 60));
+    let few = mixture(&place, 10, ", weight: 0.9", ", weight: 0.1");
+    assert_eq!(seas_of(&place, &[none, &few]), (3, 33));
+    // Of each set a tenth is held out, and nothing of that is learned however often the others are.
+    let tenth = "data.validation_fraction=0.1";
+    assert_eq!(seas_of(&place, &[tenth, &plain]), (9, 36));
+    assert_eq!(seas_of(&place, &[tenth, &even, all]), (27, 54));
+}
+
+#[test]
+fn a_mixture_trains_and_resumes_exactly_and_says_what_it_is_of() {
+    for packing in [
+        "data.packing=false",
+        "data.packing=true",
+        "data.packing=null",
+    ] {
+        let place = Place::new(40);
+        let sets = mixture(&place, 10, ", weight: 1", ", weight: 1");
+        let settings = [
+            &sets,
+            packing,
+            "data.stopping_strategy=all_exhausted",
+            "per_device_train_batch_size=3",
+        ];
+        place.run_mixed("whole", &settings).unwrap();
+        let stop = Stop::default();
+        let config = place.mixed("cut", &settings);
+        let mut observer = StopAt(3, stop.clone());
+        surefoot_trainer::run(&config, &Allocator::torch(), &mut observer, &stop).unwrap();
+        let resumed = [&settings[..], &["resume_from_checkpoint=latest"]].concat();
+        place.run_mixed("cut", &resumed).unwrap();
+        assert_eq!(
+            place.checksums("whole"),
+            place.checksums("cut"),
+            "{packing}"
+        );
+        let metrics = fs::read_to_string(place.path("runs/whole/metrics.jsonl")).unwrap();
+        assert!(metrics.contains("eval_loss"), "{metrics}");
+        let found = dry_run(&config, &Allocator::torch(), &mut NoObserver).unwrap();
+        let text = found.environment.data;
+        assert!(
+            text.contains("data.jsonl (38 examples) and ")
+                && text.contains("seas.jsonl (9 examples 4.22 times)"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn a_run_does_not_go_on_with_other_shares_of_its_sets() {
+    let place = Place::new(40);
+    let even = mixture(&place, 20, ", weight: 1", ", weight: 1");
+    let short = ["data.packing=false", "max_steps=2"];
+    place
+        .run_mixed("a", &[&short[..], &[&even]].concat())
+        .unwrap();
+    let on = [&short[..], &["resume_from_checkpoint=latest"]].concat();
+    let other = mixture(&place, 20, ", weight: 2", ", weight: 1");
+    let said = place.run_mixed("a", &[&on[..], &[&other]].concat());
+    let said = said.unwrap_err().to_string();
+    assert!(
+        said.contains("`mixture` was [19,19], and is [38,19]"),
+        "{said}"
+    );
+    // The same shares in other numbers are the same data.
+    let same = mixture(&place, 20, ", weight: 0.5", ", weight: 0.5");
+    place.run_mixed("a", &[&on[..], &[&same]].concat()).unwrap();
+}
+
+#[test]
+fn what_a_mixture_lacks_is_said_where_it_is() {
+    let place = Place::new(40);
+    let gone = format!(
+        "data.mixture=[{{path: {}}}, {{path: /gone/x.jsonl}}]",
+        place.path("data.jsonl").display()
+    );
+    let said = place.run_mixed("a", &[&gone]).unwrap_err().to_string();
+    assert!(
+        said.contains("`data.mixture` names `/gone/x.jsonl`"),
+        "{said}"
+    );
+    let sets = mixture(&place, 5, "", "");
+    let split = [&*sets, "data.eval_split=test"];
+    let said = place.run_mixed("a", &split).unwrap_err().to_string();
+    assert!(
+        said.contains("`data.eval_split`") && said.contains("data.jsonl"),
+        "{said}"
+    );
+    let one = mixture(&place, 1, "", "");
+    let said = place.run_mixed("a", &[&one]).unwrap_err().to_string();
+    assert!(said.contains("seas.jsonl` has one record"), "{said}");
 }

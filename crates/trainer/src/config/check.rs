@@ -70,8 +70,22 @@ impl<'a> Checker<'a> {
                     self.node(item, &schema["items"], path);
                 }
             }
-            Value::Map(entries) => self.map(entries, schema, path),
+            Value::Map(entries) => {
+                self.required(node, entries, schema, path);
+                self.map(entries, schema, path);
+            }
             Value::Null | Value::Bool(_) => {}
+        }
+    }
+
+    fn required(&mut self, node: &Node, entries: &[Entry], schema: &Schema, path: &[String]) {
+        let required = schema["required"].as_array().into_iter().flatten();
+        let missing = required
+            .filter_map(Schema::as_str)
+            .filter(|key| entries.iter().all(|entry| entry.key != **key));
+        for key in missing {
+            let message = format!("{} has no `{key}`", title(path));
+            self.problems.push(Problem::at(&node.place, message));
         }
     }
 

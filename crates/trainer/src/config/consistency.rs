@@ -1,5 +1,7 @@
 //! What the schema cannot say: rules between keys.
 
+use std::collections::BTreeMap;
+
 use super::data::RECORD_KEYS;
 use super::problem::Problem;
 use super::tree::Node;
@@ -120,13 +122,19 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         );
     }
 
-    match (&config.data.dataset, &config.data.path) {
-        (Some(_), Some(_)) => report(
-            &["data", "path"],
-            "`data.dataset` and `data.path` are both set".into(),
+    let sources = [
+        ("dataset", config.data.dataset.is_some()),
+        ("path", config.data.path.is_some()),
+        ("mixture", !config.data.mixture.is_empty()),
+    ];
+    let set: Vec<_> = sources.into_iter().filter(|(_, set)| *set).collect();
+    match &set[..] {
+        [(first, _), (second, _), ..] => report(
+            &["data", *second],
+            format!("`data.{first}` and `data.{second}` are both set"),
             "keep one of them",
         ),
-        (None, None) => report(
+        [] => report(
             &["data"],
             "there is nothing to train on".into(),
             match config.is_video() {
@@ -136,7 +144,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
                 }
             },
         ),
-        _ => {}
+        [_] => {}
     }
 
     let data = &config.data;
@@ -164,25 +172,8 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "drop the key, or name a data set with `data.path: org/name`",
         );
     }
-    for (name, column) in &data.columns {
-        if !RECORD_KEYS.contains(&name.as_str()) {
-            report(
-                &["data", "columns"],
-                format!("`{name}` is no key of a record that is read"),
-                &format!(
-                    "write `{{prompt: {column}}}`; known are {}",
-                    RECORD_KEYS.join(", ")
-                ),
-            );
-        }
-        let mut others = data.columns.iter().filter(|(other, _)| *other > name);
-        if let Some((other, _)) = others.find(|(_, of_other)| *of_other == column) {
-            report(
-                &["data", "columns"],
-                format!("`{name}` and `{other}` are both to be `{column}`"),
-                "keep one of the two",
-            );
-        }
+    if let Some((message, help)) = columns_problem(&data.columns) {
+        report(&["data", "columns"], message, &help);
     }
     let split = !data.has_eval_data() && data.validation_fraction > 0.0;
     if data.validation_shuffle && !split {
@@ -322,7 +313,29 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             "use letters, digits, `-` and `_`",
         );
     }
+    problems.extend(super::mixture::problems(config, tree));
     problems
+}
+
+/// What is wrong with names of columns, and what to write, if something is.
+pub(super) fn columns_problem(columns: &BTreeMap<String, String>) -> Option<(String, String)> {
+    for (name, column) in columns {
+        if !RECORD_KEYS.contains(&name.as_str()) {
+            let known = RECORD_KEYS.join(", ");
+            return Some((
+                format!("`{name}` is no key of a record that is read"),
+                format!("write `{{prompt: {column}}}`; known are {known}"),
+            ));
+        }
+        let mut others = columns.iter().filter(|(other, _)| *other > name);
+        if let Some((other, _)) = others.find(|(_, of_other)| *of_other == column) {
+            return Some((
+                format!("`{name}` and `{other}` are both to be `{column}`"),
+                "keep one of the two".to_owned(),
+            ));
+        }
+    }
+    None
 }
 
 /// Keys that say what a model is that is trained from nothing.

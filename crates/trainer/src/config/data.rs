@@ -7,13 +7,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::encoded_by::EncodedBy;
+use super::mixture::{MixtureSource, StoppingStrategy};
 use super::video::{FrameExtraction, Numbers};
 
 /// The text or the videos to learn from, and how they are cut.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// A data set that `cargo xtask setup` fetches. Leave unset when `path` is given.
+    /// A data set that `cargo xtask setup` fetches. Leave unset when `path` or `mixture` is given.
     pub dataset: Option<Dataset>,
     /// A file of data, or a folder whose files are read in the order of their names: `.txt` and
     /// `.md` are plain text; `.jsonl`, `.json`, `.csv` and `.parquet` hold records of `text`, of `prompt` and
@@ -23,6 +24,11 @@ pub struct DataConfig {
     /// Or a data set on the Hugging Face hub: `org/name`, or `org/name@revision`, where no such path is.
     #[schemars(extend("format" = "path"))]
     pub path: Option<PathBuf>,
+    /// Several sets of data in place of `path`, for published models; with weights, so many examples of
+    /// each (`interleave_datasets`), else all of them one after the other (`concatenate_datasets`).
+    pub mixture: Vec<MixtureSource>,
+    /// When a pass over a `mixture` with weights is over. Unset means `first_exhausted`.
+    pub stopping_strategy: Option<StoppingStrategy>,
     /// Which subset of a data set on the hub (its page and `datasets` call it subset, or config). Unset
     /// takes the default one.
     #[schemars(length(min = 1))]
@@ -31,11 +37,11 @@ pub struct DataConfig {
     #[schemars(length(min = 1))]
     pub split: Option<String>,
     /// Which split the held-out loss is measured on, of `eval_dataset` if that names a data set on the
-    /// hub, else of `path`, all of whose other split is then trained on.
+    /// hub, else of `path` or of each of `mixture`, all of whose other split is then trained on.
     #[schemars(length(min = 1))]
     pub eval_split: Option<String>,
-    /// Other data to measure the held-out loss on, a file or folder as `path`; then all of `path` is
-    /// trained on.
+    /// Other data to measure the held-out loss on, a file or folder as `path`; then all of `path`, or
+    /// what `mixture` takes, is trained on.
     #[schemars(extend("format" = "path"))]
     pub eval_dataset: Option<PathBuf>,
     /// What every file of `path` holds, where names and contents do not say it, or say it wrong.
@@ -217,6 +223,8 @@ impl Default for DataConfig {
         Self {
             dataset: None,
             path: None,
+            mixture: Vec::new(),
+            stopping_strategy: None,
             subset: None,
             split: None,
             eval_split: None,

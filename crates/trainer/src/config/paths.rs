@@ -43,6 +43,11 @@ fn expand_below(
                 }
             }
         }
+        Value::List(items) => {
+            for item in items {
+                expand_below(item, root, &schema["items"], variables, problems);
+            }
+        }
         _ => {}
     }
 }
@@ -103,6 +108,11 @@ fn confine_below(
                 }
             }
         }
+        Value::List(items) => {
+            for item in items {
+                confine_below(item, root, &schema["items"], is_allowed, problems);
+            }
+        }
         _ => {}
     }
 }
@@ -139,6 +149,11 @@ fn escape_below(value: &mut Json, root: &Json, schema: &Json) {
                 if let Some(schema) = schema["properties"].get(key) {
                     escape_below(value, root, schema);
                 }
+            }
+        }
+        Json::Array(items) => {
+            for item in items {
+                escape_below(item, root, &schema["items"]);
             }
         }
         _ => {}
@@ -236,7 +251,7 @@ fn expanded(path: &str, variables: Variables<'_>) -> Result<String, Refusal> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Config;
+    use super::super::{Config, MixtureSource};
     use super::*;
 
     fn variables(name: &str) -> Option<OsString> {
@@ -338,6 +353,9 @@ mod tests {
             for (key, schema) in schema["properties"].as_object().into_iter().flatten() {
                 collect(root, schema, &format!("{path}.{key}"), found);
             }
+            if let Some(schema) = schema.get("items") {
+                collect(root, schema, &format!("{path}[]"), found);
+            }
         }
         let schema = super::super::schema::schema();
         let mut found = Vec::new();
@@ -349,6 +367,7 @@ mod tests {
                 "adapter.resume_from",
                 "data.cache_dir",
                 "data.eval_dataset",
+                "data.mixture[].path",
                 "data.path",
                 "model.name_or_path",
                 "model.offload_folder",
@@ -368,14 +387,14 @@ mod tests {
     fn what_a_run_writes_of_its_config_reads_as_the_same() {
         let mut config = Config::default();
         for path in ["/a$HOME/$$", "~x/y", "~", "plain", "./~"] {
-            config.data.path = Some(path.into());
+            config.data.mixture = vec![MixtureSource::at(path)];
             config.model.name_or_path = Some(path.into());
             config.output_dir = path.into();
             let text = config.to_yaml().unwrap();
             let read = Config::parse("config.yaml", &text, &[]).unwrap();
             let shown = |path: &std::path::Path| path.strip_prefix("./").unwrap_or(path).to_owned();
             let want = std::path::Path::new(path);
-            assert_eq!(shown(&read.data.path.unwrap()), shown(want), "{text}");
+            assert_eq!(shown(&read.data.mixture[0].path), shown(want), "{text}");
             assert_eq!(shown(&read.output_dir), shown(want), "{text}");
             let name = read.model.name_or_path.unwrap();
             assert_eq!(shown(name.as_ref()), shown(want), "{text}");

@@ -100,8 +100,10 @@ pub(crate) fn parse_file(name: &str, text: &str) -> Result<Node, ConfigError> {
 
 /// Keys of which one at most is set: an override that sets one takes the other back, unless that
 /// is an override, too.
-const ALTERNATIVES: [[[&str; 2]; 2]; 3] = [
+const ALTERNATIVES: [[[&str; 2]; 2]; 5] = [
     [["data", "dataset"], ["data", "path"]],
+    [["data", "dataset"], ["data", "mixture"]],
+    [["data", "path"], ["data", "mixture"]],
     [["train", "max_steps"], ["train", "num_train_epochs"]],
     [["train", "warmup_steps"], ["train", "warmup_ratio"]],
 ];
@@ -143,8 +145,8 @@ pub(crate) fn apply_override(
     }
     let node = parse(&source, value, path.len() + 1)?;
     let set = !matches!(node.value, Value::Null);
-    let mut choices = ALTERNATIVES.iter();
-    if let Some(choice) = choices.find(|choice| set && choice.iter().any(|key| keys == key)) {
+    let choices = ALTERNATIVES.iter();
+    for choice in choices.filter(|choice| set && choice.iter().any(|key| keys == key)) {
         for other in choice.iter().filter(|other| keys != *other) {
             take_back(tree, other);
         }

@@ -248,6 +248,7 @@ impl Config {
                 "dataset",
                 data.dataset.is_some_and(|set| !set.is_video()),
             ),
+            ("data", "mixture", data.mixture != none.mixture),
             ("data", "format", data.format != none.format),
             ("data", "block_size", data.block_size != none.block_size),
             ("data", "packing", data.packing != none.packing),

@@ -80,6 +80,9 @@ const KEYS: &[(&str, Rule)] = &[
     // The tokens are compared by themselves, wherever they come from.
     ("data.dataset", Free),
     ("data.path", Free),
+    // The same of each, and how many examples of each there are.
+    ("data.mixture", Free),
+    ("data.stopping_strategy", Free),
     ("data.subset", Free),
     ("data.split", Free),
     ("data.eval_split", Free),

@@ -63,6 +63,11 @@ pub(super) struct Asked {
 pub(super) fn configuration(config: &Config) -> Result<Value, ConfigError> {
     let mut leaves = config.leaves()?;
     leaves.retain(|key, _| !OF_THE_MACHINE.contains(&key.as_str()));
+    let sources = leaves.get_mut("data.mixture").and_then(Value::as_array_mut);
+    for source in sources.into_iter().flatten() {
+        // As `data.path`.
+        source["path"] = Value::Null;
+    }
     Ok(json!({
         "version": env!("CARGO_PKG_VERSION"),
         "libtorch": device::LIBTORCH_VERSION,

@@ -2,19 +2,21 @@
 //! is held out.
 
 use std::cell::Cell;
-use std::path::Path;
+use std::cmp::Ordering;
+use std::ops::Range;
 use std::rc::Rc;
 
 use serde_json::json;
 
 use super::blocks::TrainingBlocks;
+use super::mixture;
 use super::sequences::{Fitting, Sequences};
 use super::shown::{self, ShownData};
 use crate::Error;
-use crate::config::{Config, DataConfig};
-use crate::data::{cache_folder, held_out_records, sweep};
+use crate::config::{Config, StoppingStrategy};
+use crate::data::{SplitMix64, cache_folder, held_out_records, sweep};
 use crate::examples::{Encoder, Span, TokenFile, records_of_columns};
-use crate::locate::Located;
+use crate::locate::{Located, Place};
 use crate::observer::Observer;
 use crate::text::thousands;
 
@@ -43,25 +45,36 @@ impl FineTuneData {
     ) -> Result<Self, Error> {
         let data = &config.data;
         let located = Located::find(data, &mut |text| observer.preparing(text))?;
-        let path = located.training;
         let parts = Parts {
             config,
             fitting: Cell::default(),
         };
-        let file = Rc::new(tokens(&path, data, encoder, observer)?);
-        let (training, held_out) = match located.held_out {
-            Some(other) => {
-                let training = parts.all(&file, &path);
-                let measured = Rc::new(tokens(&other, data, encoder, observer)?);
-                (training, Some(parts.all(&measured, &other)))
+        let name = parts.name(&located.training);
+        let (file, sets) = tokens(&located.training, encoder, observer)?;
+        let measured = match located.held_out.is_empty() {
+            true => None,
+            false => Some(tokens(&located.held_out, encoder, observer)?.0),
+        };
+        let hold_out = measured.is_none() && data.validation_fraction > 0.0;
+        let mut mixed = None;
+        // The rows to train on are made first.
+        let (training, held_out) = match data.mixture.is_empty() {
+            false => {
+                let mixture = parts.mixture(&file, &sets, &located.training, hold_out)?;
+                let training = parts.rows(&file, mixture.training, &name);
+                mixed = Some(mixture.taken);
+                let held_out = hold_out.then(|| parts.rows(&file, mixture.held_out, &name));
+                (training, held_out)
             }
-            None if data.validation_fraction == 0.0 => (parts.all(&file, &path), None),
-            None => {
-                let (training, held_out) = parts.split(&file, &path)?;
+            true if hold_out => {
+                let (training, held_out) = parts.split(&file, &name)?;
                 (training, Some(held_out))
             }
+            true => (parts.all(&file, &name), None),
         };
-        parts.require_rows(&training, held_out.as_ref(), &path)?;
+        let measured = measured.map(|file| parts.all(&file, &listed(&located.held_out)));
+        let held_out = measured.or(held_out);
+        parts.require_rows(&training, held_out.as_ref(), &name)?;
         let mut identity = json!({
             "fingerprint": file.fingerprint(),
             "block_size": data.block_size,
@@ -74,12 +87,16 @@ impl FineTuneData {
         if data.validation_shuffle {
             identity["validation_shuffle"] = true.into();
         }
+        if let Some(taken) = &mixed {
+            identity["mixture"] = json!(taken.iter().map(|set| set.taken).collect::<Vec<_>>());
+        }
         if let Some(moment) = encoder.moment() {
             identity["moment"] = moment.into();
         }
-        let name = match data.dataset {
-            Some(_) => "shakespeare".into(),
-            None => path.display().to_string(),
+        let name = match (data.dataset, mixed) {
+            (Some(_), _) => "shakespeare".into(),
+            (None, Some(taken)) => described(&taken, &located.training),
+            (None, None) => name,
         };
         Ok(Self {
             blocks: TrainingBlocks::new(training.order(config.seed)?, &config.train, identity),
@@ -121,13 +138,12 @@ impl FineTuneData {
     }
 }
 
-/// The records of `path` as tokens.
+/// The records of `places`, one place after the other, as tokens; and which examples are of each.
 fn tokens(
-    path: &Path,
-    data: &DataConfig,
+    places: &[Place],
     encoder: &Encoder,
     observer: &mut dyn Observer,
-) -> Result<TokenFile, Error> {
+) -> Result<(Rc<TokenFile>, Vec<Range<usize>>), Error> {
     let mut shown = 0;
     let mut on_progress = |records: u64, tokens: u64| {
         if tokens >= shown + 1_000_000 {
@@ -136,14 +152,85 @@ fn tokens(
             observer.preparing(&format!("tokenising: {tokens} tokens of {records} texts"));
         }
     };
-    let tokens = cache_folder().join("tokens");
-    sweep(&tokens);
-    TokenFile::temporary(
-        &tokens,
-        records_of_columns(path, data.format, &data.columns)?,
-        encoder,
-        &mut on_progress,
-    )
+    let folder = cache_folder().join("tokens");
+    sweep(&folder);
+    // What cannot be read of any of them is told before the first is.
+    let all = places
+        .iter()
+        .map(|place| records_of_columns(&place.path, place.format, &place.columns));
+    let all = all.collect::<Result<Vec<_>, Error>>()?;
+    let counts: Vec<Cell<usize>> = places.iter().map(|_| Cell::new(0)).collect();
+    let records = all.into_iter().zip(&counts);
+    let records =
+        records.flat_map(|(records, count)| records.inspect(move |_| count.set(count.get() + 1)));
+    let file = TokenFile::temporary(&folder, records, encoder, &mut on_progress)?;
+    let mut end = 0;
+    let sets = counts.iter().map(|count| {
+        let start = end;
+        end += count.get();
+        start..end
+    });
+    let sets = sets.collect();
+    Ok((Rc::new(file), sets))
+}
+
+/// The names of places, for people.
+fn listed(places: &[Place]) -> String {
+    let names = places.iter().map(|place| place.path.display().to_string());
+    names.collect::<Vec<_>>().join("`, `")
+}
+
+/// Examples of several sets, in the order in which they make rows.
+struct Mixture {
+    training: Vec<Span>,
+    held_out: Vec<Span>,
+    /// Of each set.
+    taken: Vec<Taken>,
+}
+
+/// What a pass has of one set.
+struct Taken {
+    /// Examples that could be learned.
+    examples: usize,
+    /// Examples that are.
+    taken: usize,
+}
+
+/// `a.jsonl (300 of 1,000 examples) and b.jsonl (40 examples 7.5 times)`.
+fn described(taken: &[Taken], places: &[Place]) -> String {
+    let sets = taken.iter().zip(places).map(|(set, place)| {
+        let (all, count) = (thousands(set.examples as u64), thousands(set.taken as u64));
+        let what = match set.taken.cmp(&set.examples) {
+            Ordering::Less => format!("{count} of {all} examples"),
+            Ordering::Equal => format!("{all} examples"),
+            Ordering::Greater => {
+                let times = set.taken as f64 / set.examples.max(1) as f64;
+                format!("{all} examples {times:.2} times")
+            }
+        };
+        format!("{} ({what})", place.path.display())
+    });
+    sets.collect::<Vec<_>>().join(" and ")
+}
+
+/// The examples to learn from, and those that are held out: the last ones, or any that `seed` chooses.
+fn divided(
+    examples: &[Span],
+    fraction: f64,
+    seed: Option<u64>,
+    path: &dyn std::fmt::Display,
+) -> Result<(Vec<Span>, Vec<Span>), Error> {
+    if examples.len() < 2 {
+        return Err(Error::Data(format!(
+            "`{path}` has one record, which cannot be divided: set `data.validation_fraction: 0` \
+             to hold nothing out, or `data.eval_dataset` to other data"
+        )));
+    }
+    let chosen = held_out_records(examples.len(), fraction, seed);
+    let (held_out, learned): (Vec<_>, Vec<_>) =
+        (examples.iter().zip(&chosen)).partition(|(_, held_out)| **held_out);
+    let spans = |part: Vec<(&Span, &bool)>| part.into_iter().map(|(example, _)| *example).collect();
+    Ok((spans(learned), spans(held_out)))
 }
 
 /// How examples become rows.
@@ -158,8 +245,74 @@ impl Parts<'_> {
         self.config.data.block_size as usize
     }
 
+    /// What the training data are called in messages.
+    fn name(&self, places: &[Place]) -> String {
+        match self.config.data.mixture.is_empty() {
+            true => listed(places),
+            false => "data.mixture".to_owned(),
+        }
+    }
+
+    /// The examples of several sets: what is held out of each, and of the others so many as the weights
+    /// say.
+    fn mixture(
+        &self,
+        file: &TokenFile,
+        sets: &[Range<usize>],
+        places: &[Place],
+        hold_out: bool,
+    ) -> Result<Mixture, Error> {
+        let (config, data) = (self.config, &self.config.data);
+        let (mut training, mut held_out) = (Vec::new(), Vec::new());
+        for (number, (set, place)) in sets.iter().zip(places).enumerate() {
+            let examples = &file.examples()[set.clone()];
+            let path = place.path.display();
+            if examples.is_empty() {
+                return Err(Error::Data(format!(
+                    "`{path}` of `data.mixture` has no example in it"
+                )));
+            }
+            if !hold_out {
+                training.push(examples.to_vec());
+                continue;
+            }
+            let seed = data
+                .validation_shuffle
+                .then_some(config.seed ^ number as u64);
+            let (learned, measured) = divided(examples, data.validation_fraction, seed, &path)?;
+            training.push(learned);
+            held_out.extend(measured);
+        }
+        let there: Vec<usize> = training.iter().map(Vec::len).collect();
+        let weights = data.mixture.iter().map(|source| source.weight);
+        let counts = match weights.collect::<Option<Vec<f64>>>() {
+            None => there.clone(),
+            Some(weights) => {
+                let strategy = data.stopping_strategy;
+                let strategy = strategy.unwrap_or(StoppingStrategy::FirstExhausted);
+                mixture::counts(&there, &weights, strategy)
+            }
+        };
+        let chosen = training.iter().zip(&counts).enumerate();
+        let chosen = chosen.map(|(number, (examples, count))| {
+            // Not the words of the training order's generator, nor those of what is held out.
+            let mut random = SplitMix64::new(&[config.seed, u64::MAX - 1, number as u64]);
+            let chosen = mixture::chosen(examples.len(), *count, &mut random);
+            chosen.into_iter().map(|index| examples[index]).collect()
+        });
+        let chosen: Vec<Vec<Span>> = chosen.collect();
+        let taken = there.into_iter().zip(counts);
+        Ok(Mixture {
+            training: mixture::interleaved(&chosen),
+            held_out,
+            taken: taken
+                .map(|(examples, taken)| Taken { examples, taken })
+                .collect(),
+        })
+    }
+
     /// Rows of these examples of a file.
-    fn rows(&self, file: &Rc<TokenFile>, examples: Vec<Span>, path: &Path) -> Sequences {
+    fn rows(&self, file: &Rc<TokenFile>, examples: Vec<Span>, path: &str) -> Sequences {
         let block_size = self.block_size();
         let Some(packed) = self.config.data.packing else {
             let ranges = examples.iter();
@@ -175,7 +328,7 @@ impl Parts<'_> {
             truncated,
             left_out,
         } = fitting;
-        let (path, count) = (path.display(), thousands(count));
+        let count = thousands(count);
         if truncated > 0 {
             tracing::warn!(
                 "{} of {count} examples of `{path}` are longer than `data.block_size` \
@@ -193,12 +346,12 @@ impl Parts<'_> {
         rows
     }
 
-    fn all(&self, file: &Rc<TokenFile>, path: &Path) -> Sequences {
+    fn all(&self, file: &Rc<TokenFile>, path: &str) -> Sequences {
         self.rows(file, file.examples().to_vec(), path)
     }
 
     /// The training and the held-out rows of one file.
-    fn split(&self, file: &Rc<TokenFile>, path: &Path) -> Result<(Sequences, Sequences), Error> {
+    fn split(&self, file: &Rc<TokenFile>, path: &str) -> Result<(Sequences, Sequences), Error> {
         let data = &self.config.data;
         let fraction = data.validation_fraction;
         if data.packing.is_none() && !data.validation_shuffle {
@@ -207,24 +360,11 @@ impl Parts<'_> {
             let part = |range| Sequences::wrapped(file, [range], self.block_size());
             return Ok((part((0, cut)), part((cut, tokens))));
         }
-        let examples = file.examples();
-        if examples.len() < 2 {
-            return Err(Error::Data(format!(
-                "`{}` has one record, which cannot be divided: set `data.validation_fraction: 0` \
-                 to hold nothing out, or `data.eval_dataset` to other data",
-                path.display()
-            )));
-        }
         let seed = data.validation_shuffle.then_some(self.config.seed);
-        let chosen = held_out_records(examples.len(), fraction, seed);
-        let part = |held_out: bool| -> Vec<Span> {
-            let examples = examples.iter().zip(&chosen);
-            let examples = examples.filter(|(_, chosen)| **chosen == held_out);
-            examples.map(|(example, _)| *example).collect()
-        };
+        let (learned, measured) = divided(file.examples(), fraction, seed, &path)?;
         Ok((
-            self.rows(file, part(false), path),
-            self.rows(file, part(true), path),
+            self.rows(file, learned, path),
+            self.rows(file, measured, path),
         ))
     }
 
@@ -233,10 +373,9 @@ impl Parts<'_> {
         &self,
         training: &Sequences,
         held_out: Option<&Sequences>,
-        path: &Path,
+        path: &str,
     ) -> Result<(), Error> {
         let (block, tokens) = (self.block_size(), training.tokens());
-        let path = path.display();
         let whole = training.rows();
         if whole == Some(0) {
             return Err(Error::Data(format!(

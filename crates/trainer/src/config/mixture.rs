@@ -1,0 +1,210 @@
+//! The config's `data.mixture`: several sets of data to learn from, and how much of each.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::Config;
+use super::consistency::columns_problem;
+use super::data::DataFormat;
+use super::problem::Problem;
+use super::tree::{Node, Value};
+
+/// One of several sets of data.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MixtureSource {
+    /// A file, a folder or a data set on the hub, as `data.path`.
+    #[schemars(extend("format" = "path"))]
+    pub path: PathBuf,
+    /// How many of the examples that are learned are of this one, in proportion to the weights of the
+    /// others. Set for all, or for none: then every example of each is learned once in a pass.
+    #[serde(default)]
+    #[schemars(extend("exclusiveMinimum" = 0), range(max = 1e9))]
+    pub weight: Option<f64>,
+    /// Which subset of a data set on the hub. Unset takes the default one.
+    #[serde(default)]
+    #[schemars(length(min = 1))]
+    pub subset: Option<String>,
+    /// Which split of it, or several as in `train+validation`. Unset means `train`.
+    #[serde(default)]
+    #[schemars(length(min = 1))]
+    pub split: Option<String>,
+    /// What its files hold. Unset means `data.format`, and else what names and contents say.
+    #[serde(default)]
+    pub format: Option<DataFormat>,
+    /// Names that its columns have, as `data.columns`, in the place of which this stands.
+    #[serde(default)]
+    pub columns: BTreeMap<String, String>,
+}
+
+impl MixtureSource {
+    /// Every example of what is there, once in a pass.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            weight: None,
+            subset: None,
+            split: None,
+            format: None,
+            columns: BTreeMap::new(),
+        }
+    }
+}
+
+/// When a pass over sets of data with weights is over, in the words of `interleave_datasets`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum StoppingStrategy {
+    /// With the first set of which every example was given; of the others, some are left out.
+    FirstExhausted,
+    /// When every example of all sets was given; those of the others are given again.
+    AllExhausted,
+}
+
+/// Problems of a mixture, each where it is.
+pub(super) fn problems(config: &Config, tree: &Node) -> Vec<Problem> {
+    let data = &config.data;
+    let at = |key: &str| tree.find(&["data", key]).unwrap_or(tree);
+    let mut problems = Vec::new();
+    let mut report = |node: &Node, message: String, help: String| {
+        problems.push(Problem::at(&node.place, message).with_help(help));
+    };
+    let weights = data.mixture.iter().filter(|one| one.weight.is_some());
+    let weights = weights.count();
+    if data.stopping_strategy.is_some() && weights == 0 {
+        report(
+            at("stopping_strategy"),
+            "without weights every example is learned once in a pass, and nothing is exhausted first"
+                .into(),
+            "give each of `data.mixture` a `weight`, or drop `data.stopping_strategy`".into(),
+        );
+    }
+    if data.mixture.is_empty() || config.is_video() {
+        // On videos the key is refused as a whole.
+        return problems;
+    }
+    if config.model.name_or_path.is_none() {
+        report(
+            at("mixture"),
+            "only published models learn from several sets of data".into(),
+            "set `model.name_or_path`, or `data.path` to a folder that has all of the texts".into(),
+        );
+    }
+    for (key, value) in [("subset", &data.subset), ("split", &data.split)] {
+        if value.is_some() {
+            report(
+                at(key),
+                format!("`data.{key}` chooses of one data set, and `data.mixture` has its own"),
+                format!("write `{key}` into an entry of `data.mixture`"),
+            );
+        }
+    }
+    let list = at("mixture");
+    let items = match &list.value {
+        Value::List(items) => &items[..],
+        _ => &[],
+    };
+    for (number, source) in data.mixture.iter().enumerate() {
+        let item = items.get(number).unwrap_or(list);
+        if source.weight.is_none() && weights > 0 {
+            report(
+                item,
+                format!(
+                    "`{}` has no `weight`, and others have one",
+                    source.path.display()
+                ),
+                "give each a weight, or none: then every example is learned once in a pass".into(),
+            );
+        }
+        if let Some((message, help)) = columns_problem(&source.columns) {
+            report(item.find(&["columns"]).unwrap_or(item), message, help);
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: &str = "c.yaml";
+
+    fn problems_of(data: &str, more: &[&str]) -> Vec<Problem> {
+        let text = format!("model: {{name_or_path: m}}\ndata:\n{data}");
+        let more: Vec<String> = more.iter().map(|text| (*text).to_owned()).collect();
+        match Config::parse(PLACE, &text, &more) {
+            Ok(_) => Vec::new(),
+            Err(error) => error.problems,
+        }
+    }
+
+    #[test]
+    fn each_problem_of_a_mixture_is_where_it_is() {
+        let cases = [
+            (
+                "  mixture:\n  - {path: a, weight: 1}\n  - {path: b}\n",
+                (5, "`b` has no `weight`"),
+            ),
+            (
+                "  mixture:\n  - {path: a, columns: {question: q}}\n",
+                (4, "`question` is no key of a record"),
+            ),
+            ("  mixture:\n  - {weight: 1}\n", (4, "has no `path`")),
+            (
+                "  mixture:\n  - {path: a, wight: 1}\n",
+                (4, "unknown key `wight`"),
+            ),
+            (
+                "  mixture:\n  - {path: a, weight: 0}\n",
+                (4, "`data.mixture.weight`"),
+            ),
+            (
+                "  mixture:\n  - {path: $GONE_FOR_GOOD/a}\n",
+                (4, "`$GONE_FOR_GOOD` is not set"),
+            ),
+            (
+                "  stopping_strategy: all_exhausted\n  mixture: [{path: a}]\n",
+                (3, "nothing is exhausted first"),
+            ),
+            (
+                "  split: test\n  mixture: [{path: org/a}]\n",
+                (3, "`data.mixture` has its own"),
+            ),
+            (
+                "  path: a\n  mixture: [{path: b}]\n",
+                (4, "`data.path` and `data.mixture` are both set"),
+            ),
+        ];
+        for (data, (line, want)) in cases {
+            let found = problems_of(data, &[]);
+            assert!(
+                found.len() == 1 && found[0].message.contains(want) && found[0].line == line,
+                "{data}: {found:?}"
+            );
+        }
+        let found = problems_of("  mixture: [{path: a}]\n", &["model.name_or_path=null"]);
+        assert!(found.len() == 1 && found[0].message.contains("only published models"));
+    }
+
+    #[test]
+    fn a_mixture_is_allowed_with_weights_and_without_and_takes_the_place_of_a_path() {
+        for data in [
+            "  mixture: [{path: a}, {path: org/b, split: test, subset: c, format: jsonl}]\n",
+            "  stopping_strategy: all_exhausted\n  mixture: [{path: a, weight: 0.5}, {path: b, weight: 3}]\n",
+            "  path: a\n  mixture: []\n",
+        ] {
+            assert_eq!(problems_of(data, &[]), [], "{data}");
+        }
+        assert_eq!(
+            problems_of("  path: a\n", &["data.mixture=[{path: b}]"]),
+            []
+        );
+        assert_eq!(
+            problems_of("  mixture: [{path: a}]\n", &["data.path=b"]),
+            []
+        );
+    }
+}
