@@ -21,8 +21,10 @@ mod data_set;
 mod name;
 mod select;
 mod settings;
+mod space;
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -362,10 +364,51 @@ impl<'a> Download<'a> {
             self.all += info.size.unwrap_or(0);
             missing.push((file, info));
         }
+        self.require_space(missing.iter().map(|(_, info)| info))?;
         for (file, info) in missing {
             self.file(commit, file, info, report)?;
         }
         Ok(())
+    }
+
+    /// Refuses to begin what the disk of the cache has no room for.
+    fn require_space<'i>(&self, missing: impl Iterator<Item = &'i FileInfo>) -> Result<(), Stop> {
+        let mut contents = BTreeMap::new();
+        for info in missing {
+            let there = self.repository.partial(&info.etag).metadata();
+            let there = there.map_or(0, |partial| partial.len());
+            if !self.repository.blob(&info.etag).is_file() {
+                let left = info.size.unwrap_or(0).saturating_sub(there);
+                contents.insert(&info.etag, left);
+            }
+        }
+        let wanted: u64 = contents.values().sum();
+        let cache = &self.settings.cache;
+        match space::free(cache) {
+            Some(free) if free < wanted => Err(Stop::Local(Error::Data(format!(
+                "`{}` needs {} more in the cache `{}`, and its disk has {} free: make space there, or name a \
+                 folder on another disk with `HF_HUB_CACHE`",
+                self.name,
+                Bytes(wanted),
+                cache.display(),
+                Bytes(free)
+            )))),
+            _ => Ok(()),
+        }
+    }
+
+    /// An error of writing a file that is on its way.
+    fn unwritten(&self, partial: &Path, error: std::io::Error) -> Error {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        if !matches!(error.kind(), StorageFull | QuotaExceeded) {
+            return Error::io("write", partial, error);
+        }
+        Error::Data(format!(
+            "the disk of the cache `{}` is full, and `{}` has not come whole: make space, and the next try goes \
+             on from there; `HF_HUB_CACHE` names a folder on another disk",
+            self.settings.cache.display(),
+            self.name
+        ))
     }
 
     /// Brings one file of a commit.
@@ -418,14 +461,16 @@ impl<'a> Download<'a> {
         partial: &Path,
         report: &mut dyn FnMut(&str),
     ) -> Result<bool, Stop> {
-        let io = |error| Error::io("write", partial, error);
         let mut options = File::options();
         let mut target = options
             .create(true)
             .append(true)
             .open(partial)
-            .map_err(io)?;
-        let mut length = target.metadata().map_err(io)?.len();
+            .map_err(|error| self.unwritten(partial, error))?;
+        let length = target.metadata();
+        let mut length = length
+            .map_err(|error| Error::io("read", partial, error))?
+            .len();
         let (begun, mut tries, mut furthest) = (self.done, 0, length);
         let mut buffer = vec![0; 1 << 18];
         loop {
@@ -434,7 +479,8 @@ impl<'a> Download<'a> {
             }
             let (start, mut reader) = self.client.bytes(self.name, file, info, length)?;
             if start != length {
-                target.set_len(0).map_err(io)?;
+                let emptied = target.set_len(0);
+                emptied.map_err(|error| self.unwritten(partial, error))?;
                 length = 0;
             }
             let cut = loop {
@@ -443,7 +489,8 @@ impl<'a> Download<'a> {
                 match reader.read(&mut buffer) {
                     Ok(0) => break None,
                     Ok(count) => {
-                        target.write_all(&buffer[..count]).map_err(io)?;
+                        let written = target.write_all(&buffer[..count]);
+                        written.map_err(|error| self.unwritten(partial, error))?;
                         length += count as u64;
                     }
                     Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
@@ -453,7 +500,8 @@ impl<'a> Download<'a> {
             self.done = begun + length;
             let missing = info.size.is_some_and(|size| length < size);
             if cut.is_none() && !missing {
-                target.sync_all().map_err(io)?;
+                let kept = target.sync_all();
+                kept.map_err(|error| self.unwritten(partial, error))?;
                 return Ok(info.size.is_none_or(|size| size == length));
             }
             // A server that begins anew each time gets no further.

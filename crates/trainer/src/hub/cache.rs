@@ -9,7 +9,7 @@
 //! ```
 
 use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -55,7 +55,9 @@ impl Repository {
         let path = self.path.join("refs").join(&name.revision);
         let folder = path.parent().unwrap_or(&self.path);
         make(folder)?;
-        fs::write(&path, commit).map_err(|error| Error::io("write", &path, error))
+        // Another process reads the old one or the new one, and never a part.
+        whole(&path, |file| file.write_all(commit.as_bytes()))
+            .map_err(|error| Error::io("write", &path, error))
     }
 
     /// Where the content of this name is, or will be.
@@ -97,10 +99,19 @@ impl Repository {
                     .map_err(|error| Error::io("link", &path, error))
             }
             Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-            // Where there are no links, the file itself.
-            Err(_) => fs::copy(self.blob(etag), &path)
-                .map(drop)
-                .map_err(|error| Error::io("write", &path, error)),
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::StorageFull | ErrorKind::QuotaExceeded
+                ) =>
+            {
+                Err(Error::io("link", &path, error))
+            }
+            // Where there are no links, the file itself: whole, since what is there is not looked at again.
+            Err(_) => whole(&path, |file| {
+                std::io::copy(&mut File::open(self.blob(etag))?, file).map(drop)
+            })
+            .map_err(|error| Error::io("write", &path, error)),
             Ok(()) => Ok(()),
         }
     }
@@ -114,6 +125,27 @@ fn symlink(target: &Path, path: &Path) -> std::io::Result<()> {
 #[cfg(not(unix))]
 fn symlink(_: &Path, _: &Path) -> std::io::Result<()> {
     Err(ErrorKind::Unsupported.into())
+}
+
+/// Writes a file beside its place, and moves it there when it is whole.
+fn whole(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<()> {
+    let folder = path.parent().unwrap_or(path);
+    let mut new = tempfile::NamedTempFile::new_in(folder)?;
+    write(new.as_file_mut())?;
+    readable_by_all(new.path())?;
+    new.persist(path).map(drop).map_err(|error| error.error)
+}
+
+/// As other files are: a temporary one is its owner's alone.
+#[cfg(unix)]
+fn readable_by_all(path: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644))
+}
+
+#[cfg(not(unix))]
+fn readable_by_all(_: &Path) -> std::io::Result<()> {
+    Ok(())
 }
 
 fn make(folder: &Path) -> Result<(), Error> {

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod data_sets;
+mod full_disk;
+mod processes;
 mod server;
 
 use std::fs;
@@ -32,14 +34,7 @@ struct Place {
 impl Place {
     fn new(hub: &Hub) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let settings = Settings {
-            endpoint: hub.address.clone(),
-            cache: folder.path().join("hub"),
-            splits: folder.path().join("splits"),
-            token: None,
-            offline: false,
-            pause: Duration::from_millis(1),
-        };
+        let settings = settings(&hub.address, folder.path());
         Self { folder, settings }
     }
 
@@ -68,6 +63,18 @@ impl Place {
             }
         }
         found
+    }
+}
+
+/// A hub at `endpoint`, and a cache in `folder`.
+fn settings(endpoint: &str, folder: &Path) -> Settings {
+    Settings {
+        endpoint: endpoint.to_owned(),
+        cache: folder.join("hub"),
+        splits: folder.join("splits"),
+        token: None,
+        offline: false,
+        pause: Duration::from_millis(1),
     }
 }
 
@@ -384,6 +391,7 @@ fn redirects_of_the_hub_itself_are_followed_but_not_for_ever() {
                 body: format!("{{\"sha\": \"{COMMIT}\", \"siblings\": [{{\"rfilename\": \"config.json\"}}, {{\"rfilename\": \"tokenizer.json\"}}, {{\"rfilename\": \"model.safetensors\"}}], \"x\": {}}}", rest.len())
                     .into_bytes(),
                 cut: None,
+                held: false,
             },
             None => answer,
         }

@@ -1,7 +1,7 @@
 //! A server on loopback that speaks the hub's protocol, with faults on demand.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 
@@ -26,6 +26,8 @@ pub(crate) struct Answer {
     pub(crate) body: Vec<u8>,
     /// The connection breaks after so many bytes of the body.
     pub(crate) cut: Option<usize>,
+    /// And does not break: no byte comes any more, until the other side ends it.
+    pub(crate) held: bool,
 }
 
 impl Answer {
@@ -147,18 +149,26 @@ fn answer(request: &Request, files: &BTreeMap<String, Vec<u8>>) -> Answer {
             .map(|name| json!({"rfilename": name}))
             .collect();
         return Answer {
-            body: json!({"sha": COMMIT, "siblings": siblings})
+            body: json!({"id": "org/tiny", "sha": COMMIT, "siblings": siblings})
                 .to_string()
                 .into_bytes(),
             ..Answer::of(200)
         };
     }
     if let Some(name) = request.path.strip_prefix("/cdn/") {
-        return bytes(request, &files[name]);
+        let etag = hexadecimal(&Sha256::digest(&files[name]));
+        // Python follows an address of the same host, and looks for these there.
+        return bytes(request, &files[name])
+            .with("X-Repo-Commit", COMMIT)
+            .with("ETag", &format!("\"{etag}\""));
     }
     let path = request.path.strip_prefix("/datasets");
     let path = path.unwrap_or(&request.path);
-    let Some(name) = path.strip_prefix(&format!("/org/tiny/resolve/{COMMIT}/")) else {
+    // Python asks for files of a branch, and this crate for those of a commit.
+    let name = [COMMIT, "main"]
+        .into_iter()
+        .find_map(|revision| path.strip_prefix(&format!("/org/tiny/resolve/{revision}/")));
+    let Some(name) = name else {
         return Answer::of(404).with("X-Error-Code", "RepoNotFound");
     };
     let Some(content) = files.get(name) else {
@@ -229,4 +239,7 @@ fn send(mut stream: &TcpStream, request: &Request, answer: &Answer) {
         let _ = stream.write_all(&answer.body[..most.min(answer.body.len())]);
     }
     let _ = stream.flush();
+    if answer.held {
+        let _ = stream.read(&mut [0]);
+    }
 }
