@@ -40,8 +40,9 @@ def refuse(torch):
     for owner in ("cuda.memory", "cuda"):
         _raise_from(find(torch, owner), "change_current_allocator", another)
     observer = (
-        "nothing can be called at the moment when memory ends under HIP_ALLOC=1: catch torch.OutOfMemoryError "
-        "and call torch.cuda.memory._dump_snapshot there, or run with HIP_ALLOC=0"
+        "nothing can be called at the moment when memory ends under HIP_ALLOC=1 (PyTorch's pluggable allocators have no "
+        "attachOutOfMemoryObserver: pytorch/pytorch#98481): catch torch.OutOfMemoryError and call "
+        "torch.cuda.memory._dump_snapshot there, or run with HIP_ALLOC=0"
     )
     _raise_from(find(torch, "_C"), "_cuda_attach_out_of_memory_observer", observer)
 

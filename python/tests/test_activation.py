@@ -269,7 +269,8 @@ def test_what_does_not_work_says_so_and_what_to_do_instead(run):
         message = seen[use.__name__]
         assert "HIP_ALLOC=1" in message and advice in message, message
     assert "pytorch/pytorch#163257" in seen["compiled_with_graphs"]
-    assert "pytorch/pytorch#98481" in seen["pool_past_python"] and "pytorch/pytorch#98481" in seen["pool_with_an_allocator"]
+    for use in (pool_past_python, pool_with_an_allocator, shared_with_another_process, out_of_memory_observer):
+        assert "pytorch/pytorch#98481" in seen[use.__name__], use.__name__
 
 
 def profiled():
