@@ -15,8 +15,9 @@ use crate::workspace;
 /// folders of their own: the ordinary build stays as it is.
 pub(crate) fn run(shell: &Shell) -> Result<()> {
     let suppressions = workspace::root().join("crates/hip-alloc/tests/tsan.supp");
-    let suppressions = format!("suppressions={}", suppressions.display());
-    run_under(shell, "thread", "--cfg surefoot_tsan", &suppressions)?;
+    // Forked children of the tests start threads, as those of programs do.
+    let options = format!("suppressions={}:die_after_fork=0", suppressions.display());
+    run_under(shell, "thread", "--cfg surefoot_tsan", &options)?;
     // Blocks of the allocator stay mapped for the life of a program.
     run_under(shell, "address", "", "detect_leaks=0")
 }
@@ -30,7 +31,8 @@ fn run_under(shell: &Shell, sanitizer: &str, configuration: &str, options: &str)
          --cfg surefoot_sanitizer {configuration}"
     );
     let packages = ["--package", "hip-alloc", "--package", "device-sim"];
-    let tests = ["--test", "stress", "--test", "threads"];
+    let tests = ["stress", "stress_pools", "threads"];
+    let tests = tests.into_iter().flat_map(|test| ["--test", test]);
     eprintln!(
         "sanitize  the threads of the allocator and the simulated device, under the {sanitizer} sanitizer"
     );

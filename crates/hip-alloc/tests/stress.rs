@@ -5,10 +5,14 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[path = "common/random.rs"]
+mod random;
+
 use hip_alloc::allocator::Allocator;
 use hip_alloc::driver::sim::{SimConfig, SimDriver};
 use hip_alloc::ffi;
 use hip_alloc::units::{DeviceIndex, MIB, StreamId};
+use random::Random;
 use std::ffi::{CStr, CString, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,25 +26,13 @@ const ROUNDS: u64 = if cfg!(surefoot_sanitizer) {
     20_000
 };
 
-/// Random numbers that are the same every time (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % bound
-    }
-
-    /// Mostly small, sometimes beyond what is served from blocks.
-    fn size(&mut self) -> u64 {
-        match self.below(64) {
-            0 => 0,
-            1 => 1 + self.below(40 * MIB),
-            2..8 => 1 + self.below(MIB),
-            _ => 1 + self.below(4096),
-        }
+/// Mostly small, sometimes beyond what is served from blocks.
+fn any_size(random: &mut Random) -> u64 {
+    match random.below(64) {
+        0 => 0,
+        1 => 1 + random.below(40 * MIB),
+        2..8 => 1 + random.below(MIB),
+        _ => 1 + random.below(4096),
     }
 }
 
@@ -91,7 +83,7 @@ fn churn(allocator: &Allocator, exchange: &Exchange, seed: u64) -> u64 {
     let mut refused = 0;
     for _ in 0..ROUNDS {
         match random.below(16) {
-            0..8 => match allocator.allocate(random.size(), StreamId(random.below(4))) {
+            0..8 => match allocator.allocate(any_size(&mut random), StreamId(random.below(4))) {
                 Ok(address) => live.push(address),
                 Err(_) => refused += 1,
             },
@@ -328,7 +320,8 @@ fn everything_may_be_asked_and_changed_meanwhile() {
             match random.below(8) {
                 0..4 => {
                     let stream = random.below(4) as *mut c_void;
-                    let address = ffi::hip_alloc_malloc(random.size() as usize, device, stream);
+                    let address =
+                        ffi::hip_alloc_malloc(any_size(&mut random) as usize, device, stream);
                     live.push((address as u64) << 16 | device as u64);
                 }
                 4 => {
