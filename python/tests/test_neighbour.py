@@ -1,4 +1,4 @@
-"""Beside a program under hip-alloc, another process gets the memory that it would get if nothing were kept."""
+"""Beside programs under hip-alloc, another process gets the memory that it would get if nothing were kept."""
 
 import json
 import os
@@ -8,20 +8,22 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from test_activation import MIB
 from test_memory_group import LIMIT, group  # noqa: F401 (a fixture)
 
 STEP = 256 * MIB
-# What is taken between two looks at the group. Both sides look and then take: at most this much and
-# one request of the training, `LAYER`, can be under way at once, and `MARGIN` is more than both.
+# What is taken between two looks at the group. All sides look and then take: at most this much and
+# one request of each training, `LAYER`, can be under way at once, and `MARGIN` is more than that.
 SLICE = 8 * MIB
 # Of the group, for what is not counted at once and for Python itself.
 MARGIN = 192 * MIB
 # Within this time memory is there that somebody waits for.
 PATIENCE = 0.1
-LAYERS, LAYER = 16, 64 * MIB
-assert SLICE + LAYER < MARGIN
+LAYER = 64 * MIB
+TRAININGS = {1: 16, 2: 8}  # how many there are, and how many layers each has
+assert SLICE + max(TRAININGS) * LAYER < MARGIN
 
 # Asks the group for all of its memory in steps, and waits for each a moment; prints how many it got.
 TAKE = f"""
@@ -60,7 +62,7 @@ def train():
     steps = refused = 0
     while not (folder / "stop").exists():
         try:
-            kept = [torch.zeros(LAYER, dtype=torch.uint8, device="cuda") for _ in range(LAYERS)]
+            kept = [torch.zeros(LAYER, dtype=torch.uint8, device="cuda") for _ in range(int(os.environ["LAYERS"]))]
             kept[-1].copy_(kept[0])
         except torch.OutOfMemoryError:
             refused += 1
@@ -73,38 +75,43 @@ def train():
     return {"steps": steps, "refused": refused, "kept": torch.cuda.memory_stats()["reserved_bytes.all.current"]}
 
 
-def beside(run, group, folder, keep):  # noqa: F811
-    """How many steps of memory another process gets, and what the training did."""
-    folder.mkdir()
-    result = {}
+def beside(run, group, folder, keep, trainings):  # noqa: F811
+    """How many steps of memory another process gets beside trainings, and what these did."""
+    folders = [folder / str(number) for number in range(trainings)]
+    results = []
 
-    def program():
-        result["training"] = run(
+    def program(own):
+        results.append(run(
             train, hip_alloc=True, group=group.folder, DEVICE_SIM_UNIFIED="20G", DEVICE_SIM_POPULATE="on",
-            HIP_ALLOC_CONF=f"keep:{keep},warmup_mb:64,reserve_mb:512", NEIGHBOUR=str(folder),
-        )
+            HIP_ALLOC_CONF=f"keep:{keep},warmup_mb:64,reserve_mb:512", NEIGHBOUR=str(own), LAYERS=str(TRAININGS[trainings]),
+        ))
 
-    thread = threading.Thread(target=program)
-    thread.start()
+    threads = [threading.Thread(target=program, args=[own]) for own in folders]
+    for own, thread in zip(folders, threads):
+        own.mkdir(parents=True)
+        thread.start()
     try:
         until = time.monotonic() + 120
-        while not (folder / "steps").exists() or int((folder / "steps").read_text() or 0) < 12:
-            assert time.monotonic() < until and thread.is_alive(), "the training does not train"
-            time.sleep(0.02)
+        for own in folders:
+            while not (own / "steps").exists() or int((own / "steps").read_text() or 0) < 12:
+                assert time.monotonic() < until and all(thread.is_alive() for thread in threads), "a training does not train"
+                time.sleep(0.02)
         command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group.folder), sys.executable, "-c", TAKE]
         taken = subprocess.run([*command, str(group.folder)], capture_output=True, text=True, timeout=120)
         assert taken.returncode == 0, taken.stderr
     finally:
-        (folder / "stop").touch()
-        thread.join()
-    return json.loads(taken.stdout), result["training"]
+        for own, thread in zip(folders, threads):
+            (own / "stop").touch()
+            thread.join()
+    return json.loads(taken.stdout), results
 
 
-def test_another_process_gets_what_is_kept(run, group, tmp_path):  # noqa: F811
-    strict, _ = beside(run, group, tmp_path / "none", "none")
-    kept, training = beside(run, group, tmp_path / "auto", "auto")
-    print(strict, kept, training, LIMIT)
+@pytest.mark.parametrize("trainings", TRAININGS)
+def test_another_process_gets_what_is_kept(run, group, tmp_path, trainings):  # noqa: F811
+    strict, _ = beside(run, group, tmp_path / "none", "none", trainings)
+    kept, results = beside(run, group, tmp_path / "auto", "auto", trainings)
+    print(strict, kept, results, LIMIT)
     assert strict > 2
     assert kept >= strict - 1
-    assert training["steps"] > 12
+    assert len(results) == trainings and all(training["steps"] > 12 for training in results)
     assert group.kills() == 0
