@@ -68,7 +68,7 @@ impl FreeIndex {
     /// A span in the index now begins or ends elsewhere, and had `before` bytes. It has
     /// only gained or lost what was not free, so its place in the order stays, and mostly
     /// its bin too: then nothing else is touched.
-    #[inline]
+    #[inline(always)]
     pub(super) fn resized(&mut self, spans: &mut SpanTable, index: SpanIndex, before: u64) {
         let Span {
             bytes, bin: old, ..
@@ -145,11 +145,12 @@ impl FreeIndex {
         }
         let own = self.bin(bytes);
         let bin = self.next_occupied(own)?;
-        // What is in the bin of the size itself may still be too small.
-        self.best_in_bin(spans, bin, bytes).or_else(|| {
-            let larger = self.next_occupied(bin + 1)?;
-            self.best_in_bin(spans, larger, bytes)
-        })
+        // What is in the bin of the size itself may still be too small; in later ones nothing is.
+        if let Some(found) = self.best_in_bin(spans, bin, bytes) {
+            return Some(found);
+        }
+        let larger = self.next_occupied(bin + 1)?;
+        self.best_in_bin(spans, larger, bytes)
     }
 
     /// The answer of `pick` for one of the largest spans of at least `least` bytes that has one.
@@ -188,6 +189,7 @@ impl FreeIndex {
         self.heads[bin].some()
     }
 
+    #[inline(always)]
     fn best_in_bin(&self, spans: &SpanTable, bin: usize, bytes: u64) -> Option<SpanIndex> {
         let mut next = self.heads[bin];
         if bin < EXACT_BINS as usize {
