@@ -225,7 +225,7 @@ impl Context {
         for step in std::mem::take(&mut found.fix) {
             if step == "{install}" {
                 let is_possible =
-                    |command: &String| !self.is_windows() || !wheels::is_for_linux_only(command);
+                    |command: &String| !self.is_windows() || wheels::is_for_windows(command);
                 steps.extend(install(gfx).into_iter().filter(is_possible));
             } else if step.contains("{override}") {
                 let value = gfx
