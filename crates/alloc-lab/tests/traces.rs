@@ -200,3 +200,18 @@ fn steps_of_several_resolutions_share_what_is_kept() {
     let part = auto.bytes_per_step() / none.bytes_per_step();
     assert!(part < 0.25, "{part:.3}");
 }
+
+/// Gradients and optimizer state come after the peak, in other sizes than what was kept for it: they
+/// take its blocks, and do not displace them.
+#[test]
+fn blocks_of_the_peak_serve_what_comes_after_it() {
+    let (_, trace) = recorded()
+        .into_iter()
+        .find(|(name, _)| name == "vit_ema")
+        .unwrap();
+    let (none, _) = run(&trace);
+    let (auto, promises) = run_keeping(Keep::Auto, &trace);
+    assert!(promises.peak(&auto), "{:.4}", auto.peak_ratio());
+    let part = auto.bytes_per_step() / none.bytes_per_step();
+    assert!(part < 0.15, "{part:.3}");
+}

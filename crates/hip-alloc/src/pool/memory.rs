@@ -103,6 +103,21 @@ impl Memory {
         self.device.held() - self.fences.departing_bytes()
     }
 
+    /// How large an empty block may be for something transient to open it, however small that is.
+    /// Even if the rest of the block served nobody, blocks in use and what the program is known to
+    /// use more until memory is next at its lowest, when the block is empty again, stay within the
+    /// highest use. Without this the blocks of one part of a step displace those of another.
+    pub(crate) fn headroom(&self, policy: &impl Policy) -> u64 {
+        let usage = self.usage();
+        match policy.known_growth() {
+            Some(growth) if self.reclaimer.keeps() && !usage.is_tight(0) => {
+                let needed = self.state().in_use.saturating_add(growth);
+                usage.used_peak.saturating_sub(needed)
+            }
+            _ => 0,
+        }
+    }
+
     /// Whether more than `slack` is held beyond what is in use.
     fn exceeds(&self, slack: u64) -> bool {
         self.staying() > self.heap.used().saturating_add(slack)

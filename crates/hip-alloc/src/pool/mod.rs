@@ -420,9 +420,18 @@ impl<P: Policy> Pool<P> {
         let spread = bytes
             .max(LEAST_FOR_DISPARITY)
             .saturating_mul(MOST_DISPARITY);
+        let headroom = match region {
+            Region::Transient => self.memory.headroom(&self.policy),
+            Region::Persistent | Region::Small => 0,
+        };
         // Blocks that are kept from step to step would fill up with remainders.
         let whole = self.memory.reclaimer.keeps() && region == Region::Transient;
         let suits = |block: &Block| {
+            // One of a single large request is left to such: if what opens it stays longer than
+            // was guessed, the next one has no place.
+            if !block.direct && block.bytes <= headroom {
+                return true;
+            }
             let remainder = block.bytes % bytes;
             if whole && !block.direct && remainder > block.bytes / REMAINDER_PART {
                 return false;

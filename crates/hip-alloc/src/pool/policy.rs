@@ -114,6 +114,15 @@ pub trait Policy: Send {
         false
     }
 
+    /// How many bytes more than now will be used before memory is next at its lowest, where that
+    /// is known.
+    fn known_growth(&self) -> Option<u64> {
+        match self.expected_growth() {
+            0 => self.is_falling().then_some(0),
+            growth => Some(growth),
+        }
+    }
+
     /// Whether memory is known to be about as low as between two steps.
     fn is_between_steps(&self) -> bool {
         false
