@@ -372,8 +372,8 @@ fn a_ring_of_two_slots_is_made_one_where_only_one_fits() {
     assert_eq!(
         plan.notes,
         [
-            "`train`: a ring of 2 slots (`ring_slots`) does not fit, one of 1 does; each copy waits until \
-             the block before it is done"
+            "`train`: a ring of 2 slots (`ring_slots`) does not fit, one of 1 does; each copy waits for the \
+             previous block"
         ]
     );
     let swapped = OffloadOptions {

@@ -135,7 +135,7 @@ fn caches_of_others_are_read_again_where_they_have_changed_alone() {
     place.encoded(&overrides);
     date(changed + std::time::Duration::from_secs(1));
     let error = place.run(&overrides).unwrap_err().to_string();
-    assert!(error.contains("numbers that are not finite"), "{error}");
+    assert!(error.contains("has non-finite values"), "{error}");
     fs::write(&file, &whole).unwrap();
     let kept = fs::read_dir(place.path("taken/latents")).unwrap().count();
     place.encoded(&overrides);
@@ -194,7 +194,7 @@ fn caches_that_cannot_be_used_are_named() {
         (
             "latents_1x4x4_float32:nan",
             "t5:24",
-            "numbers that are not finite",
+            "has non-finite values",
         ),
     ];
     for (index, (clip, text, message)) in cases.iter().enumerate() {
