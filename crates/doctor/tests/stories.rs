@@ -250,7 +250,7 @@ fn limits_of_the_process_are_judged() {
 fn wsl_has_no_kfd_and_that_is_no_error() {
     let text = "# surefoot dump 1\n== dev/dxg\naccess=ok\n== dev/kfd\naccess=ENOENT\n== environment\n== proc/sys/kernel/osrelease\n6.6.87.2-microsoft-standard-WSL2\n";
     let report = diagnose(&[text]);
-    assert_eq!(ids(&report), ["wsl"]);
+    assert_eq!(ids(&report), ["wsl-without-librocdxg", "wsl"]);
     assert!(!report.has_errors());
 }
 

@@ -106,7 +106,7 @@ fn of_named_chat_templates_the_default_counts_and_without_one_they_are_named() {
     let found = open(json!([named("tool_use"), named("default")]));
     assert_eq!(found, Ok((Some("default".into()), Some("tool_use".into()))));
     let reason = open(json!([named("tool_use"), named("rag")])).unwrap_err();
-    assert!(reason.contains("are called `rag`, `tool_use`"), "{reason}");
+    assert!(reason.contains("are named `rag`, `tool_use`"), "{reason}");
     let reason = open(json!([{"name": "default"}])).unwrap_err();
     assert!(reason.contains("`chat_template` must be"), "{reason}");
     // Files count before the key, all of it.

@@ -246,7 +246,7 @@ fn modules_that_cannot_learn_whole_are_refused_by_name() {
             &["roj"],
             "`modules_to_save` has the end of `model.layers.0.self_attn.q_proj`",
         ),
-        (&["("], "is not a regular expression"),
+        (&["("], "is not a supported regular expression"),
     ] {
         let built = fresh("qwen2", &saving(&["q_proj"], modules));
         let error = built.map(|_| ()).unwrap_err().to_string();
@@ -334,7 +334,7 @@ fn a_table_in_an_adapters_file_takes_the_place_of_the_models() {
     let norm = "base_model.model.model.norm.weight";
     let error = with_tables("llama-grouped", &[(norm, &table)]);
     let error = error.map(|_| ()).unwrap_err();
-    assert!(error.to_string().contains("has no place"), "{error}");
+    assert!(error.to_string().contains("does not exist in this model"), "{error}");
 }
 
 #[test]

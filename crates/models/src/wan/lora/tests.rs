@@ -172,13 +172,13 @@ fn other_keys_are_read_or_refused_with_the_reason() {
         ),
         (
             vec![("lora_te_text_model.lora_down.weight", &[2, 2][..])],
-            "no layer",
+            "does not belong to a known layer",
         ),
         (
             vec![("diffusion_model.blocks.0.ffn.9.lora_A.weight", &[2, 2][..])],
-            "no layer",
+            "does not belong to a known layer",
         ),
-        (vec![("something", &[2][..])], "no tensor of a LoRA"),
+        (vec![("something", &[2][..])], "is not a known LoRA tensor"),
         (
             vec![(
                 "transformer_2.blocks.0.ffn.net.2.lora_A.weight",
