@@ -334,7 +334,10 @@ fn a_table_in_an_adapters_file_takes_the_place_of_the_models() {
     let norm = "base_model.model.model.norm.weight";
     let error = with_tables("llama-grouped", &[(norm, &table)]);
     let error = error.map(|_| ()).unwrap_err();
-    assert!(error.to_string().contains("does not exist in this model"), "{error}");
+    assert!(
+        error.to_string().contains("does not exist in this model"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -195,7 +195,7 @@ fn other_keys_are_read_or_refused_with_the_reason() {
                 ("blocks.0.ffn.0.lora_A.weight", &[2, 3][..]),
                 ("blocks.0.ffn.0.lora_B.weight", &[3, 4]),
             ],
-            "must be the same",
+            "in one matrix and",
         ),
         (
             vec![
