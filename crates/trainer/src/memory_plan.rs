@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(
             told(Bytes::mib(30), gib),
             "of each model, 3 of 4 blocks streamed from host memory through a ring of 2 (20 MiB); \
-             30 MiB of weights stay on the device; what is not used waits in host memory"
+             30 MiB of weights stay on the device; idle weights wait in host memory"
         );
     }
 }

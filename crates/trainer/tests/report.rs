@@ -286,7 +286,10 @@ impl surefoot_trainer::Observer for Blocks {
 #[test]
 fn a_page_that_cannot_be_written_ends_no_run() {
     let folder = tempfile::tempdir().unwrap();
-    let (config, run) = short_run(folder.path(), &["max_steps=4", "save_steps=2"]);
+    let (config, run) = short_run(
+        folder.path(),
+        &["max_steps=4", "save_steps=2", "warmup_steps=1"],
+    );
     let (mut observer, allocator) = (Blocks(run.clone()), Allocator::torch());
     let summary =
         surefoot_trainer::run(&config, &allocator, &mut observer, &Stop::default()).unwrap();

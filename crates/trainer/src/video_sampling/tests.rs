@@ -48,7 +48,7 @@ fn names_that_say_no_form_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     for (name, count, reason) in [
         ("x.avi", 5, "animated `.webp`"),
-        ("x.png", 5, "one frame of 5"),
+        ("x.png", 5, "only one of 5 frames"),
     ] {
         let error = Output::choose(&folder.path().join(name), count)
             .unwrap_err()
