@@ -81,17 +81,14 @@ impl Library {
     /// # Errors
     /// [`Error::NoAccelerator`] with the dynamic linker's words.
     pub fn load() -> Result<Self> {
-        match std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
+        if let Some(path) = std::env::var_os(LIBRARY_VARIABLE).filter(|path| !path.is_empty()) {
             // Never another one than the user has named.
-            Some(path) => match path.to_str() {
-                Some(path) => return Self::open(path),
-                None => {
-                    return Err(Error::NoAccelerator(format!(
-                        "{LIBRARY_VARIABLE} is not UTF-8: {path:?}"
-                    )));
-                }
-            },
-            None => {}
+            return match path.to_str() {
+                Some(path) => Self::open(path),
+                None => Err(Error::NoAccelerator(format!(
+                    "{LIBRARY_VARIABLE} is not UTF-8: {path:?}"
+                ))),
+            };
         }
         // What is told is why the first is not there.
         let [first, others @ ..] = NAMES;
