@@ -36,7 +36,7 @@ pub(super) fn products(value: &str) -> Vec<&str> {
         .map(|mark| value.split(mark).collect::<Vec<_>>())
         .find(|parts| parts.len() > 1)
         .unwrap_or_default();
-    if (2..=8).contains(&parts.len()) && parts.iter().all(|part| is_card(part)) {
+    if (2..=8).contains(&parts.len()) && parts.iter().all(is_card) {
         return parts;
     }
     let first = value.trim_start_matches('(');
