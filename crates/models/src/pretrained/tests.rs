@@ -120,7 +120,7 @@ fn of_named_chat_templates_the_default_counts_and_without_one_they_are_named() {
     assert_eq!(found, Ok((Some("file".into()), Some("tools".into()))));
     std::fs::remove_file(target.join("chat_template.jinja")).unwrap();
     let reason = open(json!("key")).unwrap_err();
-    assert!(reason.contains("are called `tool_use`"), "{reason}");
+    assert!(reason.contains("are named `tool_use`"), "{reason}");
 }
 
 #[test]

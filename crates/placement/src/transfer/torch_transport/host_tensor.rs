@@ -9,14 +9,14 @@ use torch_ext::{Error, threads};
 use super::elements::size_in_bytes;
 use crate::transfer::checksum::{Checksum, Workers};
 
-/// A tensor in host memory, on its way to the device. Not recorded for backward.
+/// A tensor in host memory that is to be moved to the device. Detached from autograd.
 pub struct HostTensor(pub(super) Tensor);
 
 impl HostTensor {
     /// The tensor as the source of a move.
     ///
     /// # Errors
-    /// A torch error for a tensor that is not on the CPU or not dense.
+    /// A torch error if the tensor is not on the CPU or not dense.
     pub fn new(tensor: &Tensor) -> Result<Self, Error> {
         let tensor = tensor.f_detach()?;
         if tensor.device() != Device::Cpu || tensor.is_sparse() {
@@ -33,21 +33,21 @@ impl HostTensor {
         self.0
     }
 
-    /// Its bytes without gaps.
+    /// Its size in bytes without gaps.
     pub(super) fn size(&self) -> Bytes {
         Bytes(size_in_bytes(&self.0))
     }
 
-    /// The tensor itself, looked at.
+    /// A reference to the tensor.
     pub(crate) fn tensor(&self) -> &Tensor {
         &self.0
     }
 
-    /// Where its bytes begin, and how many there are.
+    /// Address and length of its bytes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] unless they are one piece of host memory: of an expanded tensor
-    /// there are fewer, and a view of another one has others in between.
+    /// [`Error::InvalidArgument`] unless they are contiguous in host memory: an expanded tensor has fewer, and
+    /// a strided view has bytes of other elements in between.
     fn place(&self) -> Result<(NonNull<u8>, usize), Error> {
         if self.0.device() != Device::Cpu || self.0.is_sparse() || !self.0.is_contiguous() {
             return Err(Error::InvalidArgument(format!(
