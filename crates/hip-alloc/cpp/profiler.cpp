@@ -25,6 +25,8 @@ using Report = void (*)(void *address, int64_t change, size_t allocated, size_t 
 // Looked for until found, now and then: libc10 may be loaded after the first request. Two threads
 // that look at once find the same.
 std::atomic<uint32_t> asked{0};
+// In a forked child: not looked for any more.
+std::atomic<bool> given_up{false};
 std::atomic<Enabled> enabled{nullptr};
 std::atomic<Report> report{nullptr};
 
@@ -40,6 +42,9 @@ void look() {
 // Whether to look, at a request where nothing was found yet: soon at first, and then once in a
 // thousand times, since it takes as long as a hundred requests.
 bool to_look() {
+  if (given_up.load(std::memory_order_relaxed)) {
+    return false;
+  }
   uint32_t times = asked.fetch_add(1, std::memory_order_relaxed);
   return times % 1024 == 0 || (times & (times - 1)) == 0;
 }
@@ -57,6 +62,15 @@ extern "C" bool hip_alloc_profiler_listens() noexcept {
     return asks && asks();
   } catch (...) {
     return false;
+  }
+}
+
+// In the child of a fork, on its only thread. Another thread of the parent may have been inside the
+// loader, whose lock nobody gives back then (glibc before 2.36), or was sent there by us. A parent
+// that allocated has given the child no device to profile; one that did not leaves it to the child.
+extern "C" void hip_alloc_profiler_after_fork() noexcept {
+  if (!enabled.load(std::memory_order_relaxed) && asked.load(std::memory_order_relaxed) != 0) {
+    given_up.store(true, std::memory_order_relaxed);
   }
 }
 

@@ -71,6 +71,8 @@ unsafe extern "C-unwind" {
 unsafe extern "C" {
     /// `cpp/profiler.cpp`: whether somebody profiles the memory of this thread.
     safe fn hip_alloc_profiler_listens() -> bool;
+    /// In a forked child, which then does not ask the loader for the profiler.
+    safe fn hip_alloc_profiler_after_fork();
     /// Tells that profiler of a request, or (below zero) of a free. Never throws.
     safe fn hip_alloc_tell_profiler(
         address: *mut c_void,
@@ -425,6 +427,7 @@ fn watch_forks() {
     extern "C" fn in_child() {
         fork_handlers::after_in_child();
         stacks::after_fork();
+        hip_alloc_profiler_after_fork();
     }
     static WATCHED: Once = Once::new();
     WATCHED.call_once(|| {

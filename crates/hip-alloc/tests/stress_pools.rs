@@ -42,10 +42,13 @@ static SHARED_BEGUN: [AtomicBool; 2] = [const { AtomicBool::new(false) }; 2];
 /// Set for the process that ends while it works.
 const ENDS: &str = "HIP_ALLOC_TEST_ENDS";
 
-/// A `std::function` that takes the requests for one stream.
-fn filter(stream: u64) -> *const c_void {
-    static LIBRARY: OnceLock<usize> = OnceLock::new();
-    let function = LIBRARY.get_or_init(|| {
+/// `filter_of_stream` of a library that is built from `filters.cpp`.
+///
+/// Called before threads start: ThreadSanitizer does not see what a `OnceLock` waits for, since the
+/// standard library comes without it.
+fn filter_function() -> usize {
+    static FUNCTION: OnceLock<usize> = OnceLock::new();
+    *FUNCTION.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let library = folder.path().join("filters.so");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cpp/filters.cpp");
@@ -66,13 +69,18 @@ fn filter(stream: u64) -> *const c_void {
         // SAFETY: strings that end with a zero; the library has no initialisers of its own.
         unsafe {
             let handle = libc::dlopen(library.as_ptr(), libc::RTLD_NOW);
-            libc::dlsym(handle, c"filter_of_stream".as_ptr()) as usize
+            let function = libc::dlsym(handle, c"filter_of_stream".as_ptr()) as usize;
+            assert_ne!(function, 0, "the test's own library");
+            function
         }
-    });
-    assert_ne!(*function, 0, "the test's own library");
+    })
+}
+
+/// A `std::function` that takes the requests for one stream; `function` makes it.
+fn filter(function: usize, stream: u64) -> *const c_void {
     // SAFETY: the function that `filters.cpp` defines, with that type.
     unsafe {
-        let make: extern "C" fn(*mut c_void) -> *const c_void = std::mem::transmute(*function);
+        let make: extern "C" fn(*mut c_void) -> *const c_void = std::mem::transmute(function);
         make(stream as *mut c_void)
     }
 }
@@ -123,14 +131,15 @@ impl Marked {
 }
 
 /// What one thread does with a device until it has gone through its rounds.
-fn work(number: u64, seed: u64) {
+fn work(number: u64, seed: u64, function: usize) {
     let mut random = Random(0x1234_5678 + 977 * seed + number);
     let (outside, inside) = (2 * number + 1, 2 * number + 2);
     let own = PoolId {
         first: number + 1,
         second: 0,
     };
-    let (takes_inside, takes_shared) = (filter(inside), filter(SHARED_STREAM));
+    let takes_inside = filter(function, inside);
+    let takes_shared = filter(function, SHARED_STREAM);
     let mut live: Vec<Marked> = Vec::new();
     for round in 0..ROUNDS {
         let device = DEVICES[random.below(2) as usize];
@@ -246,11 +255,12 @@ fn fork_a_child(parents: &Marked) {
 fn work_disturbed(seed: u64) {
     let kept = Marked::new(1 << 20, DEVICES[0], 0, 0x77);
     let working = AtomicU64::new(THREADS);
+    let function = filter_function();
     thread::scope(|scope| {
         for number in 0..THREADS {
             let working = &working;
             scope.spawn(move || {
-                work(number, seed);
+                work(number, seed, function);
                 working.fetch_sub(1, Ordering::AcqRel);
             });
         }
@@ -323,10 +333,11 @@ fn ends_while_threads_are_inside() {
         return;
     };
     let seed: u64 = seed.to_str().unwrap().parse().unwrap();
+    let function = filter_function();
     for number in 0..THREADS {
         thread::spawn(move || {
             loop {
-                work(number, seed);
+                work(number, seed, function);
             }
         });
     }
