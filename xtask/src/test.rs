@@ -121,10 +121,26 @@ fn python_tests(shell: &Shell, python: &Path) -> Result<Vec<OsString>> {
         "--hip-alloc".into(),
         built.join("libhip_alloc.so").into(),
     ];
-    cmd!(shell, "{python} -m pytest python/tests")
-        .args(&libraries)
+    let tests = || cmd!(shell, "{python} -m pytest python/tests").args(&libraries);
+    let Err(error) = tests().run() else {
+        return Ok(libraries);
+    };
+    if !are_failures_run_again() {
+        return Err(error.into());
+    }
+    eprintln!("the tests in Python that failed, once more");
+    // Nothing is collected, which is an error, where no test failed but pytest itself.
+    tests()
+        .args(["--last-failed", "--last-failed-no-failures", "none"])
         .run()?;
     Ok(libraries)
+}
+
+/// Whether a test that fails gets a second chance, by the variable that tells nextest the same: CI's
+/// machines are shared, and many tests watch real processes.
+pub(crate) fn are_failures_run_again() -> bool {
+    let retries = std::env::var("NEXTEST_RETRIES");
+    retries.is_ok_and(|retries| retries.parse().is_ok_and(|times: u32| times > 0))
 }
 
 /// The allocator against AMD's own runtime, as far as that goes without a GPU.

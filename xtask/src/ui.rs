@@ -13,7 +13,7 @@ use serde_json::json;
 use sha2::{Digest, Sha256};
 use xshell::{Shell, cmd};
 
-use crate::workspace;
+use crate::{test, workspace};
 
 /// Debian's Chromium.
 const BROWSER: &str = "/usr/bin/chromium";
@@ -58,7 +58,14 @@ pub(crate) fn browser_tests(shell: &Shell) -> Result<()> {
     };
     let program = workspace::target(shell)?.join("debug/surefoot");
     let _web = shell.push_dir(web);
-    cmd!(shell, "npm test").env("SUREFOOT", program).run()?;
+    let tests = || cmd!(shell, "npm test").env("SUREFOOT", &program).run();
+    if let Err(error) = tests() {
+        if !test::are_failures_run_again() {
+            return Err(error.into());
+        }
+        eprintln!("the page's tests failed; once more");
+        tests()?;
+    }
     Ok(())
 }
 

@@ -30,6 +30,8 @@ const SETTINGS: usize = 50;
 const LONGEST_VALUE: usize = 4 << 10;
 /// Time for a look at a config.
 const CHECK_TIME: Duration = Duration::from_secs(30);
+/// How long a question waits for the one before it.
+const WAIT: Duration = Duration::from_secs(5);
 /// Time for a dry run, which may load a model.
 pub(super) const DRY_RUN_TIME: Duration = Duration::from_secs(600);
 
@@ -206,14 +208,16 @@ pub(super) async fn dry_run(Shared(state): Of<State>, body: Bytes) -> Answer<Jso
         .map(Json)
 }
 
-/// Asks the trainer, one question at a time.
+/// Asks the trainer, one question at a time: the next waits for a moment, since a page asks again
+/// while the answer to its last question is still being made.
 pub(super) async fn ask(
     state: &Arc<State>,
     wanted: Wanted,
     question: Question,
     at_most: Duration,
 ) -> Answer<Value> {
-    let Ok(permit) = state.asking.clone().try_acquire_owned() else {
+    let permit = tokio::time::timeout(WAIT, state.asking.clone().acquire_owned());
+    let Ok(Ok(permit)) = permit.await else {
         return Err(Refusal::new(
             StatusCode::TOO_MANY_REQUESTS,
             "another config is looked at: try again in a moment",
