@@ -7,7 +7,7 @@ mod common;
 use common::{assert_none, files, read};
 
 /// A private word, and the term that PyTorch, CUDA or Linux use for it.
-const PRIVATE: [(&str, &str); 25] = [
+const PRIVATE: [(&str, &str); 26] = [
     ("boundless", "unlimited"),
     ("climb", "transfer"),
     ("climbs", "transfers"),
@@ -17,6 +17,7 @@ const PRIVATE: [(&str, &str); 25] = [
     ("farewell", "shutdown timeout"),
     ("home_before", "residency_before"),
     ("idle_home", "idle_residency"),
+    ("in_hand", "active"),
     ("ladder", "transfer engine"),
     ("let_go", "drop_when_safe"),
     ("lull", "trough"),

@@ -1,7 +1,7 @@
-//! What AMD's driver says of its GPUs now, from sysfs, and of what runs take of them, from fdinfo and KFD.
+//! The current state of AMD GPUs from sysfs, and what each run uses of them from fdinfo and KFD.
 //!
-//! What the driver does not say is unset, never zero: APUs tell neither all sensors nor always how busy they are. A
-//! GPU that sleeps is not asked anything, since some questions would wake it.
+//! What the driver does not report is unset, never zero: on APUs some sensors and often the utilisation are
+//! missing. A sleeping GPU is not read any further, since reading some files would wake it.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -12,35 +12,35 @@ use serde::Serialize;
 
 use crate::runs::RunName;
 
-/// Most bytes of a file in sysfs or fdinfo.
-const LONGEST: u64 = 64 << 10;
-/// Most open files of a process that are looked at.
-const FILES: usize = 4096;
+/// The most that is read of a file in sysfs or fdinfo, in bytes.
+const MAX_FILE_BYTES: u64 = 64 << 10;
+/// The most open files of a process that are examined.
+const MAX_OPEN_FILES: usize = 4096;
 
-/// A GPU as it is now.
+/// The current state of a GPU.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Gpu {
     /// The kernel's name for it, as `card0`.
     pub card: String,
-    /// Where it is plugged in, as `0000:03:00.0`.
+    /// Its PCI address, as `0000:03:00.0`.
     pub slot: Option<String>,
-    /// What its board is called; few say so.
+    /// The product name; few boards report one.
     pub name: Option<String>,
-    /// Whether it sleeps; all below is then unset.
+    /// Whether it is suspended; all fields below are then unset.
     pub asleep: bool,
-    /// Its own memory; of an APU, the part that the firmware set apart.
+    /// Its own memory (VRAM); on an APU, the carve-out.
     pub vram: Memory,
-    /// Memory of the host that it may use.
+    /// Host memory that it may use (GTT).
     pub gtt: Memory,
-    /// How busy it is, from 0 to 100.
+    /// Utilisation in percent.
     pub busy: Option<u64>,
     /// The shader clock, in hertz.
     pub clock: Option<u64>,
-    /// What it draws, in watts; of an APU, with its processor.
+    /// Power draw in watts; on an APU, including the processor.
     pub watts: Option<f64>,
-    /// At the edge of the chip, in degrees Celsius.
+    /// Temperature at the edge of the chip, in degrees Celsius.
     pub temperature: Option<f64>,
-    /// At its hottest place, in degrees Celsius.
+    /// Temperature at the hottest point, in degrees Celsius.
     pub hottest: Option<f64>,
     /// The runs that use it.
     pub runs: Vec<Share>,
@@ -49,26 +49,26 @@ pub struct Gpu {
 /// A kind of memory, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// In use, by whomever.
+    /// In use, by all processes.
     pub used: Option<u64>,
-    /// All there is.
+    /// Total.
     pub total: Option<u64>,
 }
 
-/// What the process of a run takes of a GPU.
+/// What the process of a run uses of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Share {
     /// The run.
     pub run: RunName,
     /// Its process.
     pub pid: u32,
-    /// Memory of the GPU, in bytes.
+    /// VRAM in bytes.
     pub vram: Option<u64>,
-    /// Memory of the host that the GPU uses, in bytes.
+    /// Host memory that the GPU uses (GTT), in bytes.
     pub gtt: Option<u64>,
 }
 
-/// AMD's GPUs below `root`, which is `/` but for tests, and what these runs take of them.
+/// AMD's GPUs below `root` (`/` outside tests), and what these runs use of them.
 pub fn read(root: &Path, runs: &[(RunName, u32)]) -> Vec<Gpu> {
     let drm = root.join("sys/class/drm");
     let mut cards: Vec<(u32, String)> = names(&drm)
@@ -98,7 +98,7 @@ fn gpu(root: &Path, card: String, device: &Path, runs: &[(RunName, u32)]) -> Gpu
         let slot = slot.as_deref()?;
         let mut share = fdinfo(root, *pid, slot);
         if let Some(kfd) = kfd_vram(root, *pid, slot) {
-            // Compute takes its memory from KFD, which newer kernels count in fdinfo, too.
+            // Compute memory is allocated through KFD; newer kernels include it in fdinfo.
             let (vram, _) = share.get_or_insert_default();
             *vram = Some(vram.unwrap_or(0).max(kfd));
         }
@@ -134,7 +134,7 @@ fn degrees(thousandths: u64) -> f64 {
     thousandths as f64 / 1000.0
 }
 
-/// The folder of the driver's sensors, unless there is none or it is not to be asked.
+/// The folder of the driver's sensors; `None` if there is none or the GPU is asleep.
 struct Sensors(Option<std::path::PathBuf>);
 
 impl Sensors {
@@ -148,7 +148,7 @@ impl Sensors {
         number(&self.0.as_ref()?.join(file))
     }
 
-    /// The value of the sensor of a kind that has this label.
+    /// The value of the sensor of this kind that has this label.
     fn labelled(&self, kind: &str, label: &str) -> Option<u64> {
         let folder = self.0.as_ref()?;
         let has_label = |index: &u32| {
@@ -159,13 +159,13 @@ impl Sensors {
     }
 }
 
-/// VRAM and GTT of a process on a GPU, as the files that it has open on it say (drm-usage-stats); unset when it has
-/// none.
+/// VRAM and GTT that a process uses on a GPU, from the fdinfo of its open files (drm-usage-stats); `None` if it
+/// has no file of the GPU open.
 fn fdinfo(root: &Path, pid: u32, slot: &str) -> Option<(Option<u64>, Option<u64>)> {
     let folder = root.join(format!("proc/{pid}/fdinfo"));
     let mut clients = HashSet::new();
     let mut found: Option<(Option<u64>, Option<u64>)> = None;
-    for name in names(&folder).take(FILES) {
+    for name in names(&folder).take(MAX_OPEN_FILES) {
         let Some(text) = text(&folder.join(name)) else {
             continue;
         };
@@ -176,7 +176,7 @@ fn fdinfo(root: &Path, pid: u32, slot: &str) -> Option<(Option<u64>, Option<u64>
         };
         let is_its = value("drm-driver") == Some("amdgpu")
             && value("drm-pdev").is_some_and(|its| its.eq_ignore_ascii_case(slot));
-        // A file that was opened once and duplicated tells the same again.
+        // Duplicated file descriptors report the same memory again.
         if !is_its || !clients.insert(value("drm-client-id").map(str::to_owned)) {
             continue;
         }
@@ -195,7 +195,7 @@ fn fdinfo(root: &Path, pid: u32, slot: &str) -> Option<(Option<u64>, Option<u64>
     found
 }
 
-/// VRAM of a process on a GPU as KFD counts it.
+/// VRAM that a process uses on a GPU, as counted by KFD.
 fn kfd_vram(root: &Path, pid: u32, slot: &str) -> Option<u64> {
     let kfd = root.join("sys/class/kfd/kfd");
     let nodes = kfd.join("topology/nodes");
@@ -221,7 +221,7 @@ fn kfd_vram(root: &Path, pid: u32, slot: &str) -> Option<u64> {
     number(&kfd.join(format!("proc/{pid}/vram_{id}")))
 }
 
-/// `12 KiB`, as fdinfo has it; without a unit, bytes.
+/// `12 KiB`, as in fdinfo; bytes if there is no unit.
 fn bytes(text: &str) -> Option<u64> {
     let mut words = text.split_whitespace();
     let number: u64 = words.next()?.parse().ok()?;
@@ -235,7 +235,7 @@ fn bytes(text: &str) -> Option<u64> {
     number.checked_mul(unit)
 }
 
-/// Names in a folder, in their order; none when it cannot be read.
+/// The names in a folder, sorted; empty if it cannot be read.
 fn names(folder: &Path) -> impl Iterator<Item = String> + use<> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
@@ -248,7 +248,7 @@ fn names(folder: &Path) -> impl Iterator<Item = String> + use<> {
 fn text(path: &Path) -> Option<String> {
     let mut text = String::new();
     let file = File::open(path).ok()?;
-    file.take(LONGEST).read_to_string(&mut text).ok()?;
+    file.take(MAX_FILE_BYTES).read_to_string(&mut text).ok()?;
     Some(text.trim().to_owned())
 }
 
@@ -262,7 +262,7 @@ mod tests {
 
     use super::*;
 
-    /// A root with these files.
+    /// A root folder with these files.
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -321,14 +321,14 @@ mod tests {
             "sys/class/drm/card1/device/hwmon/hwmon4/temp2_input",
             "83500",
         ),
-        // A plug of the card and another maker's card are none of ours.
+        // A connector of the card and another vendor's card are ignored.
         ("sys/class/drm/card1-DP-1/status", "connected"),
         ("sys/class/drm/card0/device/vendor", "0x8086"),
         ("sys/class/drm/version", "drm 1.1.0"),
     ];
 
     #[test]
-    fn a_card_says_it_all() {
+    fn all_values_of_a_card_are_read() {
         let gpus = read(tree(&CARD).path(), &[]);
         let wanted = Gpu {
             card: "card1".into(),
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_said_is_unknown_and_not_zero() {
+    fn what_is_not_reported_is_unset_and_not_zero() {
         let apu = tree(&[
             ("sys/class/drm/card0/device/vendor", "0x1002"),
             ("sys/class/drm/card0/device/mem_info_vram_used", "nonsense"),
@@ -381,7 +381,7 @@ mod tests {
                 total: None
             }
         );
-        // Without its label, a temperature may be that of anything.
+        // A temperature without a label could be any sensor's.
         assert_eq!(
             (gpu.watts, gpu.temperature, gpu.hottest),
             (Some(23.0), None, None)
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_sleeps_is_left_alone() {
+    fn a_sleeping_gpu_is_not_read() {
         let mut files = CARD.to_vec();
         files.push((
             "sys/class/drm/card1/device/power/runtime_status",
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_has_what_its_files_and_kfd_say() {
+    fn a_run_s_memory_comes_from_fdinfo_and_kfd() {
         let file = |client: u32, vram: &str| {
             format!(
                 "pos:\t0\ndrm-driver:\tamdgpu\ndrm-client-id:\t{client}\ndrm-pdev:\t0000:03:00.0\n\

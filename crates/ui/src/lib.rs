@@ -1,15 +1,15 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # How it is made
+//! # Overview
 //!
 //! ```text
-//! run folders ──▶ runs     what a run is, how it stands, its curves, stopping and removing
+//! run folders ──▶ runs     a run: its status, its curves, stopping and removing it
 //!                  ▲
 //! job files ────▶ queue    runs to come, and the process that starts them
 //!                  ▲
-//! sysfs ────────▶ gpus     what the driver says of them now
+//! sysfs ────────▶ gpus     the current state of the GPUs
 //!                  ▲
-//! a browser ──▶ server     who may ask, the routes, the page
+//! a browser ──▶ server     access control, the routes, the page
 //! ```
 
 #![forbid(unsafe_code)]

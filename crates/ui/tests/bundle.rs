@@ -41,7 +41,7 @@ fn hashes(name: &str) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn the_bundle_is_whole_and_unchanged() {
+fn the_bundle_is_complete_and_unchanged() {
     let files = hashes("dist");
     assert!(files.contains_key("index.html"));
     assert_eq!(files, manifest("files"), "run `cargo xtask ui`");

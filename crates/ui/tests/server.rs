@@ -67,7 +67,7 @@ async fn ask(address: SocketAddr, host: &str, more: &str) -> String {
 }
 
 #[tokio::test]
-async fn the_token_stands_behind_the_fragment_and_opens_the_server() {
+async fn the_token_is_in_the_fragment_and_gives_access() {
     let (folder, address, url) = serve(Ipv4Addr::LOCALHOST.into()).await;
     assert!(address.ip().is_loopback());
     let token = std::fs::read_to_string(folder.path().join("token")).unwrap();
@@ -85,7 +85,7 @@ async fn the_token_stands_behind_the_fragment_and_opens_the_server() {
 }
 
 #[tokio::test]
-async fn on_all_addresses_the_token_is_asked_for_all_the_same() {
+async fn the_token_is_required_on_all_addresses_too() {
     let (_folder, address, _) = serve(Ipv4Addr::UNSPECIFIED.into()).await;
     let called = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), address.port());
     let answer = ask(called, &called.to_string(), "").await;
@@ -94,7 +94,7 @@ async fn on_all_addresses_the_token_is_asked_for_all_the_same() {
 
 /// The clock of the test jumps to the next thing that is waited for.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_does_not_finish_its_request_is_let_go() {
+async fn a_client_that_does_not_finish_its_request_is_disconnected() {
     let (_folder, address, _) = serve(Ipv4Addr::LOCALHOST.into()).await;
     let stream = TcpStream::connect(address).await.unwrap();
     write(&stream, b"GET / HTTP/1.1\r\nhost: 127").await;

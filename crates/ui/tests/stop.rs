@@ -70,7 +70,7 @@ fn program(signals: &str) -> String {
 }
 
 #[test]
-fn who_holds_the_lock_is_the_run_and_gets_the_signal_of_ctrl_c() {
+fn the_holder_of_the_lock_gets_the_signal_of_ctrl_c() {
     let mut place = Place::new(&program(""));
     let (process, stopping) = place.process();
     assert_eq!((process.pid, stopping), (place.child.id(), false));
@@ -85,7 +85,7 @@ fn who_holds_the_lock_is_the_run_and_gets_the_signal_of_ctrl_c() {
 }
 
 #[test]
-fn a_second_request_sends_nothing_unless_it_is_meant_so() {
+fn a_second_request_sends_nothing_without_again() {
     let place = Place::new(&program("trap '' INT;"));
     let stop = |again| place.runs.stop(&place.name, again).unwrap();
     assert_eq!(stop(false), Stopping::Asked);
@@ -97,7 +97,7 @@ fn a_second_request_sends_nothing_unless_it_is_meant_so() {
 }
 
 #[test]
-fn two_who_ask_at_once_send_one_signal() {
+fn two_concurrent_requests_send_one_signal() {
     let place = Place::new(&program("trap '' INT;"));
     let answers: Vec<Stopping> = std::thread::scope(|scope| {
         let ask = || place.runs.stop(&place.name, false).unwrap();

@@ -1,4 +1,4 @@
-//! `surefoot runs add` and `surefoot runs queue`: runs to come, one after another.
+//! `surefoot runs add` and `surefoot runs queue`: the queue of runs to train.
 
 use std::path::{Path, PathBuf};
 
@@ -8,30 +8,31 @@ use surefoot_cli::live::{self, Python};
 use surefoot_cli::notify::{self, Event};
 use surefoot_cli::output::{self, Failure};
 use surefoot_ui::queue::{
-    self, Around, AtOnce, CutOff, Job, JobId, Listing, NewJob, Queue, State, Work, Worked,
+    self, Callbacks, Concurrency, InterruptedRun, Job, JobId, Listing, NewJob, Queue, State, Work,
+    WorkerExit,
 };
 use surefoot_ui::runs::{RunName, Runs};
 
 use super::runs::{columns, failure, print_json, printable};
 
-/// Add a run to the queue, which works it off in the background
+/// Add a run to the queue, which is worked through in the background
 ///
-/// A dry run looks first whether it can work. A run that breaks does not keep the next from starting.
+/// A dry run first checks whether it can work. A run that fails does not keep the next one from starting.
 #[derive(clap::Args)]
 pub(crate) struct Add {
     /// The config: a YAML file
     #[arg(required_unless_present = "resume")]
     config: Option<PathBuf>,
 
-    /// Override a key of the config, as in `train.max_steps=50`; may be repeated
+    /// Override a key of the config, such as `train.max_steps=50`; may be repeated
     #[arg(long, value_name = "KEY=VALUE", conflicts_with = "resume")]
     set: Vec<String>,
 
-    /// What to call the run [default: `name` of the config]
+    /// The name of the run [default: `name` of the config]
     #[arg(long, conflicts_with = "resume")]
     name: Option<RunName>,
 
-    /// Go on with a run of the folder, from its newest checkpoint
+    /// Resume a run of the folder, from its newest checkpoint
     #[arg(long, value_name = "RUN", conflicts_with = "config")]
     resume: Option<RunName>,
 
@@ -49,37 +50,37 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Every job: what runs, what waits, what ended (the default)
+    /// List all jobs: running, waiting and ended (the default)
     List,
-    /// Start what waits; also after the machine was started again
+    /// Start waiting jobs; also after a reboot
     Start,
-    /// Start no further job; what runs goes on
+    /// Start no more jobs; running ones go on
     Pause,
-    /// Say how many runs go on at once: `one`, `per_gpu` (one on each GPU), or `memory` (on each GPU as many as
-    /// their memory estimates allow); without a word, tell which it is
-    AtOnce {
+    /// Set how many runs train at the same time: `one`, `per_gpu` (one per GPU), or `memory` (on each GPU as many as
+    /// their memory estimates allow); without an argument, show the setting
+    Concurrency {
         /// `one`, `per_gpu` or `memory`
-        at_once: Option<AtOnce>,
+        at_once: Option<Concurrency>,
     },
-    /// Put a job that waits at another place, 1 being next
+    /// Move a waiting job to another position, 1 being next
     Move {
         /// Its number
         job: JobId,
-        /// The place among those that wait
+        /// The position among the waiting jobs
         #[arg(value_parser = clap::value_parser!(u32).range(1..))]
         place: u32,
     },
-    /// Take a job that does not run out of the queue
+    /// Remove a job that is not running from the queue
     Remove {
         /// Its number
         job: JobId,
     },
-    /// Ask the run of a job to finish its step, save and leave; a check ends at once
+    /// Ask the run of a job to finish its step, save and end; a check ends at once
     Stop {
         /// Its number
         job: JobId,
     },
-    /// Put a job that ended behind those that wait
+    /// Put an ended job at the end of the queue
     Retry {
         /// Its number
         job: JobId,
@@ -87,17 +88,17 @@ enum Command {
         #[arg(long)]
         force: bool,
     },
-    /// What a job printed last
+    /// Show the latest output of a job
     Log {
         /// Its number
         job: JobId,
     },
-    /// Do what the queue has, in a session of its own, until that is nothing
+    /// Work through the queue, in a session of its own, until it is empty
     #[command(hide = true)]
     Work,
 }
 
-/// Adds a job, and sees that somebody works.
+/// Adds a job, and ensures that a worker is running.
 pub(crate) fn add(runs: Runs, args: &Add, json: bool) -> Result<(), Failure> {
     let folder = std::env::current_dir().context("cannot tell the current folder")?;
     let (name, work) = match (&args.resume, &args.config) {
@@ -128,7 +129,7 @@ pub(crate) fn add(runs: Runs, args: &Add, json: bool) -> Result<(), Failure> {
         force: args.force,
     });
     let job = job.map_err(failure)?;
-    see_to(&queue)?;
+    ensure_worker(&queue)?;
     if json {
         return print_json(&job);
     }
@@ -153,14 +154,14 @@ pub(crate) fn run(runs: Runs, args: &Args, json: bool) -> Result<(), Failure> {
         }
         Command::Start => {
             queue.pause(false).map_err(failure)?;
-            see_to(&queue)?;
+            ensure_worker(&queue)?;
         }
         Command::Pause => queue.pause(true).map_err(failure)?,
-        Command::AtOnce { at_once: None } => match json {
+        Command::Concurrency { at_once: None } => match json {
             true => print_json(&queue.at_once())?,
             false => output::print(&format!("{}\n", queue.at_once()))?,
         },
-        Command::AtOnce {
+        Command::Concurrency {
             at_once: Some(at_once),
         } => queue.set_at_once(*at_once).map_err(failure)?,
         Command::Move { job, place } => {
@@ -171,43 +172,43 @@ pub(crate) fn run(runs: Runs, args: &Args, json: bool) -> Result<(), Failure> {
         Command::Stop { job } => queue.stop(*job).map_err(failure)?,
         Command::Retry { job, force } => {
             queue.retry(*job, *force).map_err(failure)?;
-            see_to(&queue)?;
+            ensure_worker(&queue)?;
         }
         Command::Log { job } => match queue.job_log(*job, None).map_err(failure)? {
             Some(part) if json => print_json(&part)?,
             Some(part) => output::print(&part.text)?,
-            None => output::print("it printed nothing yet\n")?,
+            None => output::print("it has not printed anything yet\n")?,
         },
         Command::Work => {
-            // Already the first of a session where somebody started it so.
+            // This fails if the process already leads a session, which is fine.
             #[cfg(unix)]
             let _ = rustix::process::setsid();
-            let around = Around {
+            let callbacks = Callbacks {
                 diagnose: &|| diagnose(live::machine(&Python::Skip)),
-                tell: &tell,
+                on_interrupted: &notify_interrupted,
             };
-            let worked = queue::work(&queue, &program()?, &around).map_err(failure)?;
-            if worked == Worked::Elsewhere {
-                eprintln!("surefoot: another process works off this queue");
+            let worked = queue::work(&queue, &program()?, &callbacks).map_err(failure)?;
+            if worked == WorkerExit::Elsewhere {
+                eprintln!("surefoot: another process is already working through this queue");
             }
         }
     }
     Ok(())
 }
 
-/// Tells whom the config of a run names that it was cut off.
-fn tell(cut: &CutOff) {
-    if let Some(url) = &cut.notify_url {
+/// Sends the notification that a run was interrupted to the URL in its config.
+fn notify_interrupted(run: &InterruptedRun) {
+    if let Some(url) = &run.notify_url {
         notify::tell(
             url,
-            cut.run.as_str(),
-            &Event::Interrupted { step: cut.step },
+            run.run.as_str(),
+            &Event::Interrupted { step: run.step },
         );
     }
 }
 
-/// Starts a process that works off the queue, if there is something to do and nobody does it.
-fn see_to(queue: &Queue) -> Result<(), Failure> {
+/// Starts a worker for the queue, if it needs one.
+fn ensure_worker(queue: &Queue) -> Result<(), Failure> {
     if queue.needs_worker().map_err(failure)? {
         queue.start_worker(&program()?).map_err(failure)?;
     }
@@ -230,7 +231,7 @@ fn table(listing: &Listing) -> String {
         false => columns(&rows),
     };
     if listing.paused {
-        text += "paused: `surefoot runs queue start` goes on\n";
+        text += "paused: `surefoot runs queue start` resumes it\n";
     }
     for unreadable in &listing.unreadable {
         text += &format!("{}\n", printable(unreadable));

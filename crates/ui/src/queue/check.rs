@@ -1,4 +1,4 @@
-//! Asking the trainer about a config, without a job.
+//! Asks the trainer about a config without adding a job.
 
 use std::io::{self, Read, Write as _};
 use std::path::Path;
@@ -11,17 +11,17 @@ use super::job::{NewJob, Work};
 use super::{Queue, plain, refuse_without_trainer};
 use crate::runs::{Error, Process, RunName, wait_for};
 
-/// Most bytes that are read of what is printed.
-const LONGEST: u64 = 16 << 20;
+/// The most that is read of its output, in bytes.
+const MAX_OUTPUT_BYTES: u64 = 16 << 20;
 
-/// What to ask.
+/// What to ask the trainer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
-    /// What is wrong with the config, with places.
+    /// The mistakes in the config, with their positions.
     Config,
-    /// What a dry run finds.
+    /// The result of a dry run.
     DryRun,
-    /// What it would train on: so many rows or media.
+    /// What it would train on: this many rows or media files.
     Data(u64),
 }
 
@@ -37,10 +37,10 @@ impl Question {
 }
 
 impl Queue {
-    /// What the trainer says to a job that is not added: its JSON under `found`, or `error`, a text.
+    /// The trainer's answer about a job that is not added: its JSON under `found`, or a text under `error`.
     ///
     /// # Errors
-    /// When it cannot be started, or takes longer than `at_most`.
+    /// If it cannot be started, or takes longer than `at_most`.
     pub fn ask(
         &self,
         program: &Path,
@@ -86,13 +86,13 @@ impl Queue {
 fn read(stream: Option<impl Read>) -> String {
     let mut bytes = Vec::new();
     if let Some(stream) = stream {
-        let _ = stream.take(LONGEST).read_to_end(&mut bytes);
+        let _ = stream.take(MAX_OUTPUT_BYTES).read_to_end(&mut bytes);
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// `surefoot train` for a job, its run to be called `run`, on `device` if one was found for it; what it prints goes
-/// nowhere yet.
+/// `surefoot train` for a job whose run is to be called `run`, on `device` if one was chosen. Its output is not
+/// redirected yet.
 pub(super) fn command(
     queue: &Queue,
     program: &Path,
@@ -126,7 +126,7 @@ pub(super) fn command(
     Ok(command)
 }
 
-/// Starts a command of [`command`], and gives it its config.
+/// Starts a command made by [`command`], and passes it the config.
 pub(super) fn spawn(mut command: Command, job: &NewJob) -> io::Result<Child> {
     let config = match &job.work {
         Work::Train { config, .. } => Some(config),
@@ -136,18 +136,18 @@ pub(super) fn spawn(mut command: Command, job: &NewJob) -> io::Result<Child> {
         Some(_) => command.stdin(Stdio::piped()),
         None => command.stdin(Stdio::null()),
     };
-    // A Ctrl-C that is meant for who starts it is not for the run.
+    // A Ctrl-C in the terminal of the parent must not reach the run.
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = command.spawn()?;
     if let (Some(mut input), Some(config)) = (child.stdin.take(), config) {
-        // One that ends before it has read says why.
+        // If it ends before it has read everything, it says why.
         let _ = input.write_all(config.as_bytes());
     }
     Ok(child)
 }
 
-/// As a YAML text, which JSON's are.
+/// As a YAML string; a JSON string is one.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }

@@ -1,4 +1,4 @@
-//! Asking what a run has made: `surefoot generate` as a child.
+//! Generates with a run's model: starts `surefoot generate` as a child process.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,51 +8,51 @@ use serde::Deserialize;
 use super::{Queue, refuse_without_trainer};
 use crate::runs::{Error, RunName};
 
-/// What a model is asked.
+/// A request to a model.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Prompt {
-    /// The run whose adapter or model answers.
+    /// The run whose adapter or model is used.
     pub run: RunName,
     /// The text to continue.
     pub prompt: String,
-    /// Whether it is put into the model's chat template.
+    /// Whether to apply the model's chat template.
     #[serde(default)]
     pub chat: bool,
-    /// Without the adapter, to compare.
+    /// Without the adapter, for comparison.
     #[serde(default)]
     pub base: bool,
-    /// Most tokens.
+    /// The most tokens to generate.
     #[serde(default)]
     pub max_new_tokens: Option<u32>,
-    /// How far to stray from the likeliest token.
+    /// Sampling temperature.
     #[serde(default)]
     pub temperature: Option<f64>,
-    /// Seed of the random choices.
+    /// Seed of the random generator.
     #[serde(default)]
     pub seed: Option<u64>,
-    /// Of a video: its frames.
+    /// Video: number of frames.
     #[serde(default)]
     pub frames: Option<u32>,
-    /// Of a video: steps of the solver.
+    /// Video: number of inference steps.
     #[serde(default)]
     pub steps: Option<u32>,
-    /// Of a video: pixels.
+    /// Video: width in pixels.
     #[serde(default)]
     pub width: Option<u32>,
-    /// Of a video: pixels.
+    /// Video: height in pixels.
     #[serde(default)]
     pub height: Option<u32>,
-    /// Also where a run uses the GPU, which may run out of memory then.
+    /// Also while a run uses the GPU, although memory may run out then.
     #[serde(default)]
     pub beside: bool,
 }
 
-/// A model that answers.
-pub struct Answering {
+/// A generation in progress.
+pub struct Generation {
     /// Its process.
     pub child: Child,
-    /// The file that is made, of a video: its text is no answer then.
+    /// Video: the file that is written. The output of the process is no result then.
     pub file: Option<PathBuf>,
 }
 
@@ -91,17 +91,17 @@ impl Config {
 }
 
 impl Queue {
-    /// Starts `program generate`, whose answer comes on its stdout; that of a video model is a file in `tried`.
+    /// Starts `program generate`. The answer is its stdout, or for a video model a file in the folder `tried`.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Refused`] when the run has made nothing yet that could answer.
+    /// [`Error::NotFound`]; [`Error::Refused`] if the run has no adapter or model yet.
     pub fn start_generate(
         &self,
         program: &Path,
         folder: &Path,
         tried: &Path,
         prompt: &Prompt,
-    ) -> Result<Answering, Error> {
+    ) -> Result<Generation, Error> {
         refuse_without_trainer()?;
         let detail = self.runs().detail(&prompt.run)?;
         let config = Config::read(&detail.config);
@@ -125,7 +125,7 @@ impl Queue {
             }
             _ => {
                 return Err(Error::Refused(format!(
-                    "`{}` has neither an adapter nor a model yet: they are written when a run ends",
+                    "`{}` has neither an adapter nor a model yet: they are written at the end of a run",
                     prompt.run
                 )));
             }
@@ -153,13 +153,13 @@ impl Queue {
             .stderr(Stdio::piped())
             .spawn();
         let child = child.map_err(|error| Error::io("start", program, error))?;
-        Ok(Answering { child, file })
+        Ok(Generation { child, file })
     }
 
-    /// A run that goes on and is not on the CPU by its config.
+    /// A run that is training, unless its config says `device: cpu`.
     ///
     /// # Errors
-    /// When the folder of runs is there and cannot be read.
+    /// If the folder of runs exists but cannot be read.
     pub fn run_on_a_gpu(&self) -> Result<Option<RunName>, Error> {
         let runs = self.runs().list()?;
         let mut going = runs.into_iter().filter(|run| run.status.is_running());
@@ -183,7 +183,7 @@ fn add_text(command: &mut Command, prompt: &Prompt) {
     }
 }
 
-/// The files of an adapter, each for its expert.
+/// The adapter files, each with the option of its expert.
 fn add_loras(command: &mut Command, adapter: &Path) -> Result<(), Error> {
     let entries = std::fs::read_dir(adapter).map_err(|error| Error::io("read", adapter, error))?;
     let names = entries.flatten().map(|entry| entry.file_name());
@@ -194,7 +194,7 @@ fn add_loras(command: &mut Command, adapter: &Path) -> Result<(), Error> {
             true => "--lora-2",
             false => "--lora",
         };
-        // With its strength, or what stands behind a `:` in the path would be taken for one.
+        // With the strength, since a `:` in the path would otherwise be taken for its separator.
         let mut value = adapter.join(name).into_os_string();
         value.push(":1");
         command.arg(option).arg(value);
@@ -202,7 +202,7 @@ fn add_loras(command: &mut Command, adapter: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a video model is asked, and the file that it makes.
+/// Adds the options of a video model, and returns the file that it will write.
 fn add_video(
     command: &mut Command,
     model: &Model,

@@ -1,4 +1,4 @@
-//! A job: what it is to do, and how it stands.
+//! A job: what to do, and its state.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::runs::{Process, RunName};
 
-/// The number of a job in its queue; never used twice while the job is listed.
+/// The number of a job in its queue; not reused while the job is listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct JobId(pub u64);
@@ -34,34 +34,34 @@ impl std::str::FromStr for JobId {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Work {
-    /// Begins a run.
+    /// Starts a run.
     Train {
         /// The config, as YAML.
         config: String,
-        /// What messages call it.
+        /// How messages refer to the config.
         source: String,
     },
-    /// Goes on with one, from its newest checkpoint.
+    /// Resumes a run from its newest checkpoint.
     Resume {
-        /// Which.
+        /// Its name.
         run: RunName,
     },
 }
 
-/// A job that is to be added.
+/// A job to be added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewJob {
-    /// What the run is to be called; a number is added where there is one of this name.
+    /// The name of the run; a number is appended if that is taken.
     pub name: RunName,
-    /// What it does.
+    /// What to do.
     pub work: Work,
-    /// Keys with other values than in the config, as `train.max_steps=50`.
+    /// Keys that override the config, such as `train.max_steps=50`.
     pub set: Vec<String>,
-    /// The folder that paths in the config begin at.
+    /// The folder that relative paths in the config start from.
     pub folder: PathBuf,
-    /// The only folders that paths in the config may lead to; unset for whoever could read them anyway.
+    /// The only folders that paths in the config may lead to; `None` for a user who can read all files anyway.
     pub confined_to: Option<Vec<PathBuf>>,
-    /// Start it even where the check says that it cannot work.
+    /// Start it even if the check says that it cannot work.
     pub force: bool,
 }
 
@@ -70,45 +70,45 @@ pub struct NewJob {
 pub struct Job {
     /// Its number.
     pub id: JobId,
-    /// Among those that wait, the least is next.
+    /// Of the waiting jobs, the one with the lowest number is next.
     pub order: u64,
     /// When it was added: seconds since 1970.
     pub added: u64,
-    /// How often it was begun.
+    /// How often it was started.
     pub attempts: u32,
-    /// The device that was found for it, as a config names it; unset where the queue has one run at a time.
+    /// The device chosen for it, by its name in a config; unset if only one run trains at a time.
     #[serde(default)]
     pub device: Option<String>,
-    /// Bytes that its check expects it to take of the device at most.
+    /// The peak of device memory that its check expects, in bytes.
     #[serde(default)]
     pub expected: Option<u64>,
-    /// Whether it waits for a device on which nobody else is, since it did not fit beside others.
+    /// Whether it waits for a device to itself, since it did not fit beside other runs.
     #[serde(default)]
     pub alone: bool,
-    /// What it is to do.
+    /// What to do.
     #[serde(flatten)]
     pub what: NewJob,
-    /// How it stands.
+    /// Its state.
     #[serde(flatten)]
     pub state: State,
 }
 
-/// How a job stands.
+/// The state of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum State {
-    /// Not begun.
+    /// Not started yet.
     Waiting,
-    /// A dry run looks whether it can work.
+    /// A dry run checks whether it can work.
     Checking {
-        /// The process, once it is there.
+        /// Its process, once started.
         process: Option<Process>,
     },
-    /// It trains.
+    /// It is training.
     Running {
-        /// The process, once it is there.
+        /// Its process, once started.
         process: Option<Process>,
-        /// Which start of the machine it was begun under.
+        /// The boot id of the machine when it was started.
         boot: String,
         /// The run.
         run: RunName,
@@ -117,11 +117,11 @@ pub enum State {
     Ended {
         /// How it ended.
         how: Ended,
-        /// What went wrong.
+        /// The error message.
         error: Option<String>,
         /// When: seconds since 1970.
         at: u64,
-        /// The run, if it came to one.
+        /// The run, if one was started.
         run: Option<RunName>,
     },
 }
@@ -134,14 +134,14 @@ pub enum Ended {
     Completed,
     /// Somebody stopped it.
     Stopped,
-    /// It broke.
+    /// It ended with an error.
     Failed,
-    /// It was never begun, since the check says that it cannot work.
+    /// It was never started, since the check says that it cannot work.
     Refused,
 }
 
 impl State {
-    /// The word for it.
+    /// The name of the state in JSON and on the page.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -156,12 +156,12 @@ impl State {
         }
     }
 
-    /// Whether a process may be at it.
+    /// Whether it was started and has not ended.
     pub fn is_active(&self) -> bool {
         matches!(self, Self::Checking { .. } | Self::Running { .. })
     }
 
-    /// The process at it, once it is there.
+    /// Its process, once started.
     pub fn process(&self) -> Option<&Process> {
         match self {
             Self::Checking { process } | Self::Running { process, .. } => process.as_ref(),
@@ -169,7 +169,7 @@ impl State {
         }
     }
 
-    /// The run that it made, or makes.
+    /// The run that it trains or has trained.
     pub fn run(&self) -> Option<&RunName> {
         match self {
             Self::Running { run, .. } => Some(run),
@@ -179,10 +179,10 @@ impl State {
     }
 }
 
-/// The name that a run of this config is to have: what is set last, else what the config says, else `run`.
+/// The name of a run of this config: the last `name=` in `set`, else the config's, else `run`.
 ///
 /// # Errors
-/// A sentence, when the config is no YAML or the name cannot be that of a run's folder.
+/// A message, if the config is not YAML or the name cannot be the name of a run's folder.
 pub fn name_of(config: &str, set: &[String]) -> Result<RunName, String> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_called_what_its_config_says_or_what_is_set() {
+    fn a_run_is_named_by_set_or_else_by_its_config() {
         let name = |config: &str, set: &[&str]| {
             let set: Vec<String> = set.iter().map(|set| (*set).to_owned()).collect();
             name_of(config, &set).map(|name| name.to_string())
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_of_a_job_is_digits() {
+    fn a_job_number_consists_of_digits() {
         assert_eq!("12".parse(), Ok(JobId(12)));
         for text in ["", "-1", "+1", "1e3", " 1", "1234567890", "１"] {
             assert!(text.parse::<JobId>().is_err(), "{text:?}");

@@ -1,4 +1,4 @@
-//! What jobs print, as plain text.
+//! The output of jobs, as plain text.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -8,30 +8,30 @@ use serde::Serialize;
 use super::{JobId, Queue};
 use crate::runs::{Error, RunName, identity};
 
-/// The file in a run's folder that has what its jobs printed.
+/// The file in a run's folder with the output of its jobs.
 pub(super) const OUTPUT: &str = "output.log";
-/// Most bytes of a log in one answer.
-const PIECE: u64 = 128 << 10;
+/// The most bytes of a log in one answer.
+const MAX_PART_BYTES: u64 = 128 << 10;
 
 /// A part of a log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LogPart {
-    /// Which file it is of.
+    /// The file that it is from.
     pub inode: u64,
-    /// Where the part begins, in bytes.
+    /// Where the part starts, in bytes.
     pub from: u64,
-    /// Where it ends: the next part begins there.
+    /// Where it ends, and the next part starts, in bytes.
     pub to: u64,
-    /// Whole lines, without the codes of terminals.
+    /// Whole lines, without terminal escape sequences.
     pub text: String,
 }
 
 impl Queue {
-    /// What the jobs of a run printed, from byte `from` of the file `inode` on, or its end; nothing of a run that
-    /// was started elsewhere.
+    /// The output of a run's jobs from byte `from` of the file `inode` on, or its end; `None` for a run that was not
+    /// started by a queue.
     ///
     /// # Errors
-    /// [`Error::NotFound`], or what the system says.
+    /// [`Error::NotFound`], or an I/O error.
     pub fn run_log(
         &self,
         run: &RunName,
@@ -42,10 +42,10 @@ impl Queue {
         file.map(|file| part(file, from)).transpose().map_err(io)
     }
 
-    /// What a job printed, wherever it is by now.
+    /// The output of a job, wherever its log is.
     ///
     /// # Errors
-    /// [`Error::NoJob`], or what the system says.
+    /// [`Error::NoJob`], or an I/O error.
     pub fn job_log(&self, id: JobId, from: Option<(u64, u64)>) -> Result<Option<LogPart>, Error> {
         let job = self.job(id)?;
         if let Some(run) = job.state.run() {
@@ -67,19 +67,19 @@ impl Queue {
     }
 }
 
-/// The part from there on, or the last one.
+/// The part that starts there, or the last one.
 fn part(mut file: File, from: Option<(u64, u64)>) -> io::Result<LogPart> {
     let metadata = file.metadata()?;
     let (inode, length) = (identity(&metadata), metadata.len());
     let known = from.filter(|(of, at)| *of == inode && *at <= length);
     let at = match known {
         Some((_, at)) => at,
-        None => length.saturating_sub(PIECE),
+        None => length.saturating_sub(MAX_PART_BYTES),
     };
     file.seek(SeekFrom::Start(at))?;
     let mut bytes = Vec::new();
-    file.take(PIECE).read_to_end(&mut bytes)?;
-    // A part that begins anywhere begins with what is left of a line.
+    file.take(MAX_PART_BYTES).read_to_end(&mut bytes)?;
+    // A part at an arbitrary position starts with the rest of a line, which is skipped.
     let skipped = match known.is_none() && at > 0 {
         true => bytes
             .iter()
@@ -87,10 +87,10 @@ fn part(mut file: File, from: Option<(u64, u64)>) -> io::Result<LogPart> {
             .map_or(0, |end| end + 1),
         false => 0,
     };
-    // A line that is still being written comes whole later, unless it fills the piece.
+    // A line that is still being written comes complete with the next part, unless it fills this one.
     let end = match bytes.iter().rposition(|byte| *byte == b'\n') {
         Some(end) => end + 1,
-        None if bytes.len() as u64 == PIECE => bytes.len(),
+        None if bytes.len() as u64 == MAX_PART_BYTES => bytes.len(),
         None => skipped,
     };
     Ok(LogPart {
@@ -101,15 +101,15 @@ fn part(mut file: File, from: Option<(u64, u64)>) -> io::Result<LogPart> {
     })
 }
 
-/// Text without the codes that move a terminal's cursor, change its colours or its title. Where a line is written
-/// over, what it was before stays as a line of its own.
+/// Removes terminal escape sequences: cursor movements, colours, titles. If a line is overwritten, its earlier
+/// contents stay as a line of their own.
 pub fn plain(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut letters = text.chars().peekable();
     while let Some(letter) = letters.next() {
         match letter {
             '\u{1b}' => match letters.next() {
-                // Parameters, and one letter that says what is done with them.
+                // CSI: parameters, and one final letter.
                 Some('[') => {
                     while letters
                         .next_if(|letter| matches!(letter, ' '..='?'))
@@ -117,7 +117,7 @@ pub fn plain(text: &str) -> String {
                     {}
                     letters.next_if(|letter| matches!(letter, '@'..='~'));
                 }
-                // A text that ends with BEL or ESC \.
+                // A string that ends with BEL or ESC \.
                 Some(']' | 'P' | 'X' | '^' | '_') => {
                     while let Some(letter) = letters.next_if(|letter| *letter != '\n') {
                         if letter == '\u{7}' {
@@ -135,7 +135,7 @@ pub fn plain(text: &str) -> String {
             '\r' if letters.peek() == Some(&'\n') => {}
             '\r' => result.push('\n'),
             '\n' | '\t' => result.push(letter),
-            // What turns the direction of writing around can make a line look like another.
+            // Characters that change the writing direction can make a line look like another.
             '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {}
             letter if letter.is_control() => {}
             letter => result.push(letter),
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_of_terminals_are_taken_out() {
+    fn terminal_escape_sequences_are_removed() {
         for (text, expected) in [
             ("\u{1b}[1;31mred\u{1b}[0m\n", "red\n"),
             ("\u{1b}]0;title\u{7}after\n", "after\n"),
@@ -171,7 +171,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_but_text_is_left(text in "[\\x00-\\x7f\u{9b}\u{202e}]{0,60}") {
+        fn only_plain_text_is_left(text in "[\\x00-\\x7f\u{9b}\u{202e}]{0,60}") {
             let left = plain(&text);
             let is_text = |letter: char| letter == '\n' || letter == '\t' || !letter.is_control();
             prop_assert!(left.chars().all(is_text));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_is_read_from_where_the_reader_stands() {
+    fn a_log_is_read_from_the_reader_s_position() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"one\ntwo\nthr").unwrap();
         let again = || file.try_clone().unwrap();
@@ -190,20 +190,20 @@ mod tests {
         (&file).write_all(b"ee\n").unwrap();
         let next = part(again(), Some((first.inode, first.to))).unwrap();
         assert_eq!((next.text.as_str(), next.to), ("three\n", 14));
-        // Another file, or one that was cut: the end of it.
+        // Another file, or a truncated one: its end.
         for from in [(first.inode + 1, 8), (first.inode, 99)] {
             assert_eq!(part(again(), Some(from)).unwrap().from, 0);
         }
     }
 
     #[test]
-    fn of_a_long_log_the_end_is_shown_and_begins_with_a_line() {
+    fn the_end_of_a_long_log_starts_with_a_whole_line() {
         let mut file = tempfile::tempfile().unwrap();
         for number in 0..40_000 {
             writeln!(file, "line {number}").unwrap();
         }
         let part = part(file, None).unwrap();
-        assert!(part.text.len() as u64 <= PIECE);
+        assert!(part.text.len() as u64 <= MAX_PART_BYTES);
         assert!(part.text.starts_with("line ") && part.text.ends_with("line 39999\n"));
     }
 }

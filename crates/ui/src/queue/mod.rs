@@ -1,24 +1,24 @@
-//! Runs to come, one after another or several at once.
+//! The queue of runs to train, one after another or several at a time.
 //!
 //! ```text
-//! <runs>/.surefoot/queue/job-000007.json   one job; replaced as a whole, under `lock`
-//!                        job-000007.log    what it printed, until its run has a folder for it
-//!                        paused            no job is started while this is there
-//!                        settings.json     how many go on at once
+//! <runs>/.surefoot/queue/job-000007.json   one job; always replaced as a whole, under `lock`
+//!                        job-000007.log    its output, until the folder of its run exists
+//!                        paused            while this exists, no job is started
+//!                        settings.json     how many runs train at the same time
 //!                        worker            locked by the one process that starts jobs
 //! ```
 //!
-//! The [worker](work) is a process of its own, so that neither a page nor a terminal is needed for a night.
-//! It ends when nothing is left to do. Each job is noted as begun before its process is, and a process by its
-//! number, its start and the start of the machine: so whoever takes over finds a run that goes on, and tells
-//! it from one that a reboot cut off.
+//! The [worker](work) is a process of its own, so that jobs run without an open page or terminal. It ends when
+//! there is nothing left to do. A job is recorded as started before its process is, and a process by its id, its
+//! start time and the boot id of the machine: so the next worker recognises a run that is still training, and
+//! one that a reboot interrupted.
 
 mod check;
 mod generate;
-mod hand;
 mod job;
 mod log;
-mod places;
+mod runner;
+mod scheduler;
 mod store;
 mod verdict;
 mod worker;
@@ -33,11 +33,11 @@ use serde::Serialize;
 use crate::runs::{Error, Runs, is_locked};
 
 pub use check::Question;
-pub use generate::{Answering, Prompt};
+pub use generate::{Generation, Prompt};
 pub use job::{Ended, Job, JobId, NewJob, State, Work, name_of};
 pub use log::{LogPart, plain};
-pub use places::AtOnce;
-pub use worker::{Around, CutOff, Worked, work};
+pub use scheduler::Concurrency;
+pub use worker::{Callbacks, InterruptedRun, WorkerExit, work};
 
 /// The queue of a folder of runs.
 #[derive(Debug, Clone)]
@@ -46,18 +46,18 @@ pub struct Queue {
     folder: PathBuf,
 }
 
-/// The queue as it stands.
+/// The state of the queue.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Listing {
-    /// Whether no further job is started.
+    /// Whether the queue is paused: no more jobs are started.
     pub paused: bool,
-    /// Whether a process takes care of it.
+    /// Whether a worker process is running.
     pub working: bool,
-    /// How many runs go on at once.
-    pub at_once: AtOnce,
-    /// What runs, then what waits, in its order, then what ended, the newest first.
+    /// How many runs train at the same time.
+    pub at_once: Concurrency,
+    /// Running jobs, then waiting ones in their order, then ended ones, newest first.
     pub jobs: Vec<Job>,
-    /// Files that are no job that can be read, each with the reason.
+    /// Files that are not readable jobs, each with the reason.
     pub unreadable: Vec<String>,
 }
 
@@ -72,26 +72,26 @@ pub(crate) fn refuse_without_trainer() -> Result<(), Error> {
 }
 
 impl Queue {
-    /// The queue of these runs. Nothing is written before a job is added.
+    /// The queue of these runs. Nothing is written until a job is added.
     pub fn new(runs: Runs) -> Self {
         let folder = runs.state_folder().join("queue");
         Self { runs, folder }
     }
 
-    /// The runs.
+    /// The folder of runs.
     pub fn runs(&self) -> &Runs {
         &self.runs
     }
 
-    /// Whether a process takes care of the queue.
+    /// Whether a worker process is running.
     pub fn is_working(&self) -> bool {
         is_locked(&self.folder.join("worker"))
     }
 
-    /// Whether there is something to do that nobody does.
+    /// Whether there is work to do and no worker.
     ///
     /// # Errors
-    /// When the folder is there and cannot be read.
+    /// If the folder exists but cannot be read.
     pub fn needs_worker(&self) -> Result<bool, Error> {
         let listing = self.list()?;
         let waits = |job: &Job| match job.state {
@@ -102,10 +102,10 @@ impl Queue {
         Ok(!listing.working && listing.jobs.iter().any(waits))
     }
 
-    /// Starts `program runs --runs FOLDER queue work`, which ends at once where another one works already.
+    /// Starts `program runs --runs FOLDER queue work`, which ends at once if a worker is already running.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// If it cannot be started.
     pub fn start_worker(&self, program: &Path) -> Result<(), Error> {
         refuse_without_trainer()?;
         let io = |error| Error::io("start", program, error);
@@ -123,12 +123,12 @@ impl Queue {
             .stderr(log)
             .spawn()
             .map_err(io)?;
-        // Somebody has to take note of its end; it goes on when we end first.
+        // Reaps the child; the worker goes on if this process ends first.
         std::thread::spawn(move || child.wait());
         Ok(())
     }
 
-    /// The lock of the one that works; `None` when somebody else has it.
+    /// Takes the worker's lock; `None` if another process has it.
     fn try_work_lock(&self) -> Result<Option<File>, Error> {
         let path = self.folder.join("worker");
         let io = |error: io::Error| Error::io("lock", &path, error);

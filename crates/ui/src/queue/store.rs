@@ -1,4 +1,4 @@
-//! The files of the queue: reading them, and changing them one at a time.
+//! The files of the queue: reading them, and changing them under a lock.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -9,46 +9,46 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 
 use super::job::{Ended, Job, JobId, NewJob, State};
-use super::places::Chosen;
-use super::{AtOnce, Listing, Queue, refuse_without_trainer};
+use super::scheduler::Assignment;
+use super::{Concurrency, Listing, Queue, refuse_without_trainer};
 use crate::runs::{Error, RunName, boot_id, signal_terminate};
 
-/// Jobs that ended, of which the newest are kept.
-const KEPT: usize = 100;
-/// Jobs that wait at most.
-const WAITING: usize = 1000;
-/// Longest file of a job that is read: a config and its settings.
-const LONGEST: u64 = 1 << 20;
+/// How many ended jobs are kept.
+const MAX_ENDED: usize = 100;
+/// The most jobs that may wait.
+const MAX_WAITING: usize = 1000;
+/// The longest job file that is read, in bytes: a config and its settings.
+const MAX_JOB_BYTES: u64 = 1 << 20;
 
-/// What comes next for who works.
+/// What the worker does next.
 pub(super) enum Next {
-    /// A job that is to be started, noted as begun.
+    /// Start this job, which is recorded as started.
     Start(Job),
-    /// A job that somebody began.
+    /// Take over this job, which an earlier worker started.
     TakeOver(Job),
-    /// What is there has to wait for others, or for those that were begun.
-    Later,
-    /// Nothing; the lock of the one that works is free again.
+    /// Wait for jobs to end.
+    Wait,
+    /// Nothing; the worker's lock has been released.
     Nothing,
 }
 
-/// Held while files are changed.
-struct Changing {
+/// ActiveJob while files are changed.
+struct QueueLock {
     _lock: File,
 }
 
 impl Queue {
-    /// The queue as it stands.
+    /// The state of the queue.
     ///
     /// # Errors
-    /// When its folder is there and cannot be read.
+    /// If its folder exists but cannot be read.
     pub fn list(&self) -> Result<Listing, Error> {
         let (mut jobs, unreadable) = self.read()?;
         let now = now();
         jobs.sort_by_key(|job| match job.state {
             State::Checking { .. } | State::Running { .. } => (0, 0, job.id),
             State::Waiting => (1, job.order, job.id),
-            // What is to come ended before the clock was set back.
+            // A time in the future is from before the clock was set back.
             State::Ended { at, .. } => (2, u64::MAX - at.min(now), JobId(u64::MAX - job.id.0)),
         });
         Ok(Listing {
@@ -70,17 +70,19 @@ impl Queue {
         job.ok_or(Error::NoJob { job: id.0 })
     }
 
-    /// Adds a job behind the others.
+    /// Adds a job at the end of the queue.
     ///
     /// # Errors
-    /// When too many wait, or it cannot be written.
+    /// If too many jobs wait, or it cannot be written.
     pub fn add(&self, what: NewJob) -> Result<Job, Error> {
         refuse_without_trainer()?;
-        let changing = self.change()?;
+        let lock = self.lock()?;
         let (mut jobs, _) = self.read()?;
         let waiting = jobs.iter().filter(|job| job.state == State::Waiting);
-        if waiting.count() >= WAITING {
-            return Err(Error::Refused(format!("{WAITING} jobs wait already")));
+        if waiting.count() >= MAX_WAITING {
+            return Err(Error::Refused(format!(
+                "{MAX_WAITING} jobs are already waiting"
+            )));
         }
         self.forget_oldest(&mut jobs);
         let job = Job {
@@ -94,16 +96,16 @@ impl Queue {
             what,
             state: State::Waiting,
         };
-        self.write(&changing, &job)?;
+        self.write(&lock, &job)?;
         Ok(job)
     }
 
-    /// Takes a job that nobody works at out of the list, with what it printed if it came to no run.
+    /// Removes a job that is not active, with its log if it never had a run.
     ///
     /// # Errors
     /// [`Error::NoJob`], or [`Error::Refused`] while it runs.
     pub fn remove(&self, id: JobId) -> Result<(), Error> {
-        let _changing = self.change()?;
+        let _lock = self.lock()?;
         let job = self.job(id)?;
         if job.state.is_active() {
             return Err(Error::Refused(format!(
@@ -116,15 +118,15 @@ impl Queue {
         Ok(())
     }
 
-    /// Puts a job that waits at a place among those that wait, 0 being next.
+    /// Moves a waiting job to a position among the waiting ones, where 0 is next.
     ///
     /// # Errors
-    /// [`Error::NoJob`], or [`Error::Refused`] when it does not wait.
+    /// [`Error::NoJob`], or [`Error::Refused`] if it is not waiting.
     pub fn move_to(&self, id: JobId, place: usize) -> Result<(), Error> {
-        let changing = self.change()?;
+        let lock = self.lock()?;
         let job = self.job(id)?;
         if job.state != State::Waiting {
-            return Err(Error::Refused(format!("job {id} does not wait")));
+            return Err(Error::Refused(format!("job {id} is not waiting")));
         }
         let (mut jobs, _) = self.read()?;
         jobs.retain(|other| other.state == State::Waiting && other.id != id);
@@ -133,19 +135,19 @@ impl Queue {
         for (order, mut job) in (1..).zip(jobs) {
             if job.order != order {
                 job.order = order;
-                self.write(&changing, &job)?;
+                self.write(&lock, &job)?;
             }
         }
         Ok(())
     }
 
-    /// Puts a job that ended behind those that wait; with `force` it is started whatever the check says.
+    /// Puts an ended job at the end of the queue; with `force` it is started whatever the check says.
     ///
     /// # Errors
-    /// [`Error::NoJob`], or [`Error::Refused`] when it has not ended.
+    /// [`Error::NoJob`], or [`Error::Refused`] if it has not ended.
     pub fn retry(&self, id: JobId, force: bool) -> Result<Job, Error> {
         refuse_without_trainer()?;
-        let changing = self.change()?;
+        let lock = self.lock()?;
         let mut job = self.job(id)?;
         if !matches!(job.state, State::Ended { .. }) {
             return Err(Error::Refused(format!("job {id} has not ended")));
@@ -156,14 +158,14 @@ impl Queue {
         job.state = State::Waiting;
         (job.device, job.expected, job.alone) = (None, None, false);
         job.what.force = force;
-        self.write(&changing, &job)?;
+        self.write(&lock, &job)?;
         Ok(job)
     }
 
     /// Asks the process of a job to stop: a check ends at once, a run finishes its step and saves.
     ///
     /// # Errors
-    /// [`Error::NoJob`], or [`Error::Refused`] when it does not run.
+    /// [`Error::NoJob`], or [`Error::Refused`] if it is not running.
     pub fn stop(&self, id: JobId) -> Result<(), Error> {
         match self.job(id)?.state {
             State::Running {
@@ -177,17 +179,17 @@ impl Queue {
         }
     }
 
-    /// Whether no further job is started.
+    /// Whether the queue is paused.
     pub fn is_paused(&self) -> bool {
         self.folder.join("paused").exists()
     }
 
-    /// Has no further job started, or starts them again. What runs goes on.
+    /// Pauses or resumes the queue. Running jobs go on.
     ///
     /// # Errors
-    /// When that cannot be noted.
+    /// If that cannot be recorded.
     pub fn pause(&self, paused: bool) -> Result<(), Error> {
-        let _changing = self.change()?;
+        let _lock = self.lock()?;
         let path = self.folder.join("paused");
         let done = match paused {
             true => File::create(&path).map(drop),
@@ -199,19 +201,19 @@ impl Queue {
         done.map_err(|error| Error::io("write", &path, error))
     }
 
-    /// How many runs go on at once; one, where nobody has said anything that can be read.
-    pub fn at_once(&self) -> AtOnce {
-        let text = crate::runs::read_text(File::open(self.settings()), LONGEST);
+    /// How many runs train at the same time; one if there is no readable setting.
+    pub fn at_once(&self) -> Concurrency {
+        let text = crate::runs::read_text(File::open(self.settings()), MAX_JOB_BYTES);
         let read = text.and_then(|text| Ok(serde_json::from_str::<Settings>(&text)?));
         read.unwrap_or_default().at_once
     }
 
-    /// Says how many runs go on at once. What runs goes on.
+    /// Sets how many runs train at the same time. Running jobs go on.
     ///
     /// # Errors
-    /// When that cannot be noted.
-    pub fn set_at_once(&self, at_once: AtOnce) -> Result<(), Error> {
-        let _changing = self.change()?;
+    /// If that cannot be recorded.
+    pub fn set_at_once(&self, at_once: Concurrency) -> Result<(), Error> {
+        let _lock = self.lock()?;
         replace(&self.settings(), &Settings { at_once })
     }
 
@@ -219,19 +221,19 @@ impl Queue {
         self.folder.join("settings.json")
     }
 
-    /// What is next for the one that works, who has these jobs in hand; `choose` says which of those that wait can
-    /// begin, and where. Lets go of its lock when that is nothing, before somebody can add a job and see that it is
-    /// taken care of.
+    /// What the worker does next, given its active jobs; `choose` picks a waiting job that can start, and its device.
+    /// If there is nothing to do, this releases the worker's lock while the queue is locked: whoever adds a job then
+    /// sees that no worker is running.
     pub(super) fn next(
         &self,
         work_lock: &mut Option<File>,
-        in_hand: &HashSet<JobId>,
-        choose: impl FnOnce(&[Job]) -> Result<Option<Chosen>, Error>,
+        active: &HashSet<JobId>,
+        choose: impl FnOnce(&[Job]) -> Result<Option<Assignment>, Error>,
     ) -> Result<Next, Error> {
-        let changing = self.change()?;
+        let lock = self.lock()?;
         let (mut jobs, _) = self.read()?;
         jobs.sort_by_key(|job| (job.order, job.id));
-        let is_left = |job: &Job| job.state.is_active() && !in_hand.contains(&job.id);
+        let is_left = |job: &Job| job.state.is_active() && !active.contains(&job.id);
         if let Some(begun) = jobs.iter().position(is_left) {
             return Ok(Next::TakeOver(jobs.swap_remove(begun)));
         }
@@ -244,24 +246,24 @@ impl Queue {
             job.attempts += 1;
             job.device = device;
             job.state = State::Checking { process: None };
-            self.write(&changing, &job)?;
+            self.write(&lock, &job)?;
             return Ok(Next::Start(job));
         }
-        if waits || !in_hand.is_empty() {
-            return Ok(Next::Later);
+        if waits || !active.is_empty() {
+            return Ok(Next::Wait);
         }
         *work_lock = None;
         Ok(Next::Nothing)
     }
 
-    /// Notes how a job stands now.
+    /// Records the new state of a job.
     pub(super) fn note(&self, job: &mut Job, state: State) -> Result<(), Error> {
-        let changing = self.change()?;
+        let lock = self.lock()?;
         job.state = state;
-        self.write(&changing, job)
+        self.write(&lock, job)
     }
 
-    /// Notes that a job runs, under a name that no run has.
+    /// Records that a job is running, under a run name that is free.
     pub(super) fn note_running(&self, job: &mut Job, run: RunName) -> Result<(), Error> {
         let boot = boot_id();
         self.note(
@@ -274,25 +276,27 @@ impl Queue {
         )
     }
 
-    fn change(&self) -> Result<Changing, Error> {
+    fn lock(&self) -> Result<QueueLock, Error> {
         let path = self.folder.join("lock");
         let io = |error| Error::io("lock", &path, error);
         fs::create_dir_all(&self.folder).map_err(io)?;
         let file = File::create(&path).map_err(io)?;
         file.lock().map_err(io)?;
-        Ok(Changing { _lock: file })
+        Ok(QueueLock { _lock: file })
     }
 
-    /// All jobs, and the files that are none.
+    /// All jobs, and the files that are not readable jobs.
     fn read(&self) -> Result<(Vec<Job>, Vec<String>), Error> {
         let (mut jobs, mut unreadable) = (Vec::new(), Vec::new());
         for (id, path) in self.files()? {
-            let job = crate::runs::read_text(File::open(&path), LONGEST);
+            let job = crate::runs::read_text(File::open(&path), MAX_JOB_BYTES);
             let job = job.and_then(|text| Ok(serde_json::from_str::<Job>(&text)?));
             match job {
                 Ok(job) if job.id == id => jobs.push(job),
-                Ok(job) => unreadable.push(format!("{}: it says job {}", path.display(), job.id)),
-                // Taken away meanwhile.
+                Ok(job) => {
+                    unreadable.push(format!("{}: it contains job {}", path.display(), job.id))
+                }
+                // Removed meanwhile.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => unreadable.push(format!("{}: {error}", path.display())),
             }
@@ -323,39 +327,39 @@ impl Queue {
         self.folder.join(format!("job-{:06}.json", id.0))
     }
 
-    /// Where a job prints to until its run has a folder.
+    /// The log of a job until its run has a folder.
     pub(super) fn log_path(&self, id: JobId) -> PathBuf {
         self.folder.join(format!("job-{:06}.log", id.0))
     }
 
-    fn write(&self, _changing: &Changing, job: &Job) -> Result<(), Error> {
+    fn write(&self, _lock: &QueueLock, job: &Job) -> Result<(), Error> {
         replace(&self.path(job.id), job)
     }
 
     fn forget_oldest(&self, jobs: &mut Vec<Job>) {
         let now = now();
         let ended = |job: &Job| match job.state {
-            // Or a clock that was set back would have the newest forgotten.
+            // Otherwise the newest would be removed after the clock was set back.
             State::Ended { at, .. } => Some(at.min(now)),
             _ => None,
         };
         jobs.sort_by_key(|job| (ended(job).is_none(), ended(job), job.id));
         let count = jobs.iter().filter(|job| ended(job).is_some()).count();
-        for job in jobs.drain(..count.saturating_sub(KEPT - 1)) {
+        for job in jobs.drain(..count.saturating_sub(MAX_ENDED - 1)) {
             let _ = fs::remove_file(self.path(job.id));
             let _ = fs::remove_file(self.log_path(job.id));
         }
     }
 }
 
-/// What is set for all jobs.
+/// Settings of the queue.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Settings {
-    at_once: AtOnce,
+    at_once: Concurrency,
 }
 
-/// Replaces a file: whoever reads it sees the old one or the new one.
+/// Replaces a file atomically.
 fn replace(path: &Path, value: &impl Serialize) -> Result<(), Error> {
     let draft = path.with_extension("tmp");
     let text = serde_json::to_string_pretty(value);
@@ -366,7 +370,7 @@ fn replace(path: &Path, value: &impl Serialize) -> Result<(), Error> {
         fs::rename(&draft, path)
     });
     written.map_err(|error| {
-        // A full disk is not to be made fuller.
+        // Leave nothing behind on a full disk.
         let _ = fs::remove_file(&draft);
         Error::io("write", path, error)
     })
@@ -391,7 +395,7 @@ pub(super) fn ended(how: Ended, error: Option<String>, run: Option<RunName>) -> 
     }
 }
 
-/// Whether a run has something to go on from.
+/// Whether a run has a checkpoint to resume from.
 pub(super) fn has_checkpoint(run: &Path) -> bool {
     let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten();
     entries.flatten().any(|entry| {

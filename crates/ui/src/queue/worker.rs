@@ -1,110 +1,110 @@
-//! The process that starts the jobs: one after another, or several at once.
+//! The worker: the process that starts the jobs.
 
 use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::hand::Hand;
 use super::job::JobId;
+use super::runner::JobRunner;
 use super::store::Next;
-use super::{AtOnce, Queue, refuse_without_trainer};
+use super::{Concurrency, Queue, refuse_without_trainer};
 use crate::runs::{Error, RunName};
 
-/// Between two looks whether something else can begin.
-const LOOK: Duration = Duration::from_secs(1);
+/// How often to look whether another job can start.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How it ended.
+/// Why the worker ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Worked {
-    /// Nothing is left to do.
+pub enum WorkerExit {
+    /// There is nothing left to do.
     Done,
-    /// Another process does it.
+    /// Another process is the worker.
     Elsewhere,
 }
 
-/// A run that ended without a word, so that it could tell nobody.
+/// A run that ended without reporting its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CutOff {
+pub struct InterruptedRun {
     /// The run.
     pub run: RunName,
-    /// The last step that it logged.
+    /// The last step that it recorded.
     pub step: u64,
     /// `notify.url` of its config.
     pub notify_url: Option<String>,
 }
 
-/// What who works off a queue asks, and tells.
-pub struct Around<'a> {
-    /// Diagnoses this machine, without a look at Python.
+/// What the worker needs from its caller.
+pub struct Callbacks<'a> {
+    /// Diagnoses this machine, without Python.
     pub diagnose: &'a (dyn Fn() -> doctor::Report + Sync),
-    /// Called with each run that ended without a word and is not resumed.
-    pub tell: &'a (dyn Fn(&CutOff) + Sync),
+    /// Called for each run that ended without reporting its end and is not resumed.
+    pub on_interrupted: &'a (dyn Fn(&InterruptedRun) + Sync),
 }
 
-/// Does what the queue has, until that is nothing. `program` is `surefoot`.
+/// Works through the queue until nothing is left to do. `program` is `surefoot`.
 ///
 /// # Errors
-/// When a file of the queue cannot be read or written. What was begun goes on, and is found by the next one.
-pub fn work(queue: &Queue, program: &Path, around: &Around<'_>) -> Result<Worked, Error> {
+/// If a file of the queue cannot be read or written. Started runs go on, and the next worker takes them over.
+pub fn work(queue: &Queue, program: &Path, callbacks: &Callbacks<'_>) -> Result<WorkerExit, Error> {
     refuse_without_trainer()?;
     let mut lock = queue.try_work_lock()?;
     if lock.is_none() {
-        return Ok(Worked::Elsewhere);
+        return Ok(WorkerExit::Elsewhere);
     }
-    let hand = Hand::new(queue, program, around);
-    let in_hand = InHand::default();
-    // Ends when all threads have: also after an error, which keeps further jobs from being started.
+    let runner = JobRunner::new(queue, program, callbacks);
+    let active = ActiveJobs::default();
+    // Ends when all threads have ended; an error keeps further jobs from being started.
     std::thread::scope(|scope| {
         loop {
-            let (jobs, seen) = in_hand.jobs();
+            let (jobs, seen) = active.jobs();
             let at_once = queue.at_once();
             let next = queue.next(&mut lock, &jobs, |all| {
-                match at_once == AtOnce::One && !jobs.is_empty() {
-                    // Nothing begins before that has ended.
+                match at_once == Concurrency::One && !jobs.is_empty() {
+                    // Wait until that one has ended.
                     true => Ok(None),
-                    false => hand.choose(at_once, all),
+                    false => runner.choose(at_once, all),
                 }
             })?;
             let (job, is_new) = match next {
                 Next::Start(job) => (job, true),
                 Next::TakeOver(job) => (job, false),
-                Next::Later => {
-                    in_hand.wait(seen)?;
+                Next::Wait => {
+                    active.wait(seen)?;
                     continue;
                 }
-                Next::Nothing => return Ok(Worked::Done),
+                Next::Nothing => return Ok(WorkerExit::Done),
             };
-            let held = in_hand.take(job.id);
-            let hand = &hand;
+            let guard = active.take(job.id);
+            let runner = &runner;
             scope.spawn(move || {
                 let done = match is_new {
-                    true => hand.start(job),
-                    false => hand.take_over(job),
+                    true => runner.start(job),
+                    false => runner.take_over(job),
                 };
-                held.done(done);
+                guard.done(done);
             });
         }
     })
 }
 
-/// The jobs at which threads of this process work.
+/// The jobs that threads of this process work on.
 #[derive(Default)]
-struct InHand {
-    state: Mutex<InHandState>,
+struct ActiveJobs {
+    state: Mutex<ActiveJobsState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct InHandState {
+struct ActiveJobsState {
     jobs: HashSet<JobId>,
-    /// Counts the jobs that were let go of.
+    /// How many jobs have been finished or given up.
     ended: u64,
     error: Option<Error>,
 }
 
-impl InHand {
-    fn state(&self) -> MutexGuard<'_, InHandState> {
+impl ActiveJobs {
+    fn state(&self) -> MutexGuard<'_, ActiveJobsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -113,47 +113,49 @@ impl InHand {
         (state.jobs.clone(), state.ended)
     }
 
-    fn take(&self, id: JobId) -> Held<'_> {
+    fn take(&self, id: JobId) -> ActiveJob<'_> {
         self.state().jobs.insert(id);
-        Held { of: self, id }
+        ActiveJob { jobs: self, id }
     }
 
-    /// Waits for a while, or until a job ended since `seen`.
+    /// Waits until a job ends after `seen`, or for `POLL_INTERVAL`.
     ///
     /// # Errors
-    /// That with which one ended.
+    /// The error of a job's thread.
     fn wait(&self, seen: u64) -> Result<(), Error> {
-        let is_same = |state: &mut InHandState| state.ended == seen;
-        let waited = self.changed.wait_timeout_while(self.state(), LOOK, is_same);
+        let is_same = |state: &mut ActiveJobsState| state.ended == seen;
+        let waited = self
+            .changed
+            .wait_timeout_while(self.state(), POLL_INTERVAL, is_same);
         let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         state.error.take().map_or(Ok(()), Err)
     }
 }
 
-/// A job in hand, until this is dropped.
-struct Held<'a> {
-    of: &'a InHand,
+/// An active job, until this is dropped.
+struct ActiveJob<'a> {
+    jobs: &'a ActiveJobs,
     id: JobId,
 }
 
-impl Held<'_> {
+impl ActiveJob<'_> {
     fn done(self, result: Result<(), Error>) {
         if let Err(error) = result {
-            self.of.state().error = Some(error);
+            self.jobs.state().error = Some(error);
         }
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for ActiveJob<'_> {
     fn drop(&mut self) {
-        let mut state = self.of.state();
+        let mut state = self.jobs.state();
         if std::thread::panicking() {
-            let error = format!("what worked at job {} broke", self.id);
+            let error = format!("the thread of job {} panicked", self.id);
             state.error = Some(Error::Refused(error));
         }
         state.jobs.remove(&self.id);
         state.ended += 1;
         drop(state);
-        self.of.changed.notify_all();
+        self.jobs.changed.notify_all();
     }
 }

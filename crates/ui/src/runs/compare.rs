@@ -5,23 +5,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{Error, LONGEST_TEXT, Overview, RunName, Runs, read_text};
+use super::{Error, MAX_TEXT_BYTES, Overview, RunName, Runs, read_text};
 
-/// A key whose value is not the same in all runs.
+/// A key whose value differs between the runs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Difference {
-    /// The key, as in `train.learning_rate`.
+    /// The key, such as `train.learning_rate`.
     pub key: String,
-    /// Its value in each run, as JSON; unset where a run has no such key.
+    /// Its value in each run, as JSON; unset if a run does not have the key.
     pub values: Vec<Option<String>>,
 }
 
-/// Several runs beside each other.
+/// A comparison of several runs.
 #[derive(Debug, Clone, Serialize)]
 pub struct Comparison {
-    /// The runs, in the order that was asked for.
+    /// The runs, in the requested order.
     pub runs: Vec<Overview>,
-    /// What differs between their configs.
+    /// The keys whose values differ.
     pub differences: Vec<Difference>,
     /// Runs whose config cannot be read, and why.
     pub unreadable: Vec<String>,
@@ -38,7 +38,7 @@ pub fn compare(runs: &Runs, names: &[RunName]) -> Result<Comparison, Error> {
     for name in names {
         overviews.push(runs.overview(name)?);
         let text = runs.folder(name)?.file("config.yaml");
-        let text = read_text(text, LONGEST_TEXT).unwrap_or_default();
+        let text = read_text(text, MAX_TEXT_BYTES).unwrap_or_default();
         let mut values = BTreeMap::new();
         match serde_saphyr::from_str::<Value>(&text) {
             Ok(config) => flatten("", &config, &mut values),
@@ -63,7 +63,7 @@ pub fn compare(runs: &Runs, names: &[RunName]) -> Result<Comparison, Error> {
     })
 }
 
-/// Maps become keys with points; lists are compared as a whole.
+/// Nested maps become dotted keys; lists are compared as a whole.
 fn flatten(prefix: &str, value: &Value, into: &mut BTreeMap<String, String>) {
     match value {
         Value::Object(entries) => {

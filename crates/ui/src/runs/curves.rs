@@ -1,16 +1,16 @@
 //! Curves of any length in bounded memory.
 //!
-//! Steps fall into buckets of equal width. A bucket keeps the mean, the least and the most of each value, so
-//! that no spike is lost; when there are too many buckets, two become one. One pass over the records
-//! suffices, and records that come later are added.
+//! Steps are grouped in buckets of equal width. A bucket keeps the mean, minimum and maximum of each value, so
+//! that no spike is lost; if there are too many buckets, neighbours are merged. One pass over the records is
+//! enough, and later records can be added.
 
 use serde::{Deserialize, Serialize};
 
-/// Most buckets that are kept, and the fewest that may be asked for.
-const MOST: usize = 2000;
-const FEWEST: usize = 50;
+/// The most buckets that are kept, and the fewest that may be requested.
+const MAX_POINTS: usize = 2000;
+const MIN_POINTS: usize = 50;
 
-/// The part of a curve that is wanted.
+/// The requested part of a curve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Range {
@@ -18,7 +18,7 @@ pub struct Range {
     pub from: u64,
     /// Last step.
     pub to: u64,
-    /// Most points, of 50 to 2000.
+    /// The most points to return, 50 to 2000.
     pub points: usize,
 }
 
@@ -32,27 +32,27 @@ impl Default for Range {
     }
 }
 
-/// One value over the steps; a place without a number has none in any of the lists.
+/// One value over the steps. A bucket without a number is absent from all lists.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Curve {
-    /// What is drawn.
+    /// Its name.
     pub name: &'static str,
     /// Mean of each bucket.
     pub mean: Vec<Option<f64>>,
-    /// Least of each bucket; empty where every bucket has one number.
+    /// Minimum of each bucket; empty if every bucket has a single number.
     pub min: Vec<Option<f64>>,
-    /// Most of each bucket; likewise.
+    /// Maximum of each bucket; empty if every bucket has a single number.
     pub max: Vec<Option<f64>>,
 }
 
-/// Curves that share their steps.
+/// Curves with the same steps.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Curves {
-    /// Steps in a bucket.
+    /// Steps per bucket.
     pub width: u64,
     /// The last step of each bucket that has a number.
     pub steps: Vec<u64>,
-    /// The values; those without a number anywhere are left out.
+    /// The curves; those without any number are left out.
     pub curves: Vec<Curve>,
 }
 
@@ -91,7 +91,7 @@ impl Extent {
 
 #[derive(Debug, Clone)]
 struct Bucket<const N: usize> {
-    /// Its number; the first step in it is that times the width.
+    /// Its index; its first step is the index times the width.
     index: u64,
     last_step: u64,
     values: [Extent; N],
@@ -108,7 +108,7 @@ pub(super) struct Collector<const N: usize> {
 
 impl<const N: usize> Collector<N> {
     pub(super) fn new(names: [&'static str; N], mut range: Range) -> Self {
-        range.points = range.points.clamp(FEWEST, MOST);
+        range.points = range.points.clamp(MIN_POINTS, MAX_POINTS);
         Self {
             names,
             range,
@@ -121,7 +121,7 @@ impl<const N: usize> Collector<N> {
         self.range
     }
 
-    /// Adds the values of a step; what is no finite number is left out.
+    /// Adds the values of a step; values that are not finite are skipped.
     pub(super) fn add(&mut self, step: u64, values: [Option<f64>; N]) {
         if step < self.range.from || step > self.range.to {
             return;
@@ -160,7 +160,7 @@ impl<const N: usize> Collector<N> {
         }
     }
 
-    /// Two buckets become one.
+    /// Merges pairs of neighbouring buckets.
     fn widen(&mut self) {
         self.width = self.width.saturating_mul(2);
         let mut wider: Vec<Bucket<N>> = Vec::with_capacity(self.buckets.len());
@@ -179,7 +179,7 @@ impl<const N: usize> Collector<N> {
         self.buckets = wider;
     }
 
-    /// The run went back to `step`: what came after it happens again.
+    /// Forgets everything after `step`, which the run returned to.
     pub(super) fn rewind(&mut self, step: u64) {
         self.buckets.retain(|bucket| bucket.last_step <= step);
     }
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_again_takes_the_place_of_what_happened() {
+    fn steps_after_a_rewind_replace_the_earlier_ones() {
         let mut made = collector(50);
         for step in 1..=9 {
             made.add(step, [Some(1.0)]);
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_leaves_a_gap() {
+    fn a_value_that_is_not_finite_leaves_a_gap() {
         let mut made = collector(50);
         made.add(1, [Some(1.0)]);
         made.add(2, [None]);

@@ -1,8 +1,8 @@
-//! How a run ended, by what its process wrote last.
+//! How a run ended, from the last files that its process wrote.
 //!
-//! `report.html` is written before the first step, as the run goes on and at every end that leaves time
-//! for it, so it knows more than `summary.json`, which only a run that ended well writes. Of a page of any
-//! length, the beginning (the summary) and the end (the error) are read.
+//! `report.html` is written before the first step, during the run, and at every end that leaves time for it, so it
+//! knows more than `summary.json`, which only a successful run writes. However long the page is, only its
+//! beginning (the summary) and its end (the error) are read.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -11,13 +11,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::files::Folder;
-use super::{LONGEST_TEXT, Status, read_text};
+use super::{MAX_TEXT_BYTES, Status, read_text};
 
-/// Begins the data of the page.
+/// Marks the start of the page's data.
 const DATA: &str = "id=\"data\">{\"summary\":";
-/// Frame, style, script and summary fit into this.
+/// Enough for frame, style, script and summary, in bytes.
 const HEAD: u64 = 512 << 10;
-/// Placement report, error and config fit into this.
+/// Enough for placement report, error and config, in bytes.
 const TAIL: u64 = 512 << 10;
 
 /// How the run in `folder`, which is not running, ended.
@@ -39,9 +39,9 @@ pub(super) fn of(folder: &Folder) -> Status {
     }
 }
 
-/// `summary.json` alone, where the page was removed.
+/// The same from `summary.json` alone, if the page was removed.
 fn by_summary(folder: &Folder) -> Status {
-    let text = read_text(folder.file("summary.json"), LONGEST_TEXT).unwrap_or_default();
+    let text = read_text(folder.file("summary.json"), MAX_TEXT_BYTES).unwrap_or_default();
     let summary: Value = serde_json::from_str(&text).unwrap_or_default();
     match summary["ending"].as_str() {
         Some("completed") => Status::Completed,
@@ -51,7 +51,7 @@ fn by_summary(folder: &Folder) -> Status {
     }
 }
 
-/// `memory_estimate` of the page, which is there from the first step on.
+/// `memory_estimate` of the page, which it has from the first step on.
 pub(super) fn expected_memory(folder: &Folder) -> Option<Value> {
     let file = folder.file("report.html").ok()?;
     let summary = summary(&file).ok()??;
@@ -76,7 +76,7 @@ fn error(mut file: File) -> io::Result<Option<String>> {
     let mut tail = Vec::new();
     file.take(TAIL).read_to_end(&mut tail)?;
     let tail = String::from_utf8_lossy(&tail);
-    // Within a text every quotation mark has a backslash before it, so this is a key.
+    // Within a JSON string every quotation mark is escaped, so this must be a key.
     let Some((_, value)) = tail.rsplit_once(",\"error\":") else {
         return Ok(None);
     };

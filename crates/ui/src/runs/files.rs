@@ -1,7 +1,7 @@
-//! Opening files below a folder, and nothing else.
+//! Opens files below a folder, and no others.
 //!
-//! Each part of a path is opened by itself, relative to the part before it, and never through a link: so
-//! nothing that stands in the folders, or is put there while they are read, leads out of them.
+//! Each component of a path is opened relative to the one before it, and symbolic links are never followed: so
+//! nothing in the folders leads out of them, even if it is put there while they are read.
 
 #[cfg(unix)]
 mod unix;
@@ -20,7 +20,7 @@ use windows as system;
 pub(crate) use system::{Folder, identity};
 
 impl Folder {
-    /// A regular file anywhere below this folder; every part of its path is looked at by itself.
+    /// A regular file anywhere below this folder; each component of its path is checked.
     pub(crate) fn file_below(&self, path: &Path) -> io::Result<File> {
         let (folder, name) = self.way_to(path)?;
         match &folder {
@@ -29,7 +29,7 @@ impl Folder {
         }
     }
 
-    /// The folder that holds `path`, unless it is this one, and the last part of the path.
+    /// The folder that contains `path`, unless it is this one, and the last component of the path.
     pub(crate) fn way_to(&self, path: &Path) -> io::Result<(Option<Self>, String)> {
         let parts = path.components().map(|part| match part {
             std::path::Component::Normal(part) => part.to_str(),
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_replaced_as_a_whole_and_nothing_else_is_left() {
+    fn a_file_is_replaced_atomically_and_leaves_no_other() {
         let place = tempfile::tempdir().unwrap();
         let folder = Folder::open(place.path()).unwrap();
         for text in ["one", "two"] {

@@ -1,4 +1,4 @@
-//! A hold on one process and no other, to tell it something and to wait for its end.
+//! A handle to one process, to signal it and to wait for its end without mixing it up with a later one.
 
 use std::fs;
 use std::io;
@@ -10,16 +10,16 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::Process;
 
-/// What a process can be told.
+/// A message to a process.
 #[derive(Clone, Copy)]
 pub(super) enum Message {
-    /// As Ctrl-C does.
+    /// Stop, as Ctrl-C does.
     Interrupt,
-    /// To end.
+    /// Terminate.
     Terminate,
-    /// To save a checkpoint after its step.
+    /// Save a checkpoint after the current step.
     Save,
-    /// To make samples after its step.
+    /// Generate samples after the current step.
     Sample,
 }
 
@@ -34,14 +34,14 @@ impl Message {
     }
 }
 
-/// A process that lives, or has ended since.
+/// A process that is running or has ended since.
 pub(super) struct Handle {
     descriptor: OwnedFd,
     pid: u32,
 }
 
 impl Handle {
-    /// `None` when the process has ended.
+    /// Opens a handle; `None` if the process has ended.
     pub(super) fn open(process: &Process) -> Option<Self> {
         let pid = process.pid;
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
@@ -49,12 +49,12 @@ impl Handle {
         process.is_alive().then_some(Self { descriptor, pid })
     }
 
-    /// Tells it.
+    /// Sends a message.
     pub(super) fn send(&self, message: Message) -> io::Result<()> {
         Ok(pidfd_send_signal(&self.descriptor, message.signal())?)
     }
 
-    /// Whether it has a handler for that (proc(5), `SigCgt`).
+    /// Whether the process has a handler for this signal (proc(5), `SigCgt`).
     pub(super) fn is_awaited(&self, message: Message) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
         let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
@@ -62,7 +62,7 @@ impl Handle {
         mask.is_some_and(|mask| mask >> (message.signal().as_raw() - 1) & 1 == 1)
     }
 
-    /// Waits for its end, or for as long as that; true when it has ended.
+    /// Waits until the process ends, or for `at_most`; true if it has ended.
     pub(super) fn wait(&self, at_most: Option<Duration>) -> io::Result<bool> {
         let timeout = at_most.map(|time| Timespec {
             tv_sec: time.as_secs().cast_signed(),

@@ -1,43 +1,43 @@
-//! On Windows no process trains, so there is none to tell something.
+//! Stand-in for Windows, where no process trains.
 
 use std::io;
 use std::time::Duration;
 
 use super::Process;
 
-/// What a process can be told.
+/// A message to a process.
 #[derive(Clone, Copy)]
 pub(super) enum Message {
-    /// As Ctrl-C does.
+    /// Stop, as Ctrl-C does.
     Interrupt,
-    /// To end.
+    /// Terminate.
     Terminate,
-    /// To save a checkpoint after its step.
+    /// Save a checkpoint after the current step.
     Save,
-    /// To make samples after its step.
+    /// Generate samples after the current step.
     Sample,
 }
 
-/// A process that trains: none does.
+/// A training process; there is none on Windows.
 pub(super) enum Handle {}
 
 impl Handle {
-    /// `None`: a process that trains is not one of Windows.
+    /// Always `None`.
     pub(super) fn open(_: &Process) -> Option<Self> {
         None
     }
 
-    /// Tells it.
+    /// Sends a message.
     pub(super) fn send(&self, _: Message) -> io::Result<()> {
         match *self {}
     }
 
-    /// Whether it has a handler for that.
+    /// Whether the process has a handler for this signal.
     pub(super) fn is_awaited(&self, _: Message) -> bool {
         match *self {}
     }
 
-    /// Waits for its end.
+    /// Waits until the process ends.
     pub(super) fn wait(&self, _: Option<Duration>) -> io::Result<bool> {
         match *self {}
     }

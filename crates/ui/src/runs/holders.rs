@@ -1,8 +1,8 @@
 //! The process that trains in a run's folder.
 //!
-//! The trainer locks its folder for as long as it lives. The kernel lists who holds a lock, so the
-//! process is found without a file that says who it is, and without taking the lock, which a run that
-//! is just starting would miss.
+//! The trainer holds a lock on its run folder. The kernel lists the holders of all locks, so the process is
+//! found without a file that names it, and without taking the lock, which could make a starting run
+//! fail.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,43 +14,42 @@ use super::Process;
 use super::files::Folder;
 
 /// The kernel's list of locks.
-const LOCKS: &str = "/proc/locks";
+const PROC_LOCKS: &str = "/proc/locks";
 
-/// How often the list of locks is read.
+/// How often the list of locks is read for one answer.
 const READINGS: usize = 3;
 
-/// Bytes asked for at once: more than the page of lines that the kernel gives in one piece.
-const AT_ONCE: usize = 64 << 10;
+/// Size of one read in bytes: more than the page of lines that the kernel returns at a time.
+const READ_BYTES: usize = 64 << 10;
 
-/// Who holds which lock.
+/// The processes that hold locks.
 pub(crate) struct Holders {
-    /// Numbers of processes by the inode that they locked, with the device as the kernel names it.
+    /// Process ids by the locked inode and its device, as the kernel writes them.
     by_inode: HashMap<u64, Vec<(u32, String)>>,
 }
 
 impl Holders {
-    /// As of now. The kernel gives about a page of lines as they stand at one moment; from one call to the next
-    /// it counts lines, so a lock that is let go in between hides another. Hence large reads, where
-    /// `read_to_string` begins with 32 bytes, and what any of several readings has is taken.
-    /// [`of`](Self::of) then asks the process itself.
+    /// Reads the current locks. Only about a page of lines is consistent: between reads the kernel counts lines, so
+    /// a lock that is released in between hides another. Hence the reads are large (`read_to_string` begins with 32
+    /// bytes), and the results of several are merged. [`of`](Self::of) then checks the process itself.
     pub(crate) fn read() -> Self {
         let readings: String = (0..READINGS).filter_map(|_| read_locks().ok()).collect();
         Self::parse(&readings)
     }
 
-    /// Lines as `2: FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF`.
+    /// Parses lines such as `2: FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF`.
     fn parse(locks: &str) -> Self {
         let mut by_inode: HashMap<u64, Vec<(u32, String)>> = HashMap::new();
         for line in locks.lines() {
             let fields: Vec<&str> = line.split_whitespace().collect();
-            // Who waits for a lock has `->` in front, and does not hold it.
+            // A process that waits for a lock is marked `->` and does not hold it.
             let [_, "FLOCK", _, "WRITE", pid, file, ..] = fields[..] else {
                 continue;
             };
             let Some((device, inode)) = file.rsplit_once(':') else {
                 continue;
             };
-            // 0 is a process that this container does not see.
+            // 0 is a process outside this container.
             if let (Ok(pid), Ok(inode)) = (pid.parse::<u32>(), inode.parse()) {
                 let (holders, holder) =
                     (by_inode.entry(inode).or_default(), (pid, device.to_owned()));
@@ -62,7 +61,7 @@ impl Holders {
         Self { by_inode }
     }
 
-    /// `Some(None)`: somebody, but who cannot be told.
+    /// The holder of the lock on `folder`; `Some(None)` if it is unknown who holds it.
     pub(crate) fn of(&self, folder: &Folder) -> Option<Option<Process>> {
         let stat = rustix::fs::fstat(folder.as_fd()).ok()?;
         let (device, inode) = (stat.st_dev, stat.st_ino);
@@ -78,7 +77,7 @@ impl Holders {
             match has_open(*pid, device, inode) {
                 Some(true) => return Some(Process::of(*pid)),
                 Some(false) => {}
-                // Somebody else's process: btrfs has other device numbers here, so a run there is missed.
+                // Another file's lock. On btrfs the device numbers here differ, so a run there is missed.
                 None if *its_device == name => return Some(None),
                 None => {}
             }
@@ -98,9 +97,9 @@ pub(crate) fn is_locked(path: &Path) -> bool {
 }
 
 fn read_locks() -> io::Result<String> {
-    let mut file = File::open(LOCKS)?;
+    let mut file = File::open(PROC_LOCKS)?;
     let mut list = Vec::new();
-    let mut piece = vec![0; AT_ONCE];
+    let mut piece = vec![0; READ_BYTES];
     loop {
         match file.read(&mut piece) {
             Ok(0) => return Ok(String::from_utf8_lossy(&list).into_owned()),
@@ -111,7 +110,7 @@ fn read_locks() -> io::Result<String> {
     }
 }
 
-/// Whether a process has this file open; unset when we may not look.
+/// Whether a process has this file open; `None` without permission to look.
 fn has_open(pid: u32, device: u64, inode: u64) -> Option<bool> {
     let files = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
     let mut files = files.flatten();
@@ -126,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_who_holds_a_lock_counts() {
+    fn only_the_holder_of_a_lock_counts() {
         let holders = Holders::parse(
             "1: FLOCK  ADVISORY  WRITE 10 08:02:1234 0 EOF\n\
              1: -> FLOCK  ADVISORY  WRITE 11 08:02:1234 0 EOF\n\
@@ -139,7 +138,7 @@ mod tests {
         assert_eq!(holders.by_inode.len(), 1);
     }
 
-    /// A lock that stays, beside one that comes and goes: each of many readings has the first.
+    /// A lock that stays, beside one that is taken and released: every reading finds the former.
     #[test]
     fn a_lock_is_found_while_others_come_and_go() {
         use std::os::fd::AsFd as _;

@@ -1,4 +1,4 @@
-//! On Windows no run goes on: the trainer is for Linux, and under WSL its locks are its own.
+//! Stand-in for Windows: the trainer is for Linux, and locks under WSL are not visible here.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;
@@ -6,16 +6,16 @@ use std::path::Path;
 use super::Process;
 use super::files::Folder;
 
-/// Who holds which lock.
+/// The processes that hold locks.
 pub(crate) struct Holders;
 
 impl Holders {
-    /// As of now.
+    /// Reads the current locks.
     pub(crate) fn read() -> Self {
         Self
     }
 
-    /// Nobody that this system knows of.
+    /// The holder of the lock on `folder`; none is visible here.
     pub(crate) fn of(&self, _: &Folder) -> Option<Option<Process>> {
         None
     }

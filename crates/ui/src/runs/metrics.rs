@@ -1,7 +1,7 @@
-//! Reading `metrics.jsonl` while it is written.
+//! Reads `metrics.jsonl` while it is being written.
 //!
-//! The file can be a gigabyte, cut off in its last line, or damaged: it is read in pieces, from where the
-//! last reading ended, and what is kept of it has a bound.
+//! The file may be a gigabyte, damaged, or cut off in its last line: it is read in pieces from where the last
+//! reading ended, and what is kept of it is bounded.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -15,21 +15,21 @@ use serde_json::Value;
 use super::curves::{Collector, Curves, Range};
 use super::identity;
 
-/// Bytes that are read at once.
-const PIECE: usize = 256 << 10;
-/// A line longer than this is left out and counted.
-const LONGEST_LINE: usize = 4 << 20;
-/// Events that are kept, the newest.
-const EVENTS: usize = 500;
-/// Bytes of their lines that are kept in all; of a longer one alone, only what it is and when.
-const EVENT_BYTES: usize = 1 << 20;
-const LONGEST_EVENT: usize = 64 << 10;
-/// Sets of samples whose places are kept, the newest.
-const SAMPLE_SETS: usize = 2000;
-/// What is read of the end of a file for the newest numbers: more, where long samples stand behind them.
+/// Bytes per read.
+const READ_BYTES: usize = 256 << 10;
+/// A longer line is skipped and counted, in bytes.
+const MAX_LINE_BYTES: usize = 4 << 20;
+/// How many events are kept; the oldest are dropped.
+const MAX_EVENTS: usize = 500;
+/// How many bytes of their lines are kept in all. Of a longer line only its kind and step are kept.
+const MAX_EVENT_BYTES: usize = 1 << 20;
+const MAX_EVENT_LINE: usize = 64 << 10;
+/// How many sets of samples are remembered by their position; the oldest are dropped.
+const MAX_SAMPLE_SETS: usize = 2000;
+/// How much of the end of a file is read for the latest numbers; more if long samples come after them.
 const TAILS: [u64; 3] = [64 << 10, 512 << 10, 4 << 20];
 
-/// A number, or nothing where there is something else.
+/// A number, or `None` for any other value.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct Number(Option<f64>);
 
@@ -82,7 +82,7 @@ struct Memory {
     resident: Number,
 }
 
-/// What is drawn of a line, whatever kind it is.
+/// The plotted values of a line of any kind.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Line<'a> {
@@ -100,14 +100,14 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// A record, which is an object with a kind; `None` for anything else.
+    /// Parses a record: an object with a kind. `None` for anything else.
     fn parse(bytes: &'a [u8]) -> Option<Self> {
         let line: Self = serde_json::from_slice(bytes).ok()?;
         (!line.kind.is_empty()).then_some(line)
     }
 }
 
-/// The newest numbers of a run.
+/// The latest numbers of a run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct Latest {
     /// Optimizer steps done.
@@ -118,11 +118,11 @@ pub struct Latest {
     pub eval_loss: Option<f64>,
     /// Learning rate.
     pub learning_rate: Option<f64>,
-    /// Norm of the gradient before clipping.
+    /// Norm of the gradient, before clipping.
     pub grad_norm: Option<f64>,
-    /// Tokens a second.
+    /// Tokens per second.
     pub tokens_per_second: Option<f64>,
-    /// The number to show for memory, in bytes: most that the allocator held, or the process.
+    /// The memory to show, in bytes: the allocator's peak, or else that of the process.
     pub memory: Option<f64>,
 }
 
@@ -147,10 +147,10 @@ impl Latest {
         }
     }
 
-    /// Reads the end of a file alone.
+    /// Reads the end of a file only.
     ///
     /// # Errors
-    /// What the system says.
+    /// I/O errors.
     pub(super) fn read(mut file: File) -> io::Result<Self> {
         let length = file.metadata()?.len();
         let mut latest = Self::default();
@@ -159,7 +159,7 @@ impl Latest {
             file.seek(SeekFrom::Start(from))?;
             let mut bytes = Vec::new();
             (&file).take(tail).read_to_end(&mut bytes)?;
-            // The first line is cut off, unless the file begins here; the last may be.
+            // The first line is incomplete unless the file starts here; the last one may be.
             let skipped = usize::from(from > 0);
             let lines = bytes.split_inclusive(|byte| *byte == b'\n').skip(skipped);
             for line in lines.filter_map(Line::parse) {
@@ -173,25 +173,25 @@ impl Latest {
     }
 }
 
-/// Something that happened in a run.
+/// An event in a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Event {
     /// The step at which it is drawn.
     pub step: u64,
-    /// `skipped`, `rolled_back`, `resumed`, or a kind that a newer trainer writes.
+    /// `skipped`, `rolled_back`, `resumed`, or a kind from a newer trainer.
     pub kind: String,
-    /// The record itself; unset where it is longer than 64 KiB.
+    /// The record itself; unset if it is longer than 64 KiB.
     pub record: Value,
 }
 
-/// A text that the model wrote.
+/// A sample of the model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Text {
-    /// What it was asked.
+    /// The prompt.
     pub prompt: String,
-    /// What it answered; of a video, its size and where it came from.
+    /// The generated text; for a video, its size and source.
     pub text: String,
-    /// Files of what is no text, by their paths from the run's folder on.
+    /// Generated media files, by their paths relative to the run's folder.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<String>,
 }
@@ -220,38 +220,38 @@ const TRAIN: [&str; 9] = [
 /// What is kept of a run's metrics.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    /// Inode of the file; a resumed run writes a new one.
+    /// Inode of the file; a resumed run writes a new file.
     inode: u64,
-    /// Bytes that were read, up to the end of a line.
+    /// Bytes read so far, up to the end of a line.
     offset: u64,
     train: Collector<9>,
     eval: Collector<2>,
     events: VecDeque<Event>,
-    /// Lengths of their lines, as far as they are kept.
+    /// Lengths of the events' lines, as far as they are kept.
     event_lengths: VecDeque<usize>,
     event_bytes: usize,
     dropped_events: u64,
-    /// Step, place and length of the lines with samples.
+    /// Step, offset and length of each line with samples.
     sample_places: Vec<(u64, u64, usize)>,
     latest: Latest,
     unreadable: u64,
-    /// In the middle of a line that is too long.
+    /// Whether the reader is in the middle of a line that is too long.
     skipping: bool,
 }
 
-/// What became of a file since the last reading.
+/// What happened to a file since the last reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
     /// Nothing.
     Same,
     /// It has more records.
     More,
-    /// It is another file, or shorter: all was read anew.
+    /// It is another file, or shorter: everything was read again.
     Anew,
 }
 
 impl Metrics {
-    /// Nothing yet, of which the curves will show `range`.
+    /// Empty; the curves will show `range`.
     pub fn new(range: Range) -> Self {
         Self {
             inode: 0,
@@ -269,10 +269,10 @@ impl Metrics {
         }
     }
 
-    /// Reads what is new.
+    /// Reads what was added.
     ///
     /// # Errors
-    /// What the system says; what was read before that stays.
+    /// I/O errors; what was read before stays.
     pub fn update(&mut self, file: &mut File) -> io::Result<Change> {
         let metadata = file.metadata()?;
         let mut change = Change::Same;
@@ -283,12 +283,12 @@ impl Metrics {
         }
         file.seek(SeekFrom::Start(self.offset))?;
         let mut buffer: Vec<u8> = Vec::new();
-        // What is written while this reads comes next time, or this would never end.
+        // Only up to the length at the start, or this might never end.
         let mut left = metadata.len().saturating_sub(self.offset);
         let mut begin = self.offset;
         while left > 0 {
             let before = buffer.len();
-            buffer.resize(before + PIECE, 0);
+            buffer.resize(before + READ_BYTES, 0);
             let count = match file.read(&mut buffer[before..]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
                 result => result?,
@@ -311,13 +311,13 @@ impl Metrics {
             }
             buffer.drain(..from);
             begin += from as u64;
-            if buffer.len() > LONGEST_LINE {
+            if buffer.len() > MAX_LINE_BYTES {
                 self.unreadable += u64::from(!self.skipping);
                 self.skipping = true;
                 begin += buffer.len() as u64;
                 buffer.clear();
             }
-            // In front of a line that is not whole, unless it is too long to ever be one.
+            // Back to the start of an incomplete line, unless it is too long in any case.
             self.offset = begin;
         }
         Ok(change)
@@ -354,7 +354,7 @@ impl Metrics {
                 self.eval.add(line.step, values);
             }
             "samples" => {
-                if self.sample_places.len() == SAMPLE_SETS {
+                if self.sample_places.len() == MAX_SAMPLE_SETS {
                     self.sample_places.remove(0);
                 }
                 self.sample_places.push((line.step, place, bytes.len()));
@@ -375,14 +375,14 @@ impl Metrics {
         }
     }
 
-    /// Keeps an event, and the newest of those before it that there is room for.
+    /// Keeps an event, and drops the oldest ones if there are too many.
     fn event(&mut self, step: u64, kind: String, bytes: &[u8]) {
-        let kept = match bytes.len() <= LONGEST_EVENT {
+        let kept = match bytes.len() <= MAX_EVENT_LINE {
             true => bytes,
             false => b"null",
         };
         self.event_bytes += kept.len();
-        while self.events.len() >= EVENTS || self.event_bytes > EVENT_BYTES {
+        while self.events.len() >= MAX_EVENTS || self.event_bytes > MAX_EVENT_BYTES {
             let Some(length) = self.event_lengths.pop_front() else {
                 break;
             };
@@ -395,17 +395,17 @@ impl Metrics {
         self.events.push_back(Event { step, kind, record });
     }
 
-    /// Bytes read, up to the end of the last whole line.
+    /// Bytes read so far, up to the end of the last complete line.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Which file that was.
+    /// The inode of the file.
     pub fn inode(&self) -> u64 {
         self.inode
     }
 
-    /// The newest numbers.
+    /// The latest numbers.
     pub fn latest(&self) -> Latest {
         self.latest
     }
@@ -420,7 +420,7 @@ impl Metrics {
         self.eval.curves()
     }
 
-    /// What happened, at most 500, the newest, and how many were before them.
+    /// The events, at most the latest 500, and how many were dropped.
     pub fn events(&self) -> (&VecDeque<Event>, u64) {
         (&self.events, self.dropped_events)
     }
@@ -435,11 +435,10 @@ impl Metrics {
         self.sample_places.iter().map(|place| place.0).collect()
     }
 
-    /// The newest `count` sets of samples of the file that was read, in the order of their steps, and at most
-    /// `bytes` of them.
+    /// The latest `count` sets of samples in `file`, ordered by step, and at most `bytes` of them.
     ///
     /// # Errors
-    /// What the system says.
+    /// I/O errors.
     pub fn samples(
         &self,
         file: &mut File,
@@ -459,17 +458,17 @@ impl Metrics {
         Ok(sets)
     }
 
-    /// The newest set of samples of a step.
+    /// The latest set of samples of a step.
     ///
     /// # Errors
-    /// What the system says.
+    /// I/O errors.
     pub fn samples_of(&self, file: &mut File, step: u64) -> io::Result<Option<SampleSet>> {
         let place = self.sample_places.iter().rfind(|place| place.0 == step);
         place.map_or(Ok(None), |place| sample_set(file, *place))
     }
 }
 
-/// The set of samples whose line is at a place; nothing where the line is no such set.
+/// The set of samples whose line is at this position; `None` if the line is not one.
 fn sample_set(
     file: &mut File,
     (_, place, length): (u64, u64, usize),

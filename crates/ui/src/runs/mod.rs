@@ -1,7 +1,7 @@
-//! Training runs as their folders tell them.
+//! Training runs, read from their folders.
 //!
-//! There is no database. A run is a folder with a `config.yaml`, whoever started it; whether it goes on
-//! is told by the lock that its process holds on the folder, how it ended by what that process wrote.
+//! There is no database. A run is a folder with a `config.yaml`, whoever started it. Whether it is running follows
+//! from the lock that its process holds on the folder; how it ended, from the files that the process wrote.
 
 mod compare;
 mod curves;
@@ -43,16 +43,16 @@ pub(crate) use files::{Folder, identity};
 pub(crate) use holders::is_locked;
 pub(crate) use stop::{is_asked, signal_terminate};
 
-/// Most bytes that are read of a config, a summary or a log at once.
-pub const LONGEST_TEXT: u64 = 1 << 20;
+/// The most that is read of a config, a summary or a log at once, in bytes.
+pub const MAX_TEXT_BYTES: u64 = 1 << 20;
 
-/// Why something about a run cannot be done.
+/// Errors about runs and jobs.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No such run.
     #[error("there is no run `{run}` in `{folder}`")]
     NotFound {
-        /// The name that was asked for.
+        /// The requested name.
         run: String,
         /// The folder of runs.
         folder: String,
@@ -60,20 +60,20 @@ pub enum Error {
     /// No such job.
     #[error("there is no job {job} in the queue")]
     NoJob {
-        /// The number that was asked for.
+        /// The requested number.
         job: u64,
     },
-    /// The run's state does not allow it.
+    /// The current state does not allow it.
     #[error("{0}")]
     Refused(String),
-    /// The operating system refused.
+    /// An I/O error.
     #[error("cannot {action} `{path}`: {error}")]
     Io {
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
-        /// With what.
+        /// The file or folder.
         path: String,
-        /// What the system said.
+        /// The error.
         error: io::Error,
     },
 }
@@ -88,32 +88,32 @@ impl Error {
     }
 }
 
-/// How a run stands.
+/// The status of a run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Status {
     /// A process trains in the folder.
     Running {
-        /// The process, unless it cannot be told which one it is.
+        /// The process, if it is known.
         process: Option<Process>,
-        /// Whether it was asked to stop, and is finishing its step.
+        /// Whether it was asked to stop and is finishing its step.
         stopping: bool,
     },
     /// All steps were done.
     Completed,
-    /// Somebody asked it to stop.
+    /// It was asked to stop.
     Stopped,
-    /// An error ended it.
+    /// It ended with an error.
     Failed {
         /// The error, if the run could write it down.
         error: Option<String>,
     },
-    /// It ended without a word: killed, or the machine went down.
+    /// It ended without recording why: killed, or the machine went down.
     Interrupted,
 }
 
 impl Status {
-    /// The word for it.
+    /// The name of the status in JSON and on the page.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Running { stopping: true, .. } => "stopping",
@@ -125,41 +125,41 @@ impl Status {
         }
     }
 
-    /// Whether a process is in the folder.
+    /// Whether a process is training in the folder.
     pub fn is_running(&self) -> bool {
         matches!(self, Self::Running { .. })
     }
 }
 
-/// A run in one line.
+/// Summary of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Overview {
-    /// Name of its folder.
+    /// The name of its folder.
     pub name: RunName,
-    /// How it stands.
+    /// Its status.
     #[serde(flatten)]
     pub status: Status,
-    /// The newest numbers.
+    /// The latest numbers.
     pub latest: Latest,
-    /// Steps that the config asks for.
+    /// The number of steps in the config.
     pub max_steps: Option<u64>,
-    /// When its metrics, or else its config, were last written: seconds since 1970.
+    /// When its metrics, or else its config, were last written, in seconds since 1970.
     pub changed: Option<u64>,
 }
 
 /// A run with everything but its curves.
 #[derive(Debug, Clone, Serialize)]
 pub struct Detail {
-    /// In one line.
+    /// Its summary.
     #[serde(flatten)]
     pub overview: Overview,
-    /// Where it is.
+    /// Its folder.
     pub path: PathBuf,
     /// `config.yaml`.
     pub config: String,
-    /// `summary.json`, once there is one.
+    /// `summary.json`, if it exists.
     pub summary: Option<serde_json::Value>,
-    /// What the steps were expected to take of the memory, in bytes, once that is known.
+    /// The estimated memory of a step, in bytes, once it is known.
     pub expected_memory: Option<serde_json::Value>,
 }
 
@@ -180,15 +180,15 @@ impl Runs {
         &self.root
     }
 
-    /// The folder for what is not a run: the queue, and who was asked to stop.
+    /// The folder for other state: the queue, and which processes were asked to stop.
     pub fn state_folder(&self) -> PathBuf {
         self.root.join(".surefoot")
     }
 
-    /// Every run, the one that changed last first. What is no run, or cannot be read, is left out.
+    /// All runs, the most recently changed first. Folders that are not runs or cannot be read are left out.
     ///
     /// # Errors
-    /// When the folder is there and cannot be read.
+    /// If the folder exists but cannot be read.
     pub fn list(&self) -> Result<Vec<Overview>, Error> {
         let entries = match std::fs::read_dir(&self.root) {
             Ok(entries) => entries,
@@ -207,7 +207,7 @@ impl Runs {
         Ok(runs)
     }
 
-    /// One run in one line.
+    /// Summary of one run.
     ///
     /// # Errors
     /// [`Error::NotFound`].
@@ -217,7 +217,7 @@ impl Runs {
 
     fn overview_with(&self, name: &RunName, holders: &holders::Holders) -> Result<Overview, Error> {
         let folder = self.folder(name)?;
-        let config = read_text(folder.file("config.yaml"), LONGEST_TEXT)
+        let config = read_text(folder.file("config.yaml"), MAX_TEXT_BYTES)
             .map_err(|_| self.not_found(name))?;
         let metrics = folder.file("metrics.jsonl").ok();
         let changed = metrics
@@ -252,8 +252,8 @@ impl Runs {
     pub fn detail(&self, name: &RunName) -> Result<Detail, Error> {
         let overview = self.overview(name)?;
         let folder = self.folder(name)?;
-        let config = read_text(folder.file("config.yaml"), LONGEST_TEXT).unwrap_or_default();
-        let summary = read_text(folder.file("summary.json"), LONGEST_TEXT).ok();
+        let config = read_text(folder.file("config.yaml"), MAX_TEXT_BYTES).unwrap_or_default();
+        let summary = read_text(folder.file("summary.json"), MAX_TEXT_BYTES).ok();
         let summary = summary.and_then(|text| serde_json::from_str(&text).ok());
         Ok(Detail {
             overview,
@@ -264,10 +264,10 @@ impl Runs {
         })
     }
 
-    /// `metrics.jsonl` of a run, or nothing when it has none yet.
+    /// `metrics.jsonl` of a run; `None` if it does not exist yet.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when there is no such run.
+    /// [`Error::NotFound`] if there is no such run.
     pub fn metrics_file(&self, name: &RunName) -> Result<Option<File>, Error> {
         self.file_of(name, "metrics.jsonl")
     }
@@ -277,7 +277,7 @@ impl Runs {
         self.folder(name).is_ok()
     }
 
-    /// A file of a run, or nothing when it has none of this name.
+    /// A file of a run; `None` if it does not exist.
     pub(crate) fn file_of(&self, name: &RunName, file: &str) -> Result<Option<File>, Error> {
         let folder = self.folder(name)?;
         match folder.file(file) {
@@ -287,16 +287,16 @@ impl Runs {
         }
     }
 
-    /// A file below the folder of a run, by a path that the run wrote down.
+    /// A file below the folder of a run, by a path that the run recorded.
     pub(crate) fn file_below(&self, name: &RunName, path: &Path) -> Result<File, Error> {
         let opened = self.folder(name)?.file_below(path);
         opened.map_err(|error| Error::io("read", &self.root.join(name.as_str()).join(path), error))
     }
 
-    /// Removes a run and all it made.
+    /// Removes a run and all its files.
     ///
     /// # Errors
-    /// [`Error::Refused`] while it runs, [`Error::NotFound`], or what the system says.
+    /// [`Error::Refused`] while it runs, [`Error::NotFound`], or an I/O error.
     pub fn remove(&self, name: &RunName) -> Result<(), Error> {
         let folder = self.folder(name)?;
         if self.overview(name)?.status.is_running() {
@@ -304,15 +304,15 @@ impl Runs {
                 "`{name}` is running: stop it first"
             )));
         }
-        // Who starts in the folder meanwhile has the lock; who removes it, too.
+        // A process that starts in the folder takes the lock, and so does this.
         folder.try_lock().map_err(|_| {
-            Error::Refused(format!("a process works in `{name}`: wait for its end"))
+            Error::Refused(format!("a process is using `{name}`: wait until it ends"))
         })?;
-        // What somebody has open, Windows does not rename.
+        // Windows does not rename folders with open files.
         #[cfg(windows)]
         drop(folder);
         let path = self.root.join(name.as_str());
-        // Out of sight at once, and whole until then.
+        // Hidden at once by a rename, so that it is never seen half removed.
         let doomed = self.root.join(format!(".{name}.removed"));
         let io = |error| Error::io("remove", &path, error);
         match std::fs::remove_dir_all(&doomed) {
@@ -324,7 +324,7 @@ impl Runs {
     }
 
     fn folder(&self, name: &RunName) -> Result<Folder, Error> {
-        // What has no config is no run.
+        // A folder without a config is not a run.
         let run = Folder::open(&self.root)
             .and_then(|root| root.folder(name.as_str()))
             .and_then(|run| run.file("config.yaml").map(|_| run));
@@ -339,7 +339,7 @@ impl Runs {
     }
 }
 
-/// The start of a file as text; what is no UTF-8 becomes U+FFFD.
+/// The start of a file as text; invalid UTF-8 becomes U+FFFD.
 pub(crate) fn read_text(file: io::Result<File>, most: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
     file?.take(most).read_to_end(&mut bytes)?;
@@ -352,8 +352,8 @@ fn modified(file: &File) -> Option<u64> {
     Some(since.as_secs())
 }
 
-/// `train.max_steps` of a config as the trainer writes it, a key a line; of a run that is as long as so
-/// many passes over its data, in a comment above all keys.
+/// `train.max_steps` of a config as the trainer writes it, one key per line. If the length of the run is given in
+/// epochs, it is in a comment above the keys.
 fn max_steps(config: &str) -> Option<u64> {
     let comments = config.lines().take_while(|line| line.starts_with('#'));
     let mut planned = comments.filter_map(|line| line.strip_prefix("# max_steps: "));

@@ -1,14 +1,14 @@
-//! Names of runs, as they come from a command line or the network.
+//! Names of runs, from a command line or the network.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The name of a run's folder: one component of a path, never `.`, `..` or hidden.
+/// The name of a run's folder: one path component, never `.`, `..` or hidden.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunName(String);
 
-/// Why a text is not the name of a run.
+/// The error for a text that cannot be the name of a run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} cannot be the name of a run: a name is 1 to 200 bytes without `/` and control characters, and does not begin with `.`"
@@ -16,10 +16,10 @@ pub struct RunName(String);
 pub struct BadName(String);
 
 impl RunName {
-    /// Takes a text for a name.
+    /// Parses a name.
     ///
     /// # Errors
-    /// When it could mean anything but a folder right below that of the runs.
+    /// If it could mean anything but a folder directly below the folder of runs.
     pub fn parse(text: &str) -> Result<Self, BadName> {
         let forbidden = |letter: char| matches!(letter, '/' | '\\') || letter.is_control();
         let good =
@@ -69,7 +69,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_leads_elsewhere_is_no_name() {
+    fn a_path_to_elsewhere_is_not_a_name() {
         for text in [
             "",
             ".",

@@ -1,20 +1,20 @@
-//! A process, told apart from others that have its number later.
+//! Identifies a process, even if its id is reused later.
 
 use serde::{Deserialize, Serialize};
 
-/// A process: its number, and when it started, since numbers are used again.
+/// A process by its id and its start time, since ids are reused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// Clock ticks from the start of the machine to its own (proc(5)).
+    /// Its start, in clock ticks since boot (proc(5)).
     pub started: u64,
-    /// Which start of the machine that was.
+    /// The boot id at its start.
     pub boot: String,
 }
 
 impl Process {
-    /// The process that now has this number.
+    /// The process that currently has this id.
     pub fn of(pid: u32) -> Option<Self> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         Some(Self {
@@ -24,20 +24,20 @@ impl Process {
         })
     }
 
-    /// Whether it still lives.
+    /// Whether it is still running.
     pub fn is_alive(&self) -> bool {
         Self::of(self.pid).as_ref() == Some(self)
     }
 }
 
-/// Tells one start of the machine from the next; empty where the system does not say.
+/// Identifies the current boot of the machine; empty if the system does not tell.
 pub fn boot_id() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.map(|id| id.trim().to_owned()).unwrap_or_default()
 }
 
-/// Field 22 of `/proc/<pid>/stat`, of a process that is not a zombie. The name before it is in brackets and may
-/// have any character.
+/// Field 22 of `/proc/<pid>/stat`, unless the process is a zombie. The name in the fields before is in brackets and
+/// may contain any character.
 fn started(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(") ")?;
     let mut fields = fields.split(' ');
@@ -61,7 +61,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_number_alone_is_not_the_process() {
+    fn a_reused_id_is_not_the_process() {
         let own = Process::of(std::process::id()).unwrap();
         assert!(own.is_alive());
         for other in [

@@ -1,6 +1,6 @@
-//! Asking a run to stop: the signal that Ctrl-C sends, once.
+//! Stops a run with the signal that Ctrl-C sends, once.
 //!
-//! A second one ends a run without saving, so who was asked is written down, and two clicks are one.
+//! A second signal ends a run without saving, so requests are recorded, and two clicks count as one.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,31 +12,31 @@ use serde::Serialize;
 use super::handle::{Handle, Message};
 use super::{Error, Process, RunName, Runs, Status};
 
-/// What became of a request to stop.
+/// The result of a request to stop.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stopping {
-    /// The run was told; it finishes its step, saves and leaves.
+    /// The run was signalled; it finishes its step, saves and ends.
     Asked,
-    /// It had been told before.
+    /// It had been asked before.
     AlreadyAsked,
 }
 
-/// What a run can be asked for while it goes on.
+/// A request to a run that keeps running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// A checkpoint.
+    /// Save a checkpoint.
     Save,
-    /// Samples.
+    /// Generate samples.
     Sample,
 }
 
 impl Runs {
-    /// Asks a run to finish its step, save and leave. With `again`, a run that was asked before is told
-    /// once more, which ends it at once without saving.
+    /// Asks a run to finish its step, save and end. With `again`, a run that was asked before is signalled once
+    /// more, which ends it at once without saving.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Refused`] when it does not run, or what the system says.
+    /// [`Error::NotFound`], [`Error::Refused`] if it is not running, or an I/O error.
     pub fn stop(&self, name: &RunName, again: bool) -> Result<Stopping, Error> {
         let process = match self.overview(name)?.status {
             Status::Running { process, .. } => process,
@@ -44,13 +44,13 @@ impl Runs {
         };
         let Some(process) = process else {
             return Err(Error::Refused(format!(
-                "`{name}` is running, in a process of somebody else"
+                "`{name}` is running, but its process cannot be identified: it may be another user's"
             )));
         };
         self.stop_process(&process, again)
     }
 
-    /// The same for a process, which need not have a run's folder yet.
+    /// The same for a process that may not have a run folder yet.
     pub(crate) fn stop_process(&self, process: &Process, again: bool) -> Result<Stopping, Error> {
         let path = PathBuf::from(format!("process {}", process.pid));
         let io = |error| Error::io("stop", &path, error);
@@ -64,11 +64,11 @@ impl Runs {
         Ok(Stopping::Asked)
     }
 
-    /// Asks a run for something after the step it is in; the run goes on.
+    /// Sends a request to a run, which it serves after the current step.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Refused`] when it does not run or does not know such requests, or what the
-    /// system says.
+    /// [`Error::NotFound`], [`Error::Refused`] if it is not running or does not support such requests, or an I/O
+    /// error.
     pub fn ask(&self, name: &RunName, request: Request) -> Result<(), Error> {
         let process = match self.overview(name)?.status {
             Status::Running {
@@ -77,7 +77,7 @@ impl Runs {
             } => process,
             Status::Running { process: None, .. } => {
                 return Err(Error::Refused(format!(
-                    "`{name}` is running, in a process of somebody else"
+                    "`{name}` is running, but its process cannot be identified: it may be another user's"
                 )));
             }
             _ => return Err(Error::Refused(format!("`{name}` is not running"))),
@@ -88,10 +88,10 @@ impl Runs {
         };
         let handle = Handle::open(&process)
             .ok_or_else(|| Error::Refused(format!("`{name}` has just ended")))?;
-        // It ends a process that is not prepared for it.
+        // The signal would end a process without a handler for it.
         if !handle.is_awaited(message) {
             return Err(Error::Refused(format!(
-                "`{name}` takes no such requests: it is getting ready, or of an older version"
+                "`{name}` takes no such requests: it is still starting, or from an older version"
             )));
         }
         let path = self.root().join(name.as_str());
@@ -100,7 +100,7 @@ impl Runs {
             .map_err(|error| Error::io("ask", &path, error))
     }
 
-    /// Notes that a process was asked; false when that is noted already. One of two who ask at once is first.
+    /// Records that a process was asked; false if that was recorded before. Of two concurrent calls, one gets true.
     fn note(&self, process: &Process) -> io::Result<bool> {
         let note = note_of(self, process);
         let folder = self.state_folder().join("stopping");
@@ -113,7 +113,7 @@ impl Runs {
                 .and_then(Process::of)
                 .is_some_and(|process| note_of(self, &process) == old.path());
             if !lives {
-                // Somebody else may tidy up at the same time.
+                // Another process may be cleaning up at the same time.
                 let _ = fs::remove_file(old.path());
             }
         }
@@ -149,15 +149,15 @@ pub(crate) fn signal_terminate(process: &Process) -> Result<(), Error> {
 /// Waits until a process has ended.
 ///
 /// # Errors
-/// When the system cannot tell.
+/// If the system cannot tell.
 pub fn wait(process: &Process) -> io::Result<()> {
     wait_for(process, None).map(drop)
 }
 
-/// Waits until a process has ended, or for as long as that; true when it has ended.
+/// Waits until a process has ended, or for `at_most`; true if it has ended.
 ///
 /// # Errors
-/// When the system cannot tell.
+/// If the system cannot tell.
 pub fn wait_for(process: &Process, at_most: Option<Duration>) -> io::Result<bool> {
     match Handle::open(process) {
         Some(handle) => handle.wait(at_most),

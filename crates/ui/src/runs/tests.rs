@@ -48,7 +48,7 @@ fn page(ending: &str, error: &str) -> String {
 }
 
 #[test]
-fn the_last_page_of_a_run_tells_how_it_ended() {
+fn the_report_page_shows_how_a_run_ended() {
     let place = Place::new();
     for (name, ending, error) in [
         ("a", "completed", "null"),
@@ -75,7 +75,7 @@ fn the_last_page_of_a_run_tells_how_it_ended() {
 }
 
 #[test]
-fn what_is_no_run_is_not_listed() {
+fn folders_that_are_not_runs_are_not_listed() {
     let place = Place::new();
     assert!(
         Runs::new(place.folder.path().join("missing"))
@@ -121,7 +121,7 @@ fn a_run_that_is_removed_while_it_is_read_is_not_found() {
 }
 
 #[test]
-fn a_removed_run_is_gone_and_no_other() {
+fn only_the_given_run_is_removed() {
     let place = Place::new();
     place.run("a", &[]);
     place.run("b", &[]);
@@ -135,7 +135,7 @@ fn a_removed_run_is_gone_and_no_other() {
 }
 
 #[test]
-fn a_run_in_which_somebody_works_is_not_removed() {
+fn a_run_in_use_is_not_removed() {
     let place = Place::new();
     let path = place.run("a", &[]);
     let folder = File::open(&path).unwrap();
@@ -146,7 +146,7 @@ fn a_run_in_which_somebody_works_is_not_removed() {
 }
 
 #[test]
-fn keys_that_differ_are_told_with_their_values() {
+fn differing_keys_are_listed_with_their_values() {
     let place = Place::new();
     place.run(
         "a",
@@ -181,7 +181,7 @@ fn keys_that_differ_are_told_with_their_values() {
 }
 
 #[test]
-fn the_steps_of_a_run_of_epochs_are_those_that_its_config_says_above_its_keys() {
+fn the_steps_of_a_run_in_epochs_are_read_from_the_config_s_comment() {
     let text = "# max_steps: 9 (3 epochs)\n# In force from step 4 on.\nname: x\ntrain:\n  max_steps: null\n";
     assert_eq!(super::max_steps(text), Some(9));
     assert_eq!(super::max_steps("name: x\n# max_steps: 9\n"), None);

@@ -1,4 +1,4 @@
-//! What the routes answer.
+//! The handlers of the routes for runs and the machine.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use crate::runs::{self, Metrics, Range, RunName, Status, Stopping};
 type Answer<T> = Result<T, Refusal>;
 type Of<T> = Shared<Arc<T>>;
 
-/// Most bytes of samples in one answer.
-const SAMPLE_BYTES: usize = 2 << 20;
-/// Most runs that are compared at once.
-const COMPARED: usize = 8;
+/// The most bytes of samples in one answer.
+const MAX_SAMPLE_BYTES: usize = 2 << 20;
+/// The most runs that are compared at once.
+const MAX_COMPARED: usize = 8;
 
-/// Work that reads files, on a thread that may wait.
+/// Runs work that reads files on a blocking thread.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Answer<T> + Send + 'static,
 ) -> Answer<T> {
@@ -37,7 +37,7 @@ struct Session {
     token: String,
 }
 
-/// Gives the cookie for the token.
+/// Sets the cookie in exchange for the token.
 pub(super) async fn session(Shared(state): Of<State>, body: Bytes) -> Answer<Response> {
     let Session { token } = parse(&body)?;
     if !state.guard.token().is(&token) {
@@ -55,7 +55,7 @@ pub(super) async fn openapi() -> Response {
     (kind, routes::OPENAPI).into_response()
 }
 
-/// What may stand in a config.
+/// The schema of the config.
 pub(super) async fn schema() -> Response {
     let kind = [(header::CONTENT_TYPE, "application/json")];
     (kind, routes::SCHEMA).into_response()
@@ -118,7 +118,7 @@ pub(super) async fn curves(
 ) -> Answer<Json<Value>> {
     let name = RunName::parse(&name)?;
     let Query(range) = range.map_err(|error| bad(error.body_text()))?;
-    // A part is read from the beginning of the file: few at a time.
+    // The requested part is parsed from the start of the file, so only a few at a time.
     let _permit = match range == Range::default() {
         true => None,
         false => state.scans.acquire().await.ok(),
@@ -151,7 +151,7 @@ pub(super) async fn curves(
 #[derive(Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Wanted {
-    /// Sets of samples, the newest.
+    /// How many sets of samples, the latest ones.
     count: usize,
 }
 
@@ -175,7 +175,7 @@ pub(super) async fn samples(
             return Ok(Json(json!({ "steps": [], "sets": [] })));
         };
         metrics.update(&mut file)?;
-        let sets = metrics.samples(&mut file, count.clamp(1, 200), SAMPLE_BYTES)?;
+        let sets = metrics.samples(&mut file, count.clamp(1, 200), MAX_SAMPLE_BYTES)?;
         Ok(Json(
             json!({ "steps": metrics.sample_steps(), "sets": sets }),
         ))
@@ -189,20 +189,22 @@ pub(super) async fn compare(
     RawQuery(query): RawQuery,
 ) -> Answer<Json<runs::Comparison>> {
     let names = run_names(&query.unwrap_or_default())?;
-    if !(1..=COMPARED).contains(&names.len()) {
+    if !(1..=MAX_COMPARED).contains(&names.len()) {
         return Err(bad(format!(
-            "name 1 to {COMPARED} runs, as in `?run=a&run=b`"
+            "name 1 to {MAX_COMPARED} runs, as in `?run=a&run=b`"
         )));
     }
     blocking(move || Ok(Json(runs::compare(&state.runs, &names)?))).await
 }
 
-/// The values of `run`, which may stand there several times.
+/// The values of `run`, which may occur several times.
 fn run_names(query: &str) -> Answer<Vec<RunName>> {
     let pairs: Vec<(String, String)> = serde_urlencoded(query)?;
     let names = pairs.into_iter().map(|(key, value)| match &*key {
         "run" => Ok(RunName::parse(&value)?),
-        key => Err(bad(format!("`{key}` is not known here: only `run` is"))),
+        key => Err(bad(format!(
+            "unknown parameter `{key}`: only `run` is allowed"
+        ))),
     });
     names.collect()
 }
@@ -210,12 +212,12 @@ fn run_names(query: &str) -> Answer<Vec<RunName>> {
 fn serde_urlencoded(query: &str) -> Answer<Vec<(String, String)>> {
     let uri = format!("/?{query}")
         .parse()
-        .map_err(|_| bad("that is no query"))?;
+        .map_err(|_| bad("the query string is malformed"))?;
     let Query(pairs) = Query::try_from_uri(&uri).map_err(|error| bad(error.body_text()))?;
     Ok(pairs)
 }
 
-/// The GPUs as they are now.
+/// The current state of the GPUs.
 pub(super) async fn gpus(Shared(state): Of<State>) -> Answer<Json<Value>> {
     blocking(move || {
         let running = state
@@ -248,7 +250,7 @@ pub(super) async fn doctor(Shared(state): Of<State>) -> Answer<Json<Value>> {
     .await
 }
 
-/// This machine as a text to post.
+/// A dump of this machine, to post.
 pub(super) async fn dump(Shared(state): Of<State>) -> Answer<Response> {
     let _permit = state.scans.acquire().await.ok();
     let dump = state.dump;
@@ -259,7 +261,7 @@ pub(super) async fn dump(Shared(state): Of<State>) -> Answer<Response> {
     .await
 }
 
-/// Why a run broke, by the error that it wrote down.
+/// Why a run failed, from the error that it recorded.
 pub(super) async fn explain(
     Shared(state): Of<State>,
     Path(name): Path<String>,
@@ -282,7 +284,7 @@ struct Log {
     text: String,
 }
 
-/// What the messages in a text mean.
+/// Explains the error messages in a text.
 pub(super) async fn explain_text(body: Bytes) -> Answer<Json<Explanation>> {
     let Log { text } = parse(&body)?;
     blocking(move || Ok(Json(explained(&text)))).await
@@ -292,9 +294,10 @@ fn explained(text: &str) -> Explanation {
     explain_with(text, Hints { ram: None })
 }
 
-/// The body as JSON of a known shape.
+/// Parses the body as JSON of a known shape.
 pub(super) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Answer<T> {
-    serde_json::from_slice(body).map_err(|error| bad(format!("the request's body: {error}")))
+    serde_json::from_slice(body)
+        .map_err(|error| bad(format!("the request's body is invalid: {error}")))
 }
 
 pub(super) fn bad(text: impl Into<String>) -> Refusal {

@@ -1,4 +1,4 @@
-//! The page, which is built into the program.
+//! The page, which is embedded in the program.
 
 use axum::body::Body;
 use axum::extract::Path;
@@ -6,23 +6,23 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use rust_embed::Embed;
 
-/// What `cargo xtask ui` made of `web/`.
+/// The output of `cargo xtask ui` from `web/`.
 #[derive(Embed)]
 #[folder = "dist"]
 struct Bundle;
 
-/// The page itself, for every view of it: which one is shown stands behind `#`.
+/// The page itself, for all its views: the view is in the fragment, after `#`.
 pub(super) async fn page() -> Response {
     answer("index.html")
 }
 
-/// A script, a style or a picture of the page.
+/// A script, style sheet or picture of the page.
 pub(super) async fn asset(Path(name): Path<String>) -> Response {
     answer(&format!("assets/{name}"))
 }
 
 fn answer(path: &str) -> Response {
-    // A lookup in a table: no path leads anywhere.
+    // A lookup in a table, so no path leads to a file outside it.
     let Some(file) = Bundle::get(path) else {
         return StatusCode::NOT_FOUND.into_response();
     };

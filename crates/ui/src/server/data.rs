@@ -1,7 +1,7 @@
-//! What a config would train on: rows of text, or pictures and videos with captions that can be changed.
+//! What a config would train on: rows of text, or pictures and videos with editable captions.
 //!
-//! Paths never come from the network. The trainer, which knows what a config names and where it may lead, says
-//! which files there are; the page names them by their places in that list.
+//! Paths never come from the network. The trainer knows which paths a config names and where they may lead, and
+//! lists the files; the page refers to them by their index in that list.
 
 use std::collections::VecDeque;
 use std::io::{self, Read as _};
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::api::{bad, blocking, parse};
 use super::error::Refusal;
-use super::queue::{DRY_RUN_TIME, Wanted, ask};
+use super::queue::{DRY_RUN_TIMEOUT, Wanted, ask};
 use super::{State, lock, media};
 use crate::queue::Question;
 use crate::runs::Folder;
@@ -26,26 +26,26 @@ use crate::runs::Folder;
 type Answer<T> = Result<T, Refusal>;
 type Of<T> = Shared<Arc<T>>;
 
-/// Rows or media that are shown, unless more are asked for, and at most.
-const ROWS: u64 = 20;
-const MOST_ROWS: u64 = 1000;
-/// Data sets that are kept.
-const KEPT: usize = 8;
-/// Longest caption, in bytes.
-const LONGEST_CAPTION: usize = 64 << 10;
+/// How many rows or media files are shown by default, and at most.
+const DEFAULT_ROWS: u64 = 20;
+const MAX_ROWS: u64 = 1000;
+/// How many data sets are kept.
+const MAX_DATA_SETS: usize = 8;
+/// The longest caption, in bytes.
+const MAX_CAPTION_BYTES: usize = 64 << 10;
 
-/// The data sets that were looked at last, by number.
+/// The most recently viewed data sets, by number.
 #[derive(Default)]
 pub(crate) struct Sets {
     next: u64,
     sets: VecDeque<(u64, Arc<Set>)>,
 }
 
-/// Media that the trainer named.
+/// The media files that the trainer listed.
 pub(crate) struct Set {
     folder: PathBuf,
     media: Vec<Medium>,
-    /// Whether captions may be changed: where configs from the page may lead to.
+    /// Folders in which captions may be changed: those that configs from the page may name.
     is_writable: bool,
     /// Held while a caption is changed.
     changing: Mutex<()>,
@@ -62,8 +62,8 @@ struct Medium {
 /// What a config would train on.
 pub(super) async fn look(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
     let (wanted, rows) = Wanted::look(&body)?;
-    let question = Question::Data(rows.unwrap_or(ROWS).clamp(1, MOST_ROWS));
-    let mut answer = ask(&state, wanted, question, DRY_RUN_TIME).await?;
+    let question = Question::Data(rows.unwrap_or(DEFAULT_ROWS).clamp(1, MAX_ROWS));
+    let mut answer = ask(&state, wanted, question, DRY_RUN_TIMEOUT).await?;
     let found = answer["found"].take();
     answer["found"] = match found {
         Value::Object(mut found) if found.contains_key("media") => {
@@ -73,7 +73,7 @@ pub(super) async fn look(Shared(state): Of<State>, body: Bytes) -> Answer<Json<V
             sets.next += 1;
             let number = sets.next;
             sets.sets.push_front((number, Arc::new(set)));
-            sets.sets.truncate(KEPT);
+            sets.sets.truncate(MAX_DATA_SETS);
             found.insert("set".into(), number.into());
             json!({ "media": found })
         }
@@ -86,7 +86,7 @@ pub(super) async fn look(Shared(state): Of<State>, body: Bytes) -> Answer<Json<V
     Ok(Json(answer))
 }
 
-/// The numbers of tokens, which nobody looks at here, are most of an answer.
+/// Removes the token ids, which the page does not show and which make up most of an answer.
 fn without_ids(found: &mut serde_json::Map<String, Value>) {
     let below = |value: &mut Value, key: &str| -> Vec<Value> {
         value[key]
@@ -114,7 +114,7 @@ impl Set {
     fn new(state: &State, found: &serde_json::Map<String, Value>) -> Answer<Self> {
         let strange = |_| {
             let text =
-                "the trainer gave an answer that this version of `surefoot ui` does not know";
+                "this version of `surefoot ui` does not know the form of the trainer's answer";
             Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, text)
         };
         let media = found.get("media").cloned().unwrap_or_default();
@@ -137,12 +137,12 @@ impl Set {
     }
 }
 
-/// A medium of a data set that was looked at.
+/// A media file of a data set that was viewed.
 fn medium(state: &State, set: &str, medium: &str) -> Answer<(Arc<Set>, usize)> {
     let missing = || {
         Refusal::new(
             StatusCode::NOT_FOUND,
-            "look at the data again: these are not known any more",
+            "show the data again: these are no longer known",
         )
     };
     let number: u64 = set.parse().map_err(|_| missing())?;
@@ -156,7 +156,7 @@ fn medium(state: &State, set: &str, medium: &str) -> Answer<(Arc<Set>, usize)> {
     }
 }
 
-/// A picture or a video; of a folder of frames, its first.
+/// A picture or a video; for a folder of frames, its first.
 pub(super) async fn file(
     Shared(state): Of<State>,
     Path((set, place)): Path<(String, String)>,
@@ -180,25 +180,25 @@ pub(super) async fn file(
 #[serde(deny_unknown_fields)]
 struct Caption {
     text: String,
-    /// What it was when it was read; unset where there was none.
+    /// The caption when it was read; unset if there was none.
     before: Option<String>,
 }
 
-/// Changes a caption, unless somebody else has.
+/// Changes a caption, unless it has been changed meanwhile.
 pub(super) async fn caption(
     Shared(state): Of<State>,
     Path((set, place)): Path<(String, String)>,
     body: Bytes,
 ) -> Answer<StatusCode> {
     let Caption { text, before } = parse(&body)?;
-    if text.len() > LONGEST_CAPTION || text.contains(['\0', '\u{fffd}']) {
+    if text.len() > MAX_CAPTION_BYTES || text.contains(['\0', '\u{fffd}']) {
         return Err(bad("a caption is a text of at most 64 KiB"));
     }
     let (set, place) = medium(&state, &set, &place)?;
     blocking(move || {
         let refused = |text: &str| Refusal::new(StatusCode::CONFLICT, text);
         let Some(path) = set.media[place].caption_file.clone() else {
-            return Err(refused("this caption stands in a file of JSON lines: change it there"));
+            return Err(refused("this caption is in a file of JSON lines: change it there"));
         };
         if !set.is_writable {
             return Err(refused(
@@ -210,23 +210,23 @@ pub(super) async fn caption(
         let (folder, name) = Folder::open(&set.folder)
             .and_then(|root| Ok((root.way_to(&path)?, root)))
             .map(|((folder, name), root)| (folder.unwrap_or(root), name))?;
-        // Two servers may have the folder.
+        // Another server may be using the same folder.
         folder
             .try_lock()
-            .map_err(|_| refused("another program changes the folder: try again"))?;
+            .map_err(|_| refused("another program is changing the folder: try again"))?;
         let now = match folder.file(&name) {
             Ok(file) => {
                 let mut bytes = Vec::new();
-                file.take(LONGEST_CAPTION as u64 + 1).read_to_end(&mut bytes)?;
-                let now = String::from_utf8(bytes).map_err(|_| refused("what stands there is no text"))?;
+                file.take(MAX_CAPTION_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+                let now = String::from_utf8(bytes).map_err(|_| refused("the file of the caption is not text"))?;
                 now.trim_start_matches('\u{feff}').trim().to_owned()
             }
-            // No caption, and an empty one.
+            // A missing caption, or an empty one.
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(refused(&format!("it cannot be changed: {error}"))),
         };
         if now != before.unwrap_or_default() {
-            return Err(refused("the caption has changed meanwhile: look at the data again"));
+            return Err(refused("the caption has changed meanwhile: show the data again"));
         }
         folder
             .replace(&name, format!("{}\n", text.trim()).as_bytes())

@@ -1,4 +1,4 @@
-//! `surefoot ui --dev`: the page from its sources, which Vite serves at a port of its own, behind ours.
+//! `surefoot ui --dev`: the page from its sources, which Vite serves at another port and this server passes on.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use tokio::net::TcpStream;
 use super::State;
 use super::error::Refusal;
 
-/// Time for Vite's answer: the first takes longest.
-const TIME: Duration = Duration::from_secs(60);
+/// Timeout for Vite's answer; the first one takes longest.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Asks Vite. What the page changes comes by a socket that it opens to Vite itself.
+/// Forwards a request to Vite. The page receives changes through a socket that it opens to Vite directly.
 pub(super) async fn page(
     Shared(state): Shared<Arc<State>>,
     request: Request<Body>,
@@ -42,7 +42,7 @@ pub(super) async fn page(
         .uri()
         .path_and_query()
         .map_or("/", |path| path.as_str());
-    // Nothing else of the request: the cookie is none of Vite's business.
+    // No other headers: Vite must not get the cookie.
     let mut asked = Request::builder()
         .method(request.method())
         .uri(path)
@@ -53,14 +53,14 @@ pub(super) async fn page(
     let asked = asked
         .body(Body::empty())
         .map_err(|error| gone(error.to_string()))?;
-    let answer = tokio::time::timeout(TIME, sender.send_request(asked)).await;
+    let answer = tokio::time::timeout(TIMEOUT, sender.send_request(asked)).await;
     let answer = answer
         .map_err(|_| gone("it took too long".into()))?
         .map_err(|error| gone(error.to_string()))?;
     Ok(answer.map(Body::new))
 }
 
-/// The policy for pages from Vite: it puts styles into the page, and the page asks it what has changed.
+/// The content security policy for pages from Vite, which inserts styles into the page and tells it about changes.
 pub(super) fn policy(port: u16) -> Option<HeaderValue> {
     let text = format!(
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; \

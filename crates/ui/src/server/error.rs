@@ -1,4 +1,4 @@
-//! What a request that fails gets.
+//! The answer to a request that fails.
 
 use axum::Json;
 use axum::http::StatusCode;
@@ -50,7 +50,7 @@ impl From<tokio::task::JoinError> for Refusal {
     fn from(_: tokio::task::JoinError) -> Self {
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,
-            "the server has a bug here; its log says more",
+            "internal error: see the server's log",
         )
     }
 }

@@ -1,8 +1,8 @@
-//! A prompt to what a run has made, answered as it comes: a line of JSON for each piece of text, and one for the end. A
-//! video comes as a file, whose name is in the last line; the lines before it tell of its steps.
+//! Generates from a prompt with a run's model. The answer is streamed: one line of JSON for each piece of text, and one
+//! for the end. A video is a file, which the last line names; the lines before it report the steps.
 //!
-//! The model is in memory while it answers, and no longer: its process ends with the answer, when nobody listens any
-//! more, or when nothing comes for a while.
+//! The model is in memory only while it answers: its process is ended after the answer, when the client disconnects,
+//! or when it produces no output for a while.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -21,25 +21,25 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::api::{bad, blocking, parse};
 use super::error::Refusal;
 use super::{State, media};
-use crate::queue::{Answering, Prompt, plain};
+use crate::queue::{Generation, Prompt, plain};
 use crate::runs::Folder;
 
-/// Longest prompt, in bytes.
-const LONGEST: usize = 16 << 10;
-/// Most tokens of an answer.
-const MOST_TOKENS: u32 = 4096;
-/// Most frames of a video, steps of its solver, and pixels of a side.
-const MOST_FRAMES: u32 = 481;
-const MOST_STEPS: u32 = 200;
-const MOST_PIXELS: u32 = 2048;
-/// Videos that are kept.
-const KEPT: usize = 4;
-/// Without a letter for so long, a model is stopped; loading a large one takes a while.
-const IDLE: Duration = Duration::from_secs(600);
-/// Time in which a browser has to take what came.
-const TAKEN: Duration = Duration::from_secs(30);
-/// What is kept of what it says beside its answer.
-const ERRORS: usize = 64 << 10;
+/// The longest prompt, in bytes.
+const MAX_PROMPT_BYTES: usize = 16 << 10;
+/// The most tokens of an answer.
+const MAX_TOKENS: u32 = 4096;
+/// The most frames of a video, inference steps, and pixels per side.
+const MAX_FRAMES: u32 = 481;
+const MAX_STEPS: u32 = 200;
+const MAX_PIXELS: u32 = 2048;
+/// How many videos are kept.
+const MAX_VIDEOS: usize = 4;
+/// A model is stopped after this time without output; loading a large one takes a while.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(600);
+/// How long a browser may take to receive a piece.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How much is kept of the model's standard error, in bytes.
+const MAX_STDERR_BYTES: usize = 64 << 10;
 
 type Line = Result<Bytes, io::Error>;
 
@@ -47,17 +47,17 @@ fn line(value: &Value) -> Bytes {
     format!("{value}\n").into()
 }
 
-/// What a request asks, if a model can be asked that.
+/// Parses a request, and checks its limits.
 pub(super) fn read(body: &[u8]) -> Result<Prompt, Refusal> {
     let prompt: Prompt = parse(body)?;
-    if prompt.prompt.len() > LONGEST || prompt.prompt.contains('\0') {
+    if prompt.prompt.len() > MAX_PROMPT_BYTES || prompt.prompt.contains('\0') {
         return Err(bad("a prompt is a text of at most 16 KiB"));
     }
     if prompt
         .max_new_tokens
-        .is_some_and(|most| !(1..=MOST_TOKENS).contains(&most))
+        .is_some_and(|most| !(1..=MAX_TOKENS).contains(&most))
     {
-        return Err(bad(format!("`max_new_tokens` is 1 to {MOST_TOKENS}")));
+        return Err(bad(format!("`max_new_tokens` is 1 to {MAX_TOKENS}")));
     }
     if prompt
         .temperature
@@ -66,10 +66,10 @@ pub(super) fn read(body: &[u8]) -> Result<Prompt, Refusal> {
         return Err(bad("`temperature` is 0 to 100"));
     }
     let numbers = [
-        ("frames", prompt.frames, MOST_FRAMES),
-        ("steps", prompt.steps, MOST_STEPS),
-        ("width", prompt.width, MOST_PIXELS),
-        ("height", prompt.height, MOST_PIXELS),
+        ("frames", prompt.frames, MAX_FRAMES),
+        ("steps", prompt.steps, MAX_STEPS),
+        ("width", prompt.width, MAX_PIXELS),
+        ("height", prompt.height, MAX_PIXELS),
     ];
     for (name, number, most) in numbers {
         if number.is_some_and(|number| !(1..=most).contains(&number)) {
@@ -90,7 +90,7 @@ pub(super) async fn generate(
         Refusal::new(StatusCode::TOO_MANY_REQUESTS, text)
     })?;
     let shared = state.clone();
-    let Answering { mut child, file } = blocking(move || {
+    let Generation { mut child, file } = blocking(move || {
         let has_gpu = || !crate::gpus::read(&shared.system, &[]).is_empty();
         if !prompt.beside
             && let Some(run) = shared.queue.run_on_a_gpu()?.filter(|_| has_gpu())
@@ -100,20 +100,20 @@ pub(super) async fn generate(
                 format!("`{run}` uses the GPU: both might run out of memory"),
             ));
         }
-        let (launch, tried) = (&shared.launch, tried(&shared));
-        forget(&tried);
+        let (launch, videos_folder) = (&shared.launch, videos_folder(&shared));
+        remove_old_videos(&videos_folder);
         let (program, folder) = (&launch.program, &launch.folder);
         Ok(shared
             .queue
-            .start_generate(program, folder, &tried, &prompt)?)
+            .start_generate(program, folder, &videos_folder, &prompt)?)
     })
     .await?;
     let (sender, receiver) = mpsc::channel::<Line>(16);
     let (output, errors) = (child.stdout.take(), child.stderr.take());
     let (pieces, heard) = mpsc::channel(4);
-    // Threads of their own, since they wait for as long as the model thinks.
+    // Threads of their own, since they block for as long as the model computes.
     let errors = match &file {
-        // What it prints is the name of its file; its steps are told beside that.
+        // For a video, stdout has the file name, and the steps are on stderr.
         Some(_) => {
             std::thread::spawn(move || read_end(output, None));
             std::thread::spawn(move || read_end(errors, Some(&pieces)))
@@ -132,8 +132,8 @@ pub(super) async fn generate(
         let _permit = permit;
         let end = tokio::select! {
             end = pass_on(heard, key, &sender) => end,
-            () = sender.closed() => Some("nobody listens any more"),
-            _ = closing.changed() => Some("the server ends"),
+            () = sender.closed() => Some("the client disconnected"),
+            _ = closing.changed() => Some("the server is shutting down"),
         };
         finish(child, errors, end, file, &sender).await;
     });
@@ -141,28 +141,28 @@ pub(super) async fn generate(
     Ok((kind, Body::from_stream(ReceiverStream::new(receiver))).into_response())
 }
 
-/// Passes text on until it ends; why it was broken off, if it was.
+/// Forwards text until it ends; returns why it was interrupted, if it was.
 async fn pass_on(
     mut heard: mpsc::Receiver<String>,
     key: &str,
     sender: &mpsc::Sender<Line>,
 ) -> Option<&'static str> {
     loop {
-        match tokio::time::timeout(IDLE, heard.recv()).await {
-            Err(_) => return Some("nothing came for ten minutes, so it was stopped"),
+        match tokio::time::timeout(OUTPUT_TIMEOUT, heard.recv()).await {
+            Err(_) => return Some("it was stopped after ten minutes without output"),
             Ok(None) => return None,
             Ok(Some(text)) => {
                 let piece = Ok(line(&json!({ key: text })));
-                match tokio::time::timeout(TAKEN, sender.send(piece)).await {
+                match tokio::time::timeout(CLIENT_TIMEOUT, sender.send(piece)).await {
                     Ok(Ok(())) => {}
-                    _ => return Some("nobody listens any more"),
+                    _ => return Some("the client disconnected"),
                 }
             }
         }
     }
 }
 
-/// Ends the process, and says how it ended.
+/// Ends the process, and describes how it ended.
 async fn finish(
     mut child: Child,
     errors: std::thread::JoinHandle<String>,
@@ -193,10 +193,10 @@ async fn finish(
         end["file"] = json!(format!("/api/tried/{name}"));
     }
     let end = Ok(line(&end));
-    let _ = tokio::time::timeout(TAKEN, sender.send(end)).await;
+    let _ = tokio::time::timeout(CLIENT_TIMEOUT, sender.send(end)).await;
 }
 
-/// Reads text as it comes; a letter that is cut in two waits for its other half.
+/// Reads text as it arrives; an incomplete character is kept until its remaining bytes arrive.
 fn read_text(output: Option<impl Read>, pieces: &mpsc::Sender<String>) {
     let Some(mut output) = output else {
         return;
@@ -209,7 +209,7 @@ fn read_text(output: Option<impl Read>, pieces: &mpsc::Sender<String>) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => break,
         }
-        let text = whole_letters(&mut rest);
+        let text = take_complete_characters(&mut rest);
         if !text.is_empty() && pieces.blocking_send(text).is_err() {
             return;
         }
@@ -219,8 +219,8 @@ fn read_text(output: Option<impl Read>, pieces: &mpsc::Sender<String>) {
     }
 }
 
-/// Takes the text in front of a letter that is not whole yet; what can never be one becomes U+FFFD.
-fn whole_letters(bytes: &mut Vec<u8>) -> String {
+/// Takes the text up to an incomplete character; invalid bytes become U+FFFD.
+fn take_complete_characters(bytes: &mut Vec<u8>) -> String {
     let mut text = String::new();
     loop {
         match std::str::from_utf8(bytes) {
@@ -247,8 +247,8 @@ fn whole_letters(bytes: &mut Vec<u8>) -> String {
     }
 }
 
-/// The end of what is said beside the answer, so that the pipe never fills; each piece goes to `told`, too, as far as
-/// somebody takes it.
+/// Reads to the end, so that the pipe never fills, and returns the last part; each piece is also sent to `told`, as
+/// long as there is a receiver.
 fn read_end(stream: Option<impl Read>, told: Option<&mpsc::Sender<String>>) -> String {
     let (mut buffer, mut kept) = ([0; 4096], Vec::new());
     if let Some(mut stream) = stream {
@@ -257,50 +257,53 @@ fn read_end(stream: Option<impl Read>, told: Option<&mpsc::Sender<String>>) -> S
                 let _ = told.try_send(plain(&String::from_utf8_lossy(&buffer[..count])));
             }
             kept.extend_from_slice(&buffer[..count]);
-            kept.drain(..kept.len().saturating_sub(ERRORS));
+            kept.drain(..kept.len().saturating_sub(MAX_STDERR_BYTES));
         }
     }
     plain(&String::from_utf8_lossy(&kept))
 }
 
-/// Where videos lie that were made to try a run.
-fn tried(state: &State) -> PathBuf {
+/// The folder for generated videos.
+fn videos_folder(state: &State) -> PathBuf {
     state.runs.state_folder().join("tried")
 }
 
-/// Removes all but the newest of them.
-fn forget(tried: &Path) {
-    let entries = std::fs::read_dir(tried).into_iter().flatten().flatten();
+/// Removes all but the newest videos.
+fn remove_old_videos(videos_folder: &Path) {
+    let entries = std::fs::read_dir(videos_folder)
+        .into_iter()
+        .flatten()
+        .flatten();
     let mut files: Vec<_> = entries
         .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
         .collect();
     files.sort();
-    files.truncate(files.len().saturating_sub(KEPT - 1));
+    files.truncate(files.len().saturating_sub(MAX_VIDEOS - 1));
     for (_, path) in files {
         let _ = std::fs::remove_file(path);
     }
 }
 
-/// Whether a video is called so.
-pub(super) fn is_made(name: &str) -> bool {
+/// Whether this is the name of a generated video.
+pub(super) fn is_video_name(name: &str) -> bool {
     name.strip_suffix(".webp").is_some_and(|number| {
         number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit())
     })
 }
 
-/// A video that was made.
+/// A generated video.
 pub(super) async fn made(
     Shared(state): Shared<Arc<State>>,
     UrlPath(name): UrlPath<String>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let missing = || Refusal::new(StatusCode::NOT_FOUND, "there is no such video any more");
-    if !is_made(&name) {
+    let missing = || Refusal::new(StatusCode::NOT_FOUND, "this video no longer exists");
+    if !is_video_name(&name) {
         return Err(missing());
     }
     let (shared, wanted) = (state.clone(), name.clone());
     let file = blocking(move || {
-        let folder = Folder::open(&tried(&shared)).map_err(|_| missing())?;
+        let folder = Folder::open(&videos_folder(&shared)).map_err(|_| missing())?;
         folder.file(&wanted).map_err(|_| missing())
     });
     media::send(state, file.await?, &name, &headers).await
@@ -310,7 +313,7 @@ pub(super) async fn made(
 mod tests {
     use proptest::prelude::*;
 
-    use super::whole_letters;
+    use super::take_complete_characters;
 
     proptest! {
         #[test]
@@ -322,7 +325,7 @@ mod tests {
             let (mut rest, mut made) = (Vec::new(), String::new());
             for pair in cuts.windows(2) {
                 rest.extend_from_slice(&bytes[pair[0]..pair[1]]);
-                made.push_str(&whole_letters(&mut rest));
+                made.push_str(&take_complete_characters(&mut rest));
             }
             prop_assert_eq!(made, text);
             prop_assert!(rest.is_empty());
@@ -331,7 +334,7 @@ mod tests {
         #[test]
         fn bytes_of_any_kind_never_wait_for_more_than_a_letter(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let mut rest = bytes;
-            whole_letters(&mut rest);
+            take_complete_characters(&mut rest);
             prop_assert!(rest.len() < 4);
         }
     }

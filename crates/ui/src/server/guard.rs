@@ -1,4 +1,4 @@
-//! Who may ask what, decided before anything else is.
+//! Access control, decided before anything else.
 //!
 //! | request | Host | Origin | token |
 //! |---|---|---|---|
@@ -8,8 +8,8 @@
 //! | `POST /api/session` | | our own | in the body |
 //! | everything else | | our own | yes |
 //!
-//! A name that a stranger makes point here is none of ours, so a rebound name gets nothing. A page of
-//! somebody else can send requests with the cookie only where `SameSite` fails, and then its Origin tells.
+//! A foreign host name that resolves to this machine is refused, so DNS rebinding gets nothing. A page from another
+//! site could send requests with the cookie only if `SameSite` fails, and then its Origin gives it away.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,15 +25,15 @@ use axum::response::{IntoResponse, Response};
 use super::error::Refusal;
 use super::{State, Token, dev};
 
-/// Most bytes of a request's body.
-const LONGEST_BODY: usize = 256 << 10;
-/// Time for the body of a request.
-const BODY_TIME: Duration = Duration::from_secs(10);
+/// The most bytes of a request's body.
+const MAX_BODY_BYTES: usize = 256 << 10;
+/// Timeout for receiving the body of a request.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The cookie's name, to which the port is added: browsers share cookies between ports.
+/// The name of the cookie, to which the port is added, since browsers share cookies between ports.
 pub const COOKIE: &str = "surefoot";
 
-/// On everything that is answered.
+/// Headers of every response.
 const HEADERS: [(&str, &str); 6] = [
     (
         "content-security-policy",
@@ -47,11 +47,11 @@ const HEADERS: [(&str, &str); 6] = [
     ("x-frame-options", "DENY"),
 ];
 
-/// The address of this end of a connection.
+/// The local address of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Local(pub(super) SocketAddr);
 
-/// What is allowed.
+/// The rules for requests.
 pub struct Guard {
     token: Token,
     address: SocketAddr,
@@ -60,7 +60,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// For a server that listens at `address`, and that browsers may also call by `names`.
+    /// For a server that listens at `address`, and that browsers may also reach by `names`.
     pub fn new(token: Token, address: SocketAddr, names: &[String]) -> Self {
         let port = address.port();
         let mut hosts = Vec::new();
@@ -72,7 +72,7 @@ impl Guard {
         }
         for name in names {
             let name = name.to_ascii_lowercase();
-            // A tunnel or a proxy may have another port, or none.
+            // The port of a tunnel or proxy may differ or be missing.
             let with_port = name.rsplit_once(':').is_some_and(|(_, port)| {
                 !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
             });
@@ -99,7 +99,7 @@ impl Guard {
         &self.token
     }
 
-    /// The cookie that a browser gets for the token.
+    /// The cookie that a browser gets in exchange for the token.
     pub(super) fn cookie(&self) -> String {
         format!(
             "{}={}; HttpOnly; SameSite=Strict; Path=/; Max-Age=31536000",
@@ -124,7 +124,7 @@ impl Guard {
             .hosts
             .iter()
             .any(|known| known.eq_ignore_ascii_case(host));
-        // On all addresses: the one that was called is a number, which no name can be made to be.
+        // When listening on all addresses: the address that was called is a literal IP, which no DNS name can fake.
         let local = request.extensions().get::<Local>();
         let called = local
             .is_some_and(|local| self.address.ip().is_unspecified() && local.0.to_string() == host);
@@ -150,7 +150,7 @@ impl Guard {
         let forbidden = |text: &str| Err(Refusal::new(StatusCode::FORBIDDEN, text));
         let Some(host) = self.host(request) else {
             return forbidden(
-                "this server is not called by that name; `surefoot ui --allow-host NAME` adds one",
+                "this server does not answer to that name; `surefoot ui --allow-host NAME` adds it",
             );
         };
         let headers = request.headers();
@@ -173,7 +173,7 @@ impl Guard {
             (None, false) => {
                 return forbidden("a request that changes something needs the Origin of this page");
             }
-            _ => return forbidden("that comes from a page of somebody else"),
+            _ => return forbidden("the request comes from a page of another site"),
         }
         let brings_token = *request.method() == Method::POST && path == "/api/session";
         if brings_token || self.has_token(headers) {
@@ -186,7 +186,7 @@ impl Guard {
     }
 }
 
-/// Answers what is not allowed, reads the body of what is, and adds the headers that every answer has.
+/// Answers refused requests, reads the body of the others, and adds the common headers to every response.
 pub(super) async fn check(
     Shared(state): Shared<Arc<State>>,
     request: Request,
@@ -211,7 +211,7 @@ pub(super) async fn check(
     if let Some(policy) = state.dev.and_then(dev::policy) {
         headers.insert(header::CONTENT_SECURITY_POLICY, policy);
     }
-    // The names of assets change with what is in them.
+    // The names of assets contain a hash of their content.
     let cache = match is_asset && is_found && state.dev.is_none() {
         true => "public, max-age=31536000, immutable",
         false => "no-store",
@@ -220,13 +220,13 @@ pub(super) async fn check(
     response
 }
 
-/// A request with its body in memory.
+/// Reads the body of a request into memory.
 async fn whole(request: Request) -> Result<Request, Refusal> {
     let (parts, body) = request.into_parts();
     if matches!(parts.method, Method::GET | Method::HEAD) {
         return Ok(Request::from_parts(parts, Body::empty()));
     }
-    match tokio::time::timeout(BODY_TIME, to_bytes(body, LONGEST_BODY)).await {
+    match tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY_BYTES)).await {
         Ok(Ok(bytes)) => Ok(Request::from_parts(parts, Body::from(bytes))),
         Ok(Err(_)) => Err(Refusal::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -234,7 +234,7 @@ async fn whole(request: Request) -> Result<Request, Refusal> {
         )),
         Err(_) => Err(Refusal::new(
             StatusCode::REQUEST_TIMEOUT,
-            "the request took too long to come",
+            "the request took too long to arrive",
         )),
     }
 }

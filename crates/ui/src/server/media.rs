@@ -1,4 +1,4 @@
-//! Pictures and videos: files as they are, whole or in part, in pieces.
+//! Pictures and videos: sends files, or byte ranges of them, in pieces.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -17,12 +17,12 @@ use super::error::Refusal;
 use super::{State, lock};
 use crate::runs::RunName;
 
-/// Bytes that are read at once.
-const PIECE: u64 = 256 << 10;
-/// Time in which a browser has to take a piece.
-const PIECE_TIME: Duration = Duration::from_secs(30);
+/// Bytes per read.
+const PIECE_BYTES: u64 = 256 << 10;
+/// How long a browser may take to receive a piece.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a browser is told of a file, by its ending; nothing is ever a page or a script.
+/// The content type of a file by its extension; never one that a browser would execute.
 fn kind(name: &str) -> &'static str {
     let ending = name
         .rsplit_once('.')
@@ -42,10 +42,10 @@ fn kind(name: &str) -> &'static str {
     }
 }
 
-/// The first and last byte that a header asks for, of `length`; `None` where all is to be sent.
+/// The first and last byte that a `Range` header asks for, of `length` bytes; `None` for the whole file.
 ///
 /// # Errors
-/// When nothing of that is there.
+/// If no requested byte exists.
 pub(crate) fn range(header: Option<&str>, length: u64) -> Result<Option<(u64, u64)>, ()> {
     let Some((first, last)) = header
         .and_then(|text| text.strip_prefix("bytes="))
@@ -59,7 +59,7 @@ pub(crate) fn range(header: Option<&str>, length: u64) -> Result<Option<(u64, u6
         false => None,
     };
     let (first, last) = match (number(first), number(last)) {
-        // The last so many bytes.
+        // A suffix range: the last n bytes.
         (None, Some(count)) if first.is_empty() => (length.saturating_sub(count.max(1)), length),
         (Some(first), None) if last.is_empty() => (first, length),
         (Some(first), Some(last)) if first <= last => (first, last),
@@ -71,7 +71,7 @@ pub(crate) fn range(header: Option<&str>, length: u64) -> Result<Option<(u64, u6
     }
 }
 
-/// A file, or the part of it that is asked for.
+/// A file, or the requested part of it.
 pub(super) async fn send(
     state: Arc<State>,
     mut file: File,
@@ -94,14 +94,14 @@ pub(super) async fn send(
     file.seek(SeekFrom::Start(first))?;
     let (sender, receiver) = mpsc::channel(2);
     tokio::spawn(async move {
-        // Those that are open at once have a bound, as other streams have.
+        // The number of concurrent transfers is limited, as that of other streams is.
         let Ok(_permit) = state.files.acquire().await else {
             return;
         };
         let (mut file, mut left) = (file, count);
         while left > 0 {
             let read = blocking(move || {
-                let mut piece = vec![0; left.min(PIECE) as usize];
+                let mut piece = vec![0; left.min(PIECE_BYTES) as usize];
                 file.read_exact(&mut piece)?;
                 Ok((file, Bytes::from(piece)))
             });
@@ -111,13 +111,13 @@ pub(super) async fn send(
                     left -= piece.len() as u64;
                     Ok(piece)
                 }
-                // It became shorter meanwhile.
+                // The file became shorter meanwhile.
                 Err(refusal) => {
                     let _ = sender.send(Err(io::Error::other(refusal.1))).await;
                     return;
                 }
             };
-            let taken = tokio::time::timeout(PIECE_TIME, sender.send(sent)).await;
+            let taken = tokio::time::timeout(PIECE_TIMEOUT, sender.send(sent)).await;
             if !matches!(taken, Ok(Ok(()))) {
                 return;
             }
@@ -145,7 +145,7 @@ pub(super) async fn send(
     Ok(response)
 }
 
-/// A file of a sample: of a step, by the places of the sample and the file in what the run wrote down.
+/// A file of a sample, by its step and the indices of the sample and the file in the run's records.
 pub(super) async fn sample(
     Shared(state): Shared<Arc<State>>,
     Path((name, step, sample, file)): Path<(String, String, String, String)>,
@@ -184,7 +184,7 @@ mod tests {
     use super::range;
 
     #[test]
-    fn parts_of_a_file_are_what_was_asked_for() {
+    fn the_requested_range_is_returned() {
         for (header, wanted) in [
             (None, Ok(None)),
             (Some("bytes=0-"), Ok(Some((0, 9)))),

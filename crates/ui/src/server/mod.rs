@@ -4,8 +4,8 @@
 //! connection ─▶ guard (Host, Origin, token, size and time of the body) ─▶ routes ─▶ runs
 //! ```
 //!
-//! Everything stands behind the guard, which decides before a route is looked for: a route that is added
-//! is protected like the others.
+//! The guard decides before a route is looked up, so every new route is
+//! protected like the others.
 
 mod api;
 mod assets;
@@ -44,56 +44,56 @@ pub use guard::{COOKIE, Guard};
 pub use routes::{OPENAPI, ROUTES};
 pub use token::Token;
 
-/// Connections at once; more wait.
-const CONNECTIONS: usize = 128;
-/// Streams of events at once; more are refused.
-const STREAMS: usize = 48;
-/// Pictures and videos that are sent at once; more wait.
-const FILES: usize = 24;
-/// Time for the head of a request.
-const HEAD_TIME: Duration = Duration::from_secs(10);
-/// Time after which a client that takes nothing is let go.
+/// The most connections at once; more wait.
+const MAX_CONNECTIONS: usize = 128;
+/// The most event streams at once; more are refused.
+const MAX_STREAMS: usize = 48;
+/// The most pictures and videos that are sent at once; more wait.
+const MAX_FILES: usize = 24;
+/// Timeout for receiving the head of a request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// A client that receives nothing for this long is disconnected.
 #[cfg(unix)]
-const WRITE_TIME_MS: u32 = 30_000;
-/// Between two looks whether the queue is taken care of.
+const WRITE_TIMEOUT_MS: u32 = 30_000;
+/// How often to look whether the queue needs a worker.
 const QUEUE_PERIOD: Duration = Duration::from_secs(10);
-/// Runs whose curves are kept between two looks.
-const KEPT: usize = 8;
+/// How many runs have their curves kept.
+const MAX_CACHED_METRICS: usize = 8;
 
-/// What a server is to do.
+/// Settings of a server.
 pub struct Options {
     /// The folder of runs.
     pub runs: PathBuf,
-    /// Where to listen.
+    /// The address to listen at.
     pub address: IpAddr,
-    /// The port; 0 takes a free one.
+    /// The port; 0 chooses a free one.
     pub port: u16,
-    /// Further names by which browsers may call this server.
+    /// Further host names by which browsers may reach this server.
     pub names: Vec<String>,
     /// `surefoot`, which starts runs.
     pub program: PathBuf,
-    /// The folder that paths in a config from the page begin at.
+    /// The folder that relative paths in a config from the page start from.
     pub folder: PathBuf,
     /// Folders besides it, and that of the runs, that such paths may lead to.
     pub data: Vec<PathBuf>,
-    /// Where the token is kept.
+    /// The file of the token.
     pub token_file: PathBuf,
-    /// The port of a Vite on this machine that serves the page from its sources, instead of what is built in.
+    /// The port of a local Vite that serves the page from its sources, instead of the embedded one.
     pub dev: Option<u16>,
-    /// Where `sys` and `proc` are: `/`, but for tests.
+    /// The root of `sys` and `proc`: `/` outside tests.
     pub system: PathBuf,
     /// Diagnoses this machine.
     pub diagnose: fn() -> doctor::Report,
-    /// A description of this machine that can be posted.
+    /// Returns a dump of this machine, to post.
     pub dump: fn() -> String,
 }
 
-/// What all requests share.
+/// The state that all requests share.
 pub struct State {
     pub(crate) runs: Runs,
     pub(crate) queue: Queue,
     pub(crate) launch: queue::Launch,
-    /// Configs that the trainer looks at, at once.
+    /// Limits how many configs the trainer checks at once.
     pub(crate) asking: Arc<Semaphore>,
     pub(crate) guard: Guard,
     pub(crate) dev: Option<u16>,
@@ -102,28 +102,28 @@ pub struct State {
     pub(crate) dump: fn() -> String,
     metrics: Mutex<VecDeque<(RunName, Arc<Mutex<Metrics>>)>>,
     pub(crate) streams: Arc<Semaphore>,
-    /// The data sets that the page looks at.
+    /// The data sets that the page shows.
     pub(crate) sets: Mutex<data::Sets>,
-    /// Files that are sent, at once.
+    /// Limits how many files are sent at once.
     pub(crate) files: Semaphore,
-    /// Models that answer, at once.
+    /// Limits how many models generate at once.
     pub(crate) generating: Arc<Semaphore>,
-    /// Readings of whole files at once.
+    /// Limits how many whole files are read at once.
     pub(crate) scans: Semaphore,
-    /// True once the server ends.
+    /// True once the server shuts down.
     pub(crate) closing: watch::Receiver<bool>,
 }
 
 impl State {
-    /// Has the queue worked off, if there is something to do and nobody does it.
-    pub(crate) fn see_to_queue(&self) -> Result<(), Error> {
+    /// Starts a worker for the queue, if it needs one.
+    pub(crate) fn ensure_worker(&self) -> Result<(), Error> {
         match self.queue.needs_worker()? {
             true => self.queue.start_worker(&self.launch.program),
             false => Ok(()),
         }
     }
 
-    /// What is kept of a run's metrics. The runs that were asked for last are.
+    /// The cached metrics of a run; those of the most recently requested runs are kept.
     pub(crate) fn metrics(&self, name: &RunName) -> Arc<Mutex<Metrics>> {
         let mut kept = lock(&self.metrics);
         let found = kept.iter().position(|(run, _)| run == name);
@@ -136,19 +136,19 @@ impl State {
         };
         let metrics = entry.1.clone();
         kept.push_front(entry);
-        kept.truncate(KEPT);
+        kept.truncate(MAX_CACHED_METRICS);
         metrics
     }
 }
 
-/// A thread that panicked leaves nothing half-done that matters: what is kept can be read again.
+/// Ignores poisoning: what is cached can be read again.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// A server that listens, and answers once it is run.
+/// A server that is listening; [`run`](Self::run) answers.
 pub struct Server {
     listener: TcpListener,
     state: Arc<State>,
@@ -156,10 +156,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds the port and reads or makes the token.
+    /// Binds the port, and reads or creates the token.
     ///
     /// # Errors
-    /// When the port is taken or the token cannot be kept.
+    /// If the port is in use or the token cannot be saved.
     pub async fn bind(options: Options) -> io::Result<Self> {
         let listener = TcpListener::bind((options.address, options.port)).await?;
         let address = listener.local_addr()?;
@@ -183,9 +183,9 @@ impl Server {
             diagnose: options.diagnose,
             dump: options.dump,
             metrics: Mutex::default(),
-            streams: Arc::new(Semaphore::new(STREAMS)),
+            streams: Arc::new(Semaphore::new(MAX_STREAMS)),
             sets: Mutex::default(),
-            files: Semaphore::new(FILES),
+            files: Semaphore::new(MAX_FILES),
             generating: Arc::new(Semaphore::new(1)),
             scans: Semaphore::new(2),
             closing,
@@ -202,7 +202,7 @@ impl Server {
         self.state.guard.address()
     }
 
-    /// What to open in a browser: the token stands behind `#`, which browsers send to nobody.
+    /// The address to open in a browser: the token is in the fragment, which browsers do not send.
     pub fn url(&self) -> String {
         let address = self.address();
         let host = match address.ip().is_unspecified() {
@@ -212,9 +212,9 @@ impl Server {
         format!("http://{host}/#token={}", self.state.guard.token().reveal())
     }
 
-    /// Answers until `until` is over.
+    /// Answers requests until `until` completes.
     pub async fn run(self, until: impl Future<Output = ()>) {
-        let connections = Arc::new(Semaphore::new(CONNECTIONS));
+        let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
         tokio::pin!(until);
         tokio::spawn(keep_working(self.state.clone()));
         loop {
@@ -234,8 +234,8 @@ impl Server {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!("cannot take a connection: {error}");
-                    // Out of file descriptors, most likely: others are to end first.
+                    tracing::warn!("cannot accept a connection: {error}");
+                    // Probably out of file descriptors: wait until other connections end.
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
             }
@@ -244,13 +244,13 @@ impl Server {
     }
 }
 
-/// Sees to the queue when the server starts, as after a restart of the machine, and when who worked at it is gone.
+/// Starts a worker for the queue if there is work, as after a reboot, or when the worker has ended.
 async fn keep_working(state: Arc<State>) {
     let mut closing = state.closing.clone();
     let mut before = None;
     loop {
         let shared = state.clone();
-        let done = api::blocking(move || Ok(shared.see_to_queue()?)).await;
+        let done = api::blocking(move || Ok(shared.ensure_worker()?)).await;
         let problem = done.err().map(|refusal| refusal.1);
         if problem != before
             && let Some(problem) = &problem
@@ -265,11 +265,11 @@ async fn keep_working(state: Arc<State>) {
     }
 }
 
-/// Answers the requests of one connection, until it or the server ends.
+/// Answers the requests of one connection, until it ends or the server does.
 async fn connection(stream: TcpStream, state: Arc<State>) {
-    // Windows gives up by itself on a client that takes nothing.
+    // Windows disconnects an unresponsive client by itself.
     #[cfg(unix)]
-    let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, WRITE_TIME_MS);
+    let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, WRITE_TIMEOUT_MS);
     let _ = stream.set_nodelay(true);
     let local = stream.local_addr().ok();
     let mut closing = state.closing.clone();
@@ -282,7 +282,7 @@ async fn connection(stream: TcpStream, state: Arc<State>) {
     });
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIME)
+        .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(32 << 10)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
     let result = tokio::select! {
@@ -294,7 +294,7 @@ async fn connection(stream: TcpStream, state: Arc<State>) {
     }
 }
 
-/// The guard around the routes.
+/// The routes behind the guard.
 fn service(
     state: Arc<State>,
 ) -> impl tower::Service<

@@ -1,14 +1,14 @@
-//! Every parser of ours for what a request brings, with what must hold of whatever it takes. For the fuzz target
-//! `ui_requests` and the tests; nothing else calls it.
+//! All parsers for request data, with the invariants of what they accept. For the fuzz target `ui_requests` and the
+//! tests only.
 
 use super::{generate, media, queue, stream};
-use crate::queue::{AtOnce, JobId, plain};
+use crate::queue::{Concurrency, JobId, plain};
 use crate::runs::RunName;
 
-/// Gives the same bytes to each of them.
+/// Passes the same bytes to each of them.
 ///
 /// # Panics
-/// When one takes what it must not.
+/// If a parser accepts what it must not.
 pub fn all(bytes: &[u8]) {
     bodies(bytes);
     let text = String::from_utf8_lossy(bytes);
@@ -25,7 +25,7 @@ pub fn all(bytes: &[u8]) {
     assert!(!shown.contains(is_code), "{shown:?}");
 }
 
-/// What stands in the path of a request.
+/// Values from the path of a request.
 fn names(text: &str) {
     if let Ok(name) = RunName::parse(text) {
         let path = std::path::Path::new(name.as_str());
@@ -45,10 +45,10 @@ fn names(text: &str) {
             "{text:?}"
         );
     }
-    if let Ok(at_once) = text.parse::<AtOnce>() {
-        assert_eq!(at_once.word(), text);
+    if let Ok(at_once) = text.parse::<Concurrency>() {
+        assert_eq!(at_once.name(), text);
     }
-    if generate::is_made(text) {
+    if generate::is_video_name(text) {
         assert!(
             !text.contains(['/', '\0']) && !text.starts_with('.'),
             "{text:?}"
@@ -56,7 +56,7 @@ fn names(text: &str) {
     }
 }
 
-/// What stands in its body.
+/// Values from the body.
 fn bodies(bytes: &[u8]) {
     let _ = queue::Wanted::look(bytes);
     if let Ok(prompt) = generate::read(bytes) {

@@ -1,7 +1,7 @@
-//! What the routes of the queue answer, and those that ask a run for something.
+//! The handlers of the routes for the queue, and for requests to a run.
 //!
-//! A config that comes over the network may lead to the folder of the server, to that of the runs and to those that
-//! were named for it, and nowhere else; the trainer sees to that, which knows what of a config is a path.
+//! A config from the network may only name paths in the server's folder, the folder of the runs and the folders
+//! that were allowed explicitly. The trainer, which knows which config values are paths, enforces that.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,34 +18,34 @@ use serde_json::{Value, json};
 use super::State;
 use super::api::{bad, blocking, parse};
 use super::error::Refusal;
-use crate::queue::{AtOnce, Job, JobId, LogPart, NewJob, Question, Work, name_of};
+use crate::queue::{Concurrency, Job, JobId, LogPart, NewJob, Question, Work, name_of};
 use crate::runs::{Request, RunName};
 
 type Answer<T> = Result<T, Refusal>;
 type Of<T> = Shared<Arc<T>>;
 
-/// Most keys that a job may set.
-const SETTINGS: usize = 50;
-/// Longest value of one, in bytes.
-const LONGEST_VALUE: usize = 4 << 10;
-/// Time for a look at a config.
-const CHECK_TIME: Duration = Duration::from_secs(30);
-/// How long a question waits for the one before it.
-const WAIT: Duration = Duration::from_secs(5);
-/// Time for a dry run, which may load a model.
-pub(super) const DRY_RUN_TIME: Duration = Duration::from_secs(600);
+/// The most keys that a job may override.
+const MAX_SETTINGS: usize = 50;
+/// The longest value of a key, in bytes.
+const MAX_VALUE_BYTES: usize = 4 << 10;
+/// Timeout for checking a config.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a request waits for the one before it.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for a dry run, which may load a model.
+pub(super) const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What starts runs, and from where.
+/// How runs are started.
 pub(crate) struct Launch {
     /// `surefoot`.
     pub(crate) program: PathBuf,
-    /// Where paths in a config begin.
+    /// Where relative paths in a config start from.
     pub(crate) folder: PathBuf,
-    /// Where paths in a config may lead to.
+    /// The folders that paths in a config may lead to.
     pub(crate) allowed: Vec<PathBuf>,
 }
 
-/// A job as the page sees it: without the text of its config.
+/// A job for the page: without the text of its config.
 fn shown(job: &Job) -> Value {
     let mut value = json!(job);
     if let Some(fields) = value.as_object_mut() {
@@ -57,7 +57,7 @@ fn shown(job: &Job) -> Value {
     value
 }
 
-/// The queue as it stands.
+/// The state of the queue.
 pub(super) fn listing(state: &State) -> Answer<Value> {
     let listing = state.queue.list()?;
     let jobs: Vec<Value> = listing.jobs.iter().map(shown).collect();
@@ -74,7 +74,7 @@ pub(super) async fn list(Shared(state): Of<State>) -> Answer<Json<Value>> {
     blocking(move || Ok(Json(listing(&state)?))).await
 }
 
-/// What is to be trained: a config, that of a run with other values, or the rest of a run.
+/// What to train: a config, that of another run with changes, or the rest of a run.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Wanted {
@@ -87,7 +87,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// What a request asks to look at, and nothing else of it.
+    /// Parses a request to show data.
     pub(super) fn look(body: &[u8]) -> Answer<(Self, Option<u64>)> {
         #[derive(Deserialize)]
         struct Counted {
@@ -98,7 +98,7 @@ impl Wanted {
         let Counted { rows, wanted } = parse(body)?;
         let wanted = serde_json::from_value(Value::Object(wanted));
         Ok((
-            wanted.map_err(|error| bad(format!("the request's body: {error}")))?,
+            wanted.map_err(|error| bad(format!("the request's body is invalid: {error}")))?,
             rows,
         ))
     }
@@ -115,7 +115,7 @@ fn new_job(state: &State, wanted: Wanted, is_look: bool) -> Answer<NewJob> {
             let run = RunName::parse(&like)?;
             let config = state.runs.detail(&run)?.config;
             let source = format!("{run}/config.yaml");
-            // It is another run, and not the rest of this one.
+            // It is a new run, not a continuation.
             let set = vec!["train.resume_from_checkpoint=null".to_owned()];
             (Work::Train { config, source }, Some(run), set)
         }
@@ -136,7 +136,7 @@ fn new_job(state: &State, wanted: Wanted, is_look: bool) -> Answer<NewJob> {
     let name = match (wanted.name, name, &work) {
         (Some(name), ..) => RunName::parse(&name)?,
         (None, Some(name), _) => name,
-        // What is no config has its message, with a place, from the trainer.
+        // If it is not a config, the trainer's message says so, with the position.
         (None, None, Work::Train { config, .. }) if is_look && !is_mapping(config) => {
             RunName::parse("run")?
         }
@@ -155,16 +155,16 @@ fn new_job(state: &State, wanted: Wanted, is_look: bool) -> Answer<NewJob> {
     })
 }
 
-/// Whether a text is YAML with keys, or empty.
+/// Whether a text is a YAML mapping, or empty.
 fn is_mapping(config: &str) -> bool {
     let read = serde_saphyr::from_str::<Option<Value>>(config);
     matches!(read, Ok(None | Some(Value::Null | Value::Object(_))))
 }
 
-/// As `--set` takes them.
+/// The values in the form of `--set`.
 fn set_of(set: &BTreeMap<String, String>) -> Answer<Vec<String>> {
-    if set.len() > SETTINGS {
-        return Err(bad(format!("at most {SETTINGS} keys can be set")));
+    if set.len() > MAX_SETTINGS {
+        return Err(bad(format!("at most {MAX_SETTINGS} keys can be set")));
     }
     let is_key = |key: &str| {
         let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.');
@@ -173,11 +173,11 @@ fn set_of(set: &BTreeMap<String, String>) -> Answer<Vec<String>> {
     let settings = set.iter().map(|(key, value)| match () {
         () if !is_key(key) => Err(bad(format!("{key:?} is not a key of a config"))),
         () if matches!(&**key, "name" | "output_dir") => Err(bad(format!(
-            "`{key}` is not set here: `name` of the request names the run"
+            "`{key}` cannot be set here: `name` of the request names the run"
         ))),
-        () if value.len() > LONGEST_VALUE || value.contains('\0') => {
-            Err(bad(format!("the value of `{key}` is too long, or no text")))
-        }
+        () if value.len() > MAX_VALUE_BYTES || value.contains('\0') => Err(bad(format!(
+            "the value of `{key}` is too long, or not text"
+        ))),
         () => Ok(format!("{key}={value}")),
     });
     settings.collect()
@@ -190,20 +190,20 @@ pub(super) async fn add(
     let wanted: Wanted = parse(&body)?;
     blocking(move || {
         let job = state.queue.add(new_job(&state, wanted, false)?)?;
-        state.see_to_queue()?;
+        state.ensure_worker()?;
         Ok((StatusCode::CREATED, Json(shown(&job))))
     })
     .await
 }
 
 pub(super) async fn check(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
-    ask(&state, parse(&body)?, Question::Config, CHECK_TIME)
+    ask(&state, parse(&body)?, Question::Config, CHECK_TIMEOUT)
         .await
         .map(Json)
 }
 
 pub(super) async fn dry_run(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
-    ask(&state, parse(&body)?, Question::DryRun, DRY_RUN_TIME)
+    ask(&state, parse(&body)?, Question::DryRun, DRY_RUN_TIMEOUT)
         .await
         .map(Json)
 }
@@ -216,16 +216,16 @@ pub(super) async fn ask(
     question: Question,
     at_most: Duration,
 ) -> Answer<Value> {
-    let permit = tokio::time::timeout(WAIT, state.asking.clone().acquire_owned());
+    let permit = tokio::time::timeout(QUEUE_TIMEOUT, state.asking.clone().acquire_owned());
     let Ok(Ok(permit)) = permit.await else {
         return Err(Refusal::new(
             StatusCode::TOO_MANY_REQUESTS,
-            "another config is looked at: try again in a moment",
+            "another config is being checked: try again in a moment",
         ));
     };
     let state = state.clone();
     blocking(move || {
-        // Whoever asked may be gone: the next still waits for this one.
+        // Even if the client is gone: the next one must wait for this one.
         let _permit = permit;
         let job = new_job(&state, wanted, question == Question::Config)?;
         let program = &state.launch.program;
@@ -244,7 +244,7 @@ pub(super) async fn pause(Shared(state): Of<State>, body: Bytes) -> Answer<Json<
     let Pause { paused } = parse(&body)?;
     blocking(move || {
         state.queue.pause(paused)?;
-        state.see_to_queue()?;
+        state.ensure_worker()?;
         Ok(Json(listing(&state)?))
     })
     .await
@@ -253,7 +253,7 @@ pub(super) async fn pause(Shared(state): Of<State>, body: Bytes) -> Answer<Json<
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
-    at_once: AtOnce,
+    at_once: Concurrency,
 }
 
 pub(super) async fn settings(Shared(state): Of<State>, body: Bytes) -> Answer<Json<Value>> {
@@ -280,7 +280,7 @@ pub(super) async fn remove(
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Move {
-    /// Among those that wait, from 1.
+    /// Position among the waiting jobs, from 1.
     place: usize,
 }
 
@@ -293,7 +293,7 @@ pub(super) async fn move_to(
     let Move { place } = parse(&body)?;
     let place = place
         .checked_sub(1)
-        .ok_or_else(|| bad("places are counted from 1"))?;
+        .ok_or_else(|| bad("positions are counted from 1"))?;
     blocking(move || {
         state.queue.move_to(job, place)?;
         Ok(Json(listing(&state)?))
@@ -328,13 +328,13 @@ pub(super) async fn retry(
     };
     blocking(move || {
         let job = state.queue.retry(job, force)?;
-        state.see_to_queue()?;
+        state.ensure_worker()?;
         Ok(Json(shown(&job)))
     })
     .await
 }
 
-/// Where a reader of a log stands.
+/// The position of a log's reader.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct At {
@@ -392,7 +392,7 @@ fn number(text: &str) -> Answer<JobId> {
         .map_err(|error: String| Refusal::new(StatusCode::NOT_FOUND, error))
 }
 
-/// Reads bytes as each of the bodies above, for [`parsers`](super::parsers).
+/// Parses bytes as each of the bodies above, for [`parsers`](super::parsers).
 pub(super) fn read_bodies(bytes: &[u8]) {
     if let Ok(wanted) = parse::<Wanted>(bytes)
         && let Ok(set) = set_of(&wanted.set)

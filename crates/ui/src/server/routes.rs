@@ -12,10 +12,10 @@ use super::{State, api, assets, data, dev, generate, media, queue, stream};
 /// The description of the API.
 pub const OPENAPI: &str = include_str!("../../openapi.json");
 
-/// What may stand in a config: a link to `configs/schema.json`.
+/// The schema of the config: a link to `configs/schema.json`.
 pub(super) const SCHEMA: &str = include_str!("../../schema.json");
 
-/// Method and path of every route. A test holds the description and the router against it.
+/// Method and path of every route. A test compares the description and the router with it.
 pub const ROUTES: [(&str, &str); 39] = [
     ("GET", "/"),
     ("GET", "/assets/{name}"),
@@ -98,7 +98,7 @@ pub(super) fn router(state: Arc<State>) -> Router {
         .route("/api/data", post(data::look))
         .route("/api/data/{set}/{medium}/caption", put(data::caption))
         .layer(CompressionLayer::new())
-        // What comes in pieces, or is compressed already.
+        // Responses that are streamed, or compressed already.
         .route("/api/data/{set}/{medium}", get(data::file))
         .route(
             "/api/runs/{name}/samples/{step}/{sample}/{file}",

@@ -1,7 +1,7 @@
-//! Streams of events: what changes is sent as it happens.
+//! Event streams: changes are sent as they happen.
 //!
-//! A stream of a run begins where the curves that the page has end, and every event says where it ends
-//! itself, so a connection that is lost is taken up without a gap.
+//! The stream of a run starts where the page's curves end, and every event contains its own end position, so a
+//! lost connection is resumed without a gap.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -24,25 +24,25 @@ use super::api::{bad, blocking};
 use super::error::Refusal;
 use crate::runs::{Error, RunName, identity};
 
-/// Between two looks at the folders, while somebody watches.
-const PERIOD: Duration = Duration::from_secs(1);
-/// Most bytes of records in one event.
-const PIECE: u64 = 512 << 10;
+/// How often the folders are read while a page is open.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The most bytes of records in one event.
+const MAX_EVENT_BYTES: u64 = 512 << 10;
 
 type Events = Sse<KeepAliveStream<ReceiverStream<Result<Event, Infallible>>>>;
 
-/// Where in a file of metrics a reader stands.
+/// The position of a reader in a metrics file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct Position {
-    /// Which file.
+    /// Inode of the file.
     inode: u64,
-    /// Bytes of it.
+    /// Offset in bytes.
     offset: u64,
 }
 
 impl Position {
-    /// `<inode>-<offset>`, as this server writes it.
+    /// Parses `<inode>-<offset>`, as this server writes it.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let (inode, offset) = text.split_once('-')?;
         Some(Self {
@@ -58,7 +58,7 @@ impl fmt::Display for Position {
     }
 }
 
-/// The list of runs, whenever it changes.
+/// Sends the list of runs whenever it changes.
 pub(super) async fn runs(Shared(state): Shared<Arc<State>>) -> Result<Events, Refusal> {
     let (mut stream, events) = open(&state)?;
     tokio::spawn(async move {
@@ -77,7 +77,7 @@ pub(super) async fn runs(Shared(state): Shared<Arc<State>>) -> Result<Events, Re
             }
             let shared = state.clone();
             let runs = blocking(move || Ok(json!({ "runs": shared.runs.list()? }))).await;
-            // A disk that does not answer now may later.
+            // A disk error may be temporary.
             if let Ok(runs) = runs
                 && runs != before
             {
@@ -93,7 +93,7 @@ pub(super) async fn runs(Shared(state): Shared<Arc<State>>) -> Result<Events, Re
     Ok(events)
 }
 
-/// How a run stands, and its new records.
+/// Sends the status of a run and its new records.
 pub(super) async fn run(
     Shared(state): Shared<Arc<State>>,
     Path(name): Path<String>,
@@ -141,7 +141,7 @@ pub(super) async fn run(
                     stream.send(Event::default().event("gone").data("-")).await;
                     break;
                 }
-                // A disk that does not answer now may later.
+                // A disk error may be temporary.
                 Err(_) => {}
             }
             if !stream.pause().await {
@@ -152,8 +152,8 @@ pub(super) async fn run(
     Ok(events)
 }
 
-/// The records behind `position`, as a JSON list, and where they end; without a list when the file is another
-/// one than that of `position`.
+/// The records after `position`, as a JSON list, and where they end; without a list if the file is not that of
+/// `position`.
 fn news(mut file: File, position: Position) -> std::io::Result<Option<(Position, Option<String>)>> {
     let metadata = file.metadata()?;
     let inode = identity(&metadata);
@@ -166,11 +166,11 @@ fn news(mut file: File, position: Position) -> std::io::Result<Option<(Position,
     }
     file.seek(SeekFrom::Start(position.offset))?;
     let mut bytes = Vec::new();
-    file.take(PIECE).read_to_end(&mut bytes)?;
+    file.take(MAX_EVENT_BYTES).read_to_end(&mut bytes)?;
     let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') else {
-        // Half a line: later. A line as long as this is nothing to draw.
-        let is_too_long = bytes.len() as u64 == PIECE;
-        let offset = position.offset + PIECE;
+        // Wait for the rest of an incomplete line. A line longer than this cannot be plotted anyway.
+        let is_too_long = bytes.len() as u64 == MAX_EVENT_BYTES;
+        let offset = position.offset + MAX_EVENT_BYTES;
         return Ok(is_too_long.then(|| (Position { inode, offset }, Some("[]".to_owned()))));
     };
     let lines = bytes[..end].split(|byte| *byte == b'\n');
@@ -182,7 +182,7 @@ fn news(mut file: File, position: Position) -> std::io::Result<Option<(Position,
     Ok(Some((Position { inode, offset }, Some(records))))
 }
 
-/// The sending end of a stream, one of those that may be open at once.
+/// The sending end of a stream, one of the limited number.
 struct Stream {
     sender: mpsc::Sender<Result<Event, Infallible>>,
     closing: watch::Receiver<bool>,
@@ -190,17 +190,17 @@ struct Stream {
 }
 
 impl Stream {
-    /// Waits while the other end is slow; who is gone is noticed by `pause`.
+    /// Sends an event, waiting for a slow client; `pause` notices that a client is gone.
     async fn send(&self, event: Event) {
         let _ = self.sender.send(Ok(event)).await;
     }
 
-    /// Waits for the next look; false when nobody listens any more.
+    /// Waits for the next poll; false if the client is gone.
     async fn pause(&mut self) -> bool {
         tokio::select! {
             () = self.sender.closed() => false,
             _ = self.closing.changed() => false,
-            () = tokio::time::sleep(PERIOD) => true,
+            () = tokio::time::sleep(POLL_INTERVAL) => true,
         }
     }
 }

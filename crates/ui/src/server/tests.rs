@@ -189,7 +189,7 @@ fn expected(method: &str, path: &str, attack: Attack) -> Option<u16> {
 
 /// The table: all routes, and some that are none, by all methods, with everything that can be wrong.
 #[tokio::test]
-async fn nobody_gets_in_by_any_route_or_method() {
+async fn no_route_or_method_lets_an_attacker_in() {
     let place = Place::new();
     let methods = [
         "GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND",
@@ -425,7 +425,7 @@ async fn a_body_that_is_too_long_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_does_not_come_is_not_waited_for() {
+async fn a_body_that_does_not_arrive_times_out() {
     let place = Place::new();
     let (_sender, receiver) =
         tokio::sync::mpsc::channel::<Result<axum::body::Bytes, std::io::Error>>(1);
@@ -438,7 +438,7 @@ async fn a_body_that_does_not_come_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn streams_have_a_bound() {
+async fn the_number_of_streams_is_limited() {
     let place = Place::new();
     let first = place.answer(place.request("GET", "/api/stream")).await;
     let second = place
@@ -458,7 +458,7 @@ async fn streams_have_a_bound() {
 }
 
 #[tokio::test]
-async fn other_names_are_served_when_they_are_allowed_only() {
+async fn other_host_names_are_served_only_if_allowed() {
     let place = Place::at(
         Ipv4Addr::LOCALHOST.into(),
         &["box.local".into(), "tunnel.example:443".into()],
@@ -484,7 +484,7 @@ async fn other_names_are_served_when_they_are_allowed_only() {
 }
 
 #[tokio::test]
-async fn on_all_addresses_the_number_that_was_called_is_served_and_no_name() {
+async fn on_all_addresses_only_the_called_ip_is_served_and_no_name() {
     let place = Place::at(Ipv4Addr::UNSPECIFIED.into(), &[]);
     let local: SocketAddr = "192.168.7.5:8420".parse().unwrap();
     for (host, served) in [
@@ -557,7 +557,7 @@ async fn the_description_lists_the_routes_and_the_router_has_them() {
 }
 
 #[tokio::test]
-async fn what_is_read_of_a_run_is_what_its_folder_has() {
+async fn the_api_returns_the_contents_of_a_run_s_folder() {
     let place = Place::new();
     let (_, runs) = place.get("/api/runs").await;
     assert_eq!(runs["runs"][0]["name"], "a");

@@ -67,7 +67,7 @@ async fn looked_at() -> Place {
 }
 
 #[tokio::test]
-async fn pictures_are_sent_whole_and_in_part_and_none_from_elsewhere() {
+async fn pictures_are_sent_whole_or_in_part_and_none_from_elsewhere() {
     let place = looked_at().await;
     let response = place.answer(place.request("GET", "/api/data/1/0")).await;
     assert_eq!(response.headers()["content-type"], "image/png");
@@ -203,7 +203,7 @@ async fn captions_outside_the_allowed_folders_are_only_shown() {
 }
 
 #[tokio::test]
-async fn the_files_of_samples_are_those_that_the_run_wrote_down_and_lie_in_its_folder() {
+async fn sample_files_are_those_that_the_run_recorded_in_its_folder() {
     let place = Place::new();
     let run = place.runs.join("a");
     fs::create_dir_all(run.join("samples")).unwrap();

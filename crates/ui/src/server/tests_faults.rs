@@ -95,7 +95,7 @@ async fn a_stream_begins_where_the_curves_end() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_removed_while_it_is_watched_is_told_to_be_gone() {
+async fn removing_a_watched_run_is_reported() {
     let place = Place::new();
     let mut run = stream_of(&place, "a").await;
     run.until("event: state").await;
@@ -112,7 +112,7 @@ async fn a_run_that_is_removed_while_it_is_watched_is_told_to_be_gone() {
 }
 
 #[tokio::test]
-async fn a_folder_of_runs_that_goes_and_comes_back_is_followed() {
+async fn a_folder_of_runs_that_disappears_and_comes_back_is_followed() {
     let place = Place::new();
     let mut list = Watch::of(&place, "/api/stream").await;
     list.until("\"name\":\"a\"").await;
@@ -169,7 +169,7 @@ async fn half_written_files_are_read_as_far_as_they_go() {
 
 /// A line that comes in two halves is one record, and one that begins anew after a crash leaves the rest readable.
 #[tokio::test]
-async fn half_a_line_is_sent_when_it_is_whole() {
+async fn an_incomplete_line_is_sent_once_it_is_complete() {
     let place = Place::new();
     let mut run = stream_of(&place, "a").await;
     run.until("event: state").await;
@@ -190,7 +190,7 @@ async fn half_a_line_is_sent_when_it_is_whole() {
 }
 
 #[tokio::test]
-async fn a_file_of_metrics_that_is_another_one_is_read_anew() {
+async fn a_replaced_metrics_file_is_read_again() {
     let place = Place::new();
     let mut run = stream_of(&place, "a").await;
     run.until("event: state").await;
@@ -251,7 +251,7 @@ fn job(place: &Place, name: &str) -> Result<u64, crate::runs::Error> {
 
 /// Jobs that ended in what is now the future do not push the newest out.
 #[tokio::test]
-async fn a_clock_that_was_set_back_forgets_no_new_job() {
+async fn a_clock_that_was_set_back_removes_no_new_job() {
     let place = Place::new();
     place.state.queue.pause(true).unwrap();
     let queue = place.state.runs.state_folder().join("queue");
@@ -286,7 +286,7 @@ async fn a_clock_that_was_set_back_forgets_no_new_job() {
 
 /// A file that takes nothing, as on a full disk: what is written there is not, and nothing is half written.
 #[tokio::test]
-async fn a_full_disk_is_told_and_what_was_there_stays() {
+async fn a_full_disk_is_reported_and_files_stay_intact() {
     let place = Place::new();
     place.state.queue.pause(true).unwrap();
     job(&place, "x").unwrap();

@@ -50,7 +50,7 @@ async fn an_answer_comes_in_pieces_and_says_how_it_ended() {
 }
 
 #[tokio::test]
-async fn a_model_whose_answer_nobody_reads_is_stopped() {
+async fn a_model_without_a_client_is_stopped() {
     let place = with_model("echo $$ > \"$(dirname \"$0\")/pid\"; echo here; exec sleep 600\n");
     let mut request = place.request("POST", "/api/generate");
     *request.body_mut() = Body::from(json!({ "run": "a", "prompt": "x" }).to_string());
@@ -78,7 +78,7 @@ async fn a_model_whose_answer_nobody_reads_is_stopped() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_asked_is_refused() {
+async fn invalid_prompts_are_refused() {
     let place = with_model("echo x\n");
     fs::create_dir_all(place.runs.join("b")).unwrap();
     fs::write(place.runs.join("b/config.yaml"), "name: b\n").unwrap();
@@ -118,13 +118,16 @@ async fn lines(place: &Place, body: Value) -> Vec<Value> {
 
 /// The clock jumps as soon as nothing else is left to do: ten minutes pass at once.
 #[tokio::test(start_paused = true)]
-async fn a_model_that_says_nothing_for_long_is_stopped() {
+async fn a_model_without_output_for_long_is_stopped() {
     let place = with_model("echo $$ > \"$(dirname \"$0\")/pid\"; exec sleep 600\n");
     let began = Instant::now();
     let lines = lines(&place, json!({ "run": "a", "prompt": "x" })).await;
     assert!(began.elapsed() < Duration::from_secs(60));
     let error = lines.last().unwrap()["error"].as_str().unwrap();
-    assert!(error.contains("nothing came for ten minutes"), "{error}");
+    assert!(
+        error.contains("after ten minutes without output"),
+        "{error}"
+    );
     let pid = fs::read_to_string(place.runs.with_file_name("pid"));
     // Where it was stopped before it could write that, there is nothing to look at.
     if let Some(pid) = pid.ok().and_then(|pid| pid.trim().parse().ok()) {
@@ -206,7 +209,7 @@ async fn a_video_is_made_with_its_adapters_and_served() {
 }
 
 #[tokio::test]
-async fn a_video_that_broke_leads_nowhere() {
+async fn a_failed_video_is_not_linked() {
     let place = with_video();
     let program = &place.state.launch.program;
     fs::write(
@@ -223,7 +226,7 @@ async fn a_video_that_broke_leads_nowhere() {
 
 /// While a run uses the GPU, a prompt waits for somebody who says that it is worth the risk.
 #[tokio::test]
-async fn a_prompt_beside_a_run_on_the_gpu_is_answered_to_who_insists_only() {
+async fn a_prompt_while_a_run_uses_the_gpu_needs_confirmation() {
     let place = with_model("echo here\n");
     let card = place.state.system.join("sys/class/drm/card0/device");
     fs::create_dir_all(&card).unwrap();

@@ -61,13 +61,13 @@ async fn jobs_are_added_moved_and_removed() {
 }
 
 #[tokio::test]
-async fn how_many_run_at_once_is_said_and_shown() {
+async fn the_concurrency_can_be_set_and_read() {
     let place = Place::new();
     assert_eq!(place.get("/api/queue").await.1["at_once"], "one");
     for word in ["per_gpu", "memory", "one"] {
         let (status, queue) = post(&place, "/api/queue/settings", json!({ "at_once": word })).await;
         assert_eq!((status, &queue["at_once"]), (StatusCode::OK, &json!(word)));
-        assert_eq!(place.state.queue.at_once().word(), word);
+        assert_eq!(place.state.queue.at_once().name(), word);
     }
     for body in [
         json!({}),
@@ -86,7 +86,7 @@ async fn how_many_run_at_once_is_said_and_shown() {
 
 /// What comes over the network says nothing of folders and programs.
 #[tokio::test]
-async fn a_config_from_the_page_is_confined_and_the_run_is_where_runs_are() {
+async fn a_config_from_the_page_is_confined_and_its_run_is_in_the_folder_of_runs() {
     let place = paused();
     post(
         &place,
@@ -103,7 +103,7 @@ async fn a_config_from_the_page_is_confined_and_the_run_is_where_runs_are() {
 }
 
 #[tokio::test]
-async fn what_is_no_job_is_refused() {
+async fn invalid_jobs_are_refused() {
     let place = paused();
     let long = "x".repeat(5000);
     for body in [
@@ -160,7 +160,7 @@ async fn what_is_no_job_is_refused() {
 }
 
 #[tokio::test]
-async fn a_program_that_is_not_there_is_told_and_the_job_stays() {
+async fn a_missing_program_is_reported_and_the_job_stays() {
     let place = Place::new();
     let (status, said) = post(&place, "/api/queue", json!({ "config": "" })).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR, "{said}");
@@ -198,7 +198,7 @@ async fn a_log_is_text_and_never_that_of_another_file() {
 }
 
 #[tokio::test]
-async fn a_run_that_does_not_run_is_asked_for_nothing() {
+async fn a_run_that_is_not_running_takes_no_requests() {
     let place = Place::new();
     for what in ["save", "sample"] {
         let (status, _) = post(&place, &format!("/api/runs/a/{what}"), json!({})).await;

@@ -1,4 +1,4 @@
-//! The token that tells the user's browser from everybody else.
+//! The token that distinguishes the user's browser from others.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -9,16 +9,16 @@ use subtle::ConstantTimeEq;
 /// Bytes of randomness.
 const BYTES: usize = 32;
 
-/// 256 random bits. Neither `Debug` nor `Display`, so that it gets into no log.
+/// 256 random bits. Implements neither `Debug` nor `Display`, so that it gets into no log.
 pub struct Token(String);
 
 impl Token {
-    /// Reads the token, or makes one that only this user can read.
+    /// Reads the token, or creates one that only this user can read.
     ///
-    /// A file that others can read is no secret: it is replaced.
+    /// A file that others can read is not secret, and is replaced.
     ///
     /// # Errors
-    /// When it cannot be read or written.
+    /// If it cannot be read or written.
     pub fn load(path: &Path) -> io::Result<Self> {
         match Self::read(path) {
             Ok(Some(token)) => return Ok(token),
@@ -60,7 +60,7 @@ impl Token {
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         match options.open(path) {
             Ok(mut file) => writeln!(file, "{text}")?,
-            // Two start at once: the other one's is as good.
+            // Two processes started at once: use the other one's token.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 return Self::read(path)?.ok_or(error);
             }
@@ -69,25 +69,25 @@ impl Token {
         Ok(Self(text))
     }
 
-    /// Whether this is the token; takes as long for a good guess as for a bad one.
+    /// Compares in constant time.
     pub fn is(&self, guess: &str) -> bool {
         self.0.as_bytes().ct_eq(guess.as_bytes()).into()
     }
 
-    /// The token itself, for the one who started the server.
+    /// The token itself, to show it to the user who started the server.
     pub fn reveal(&self) -> &str {
         &self.0
     }
 }
 
-/// A link, or a pipe, in the place of the file is not to be followed, or waited for.
+/// Does not follow a symbolic link in place of the file, and does not wait for a pipe.
 #[cfg(unix)]
 fn not_through_links(options: &mut fs::OpenOptions) {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     std::os::unix::fs::OpenOptionsExt::custom_flags(options, flags.bits().cast_signed());
 }
 
-/// Whether nobody but this user can read or write it.
+/// Whether only this user can read and write it.
 #[cfg(unix)]
 fn is_secret(metadata: &fs::Metadata) -> bool {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -101,8 +101,8 @@ fn not_through_links(options: &mut fs::OpenOptions) {
     std::os::windows::fs::OpenOptionsExt::custom_flags(options, 0x0020_0000);
 }
 
-/// Who may read it follows from its folder, which is in the user's profile: this user, the system
-/// and its administrators. Of a link, only that it is none.
+/// Access follows from the folder, which is in the user's profile: this user, the system and its administrators.
+/// Only rules out a symbolic link.
 #[cfg(windows)]
 fn is_secret(metadata: &fs::Metadata) -> bool {
     !metadata.file_type().is_symlink()
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_is_no_token() {
+    fn a_symbolic_link_is_not_a_token() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("token");
         symlink(place.path().join("elsewhere"), &path).unwrap();

@@ -10,7 +10,7 @@ use std::fs;
 use std::sync::Mutex;
 
 use serde_json::{Value, json};
-use surefoot_ui::queue::{CutOff, Ended, JobId, State, Worked};
+use surefoot_ui::queue::{Ended, InterruptedRun, JobId, State, WorkerExit};
 use surefoot_ui::runs::{Error, boot_id};
 
 use place::Place;
@@ -23,7 +23,7 @@ fn dead(boot: &str) -> Value {
 }
 
 #[test]
-fn jobs_are_done_in_their_order_and_each_has_its_log() {
+fn jobs_run_in_order_and_each_has_its_log() {
     let place = Place::new();
     let ids: Vec<_> = ["a", "b", "c", "a"].map(|name| place.add(name, "")).into();
     place.queue.move_to(ids[2], 0).unwrap();
@@ -31,7 +31,7 @@ fn jobs_are_done_in_their_order_and_each_has_its_log() {
     let order: Vec<_> = place.jobs().iter().map(|job| job.id).collect();
     assert_eq!(order, [ids[2], ids[1], ids[3], ids[0]]);
     place.queue.remove(ids[1]).unwrap();
-    assert_eq!(place.work(), Worked::Done);
+    assert_eq!(place.work(), WorkerExit::Done);
     let names: Vec<_> = place
         .started()
         .iter()
@@ -45,7 +45,7 @@ fn jobs_are_done_in_their_order_and_each_has_its_log() {
 }
 
 #[test]
-fn what_the_check_refuses_is_not_started_unless_by_force() {
+fn a_job_that_fails_the_check_is_only_started_by_force() {
     let place = Place::new();
     let (refused, next) = (place.add("a", "refuse: 1"), place.add("b", ""));
     place.work();
@@ -84,12 +84,12 @@ fn two_workers_start_each_job_once() {
 }
 
 #[test]
-fn a_queue_that_pauses_starts_nothing() {
+fn a_paused_queue_starts_nothing() {
     let place = Place::new();
     let id = place.add("a", "");
     place.queue.pause(true).unwrap();
     assert!(!place.queue.needs_worker().unwrap());
-    assert_eq!(place.work(), Worked::Done);
+    assert_eq!(place.work(), WorkerExit::Done);
     assert_eq!(place.queue.job(id).unwrap().state, State::Waiting);
     place.queue.pause(false).unwrap();
     assert!(place.queue.needs_worker().unwrap());
@@ -98,7 +98,7 @@ fn a_queue_that_pauses_starts_nothing() {
 }
 
 #[test]
-fn what_a_reboot_cut_off_goes_on_from_its_checkpoint() {
+fn a_run_interrupted_by_a_reboot_resumes_from_its_checkpoint() {
     let place = Place::new();
     place.cut_off("a", true);
     let id = place.add("a", "");
@@ -114,7 +114,7 @@ fn what_a_reboot_cut_off_goes_on_from_its_checkpoint() {
 }
 
 #[test]
-fn what_a_reboot_cut_off_before_its_first_checkpoint_begins_anew() {
+fn a_run_interrupted_before_its_first_checkpoint_starts_again() {
     let place = Place::new();
     place.cut_off("a", false);
     let id = place.add("a", "");
@@ -128,7 +128,7 @@ fn what_a_reboot_cut_off_before_its_first_checkpoint_begins_anew() {
 }
 
 #[test]
-fn what_was_killed_without_a_reboot_is_not_started_again() {
+fn a_run_killed_without_a_reboot_is_not_restarted() {
     let place = Place::new();
     place.cut_off("a", true);
     let id = place.add("a", "");
@@ -139,7 +139,7 @@ fn what_was_killed_without_a_reboot_is_not_started_again() {
     place.work_and_tell(&|cut| told.lock().unwrap().push(cut.clone()));
     assert_eq!(place.how(id).0, Ended::Failed);
     assert!(place.started().is_empty());
-    let cut = CutOff {
+    let cut = InterruptedRun {
         run: "a".parse().unwrap(),
         step: 0,
         notify_url: Some("https://a.org/b".into()),
@@ -148,7 +148,7 @@ fn what_was_killed_without_a_reboot_is_not_started_again() {
 }
 
 #[test]
-fn what_ends_the_machine_again_and_again_is_given_up() {
+fn a_job_that_repeatedly_crashes_the_machine_is_given_up() {
     let place = Place::new();
     place.cut_off("a", true);
     let id = place.add("a", "");
@@ -161,7 +161,7 @@ fn what_ends_the_machine_again_and_again_is_given_up() {
 }
 
 #[test]
-fn what_is_no_job_is_told_and_left_alone() {
+fn unreadable_job_files_are_reported_and_not_touched() {
     let place = Place::new();
     let id = place.add("a", "");
     let folder = place.queue.runs().state_folder().join("queue");
@@ -183,7 +183,7 @@ fn what_is_no_job_is_told_and_left_alone() {
 }
 
 #[test]
-fn a_job_that_runs_is_neither_removed_nor_moved() {
+fn a_running_job_is_neither_removed_nor_moved() {
     let place = Place::new();
     let id = place.add("a", "");
     place.leave(id, &dead(&boot_id()));

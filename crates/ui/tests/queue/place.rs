@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use doctor::Report;
 use serde_json::Value;
 use surefoot_ui::queue::{
-    Around, CutOff, Ended, Job, JobId, NewJob, Queue, State, Work, Worked, work,
+    Callbacks, Ended, InterruptedRun, Job, JobId, NewJob, Queue, State, Work, WorkerExit, work,
 };
 use surefoot_ui::runs::{Error, Runs};
 
@@ -76,20 +76,23 @@ impl Place {
         job.unwrap().id
     }
 
-    pub(crate) fn work(&self) -> Worked {
+    pub(crate) fn work(&self) -> WorkerExit {
         self.work_and_tell(&|_| {})
     }
 
-    pub(crate) fn work_and_tell(&self, tell: &(dyn Fn(&CutOff) + Sync)) -> Worked {
+    pub(crate) fn work_and_tell(&self, tell: &(dyn Fn(&InterruptedRun) + Sync)) -> WorkerExit {
         self.try_work(tell).unwrap()
     }
 
-    pub(crate) fn try_work(&self, tell: &(dyn Fn(&CutOff) + Sync)) -> Result<Worked, Error> {
-        let around = Around {
+    pub(crate) fn try_work(
+        &self,
+        tell: &(dyn Fn(&InterruptedRun) + Sync),
+    ) -> Result<WorkerExit, Error> {
+        let callbacks = Callbacks {
             diagnose: &|| self.report.clone(),
-            tell,
+            on_interrupted: tell,
         };
-        work(&self.queue, &self.program, &around)
+        work(&self.queue, &self.program, &callbacks)
     }
 
     pub(crate) fn jobs(&self) -> Vec<Job> {
@@ -123,7 +126,7 @@ impl Place {
         fs::write(path, job.to_string()).unwrap();
     }
 
-    /// A run that was cut off: no report says how it ended.
+    /// An interrupted run: it has no report of how it ended.
     pub(crate) fn cut_off(&self, name: &str, checkpoint: bool) {
         let run = self.queue.runs().root().join(name);
         fs::create_dir_all(run.join("checkpoints")).unwrap();

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use surefoot_ui::queue::{AtOnce, Ended, JobId, State, Worked};
+use surefoot_ui::queue::{Concurrency, Ended, JobId, State, WorkerExit};
 use surefoot_ui::runs::{Process, boot_id};
 
 use crate::place::{Place, report};
@@ -84,7 +84,7 @@ const SLOW: &str = "# slow\n";
 #[test]
 fn each_gpu_has_a_run_and_the_next_waits() {
     let place = with_cards(2);
-    place.queue.set_at_once(AtOnce::PerGpu).unwrap();
+    place.queue.set_at_once(Concurrency::PerGpu).unwrap();
     let ids = ["a", "b", "c"].map(|name| place.add(name, SLOW));
     let pinned = place.add("d", "# slow\ndevice: gpu:1\n");
     let cpu = place.add("e", "device: cpu\n");
@@ -123,7 +123,7 @@ fn each_gpu_has_a_run_and_the_next_waits() {
 #[test]
 fn a_gpu_has_as_many_runs_as_it_has_memory_for() {
     let place = with_cards(1);
-    place.queue.set_at_once(AtOnce::Memory).unwrap();
+    place.queue.set_at_once(Concurrency::Memory).unwrap();
     let gib = |gib: u64| format!("# slow\n# peak: {}\n", gib << 30);
     let [four, nine, six] =
         [("a", 4), ("b", 9), ("c", 6)].map(|(name, size)| place.add(name, &gib(size)));
@@ -152,9 +152,9 @@ fn a_gpu_has_as_many_runs_as_it_has_memory_for() {
 
 /// A check that finds memory full because of others says nothing of the job.
 #[test]
-fn what_does_not_fit_beside_others_waits_for_them() {
+fn a_job_that_does_not_fit_beside_others_waits_for_them() {
     let place = with_cards(1);
-    place.queue.set_at_once(AtOnce::Memory).unwrap();
+    place.queue.set_at_once(Concurrency::Memory).unwrap();
     let first = place.add("a", "# slow\n# peak: 1\n");
     let busy = place.queue.runs().root().join("busy");
     fs::write(&busy, "").unwrap();
@@ -173,14 +173,14 @@ fn what_does_not_fit_beside_others_waits_for_them() {
     assert!(
         error
             .unwrap()
-            .contains("what helps, most first:\n- a smaller batch")
+            .contains("what helps, most effective first:\n- a smaller batch")
     );
 }
 
 #[test]
-fn a_forced_run_of_unknown_size_shares_with_nobody() {
+fn a_forced_run_of_unknown_size_gets_its_own_gpu() {
     let place = with_cards(1);
-    place.queue.set_at_once(AtOnce::Memory).unwrap();
+    place.queue.set_at_once(Concurrency::Memory).unwrap();
     let forced = place.add("a", SLOW);
     place.leave(forced, &json!({ "force": true }));
     let small = place.add("b", "# peak: 1\n");
@@ -193,14 +193,14 @@ fn a_forced_run_of_unknown_size_shares_with_nobody() {
 }
 
 #[test]
-fn how_many_at_once_can_change_while_runs_go_on() {
+fn the_concurrency_can_change_while_runs_are_active() {
     let place = with_cards(2);
     let ids = ["a", "b"].map(|name| place.add(name, SLOW));
     place.work_while(|| {
         until("one runs", || place.running() == 1);
         std::thread::sleep(Duration::from_millis(300));
         assert_eq!(place.word(ids[1]), "waiting");
-        place.queue.set_at_once(AtOnce::PerGpu).unwrap();
+        place.queue.set_at_once(Concurrency::PerGpu).unwrap();
         until("the other, too, on the other GPU", || place.running() == 2);
         assert_eq!(place.device(ids[1]).as_deref(), Some("gpu:1"));
     });
@@ -208,9 +208,9 @@ fn how_many_at_once_can_change_while_runs_go_on() {
 
 /// Two pages on a folder: whoever works, each job is begun once, and a GPU has one run.
 #[test]
-fn workers_that_share_a_folder_start_each_job_once_on_a_gpu_of_its_own() {
+fn workers_that_share_a_folder_start_each_job_once_on_its_own_gpu() {
     let place = with_cards(2);
-    place.queue.set_at_once(AtOnce::PerGpu).unwrap();
+    place.queue.set_at_once(Concurrency::PerGpu).unwrap();
     for _ in 0..6 {
         place.add("a", "");
     }
@@ -243,7 +243,7 @@ fn workers_that_share_a_folder_start_each_job_once_on_a_gpu_of_its_own() {
 
 /// Two runs that a worker left are followed side by side, and nothing else is begun before both have ended.
 #[test]
-fn what_another_worker_began_is_taken_over_all_at_once() {
+fn jobs_of_another_worker_are_all_taken_over_at_once() {
     let place = Place::new();
     let mut sleeps: Vec<_> = (0..2)
         .map(|_| Command::new("sleep").arg("1").spawn().unwrap())
@@ -277,7 +277,7 @@ fn what_another_worker_began_is_taken_over_all_at_once() {
 }
 
 #[test]
-fn what_the_doctor_says_cannot_train_is_not_started_unless_by_force() {
+fn a_gpu_that_cannot_train_is_only_used_by_force() {
     let mut place = Place::new();
     place.report = report("kfd_gfx1033_steamdeck");
     let refused = place.add("a", "# on: GPU 0\n");
@@ -321,7 +321,7 @@ fn a_disk_that_fills_up_loses_no_run() {
         ["running", "waiting"]
     );
     assert!(place.queue.needs_worker().unwrap());
-    assert_eq!(place.work(), Worked::Done);
+    assert_eq!(place.work(), WorkerExit::Done);
     assert_eq!(place.how(first), (Ended::Completed, None));
     assert_eq!(place.how(next).0, Ended::Completed);
     assert_eq!(place.started().len(), 2);

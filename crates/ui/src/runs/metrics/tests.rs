@@ -49,7 +49,7 @@ fn losses(metrics: &Metrics) -> Vec<f64> {
 }
 
 #[test]
-fn a_line_that_is_half_written_is_read_when_it_is_whole() {
+fn an_incomplete_line_is_read_once_it_is_complete() {
     let place = Place::new();
     let mut metrics = Metrics::new(Range::default());
     place.append(train(1, 5.0));
@@ -65,7 +65,7 @@ fn a_line_that_is_half_written_is_read_when_it_is_whole() {
 }
 
 #[test]
-fn a_file_that_a_resumed_run_wrote_anew_is_read_anew() {
+fn a_file_rewritten_by_a_resumed_run_is_read_again() {
     let place = Place::new();
     let mut metrics = Metrics::new(Range::default());
     place.append(train(1, 5.0) + &train(2, 4.0));
@@ -94,11 +94,11 @@ fn damaged_lines_are_counted_and_the_others_read() {
 }
 
 #[test]
-fn a_line_without_end_takes_no_memory_and_is_left_out() {
+fn an_endless_line_takes_no_memory_and_is_skipped() {
     let place = Place::new();
     let mut metrics = Metrics::new(Range::default());
     place.append(train(1, 5.0));
-    place.append(vec![b'x'; 3 * LONGEST_LINE]);
+    place.append(vec![b'x'; 3 * MAX_LINE_BYTES]);
     update(&mut metrics, &place.path);
     place.append(b"\n");
     place.append(train(2, 4.0));
@@ -108,7 +108,7 @@ fn a_line_without_end_takes_no_memory_and_is_left_out() {
 }
 
 #[test]
-fn losses_that_are_no_numbers_leave_gaps() {
+fn losses_that_are_not_numbers_leave_gaps() {
     let place = Place::new();
     let mut metrics = Metrics::new(Range::default());
     place.append(train(1, 5.0));
@@ -123,7 +123,7 @@ fn losses_that_are_no_numbers_leave_gaps() {
 }
 
 #[test]
-fn a_rollback_takes_back_what_came_after() {
+fn a_rollback_removes_later_steps() {
     let place = Place::new();
     let mut metrics = Metrics::new(Range::default());
     for step in 1..=6 {
@@ -140,7 +140,7 @@ fn a_rollback_takes_back_what_came_after() {
 }
 
 #[test]
-fn samples_are_found_again_where_they_stand() {
+fn samples_are_found_by_their_position() {
     let place = Place::new();
     let mut metrics = Metrics::new(Range::default());
     for step in 1..=5 {
@@ -162,22 +162,22 @@ fn samples_are_found_again_where_they_stand() {
 }
 
 #[test]
-fn events_have_a_bound() {
+fn the_number_of_events_is_limited() {
     let place = Place::new();
     let mut metrics = Metrics::new(Range::default());
     let mut text = String::new();
-    for step in 0..EVENTS + 20 {
+    for step in 0..MAX_EVENTS + 20 {
         text += &format!("{{\"kind\":\"resumed\",\"step\":{step},\"changes\":[]}}\n");
     }
     place.append(text);
     update(&mut metrics, &place.path);
     let (events, before) = metrics.events();
-    assert_eq!((events.len(), before, events[0].step), (EVENTS, 20, 20));
+    assert_eq!((events.len(), before, events[0].step), (MAX_EVENTS, 20, 20));
 }
 
 /// However long they are: of one that is too long, what it is and when; of many, the newest.
 #[test]
-fn long_events_have_a_bound_too() {
+fn the_size_of_events_is_limited() {
     let place = Place::new();
     let mut metrics = Metrics::new(Range::default());
     let long = |step: usize, length: usize| {
@@ -195,7 +195,7 @@ fn long_events_have_a_bound_too() {
         .iter()
         .map(|event| event.record.to_string().len())
         .sum();
-    assert!(kept <= EVENT_BYTES && events.len() > 15, "{kept}");
+    assert!(kept <= MAX_EVENT_BYTES && events.len() > 15, "{kept}");
     let last = events.back().unwrap();
     assert_eq!(
         (last.step, &*last.kind, &last.record),
@@ -205,7 +205,7 @@ fn long_events_have_a_bound_too() {
 
 /// Samples of several hundred kilobytes, as of many prompts, stand behind the last numbers.
 #[test]
-fn the_newest_numbers_are_found_in_front_of_long_samples() {
+fn the_latest_numbers_are_found_before_long_samples() {
     let place = Place::new();
     let text = "x".repeat(300_000);
     place.append(train(7, 1.5));
@@ -215,7 +215,7 @@ fn the_newest_numbers_are_found_in_front_of_long_samples() {
 }
 
 #[test]
-fn the_newest_numbers_come_from_the_end_alone() {
+fn the_latest_numbers_are_read_from_the_end_only() {
     let place = Place::new();
     let mut text = String::new();
     for step in 1..=5000 {

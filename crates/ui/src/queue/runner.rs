@@ -1,4 +1,4 @@
-//! One job in hand: checked, trained, followed to its end, or taken over from whoever began it.
+//! Runs one job: checks it, trains it and follows it to its end, or takes it over from an earlier worker.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -11,139 +11,153 @@ use serde::Deserialize;
 
 use super::job::{Ended, Job, State, Work};
 use super::log::{OUTPUT, plain};
-use super::places::{self, Asking, AtOnce, CPU, Chosen, Device, Occupant};
+use super::scheduler::{self, Assignment, CPU, Concurrency, Device, DeviceUse, WaitingJob};
 use super::store::{ended, has_checkpoint};
-use super::worker::{Around, CutOff};
+use super::worker::{Callbacks, InterruptedRun};
 use super::{Queue, check, verdict};
 use crate::runs::{Error, Process, RunName, Status, boot_id, is_asked, wait_for};
 
-/// Between two looks for the folder of a run that begins, and at a run that is not ours.
-const LOOK: Duration = Duration::from_millis(200);
-/// Beginnings of a job that ended with neither a result nor an error: more, and it is taken for what ends them.
-const ATTEMPTS: u32 = 3;
-/// Most bytes of what a check prints.
-const LONGEST_CHECK: u64 = 1 << 20;
-/// Most bytes of an error, from the end of a log.
-const LONGEST_ERROR: u64 = 4 << 10;
+/// How often to look for the folder of a starting run, and at a run of another process.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Starts of a job that ended with neither a result nor an error. After that many, the job is taken for the cause.
+const MAX_ATTEMPTS: u32 = 3;
+/// The most that is read of a check's output, in bytes.
+const MAX_CHECK_BYTES: u64 = 1 << 20;
+/// The most that is read of an error, from the end of a log, in bytes.
+const MAX_ERROR_BYTES: u64 = 4 << 10;
 
-/// What a check came to.
-enum Checked {
-    /// The run may begin.
-    Fine,
-    /// Not now: others take the memory that it needs.
-    Later,
-    /// Never, or somebody stopped it.
+/// The outcome of a check.
+enum CheckOutcome {
+    /// The run may start.
+    Passed,
+    /// Not now: other runs use the memory that it needs.
+    Deferred,
+    /// The job has ended: refused or stopped.
     End(State),
 }
 
-/// What works at jobs.
-pub(super) struct Hand<'a> {
+/// Runs the jobs of a queue.
+pub(super) struct JobRunner<'a> {
     pub(super) queue: &'a Queue,
     pub(super) program: &'a Path,
-    pub(super) around: &'a Around<'a>,
+    pub(super) callbacks: &'a Callbacks<'a>,
     devices: OnceLock<Vec<Device>>,
 }
 
-/// A run that goes on, whoever started it.
-struct Going {
+/// A run that is training, whoever started it.
+struct ActiveRun {
     run: RunName,
     process: Option<Process>,
-    occupant: Occupant,
+    device_use: DeviceUse,
 }
 
-impl<'a> Hand<'a> {
-    pub(super) fn new(queue: &'a Queue, program: &'a Path, around: &'a Around<'a>) -> Self {
+impl<'a> JobRunner<'a> {
+    pub(super) fn new(queue: &'a Queue, program: &'a Path, callbacks: &'a Callbacks<'a>) -> Self {
         Self {
             queue,
             program,
-            around,
+            callbacks,
             devices: OnceLock::new(),
         }
     }
 
-    /// The devices of this machine, as they were when somebody first asked.
+    /// The devices of this machine, determined at the first call.
     fn devices(&self) -> &[Device] {
         self.devices
-            .get_or_init(|| places::devices(&(self.around.diagnose)()))
+            .get_or_init(|| scheduler::devices(&(self.callbacks.diagnose)()))
     }
 
-    /// The device of whoever names none.
-    fn first_device(&self, at_once: AtOnce) -> String {
-        // Nothing depends on it where there is one at a time.
-        let first = (at_once != AtOnce::One).then(|| self.devices().first());
+    /// The device of a run whose config names none.
+    fn first_device(&self, at_once: Concurrency) -> String {
+        // With one run at a time nothing depends on it.
+        let first = (at_once != Concurrency::One).then(|| self.devices().first());
         first
             .flatten()
             .map_or_else(|| CPU.to_owned(), |device| device.name.clone())
     }
 
-    /// All runs that go on in the folder.
-    fn going(&self, at_once: AtOnce) -> Result<Vec<Going>, Error> {
+    /// All runs in the folder that are training.
+    fn active_runs(&self, at_once: Concurrency) -> Result<Vec<ActiveRun>, Error> {
         let runs = self.queue.runs();
-        let going = runs.list()?.into_iter().filter_map(|run| {
+        let active_runs = runs.list()?.into_iter().filter_map(|run| {
             let Status::Running { process, .. } = run.status else {
                 return None;
             };
-            let detail = (at_once != AtOnce::One).then(|| runs.detail(&run.name).ok());
+            let detail = (at_once != Concurrency::One).then(|| runs.detail(&run.name).ok());
             let detail = detail.flatten();
             let device = detail
                 .as_ref()
                 .and_then(|detail| named_device(&detail.config, &[]));
             let expected = detail.and_then(|detail| detail.expected_memory?["peak"].as_u64());
-            Some(Going {
+            Some(ActiveRun {
                 run: run.name,
                 process,
-                occupant: Occupant {
+                device_use: DeviceUse {
                     device: device.unwrap_or_else(|| self.first_device(at_once)),
                     expected,
                 },
             })
         });
-        Ok(going.collect())
+        Ok(active_runs.collect())
     }
 
-    /// Who is on a device: jobs that were begun, and runs that are none of theirs.
-    fn occupants(&self, at_once: AtOnce, jobs: &[Job], going: &[Going]) -> Vec<Occupant> {
+    /// What uses the devices: started jobs, and training runs that belong to none of them.
+    fn device_uses(
+        &self,
+        at_once: Concurrency,
+        jobs: &[Job],
+        active_runs: &[ActiveRun],
+    ) -> Vec<DeviceUse> {
         let begun: Vec<&Job> = jobs.iter().filter(|job| job.state.is_active()).collect();
-        let ours = |going: &&Going| {
+        let ours = |active_runs: &&ActiveRun| {
             begun.iter().any(|job| {
-                let is_its =
-                    job.state.process().is_some() && job.state.process() == going.process.as_ref();
-                is_its || job.state.run() == Some(&going.run)
+                let is_its = job.state.process().is_some()
+                    && job.state.process() == active_runs.process.as_ref();
+                is_its || job.state.run() == Some(&active_runs.run)
             })
         };
-        let of_job = |job: &&Job| Occupant {
+        let of_job = |job: &&Job| DeviceUse {
             device: job
                 .device
                 .clone()
                 .unwrap_or_else(|| self.first_device(at_once)),
             expected: job.expected,
         };
-        let others = going.iter().filter(|going| !ours(going));
+        let others = active_runs.iter().filter(|active_runs| !ours(active_runs));
         begun
             .iter()
             .map(of_job)
-            .chain(others.map(|going| going.occupant.clone()))
+            .chain(others.map(|active_runs| active_runs.device_use.clone()))
             .collect()
     }
 
-    /// The job to begin next, and on which device.
-    pub(super) fn choose(&self, at_once: AtOnce, jobs: &[Job]) -> Result<Option<Chosen>, Error> {
-        let occupants = self.occupants(at_once, jobs, &self.going(at_once)?);
+    /// The next job to start, and its device.
+    pub(super) fn choose(
+        &self,
+        at_once: Concurrency,
+        jobs: &[Job],
+    ) -> Result<Option<Assignment>, Error> {
+        let device_uses = self.device_uses(at_once, jobs, &self.active_runs(at_once)?);
         let waiting = jobs.iter().filter(|job| job.state == State::Waiting);
-        let asking: Vec<Asking> = waiting
-            .map(|job| Asking {
+        let waiting_jobs: Vec<WaitingJob> = waiting
+            .map(|job| WaitingJob {
                 id: job.id,
                 device: self.device_of(job),
                 expected: job.expected,
-                // Nobody knows what an unchecked one will take.
+                // Without a check its memory use is unknown.
                 alone: job.alone || job.what.force,
             })
             .collect();
         let devices = match at_once {
-            AtOnce::One => &[],
+            Concurrency::One => &[],
             _ => self.devices(),
         };
-        Ok(places::choose(at_once, devices, &occupants, &asking))
+        Ok(scheduler::choose(
+            at_once,
+            devices,
+            &device_uses,
+            &waiting_jobs,
+        ))
     }
 
     /// The device that a job's config names.
@@ -157,27 +171,27 @@ impl<'a> Hand<'a> {
         }
     }
 
-    /// What is said to the trainer of the device: nothing where the config does, or where there is no other.
-    fn told_device<'b>(&self, job: &'b Job) -> Option<&'b str> {
+    /// The device to pass to the trainer: none if the config names one, or if there is only one.
+    fn device_argument<'b>(&self, job: &'b Job) -> Option<&'b str> {
         let device = job.device.as_deref()?;
         let is_choice = self.device_of(job).is_none() && self.devices().len() > 1;
         is_choice.then_some(device)
     }
 
-    /// Who is where a job is about to begin.
-    fn beside(&self, job: &Job) -> Result<Vec<Occupant>, Error> {
+    /// What else uses the device that a job is to start on.
+    fn others(&self, job: &Job) -> Result<Vec<DeviceUse>, Error> {
         let at_once = self.queue.at_once();
-        if at_once != AtOnce::Memory {
+        if at_once != Concurrency::Memory {
             return Ok(Vec::new());
         }
         let mut jobs = self.queue.list()?.jobs;
         jobs.retain(|other| other.id != job.id);
-        let mut occupants = self.occupants(at_once, &jobs, &self.going(at_once)?);
-        occupants.retain(|other| Some(&other.device) == job.device.as_ref());
-        Ok(occupants)
+        let mut device_uses = self.device_uses(at_once, &jobs, &self.active_runs(at_once)?);
+        device_uses.retain(|other| Some(&other.device) == job.device.as_ref());
+        Ok(device_uses)
     }
 
-    /// Checks a job, and trains.
+    /// Checks a job, and trains it.
     pub(super) fn start(&self, mut job: Job) -> Result<(), Error> {
         if let Work::Resume { run } = &job.what.work
             && !self.queue.runs().exists(run)
@@ -189,29 +203,29 @@ impl<'a> Hand<'a> {
         }
         if !job.what.force {
             match self.check(&mut job)? {
-                Checked::Fine => {}
-                Checked::Later => {
+                CheckOutcome::Passed => {}
+                CheckOutcome::Deferred => {
                     job.attempts = job.attempts.saturating_sub(1);
                     job.device = None;
                     return self.queue.note(&mut job, State::Waiting);
                 }
-                Checked::End(end) => return self.queue.note(&mut job, end),
+                CheckOutcome::End(end) => return self.queue.note(&mut job, end),
             }
         }
         self.train(job)
     }
 
-    /// A dry run, and on a GPU what the doctor says of it.
-    fn check(&self, job: &mut Job) -> Result<Checked, Error> {
+    /// A dry run, and on a GPU the doctor's findings about it.
+    fn check(&self, job: &mut Job) -> Result<CheckOutcome, Error> {
         let name = job.what.name.clone();
-        let refused = |error: String| Checked::End(ended(Ended::Refused, Some(error), None));
-        let beside = self.beside(job)?;
+        let refused = |error: String| CheckOutcome::End(ended(Ended::Refused, Some(error), None));
+        let others = self.others(job)?;
         let spawned = self.spawn(job, &name, true);
         let (mut child, log) = match spawned {
             Ok(spawned) => spawned,
             Err(error) => return Ok(refused(format!("cannot start the check: {error}"))),
         };
-        let begins = log.metadata().map_or(0, |log| log.len());
+        let log_start = log.metadata().map_or(0, |log| log.len());
         self.queue.note(
             job,
             State::Checking {
@@ -220,55 +234,55 @@ impl<'a> Hand<'a> {
         )?;
         let mut found = Vec::new();
         if let Some(output) = child.stdout.take() {
-            let _ = output.take(LONGEST_CHECK).read_to_end(&mut found);
+            let _ = output.take(MAX_CHECK_BYTES).read_to_end(&mut found);
         }
         let io = |error| Error::io("wait for", self.program, error);
         let status = child.wait().map_err(io)?;
         if !status.success() {
             if let Some(2 | 15) = signal(status) {
-                return Ok(Checked::End(ended(Ended::Stopped, None, None)));
+                return Ok(CheckOutcome::End(ended(Ended::Stopped, None, None)));
             }
-            let why = why(&log, begins, status);
-            if !beside.is_empty() && verdict::is_out_of_memory(&why) {
+            let failure = failure(&log, log_start, status);
+            if !others.is_empty() && verdict::is_out_of_memory(&failure) {
                 job.alone = true;
-                return Ok(Checked::Later);
+                return Ok(CheckOutcome::Deferred);
             }
-            return Ok(refused(verdict::explained(why)));
+            return Ok(refused(verdict::explained(failure)));
         }
         let found: serde_json::Value = serde_json::from_slice(&found).unwrap_or_default();
         job.expected = found["memory_estimate"]["peak"].as_u64();
         let advice = found["advice"].as_array().into_iter().flatten();
         let advice: Vec<&str> = advice.filter_map(|advice| advice.as_str()).collect();
-        if !self.has_room(job, &beside, advice.is_empty()) {
+        if !self.has_room(job, &others, advice.is_empty()) {
             job.alone = job.expected.is_none() || !advice.is_empty();
-            return Ok(Checked::Later);
+            return Ok(CheckOutcome::Deferred);
         }
         if !advice.is_empty() {
             return Ok(refused(verdict::too_large(&advice)));
         }
         let device = found["environment"]["device"].as_str().unwrap_or_default();
         if device.starts_with("GPU")
-            && let Some(against) = verdict::against(
-                &(self.around.diagnose)(),
+            && let Some(objections) = verdict::objections(
+                &(self.callbacks.diagnose)(),
                 job.device.as_deref().unwrap_or(device),
             )
         {
-            return Ok(refused(against));
+            return Ok(refused(objections));
         }
-        Ok(Checked::Fine)
+        Ok(CheckOutcome::Passed)
     }
 
-    /// Whether the memory of a device goes round for a job and those who were there before it. Who is there alone
-    /// has all that there is.
-    fn has_room(&self, job: &Job, beside: &[Occupant], fits: bool) -> bool {
-        if beside.is_empty() {
+    /// Whether the memory of the device is enough for a job beside what already uses it. A job that has the device
+    /// to itself always has room.
+    fn has_room(&self, job: &Job, others: &[DeviceUse], fits: bool) -> bool {
+        if others.is_empty() {
             return true;
         }
         let mut devices = self.devices().iter();
         let device = devices.find(|device| Some(&device.name) == job.device.as_ref());
         let capacity = device.and_then(|device| device.capacity);
         let expected = job.expected;
-        fits && expected.is_some_and(|expected| places::fits_beside(capacity, beside, expected))
+        fits && expected.is_some_and(|expected| scheduler::fits_beside(capacity, others, expected))
     }
 
     fn train(&self, mut job: Job) -> Result<(), Error> {
@@ -286,7 +300,7 @@ impl<'a> Hand<'a> {
                     .note(&mut job, ended(Ended::Failed, Some(error), None));
             }
         };
-        let begins = log.metadata().map_or(0, |log| log.len());
+        let log_start = log.metadata().map_or(0, |log| log.len());
         let process = Process::of(child.id());
         let state = State::Running {
             process: process.clone(),
@@ -301,20 +315,20 @@ impl<'a> Hand<'a> {
         let status = child.wait();
         let status = status.map_err(|error| Error::io("wait for", self.program, error))?;
         self.move_log(&job, &run);
-        let end = self.ending(&run, Some((status, &log, begins)));
+        let end = self.ending(&run, Some((status, &log, log_start)));
         self.queue.note(&mut job, end)?;
-        self.tell_of_a_cut(&job, &run);
+        self.report_interruption(&job, &run);
         Ok(())
     }
 
-    /// Tells of a run that could not do so itself, unless somebody ended it.
-    fn tell_of_a_cut(&self, job: &Job, run: &RunName) {
+    /// Reports a run that could not report its own end, unless somebody stopped it.
+    fn report_interruption(&self, job: &Job, run: &RunName) {
         let has_failed = matches!(&job.state, State::Ended { how, .. } if *how == Ended::Failed);
         let Ok(detail) = self.queue.runs().detail(run) else {
             return;
         };
         if has_failed && detail.overview.status == Status::Interrupted {
-            (self.around.tell)(&CutOff {
+            (self.callbacks.on_interrupted)(&InterruptedRun {
                 run: run.clone(),
                 step: detail.overview.latest.step,
                 notify_url: notify_url(&detail.config),
@@ -322,10 +336,15 @@ impl<'a> Hand<'a> {
         }
     }
 
-    /// Waits for the end of a process that trains, and sees meanwhile which run that is.
-    fn follow(&self, job: &mut Job, process: &Process, told: RunName) -> Result<RunName, Error> {
-        let (mut run, mut is_found) = (told, false);
-        while !wait_for(process, (!is_found).then_some(LOOK)).unwrap_or(true) {
+    /// Waits for a training process to end, and finds out meanwhile which run it trains.
+    fn follow(
+        &self,
+        job: &mut Job,
+        process: &Process,
+        expected_run: RunName,
+    ) -> Result<RunName, Error> {
+        let (mut run, mut is_found) = (expected_run, false);
+        while !wait_for(process, (!is_found).then_some(POLL_INTERVAL)).unwrap_or(true) {
             let Some(found) = self.run_of(process, &run)? else {
                 continue;
             };
@@ -344,7 +363,7 @@ impl<'a> Hand<'a> {
         Ok(run)
     }
 
-    /// Goes on with what another worker began.
+    /// Continues a job that another worker started.
     pub(super) fn take_over(&self, mut job: Job) -> Result<(), Error> {
         match job.state.clone() {
             State::Running { process, boot, run } => {
@@ -352,9 +371,9 @@ impl<'a> Hand<'a> {
                     Some(process) => self.follow(&mut job, process, run)?,
                     None => run,
                 };
-                // The process may have begun without having been noted.
+                // The process may have started without having been recorded.
                 while let Some(Status::Running { process, .. }) = self.status(&run) {
-                    wait(process.as_ref(), LOOK);
+                    wait(process.as_ref(), POLL_INTERVAL);
                 }
                 self.move_log(&job, &run);
                 let mut end = self.ending(&run, None);
@@ -366,15 +385,15 @@ impl<'a> Hand<'a> {
                     }
                 ) && !matches!(self.status(&run), Some(Status::Failed { .. }));
                 let was_cut_off = is_unexplained && boot != boot_id();
-                // Asked before it could do more than end.
+                // It was asked to stop before it could do anything else.
                 if is_unexplained
                     && process.is_some_and(|process| is_asked(self.queue.runs(), &process))
                 {
                     end = ended(Ended::Stopped, None, self.status(&run).map(|_| run.clone()));
                 }
-                if !was_cut_off || job.attempts >= ATTEMPTS {
+                if !was_cut_off || job.attempts >= MAX_ATTEMPTS {
                     self.queue.note(&mut job, end)?;
-                    self.tell_of_a_cut(&job, &run);
+                    self.report_interruption(&job, &run);
                     return Ok(());
                 }
                 if has_checkpoint(&self.queue.runs().root().join(run.as_str())) {
@@ -387,10 +406,10 @@ impl<'a> Hand<'a> {
                 if let Some(process) = &process {
                     let _ = wait_for(process, None);
                 }
-                if job.attempts < ATTEMPTS {
+                if job.attempts < MAX_ATTEMPTS {
                     return self.queue.note(&mut job, State::Waiting);
                 }
-                let error = format!("its check was cut off {ATTEMPTS} times");
+                let error = format!("its check was cut off {MAX_ATTEMPTS} times");
                 self.queue
                     .note(&mut job, ended(Ended::Refused, Some(error), None))
             }
@@ -402,7 +421,7 @@ impl<'a> Hand<'a> {
         self.queue.runs().overview(run).ok().map(|run| run.status)
     }
 
-    /// How a run ended, by its exit code and its log where they are known, and by what its folder has.
+    /// How a run ended, from its exit code and its log if they are known, and from its folder.
     fn ending(&self, run: &RunName, exit: Option<(ExitStatus, &File, u64)>) -> State {
         let status = self.status(run);
         let there = status.is_some().then(|| run.clone());
@@ -412,31 +431,33 @@ impl<'a> Hand<'a> {
             (_, Some((exit, ..))) if matches!(signal(exit), Some(2 | 15)) => {
                 ended(Ended::Stopped, None, there)
             }
-            (_, Some((exit, log, begins))) if !exit.success() => failed(why(log, begins, exit)),
+            (_, Some((exit, log, log_start))) if !exit.success() => {
+                failed(failure(log, log_start, exit))
+            }
             (Some(Status::Completed), _) => ended(Ended::Completed, None, there),
             (Some(Status::Stopped | Status::Running { .. }), _) => {
                 ended(Ended::Stopped, None, there)
             }
             (Some(Status::Failed { error: None }), _) => failed("the run failed".into()),
             (Some(Status::Interrupted), _) => {
-                failed("it ended without a word: killed, or the machine went down".into())
+                failed("it ended without a message: it was killed, or the machine went down".into())
             }
             (None, _) => failed("it ended before its run began".into()),
         }
     }
 
-    /// The run that a process trains: mostly the one that it was told to.
-    fn run_of(&self, process: &Process, told: &RunName) -> Result<Option<RunName>, Error> {
+    /// The run that a process trains: usually the expected one.
+    fn run_of(&self, process: &Process, expected_run: &RunName) -> Result<Option<RunName>, Error> {
         let is_its = |status: &Status| matches!(status, Status::Running { process: Some(holder), .. } if holder == process);
-        if self.status(told).as_ref().is_some_and(is_its) {
-            return Ok(Some(told.clone()));
+        if self.status(expected_run).as_ref().is_some_and(is_its) {
+            return Ok(Some(expected_run.clone()));
         }
         let runs = self.queue.runs().list()?;
         let mut its = runs.into_iter().filter(|run| is_its(&run.status));
         Ok(its.next().map(|run| run.name))
     }
 
-    /// `name`, `name-2`, …: the first that is free.
+    /// The first free name of `name`, `name-2`, …
     fn free_name(&self, name: &RunName) -> Result<RunName, Error> {
         let root = self.queue.runs().root();
         for number in 1_u32.. {
@@ -452,10 +473,10 @@ impl<'a> Hand<'a> {
         Err(Error::Refused(format!("no free name like `{name}`")))
     }
 
-    /// `surefoot train`, with what it prints going to the job's log, which is returned; of a check, what is printed
-    /// as its result is read by us.
+    /// Starts `surefoot train`, whose output goes to the job's log, which is returned. The standard output of a check
+    /// is piped, since we read its result.
     fn spawn(&self, job: &Job, run: &RunName, is_check: bool) -> io::Result<(Child, File)> {
-        let device = self.told_device(job);
+        let device = self.device_argument(job);
         let mut command = check::command(self.queue, self.program, &job.what, run, device)?;
         let log = self.log(job)?;
         command.stderr(log.try_clone()?);
@@ -466,13 +487,13 @@ impl<'a> Hand<'a> {
         Ok((check::spawn(command, &job.what)?, log))
     }
 
-    /// The log of a job, to write at its end: in the folder of a run that is resumed, else beside the job.
+    /// The job's log, opened for appending: in the run's folder if a run is resumed, else beside the job.
     fn log(&self, job: &Job) -> io::Result<File> {
         let path = match &job.what.work {
             Work::Train { .. } => self.queue.log_path(job.id),
             Work::Resume { run } => self.queue.runs().root().join(run.as_str()).join(OUTPUT),
         };
-        // Never through a link that lies in the folder.
+        // Never follow a symbolic link in the run's folder.
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true);
         #[cfg(unix)]
@@ -487,18 +508,18 @@ impl<'a> Hand<'a> {
         }
     }
 
-    /// Puts the log of a job into the folder of its run; whoever writes it goes on.
+    /// Moves the log of a job into the folder of its run. A process that writes to it is not affected.
     fn move_log(&self, job: &Job, run: &RunName) {
         let folder = self.queue.runs().root().join(run.as_str());
         let target = folder.join(OUTPUT);
         if self.queue.runs().exists(run) && target.symlink_metadata().is_err() {
-            // Where it cannot be, it is read where it was.
+            // If this fails, it is read from its old place.
             let _ = std::fs::rename(self.queue.log_path(job.id), target);
         }
     }
 }
 
-/// Waits for a process, or, where it cannot be told which one it is, for a while.
+/// Waits for a process to end, or for `at_most` if the process is not known.
 fn wait(process: Option<&Process>, at_most: Duration) {
     let ended = process.and_then(|process| wait_for(process, Some(at_most)).ok());
     if ended.is_none() {
@@ -506,7 +527,7 @@ fn wait(process: Option<&Process>, at_most: Duration) {
     }
 }
 
-/// The device that a config names, or what is set beside it; `auto` and `gpu` name none.
+/// The device that a config or `--set` names; `auto` and `gpu` name none.
 fn named_device(config: &str, set: &[String]) -> Option<String> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -537,7 +558,7 @@ fn notify_url(config: &str) -> Option<String> {
     config.notify.url
 }
 
-/// The signal that ended a process; on Windows every end is an exit code.
+/// The signal that ended a process. On Windows there are only exit codes.
 fn signal(status: ExitStatus) -> Option<i32> {
     #[cfg(unix)]
     {
@@ -550,21 +571,21 @@ fn signal(status: ExitStatus) -> Option<i32> {
     }
 }
 
-/// The last error that was printed behind `begins`, or how the process ended.
-fn why(mut log: &File, begins: u64, status: ExitStatus) -> String {
+/// The last error in the log after byte `log_start`, or else how the process ended.
+fn failure(mut log: &File, log_start: u64, status: ExitStatus) -> String {
     let mut bytes = Vec::new();
     let end = log.seek(SeekFrom::End(0)).unwrap_or(0);
-    let from = begins.max(end.saturating_sub(LONGEST_ERROR));
+    let from = log_start.max(end.saturating_sub(MAX_ERROR_BYTES));
     let _ = log.seek(SeekFrom::Start(from));
-    let _ = log.take(LONGEST_ERROR).read_to_end(&mut bytes);
+    let _ = log.take(MAX_ERROR_BYTES).read_to_end(&mut bytes);
     let text = plain(&String::from_utf8_lossy(&bytes));
     let said = match text.rfind("surefoot: ") {
         Some(at) => &text[at + "surefoot: ".len()..],
         None => "",
     };
     match (said.trim(), signal(status)) {
-        ("", Some(9)) => "it was killed; where memory is short, the kernel does that".to_owned(),
-        (_, Some(signal)) => format!("it was ended by signal {signal}"),
+        ("", Some(9)) => "it was killed, as the kernel does when memory runs out".to_owned(),
+        (_, Some(signal)) => format!("it was killed by signal {signal}"),
         ("", None) => format!("it ended with exit code {}", status.code().unwrap_or(1)),
         (said, None) => said.to_owned(),
     }
