@@ -405,7 +405,7 @@ fn a_dry_run_finds_what_training_would() {
     assert_fine(&output);
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
-        said.contains("runs/tiny would go on after step 6"),
+        said.contains("runs/tiny would resume after step 6"),
         "{said}"
     );
     assert!(said.contains("for 3 steps"), "{said}");
@@ -465,7 +465,7 @@ fn a_resume_that_would_be_another_run_says_what_differs() {
     assert_eq!(output.status.code(), Some(2));
     let shown = stderr(&output);
     assert!(
-        shown.contains("`model.hidden_size` was 16, and is 32"),
+        shown.contains("`model.hidden_size` was 16, and is now 32"),
         "{shown}"
     );
 }

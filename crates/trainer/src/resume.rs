@@ -1,8 +1,8 @@
-//! Going on with a run: from which checkpoint, and whether it is still the same run.
+//! Resuming a run: from which checkpoint, and whether it is still the same run.
 //!
-//! A checkpoint holds the config that it was written under and what the task stands on
-//! ([`Task::identity`](crate::task::Task::identity)). What must not change is refused, what may
-//! change is told, and `config.yaml` says from which step on each of it is in force.
+//! A checkpoint holds the config that it was written under and the identity of the task
+//! ([`Task::identity`](crate::task::Task::identity)). Changes that are not allowed are refused, the others are
+//! reported, and `config.yaml` says from which step on each applies.
 
 mod keys;
 
@@ -18,14 +18,14 @@ use crate::run_folder::RunFolder;
 
 use keys::{Rule, rule};
 
-/// A config key that has another value since a run was resumed.
+/// A config key whose value changed when a run was resumed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Change {
-    /// The key, as in `train.learning_rate`.
+    /// The key, such as `train.learning_rate`.
     pub key: String,
-    /// What was in force before.
+    /// The earlier value.
     pub before: Value,
-    /// What is in force now.
+    /// The new value.
     pub now: Value,
 }
 
@@ -36,7 +36,7 @@ impl std::fmt::Display for Change {
     }
 }
 
-/// A checkpoint to go on from, in the folder of its run.
+/// A checkpoint to resume from, and the folder of its run.
 pub(crate) struct Resumed {
     pub(crate) folder: RunFolder,
     pub(crate) checkpoint: Checkpoint,
@@ -44,7 +44,8 @@ pub(crate) struct Resumed {
 }
 
 impl Resumed {
-    /// What `resume_from` means, if it is set: the checkpoint is whole, and `config` may go on from it.
+    /// Opens the checkpoint that the config resumes from, if any: it must be intact, and `config` must be compatible
+    /// with it.
     pub(crate) fn open(config: &Config) -> Result<Option<Self>, Error> {
         let Some(from) = &config.train.resume_from_checkpoint else {
             return Ok(None);
@@ -65,8 +66,8 @@ impl Resumed {
         }))
     }
 
-    /// Notes that another number of processes trains together from here on, and what that makes
-    /// of a step.
+    /// Records a change of the number of processes, and of the samples per step that follow from
+    /// it.
     pub(crate) fn note_ranks(&mut self, now: usize, config: &Config) {
         let before = self.checkpoint.state().ranks.unwrap_or(1);
         if before as usize == now {
@@ -90,7 +91,7 @@ impl Resumed {
         }
     }
 
-    /// Refuses a task that stands on something else than the run's did.
+    /// Refuses to resume if the task's identity differs from the run's.
     pub(crate) fn expect_identity(&self, now: &Value) -> Result<(), Error> {
         let mut found = Vec::new();
         compare("", &self.checkpoint.state().identity, now, &mut found);
@@ -104,13 +105,13 @@ impl Resumed {
 fn refusal(checkpoint: &Checkpoint, differences: impl Iterator<Item = String>) -> Error {
     let lines: String = differences.map(|line| format!("\n  {line}")).collect();
     Error::Resume(format!(
-        "`{}` cannot be gone on from, since this is another run:{lines}\nkeep these as they were \
-         (`--resume RUN` without a config takes the run's own), or begin a new run",
+        "cannot resume from `{}`, since this would be a different run:{lines}\nkeep these as they were \
+        (`--resume RUN` without a config uses the run's own), or start a new run",
         checkpoint.path().display()
     ))
 }
 
-/// The error of a checkpoint that is not whole, with the newest older one that is.
+/// Adds the newest older intact checkpoint to the error of a damaged one.
 fn instead(error: Error, folder: &RunFolder, path: &std::path::Path) -> Error {
     let Error::Checkpoint { path: at, reason } = error else {
         return error;
@@ -120,20 +121,19 @@ fn instead(error: Error, folder: &RunFolder, path: &std::path::Path) -> Error {
     let mut older = all.into_iter().rev().filter(|(other, _)| *other < step);
     let advice = match older.find(|(_, other)| Checkpoint::open(other).is_ok()) {
         Some((step, other)) => format!(
-            "`{other}` is whole: `--resume {other}` goes on from it, and does the steps after {step} \
-             again",
+            "`{other}` is intact: `--resume {other}` resumes from it, and repeats the steps after {step}",
             other = other.display()
         ),
-        None => "there is no older one that is whole".into(),
+        None => "no older checkpoint is intact".into(),
     };
     let reason = format!("{reason}; {advice}");
     Error::Checkpoint { path: at, reason }
 }
 
-/// All keys of which `now` has other values than `before`, but those that say nothing of training.
+/// All keys whose values differ between `before` and `now`, except those that do not affect training.
 fn changes(before: &Config, now: &Config) -> Result<Vec<Change>, Error> {
     let (mut before, mut now) = (before.leaves()?, now.leaves()?);
-    // A section that one of them lacks is one difference, not one for each of its keys.
+    // A section that is missing in one of them is one difference, not one for each of its keys.
     if before.contains_key("adapter") != now.contains_key("adapter") {
         for leaves in [&mut before, &mut now] {
             leaves.retain(|key, _| !key.starts_with("adapter."));
@@ -167,7 +167,7 @@ fn same(change: &Change) -> bool {
 
 fn differs(change: &Change) -> String {
     let Change { key, before, now } = change;
-    format!("`{key}` was {}, and is {}", shown(before), shown(now))
+    format!("`{key}` was {}, and is now {}", shown(before), shown(now))
 }
 
 /// A value on one line.
@@ -178,7 +178,7 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Every place in which two values differ, as a line.
+/// Adds a line for each difference between two values.
 fn compare(path: &str, before: &Value, now: &Value, found: &mut Vec<String>) {
     if before == now {
         return;
@@ -212,21 +212,21 @@ fn compare(path: &str, before: &Value, now: &Value, found: &mut Vec<String>) {
                 }
             };
             found.push(format!(
-                "`{path}` had {} that is not there now, and has {} that was not",
+                "`{path}` had {}, which is missing now, and now has {}",
                 without(one, other),
                 without(other, one)
             ));
         }
         _ => found.push(format!(
-            "`{path}` was {}, and is {}",
+            "`{path}` was {}, and is now {}",
             shown(before),
             shown(now)
         )),
     }
 }
 
-/// The config in force of a run, with the changes on the way as comments above it, and the steps that
-/// its passes over the data come to.
+/// The run's config, with comments above it that list its changes and, if the length is given in epochs, the
+/// number of steps.
 pub(crate) fn config_text(
     config: &Config,
     planned: Option<PlannedSteps>,
@@ -240,10 +240,7 @@ pub(crate) fn config_text(
         );
     }
     if let Some((last, _)) = resumes.last() {
-        text += &format!(
-            "# In force from step {} on. What changed on the way:\n",
-            last + 1
-        );
+        text += &format!("# In force from step {} on. Changes so far:\n", last + 1);
         for (step, changes) in resumes {
             for change in *changes {
                 text += &format!("#   from step {} on: {change}\n", step + 1);
@@ -253,10 +250,10 @@ pub(crate) fn config_text(
     Ok(text + &config.without_resume().to_yaml()?)
 }
 
-/// The newest run of this config's name that has a checkpoint.
+/// The newest run with this config's name that has a checkpoint.
 ///
 /// # Errors
-/// When there is none.
+/// If there is none.
 pub fn newest_run(config: &Config) -> Result<PathBuf, Error> {
     crate::run_folder::newest_run(config)
 }
@@ -274,7 +271,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn every_difference_is_named_with_both_values() {
+    fn every_difference_is_listed_with_both_values() {
         let before = json!({"weights": "ab", "adapter": {"r": 2, "modules": ["q", "k"]}});
         let now = json!({"weights": "cd", "adapter": {"r": 4, "modules": ["q", "v"]}});
         let mut found = Vec::new();
@@ -282,9 +279,9 @@ mod tests {
         assert_eq!(
             found,
             [
-                "`adapter.modules` had \"k\" that is not there now, and has \"v\" that was not",
-                "`adapter.r` was 2, and is 4",
-                "`weights` was \"ab\", and is \"cd\"",
+                "`adapter.modules` had \"k\", which is missing now, and now has \"v\"",
+                "`adapter.r` was 2, and is now 4",
+                "`weights` was \"ab\", and is now \"cd\"",
             ]
         );
     }

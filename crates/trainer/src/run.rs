@@ -5,10 +5,10 @@
 //! saved. Nothing here knows what a model is. A step synchronises with the device once, when its gradients
 //! are complete: their norm and the loss decide whether the optimizer may step.
 
-mod apart;
 mod batches;
 mod best;
 mod idle;
+mod local_sgd;
 mod measure;
 mod nonfinite;
 mod oom;
@@ -370,7 +370,7 @@ impl<'a> Run<'a> {
             }
             observer.stepped(self.step);
             self.note_asked(stop);
-            if self.meets() {
+            if self.must_sync() {
                 self.exchange_weights()?;
             }
             let on_the_way = self.step < max_steps;
@@ -426,7 +426,7 @@ impl<'a> Run<'a> {
         };
 
         if let Some(shares) = &mut self.shares {
-            shares.note(taken, samples);
+            shares.record(taken, samples);
         }
         self.step += 1;
         if !(norm + loss).is_finite() {

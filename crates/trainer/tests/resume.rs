@@ -126,9 +126,9 @@ fn what_must_not_change_is_refused_by_name() {
     for (change, told) in [
         (
             "adapter.lora_alpha=8",
-            "`adapter.lora_alpha` was 4.0, and is 8.0",
+            "`adapter.lora_alpha` was 4.0, and is now 8.0",
         ),
-        ("adapter.r=4", "`adapter.r` was 2, and is 4"),
+        ("adapter.r=4", "`adapter.r` was 2, and is now 4"),
         (
             "adapter.target_modules=[q_proj]",
             "`adapter.target_modules` was [\"q_proj\",\"v_proj\"]",
@@ -137,11 +137,14 @@ fn what_must_not_change_is_refused_by_name() {
             "adapter.use_rslora=true",
             "`adapter.use_rslora` was false, and is true",
         ),
-        ("seed=8", "`seed` was 7, and is 8"),
-        ("data.block_size=8", "`data.block_size` was 16, and is 8"),
+        ("seed=8", "`seed` was 7, and is now 8"),
+        (
+            "data.block_size=8",
+            "`data.block_size` was 16, and is now 8",
+        ),
         (
             "data.validation_fraction=0.2",
-            "`data.validation_fraction` was 0.1, and is 0.2",
+            "`data.validation_fraction` was 0.1, and is now 0.2",
         ),
         (
             "model.quantization=nf4",
@@ -252,7 +255,7 @@ fn what_may_change_is_told_and_the_config_says_from_when() {
     assert_eq!(
         comments,
         [
-            "# In force from step 9 on. What changed on the way:",
+            "# In force from step 9 on. Changes so far:",
             "#   from step 4 on: train.learning_rate 0.01 → 0.002",
             "#   from step 4 on: train.max_steps 6 → 8",
             "#   from step 4 on: train.per_device_train_batch_size 2 → 1",

@@ -1,4 +1,4 @@
-//! Ranks that learn apart and exchange what they have learned every few steps, as processes.
+//! Local SGD and DiLoCo (`train.sync_every`) with real processes.
 
 use std::fs;
 

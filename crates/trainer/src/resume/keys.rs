@@ -1,31 +1,31 @@
 //! Which config keys a run may change when it is resumed.
 
-/// What another value of a key means for a run that is resumed.
+/// How a changed value of a key is treated when a run is resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rule {
-    /// It would be another run: refused.
+    /// It would be a different run: refused.
     Fixed,
-    /// It may change, and is told. Where a key names or shapes something that is compared itself, as
-    /// `model.name_or_path` does the weights, what it names decides.
+    /// It may change, and the change is reported. If the key names something that is compared itself, as
+    /// `model.name_or_path` names the weights, that comparison decides.
     Free,
-    /// It says nothing of what is trained: neither refused nor told.
+    /// It does not affect what is trained: neither refused nor reported.
     Unrelated,
 }
 
 use Rule::{Fixed, Free, Unrelated};
 
-/// Every key of a config.
+/// All config keys.
 const KEYS: &[(&str, Rule)] = &[
     ("name", Unrelated),
     ("output_dir", Unrelated),
     ("seed", Fixed),
     ("device", Free),
     ("threads", Free),
-    // The architecture and the weights are compared by themselves, whatever names them.
+    // The architecture and the weights are compared themselves, whatever names them.
     ("model.name_or_path", Free),
     ("model.transformer", Free),
     ("model.transformer_2", Free),
-    // What they make is compared as the clips that are learned.
+    // The resulting clips are compared themselves.
     ("model.vae", Free),
     ("model.text_encoder", Free),
     ("model.tokenizer", Free),
@@ -48,7 +48,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("model.initializer_range", Free),
     ("model.quantization", Fixed),
     ("model.boundary_ratio", Fixed),
-    // Where weights are changes no number.
+    // Where weights are stored does not change any number.
     ("model.profile", Free),
     ("model.low_vram", Free),
     ("model.blocks_to_swap", Free),
@@ -57,7 +57,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("model.device_map", Free),
     ("model.ring_slots", Free),
     ("model.offload_folder", Free),
-    // Of an adapter, what decides the shape and the scale of the change.
+    // What determines the shape and scale of an adapter.
     ("adapter", Fixed),
     ("adapter.r", Fixed),
     ("adapter.lora_alpha", Fixed),
@@ -77,10 +77,10 @@ const KEYS: &[(&str, Rule)] = &[
     ("adapter.save_merged", Free),
     ("adapter.format", Free),
     ("adapter.resume_from", Free),
-    // The tokens are compared by themselves, wherever they come from.
+    // The tokens are compared themselves, wherever they come from.
     ("data.dataset", Free),
     ("data.path", Free),
-    // The same of each, and how many examples of each there are.
+    // The same for each data set, and how many examples each has.
     ("data.mixture", Free),
     ("data.stopping_strategy", Free),
     ("data.subset", Free),
@@ -88,7 +88,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("data.eval_split", Free),
     ("data.format", Free),
     ("data.columns", Free),
-    // Another yardstick, and no other training; the share that is held out of `path` is.
+    // This changes the evaluation, not the training; the held-out fraction of `path` changes both.
     ("data.eval_dataset", Free),
     ("data.block_size", Fixed),
     ("data.packing", Fixed),
@@ -96,7 +96,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("data.validation_fraction", Fixed),
     ("data.tokenizer", Fixed),
     ("data.vocab_size", Fixed),
-    // Of videos, the clips and their captions are compared by themselves, whatever cuts them.
+    // The clips and captions of videos are compared themselves, whatever cuts them.
     ("data.resolution", Free),
     ("data.encoded_by", Free),
     ("data.num_frames", Free),
@@ -119,7 +119,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("train.train_batch_size", Free),
     ("train.per_device_eval_batch_size", Free),
     ("train.gradient_accumulation_steps", Free),
-    // Moments of one kind are not read as those of the other.
+    // The 8-bit and the fp32 format of the moments cannot be read as each other.
     ("train.optim", Fixed),
     ("train.learning_rate", Free),
     ("train.min_lr", Free),
@@ -146,7 +146,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("train.save_steps", Free),
     ("train.save_total_limit", Free),
     ("train.load_best_model_at_end", Free),
-    // The best so far was found by it.
+    // The best checkpoint so far was determined by it.
     ("train.metric_for_best_model", Fixed),
     ("train.early_stopping_patience", Free),
     ("train.early_stopping_threshold", Free),
@@ -155,7 +155,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("train.rank_timeout", Unrelated),
     ("train.ddp_backend", Unrelated),
     ("train.reduce_dtype", Free),
-    // What is agreed on has a momentum, or none.
+    // The outer optimizer's state has a momentum, or none.
     ("train.sync_every", Fixed),
     ("train.outer_learning_rate", Free),
     ("train.outer_momentum", Free),
@@ -187,7 +187,7 @@ const KEYS: &[(&str, Rule)] = &[
     ("sample.image", Free),
 ];
 
-/// The rule of a key.
+/// The rule for a key.
 pub(super) fn rule(key: &str) -> Option<Rule> {
     let found = KEYS.iter().find(|(known, _)| *known == key);
     found.map(|(_, rule)| *rule)
@@ -208,10 +208,10 @@ mod tests {
         let forgotten: Vec<_> = leaves.keys().filter(|key| rule(key).is_none()).collect();
         assert!(
             forgotten.is_empty(),
-            "may these change when a run is resumed? Say so in `KEYS`: {forgotten:?}"
+            "may these change when a run is resumed? Add them to `KEYS`: {forgotten:?}"
         );
         let gone = KEYS.iter().filter(|(key, _)| !leaves.contains_key(*key));
         let gone: Vec<_> = gone.map(|(key, _)| *key).collect();
-        assert_eq!(gone, ["adapter"], "no keys of a config any more");
+        assert_eq!(gone, ["adapter"], "these are no longer keys of a config");
     }
 }

@@ -78,7 +78,7 @@ impl Run<'_> {
     /// Sets the shares of the ranks once all have measured their speed.
     pub(super) fn settle_shares(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
         let told = match &mut self.shares {
-            Some(shares) => shares.settle(self.ranks)?,
+            Some(shares) => shares.fix(self.ranks)?,
             None => None,
         };
         if let Some(told) = told {

@@ -1,4 +1,4 @@
-//! What the model makes on the way. Several processes make a share each, and rank 0 has them all.
+//! Samples during training. Several processes generate a share each, and rank 0 collects them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,16 +12,16 @@ use crate::events::Sample;
 use crate::observer::Observer;
 use crate::task::Share;
 
-/// What a rank has made, as rank 0 gets it: this as JSON, and behind it the content of the files.
+/// The samples of a rank, as they are sent to rank 0: this as JSON, followed by the contents of the files.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Parcel {
+struct SamplePacket {
     samples: Vec<(usize, Sample)>,
-    /// Names and lengths.
+    /// Names and lengths of the files.
     files: Vec<(String, usize)>,
 }
 
 impl Run<'_> {
-    /// Samples, and their files in the run folder.
+    /// Generates samples, and writes their files into the run folder.
     pub(super) fn sample(&mut self, observer: &mut dyn Observer) -> Result<(), Error> {
         if self.config.sample.max_new_tokens == 0 {
             return Ok(());
@@ -30,7 +30,7 @@ impl Run<'_> {
         self.ranks.doing(&what)?;
         let name = format!("step-{:06}", self.step);
         let folder = self.folder.join("samples");
-        // A round that a run goes on from before it is made again.
+        // Samples of a step that is repeated after a resume are written again.
         let (draft, target) = (folder.join(format!(".{name}.tmp")), folder.join(&name));
         let is_written_here = self.folder.is_written_here();
         if is_written_here {
@@ -41,7 +41,7 @@ impl Run<'_> {
             return Ok(());
         };
         if samples.iter().all(|sample| sample.files.is_empty()) {
-            // What broke off is nothing to look at.
+            // Remove incomplete samples.
             checkpoint::remove_if_there(&draft)?;
         } else {
             checkpoint::remove_if_there(&target)?;
@@ -55,7 +55,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The samples of all ranks in rank 0, their files in `draft`; none in the others.
+    /// Returns the samples of all ranks on rank 0, with their files in `draft`; nothing on the other ranks.
     fn samples_of_all(&mut self, draft: &Path) -> Result<Option<Vec<Sample>>, Error> {
         let (step, size) = (self.step, self.ranks.size());
         let is_first = self.ranks.is_first();
@@ -83,17 +83,17 @@ impl Run<'_> {
             let sample = || self.task.sample(step, draft, &mut self.placer);
             return is_first.then(sample).transpose();
         };
-        let parcel = match is_first {
+        let packet = match is_first {
             true => Vec::new(),
-            false => pack(own.clone(), &folder)?,
+            false => serialize(own.clone(), &folder)?,
         };
-        let parcels = self.ranks.bring_to_first(parcel)?;
+        let parcels = self.ranks.bring_to_first(packet)?;
         if !is_first {
             return Ok(None);
         }
         let mut samples = own;
-        for parcel in parcels {
-            samples.extend(unpack(&parcel, draft)?);
+        for packet in parcels {
+            samples.extend(deserialize(&packet, draft)?);
         }
         samples.sort_by_key(|(number, _)| *number);
         Ok(Some(
@@ -102,8 +102,8 @@ impl Run<'_> {
     }
 }
 
-/// Samples and their files in `folder`, in one piece: the length of the JSON, the JSON, the files.
-fn pack(samples: Vec<(usize, Sample)>, folder: &Path) -> Result<Vec<u8>, Error> {
+/// Serialises samples and their files from `folder`: the length of the JSON, the JSON, the files.
+fn serialize(samples: Vec<(usize, Sample)>, folder: &Path) -> Result<Vec<u8>, Error> {
     let (mut files, mut contents) = (Vec::new(), Vec::new());
     for name in samples.iter().flat_map(|(_, sample)| &sample.files) {
         let path = folder.join(name);
@@ -111,25 +111,25 @@ fn pack(samples: Vec<(usize, Sample)>, folder: &Path) -> Result<Vec<u8>, Error> 
         files.push((name.clone(), content.len()));
         contents.extend(content);
     }
-    let json = serde_json::to_vec(&Parcel { samples, files })
+    let json = serde_json::to_vec(&SamplePacket { samples, files })
         .map_err(|error| Error::Internal(format!("samples of a rank: {error}")))?;
-    let mut parcel = (json.len() as u64).to_le_bytes().to_vec();
-    parcel.extend(json);
-    parcel.extend(contents);
-    Ok(parcel)
+    let mut packet = (json.len() as u64).to_le_bytes().to_vec();
+    packet.extend(json);
+    packet.extend(contents);
+    Ok(packet)
 }
 
-/// The samples in a parcel, whose files are written into `folder`.
-fn unpack(parcel: &[u8], folder: &Path) -> Result<Vec<(usize, Sample)>, Error> {
-    let broken = || Error::Internal("the samples of a rank are not whole".into());
-    let (length, rest) = parcel.split_first_chunk::<8>().ok_or_else(broken)?;
+/// Deserialises samples, and writes their files into `folder`.
+fn deserialize(packet: &[u8], folder: &Path) -> Result<Vec<(usize, Sample)>, Error> {
+    let broken = || Error::Internal("the samples of a rank are incomplete".into());
+    let (length, rest) = packet.split_first_chunk::<8>().ok_or_else(broken)?;
     let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|_| broken())?;
     let (json, mut rest) = rest.split_at_checked(length).ok_or_else(broken)?;
-    let Parcel { samples, files } = serde_json::from_slice(json).map_err(|_| broken())?;
+    let SamplePacket { samples, files } = serde_json::from_slice(json).map_err(|_| broken())?;
     for (name, length) in files {
         let content;
         (content, rest) = rest.split_at_checked(length).ok_or_else(broken)?;
-        // A name and no way to another folder, whoever sent it.
+        // A file name only, without a path to another folder, whoever sent it.
         let name = Path::new(&name).file_name().ok_or_else(broken)?;
         fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
         let path = folder.join(name);
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_and_their_files_arrive_as_they_were_sent() {
+    fn samples_and_their_files_arrive_unchanged() {
         let (there, here) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         fs::write(there.path().join("3.mp4"), [7u8; 3000]).unwrap();
         fs::write(there.path().join("3-frames.png"), b"").unwrap();
@@ -155,28 +155,28 @@ mod tests {
             files: vec!["3.mp4".into(), "3-frames.png".into()],
         };
         let samples = vec![(3, video), (5, Sample::default())];
-        let parcel = pack(samples.clone(), there.path()).unwrap();
+        let packet = serialize(samples.clone(), there.path()).unwrap();
         let draft = here.path().join("draft");
-        assert_eq!(unpack(&parcel, &draft).unwrap(), samples);
+        assert_eq!(deserialize(&packet, &draft).unwrap(), samples);
         assert_eq!(fs::read(draft.join("3.mp4")).unwrap(), [7u8; 3000]);
         assert!(draft.join("3-frames.png").exists());
-        for cut in [0, 7, 40, parcel.len() - 1] {
-            assert!(unpack(&parcel[..cut], &draft).is_err(), "{cut}");
+        for cut in [0, 7, 40, packet.len() - 1] {
+            assert!(deserialize(&packet[..cut], &draft).is_err(), "{cut}");
         }
     }
 
     #[test]
-    fn a_file_is_written_nowhere_else() {
+    fn files_are_written_to_no_other_folder() {
         let here = tempfile::tempdir().unwrap();
-        let json = serde_json::to_vec(&Parcel {
+        let json = serde_json::to_vec(&SamplePacket {
             samples: Vec::new(),
             files: vec![("../../outside".into(), 1)],
         });
         let json = json.unwrap();
-        let mut parcel = (json.len() as u64).to_le_bytes().to_vec();
-        parcel.extend(json);
-        parcel.push(b'x');
-        unpack(&parcel, &here.path().join("a/b")).unwrap();
+        let mut packet = (json.len() as u64).to_le_bytes().to_vec();
+        packet.extend(json);
+        packet.push(b'x');
+        deserialize(&packet, &here.path().join("a/b")).unwrap();
         assert!(here.path().join("a/b/outside").exists());
         assert!(!here.path().join("outside").exists());
     }

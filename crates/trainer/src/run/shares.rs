@@ -1,10 +1,10 @@
-//! How many samples of a step each rank takes, where the config leaves that to how fast they are
+//! The number of samples per step of each rank, if it follows from their speed
 //! (`train.per_device_train_batch_size: auto`).
 //!
-//! All take as many in the first steps, and measure themselves; then the shares are set, for the rest of
-//! the run, so that the one that takes longest takes least. A step stays the same whatever the shares are:
-//! they are whole samples of the one batch that a single process would take, in its order, and each loss
-//! counts by what there is to learn.
+//! In the first steps all ranks take the same number and measure their time; then the shares are fixed for the rest
+//! of the run so that the slowest rank takes the shortest time. A step has the same result whatever the shares are:
+//! they are whole samples of the one batch that a single process would use, in its order, and each loss is weighted
+//! by the number of targets.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -12,24 +12,24 @@ use std::time::Duration;
 use crate::Error;
 use crate::ranks::Ranks;
 
-/// Steps that are not measured: the first ones allocate memory and choose kernels.
+/// Steps before measuring: the first ones allocate memory and select kernels.
 const WARM_UP: usize = 2;
-/// Steps that are.
+/// Steps that are measured.
 const MEASURED: usize = 5;
 
 /// The samples of each rank in a step.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Shares {
     counts: Vec<u32>,
-    /// Seconds that this rank took for a sample in each step so far; nothing once the shares are set.
+    /// Seconds per sample of this rank in each measured step; unset once the shares are fixed.
     measured: Option<Vec<f64>>,
 }
 
 impl Shares {
-    /// Equal ones, to be measured; or those that a checkpoint has of as many ranks and samples.
+    /// Equal shares, to be measured; or those of a checkpoint with the same number of ranks and samples.
     ///
     /// # Errors
-    /// When there are more ranks than samples.
+    /// If there are more ranks than samples.
     pub(super) fn new(samples: u32, ranks: usize, saved: Option<&[u32]>) -> Result<Self, Error> {
         let fits = |saved: &&[u32]| saved.len() == ranks && saved.iter().sum::<u32>() == samples;
         if let Some(saved) = saved.filter(fits) {
@@ -45,18 +45,18 @@ impl Shares {
             )));
         }
         Ok(Self {
-            counts: allot(samples, &vec![1.0; ranks]),
+            counts: distribute(samples, &vec![1.0; ranks]),
             measured: (ranks > 1).then(Vec::new),
         })
     }
 
-    /// What a checkpoint keeps: nothing before they are set.
+    /// The shares to save in a checkpoint; `None` before they are fixed.
     pub(super) fn set(&self) -> Option<&[u32]> {
         let is_set = self.measured.is_none() && self.counts.len() > 1;
         is_set.then_some(&self.counts)
     }
 
-    /// Those of `rank`, of a step that has `rows`: fewer than usual at the end of a pass over the data.
+    /// The samples of `rank` in a step of `rows` samples, which are fewer than usual at the end of an epoch.
     pub(super) fn of(&self, rank: usize, rows: usize) -> Range<usize> {
         let all: u64 = self.counts.iter().map(|count| u64::from(*count)).sum();
         let before = |rank: usize| {
@@ -67,25 +67,25 @@ impl Shares {
         before(rank)..before(rank + 1)
     }
 
-    /// Notes what this rank has taken for the samples of a step.
-    pub(super) fn note(&mut self, taken: Duration, samples: usize) {
+    /// Records the time that this rank took for its samples of a step.
+    pub(super) fn record(&mut self, taken: Duration, samples: usize) {
         if let Some(measured) = &mut self.measured {
             measured.push(taken.as_secs_f64() / samples.max(1) as f64);
         }
     }
 
-    /// Sets the shares once enough was measured, and tells what they are; all ranks do it after the same step.
+    /// Fixes the shares once enough was measured, and returns a description; all ranks do so after the same step.
     ///
     /// # Errors
-    /// When a rank is gone.
-    pub(super) fn settle(&mut self, ranks: &mut Ranks) -> Result<Option<String>, Error> {
+    /// If a rank is gone.
+    pub(super) fn fix(&mut self, ranks: &mut Ranks) -> Result<Option<String>, Error> {
         let Some(measured) = self.measured.as_mut() else {
             return Ok(None);
         };
         if measured.len() < WARM_UP + MEASURED {
             return Ok(None);
         }
-        // The one in the middle: a single slow step says nothing.
+        // The median: a single slow step does not matter.
         let steps = &mut measured[WARM_UP..];
         steps.sort_by(f64::total_cmp);
         let seconds = steps[steps.len() / 2].max(1e-9);
@@ -93,20 +93,23 @@ impl Shares {
         speeds[ranks.rank()] = 1.0 / seconds;
         let speeds = ranks.sum_numbers(&speeds)?;
         let samples = self.counts.iter().sum();
-        self.counts = allot(samples, &speeds);
+        self.counts = distribute(samples, &speeds);
         self.measured = None;
-        let told = self.counts.iter().zip(&speeds).enumerate();
-        let told = told.map(|(rank, (count, speed))| {
+        let described = self.counts.iter().zip(&speeds).enumerate();
+        let described = described.map(|(rank, (count, speed))| {
             let name = ranks.name_of(rank);
-            format!("{count} on {name} ({speed:.3} a second)")
+            format!("{count} on {name} ({speed:.3} per second)")
         });
-        let told: Vec<_> = told.collect();
-        Ok(Some(format!("of {samples} samples {}", told.join(", "))))
+        let described: Vec<_> = described.collect();
+        Ok(Some(format!(
+            "of {samples} samples {}",
+            described.join(", ")
+        )))
     }
 }
 
-/// At least one each, and the others one by one to the rank that would be done with it first.
-fn allot(samples: u32, speeds: &[f64]) -> Vec<u32> {
+/// One sample for each rank, and the remaining ones one by one to the rank that would finish it first.
+fn distribute(samples: u32, speeds: &[f64]) -> Vec<u32> {
     let mut counts = vec![1u32; speeds.len()];
     for _ in speeds.len() as u32..samples {
         let time = |rank: usize| f64::from(counts[rank] + 1) / speeds[rank];
@@ -125,17 +128,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_are_shared_out_so_that_all_are_done_at_once() {
-        assert_eq!(allot(8, &[1.0, 1.0]), [4, 4]);
-        assert_eq!(allot(8, &[3.0, 1.0]), [6, 2]);
-        assert_eq!(allot(7, &[1.0, 1.0, 1.0]), [3, 2, 2]);
-        // However slow one is, it takes part.
-        assert_eq!(allot(8, &[1000.0, 1.0]), [7, 1]);
-        assert_eq!(allot(2, &[1.0, 5.0]), [1, 1]);
+    fn samples_are_distributed_so_that_all_ranks_finish_together() {
+        assert_eq!(distribute(8, &[1.0, 1.0]), [4, 4]);
+        assert_eq!(distribute(8, &[3.0, 1.0]), [6, 2]);
+        assert_eq!(distribute(7, &[1.0, 1.0, 1.0]), [3, 2, 2]);
+        // Even the slowest rank takes part.
+        assert_eq!(distribute(8, &[1000.0, 1.0]), [7, 1]);
+        assert_eq!(distribute(2, &[1.0, 5.0]), [1, 1]);
     }
 
     #[test]
-    fn a_checkpoints_shares_are_taken_by_as_many_ranks_and_samples() {
+    fn the_shares_of_a_checkpoint_are_kept_for_the_same_ranks_and_samples() {
         let saved = [5, 3];
         let same = Shares::new(8, 2, Some(&saved)).unwrap();
         assert_eq!(same.set(), Some(&saved[..]));
@@ -167,14 +170,14 @@ mod tests {
         }
 
         #[test]
-        fn no_other_sharing_is_done_sooner(
+        fn no_other_distribution_finishes_sooner(
             samples in 2u32..12, speeds in prop::collection::vec(0.1f64..10.0, 2..3),
         ) {
             let time = |counts: &[u32]| {
                 let times = counts.iter().zip(&speeds).map(|(count, speed)| f64::from(*count) / speed);
                 times.fold(0.0, f64::max)
             };
-            let found = time(&allot(samples, &speeds));
+            let found = time(&distribute(samples, &speeds));
             for first in 1..samples {
                 prop_assert!(found <= time(&[first, samples - first]) * (1.0 + 1e-12));
             }

@@ -82,7 +82,7 @@ impl TrainingBlocks {
         for key in keys {
             if state[&key] != self.identity[&key] {
                 return Err(Error::Data(format!(
-                    "the data differs from that of the checkpoint: `{key}` was {}, and is {}",
+                    "the data differs from that of the checkpoint: `{key}` was {}, and is now {}",
                     state[&key], self.identity[&key]
                 )));
             }

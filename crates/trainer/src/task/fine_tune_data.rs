@@ -332,7 +332,7 @@ impl Parts<'_> {
         if truncated > 0 {
             tracing::warn!(
                 "{} of {count} examples of `{path}` are longer than `data.block_size` \
-                 {block_size}, and end there",
+                 {block_size}, and are truncated",
                 thousands(truncated)
             );
         }

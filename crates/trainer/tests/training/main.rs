@@ -255,22 +255,25 @@ fn a_checkpoint_of_another_model_or_text_is_refused() {
     for (change, told) in [
         (
             "model.intermediate_size=32",
-            "`model.intermediate_size` was 24, and is 32",
+            "`model.intermediate_size` was 24, and is now 32",
         ),
         (
             "model.num_hidden_layers=1",
-            "`model.num_hidden_layers` was 2, and is 1",
+            "`model.num_hidden_layers` was 2, and is now 1",
         ),
         (
             "model.num_hidden_layers=3",
-            "`model.num_hidden_layers` was 2, and is 3",
+            "`model.num_hidden_layers` was 2, and is now 3",
         ),
         (
             "model.rope_theta=500",
-            "`model.rope_theta` was 10000.0, and is 500.0",
+            "`model.rope_theta` was 10000.0, and is now 500.0",
         ),
-        ("data.block_size=8", "`data.block_size` was 16, and is 8"),
-        ("seed=4", "`seed` was 3, and is 4"),
+        (
+            "data.block_size=8",
+            "`data.block_size` was 16, and is now 8",
+        ),
+        ("seed=4", "`seed` was 3, and is now 4"),
     ] {
         assert_refused(&place, &[change], told);
     }

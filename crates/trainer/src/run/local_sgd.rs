@@ -1,8 +1,9 @@
-//! Ranks that learn apart for `train.sync_every` steps, and then exchange what they have learned.
+//! Local SGD and DiLoCo: with `train.sync_every` ranks train independently for that many steps, and then exchange
+//! their updates.
 //!
-//! An exchange takes the mean of how far all have moved, by which the outer optimizer makes the next
-//! weights of all, and the mean of their moments, so that after it all ranks are equal bit for bit, and
-//! a checkpoint of one is that of all.
+//! An exchange averages the changes of the weights over all ranks, from which the outer optimizer computes the next
+//! weights, and averages the optimizer moments. After it all ranks are bit for bit equal, so one rank's checkpoint
+//! holds for all.
 
 use tch::{Kind, Tensor};
 
@@ -11,18 +12,18 @@ use super::{Run, StepPhase};
 use crate::Error;
 use crate::checkpoint::Trained;
 
-/// Numbers in one sum.
-const LARGEST_SUM: usize = 32 << 20;
+/// The most elements that are summed in one call.
+const MAX_SUM_ELEMENTS: usize = 32 << 20;
 
 impl Run<'_> {
-    /// Whether ranks learn apart.
+    /// Whether ranks train independently between exchanges.
     pub(super) fn learns_apart(&self) -> bool {
         self.outer.is_some()
     }
 
-    /// Whether the weights have to be those of all ranks after this step: it is one of those after which they
-    /// are exchanged, or something is evaluated, sampled or saved.
-    pub(super) fn meets(&self) -> bool {
+    /// Whether the ranks must be equal after this step: an exchange is due, or something is evaluated, sampled or
+    /// saved.
+    pub(super) fn must_sync(&self) -> bool {
         let train = &self.config.train;
         self.step >= self.timetable.max_steps
             || self.asked.sample
@@ -33,7 +34,7 @@ impl Run<'_> {
             || self.is_due(train.save_strategy, train.save_steps)
     }
 
-    /// Makes the weights and moments of all ranks one, unless they are.
+    /// Makes weights and moments the same on all ranks, unless they already are.
     pub(super) fn exchange_weights(&mut self) -> Result<(), Error> {
         if self.outer.is_none() || self.exchanged_at == self.step {
             return Ok(());
@@ -69,8 +70,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The moments of all ranks become their means. They are sent in fp32: bf16 would move them also where
-    /// all are equal.
+    /// Averages the moments over all ranks. They are sent as fp32: rounding to bf16 would change even moments that
+    /// are equal everywhere.
     fn average_moments(&mut self) -> Result<(), Error> {
         if self.ranks.size() == 1 {
             return Ok(());
@@ -102,7 +103,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The means over all ranks of tensors in host memory, sent as numbers of this kind.
+    /// The means of tensors in host memory over all ranks; `sent` is the data type for the transfer.
     fn means(&mut self, own: &[Tensor], sent: Kind) -> Result<Vec<Tensor>, Error> {
         let size = self.ranks.size();
         if size == 1 {
@@ -133,12 +134,12 @@ impl Run<'_> {
     }
 }
 
-/// Which tensors of these sizes go into one sum.
+/// Groups consecutive tensors, given their sizes, for one sum each.
 fn groups(sizes: &[usize]) -> Vec<std::ops::Range<usize>> {
     let mut groups = Vec::new();
     let (mut begin, mut numbers) = (0, 0);
     for (index, size) in sizes.iter().enumerate() {
-        if numbers > 0 && numbers + size > LARGEST_SUM {
+        if numbers > 0 && numbers + size > MAX_SUM_ELEMENTS {
             groups.push(begin..index);
             (begin, numbers) = (index, 0);
         }
@@ -155,14 +156,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_cut_between_tensors() {
+    fn sums_are_split_between_tensors() {
         let of = |sizes: &[usize]| groups(sizes);
         assert!(of(&[]).is_empty());
-        assert_eq!(of(&[1, 2, LARGEST_SUM]), [0..2, 2..3]);
+        assert_eq!(of(&[1, 2, MAX_SUM_ELEMENTS]), [0..2, 2..3]);
         assert_eq!(
-            of(&[LARGEST_SUM, 1, LARGEST_SUM - 1, 1]),
+            of(&[MAX_SUM_ELEMENTS, 1, MAX_SUM_ELEMENTS - 1, 1]),
             [0..1, 1..3, 3..4]
         );
-        assert_eq!(of(&[2 * LARGEST_SUM, 5]), [0..1, 1..2]);
+        assert_eq!(of(&[2 * MAX_SUM_ELEMENTS, 5]), [0..1, 1..2]);
     }
 }
