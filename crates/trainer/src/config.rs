@@ -1,18 +1,18 @@
-//! What a run is asked to do: a YAML file, overrides from the command line, defaults.
+//! The config of a run: a YAML file, overrides from the command line, and defaults.
 //!
-//! The structs here are the one description of a config. Their doc comments and
-//! range attributes become the JSON schema (`configs/schema.json`), and a config is
-//! checked by walking that schema, so what an editor underlines, what the trainer
-//! refuses and what this file says cannot drift apart:
+//! The structs here are the only description of a config. Their doc comments and range attributes become the JSON
+//! schema (`configs/schema.json`), and a config is checked against that schema. So what an editor underlines, what
+//! the trainer refuses, and what is documented here
+//! always agree:
 //!
 //! ```text
-//! YAML text ──parse──▶ tree with places ◀──merge── --set a.b=value
-//!                           │ check against the schema: every problem, each with its place
+//! YAML text ──parse──▶ tree with positions ◀──merge── --set a.b=value
+//!                           │ check against the schema: all problems, each with its position
 //!                           ▼
 //!                        Config
 //! ```
 //!
-//! Keys are named with Hugging Face's words wherever Hugging Face has one.
+//! Keys are named as by Hugging Face wherever it has a name for them.
 
 mod adapter;
 mod batch_size;
@@ -66,123 +66,123 @@ pub use train::{
 pub(crate) use video::{CHANNELS, SCALE_FACTOR};
 pub use video::{Experts, FrameExtraction, LoraFormat, Numbers};
 
-/// The variable with the only folders, separated like those of `PATH`, that the paths of a config may lead
-/// to: set where the config comes from somebody who may not read everything that this user may.
+/// An environment variable with the only folders, separated as in `PATH`, that the paths of a config may lead to. It is
+/// set if the config comes from somebody who must not read all files of this user.
 pub const FOLDERS: &str = "SUREFOOT_CONFIG_FOLDERS";
 
-/// Everything a training run needs to know.
+/// The config of a training run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Name of the run; its folder is `<output_dir>/<name>`.
     #[schemars(length(min = 1))]
     pub name: String,
-    /// Folder that holds the run folders.
+    /// Folder of the run folders.
     #[schemars(extend("format" = "path"))]
     pub output_dir: PathBuf,
     /// Seed of the initial weights, the data order and the samples.
     pub seed: u64,
-    /// Where to train: `auto` takes the first GPU that libtorch sees, else the CPU.
+    /// Where to train: `auto` uses the first GPU that libtorch sees, else the CPU.
     /// Or `cpu`, `gpu`, `gpu:1`.
     #[schemars(regex(pattern = "^(auto|cpu|gpu(:[0-9]{1,3})?)$"))]
     pub device: String,
-    /// CPU threads for one operation; unset leaves the choice to libtorch (one per core).
+    /// CPU threads per operation; unset leaves the choice to libtorch (one per core).
     #[schemars(range(min = 1, max = 1024))]
     pub threads: Option<u32>,
     /// The model.
     pub model: ModelConfig,
-    /// What is trained of a published model; unset trains all of it.
+    /// The adapter that is trained on a published model; unset trains the whole model.
     pub adapter: Option<AdapterConfig>,
-    /// The text, or the videos.
+    /// The text or videos to train on.
     pub data: DataConfig,
     /// The optimization.
     pub train: TrainConfig,
-    /// Text or videos generated along the way.
+    /// Text or videos that are generated during training.
     pub sample: SampleConfig,
-    /// Messages elsewhere.
+    /// Notifications.
     pub notify: NotifyConfig,
 }
 
-/// A decoder-only transformer of the Llama family, by the key names of its `config.json`; or, on videos,
-/// a transformer of Wan by those of diffusers.
+/// A decoder-only transformer of the Llama family, with the keys of its `config.json`; or, for videos, a Wan
+/// transformer with the keys of diffusers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// A published model to start from: a Hugging Face folder, a GGUF file, the name of one in the
-    /// cache, or of one on the Hugging Face hub, as `org/name` or `org/name@revision`, which is fetched
-    /// once; of Wan, a folder of diffusers or a single file of the transformer (that of high noise,
-    /// where there are two). All other keys here then come from it.
+    /// A published model to start from: a Hugging Face folder, a GGUF file, or the name of a model in the
+    /// cache or on the Hugging Face hub, such as `org/name` or `org/name@revision`, which is downloaded
+    /// once. For Wan, a diffusers folder or a single file of the transformer (the high-noise one, if there are
+    /// two). All other keys here then follow from the model.
     #[schemars(length(min = 1), extend("format" = "path"))]
     pub name_or_path: Option<String>,
-    /// Of Wan: the transformer, or that of high noise, in place of the folder's. A folder of diffusers or a
-    /// single file, as the other parts.
+    /// For Wan: the transformer, or the high-noise one, in place of the folder's. A diffusers folder or a
+    /// single file, as for the other parts.
     #[schemars(extend("format" = "path"))]
     pub transformer: Option<PathBuf>,
-    /// Of Wan 2.2 A14B: the transformer of low noise.
+    /// For Wan 2.2 A14B: the low-noise transformer.
     #[schemars(extend("format" = "path"))]
     pub transformer_2: Option<PathBuf>,
-    /// Of Wan: the autoencoder.
+    /// For Wan: the autoencoder.
     #[schemars(extend("format" = "path"))]
     pub vae: Option<PathBuf>,
-    /// Of Wan: the text encoder.
+    /// For Wan: the text encoder.
     #[schemars(extend("format" = "path"))]
     pub text_encoder: Option<PathBuf>,
-    /// Of Wan: the tokenizer, a folder, `tokenizer.json` or `spiece.model`; unset takes the folder's, or the
+    /// For Wan: the tokenizer, as a folder, `tokenizer.json` or `spiece.model`. Unset uses the folder's, or the
     /// one inside the single file of the text encoder.
     #[schemars(extend("format" = "path"))]
     pub tokenizer: Option<PathBuf>,
-    /// Keep the frozen matrices of a published model in fewer bits under an adapter; the
-    /// embedding and the head stay as they are. Unset keeps every number.
+    /// Quantise the frozen weight matrices of a published model under an adapter, except the
+    /// embedding and the head. Unset does not quantise.
     pub quantization: Option<Quantization>,
-    /// Level of noise, from 0 to 1, from which on the first of two experts of Wan 2.2 is used; unset
-    /// takes what the model's `model_index.json` says.
+    /// The noise level, from 0 to 1, at and above which the first expert of Wan 2.2 is used. Unset
+    /// uses the value in the model's `model_index.json`.
     #[schemars(extend("exclusiveMinimum" = 0, "exclusiveMaximum" = 1))]
     pub boundary_ratio: Option<f64>,
-    /// A named set of the keys below, which the run prints; what is set beside it wins.
+    /// A preset for the keys below, which the run prints; keys that are set explicitly override it.
     pub profile: Option<MemoryProfile>,
-    /// Stream every block of a frozen model through a small ring of device memory.
+    /// Stream every block of a frozen model through a few slots of device memory.
     pub low_vram: Option<bool>,
-    /// Stream so many blocks, spread evenly, and keep the others.
+    /// Stream this many blocks, spread evenly, and keep the others on the device.
     #[schemars(range(min = 0, max = 1024))]
     pub blocks_to_swap: Option<u32>,
-    /// Stream at least this share of the blocks' bytes.
+    /// Stream at least this fraction of the blocks' bytes.
     #[schemars(range(min = 0, max = 1))]
     pub offload_fraction: Option<f64>,
-    /// Stream as many blocks as it takes to stay below these bounds.
+    /// Stream as many blocks as necessary to stay below these limits.
     pub max_memory: Option<MemoryLimits>,
-    /// Where each part of a frozen model goes: `auto`, or a map of names to `device`, `cpu` or
+    /// Where each part of a frozen model is kept: `auto`, or a map of names to `device`, `cpu` or
     /// `disk`.
     pub device_map: Option<DeviceMapConfig>,
-    /// Blocks that are on the device at a time while they are streamed: one in use, the others
-    /// on their way. Unset means 2, or what the profile says; where memory has room for one only,
+    /// How many streamed blocks are on the device at a time: one in use, the others in
+    /// transfer. Unset means 2, or the value of the profile; if memory has room for only one,
     /// the plan says so.
     #[schemars(range(min = 2, max = 64))]
     pub ring_slots: Option<u32>,
-    /// Folder on a disk for streamed blocks that wait in a file, and on one memory with the CPU
-    /// for what is idle when memory is short. The file is gone after the run; unset takes a folder
+    /// Folder on a disk for streamed blocks that are kept in a file and, if the device shares its memory with the CPU,
+    /// for offloaded state when memory is short. The file is removed after the run. Unset uses a folder
     /// in the cache.
     #[schemars(extend("format" = "path"))]
     pub offload_folder: Option<PathBuf>,
-    /// Of a video model that is trained from nothing, its blocks. Unset means 4.
+    /// For a video model that is trained from scratch, its number of blocks. Unset means 4.
     #[schemars(range(min = 1, max = 1024))]
     pub num_layers: Option<u32>,
-    /// Of the same, the width of a head, an even number. Unset means 32.
+    /// For the same, the width of an attention head, an even number. Unset means 32.
     #[schemars(range(min = 6, max = 1024))]
     pub attention_head_dim: Option<u32>,
-    /// Of the same, the width within the feed-forward layers. Unset means four times that of the stream,
+    /// For the same, the width of the feed-forward layers. Unset means four times that of the residual stream,
     /// which is `num_attention_heads` times `attention_head_dim`.
     #[schemars(range(min = 1, max = 262_144))]
     pub ffn_dim: Option<u32>,
-    /// Of the same, sines and cosines of the time, an even number. Unset means 256.
+    /// For the same, the size of the sinusoidal time embedding, an even number. Unset means 256.
     #[schemars(range(min = 2, max = 65_536))]
     pub freq_dim: Option<u32>,
-    /// Of the same, the width of its text encoder. Unset means 64.
+    /// For the same, the width of its text encoder. Unset means 64.
     #[schemars(range(min = 1, max = 65_536))]
     pub text_dim: Option<u32>,
-    /// Of the same, channels of latents. Unset means 16.
+    /// For the same, the number of latent channels. Unset means 16.
     #[schemars(range(min = 1, max = 4096))]
     pub in_channels: Option<u32>,
-    /// Of the same, the side of the square of pixels that a latent stands for. Unset means 4.
+    /// For the same, the side of the square of pixels that one latent represents. Unset means 4.
     #[schemars(range(min = 1, max = 64))]
     pub scale_factor_spatial: Option<u32>,
     /// Width of the residual stream.
@@ -194,7 +194,7 @@ pub struct ModelConfig {
     /// Number of transformer blocks.
     #[schemars(range(min = 1, max = 1024))]
     pub num_hidden_layers: u32,
-    /// Number of query heads; of a video model that is trained from nothing, of heads.
+    /// Number of query heads; for a video model that is trained from scratch, of attention heads.
     #[schemars(range(min = 1, max = 1024))]
     pub num_attention_heads: u32,
     /// Number of key and value heads; unset means as many as query heads.
@@ -216,13 +216,13 @@ pub struct ModelConfig {
     pub initializer_range: f64,
 }
 
-/// How frozen matrices are kept.
+/// How frozen matrices are quantised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantization {
-    /// Eight bits a number, and a scale for each row: half of bf16.
+    /// Eight bits per value and a scale per row: half the size of bf16.
     Int8,
-    /// Four bits a number, and a scale for every 64 (QLoRA's format): 28 % of bf16.
+    /// Four bits per value and a scale per 64 values (QLoRA's format): 28 % of bf16.
     Nf4,
 }
 
@@ -235,56 +235,56 @@ impl From<Quantization> for models::quant::Quantization {
     }
 }
 
-/// Text or videos generated along the way, to see what the numbers mean.
+/// Text or videos that are generated during training, as a check of progress.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SampleConfig {
-    /// Generate every this many steps; 0 leaves only the sample at the end and, of a model that knows
-    /// something already, that before the first step.
+    /// Generate samples every this many steps. With 0 there are only samples at the end and, for a
+    /// published model, before the first step.
     pub sample_steps: u64,
-    /// What the model is asked to continue. Of videos, what they show: unset makes none. Options may
-    /// stand behind a prompt as musubi-tuner has them: `--w` (width), `--h` (height), `--f` (frames),
+    /// The prompts to continue. For videos, what they show; unset generates none. A prompt may be
+    /// followed by options in musubi-tuner's form: `--w` (width), `--h` (height), `--f` (frames),
     /// `--d` (seed), `--s` (steps), `--l` (guidance), `--fs` (shift), `--n` (negative prompt),
     /// `--i` (image).
     #[schemars(length(min = 1))]
     pub prompts: Vec<String>,
-    /// Length of each sample, in tokens; 0 switches samples off.
+    /// Length of each sample in tokens; 0 disables samples.
     #[schemars(range(max = 65_536))]
     pub max_new_tokens: u32,
-    /// 0 takes the likeliest token every time.
+    /// Sampling temperature; 0 always chooses the most likely token.
     #[schemars(range(min = 0, max = 100))]
     pub temperature: f64,
-    /// Sample from the likeliest tokens that together have this probability.
+    /// Sample from the most likely tokens that together have this probability.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
     pub top_p: f64,
-    /// Of videos, what they are to go away from.
+    /// For videos, the negative prompt.
     pub negative_prompt: Option<String>,
-    /// Of videos, pixels in a row. Unset means that of `data.resolution`.
+    /// For videos, the width in pixels. Unset means that of `data.resolution`.
     #[schemars(range(min = 8, max = 8192))]
     pub width: Option<u32>,
-    /// Of videos, rows of pixels. Unset means that of `data.resolution`.
+    /// For videos, the height in pixels. Unset means that of `data.resolution`.
     #[schemars(range(min = 8, max = 8192))]
     pub height: Option<u32>,
-    /// Of videos, frames: 4 n + 1. Unset means the most of `data.num_frames`, or one.
+    /// For videos, the number of frames: 4 n + 1. Unset means the maximum of `data.num_frames`, or one.
     #[schemars(range(min = 1, max = 10_000))]
     pub num_frames: Option<u32>,
-    /// Of videos, where their noise comes from. Unset means `seed`.
+    /// For videos, the seed of the noise. Unset means `seed`.
     pub seed: Option<u64>,
-    /// Of videos, steps of the solver. Unset means 20.
+    /// For videos, the number of inference steps. Unset means 20.
     #[schemars(range(min = 1, max = 1000))]
     pub num_inference_steps: Option<u32>,
-    /// Of videos, how far to go from the negative prompt to the prompt; up to 1 the negative one is not
-    /// asked, which takes half the time. Unset means 5.
+    /// For videos, the guidance scale. At 1 or below the negative prompt is not evaluated,
+    /// which halves the time. Unset means 5.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 100))]
     pub guidance_scale: Option<f64>,
-    /// The same for the expert of low noise. Unset means `guidance_scale`.
+    /// The same for the low-noise expert. Unset means `guidance_scale`.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 100))]
     pub guidance_scale_2: Option<f64>,
-    /// Of videos, how far the solver's steps are shifted towards noise. Unset means what the model's
-    /// scheduler says.
+    /// For videos, how far the solver's steps are shifted towards noise. Unset means the value of the model's
+    /// scheduler.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
     pub flow_shift: Option<f64>,
-    /// Of videos that begin with a picture, the picture.
+    /// For image-to-video models, the first frame.
     #[schemars(length(min = 1), extend("format" = "path"))]
     pub image: Option<PathBuf>,
 }
@@ -383,12 +383,12 @@ impl ModelConfig {
 }
 
 impl Config {
-    /// Reads the config file at `path` and applies `overrides`, each `a.b=value`; or `b=value`,
-    /// where only one section has a key `b`.
+    /// Reads the config file at `path` and applies `overrides` of the form `a.b=value`, or `b=value` if
+    /// only one section has a key `b`.
     ///
     /// # Errors
-    /// Every problem found in the file and the overrides at once, each with its
-    /// line and column and what would be allowed.
+    /// All problems in the file and the overrides, each with its line and column and what would be
+    /// allowed.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|error| {
             let reason = format!("the config cannot be read: {error}");
@@ -400,7 +400,7 @@ impl Config {
     /// Like [`Config::load`], from text; `name` stands for the file in messages.
     ///
     /// # Errors
-    /// As [`Config::load`].
+    /// See [`Config::load`].
     pub fn parse(name: &str, text: &str, overrides: &[String]) -> Result<Self, ConfigError> {
         let mut tree = tree::parse_file(name, text)?;
         for argument in overrides {
@@ -421,7 +421,7 @@ impl Config {
             problems = consistency::check(&config, &tree);
             if std::env::var_os(FOLDERS).is_some() && config.names_images_in_prompts() {
                 let place = tree.find(&["sample", "prompts"]).unwrap_or(&tree);
-                let message = "`--i` behind a prompt is not allowed here: set `sample.image`";
+                let message = "`--i` in a prompt is not allowed here: set `sample.image`";
                 problems.push(Problem::at(&place.place, message.to_owned()));
             }
             if problems.is_empty() {
@@ -435,8 +435,8 @@ impl Config {
         Err(ConfigError { problems })
     }
 
-    /// The value of every key by its full name, as `train.learning_rate`; of a section that is unset,
-    /// the section itself.
+    /// The values of all keys by their full names, such as `train.learning_rate`; for a section that is unset, the
+    /// section itself.
     pub(crate) fn leaves(&self) -> Result<serde_json::Map<String, serde_json::Value>, ConfigError> {
         let config = serde_json::to_value(self)
             .map_err(|error| ConfigError::of(&self.name, error.to_string()))?;
@@ -454,8 +454,8 @@ impl Config {
         Ok(leaves)
     }
 
-    /// The same with what other keys take the place of at what has no effect, so that the config that
-    /// is written says what is in force.
+    /// The same without values that have no effect beside other keys, so that a written config shows what is
+    /// in effect.
     fn without_unused(mut self) -> Self {
         if self.data.has_eval_data() {
             self.data.validation_fraction = 0.0;
@@ -483,18 +483,18 @@ impl Config {
         config
     }
 
-    /// The same without what only who runs it may know, for files that are passed on.
+    /// The same without what must stay private, for files that are passed on.
     pub(crate) fn without_secrets(&self) -> Self {
         let mut config = self.clone();
         config.notify.url = None;
         config
     }
 
-    /// The config as YAML, every key written out. [`Config::parse`] reads the same from it, also
-    /// where a path has a `$` in it.
+    /// The config as YAML with every key. [`Config::parse`] reads the same config from it, even if
+    /// a path contains a `$`.
     ///
     /// # Errors
-    /// When a value has no YAML form, which the schema rules out.
+    /// If a value cannot be written as YAML, which the schema rules out.
     pub fn to_yaml(&self) -> Result<String, ConfigError> {
         let wrong = |reason: String| ConfigError::of(&self.name, reason);
         let mut value = serde_json::to_value(self).map_err(|error| wrong(error.to_string()))?;

@@ -11,7 +11,7 @@ use super::video::LoraFormat;
 use models::Error;
 use models::adapters::{Biases, Layers, LoraConfig, Modules};
 
-/// A low-rank adapter: what is trained while the model stays as it is.
+/// A low-rank adapter, which is trained while the model stays frozen.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdapterConfig {
@@ -20,45 +20,45 @@ pub struct AdapterConfig {
     pub r: u32,
     /// Strength: the change is scaled by `lora_alpha / r`.
     pub lora_alpha: f64,
-    /// Probability with which an input of an adapter is left out in training.
+    /// Dropout probability of an adapter's inputs during training.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub lora_dropout: f64,
     /// Scale by `lora_alpha / √r` instead.
     pub use_rslora: bool,
-    /// Learn each row's magnitude apart from its direction (DoRA).
+    /// Train the magnitude of each row separately from its direction (DoRA).
     pub use_dora: bool,
-    /// Layers that get an adapter: `all-linear`, a list of names, or a regular expression
-    /// for the whole name. `embed_tokens` and `lm_head` are two of them.
+    /// Layers with an adapter: `all-linear`, a list of names, or a regular expression for the
+    /// whole name. `embed_tokens` and `lm_head` are possible, too.
     pub target_modules: ModuleNames,
-    /// Layers that get none: a list of names, or a regular expression for the whole name.
+    /// Layers without an adapter: a list of names, or a regular expression for the whole name.
     pub exclude_modules: Option<ModuleNames>,
-    /// Numbers of the blocks whose layers get an adapter; all blocks when left out.
+    /// Indices of the blocks whose layers get an adapter; unset means all blocks.
     pub layers_to_transform: Option<Vec<u32>>,
-    /// Name of the list that these numbers count in, such as `layers`; any list when left out.
+    /// Name of the module list that these indices refer to, such as `layers`; unset means any.
     pub layers_pattern: Option<String>,
-    /// Modules that are trained whole beside the adapters and saved with them, by the end of their
+    /// Modules that are fully trained and saved with the adapters, by the end of their
     /// names: `embed_tokens`, `lm_head`, `layers.0.mlp`, `norm`.
     pub modules_to_save: Option<Vec<String>>,
-    /// Biases of the model that are trained too.
+    /// Biases of the model that are also trained.
     pub bias: BiasConfig,
-    /// Other ranks for layers whose name ends in a match of the key; the first that matches counts.
+    /// Different ranks for layers whose name ends in a match of the key; the first match applies.
     pub rank_pattern: IndexMap<String, u32>,
-    /// Other alphas for layers whose name ends in a match of the key; the first that matches counts.
+    /// Different alphas for layers whose name ends in a match of the key; the first match applies.
     pub alpha_pattern: IndexMap<String, f64>,
-    /// LoRA+: the learning rate of the second matrix of each pair, `B`, and of vectors, in units of
-    /// the first's.
+    /// LoRA+: the learning rate of the second matrix of each pair, `B`, and of vectors, as a multiple of
+    /// the first one's.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
     pub loraplus_lr_ratio: Option<f64>,
     /// LoRA+: the learning rate of both matrices of an adapter on the embedding.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1))]
     pub loraplus_lr_embedding: f64,
-    /// At the end also write the model with the adapter merged into it, for programs that know
-    /// no adapters: to `merged/`, beside `adapter/`.
+    /// At the end also save the model with the adapter merged into it, in `merged/` beside `adapter/`, for programs
+    /// without support for adapters.
     pub save_merged: bool,
-    /// Of a video model's LoRA, whose names the file has. Unset means `kohya`, or `comfy` where not every
-    /// linear layer of every block has an adapter.
+    /// The naming scheme of a video model's LoRA file. Unset means `kohya`, or `comfy` if some
+    /// linear layer of a block has no adapter.
     pub format: Option<LoraFormat>,
-    /// An adapter in PEFT's format to go on from; all other keys here then come from it.
+    /// An adapter in PEFT's format to continue training; all other keys here then follow from it.
     #[schemars(extend("format" = "path"))]
     pub resume_from: Option<PathBuf>,
 }
@@ -72,7 +72,7 @@ pub enum BiasConfig {
     None,
     /// Every bias of the model.
     All,
-    /// Those of layers that have an adapter.
+    /// Those of layers with an adapter.
     LoraOnly,
 }
 
@@ -86,13 +86,13 @@ impl From<BiasConfig> for Biases {
     }
 }
 
-/// A choice of layers.
+/// A selection of layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum ModuleNames {
     /// `all-linear`, or a regular expression.
     Pattern(String),
-    /// Names, whole or after a dot.
+    /// Names, complete or after a dot.
     List(Vec<String>),
 }
 
@@ -146,10 +146,10 @@ impl ModuleNames {
 }
 
 impl AdapterConfig {
-    /// The adapter that this describes.
+    /// The settings of the adapter for the model.
     ///
     /// # Errors
-    /// When a pattern is not a regular expression that can be used here.
+    /// If a pattern is not a supported regular expression.
     pub fn lora(&self) -> Result<LoraConfig, Error> {
         let ranks = self.rank_pattern.iter();
         Ok(LoraConfig {

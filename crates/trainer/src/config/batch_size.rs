@@ -6,16 +6,16 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Most samples in a pass or in a step.
+/// The most samples in a forward pass or in a step.
 const MOST: u32 = 65_536;
 
-/// Samples in one forward pass.
+/// Samples per forward pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
 pub enum BatchSize {
-    /// So many, on each process.
+    /// This many, in each process.
     Rows(u32),
-    /// `auto`: `train.train_batch_size` are shared out by how fast each process is.
+    /// `auto`: `train.train_batch_size` samples are distributed by the speed of the processes.
     Auto,
 }
 
@@ -58,7 +58,7 @@ impl JsonSchema for BatchSize {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "Sequences in one forward pass; `auto` shares `train_batch_size` out by how fast each process is.",
+            "description": "Sequences in one forward pass; `auto` distributes `train_batch_size` by the speed of the processes.",
             "type": ["integer", "string"],
             "format": "uint32",
             "minimum": 1,

@@ -15,27 +15,27 @@ pub enum Bf16 {
     Off,
     /// `true`
     On,
-    /// `auto`: where the device multiplies bfloat16 faster than fp32.
+    /// `auto`: if the device multiplies bfloat16 faster than fp32.
     Auto,
 }
 
 impl Bf16 {
-    /// The answer for a device.
+    /// Whether to use bfloat16 on a device.
     pub fn on(self, device: Device) -> bool {
         match self {
             Self::Off => false,
             Self::On => true,
             Self::Auto => match device {
                 Device::Cpu => cpu_multiplies_bf16(),
-                // Every GPU that ROCm 6 or CUDA 13 supports for training has it.
+                // Every GPU that ROCm 6 or CUDA 13 supports for training has bfloat16.
                 _ => true,
             },
         }
     }
 }
 
-/// Whether the CPU has instructions for bfloat16 products (Zen 4, Cooper Lake and later).
-/// Without them libtorch emulates, which is slower than fp32; with them it was 4.7 times
+/// Whether the CPU has instructions for bfloat16 products (Zen 4, Cooper Lake and later). Without them libtorch
+/// emulates bfloat16, which is slower than fp32; with them it was 4.7 times
 /// faster on a Zen 5.
 fn cpu_multiplies_bf16() -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -74,7 +74,7 @@ impl JsonSchema for Bf16 {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({
-            "description": "Whether to compute in bfloat16; `auto` does where the device multiplies it faster than fp32.",
+            "description": "Whether to compute in bfloat16; `auto` does if the device multiplies it faster than fp32.",
             "enum": [true, false, "auto"],
         })
     }

@@ -1,10 +1,10 @@
-//! Checks a config tree against the JSON schema and reports every problem at once. Our own checker,
-//! because errors of the jsonschema crate (a JSON pointer and a keyword) would have to be turned into
-//! these messages all the same, and JSON has no NaN to refuse.
+//! Checks a config tree against the JSON schema and reports all problems at once. This is our own checker
+//! because the errors of the jsonschema crate (a JSON pointer and a keyword) would have to be converted to these
+//! messages anyway, and JSON has no NaN to refuse.
 //!
-//! This reads the part of JSON Schema that the structs in `config` produce:
+//! It supports the part of JSON Schema that the structs in `config` use:
 //! `$ref`, `type`, `properties`, `items`, `enum`, `const`, `oneOf`, `anyOf`,
-//! `pattern`, `additionalProperties` of maps, and the numeric and length bounds. A test keeps it to that part.
+//! `pattern`, `additionalProperties` of maps, and the numeric and length bounds. A test ensures that.
 
 use serde_json::Value as Schema;
 
@@ -91,7 +91,7 @@ impl<'a> Checker<'a> {
 
     fn map(&mut self, entries: &[Entry], schema: &'a Schema, path: &mut Vec<String>) {
         let Some(properties) = schema.get("properties").and_then(Schema::as_object) else {
-            // A map whose keys are names of the user's.
+            // A map with user-defined keys.
             let Some(values) = schema.get("additionalProperties") else {
                 return;
             };
@@ -139,7 +139,7 @@ impl<'a> Checker<'a> {
         problem.with_help(format!("known keys: {}", known.join(", ")))
     }
 
-    /// Full paths of the keys spelled like `key` in the sections of a config.
+    /// The full paths of the keys in all sections that are called `key`.
     fn paths_of(&self, key: &str) -> Vec<String> {
         let mut paths = Vec::new();
         let sections = self.root["properties"].as_object().into_iter().flatten();
@@ -253,7 +253,7 @@ fn is_null(schema: &Schema) -> bool {
     schema["type"] == "null"
 }
 
-/// The values an enum allows; `None` when the schema is not an enum.
+/// The values that an enum allows; `None` if the schema is not an enum.
 fn allowed_values(schema: &Schema) -> Option<Vec<&Schema>> {
     if let Some(values) = schema.get("enum").and_then(Schema::as_array) {
         return Some(values.iter().collect());
@@ -345,7 +345,7 @@ fn range(schema: &Schema) -> String {
         .join(" and ")
 }
 
-/// The largest number of the type that a key is read as.
+/// The largest number of the type that a key is parsed as.
 fn most(schema: &Schema) -> Option<u64> {
     match schema["format"].as_str()? {
         "uint32" => Some(u32::MAX.into()),
@@ -361,7 +361,7 @@ fn title(path: &[String]) -> String {
     }
 }
 
-/// The known word that `word` is most likely a slip of.
+/// The known word that `word` is most likely a misspelling of.
 pub(crate) fn nearest<'w>(word: &str, known: &[&'w str]) -> Option<&'w str> {
     let word = word.to_lowercase();
     known

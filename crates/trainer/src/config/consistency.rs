@@ -1,4 +1,4 @@
-//! What the schema cannot say: rules between keys.
+//! Rules between keys, which the schema cannot express.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::problem::Problem;
 use super::tree::Node;
 use super::{BatchSize, BestMetric, Config, DeviceMapConfig, Strategy};
 
-/// Problems of a config whose keys are each allowed by themselves.
+/// Problems between keys whose values are valid individually.
 pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut report = |path: &[&str], message: String, help: &str| {
@@ -21,7 +21,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
 
     let model = &config.model;
     let (hidden, heads) = (model.hidden_size, model.num_attention_heads);
-    // Of the shape of a video model, other keys say the rest.
+    // The shape of a video model is determined by other keys.
     if config.is_video() {
     } else if model.head_dim.is_none() && hidden % heads != 0 {
         report(
@@ -52,23 +52,23 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     if config.adapter.is_some() && !published {
         report(
             &["adapter"],
-            "an adapter needs a published model to sit on".into(),
-            "set `model.name_or_path`, or drop `adapter` to train a model from scratch",
+            "an adapter needs a published model".into(),
+            "set `model.name_or_path`, or remove `adapter` to train a model from scratch",
         );
     }
     if model.quantization.is_some() && config.adapter.is_none() {
         report(
             &["model", "quantization"],
-            "only a model that stays as it is can be kept in fewer bits".into(),
-            "add an `adapter` section, which is trained in its place, or drop `model.quantization`",
+            "only a frozen model can be quantised".into(),
+            "add an `adapter` section, which is trained instead, or remove `model.quantization`",
         );
     }
     let asked = model.memory_keys().into_iter().find(|(_, set)| *set);
     if let Some((key, _)) = asked.filter(|_| config.adapter.is_none()) {
         report(
             &["model", key],
-            format!("`{key}` streams a model that stays as it is, and all of this one is trained"),
-            "add an `adapter` section, which is trained in its place, or drop the key",
+            format!("`{key}` streams a frozen model, but all of this one is trained"),
+            "add an `adapter` section, which is trained instead, or remove the key",
         );
     }
     let all = model.low_vram == Some(true);
@@ -76,13 +76,13 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         if all {
             report(
                 &["model", "blocks_to_swap"],
-                format!("`low_vram` streams every block, `blocks_to_swap` {count} of them"),
+                format!("`low_vram` streams every block, but `blocks_to_swap` {count} of them"),
                 "keep one of the two",
             );
         } else if model.offload_fraction.is_some() {
             report(
                 &["model", "blocks_to_swap"],
-                "`blocks_to_swap` and `offload_fraction` both say how much is streamed".into(),
+                "`blocks_to_swap` and `offload_fraction` both set how much is streamed".into(),
                 "keep one of the two",
             );
         }
@@ -101,7 +101,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     if let Some((key, _)) = also.filter(|_| mapped) {
         report(
             &["model", key],
-            format!("`device_map` says where every module is, and leaves nothing for `{key}`"),
+            format!("`device_map` places every module, and leaves nothing for `{key}`"),
             "keep one of the two",
         );
     }
@@ -110,15 +110,15 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         report(
             &["train", "gradient_checkpointing"],
             "gradient checkpointing is for published models".into(),
-            "set `model.name_or_path`, or drop `train.gradient_checkpointing`",
+            "set `model.name_or_path`, or remove `train.gradient_checkpointing`",
         );
     }
 
     if config.train.activation_offload && !config.train.gradient_checkpointing {
         report(
             &["train", "activation_offload"],
-            "only what gradient checkpointing keeps can wait in host memory".into(),
-            "set `train.gradient_checkpointing: true`, or drop `train.activation_offload`",
+            "only activations that gradient checkpointing keeps can be offloaded".into(),
+            "set `train.gradient_checkpointing: true`, or remove `train.activation_offload`",
         );
     }
 
@@ -151,8 +151,8 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     if data.packing.is_some() && !published {
         report(
             &["data", "packing"],
-            "a model that is trained from scratch reads its text without gaps".into(),
-            "set `model.name_or_path`, or drop `data.packing`",
+            "a model that is trained from scratch always uses text without gaps".into(),
+            "set `model.name_or_path`, or remove `data.packing`",
         );
     }
     let parts = [
@@ -162,14 +162,14 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     ];
     for (key, _) in parts.into_iter().filter(|(_, value)| value.is_some()) {
         let other = match data.dataset {
-            Some(set) => format!("`data.dataset: {}` is none", set.name()),
-            None if config.is_video() => "clips are not fetched from there".to_owned(),
+            Some(set) => format!("`data.dataset: {}` is not one", set.name()),
+            None if config.is_video() => "videos are not downloaded from there".to_owned(),
             None => continue,
         };
         report(
             &["data", key],
-            format!("`data.{key}` chooses of a data set on the hub, and {other}"),
-            "drop the key, or name a data set with `data.path: org/name`",
+            format!("`data.{key}` selects from a data set on the hub, but {other}"),
+            "remove the key, or name a data set with `data.path: org/name`",
         );
     }
     if let Some((message, help)) = columns_problem(&data.columns) {
@@ -179,8 +179,8 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     if data.validation_shuffle && !split {
         report(
             &["data", "validation_shuffle"],
-            "no part of the data is held out that could be shuffled".into(),
-            "drop `data.validation_shuffle`, or `data.eval_dataset` and `data.validation_fraction: 0`",
+            "no part of the data is held out, so nothing can be shuffled".into(),
+            "remove `data.validation_shuffle`, or `data.eval_dataset` and `data.validation_fraction: 0`",
         );
     }
     let train = &config.train;
@@ -198,12 +198,12 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         (
             "max_steps",
             train.max_steps.is_some() && train.num_train_epochs.is_some(),
-            "`train.max_steps` and `train.num_train_epochs` both say how long the run is",
+            "`train.max_steps` and `train.num_train_epochs` both set the length of the run",
         ),
         (
             "warmup_steps",
             train.warmup_steps > 0 && train.warmup_ratio.is_some(),
-            "`train.warmup_steps` and `train.warmup_ratio` both say how long the warm-up is",
+            "`train.warmup_steps` and `train.warmup_ratio` both set the length of the warm-up",
         ),
     ];
     for (key, both, message) in alternatives {
@@ -227,18 +227,18 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         if set && !train.evaluates_on_the_way() {
             report(
                 &["train", key],
-                "nothing is evaluated on the way that could be the best".into(),
+                "there are no evaluations during training to find the best model".into(),
                 &format!(
-                    "set `train.eval_steps` or `train.eval_strategy: epoch`, or drop `train.{key}`"
+                    "set `train.eval_steps` or `train.eval_strategy: epoch`, or remove `train.{key}`"
                 ),
             );
         }
         if set && !data.has_eval_data() && !split {
             report(
                 &["train", key],
-                "nothing is held out that the best model could be measured on".into(),
+                "no data is held out to find the best model".into(),
                 &format!(
-                    "raise `data.validation_fraction`, set `data.eval_dataset`, or drop `train.{key}`"
+                    "raise `data.validation_fraction`, set `data.eval_dataset`, or remove `train.{key}`"
                 ),
             );
         }
@@ -246,8 +246,8 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     if train.early_stopping_threshold.is_some() && train.early_stopping_patience.is_none() {
         report(
             &["train", "early_stopping_threshold"],
-            "nothing is stopped early that could have a threshold".into(),
-            "set `train.early_stopping_patience`, or drop `train.early_stopping_threshold`",
+            "early stopping is off, so it needs no threshold".into(),
+            "set `train.early_stopping_patience`, or remove `train.early_stopping_threshold`",
         );
     }
     if train.metric_for_best_model == BestMetric::EvalNatsPerByte && published {
@@ -261,7 +261,7 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     if is_auto && train.train_batch_size.is_none() {
         report(
             &["train", "per_device_train_batch_size"],
-            "`auto` shares out the samples of a step, and nothing says how many those are".into(),
+            "`auto` distributes the samples of a step, but their number is not set".into(),
             "set `train.train_batch_size`",
         );
     }
@@ -269,14 +269,14 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
         report(
             &["train", "train_batch_size"],
             "the samples of a step follow from `per_device_train_batch_size`".into(),
-            "drop one of the two, or set `train.per_device_train_batch_size: auto`",
+            "remove one of the two, or set `train.per_device_train_batch_size: auto`",
         );
     }
     if is_auto && train.sync_every > 1 {
         report(
             &["train", "per_device_train_batch_size"],
-            "processes that learn apart (`train.sync_every`) take equal shares".into(),
-            "set a number, or drop `train.sync_every`",
+            "processes that train independently (`train.sync_every`) take equal shares".into(),
+            "set a number, or remove `train.sync_every`",
         );
     }
     if train.sync_every > 1 {
@@ -284,21 +284,21 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
             (
                 "optim",
                 train.optim.eight_bit(),
-                "moments of 8 bits have no mean",
+                "8-bit moments cannot be averaged",
             ),
             (
                 "ema_decay",
                 train.ema_decay.is_some(),
-                "each process would average weights of its own",
+                "each process would average its own weights",
             ),
         ] {
             if set {
                 report(
                     &["train", key],
                     format!(
-                        "processes that learn apart (`train.sync_every`) cannot have it: {why}"
+                        "processes that train independently (`train.sync_every`) do not support this: {why}"
                     ),
-                    &format!("drop `train.{key}`, or `train.sync_every`"),
+                    &format!("remove `train.{key}`, or `train.sync_every`"),
                 );
             }
         }
@@ -317,20 +317,20 @@ pub(crate) fn check(config: &Config, tree: &Node) -> Vec<Problem> {
     problems
 }
 
-/// What is wrong with names of columns, and what to write, if something is.
+/// The problem with column names and what to write instead, if there is one.
 pub(super) fn columns_problem(columns: &BTreeMap<String, String>) -> Option<(String, String)> {
     for (name, column) in columns {
         if !RECORD_KEYS.contains(&name.as_str()) {
             let known = RECORD_KEYS.join(", ");
             return Some((
-                format!("`{name}` is no key of a record that is read"),
-                format!("write `{{prompt: {column}}}`; known are {known}"),
+                format!("`{name}` is not a key of records"),
+                format!("write `{{prompt: {column}}}`; the known keys are {known}"),
             ));
         }
         let mut others = columns.iter().filter(|(other, _)| *other > name);
         if let Some((other, _)) = others.find(|(_, of_other)| *of_other == column) {
             return Some((
-                format!("`{name}` and `{other}` are both to be `{column}`"),
+                format!("`{name}` and `{other}` both name the column `{column}`"),
                 "keep one of the two".to_owned(),
             ));
         }
@@ -338,7 +338,7 @@ pub(super) fn columns_problem(columns: &BTreeMap<String, String>) -> Option<(Str
     None
 }
 
-/// Keys that say what a model is that is trained from nothing.
+/// Keys that describe a model that is trained from scratch.
 const OF_MODELS_FROM_NOTHING: [(&str, &str); 12] = [
     ("model", "hidden_size"),
     ("model", "intermediate_size"),
@@ -354,7 +354,7 @@ const OF_MODELS_FROM_NOTHING: [(&str, &str); 12] = [
     ("data", "vocab_size"),
 ];
 
-/// Keys that the config of an adapter on the disk says.
+/// Keys that follow from the config of a saved adapter.
 const DECIDED_BY_AN_ADAPTER: [&str; 13] = [
     "r",
     "lora_alpha",
@@ -371,7 +371,7 @@ const DECIDED_BY_AN_ADAPTER: [&str; 13] = [
     "alpha_pattern",
 ];
 
-/// What is set, allowed, and without effect beside other keys: a warning for each.
+/// Warnings about keys that are set and allowed, but have no effect beside other keys.
 pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
     let data = &config.data;
     let mut warnings = Vec::new();
@@ -392,7 +392,7 @@ pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
             warnings.push(Problem::at(&place.place, message));
         }
     };
-    // A config that a run has written names every key: those count that are not as they would be anyway.
+    // A config written by a run contains every key: only non-default values count.
     let plain = Config {
         adapter: config.adapter.as_ref().map(|_| Default::default()),
         ..Config::default()
@@ -405,20 +405,19 @@ pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
             .collect(),
         _ => Vec::new(),
     };
-    // A published model has its own; of a video model, other keys are refused.
+    // A published model determines these; for a video model other keys are refused.
     let published = config.model.name_or_path.is_some() && !config.is_video();
     for (section, key) in OF_MODELS_FROM_NOTHING {
         let set = differs.contains(&format!("{section}.{key}"));
-        let message = format!(
-            "`{section}.{key}` has no effect on a model that is published (`model.name_or_path`)"
-        );
+        let message =
+            format!("`{section}.{key}` has no effect on a published model (`model.name_or_path`)");
         warn_of(section, key, published && set, &message);
     }
     if let Some(adapter) = &config.adapter {
         for key in DECIDED_BY_AN_ADAPTER {
             let set = differs.contains(&format!("adapter.{key}"));
             let message = format!(
-                "`adapter.{key}` has no effect: the adapter of `adapter.resume_from` has its own"
+                "`adapter.{key}` has no effect: it follows from the adapter of `adapter.resume_from`"
             );
             warn_of(
                 "adapter",
@@ -443,7 +442,7 @@ pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
         "model",
         "ring_slots",
         config.model.ring_slots.is_some() && !streams,
-        "`model.ring_slots` has no effect where nothing is streamed (`model.low_vram`, `model.blocks_to_swap`)",
+        "`model.ring_slots` has no effect if nothing is streamed (`model.low_vram`, `model.blocks_to_swap`)",
     );
     let mut warn = |key: &str, set: bool, message: &str| warn_of("train", key, set, message);
     warn(
@@ -459,7 +458,7 @@ pub(crate) fn unused(config: &Config, tree: &Node) -> Vec<Problem> {
     warn(
         "min_lr",
         train.min_lr > 0.0 && train.lr_scheduler_type.is_constant(),
-        "`train.min_lr` has no effect on a learning rate that is constant",
+        "`train.min_lr` has no effect on a constant learning rate",
     );
     warnings
 }

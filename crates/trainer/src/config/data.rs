@@ -10,122 +10,122 @@ use super::encoded_by::EncodedBy;
 use super::mixture::{MixtureSource, StoppingStrategy};
 use super::video::{FrameExtraction, Numbers};
 
-/// The text or the videos to learn from, and how they are cut.
+/// The text or videos to train on, and how they are split into samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// A data set that `cargo xtask setup` fetches. Leave unset when `path` or `mixture` is given.
+    /// A data set that `cargo xtask setup` downloads. Leave it unset if `path` or `mixture` is set.
     pub dataset: Option<Dataset>,
-    /// A file of data, or a folder whose files are read in the order of their names: `.txt` and
-    /// `.md` are plain text; `.jsonl`, `.json`, `.csv` and `.parquet` hold records of `text`, of `prompt` and
-    /// `completion`, or of `messages`, which only published models are trained on.
+    /// A data file, or a folder whose files are read in the order of their names: `.txt` and
+    /// `.md` are plain text; `.jsonl`, `.json`, `.csv` and `.parquet` contain records of `text`, of `prompt` and
+    /// `completion`, or of `messages`; only published models can be trained on the latter two.
     /// With `resolution`, a folder of videos, images and folders of frames with captions beside them, or
-    /// a `.jsonl` file that names them. With `encoded_by`, a folder with caches of another trainer.
-    /// Or a data set on the Hugging Face hub: `org/name`, or `org/name@revision`, where no such path is.
+    /// a `.jsonl` file that lists them. With `encoded_by`, a folder with the cache of another trainer.
+    /// Or a data set on the Hugging Face hub: `org/name`, or `org/name@revision`, if no such path exists.
     #[schemars(extend("format" = "path"))]
     pub path: Option<PathBuf>,
-    /// Several sets of data in place of `path`, for published models; with weights, so many examples of
-    /// each (`interleave_datasets`), else all of them one after the other (`concatenate_datasets`).
+    /// Several data sets in place of `path`, for published models. With weights, examples are mixed in that proportion
+    /// (`interleave_datasets`); without, all data sets are used one after the other (`concatenate_datasets`).
     pub mixture: Vec<MixtureSource>,
-    /// When a pass over a `mixture` with weights is over. Unset means `first_exhausted`.
+    /// When an epoch of a `mixture` with weights ends. Unset means `first_exhausted`.
     pub stopping_strategy: Option<StoppingStrategy>,
-    /// Which subset of a data set on the hub (its page and `datasets` call it subset, or config). Unset
-    /// takes the default one.
+    /// Which subset of a data set on the hub is used (also called config). Unset
+    /// means the default one.
     #[schemars(length(min = 1))]
     pub subset: Option<String>,
-    /// Which split of it is trained on, or several as in `train+validation`. Unset means `train`.
+    /// Which split is trained on, or several joined as in `train+validation`. Unset means `train`.
     #[schemars(length(min = 1))]
     pub split: Option<String>,
-    /// Which split the held-out loss is measured on, of `eval_dataset` if that names a data set on the
-    /// hub, else of `path` or of each of `mixture`, all of whose other split is then trained on.
+    /// Which split is used for the held-out loss: of `eval_dataset` if that names a data set on the
+    /// hub, else of `path` or of each data set of `mixture`, whose other split is then trained on completely.
     #[schemars(length(min = 1))]
     pub eval_split: Option<String>,
-    /// Other data to measure the held-out loss on, a file or folder as `path`; then all of `path`, or
-    /// what `mixture` takes, is trained on.
+    /// Other data for the held-out loss, a file or folder as for `path`; then all of `path` or
+    /// `mixture` is trained on.
     #[schemars(extend("format" = "path"))]
     pub eval_dataset: Option<PathBuf>,
-    /// What every file of `path` holds, where names and contents do not say it, or say it wrong.
+    /// The format of all files of `path`, if their names and contents do not tell it, or tell it wrong.
     pub format: Option<DataFormat>,
-    /// Names that columns of tables and keys of records have in these data, by the names that are read
+    /// The names of table columns and record keys in these data, by the names that are read
     /// here: `{prompt: question, completion: answer}`.
     pub columns: BTreeMap<String, String>,
     /// Tokens in one training sequence.
     #[schemars(range(min = 2, max = 1_048_576))]
     pub block_size: u32,
-    /// How examples make the rows of a batch, for published models. `false`: one a row, padded. `true`:
-    /// as many whole ones as fit, which see nothing of each other and learn the same. Either way what
-    /// is longer than `block_size` ends there, and a warning counts it. Unset: one after the
-    /// other without gaps, cut where a row is full, so that rows may begin and end within an example.
+    /// How examples are put into the rows of a batch, for published models. `false`: one per row, padded. `true`:
+    /// as many whole ones as fit, which do not attend to each other, with the same result. Either way examples
+    /// longer than `block_size` are truncated, and a warning counts them. Unset: one after the
+    /// other without gaps, so that rows may begin and end within an example.
     pub packing: Option<bool>,
-    /// Share of the text held out for validation, which is never trained on: its end. 0 holds nothing
-    /// out, and nothing is evaluated. Beside `eval_dataset` it has no effect, and a warning says so.
+    /// Fraction of the text that is held out for validation and never trained on: its end. 0 holds nothing
+    /// out, and nothing is evaluated. With `eval_dataset` it has no effect, and a warning says so.
     #[schemars(range(min = 0, max = 0.5))]
     pub validation_fraction: f64,
-    /// Hold out records chosen by `seed`, as `shuffle` of Hugging Face's `train_test_split`, and not
+    /// Hold out records selected by `seed`, like `shuffle` of Hugging Face's `train_test_split`, instead of
     /// the last ones.
     pub validation_shuffle: bool,
-    /// How text becomes tokens.
+    /// The tokenizer, for models that are trained from scratch.
     pub tokenizer: TokenizerKind,
     /// Size of the vocabulary that the `bpe` tokenizer learns from the training text.
     #[schemars(range(min = 258, max = 65_535))]
     pub vocab_size: u32,
-    /// Makes this a run on videos: the side of a square, or width and height, whose area pictures
-    /// get. A picture keeps its shape as well as a bucket of that area can.
+    /// Makes this a run on videos: the side of a square, or width and height, whose area all pictures
+    /// are resized to. A picture keeps its aspect ratio as well as a bucket of that area allows.
     #[schemars(range(min = 16, max = 16384))]
     pub resolution: Option<Numbers>,
-    /// Makes this a run on clips that another trainer has encoded: `path` is the folder with its caches.
+    /// Train on clips that another trainer has encoded: `path` is the folder with its cache.
     pub encoded_by: Option<EncodedBy>,
-    /// Frames of a clip, or several numbers of them; each is rounded down to 4 n + 1. Images are
-    /// clips of one frame whatever this says.
+    /// Frames per clip, or a list of allowed numbers; each is rounded down to 4 n + 1. Images are
+    /// always clips of one frame.
     #[schemars(range(min = 1, max = 4096))]
     pub num_frames: Option<Numbers>,
     /// Which clips are cut from a video. Unset means `head`.
     pub frame_extraction: Option<FrameExtraction>,
-    /// Frames from the start of a clip to that of the next, for `slide`. Unset means 1.
+    /// Frames from the start of one clip to the start of the next, for `slide`. Unset means 1.
     #[schemars(range(min = 1, max = 65536))]
     pub frame_stride: Option<u32>,
-    /// How many clips, for `uniform`. Unset means 1.
+    /// The number of clips, for `uniform`. Unset means 1.
     #[schemars(range(min = 1, max = 65536))]
     pub frame_sample: Option<u32>,
-    /// Most frames of a clip, for `full`. Unset means 129.
+    /// The most frames per clip, for `full`. Unset means 129.
     #[schemars(range(min = 1, max = 4096))]
     pub max_frames: Option<u32>,
-    /// Frames a second that videos are resampled to, by their time stamps. Unset means the model's:
+    /// Frames per second that videos are resampled to, by their time stamps. Unset means the model's:
     /// 16, and 24 for Wan 2.2 5B.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 240))]
     pub fps: Option<f64>,
-    /// Whether pictures of other shapes get other widths and heights of the same area. `false`: all
-    /// get `resolution`, and what is beyond it is cut off. Unset means `true`.
+    /// Whether pictures with another aspect ratio are resized to other widths and heights of the same area. `false`: all
+    /// get `resolution`, and the excess is cropped. Unset means `true`.
     pub enable_bucket: Option<bool>,
-    /// Pictures that are smaller than `resolution` keep their size. Unset means `false`.
+    /// Pictures smaller than `resolution` keep their size. Unset means `false`.
     pub bucket_no_upscale: Option<bool>,
-    /// What the name of a caption ends in, beside a video or an image. Unset means `.txt`.
+    /// The file extension of captions beside videos and images. Unset means `.txt`.
     #[schemars(regex(pattern = "^\\.[A-Za-z0-9._-]+$"))]
     pub caption_extension: Option<String>,
-    /// A word that stands for what is learned: put in place of `[trigger]` in captions, and before
-    /// those that do not have it.
+    /// A trigger word: it replaces `[trigger]` in captions, and is prepended to
+    /// those that do not contain it.
     #[schemars(length(min = 1))]
     pub trigger_word: Option<String>,
-    /// Probability with which a caption is left empty in training. Unset means 0.
+    /// Probability of dropping a caption during training. Unset means 0.
     #[schemars(range(min = 0, max = 1))]
     pub caption_dropout: Option<f64>,
-    /// How often each clip is seen in an epoch. Unset means 1.
+    /// How often each clip is used per epoch. Unset means 1.
     #[schemars(range(min = 1, max = 65536))]
     pub num_repeats: Option<u32>,
-    /// For Wan 2.2 5B: the first frame is given, and only the others are learned. Unset means `false`.
+    /// For Wan 2.2 5B: the first frame is given, and only the others are trained on. Unset means `false`.
     pub image_to_video: Option<bool>,
-    /// Folder for encoded clips and captions. Unset takes a folder in the cache.
+    /// Folder for encoded clips and captions. Unset uses a folder in the cache.
     #[schemars(extend("format" = "path"))]
     pub cache_dir: Option<PathBuf>,
 }
 
 impl DataConfig {
-    /// Whether other data than those that are trained on are measured on.
+    /// Whether the held-out loss is measured on other data than the training data.
     pub(crate) fn has_eval_data(&self) -> bool {
         self.eval_dataset.is_some() || self.eval_split.is_some()
     }
 
-    /// What those are, for people.
+    /// A description of that data for messages.
     pub(crate) fn eval_data(&self) -> Option<String> {
         match (&self.eval_dataset, &self.eval_split) {
             (Some(path), _) => Some(format!("`data.eval_dataset` `{}`", path.display())),
@@ -135,7 +135,7 @@ impl DataConfig {
     }
 }
 
-/// The keys of records that `data.columns` can give.
+/// The keys of records that `data.columns` can rename.
 pub(crate) const RECORD_KEYS: [&str; 13] = [
     "text",
     "prompt",
@@ -152,15 +152,15 @@ pub(crate) const RECORD_KEYS: [&str; 13] = [
     "system",
 ];
 
-/// Data sets known by name.
+/// Named data sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Dataset {
     /// The works of William Shakespeare, 5 MB of public-domain text.
     Shakespeare,
-    /// Clips of garments of Fashion-MNIST that move to the left, to the right, up or down.
+    /// Clips of moving garments of Fashion-MNIST: to the left, to the right, up or down.
     MovingGarments,
-    /// Clips of the same garments that move in a circle.
+    /// Clips of the same garments moving in a circle.
     CirclingGarments,
 }
 
@@ -174,25 +174,25 @@ impl Dataset {
         }
     }
 
-    /// Whether it is one of videos.
+    /// Whether it consists of videos.
     pub fn is_video(self) -> bool {
         self != Self::Shakespeare
     }
 }
 
-/// What a file of data holds.
+/// The format of a data file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DataFormat {
-    /// One text, whatever is in it.
+    /// One text, whatever it contains.
     Text,
     /// A JSON object on each line.
     Jsonl,
-    /// A list of JSON objects, or an object that holds one.
+    /// A list of JSON objects, or an object that contains one.
     Json,
-    /// A table whose first line names the columns.
+    /// A table whose first line has the column names.
     Csv,
-    /// A table of Hugging Face's data sets.
+    /// Hugging Face's format for data sets.
     Parquet,
 }
 
@@ -208,7 +208,7 @@ impl std::fmt::Display for DataFormat {
     }
 }
 
-/// How text becomes tokens.
+/// A tokenizer for a model that is trained from scratch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenizerKind {

@@ -1,11 +1,11 @@
-//! Clips that another trainer has encoded: which, and what such a run cannot have.
+//! Clips encoded by another trainer, and which keys have no effect on them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Config;
 
-/// A trainer whose caches are read.
+/// A trainer whose cache can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EncodedBy {
@@ -15,7 +15,7 @@ pub enum EncodedBy {
     AiToolkit,
 }
 
-/// Problems of a config that names such a trainer: the key, what is wrong, and help.
+/// Problems of a config with this key: the affected key, the message, and the help.
 pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'static str)> {
     let data = &config.data;
     if data.encoded_by.is_none() {
@@ -36,16 +36,16 @@ pub(super) fn problems(config: &Config) -> Vec<([&'static str; 2], String, &'sta
         problems.push((
             ["data", key],
             format!(
-                "`data.{key}` has no effect on what is encoded already (`data.encoded_by` is set)"
+                "`data.{key}` has no effect on clips that are already encoded (`data.encoded_by` is set)"
             ),
-            "drop the key, or `data.encoded_by`",
+            "remove the key, or `data.encoded_by`",
         ));
     }
     let no_size = |preview: &super::previews::Preview| preview.width == 0 || preview.height == 0;
     if config.previews().is_ok_and(|list| list.iter().any(no_size)) {
         problems.push((
             ["sample", "width"],
-            "without `data.resolution`, nothing says how large previews are".to_owned(),
+            "without `data.resolution`, the size of previews is unknown".to_owned(),
             "set `sample.width` and `sample.height`",
         ));
     }

@@ -1,5 +1,5 @@
-//! The keys of `model` that say how much of it may be in memory: what people ask of a plan,
-//! in the words of accelerate and kohya.
+//! The keys of `model` that limit its memory, which become the options of a plan, named as by
+//! accelerate and kohya.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 
 use super::ModelConfig;
 
-/// Upper bounds of what a run may take, whatever the machine has.
+/// Memory limits of a run, whatever the machine has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryLimits {
-    /// Of the device's memory, everything that training takes included: a number of bytes, or
-    /// a size as `6GiB`.
+    /// For the device's memory, including everything that training uses: a number of bytes, or
+    /// a size such as `6GiB`.
     pub device: Option<Size>,
-    /// Of the host's memory: a number of bytes, or a size as `16GiB`. On the CPU the smaller
-    /// of both counts.
+    /// For the host's memory: a number of bytes, or a size such as `16GiB`. On the CPU the smaller
+    /// of both applies.
     pub cpu: Option<Size>,
 }
 
@@ -28,7 +28,7 @@ pub struct MemoryLimits {
 #[serde(transparent)]
 pub struct Size(pub Bytes);
 
-/// Where the parts of a model go.
+/// Where the parts of a model are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum DeviceMapConfig {
@@ -42,31 +42,31 @@ pub enum DeviceMapConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PlaceConfig {
-    /// On the device for good.
+    /// Always on the device.
     Device,
-    /// In host memory, streamed when it is used.
+    /// In host memory, and streamed when used.
     Cpu,
-    /// In a file, streamed when it is used.
+    /// In a file, and streamed when used.
     Disk,
 }
 
-/// Named sets of the keys about memory.
+/// Presets for the keys about memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MemoryProfile {
-    /// Everything stays that fits; what does not is streamed.
+    /// Keep everything that fits, and stream the rest.
     Roomy,
-    /// A third of the blocks is streamed.
+    /// Stream a third of the blocks.
     Balanced,
-    /// Every block is streamed.
+    /// Stream every block.
     LowVram,
-    /// For APUs: what does not fit is streamed through a ring of three slots, since a disk is
-    /// slower and less even than a bus.
+    /// For APUs: stream what does not fit, through three slots, since a disk is slower and less
+    /// even than a bus.
     Unified,
 }
 
 impl MemoryProfile {
-    /// The set of this name.
+    /// The profile of this name.
     pub fn profile(self) -> Profile {
         match self {
             Self::Roomy => Profile::Roomy,
@@ -78,7 +78,7 @@ impl MemoryProfile {
 }
 
 impl ModelConfig {
-    /// The keys that ask for a plan, with whether they are set.
+    /// The keys that request a plan, with whether they are set.
     pub(crate) fn memory_keys(&self) -> [(&'static str, bool); 7] {
         [
             ("profile", self.profile.is_some()),
@@ -94,14 +94,14 @@ impl ModelConfig {
         ]
     }
 
-    /// What is asked of a plan; `None` when nothing is, and the whole model stays in memory.
+    /// The options of the plan; `None` if none are set, and the whole model stays in memory.
     pub fn offload_options(&self) -> Option<OffloadOptions> {
         if !self.memory_keys().iter().any(|(_, set)| *set) {
             return None;
         }
         let profile = self.profile.map(MemoryProfile::profile);
         let base = profile.map_or_else(OffloadOptions::default, Profile::options);
-        // What the user sets beside a profile wins; each of these says all of what is streamed.
+        // Explicit keys override the profile; each of these determines what is streamed completely.
         let explicit = matches!(self.device_map, Some(DeviceMapConfig::Places(_)));
         let base = match explicit || self.blocks_to_swap.is_some() {
             true => OffloadOptions {

@@ -1,4 +1,4 @@
-//! The config's `data.mixture`: several sets of data to learn from, and how much of each.
+//! The config's `data.mixture`: several data sets and their proportions.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,36 +12,36 @@ use super::data::DataFormat;
 use super::problem::Problem;
 use super::tree::{Node, Value};
 
-/// One of several sets of data.
+/// One of several data sets.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MixtureSource {
-    /// A file, a folder or a data set on the hub, as `data.path`.
+    /// A file, a folder or a data set on the hub, as for `data.path`.
     #[schemars(extend("format" = "path"))]
     pub path: PathBuf,
-    /// How many of the examples that are learned are of this one, in proportion to the weights of the
-    /// others. Set for all, or for none: then every example of each is learned once in a pass.
+    /// The proportion of examples from this data set, relative to the weights of the others. Set it for all
+    /// or for none; without weights, every example of each is used once per epoch.
     #[serde(default)]
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1e9))]
     pub weight: Option<f64>,
-    /// Which subset of a data set on the hub. Unset takes the default one.
+    /// Which subset of a data set on the hub is used. Unset means the default one.
     #[serde(default)]
     #[schemars(length(min = 1))]
     pub subset: Option<String>,
-    /// Which split of it, or several as in `train+validation`. Unset means `train`.
+    /// Which split is used, or several joined as in `train+validation`. Unset means `train`.
     #[serde(default)]
     #[schemars(length(min = 1))]
     pub split: Option<String>,
-    /// What its files hold. Unset means `data.format`, and else what names and contents say.
+    /// The format of its files. Unset means `data.format`, or else the format that names and contents tell.
     #[serde(default)]
     pub format: Option<DataFormat>,
-    /// Names that its columns have, as `data.columns`, in the place of which this stands.
+    /// The names of its columns, in place of `data.columns`.
     #[serde(default)]
     pub columns: BTreeMap<String, String>,
 }
 
 impl MixtureSource {
-    /// Every example of what is there, once in a pass.
+    /// Every example of this data set, once per epoch.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -54,17 +54,17 @@ impl MixtureSource {
     }
 }
 
-/// When a pass over sets of data with weights is over, in the words of `interleave_datasets`.
+/// When an epoch of data sets with weights ends, named as by `interleave_datasets`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum StoppingStrategy {
-    /// With the first set of which every example was given; of the others, some are left out.
+    /// When every example of one data set was used; some examples of the others are left out.
     FirstExhausted,
-    /// When every example of all sets was given; those of the others are given again.
+    /// When every example of all data sets was used; examples of the others are repeated.
     AllExhausted,
 }
 
-/// Problems of a mixture, each where it is.
+/// Problems of a mixture, each with its position.
 pub(super) fn problems(config: &Config, tree: &Node) -> Vec<Problem> {
     let data = &config.data;
     let at = |key: &str| tree.find(&["data", key]).unwrap_or(tree);
@@ -77,28 +77,28 @@ pub(super) fn problems(config: &Config, tree: &Node) -> Vec<Problem> {
     if data.stopping_strategy.is_some() && weights == 0 {
         report(
             at("stopping_strategy"),
-            "without weights every example is learned once in a pass, and nothing is exhausted first"
+            "without weights every example is used once per epoch, and no data set is exhausted first"
                 .into(),
-            "give each of `data.mixture` a `weight`, or drop `data.stopping_strategy`".into(),
+            "give each entry of `data.mixture` a `weight`, or remove `data.stopping_strategy`".into(),
         );
     }
     if data.mixture.is_empty() || config.is_video() {
-        // On videos the key is refused as a whole.
+        // For videos the key is refused as a whole.
         return problems;
     }
     if config.model.name_or_path.is_none() {
         report(
             at("mixture"),
-            "only published models learn from several sets of data".into(),
-            "set `model.name_or_path`, or `data.path` to a folder that has all of the texts".into(),
+            "only published models can be trained on several data sets".into(),
+            "set `model.name_or_path`, or `data.path` to a folder with all of the texts".into(),
         );
     }
     for (key, value) in [("subset", &data.subset), ("split", &data.split)] {
         if value.is_some() {
             report(
                 at(key),
-                format!("`data.{key}` chooses of one data set, and `data.mixture` has its own"),
-                format!("write `{key}` into an entry of `data.mixture`"),
+                format!("`data.{key}` selects from one data set, but `data.mixture` has its own"),
+                format!("move `{key}` into an entry of `data.mixture`"),
             );
         }
     }
@@ -113,10 +113,11 @@ pub(super) fn problems(config: &Config, tree: &Node) -> Vec<Problem> {
             report(
                 item,
                 format!(
-                    "`{}` has no `weight`, and others have one",
+                    "`{}` has no `weight`, but others have one",
                     source.path.display()
                 ),
-                "give each a weight, or none: then every example is learned once in a pass".into(),
+                "set a weight for each, or for none: then every example is used once per epoch"
+                    .into(),
             );
         }
         if let Some((message, help)) = columns_problem(&source.columns) {
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn each_problem_of_a_mixture_is_where_it_is() {
+    fn each_problem_of_a_mixture_has_its_position() {
         let cases = [
             (
                 "  mixture:\n  - {path: a, weight: 1}\n  - {path: b}\n",
@@ -150,7 +151,7 @@ mod tests {
             ),
             (
                 "  mixture:\n  - {path: a, columns: {question: q}}\n",
-                (4, "`question` is no key of a record"),
+                (4, "`question` is not a key of records"),
             ),
             ("  mixture:\n  - {weight: 1}\n", (4, "has no `path`")),
             (
@@ -167,7 +168,7 @@ mod tests {
             ),
             (
                 "  stopping_strategy: all_exhausted\n  mixture: [{path: a}]\n",
-                (3, "nothing is exhausted first"),
+                (3, "no data set is exhausted first"),
             ),
             (
                 "  split: test\n  mixture: [{path: org/a}]\n",
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mixture_is_allowed_with_weights_and_without_and_takes_the_place_of_a_path() {
+    fn a_mixture_is_allowed_with_and_without_weights_and_overrides_a_path() {
         for data in [
             "  mixture: [{path: a}, {path: org/b, split: test, subset: c, format: jsonl}]\n",
             "  stopping_strategy: all_exhausted\n  mixture: [{path: a, weight: 0.5}, {path: b, weight: 3}]\n",

@@ -1,15 +1,15 @@
-//! The keys of `notify`: who is told how a run goes.
+//! The keys of `notify`: notifications about a run.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Who is told when a run ends, breaks or goes back to a checkpoint.
+/// Notifications when a run ends, fails or returns to a checkpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct NotifyConfig {
-    /// Web address, `https://` or `http://`, that gets a POST when the run ends, breaks or goes back to a
-    /// checkpoint: a topic of ntfy, or a webhook of Slack or Discord. Redirects are not followed, and a run
-    /// never fails because of it. Who has the address can write there; the report page leaves it out.
+    /// Web address, `https://` or `http://`, that gets a POST when the run ends, fails or returns to a
+    /// checkpoint: a topic of ntfy, or a webhook of Slack or Discord. Redirects are not followed, and a failure to
+    /// notify never ends a run. Anyone with the address can post there, so the report page leaves it out.
     #[schemars(regex(pattern = "^https?://[^/?#@\\s]+([/?][^#\\s]*)?$"))]
     pub url: Option<String>,
 }

@@ -1,7 +1,7 @@
-//! Paths in a config: `~`, `$VAR` and `${VAR}` mean what they mean in a shell, since YAML has no
-//! shell before it, and one does not look behind the `=` of `--set data.path=~/texts`.
+//! Paths in a config: `~`, `$VAR` and `${VAR}` are expanded as by a shell, since YAML does not, and a shell does not
+//! expand what follows the `=` of `--set data.path=~/texts`.
 //!
-//! Which keys are paths is in the schema, as `format: path`.
+//! Paths are marked in the schema by `format: path`.
 
 use std::ffi::OsString;
 use std::path::{Component, Path, PathBuf};
@@ -11,10 +11,10 @@ use serde_json::Value as Json;
 use super::problem::Problem;
 use super::tree::{Node, Value};
 
-/// Values of the environment, by name.
+/// Environment variables by name.
 pub(crate) type Variables<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Expands every path of a config in place; what cannot be is a problem, each in its place.
+/// Expands all paths of a config in place, and returns the problems with their positions.
 pub(crate) fn expand(tree: &mut Node, schema: &Json, variables: Variables<'_>) -> Vec<Problem> {
     let mut problems = Vec::new();
     expand_below(tree, schema, schema, variables, &mut problems);
@@ -52,7 +52,7 @@ fn expand_below(
     }
 }
 
-/// Refuses every path that leads out of `folders`, through links too; relative ones begin at `base`.
+/// Refuses paths that lead out of `folders`, also through links; relative ones start from `base`.
 pub(crate) fn confine(
     tree: &Node,
     schema: &Json,
@@ -77,7 +77,7 @@ pub(crate) fn confine(
             .map(|f| format!("`{}`", f.display()))
             .collect();
         let help = format!(
-            "a config from the page may use what lies in {}",
+            "a config from the page may only use files in {}",
             shown.join(", ")
         );
         problems = problems
@@ -117,12 +117,12 @@ fn confine_below(
     }
 }
 
-/// Whether a path, or the nearest folder above it that is there, is in one of `folders`.
+/// Whether a path, or its nearest existing parent, is in one of `folders`.
 fn is_within(path: &Path, folders: &[PathBuf]) -> bool {
     let is_plain = |path: &Path| !path.components().any(|part| part == Component::ParentDir);
     let mut ancestors = path.ancestors();
     let nearest = ancestors.find_map(|ancestor| {
-        // A link that leads nowhere yet is there, too.
+        // A dangling link exists, too.
         ancestor.symlink_metadata().ok()?;
         Some(ancestor.canonicalize())
     });
@@ -130,7 +130,7 @@ fn is_within(path: &Path, folders: &[PathBuf]) -> bool {
         && matches!(nearest, Some(Ok(found)) if folders.iter().any(|folder| found.starts_with(folder)))
 }
 
-/// Writes the paths of a config so that [`expand`] gives them back.
+/// Escapes the paths of a config so that [`expand`] restores them.
 pub(crate) fn escape(config: &mut Json, schema: &Json) {
     escape_below(config, schema, schema);
 }
@@ -164,7 +164,7 @@ fn is_path(schema: &Json) -> bool {
     schema["format"] == "path"
 }
 
-/// The struct that a schema refers to, or that it may be besides null.
+/// The struct that a schema refers to, possibly as an alternative to null.
 fn resolve<'a>(root: &'a Json, schema: &'a Json) -> &'a Json {
     let variants = schema["anyOf"].as_array().into_iter().flatten();
     let mut references = variants
@@ -178,7 +178,7 @@ fn resolve<'a>(root: &'a Json, schema: &'a Json) -> &'a Json {
         .unwrap_or(schema)
 }
 
-/// Why a path cannot be expanded, and what to write.
+/// Why a path cannot be expanded, and what to write instead.
 #[derive(Debug, PartialEq, Eq)]
 struct Refusal {
     message: String,
@@ -204,8 +204,8 @@ fn expanded(path: &str, variables: Variables<'_>) -> Result<String, Refusal> {
         if !(after.is_empty() || after.starts_with('/')) {
             let user = after.split('/').next().unwrap_or_default();
             return refuse(
-                format!("the home folder of `~{user}` is not looked up here"),
-                format!("write the whole path, or `./~{user}` for a file of that name"),
+                format!("the home folder of `~{user}` is not looked up"),
+                format!("write the full path, or `./~{user}` for a file with that name"),
             );
         }
         result = variable("HOME", "~ (HOME)")?;
@@ -266,13 +266,13 @@ mod tests {
     }
 
     #[test]
-    fn a_path_means_what_it_means_in_a_shell() {
+    fn a_path_is_expanded_as_by_a_shell() {
         for (path, want) in [
             ("~", "/home/ada"),
             ("~/my-texts", "/home/ada/my-texts"),
             ("$HOME/x", "/home/ada/x"),
             ("${HOME}x", "/home/adax"),
-            // What a variable holds is not looked at again.
+            // The value of a variable is not expanded again.
             ("a/$DATA_1/b", "a//data $x ~/b"),
             ("a~/b", "a~/b"),
             ("./~ada", "./~ada"),
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_expanded_is_refused_by_name() {
+    fn a_path_that_cannot_be_expanded_is_refused_by_name() {
         for (path, name) in [
             ("~bob/x", "`~bob`"),
             ("$GONE/x", "`$GONE` is not set"),
@@ -342,7 +342,7 @@ mod tests {
         assert!(refusal.message.contains("HOME"), "{refusal:?}");
     }
 
-    /// Every key of the schema that is called a path, or is one.
+    /// Every key that the schema marks as a path, or that is one.
     #[test]
     fn the_keys_that_are_paths() {
         fn collect(root: &Json, schema: &Json, path: &str, found: &mut Vec<String>) {
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_run_writes_of_its_config_reads_as_the_same() {
+    fn a_config_that_a_run_writes_reads_as_the_same() {
         let mut config = Config::default();
         for path in ["/a$HOME/$$", "~x/y", "~", "plain", "./~"] {
             config.data.mixture = vec![MixtureSource::at(path)];

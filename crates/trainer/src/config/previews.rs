@@ -1,23 +1,23 @@
-//! What a run on videos shows on the way: prompts, with options behind them as musubi-tuner's files of
-//! prompts have them.
+//! Previews of a run on videos: prompts, which may be followed by options in the form of musubi-tuner's prompt
+//! files.
 
 use std::path::PathBuf;
 
 use super::{Config, SampleConfig};
 
-/// Steps of the solver, where the config says nothing.
+/// Default number of inference steps.
 const STEPS: u32 = 20;
-/// Guidance, where the config says nothing.
+/// Default guidance scale.
 const GUIDANCE: f64 = 5.0;
 
-/// A video to make.
+/// A video to generate.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Preview {
     pub(crate) prompt: String,
     pub(crate) negative_prompt: String,
-    /// Pixels.
+    /// In pixels.
     pub(crate) width: u32,
-    /// Pixels.
+    /// In pixels.
     pub(crate) height: u32,
     pub(crate) num_frames: u32,
     pub(crate) seed: u64,
@@ -29,10 +29,10 @@ pub(crate) struct Preview {
 }
 
 impl Config {
-    /// What to make of `sample.prompts`, of a run on videos; nothing where it is not set.
+    /// The previews of `sample.prompts` in a run on videos; empty if it is not set.
     ///
     /// # Errors
-    /// What is wrong with an option behind a prompt.
+    /// The problem with an option in a prompt.
     pub(crate) fn previews(&self) -> Result<Vec<Preview>, String> {
         let sample = &self.sample;
         if !self.is_video() || sample.prompts == SampleConfig::default().prompts {
@@ -65,7 +65,7 @@ impl Config {
         prompts.map(|line| preset.of_line(line)).collect()
     }
 
-    /// Whether a prompt names a file of its own, which [`FOLDERS`](super::FOLDERS) are not compared with.
+    /// Whether a prompt names its own image, which is not compared with [`FOLDERS`](super::FOLDERS).
     pub(super) fn names_images_in_prompts(&self) -> bool {
         let previews = self.previews().unwrap_or_default();
         previews.iter().any(|made| made.image != self.sample.image)
@@ -73,7 +73,7 @@ impl Config {
 }
 
 impl Preview {
-    /// The same for a prompt with options: `a cat --w 832 --h 480 --d 7`.
+    /// The same settings, with the prompt and options of a line: `a cat --w 832 --h 480 --d 7`.
     fn of_line(&self, line: &str) -> Result<Self, String> {
         let mut made = self.clone();
         let spaced = format!(" {line}");
@@ -104,8 +104,8 @@ impl Preview {
                 "i" => made.image = Some(value.into()),
                 _ => {
                     return Err(wrong(
-                        "there are `--w` (width), `--h` (height), `--f` (frames), `--d` (seed), `--s` (steps), \
-                         `--l` (guidance), `--fs` (shift), `--n` (negative prompt) and `--i` (image)",
+                        "the options are `--w` (width), `--h` (height), `--f` (frames), `--d` (seed), `--s` (steps), \
+                        `--l` (guidance), `--fs` (shift), `--n` (negative prompt) and `--i` (image)",
                     ));
                 }
             }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn options_behind_a_prompt_win_over_keys_and_those_over_the_data() {
+    fn options_in_a_prompt_override_keys_and_keys_override_the_data() {
         assert_eq!(config(&[]).previews().unwrap(), []);
         let list = config(&[
             "sample.prompts=[a cat, a dog --w 96 --h 48 --f 5 --d 7 --s 3 --l 1 --fs 2.5 --n blurry mess --i x.png]",
@@ -167,10 +167,13 @@ mod tests {
     }
 
     #[test]
-    fn an_option_that_is_not_known_is_named_with_those_that_are() {
+    fn an_unknown_option_is_refused_with_the_known_ones() {
         let text = "model: {name_or_path: m}\nadapter: {}\ndata: {path: clips, resolution: 64}\n";
         for (line, told) in [
-            ("a cat --g 3", "`--g 3` in `a cat --g 3`: there are `--w`"),
+            (
+                "a cat --g 3",
+                "`--g 3` in `a cat --g 3`: the options are `--w`",
+            ),
             ("a cat --w wide", "must be a whole number above 0"),
             ("--w 64", "has no prompt"),
         ] {

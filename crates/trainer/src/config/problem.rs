@@ -1,7 +1,7 @@
-//! What is wrong with a config, and where.
+//! Problems of a config, with their positions.
 //!
-//! The places are kept as plain numbers so that the edge of the program can draw
-//! them (`cli` does, with a snippet) and this crate needs no opinion on rendering.
+//! Positions are plain numbers, so that the program can render them (`cli` does, with a snippet) without this crate
+//! depending on how.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub(crate) struct Source {
     pub(crate) text: Arc<str>,
 }
 
-/// Where a key or a value was written.
+/// The position of a key or a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SourceSpan {
     pub(crate) source: Source,
@@ -35,7 +35,7 @@ impl SourceSpan {
     }
 }
 
-/// One thing wrong with a config.
+/// One problem of a config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// The file, or `--set`.
@@ -93,7 +93,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything wrong with a config.
+/// All problems of a config.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// At least one problem, in the order of the text.
@@ -101,7 +101,7 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    /// A problem with all of a config called `name`, such as that it cannot be read.
+    /// A problem with a whole config called `name`, for example that it cannot be read.
     pub fn of(name: &str, message: impl Into<String>) -> Self {
         let source = Source {
             name: name.into(),

@@ -1,4 +1,4 @@
-//! The shape of the learning rate: `lr_scheduler_type`, what it takes, and which of it fit together.
+//! The learning rate schedule: `lr_scheduler_type`, its parameters, and which of them fit together.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -12,19 +12,19 @@ use super::{ConfigError, TrainConfig};
 pub enum LrSchedulerType {
     /// Stays at `learning_rate`.
     Constant,
-    /// The same: here the warm-up counts either way.
+    /// The same as `constant`: the warm-up always applies here.
     ConstantWithWarmup,
-    /// Falls in a straight line to `min_lr`.
+    /// Falls linearly to `min_lr`.
     Linear,
     /// Falls along half a cosine to `min_lr`, or along `num_cycles` of it.
     Cosine,
-    /// Falls to zero along half a cosine, `num_cycles` times from the top.
+    /// Falls to zero along half a cosine, `num_cycles` times, starting from the peak each time.
     CosineWithRestarts,
     /// Falls along half a cosine to the `min_lr` or the `min_lr_rate` of `lr_scheduler_kwargs`.
     CosineWithMinLr,
-    /// Falls to `lr_end` as what is left of the run to the `power`.
+    /// Falls to `lr_end` like the remaining fraction of the run to the `power`.
     Polynomial,
-    /// Falls as one over the square root of the steps over `timescale`.
+    /// Falls like one over the square root of the steps over `timescale`.
     InverseSqrt,
     /// Stays at `learning_rate`, then falls within `num_decay_steps`.
     WarmupStableDecay,
@@ -39,7 +39,7 @@ impl LrSchedulerType {
         }
     }
 
-    /// The keys of `lr_scheduler_kwargs` that it takes.
+    /// The keys of `lr_scheduler_kwargs` that it supports.
     fn keys(self) -> &'static [&'static str] {
         match self {
             Self::Constant | Self::ConstantWithWarmup | Self::Linear => &[],
@@ -64,21 +64,21 @@ impl LrSchedulerType {
     }
 }
 
-/// What a shape of the learning rate takes, by transformers' names and with its defaults. A key
-/// that the shape does not take is refused.
+/// Parameters of a learning rate schedule, by transformers' names and with its defaults. Keys that the
+/// schedule does not use are refused.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LrSchedulerKwargs {
-    /// For the cosines and `warmup_stable_decay`, waves: 0.5 falls once, and is what unset means. For
-    /// `cosine_with_restarts`, how often the rate falls from the top; unset means 1.
+    /// For the cosines and `warmup_stable_decay`, the number of waves: 0.5, the default, falls once. For
+    /// `cosine_with_restarts`, how often the rate falls from the peak; unset means 1.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1_000_000))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_cycles: Option<f64>,
-    /// For `cosine_with_min_lr`, the learning rate at the end; or `min_lr_rate`.
+    /// For `cosine_with_min_lr`, the learning rate at the end; or set `min_lr_rate`.
     #[schemars(range(min = 0, max = 10))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_lr: Option<f64>,
-    /// For `cosine_with_min_lr`, the same as a share of `learning_rate`.
+    /// For `cosine_with_min_lr`, the same as a fraction of `learning_rate`.
     #[schemars(range(min = 0, max = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_lr_rate: Option<f64>,
@@ -90,8 +90,8 @@ pub struct LrSchedulerKwargs {
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 100))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power: Option<f64>,
-    /// For `inverse_sqrt`, steps after which the rate begins to fall by half for every four times as
-    /// many. Unset means the steps of the warm-up, or 10000 without one.
+    /// For `inverse_sqrt`, the number of steps after which the rate begins to halve every time the steps
+    /// quadruple. Unset means the steps of the warm-up, or 10000 without one.
     #[schemars(range(min = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timescale: Option<u64>,
@@ -108,22 +108,22 @@ pub struct LrSchedulerKwargs {
     /// For `warmup_stable_decay`, how the rate falls. Unset means `cosine`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_type: Option<RampType>,
-    /// For `warmup_stable_decay`, where the rate begins and ends, as a share of `learning_rate`. Unset
+    /// For `warmup_stable_decay`, the rate at the start and the end, as a fraction of `learning_rate`. Unset
     /// means 0.
     #[schemars(range(min = 0, max = 1))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_lr_ratio: Option<f64>,
 }
 
-/// How a learning rate rises or falls from one value to another.
+/// How a learning rate changes from one value to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RampType {
-    /// In a straight line.
+    /// Linearly.
     Linear,
     /// Along half a cosine.
     Cosine,
-    /// As one minus a square root: falls fast first, rises fast last.
+    /// Like one minus a square root: falls fast first, rises fast last.
     #[serde(rename = "1-sqrt")]
     OneMinusSqrt,
 }
@@ -138,10 +138,10 @@ impl LrSchedulerKwargs {
     }
 }
 
-/// A key of `train`, what is wrong with it, and what to do.
+/// A key of `train`, the problem with it, and the help.
 pub(super) type Wrong = (&'static str, String, String);
 
-/// What is wrong with the shape of the learning rate, whatever the number of steps.
+/// Problems of the learning rate schedule that do not depend on the number of steps.
 pub(super) fn problems(train: &TrainConfig) -> Vec<Wrong> {
     let mut found = Vec::new();
     let kind = train.lr_scheduler_type;
@@ -152,10 +152,12 @@ pub(super) fn problems(train: &TrainConfig) -> Vec<Wrong> {
             let known: Vec<_> = kind.keys().iter().map(|key| format!("`{key}`")).collect();
             found.push((
                 "lr_scheduler_kwargs",
-                format!("`{name}` takes no `{key}`"),
+                format!("`{name}` does not use `{key}`"),
                 match known.is_empty() {
-                    true => format!("`{name}` takes nothing: drop `train.lr_scheduler_kwargs`"),
-                    false => format!("it takes {}", known.join(", ")),
+                    true => {
+                        format!("`{name}` has no parameters: remove `train.lr_scheduler_kwargs`")
+                    }
+                    false => format!("it uses {}", known.join(", ")),
                 },
             ));
         }
@@ -169,7 +171,7 @@ pub(super) fn problems(train: &TrainConfig) -> Vec<Wrong> {
     match kind {
         LrSchedulerType::CosineWithMinLr => match (kwargs.min_lr, kwargs.min_lr_rate) {
             (Some(_), Some(_)) => wrong(
-                "`min_lr` and `min_lr_rate` both say where the rate ends".into(),
+                "`min_lr` and `min_lr_rate` both set the rate at the end".into(),
                 "keep one of the two".into(),
             ),
             (None, None) => wrong(
@@ -205,25 +207,23 @@ pub(super) fn problems(train: &TrainConfig) -> Vec<Wrong> {
     }
     if train.min_lr > 0.0 && !kind.has_min_lr() && !kind.is_constant() {
         let help = match kind {
-            LrSchedulerType::CosineWithMinLr => {
-                "`lr_scheduler_kwargs: {min_lr: …}` is where it ends"
-            }
-            LrSchedulerType::Polynomial => "`lr_scheduler_kwargs: {lr_end: …}` is where it ends",
+            LrSchedulerType::CosineWithMinLr => "its end is `lr_scheduler_kwargs: {min_lr: …}`",
+            LrSchedulerType::Polynomial => "its end is `lr_scheduler_kwargs: {lr_end: …}`",
             LrSchedulerType::WarmupStableDecay => {
-                "`lr_scheduler_kwargs: {min_lr_ratio: …}` is where it ends"
+                "its end is `lr_scheduler_kwargs: {min_lr_ratio: …}`"
             }
-            _ => "drop it, or choose `linear` or `cosine`",
+            _ => "remove it, or choose `linear` or `cosine`",
         };
         found.push((
             "min_lr",
-            format!("`{name}` takes no `train.min_lr`"),
+            format!("`{name}` does not use `train.min_lr`"),
             help.into(),
         ));
     }
     found
 }
 
-/// Where `polynomial` ends unless it is told.
+/// The default of `lr_end`.
 pub(crate) const POLYNOMIAL_END: f64 = 1e-7;
 
 impl LrSchedulerType {
@@ -233,16 +233,16 @@ impl LrSchedulerType {
 }
 
 impl TrainConfig {
-    /// Steps over which the learning rate rises in a run of `max_steps`.
+    /// Steps in which the learning rate rises in a run of `max_steps`.
     pub fn warmup_steps_of(&self, max_steps: u64) -> u64 {
         match self.warmup_ratio {
-            // As transformers rounds it.
+            // Rounded as in transformers.
             Some(ratio) => (max_steps as f64 * ratio).ceil() as u64,
             None => self.warmup_steps,
         }
     }
 
-    /// Steps at the full rate of `warmup_stable_decay` in a run of `max_steps`.
+    /// Steps at the full rate with `warmup_stable_decay` in a run of `max_steps`.
     pub(crate) fn stable_steps_of(&self, max_steps: u64) -> u64 {
         let kwargs = &self.lr_scheduler_kwargs;
         let decay = kwargs.num_decay_steps.unwrap_or(0);
@@ -253,10 +253,10 @@ impl TrainConfig {
         })
     }
 
-    /// Whether the learning rate of a run of `max_steps` has the shape that was asked for.
+    /// Checks that the schedule fits into a run of `max_steps`.
     ///
     /// # Errors
-    /// When the warm-up, or it and the decay, are longer than the run.
+    /// If the warm-up, or it and the decay, are longer than the run.
     pub(crate) fn expect_to_fit(&self, max_steps: u64) -> Result<(), ConfigError> {
         match misfit(self, max_steps) {
             None => Ok(()),
@@ -268,7 +268,7 @@ impl TrainConfig {
     }
 }
 
-/// What does not fit into a run of `max_steps`.
+/// The part of the schedule that does not fit into a run of `max_steps`.
 pub(super) fn misfit(train: &TrainConfig, max_steps: u64) -> Option<Wrong> {
     let warmup = train.warmup_steps_of(max_steps);
     if warmup > max_steps {

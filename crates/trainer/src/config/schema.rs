@@ -15,14 +15,14 @@ pub fn schema_json() -> String {
     format!("{:#}\n", schema())
 }
 
-/// The one section that has a key called `key`, when the top of a config has none.
+/// The section with a key called `key`, if there is exactly one and it is not a top-level key.
 pub(crate) fn section_of(key: &str) -> Option<&'static str> {
     let sections = schema()["properties"].as_object()?;
     if sections.contains_key(key) {
         return None;
     }
     let mut found = sections.iter().filter(|(_, section)| {
-        // A section is a reference to its struct, or a choice between that and null.
+        // A section refers to its struct, or to a choice between that and null.
         let variants = section["anyOf"].as_array().into_iter().flatten();
         let mut references = variants
             .chain([*section])

@@ -1,4 +1,4 @@
-//! When something happens on the way: `eval_strategy` and `save_strategy`.
+//! When something happens during training: `eval_strategy` and `save_strategy`.
 
 use std::borrow::Cow;
 
@@ -6,15 +6,15 @@ use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// How often a run is measured, or saved, on the way to its end.
+/// When a run is evaluated or saved before its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Value", into = "Value")]
 pub enum Strategy {
-    /// `no`: not before the end.
+    /// `no`: only at the end.
     No,
-    /// `steps`: after every so many steps.
+    /// `steps`: regularly after a number of steps.
     Steps,
-    /// `epoch`: after each pass over the training data.
+    /// `epoch`: after each epoch.
     Epoch,
 }
 
@@ -33,7 +33,7 @@ impl TryFrom<Value> for Strategy {
 
     fn try_from(value: Value) -> Result<Self, String> {
         match &value {
-            // What YAML makes of `no` without quotes.
+            // YAML's meaning of `no` without quotes.
             Value::Bool(false) => Ok(Self::No),
             Value::String(word) if word == "no" => Ok(Self::No),
             Value::String(word) if word == "steps" => Ok(Self::Steps),

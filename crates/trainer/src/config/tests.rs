@@ -1,4 +1,4 @@
-//! What a config may say, and what it is told when it may not.
+//! Configs that are accepted, and the messages about those that are not.
 
 use std::path::Path;
 
@@ -54,7 +54,7 @@ fn a_written_config_reads_back_the_same() {
 }
 
 #[test]
-fn overrides_win_and_reach_what_the_file_does_not_name() {
+fn overrides_apply_even_to_keys_that_the_file_does_not_have() {
     let overrides = [
         DATA,
         "train.max_steps=7",
@@ -69,7 +69,7 @@ fn overrides_win_and_reach_what_the_file_does_not_name() {
 }
 
 #[test]
-fn an_override_of_the_data_takes_back_what_the_file_says_of_it() {
+fn an_override_of_the_data_replaces_the_file_s_alternative_keys() {
     let data = |text: &str, overrides: &[&str]| {
         let overrides: Vec<_> = overrides.iter().map(ToString::to_string).collect();
         let config = Config::parse("x.yaml", text, &overrides).unwrap();
@@ -89,7 +89,7 @@ fn an_override_of_the_data_takes_back_what_the_file_says_of_it() {
 }
 
 #[test]
-fn an_unset_variable_in_a_path_is_refused_where_it_stands() {
+fn an_unset_variable_in_a_path_is_refused_with_its_position() {
     let got = problems(
         "output_dir: $SUREFOOT_NOT_SET/runs",
         &[DATA, "path=~nobody/x"],
@@ -104,21 +104,21 @@ fn an_unset_variable_in_a_path_is_refused_where_it_stands() {
 }
 
 #[test]
-fn a_misspelled_key_gets_its_place_and_a_guess() {
+fn a_misspelled_key_gets_its_position_and_a_suggestion() {
     let text = "data:\n  dataset: shakespeare\ntrain:\n  learnign_rate: 1.0\n";
     let want = "x.yaml:4:3: unknown key `learnign_rate` in `train` (did you mean `learning_rate`?)";
     assert_eq!(problems(text, &[]), [want]);
 }
 
 #[test]
-fn a_key_in_the_wrong_section_is_sent_to_the_right_one() {
+fn a_key_in_the_wrong_section_gets_the_right_one_suggested() {
     let want = "x.yaml:1:1: unknown key `learning_rate` at the top of a config (did you mean \
                 `train.learning_rate`?)";
     assert_eq!(problems("learning_rate: 1", &[DATA]), [want]);
 }
 
 #[test]
-fn an_override_may_leave_out_a_section_that_is_clear() {
+fn an_override_may_omit_an_unambiguous_section() {
     let overrides = [
         "learning_rate=0.5",
         "lora_alpha=7",
@@ -140,7 +140,7 @@ fn an_override_may_leave_out_a_section_that_is_clear() {
 }
 
 #[test]
-fn a_wrong_word_gets_the_allowed_ones() {
+fn an_invalid_word_gets_the_allowed_ones() {
     let want = "x.yaml:1:28: `train.lr_scheduler_type` cannot be the text `cosin` (did you mean \
                 `cosine`? Allowed: `constant`, `constant_with_warmup`, `linear`, `cosine`, \
                 `cosine_with_restarts`, `cosine_with_min_lr`, `polynomial`, `inverse_sqrt`, \
@@ -152,7 +152,7 @@ fn a_wrong_word_gets_the_allowed_ones() {
 }
 
 #[test]
-fn types_and_ranges_say_what_is_expected() {
+fn types_and_ranges_are_described() {
     let cases = [
         (
             "train.max_steps=many",
@@ -196,7 +196,7 @@ fn types_and_ranges_say_what_is_expected() {
 }
 
 #[test]
-fn a_whole_number_may_be_written_with_a_point() {
+fn an_integer_may_be_written_with_a_decimal_point() {
     let overrides = [
         "max_steps=2.0",
         "seed=1e3",
@@ -211,10 +211,10 @@ fn a_whole_number_may_be_written_with_a_point() {
     assert_eq!(config.adapter.unwrap().rank_pattern["q"], 4);
 }
 
-/// Whatever is written under any key: what is said of it is of the config, not of the types and
-/// libraries that read it.
+/// Whatever is written under any key, the message is about the config, not about the types and libraries that read
+/// it.
 #[test]
-fn no_message_speaks_of_the_program() {
+fn no_message_is_about_the_program() {
     let config = Config {
         adapter: Some(AdapterConfig::default()),
         ..Config::default()
@@ -349,7 +349,7 @@ fn no_message_speaks_of_the_program() {
 }
 
 #[test]
-fn every_problem_is_reported_at_once_with_its_place() {
+fn all_problems_are_reported_at_once_with_their_positions() {
     let text = "seed: -1\nmodel:\n  hidden_sise: 3\ntrain:\n  bf16: 3\n";
     let got = problems(text, &[DATA, "train.nonsense=1"]);
     let places: Vec<&str> = got
@@ -387,7 +387,7 @@ fn rules_between_keys_hold() {
         (&["name=../x"], "cannot be the name of a folder"),
         (
             &["train.per_device_train_batch_size=auto"],
-            "nothing says how many those are",
+            "but their number is not set",
         ),
         (
             &["train.per_device_train_batch_size=much"],
@@ -415,13 +415,13 @@ fn rules_between_keys_hold() {
     }
 }
 
-/// A published model with an adapter, of which these memory keys ask something.
+/// A published model with an adapter and these memory keys.
 fn streamed(keys: &str) -> String {
     format!("model: {{name_or_path: m, {keys}}}\nadapter: {{r: 2}}\ndata: {{dataset: shakespeare}}")
 }
 
 #[test]
-fn options_of_which_only_one_could_be_followed_are_refused() {
+fn conflicting_options_are_refused() {
     for (keys, told) in [
         (
             "low_vram: true, blocks_to_swap: 2",
@@ -429,7 +429,7 @@ fn options_of_which_only_one_could_be_followed_are_refused() {
         ),
         (
             "offload_fraction: 0.5, blocks_to_swap: 2",
-            "both say how much is streamed",
+            "both set how much is streamed",
         ),
         (
             "device_map: {'': cpu}, blocks_to_swap: 2",
@@ -453,9 +453,9 @@ fn options_of_which_only_one_could_be_followed_are_refused() {
     }
 }
 
-/// A profile is a start: what is set beside it takes the place of all that it says of the same.
+/// A profile is a preset: keys beside it override it.
 #[test]
-fn what_is_set_beside_a_profile_wins() {
+fn keys_override_a_profile() {
     let options = |keys: &str| {
         let config = Config::parse("x.yaml", &streamed(keys), &[]).unwrap();
         config.model.offload_options().unwrap()
@@ -475,7 +475,7 @@ fn what_is_set_beside_a_profile_wins() {
 }
 
 #[test]
-fn what_is_not_yaml_says_where() {
+fn invalid_yaml_is_reported_with_its_position() {
     let cases = [
         "train: [1, 2",
         "a: b: c",
@@ -519,7 +519,7 @@ proptest::proptest! {
 }
 
 #[test]
-fn a_share_to_hold_out_beside_data_to_measure_on_is_told_and_written_as_none() {
+fn a_held_out_fraction_beside_separate_evaluation_data_gives_a_warning_and_is_written_as_none() {
     let of = |arguments: &[&str]| {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
         let mut tree = tree::parse_file("x.yaml", "").unwrap();

@@ -13,29 +13,29 @@ use super::video::Experts;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// Optimizer steps of the whole run. Unset means 1000, or what `num_train_epochs` makes of the data.
+    /// Optimizer steps of the whole run. Unset means 1000, or what follows from `num_train_epochs`.
     #[schemars(range(min = 1))]
     pub max_steps: Option<u64>,
-    /// Passes over the training data, in place of `max_steps`; 0.5 is half of one. The steps of a pass
-    /// are counted as transformers' Trainer does, from the rows that the data make, the batch size,
-    /// `gradient_accumulation_steps` and the processes; the last step of a pass may have a smaller batch.
+    /// Epochs, in place of `max_steps`; 0.5 is half of one. The steps of an epoch
+    /// are counted as by transformers' Trainer, from the rows of the data, the batch size,
+    /// `gradient_accumulation_steps` and the processes; the last step of an epoch may have a smaller batch.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1_000_000))]
     pub num_train_epochs: Option<f64>,
-    /// Sequences in one forward pass. Where several processes train together, `auto` shares `train_batch_size`
-    /// out by how fast each is, as it measures in the first steps.
+    /// Sequences per forward pass. If several processes train together, `auto` distributes `train_batch_size`
+    /// by their speed, which is measured in the first steps.
     pub per_device_train_batch_size: BatchSize,
-    /// With `per_device_train_batch_size: auto`, sequences in an optimizer step, of all processes and passes
+    /// With `per_device_train_batch_size: auto`, sequences per optimizer step, of all processes and passes
     /// together.
     #[schemars(range(min = 1, max = 65_536))]
     pub train_batch_size: Option<u32>,
-    /// Sequences in one forward pass of the evaluation; unset means as in training.
+    /// Sequences per forward pass of the evaluation; unset means as in training.
     #[schemars(range(min = 1, max = 65_536))]
     pub per_device_eval_batch_size: Option<u32>,
-    /// Forward and backward passes before each optimizer step.
+    /// Forward and backward passes per optimizer step.
     #[schemars(range(min = 1, max = 65_536))]
     pub gradient_accumulation_steps: u32,
-    /// The optimizer: AdamW with fp32 moments, or with moments of eight bits where a parameter
-    /// has 4096 numbers or more and is no embedding, which take a quarter of the memory.
+    /// The optimizer: AdamW with fp32 moments, or with 8-bit moments for all parameters
+    /// with 4096 values or more except embeddings, which need a quarter of the memory.
     pub optim: Optim,
     /// Peak learning rate of AdamW.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
@@ -45,11 +45,11 @@ pub struct TrainConfig {
     pub min_lr: f64,
     /// Shape of the learning rate after the warm-up.
     pub lr_scheduler_type: LrSchedulerType,
-    /// What that shape takes.
+    /// Parameters of that shape.
     pub lr_scheduler_kwargs: LrSchedulerKwargs,
     /// Steps over which the learning rate rises linearly from zero.
     pub warmup_steps: u64,
-    /// The same as a share of all steps, in place of `warmup_steps`; a part of a step is a whole one.
+    /// The same as a fraction of all steps, in place of `warmup_steps`; rounded up to whole steps.
     #[schemars(range(min = 0, max = 1))]
     pub warmup_ratio: Option<f64>,
     /// Decay of AdamW's running mean of the gradient.
@@ -64,144 +64,144 @@ pub struct TrainConfig {
     /// Decoupled weight decay of the matrices; norms, biases and embeddings have none.
     #[schemars(range(min = 0, max = 10))]
     pub weight_decay: f64,
-    /// Parameters that learn at another rate or decay otherwise; the first group whose `names`
-    /// match counts.
+    /// Parameters with a different learning rate or weight decay; the first group whose `names`
+    /// match applies.
     pub parameter_groups: Vec<ParameterGroup>,
-    /// Keep an exponential moving average of the weights with this decay, as in 0.999, and
+    /// Keep an exponential moving average of the weights with this decay, for example 0.999, and
     /// evaluate, sample and export that; unset keeps none.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub ema_decay: Option<f64>,
-    /// Largest norm of the whole gradient; 0 switches clipping off.
+    /// The maximum norm of the whole gradient; 0 disables clipping.
     #[schemars(range(min = 0))]
     pub max_grad_norm: f64,
     /// Whether the forward and backward passes compute in bfloat16; weights, norms, losses and
     /// the optimizer stay in fp32.
     pub bf16: Bf16,
-    /// Compute the inside of each block a second time in the backward pass instead of
-    /// keeping it: less memory, about a third more work.
+    /// Recompute the activations inside each block in the backward pass instead of
+    /// storing them: less memory, about a third more work.
     pub gradient_checkpointing: bool,
-    /// With gradient checkpointing, let what is kept of each block wait in host memory. It
-    /// frees device memory where the GPU has its own; on unified memory and on the CPU there
-    /// is nothing to free, and it is left off.
+    /// With gradient checkpointing, keep the stored activations of each block in host memory. This
+    /// frees device memory if the GPU has its own; on unified memory and on the CPU there
+    /// is nothing to free, and it is disabled.
     pub activation_offload: bool,
     /// Record metrics every this many steps.
     #[schemars(range(min = 1))]
     pub logging_steps: u64,
-    /// When the held-out loss is measured on the way; at the end it always is.
+    /// When the held-out loss is measured during training; it always is at the end.
     pub eval_strategy: Strategy,
-    /// With `eval_strategy: steps`, after every this many; 0 leaves only the one at the end.
+    /// With `eval_strategy: steps`, every this many steps; 0 evaluates only at the end.
     pub eval_steps: u64,
-    /// Held-out sequences in each evaluation on the way; the last one always takes all of them.
+    /// Held-out sequences per evaluation during training; the last evaluation always uses all of them.
     #[schemars(range(min = 1))]
     pub max_eval_samples: Option<u64>,
-    /// When a checkpoint is written on the way; at the end one always is.
+    /// When a checkpoint is saved during training; one always is at the end.
     pub save_strategy: Strategy,
-    /// With `save_strategy: steps`, after every this many; 0 leaves only the one at the end.
+    /// With `save_strategy: steps`, every this many steps; 0 saves only at the end.
     pub save_steps: u64,
-    /// Keep this many checkpoints, the newest; unset keeps all.
+    /// Keep this many of the newest checkpoints; unset keeps all.
     #[schemars(range(min = 1))]
     pub save_total_limit: Option<u32>,
-    /// Export the weights that were best in the evaluations on the way, not the last ones. Each
-    /// evaluation that is the best so far is saved.
+    /// Export the weights that were best in the evaluations during training instead of the last ones. A
+    /// checkpoint is saved at each evaluation that is the best so far.
     pub load_best_model_at_end: bool,
-    /// By what they are best; the least is.
+    /// The metric by which weights are compared; lower is better.
     pub metric_for_best_model: BestMetric,
-    /// End the run once so many evaluations on the way, one after the other, were no better than the
-    /// best before them, by `metric_for_best_model`. Unset goes on to the last step.
+    /// End the run after this many consecutive evaluations without an improvement of
+    /// `metric_for_best_model`. Unset never ends it early.
     #[schemars(range(min = 1))]
     pub early_stopping_patience: Option<u32>,
-    /// How much better counts as better for that; any is without it.
+    /// How much better an evaluation must be to count as an improvement. Unset means by any amount.
     #[schemars(range(min = 0))]
     pub early_stopping_threshold: Option<f64>,
-    /// Which tensors are compared, by a checksum, with what was sent once they are on the device.
+    /// Which tensors are verified by checksum after a copy to the device.
     pub verify: VerifyMode,
-    /// Seconds that one copy to or from the device may take before it counts as hung, beside the
-    /// time that its bytes take on the slowest link (64 MiB a second).
+    /// Seconds that one copy to or from the device may take before it counts as hung, in addition to the
+    /// time for its bytes on the slowest link (64 MiB per second).
     #[schemars(range(min = 1, max = 86_400))]
     pub transfer_deadline: u32,
-    /// Where several processes train together: seconds that one waits for another before the run
-    /// ends with that one's name. Longer than a step, a sample or a checkpoint takes; a process that
-    /// is gone is noticed at once.
+    /// With several processes: seconds that a process waits for another before the run
+    /// ends and names that one. Must be longer than a step, a sample and a checkpoint take; a process that
+    /// has died is noticed at once.
     #[schemars(range(min = 1, max = 86_400))]
     pub rank_timeout: u32,
-    /// Where several processes train together: what sums up their gradients.
+    /// With several processes: the backend that sums gradients.
     pub ddp_backend: Backend,
-    /// Where several processes train together: the numbers that gradients are sent as. `bfloat16`
-    /// halves what is sent, and rounds it to 3 digits; each process adds it up alike.
+    /// With several processes: the data type in which gradients are sent. `bfloat16`
+    /// halves the traffic, and rounds to 3 digits; all processes compute the same sum.
     pub reduce_dtype: ReduceDtype,
-    /// Where several processes train together: steps that each takes for itself before they exchange what they
-    /// have learned (DiLoCo), for links that are too slow for a sum in each step. They exchange before an
-    /// evaluation, a sample and a checkpoint too. 1 sums gradients in each step.
+    /// With several processes: steps that each trains independently before they exchange their updates (DiLoCo), for
+    /// links that are too slow for a sum in every step. They also exchange before an evaluation, a sample and a
+    /// checkpoint. 1 sums gradients in every step.
     #[schemars(range(min = 1, max = 100_000))]
     pub sync_every: u64,
-    /// With `sync_every`, the learning rate of the outer optimizer (SGD with Nesterov's momentum), which takes the
-    /// mean of how far all have moved for its gradient.
+    /// With `sync_every`, the learning rate of the outer optimizer (SGD with Nesterov momentum), whose gradient is the
+    /// mean change of the weights.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 10))]
     pub outer_learning_rate: f64,
     /// With `sync_every`, the momentum of the outer optimizer.
     #[schemars(range(min = 0), extend("exclusiveMaximum" = 1))]
     pub outer_momentum: f64,
-    /// For videos, how levels of noise are drawn. Unset means `shift`.
+    /// For videos, how noise levels are sampled. Unset means `shift`.
     pub weighting_scheme: Option<WeightingScheme>,
-    /// For videos, moves the levels of noise that are drawn towards noise: a level `u` becomes
+    /// For videos, shifts the sampled noise levels towards noise: a level `u` becomes
     /// `s·u / (1 + (s−1)·u)`. Unset means 5 with `shift`, and 1 (no change) with the others.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 1000))]
     pub flow_shift: Option<f64>,
-    /// Mean of the logarithm of the odds, for `logit_normal`. Unset means 0.
+    /// Mean of the log-odds, for `logit_normal`. Unset means 0.
     #[schemars(range(min = -20, max = 20))]
     pub logit_mean: Option<f64>,
-    /// Standard deviation of the logarithm of the odds, for `logit_normal`. Unset means 1.
+    /// Standard deviation of the log-odds, for `logit_normal`. Unset means 1.
     #[schemars(extend("exclusiveMinimum" = 0), range(max = 20))]
     pub logit_std: Option<f64>,
     /// Weight of the middle, for `mode`. Unset means 1.29.
     #[schemars(range(min = -1, max = 1.75))]
     pub mode_scale: Option<f64>,
-    /// For videos, least level of noise that is trained, from 0 (clean) to 1 (noise). Unset means 0,
-    /// or where the chosen expert's range begins.
+    /// For videos, the lowest noise level that is trained, from 0 (clean) to 1 (noise). Unset means 0,
+    /// or the start of the chosen expert's range.
     #[schemars(range(min = 0, max = 1))]
     pub min_sigma: Option<f64>,
-    /// For videos, highest level of noise that is trained. Unset means 1, or where the chosen
-    /// expert's range ends.
+    /// For videos, the highest noise level that is trained. Unset means 1, or the end of the chosen
+    /// expert's range.
     #[schemars(range(min = 0, max = 1))]
     pub max_sigma: Option<f64>,
-    /// Which experts of a Wan 2.2 model with two are trained: each has a LoRA of its own. Unset means
+    /// Which experts of a Wan 2.2 model with two are trained; each has its own LoRA. Unset means
     /// `both`.
     pub experts: Option<Experts>,
-    /// Steps in a row that one of both experts learns before it is the other's turn. Unset means 10;
-    /// where the other is off the device meanwhile, fewer cost more time.
+    /// Consecutive steps for one expert before switching to the other. Unset means 10; if
+    /// the other is offloaded meanwhile, fewer steps cost more time.
     #[schemars(range(min = 1))]
     pub steps_per_expert: Option<u64>,
-    /// Continue from this checkpoint or run folder; `latest` takes the newest run of this name.
+    /// Resume from this checkpoint or run folder; `latest` means the newest run with this name.
     #[schemars(extend("format" = "path"))]
     pub resume_from_checkpoint: Option<String>,
 }
 
-/// Parameters that are trained in a way of their own.
+/// Parameters with their own learning rate or weight decay.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ParameterGroup {
-    /// A regular expression that is found in the names of these parameters, as `norm|bias`.
+    /// A regular expression that matches a part of the names of these parameters, such as `norm|bias`.
     #[schemars(length(min = 1))]
     pub names: String,
-    /// Their peak learning rate, on the schedule of all; unset takes `train.learning_rate`.
+    /// Their peak learning rate, with the same schedule; unset means `train.learning_rate`.
     #[serde(default)]
     #[schemars(range(min = 0, max = 10))]
     pub learning_rate: Option<f64>,
-    /// Their weight decay; unset leaves what they would have without this group.
+    /// Their weight decay; unset means what they would have without this group.
     #[serde(default)]
     #[schemars(range(min = 0, max = 10))]
     pub weight_decay: Option<f64>,
 }
 
-/// Which arrivals on the device are verified, as `docs/transfer.md` specifies.
+/// Which copies to the device are verified, as `docs/transfer.md` specifies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VerifyMode {
-    /// None: wrong bytes pass unseen.
+    /// None: wrong bytes remain unnoticed.
     Off,
     /// Each weight once, and each field of a batch the first time.
     First,
-    /// Each weight once, and of the batches one in 64.
+    /// Each weight once, and one in 64 batches.
     Sample,
     /// Every copy.
     Always,
@@ -218,29 +218,29 @@ impl From<VerifyMode> for placement::Verify {
     }
 }
 
-/// What an evaluation is judged by.
+/// The metric of an evaluation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BestMetric {
     /// The held-out loss.
     EvalLoss,
-    /// The held-out loss in nats per byte, of models that train a tokenizer of their own.
+    /// The held-out loss in nats per byte, for models that train their own tokenizer.
     EvalNatsPerByte,
 }
 
-/// What sums up the gradients of several processes.
+/// The backend that sums the gradients of several processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
-    /// RCCL or NCCL where all processes have a GPU and a first sum of it is right, else Gloo.
+    /// RCCL or NCCL if all processes have a GPU and a first sum with it is right, else Gloo.
     Auto,
     /// Gloo, through host memory.
     Gloo,
-    /// RCCL (AMD) or NCCL (NVIDIA), or nothing.
+    /// RCCL (AMD) or NCCL (NVIDIA); if it cannot be used, the run fails.
     Nccl,
 }
 
-/// The numbers that gradients are sent as.
+/// The data type in which gradients are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReduceDtype {
@@ -259,7 +259,7 @@ impl ReduceDtype {
     }
 }
 
-/// The optimizer, by Hugging Face's names: two of each kind mean the same here.
+/// The optimizer, by Hugging Face's names, two of each kind being equivalent here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Optim {
@@ -276,23 +276,23 @@ pub enum Optim {
 }
 
 impl Optim {
-    /// Whether moments are kept in eight bits.
+    /// Whether the moments have eight bits.
     pub fn eight_bit(self) -> bool {
         matches!(self, Self::Adamw8bit | Self::AdamwBnb8bit)
     }
 }
 
-/// How levels of noise are drawn for flow matching, by diffusers' names.
+/// How noise levels are sampled for flow matching, by diffusers' names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightingScheme {
-    /// All alike.
+    /// Uniformly.
     Uniform,
-    /// The logarithm of the odds is normal: more of the middle.
+    /// The log-odds are normally distributed: more from the middle.
     LogitNormal,
-    /// All alike, then moved towards noise by `flow_shift`.
+    /// Uniformly, then shifted towards noise by `flow_shift`.
     Shift,
-    /// More of the middle by a cosine, as Stable Diffusion 3 was trained.
+    /// More from the middle, by a cosine, as in the training of Stable Diffusion 3.
     Mode,
 }
 
@@ -355,11 +355,11 @@ impl Default for TrainConfig {
     }
 }
 
-/// Steps of a run of which nothing says how long it is.
+/// Default number of steps.
 const DEFAULT_STEPS: u64 = 1000;
 
 impl TrainConfig {
-    /// Optimizer steps of the whole run, unless the data say it (`num_train_epochs`).
+    /// Optimizer steps of the whole run, unless they follow from the data (`num_train_epochs`).
     pub fn steps(&self) -> Option<u64> {
         match (self.max_steps, self.num_train_epochs) {
             (Some(steps), _) => Some(steps),
@@ -368,7 +368,7 @@ impl TrainConfig {
         }
     }
 
-    /// Samples in a batch of the data: what one process takes in a pass, or with `auto` what all take in a step.
+    /// Samples in a batch of the data: for one forward pass of one process, or with `auto` for a step of all processes.
     pub fn rows_per_batch(&self) -> u32 {
         match self.per_device_train_batch_size {
             BatchSize::Rows(rows) => rows,
@@ -376,8 +376,8 @@ impl TrainConfig {
         }
     }
 
-    /// Most samples in a pass of one of `processes`. With `auto` those of equal shares: a faster process makes more
-    /// passes, and none needs more memory than the others.
+    /// The most samples in a forward pass of one of `processes`. With `auto` the number in equal shares: a faster process
+    /// runs more passes, and none needs more memory than the others.
     pub fn rows_per_pass(&self, processes: usize) -> u32 {
         match self.per_device_train_batch_size {
             BatchSize::Rows(rows) => rows,
@@ -389,7 +389,7 @@ impl TrainConfig {
         }
     }
 
-    /// Batches of the data in a step of so many processes.
+    /// Batches of the data per step of this many processes.
     pub(crate) fn batches_in_step(&self, processes: usize) -> u64 {
         match self.per_device_train_batch_size {
             BatchSize::Rows(_) => processes as u64 * u64::from(self.gradient_accumulation_steps),
@@ -397,18 +397,18 @@ impl TrainConfig {
         }
     }
 
-    /// Samples in a step of so many processes.
+    /// Samples per step of this many processes.
     pub(crate) fn samples_in_step(&self, processes: usize) -> u64 {
         self.batches_in_step(processes) * u64::from(self.rows_per_batch())
     }
 
-    /// Copies of what is trained that a run keeps: averages, or what ranks that learn apart agreed on last
-    /// and its momentum.
+    /// Copies of the trained parameters that a run keeps: the average, or with `sync_every` the last exchanged weights
+    /// and the outer momentum.
     pub(crate) fn kept_copies(&self) -> u64 {
         u64::from(self.ema_decay.is_some()) + if self.sync_every > 1 { 2 } else { 0 }
     }
 
-    /// Whether the data are gone through pass by pass, so that no batch is of two.
+    /// Whether the data is used epoch by epoch, so that no batch spans two.
     pub(crate) fn by_epoch(&self) -> bool {
         self.num_train_epochs.is_some()
             || [self.eval_strategy, self.save_strategy].contains(&Strategy::Epoch)

@@ -1,4 +1,4 @@
-//! How long a run is, the shape of its learning rate and what happens when, in a config.
+//! Length of a run, learning rate schedule and strategies in a config.
 
 use super::*;
 
@@ -14,15 +14,15 @@ fn parsed(arguments: &[&str]) -> Result<TrainConfig, String> {
 }
 
 #[test]
-fn keys_that_do_not_fit_each_other_are_refused_by_name() {
+fn conflicting_keys_are_refused_by_name() {
     for (arguments, told) in [
         (
             &["train={max_steps: 5, num_train_epochs: 1}"][..],
-            "`train.max_steps` and `train.num_train_epochs` both say how long the run is",
+            "`train.max_steps` and `train.num_train_epochs` both set the length of the run",
         ),
         (
             &["train={warmup_steps: 5, warmup_ratio: 0.1}"],
-            "`train.warmup_steps` and `train.warmup_ratio` both say how long the warm-up is",
+            "`train.warmup_steps` and `train.warmup_ratio` both set the length of the warm-up",
         ),
         (
             &["warmup_ratio=1.5"],
@@ -39,12 +39,12 @@ fn keys_that_do_not_fit_each_other_are_refused_by_name() {
         ),
         (
             &["lr_scheduler_kwargs={power: 2}"],
-            "`cosine` takes no `power`",
+            "`cosine` does not use `power`",
         ),
-        (&["lr_scheduler_kwargs={power: 2}"], "it takes `num_cycles`"),
+        (&["lr_scheduler_kwargs={power: 2}"], "it uses `num_cycles`"),
         (
             &["lr_scheduler_type=linear", "lr_scheduler_kwargs={power: 2}"],
-            "`linear` takes nothing: drop `train.lr_scheduler_kwargs`",
+            "`linear` has no parameters: remove `train.lr_scheduler_kwargs`",
         ),
         (
             &["lr_scheduler_type=cosine_with_min_lr"],
@@ -55,7 +55,7 @@ fn keys_that_do_not_fit_each_other_are_refused_by_name() {
                 "lr_scheduler_type=cosine_with_min_lr",
                 "lr_scheduler_kwargs={min_lr: 1e-5, min_lr_rate: 0.1}",
             ],
-            "both say where the rate ends",
+            "both set the rate at the end",
         ),
         (
             &[
@@ -70,7 +70,7 @@ fn keys_that_do_not_fit_each_other_are_refused_by_name() {
         ),
         (
             &["lr_scheduler_type=polynomial", "train.min_lr=1e-5"],
-            "`polynomial` takes no `train.min_lr`",
+            "`polynomial` does not use `train.min_lr`",
         ),
         (
             &["lr_scheduler_type=warmup_stable_decay"],
@@ -93,27 +93,27 @@ fn keys_that_do_not_fit_each_other_are_refused_by_name() {
         ),
         (
             &["early_stopping_patience=2", "eval_strategy=no"],
-            "nothing is evaluated on the way that could be the best",
+            "there are no evaluations during training to find the best model",
         ),
         (
             &["early_stopping_patience=2", "validation_fraction=0"],
-            "nothing is held out that the best model could be measured on",
+            "no data is held out to find the best model",
         ),
         (
             &["early_stopping_threshold=0.1"],
-            "nothing is stopped early that could have a threshold",
+            "early stopping is off, so it needs no threshold",
         ),
         (&["early_stopping_patience=0"], "out of range"),
         (
             &["columns={question: prompt}"],
-            "`question` is no key of a record that is read (write `{prompt: prompt}`",
+            "`question` is not a key of records (write `{prompt: prompt}`",
         ),
         (
             &["columns={prompt: a, text: a}"],
-            "`prompt` and `text` are both to be `a`",
+            "`prompt` and `text` both name the column `a`",
         ),
     ] {
-        // `train={…}` replaces the section; it goes first.
+        // `train={…}` replaces the section, so it comes first.
         let mut arguments = arguments.to_vec();
         arguments.sort_by_key(|argument| !argument.starts_with("train={"));
         let error = parsed(&arguments).unwrap_err();
@@ -122,7 +122,7 @@ fn keys_that_do_not_fit_each_other_are_refused_by_name() {
 }
 
 #[test]
-fn an_override_takes_back_the_other_way_to_say_it() {
+fn an_override_replaces_the_alternative_key() {
     let text = "data: {dataset: shakespeare}\ntrain: {num_train_epochs: 2, warmup_ratio: 0.1}";
     let of = |overrides: &[&str]| {
         let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
@@ -136,14 +136,14 @@ fn an_override_takes_back_the_other_way_to_say_it() {
 }
 
 #[test]
-fn without_either_a_run_has_a_thousand_steps_and_the_written_config_says_so() {
+fn the_default_of_a_thousand_steps_is_written_to_the_config() {
     assert_eq!(parsed(&[]).unwrap().max_steps, Some(1000));
     let epochs = parsed(&["num_train_epochs=2"]).unwrap();
     assert_eq!((epochs.max_steps, epochs.by_epoch()), (None, true));
 }
 
 #[test]
-fn a_strategy_may_be_written_as_yaml_likes_it_and_reads_back() {
+fn a_strategy_may_be_a_yaml_boolean_and_reads_back() {
     for (written, strategy) in [
         ("no", Strategy::No),
         ("'no'", Strategy::No),
@@ -160,7 +160,7 @@ fn a_strategy_may_be_written_as_yaml_likes_it_and_reads_back() {
 }
 
 #[test]
-fn what_has_no_effect_beside_other_keys_is_told_and_written_as_such() {
+fn keys_without_effect_give_a_warning_and_are_written_as_unset() {
     for (text, told) in [
         (
             "eval_strategy: epoch, eval_steps: 5",
@@ -185,7 +185,7 @@ fn what_has_no_effect_beside_other_keys_is_told_and_written_as_such() {
         let warnings: Vec<_> = warnings.iter().map(ToString::to_string).collect();
         assert_eq!(warnings.len(), usize::from(!told.is_empty()), "{text}");
         assert!(warnings.concat().contains(told), "{warnings:?}");
-        // Who goes on with the run is not told again.
+        // Whoever resumes the run is not warned again.
         let written = Config::parse("x.yaml", &text, &[]).unwrap();
         let written = written.to_yaml().unwrap();
         let tree = tree::parse_file("y.yaml", &written).unwrap();
@@ -195,7 +195,7 @@ fn what_has_no_effect_beside_other_keys_is_told_and_written_as_such() {
 }
 
 #[test]
-fn what_a_published_model_or_a_saved_adapter_says_itself_is_told_to_have_no_effect() {
+fn keys_that_follow_from_a_published_model_or_saved_adapter_give_a_warning() {
     let data = "data: {path: x.jsonl}\n";
     let model = "model: {name_or_path: org/name";
     for (text, told) in [

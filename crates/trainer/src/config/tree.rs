@@ -1,7 +1,7 @@
-//! A config as a tree in which every key and value knows where it was written.
+//! A config as a tree in which every key and value has its position in the text.
 //!
-//! Typed deserialization would stop at the first problem and forget where the rest
-//! came from. The tree keeps the places, takes `--set` overrides in, and is then
+//! Typed deserialization would stop at the first problem and lose the positions of the rest. The tree keeps them,
+//! merges `--set` overrides, and is then
 //! checked as a whole.
 
 use std::fmt;
@@ -11,7 +11,7 @@ use serde_saphyr::{Location, Spanned};
 
 use super::problem::{ConfigError, Problem, Source, SourceSpan};
 
-/// A value and its place.
+/// A value and its position.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
     pub(crate) value: Value,
@@ -30,7 +30,7 @@ pub(crate) enum Value {
     Map(Vec<Entry>),
 }
 
-/// A key of a mapping, its place and its value.
+/// A key of a mapping, its position and its value.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     pub(crate) key: String,
@@ -39,7 +39,7 @@ pub(crate) struct Entry {
 }
 
 impl Node {
-    /// The node under `path`, where the text has one.
+    /// The node at `path`, if the text has one.
     pub(crate) fn find(&self, path: &[&str]) -> Option<&Node> {
         path.iter().try_fold(self, |node, key| match &node.value {
             Value::Map(entries) => entries.iter().find(|e| e.key == *key).map(|e| &e.node),
@@ -47,7 +47,7 @@ impl Node {
         })
     }
 
-    /// The tree without its places.
+    /// The tree without positions.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         match &self.value {
             Value::Null => serde_json::Value::Null,
@@ -56,7 +56,7 @@ impl Node {
                 .map(Into::into)
                 .or_else(|_| i64::try_from(*value).map(Into::into))
                 .unwrap_or_else(|_| (*value as f64).into()),
-            // `2.0` is 2, where a whole number is wanted and where any is.
+            // `2.0` is 2, both where an integer and where any number is expected.
             Value::Float(value) => match whole_number(*value) {
                 Some(whole) => whole.into(),
                 None => (*value).into(),
@@ -98,8 +98,8 @@ pub(crate) fn parse_file(name: &str, text: &str) -> Result<Node, ConfigError> {
     }
 }
 
-/// Keys of which one at most is set: an override that sets one takes the other back, unless that
-/// is an override, too.
+/// Alternative keys, of which only one may be set: an override of one removes the others, unless they are
+/// overrides, too.
 const ALTERNATIVES: [[[&str; 2]; 2]; 5] = [
     [["data", "dataset"], ["data", "path"]],
     [["data", "dataset"], ["data", "mixture"]],
@@ -107,11 +107,11 @@ const ALTERNATIVES: [[[&str; 2]; 2]; 5] = [
     [["train", "max_steps"], ["train", "num_train_epochs"]],
     [["train", "warmup_steps"], ["train", "warmup_ratio"]],
 ];
-/// What overrides are called in messages.
+/// The source name of overrides in messages.
 const OVERRIDE: &str = "--set";
 
-/// Merges `a.b=value` into the tree; the value is YAML. `section_of` completes a key that
-/// stands alone and belongs into a section.
+/// Merges `a.b=value` into the tree; the value is YAML. `section_of` finds the section of a key without
+/// one.
 pub(crate) fn apply_override(
     tree: &mut Node,
     argument: &str,
@@ -155,7 +155,7 @@ pub(crate) fn apply_override(
     Ok(())
 }
 
-/// Removes what a config file says of `section.key`.
+/// Removes `section.key` if it comes from the config file.
 fn take_back(tree: &mut Node, [section, key]: &[&str; 2]) {
     let Value::Map(sections) = &mut tree.value else {
         return;
@@ -198,7 +198,7 @@ fn insert(tree: &mut Node, keys: &[&str], node: Node, source: &Source) {
     insert(&mut entries[index].node, rest, node, source);
 }
 
-/// Where `key` stands in the `--set` argument.
+/// The position of `key` in the `--set` argument.
 fn key_place(source: &Source, key: &str) -> SourceSpan {
     let path_end = source.text.find('=').unwrap_or(source.text.len());
     let offset = source.text[..path_end].rfind(key).unwrap_or(0);
@@ -211,7 +211,7 @@ fn key_place(source: &Source, key: &str) -> SourceSpan {
     }
 }
 
-/// Parses `text`, which starts `shift` bytes into the source's text.
+/// Parses `text`, which starts at byte `shift` of the source's text.
 fn parse(source: &Source, text: &str, shift: usize) -> Result<Node, ConfigError> {
     let options = serde_saphyr::options! { with_snippet: false };
     let raw: Spanned<Raw> =
@@ -221,7 +221,7 @@ fn parse(source: &Source, text: &str, shift: usize) -> Result<Node, ConfigError>
                 |location| place_of(source, &location, shift),
             );
             let message = error.without_snippet().to_string();
-            // The message ends with the place in the parser's words; ours comes first.
+            // The message ends with the position in the parser's words; ours is at the front.
             let message = message.split(" at line ").next().unwrap_or_default();
             let (message, help) = in_words_of_a_config(message);
             let problem = Problem::at(&place, format!("not valid YAML: {message}"));
@@ -233,7 +233,7 @@ fn parse(source: &Source, text: &str, shift: usize) -> Result<Node, ConfigError>
     Ok(raw_to_node(raw, source, shift))
 }
 
-/// What the parser says, without the terms of its grammar and its options, and what to do about it.
+/// The parser's message without the terms of its grammar and options, and what to do about it.
 fn in_words_of_a_config(message: &str) -> (String, Option<&'static str>) {
     const ALIKE: &str = "indent the keys of a section alike, and the items of a list";
     const QUOTES: &str = "put a text that begins with a sign of YAML's, as `@`, `%`, `*` or a backtick, \
@@ -241,21 +241,21 @@ fn in_words_of_a_config(message: &str) -> (String, Option<&'static str>) {
     const WORDS: [(&str, &str, &str); 10] = [
         (
             "mapping values are not allowed",
-            "a `:` stands where no key can be",
-            "put a text that has `: ` in it in quotes, and indent the keys of a section alike",
+            "a `:` is not allowed here",
+            "put text that contains `: ` in quotes, and indent the keys of a section alike",
         ),
         (
             "simple key",
-            "this line is no `key: value`",
+            "this line is not of the form `key: value`",
             "write a `:` and a space after the key",
         ),
-        ("expected key", "here a `key: value` is wanted", ALIKE),
+        ("expected key", "a `key: value` is expected here", ALIKE),
         (
             "'-' indicator",
-            "here a `- ` is wanted, as before the other items of the list",
+            "a `- ` is expected here, as before the other items of the list",
             ALIKE,
         ),
-        ("unknown anchor", "`*` stands for nothing here", QUOTES),
+        ("unknown anchor", "`*` refers to nothing here", QUOTES),
         (
             "node content",
             "a value is missing, or cannot begin like this",
@@ -269,19 +269,19 @@ fn in_words_of_a_config(message: &str) -> (String, Option<&'static str>) {
         ),
         (
             "string scalar",
-            "a key is one word",
+            "a key must be one word",
             "write lines such as `name: my-run`",
         ),
         (
             "invalid ",
-            "the value is not what its tag says",
-            "leave out the tag (`!!int`)",
+            "the value does not match its tag",
+            "remove the tag (`!!int`)",
         ),
     ];
     if let Some((_, rest)) = message.split_once("duplicate mapping key: ") {
         let key = rest.split(", set ").next().unwrap_or(rest);
         return (
-            format!("the key `{key}` is there twice"),
+            format!("the key `{key}` occurs twice"),
             Some("keep one of them"),
         );
     }
@@ -298,12 +298,12 @@ fn in_words_of_a_config(message: &str) -> (String, Option<&'static str>) {
         "directive",
     ];
     match GRAMMAR.iter().any(|word| message.contains(word)) {
-        true => ("what stands here cannot be read".into(), Some(QUOTES)),
+        true => ("this cannot be read".into(), Some(QUOTES)),
         false => (message.to_owned(), None),
     }
 }
 
-/// The tree as the parser gives it, before its places know their source.
+/// The tree as parsed, before its positions refer to a source.
 enum Raw {
     Null,
     Bool(bool),
@@ -352,7 +352,7 @@ fn place_of(source: &Source, location: &Location, shift: usize) -> SourceSpan {
     let end = source.text.len();
     let offset = match span.byte_offset() {
         Some(offset) => number(offset) + shift,
-        // Errors of the parser know only line and column.
+        // The parser's errors contain only line and column.
         None => byte_offset(&source.text[shift..], line, column) + shift,
     };
     let offset = source.text.floor_char_boundary(offset.min(end));
@@ -367,7 +367,7 @@ fn place_of(source: &Source, location: &Location, shift: usize) -> SourceSpan {
     }
 }
 
-/// Where the character at `line` and `column` starts.
+/// The byte offset of the character at `line` and `column`.
 fn byte_offset(text: &str, line: usize, column: usize) -> usize {
     let start: usize = text
         .split_inclusive('\n')

@@ -1,7 +1,7 @@
-//! What only a run on videos has in its config, and which keys it cannot have.
+//! Keys for runs on videos, and which other keys those do not support.
 //!
-//! `data.resolution` makes a run one on videos. Keys of the other kind are refused by name, so that
-//! none is set without an effect.
+//! `data.resolution` makes a run one on videos. Keys for the other kind of run are refused by name, so that no key
+//! is silently ignored.
 
 use std::borrow::Cow;
 
@@ -25,7 +25,7 @@ pub enum Numbers {
 }
 
 impl Numbers {
-    /// The numbers in order.
+    /// The numbers, in order.
     pub fn list(&self) -> &[u32] {
         match self {
             Self::One(number) => std::slice::from_ref(number),
@@ -57,11 +57,11 @@ impl JsonSchema for Numbers {
 pub enum FrameExtraction {
     /// The first `num_frames`.
     Head,
-    /// One after the other, without overlap; what is left at the end is not used.
+    /// Consecutive clips without overlap; the rest at the end is not used.
     Chunk,
-    /// One from every `frame_stride` frames on.
+    /// One clip starting at every `frame_stride` frames.
     Slide,
-    /// `frame_sample` of them, spread evenly from the first frame to the last.
+    /// `frame_sample` clips, spread evenly from the first frame to the last.
     Uniform,
     /// The whole video, up to `max_frames`.
     Full,
@@ -71,27 +71,27 @@ pub enum FrameExtraction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Experts {
-    /// That of high noise, which makes layout and motion.
+    /// The high-noise one, which determines layout and motion.
     High,
-    /// That of low noise, which makes details.
+    /// The low-noise one, which determines details.
     Low,
     /// Both in turn, with a LoRA file for each.
     Both,
 }
 
-/// Whose names a LoRA file has.
+/// The naming scheme of a LoRA file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LoraFormat {
-    /// `lora_unet_….lora_down.weight`: ComfyUI, diffusers and musubi-tuner read it.
+    /// `lora_unet_….lora_down.weight`: read by ComfyUI, diffusers and musubi-tuner.
     Kohya,
-    /// `diffusion_model.….lora_A.weight`: ComfyUI and diffusers read it.
+    /// `diffusion_model.….lora_A.weight`: read by ComfyUI and diffusers.
     Comfy,
-    /// `transformer.….lora_A.weight`: diffusers reads it.
+    /// `transformer.….lora_A.weight`: read by diffusers.
     Diffusers,
 }
 
-/// What is said of the shape of a video model that is trained from nothing, beside `num_attention_heads`.
+/// The shape of a video model that is trained from scratch, besides `num_attention_heads`.
 pub(crate) fn shape_keys(model: &ModelConfig) -> [(&'static str, Option<u32>); 7] {
     [
         ("num_layers", model.num_layers),
@@ -104,16 +104,16 @@ pub(crate) fn shape_keys(model: &ModelConfig) -> [(&'static str, Option<u32>); 7
     ]
 }
 
-/// Channels of latents of a model that is trained from nothing, where the config says nothing.
+/// Default number of latent channels of a model that is trained from scratch.
 pub(crate) const CHANNELS: u32 = 16;
-/// The side of the square of pixels that such a latent stands for, where the config says nothing.
+/// Default side of the square of pixels that one of its latents represents.
 pub(crate) const SCALE_FACTOR: u32 = 4;
 
-/// A key that says something, of those that a run of the other kind cannot obey.
+/// Section, key, and whether it is set.
 type Set = (&'static str, &'static str, bool);
 
 impl ModelConfig {
-    /// Parts of a video model that lie elsewhere than in its folder.
+    /// Parts of a video model that are not in its folder.
     pub(crate) fn parts(&self) -> PartPaths {
         PartPaths {
             transformer: self.transformer.clone(),
@@ -126,12 +126,12 @@ impl ModelConfig {
 }
 
 impl Config {
-    /// Whether the run is one on videos.
+    /// Whether this is a run on videos.
     pub fn is_video(&self) -> bool {
         self.data.resolution.is_some() || self.data.encoded_by.is_some()
     }
 
-    /// What a loss is measured in.
+    /// The unit of the loss.
     pub(crate) fn loss_unit(&self) -> &'static str {
         match self.is_video() {
             true => "mean squared error",
@@ -139,7 +139,7 @@ impl Config {
         }
     }
 
-    /// Keys of videos that are set.
+    /// Keys for videos.
     pub(super) fn video_keys(&self) -> Vec<Set> {
         let (model, data, train) = (&self.model, &self.data, &self.train);
         let adapter = self.adapter.as_ref();
@@ -233,7 +233,7 @@ impl Config {
         keys
     }
 
-    /// Keys of texts, and others that a run on videos does not know, that differ from their defaults.
+    /// Keys that a run on videos does not support, and whether they differ from their defaults.
     pub(super) fn text_keys(&self) -> Vec<Set> {
         let (data, none) = (&self.data, DataConfig::default());
         let (model, no_model) = (&self.model, ModelConfig::default());
@@ -335,7 +335,7 @@ impl Config {
     }
 }
 
-/// Problems of what is said of the model's shape, which a published one has of its own.
+/// Problems of keys for the model's shape, which a published model determines itself.
 fn shape_problems(config: &Config) -> Vec<([&'static str; 2], String, &'static str)> {
     let model = &config.model;
     let mut problems = Vec::new();
@@ -347,14 +347,13 @@ fn shape_problems(config: &Config) -> Vec<([&'static str; 2], String, &'static s
         {
             report(
                 key,
-                format!("`model.{key}` is for models that are trained from nothing"),
-                "drop the key, or `model.name_or_path`",
+                format!("`model.{key}` is for models that are trained from scratch"),
+                "remove the key, or `model.name_or_path`",
             );
         }
         if config.adapter.is_none() {
-            let message = "of a published video model, a LoRA is trained";
-            let help =
-                "add an `adapter` section, or drop `model.name_or_path` to train one from nothing";
+            let message = "only a LoRA can be trained on a published video model";
+            let help = "add an `adapter` section, or remove `model.name_or_path` to train one from scratch";
             problems.push((["data", "resolution"], message.into(), help));
         }
         return problems;
@@ -369,8 +368,8 @@ fn shape_problems(config: &Config) -> Vec<([&'static str; 2], String, &'static s
     for (key, _) in parts.into_iter().filter(|(_, set)| *set) {
         report(
             key,
-            format!("`model.{key}` is a part of a published model, and none is named"),
-            "set `model.name_or_path`, or drop the key",
+            format!("`model.{key}` is a part of a published model, but none is named"),
+            "set `model.name_or_path`, or remove the key",
         );
     }
     for (key, value) in [
@@ -381,7 +380,7 @@ fn shape_problems(config: &Config) -> Vec<([&'static str; 2], String, &'static s
             report(
                 key,
                 format!("`model.{key}` must be even"),
-                "it counts sines and cosines",
+                "it is the number of sines and cosines",
             );
         }
     }
@@ -391,7 +390,7 @@ fn shape_problems(config: &Config) -> Vec<([&'static str; 2], String, &'static s
         report(
             "in_channels",
             format!(
-                "{channels} channels are more than the {} numbers that a latent stands for",
+                "{channels} channels are more than the {} values that a latent represents",
                 3 * step * step
             ),
             "lower `model.in_channels`, or raise `model.scale_factor_spatial`",
@@ -400,7 +399,7 @@ fn shape_problems(config: &Config) -> Vec<([&'static str; 2], String, &'static s
     problems
 }
 
-/// Problems of a config that is for videos, or has keys of videos and is not: where, what, and help.
+/// Problems of a run on videos, or of one that is not but has keys for videos: key, message, and help.
 pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'static str)> {
     let mut problems = Vec::new();
     if !config.is_video() {
@@ -408,7 +407,7 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
             problems.push((
                 vec![section, key],
                 format!("`{section}.{key}` is for videos, and this run is not on videos"),
-                "set `data.resolution` to train on videos, or drop the key",
+                "set `data.resolution` to train on videos, or remove the key",
             ));
         }
         return problems;
@@ -417,7 +416,7 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
         problems.push((
             vec![section, key],
             format!("`{section}.{key}` has no effect on videos (`data.resolution` is set)"),
-            "drop the key",
+            "remove the key",
         ));
     }
     let mut report = |path: [&'static str; 2], message: String, help: &'static str| {
@@ -468,16 +467,15 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
         if set && extraction != needs {
             report(
                 ["data", key],
-                format!("`data.{key}` belongs to `data.frame_extraction: {name}`"),
-                "set that, or drop the key",
+                format!("`data.{key}` requires `data.frame_extraction: {name}`"),
+                "set that, or remove the key",
             );
         }
     }
     if extraction == FrameExtraction::Full && data.num_frames.is_some() {
         report(
             ["data", "num_frames"],
-            "`data.frame_extraction: full` takes all frames, whatever `data.num_frames` says"
-                .into(),
+            "`data.frame_extraction: full` uses all frames, whatever `data.num_frames` is".into(),
             "set `data.max_frames` instead",
         );
     }
@@ -485,7 +483,7 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
         report(
             ["data", "bucket_no_upscale"],
             "without buckets, every picture gets `data.resolution`".into(),
-            "drop `data.bucket_no_upscale` or `data.enable_bucket: false`",
+            "remove `data.bucket_no_upscale` or `data.enable_bucket: false`",
         );
     }
     let scheme = train.weighting_scheme.unwrap_or(WeightingScheme::Shift);
@@ -513,8 +511,8 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
         if set && scheme != needs {
             report(
                 ["train", key],
-                format!("`train.{key}` belongs to `train.weighting_scheme: {name}`"),
-                "set that, or drop the key",
+                format!("`train.{key}` requires `train.weighting_scheme: {name}`"),
+                "set that, or remove the key",
             );
         }
     }
@@ -524,7 +522,7 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
         report(
             ["train", "steps_per_expert"],
             "`train.steps_per_expert` is for runs that train both experts".into(),
-            "set `train.experts: both`, or drop the key",
+            "set `train.experts: both`, or remove the key",
         );
     }
     let (low, high) = (
@@ -535,7 +533,7 @@ pub(super) fn problems(config: &Config) -> Vec<(Vec<&'static str>, String, &'sta
         report(
             ["train", "min_sigma"],
             format!("`train.min_sigma` {low} is not below `train.max_sigma` {high}"),
-            "levels are drawn from the first to the second",
+            "noise levels are drawn from between them",
         );
     }
     problems

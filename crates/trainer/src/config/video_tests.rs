@@ -1,4 +1,4 @@
-//! What a config of a run on videos may say.
+//! Configs of runs on videos.
 
 use super::Config;
 
@@ -52,7 +52,7 @@ fn every_key_of_the_other_kind_is_refused_by_name() {
 }
 
 #[test]
-fn keys_that_belong_to_others_say_which() {
+fn keys_that_require_others_name_them() {
     for (keys, message) in [
         (
             vec!["data.frame_stride=4"],
@@ -88,7 +88,7 @@ fn keys_that_belong_to_others_say_which() {
 }
 
 #[test]
-fn a_plan_is_asked_for_as_with_language_models() {
+fn memory_plans_are_requested_as_for_language_models() {
     for key in [
         "model.profile=balanced",
         "model.offload_fraction=0.5",
@@ -105,7 +105,7 @@ fn a_plan_is_asked_for_as_with_language_models() {
 }
 
 #[test]
-fn a_model_from_nothing_is_described_and_a_published_one_is_not() {
+fn a_model_from_scratch_has_a_shape_and_a_published_one_does_not() {
     let fresh = ["data.resolution=32", "model.name_or_path=null"];
     let with = |more: &[&'static str]| problems(&[&fresh[..], more].concat());
     assert_eq!(with(&[]), Vec::<String>::new());
@@ -131,7 +131,7 @@ fn a_model_from_nothing_is_described_and_a_published_one_is_not() {
     for (keys, message) in [
         (vec!["model.attention_head_dim=7"], "must be even"),
         (vec!["model.freq_dim=9"], "must be even"),
-        (vec!["model.in_channels=49"], "the 48 numbers that a latent"),
+        (vec!["model.in_channels=49"], "the 48 values that a latent"),
         (vec!["model.hidden_size=64"], "has no effect on videos"),
         (vec!["adapter={}"], "needs a published model"),
         (
