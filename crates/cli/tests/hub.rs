@@ -244,7 +244,7 @@ fn a_split_of_a_data_set_of_the_hub_is_trained_on_and_another_measured() {
     assert_eq!(of_train, score(&["--data", "train.jsonl"]));
     let refused = said(&eval(&["--data", "test.jsonl", "--split", "test"]));
     assert!(
-        refused.contains("`--split` chooses of a data set"),
+        refused.contains("`--split` selects from a data set"),
         "{refused}"
     );
 
@@ -255,11 +255,11 @@ fn a_split_of_a_data_set_of_the_hub_is_trained_on_and_another_measured() {
         ),
         (
             &["data.path=train.jsonl", "data.split=test"],
-            "`data.split` chooses of a data set",
+            "`data.split` selects from a data set",
         ),
         (
             &["data.path=train.jsonl", "data.eval_split=test"],
-            "`data.eval_split` chooses of a data set",
+            "`data.eval_split` selects from a data set",
         ),
         (
             &["data.dataset=shakespeare", "data.split=test"],

@@ -1,5 +1,5 @@
-//! Text as training data: found, cut into a training and a held-out part, tokenised
-//! once, and served in blocks whose order a seed and a position determine.
+//! Text as training data: read, split into a training and a held-out part, tokenised once, and served in blocks
+//! whose order follows from a seed and a position.
 //!
 //! ```text
 //! files ──▶ documents ──split──▶ training ──tokenise (cached)──▶ tokens ──▶ blocks ──▶ batches
@@ -25,26 +25,26 @@ pub(crate) use random::SplitMix64;
 pub(crate) use source::{RecordTexts, files_in, held_out_records};
 pub use tokenizer::Tokenizer;
 
-/// A tokenised text, ready to be cut into batches.
+/// A tokenised text, ready for making batches.
 pub struct TextData {
-    /// What turns text into these tokens and back.
+    /// The tokenizer that was used.
     pub tokenizer: Tokenizer,
     /// The tokens to train on.
     pub training: Vec<u16>,
-    /// The tokens of the held-out end of the text.
+    /// The held-out tokens.
     pub held_out: Vec<u16>,
-    /// One line on what this is, for the start-up message.
+    /// A one-line description for the start-up message.
     pub description: String,
-    /// Changes whenever the tokens would; a resumed run must find the same.
+    /// Changes whenever the tokens do; a resumed run must find the same.
     pub fingerprint: String,
 }
 
 impl TextData {
-    /// Reads, splits and tokenises the text at `path` as `config` says; at `other`, if that is given, is
-    /// what is held out. `records` reads files of records.
+    /// Reads, splits and tokenises the text at `path` according to `config`. If `other` is given, its text is held
+    /// out instead. `records` reads files of records.
     ///
     /// # Errors
-    /// When the text is missing, empty, not UTF-8, or shorter than a block in either part.
+    /// If the text is missing, empty, not UTF-8, or one of the parts is shorter than a block.
     pub(crate) fn load(
         config: &DataConfig,
         seed: u64,
@@ -57,7 +57,7 @@ impl TextData {
         let (documents, whole_files) = read(path)?;
         if whole_files && !config.columns.is_empty() {
             return Err(Error::Data(format!(
-                "`{}` is plain text, and `data.columns` names columns: drop that, or give records",
+                "`{}` is plain text, but `data.columns` names columns: remove the key, or use a file of records",
                 path.display()
             )));
         }
@@ -71,8 +71,8 @@ impl TextData {
             },
             None if config.validation_shuffle && count < 2 => {
                 return Err(Error::Data(format!(
-                    "`{}` is one text, of which no part can be held out by \
-                     `data.validation_shuffle`: drop it to hold out the end",
+                    "`{}` is one text, of which `data.validation_shuffle` cannot hold out a part: \
+                    remove the key to hold out its end",
                     path.display()
                 )));
             }
@@ -90,9 +90,9 @@ impl TextData {
             }
             if tokens.len() <= block_size {
                 return Err(Error::Data(format!(
-                    "the {part} part of `{}` has {} tokens, and one block needs {} \
-                     (`data.block_size` plus one): give more text, a smaller `data.block_size`\
-                     , or another `data.validation_fraction` (0 holds nothing out)",
+                    "the {part} part of `{}` has {} tokens, but a block needs {} \
+                    (`data.block_size` plus one): use more text, a smaller `data.block_size`, \
+                    or another `data.validation_fraction` (0 holds nothing out)",
                     path.display(),
                     tokens.len(),
                     block_size + 1,
@@ -128,7 +128,7 @@ impl TextData {
     }
 }
 
-/// The folder for what is fetched or derived once and used by every run.
+/// The folder for what is downloaded or derived once and used by all runs.
 pub fn cache_folder() -> PathBuf {
     let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     if let Some(folder) = from("SUREFOOT_CACHE") {

@@ -1,11 +1,11 @@
-//! Text for fine-tuning and evaluation: records from files, turned into tokens of which
-//! some are to be learned.
+//! Text for fine-tuning and evaluation: records from files, converted to tokens, some of which are
+//! trained on.
 //!
 //! ```text
 //! file or folder ──reader──▶ Record ──Encoder──▶ Example { tokens, learned } ──▶ TokenFile ──▶ rows
 //! ```
 //!
-//! Records stream: neither the text nor its tokens are ever in memory as a whole.
+//! Records are streamed: neither all of the text nor all of its tokens are ever in memory.
 
 mod added_tokens;
 mod chat;

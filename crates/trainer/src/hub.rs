@@ -1,17 +1,17 @@
-//! Models and data sets by their names on the Hugging Face hub, in the cache that Python's `huggingface_hub` has.
+//! Models and data sets by their names on the Hugging Face hub, in the cache of Python's `huggingface_hub`.
 //!
 //! ```text
-//! org/name@revision ──listing──▶ commit, files ──wanted──▶ safetensors, configs, tokenizer, templates
-//!                                                   │ each: HEAD ──▶ name and size of its content
+//! org/name@revision ──listing──▶ commit, files ──select──▶ safetensors, configs, tokenizer, templates
+//!                                                   │ each: HEAD ──▶ etag and size
 //!                                                   ▼
-//!                     snapshots/COMMIT/… ◀──link── blobs/ETAG ◀──checked── GET, from where it was cut
+//!                     snapshots/COMMIT/… ◀──link── blobs/ETAG ◀──verify── GET, resumed where it was interrupted
 //! ```
 //!
-//! Of a data set, the files of one split are wanted; `data_files` says which those are.
+//! Of a data set, the files of one split are fetched; `data_files` decides which those are.
 //!
-//! The requests are made here, by the HTTP client that this workspace has anyway: the crate `hf-hub`
-//! (1.0) brings a second one with an asynchronous runtime and a client for xet, does not go on with a
-//! download that was cut, and compares no checksum.
+//! Requests are made with the HTTP client that this workspace uses anyway: the crate `hf-hub` (1.0) would add
+//! a second one with an asynchronous runtime and a client for xet, does not resume an interrupted download, and
+//! compares no checksums.
 
 mod cache;
 mod card;
@@ -42,20 +42,20 @@ use name::{HubName, Kind};
 pub use select::ModelKind;
 pub use settings::Settings;
 
-/// How often a file that is not what it was said to be is fetched again.
+/// How often a file whose size or checksum is wrong is fetched again.
 const CHANGES: u32 = 3;
-/// How often a transfer that brings nothing is begun again.
+/// How often a transfer without progress is retried.
 const TRIES: u32 = 6;
 
-/// Where the model called `name` is: a path that exists, the name of one in Surefoot's cache, or
-/// `org/name[@revision]` on the hub, which is fetched unless the hub's cache has it. What takes
-/// time is told to `report`.
+/// Finds the model called `name`: an existing path, the name of a model in Surefoot's cache, or
+/// `org/name[@revision]` on the hub, which is fetched unless it is in the hub's cache. Progress is passed to
+/// `report`.
 ///
-/// A name that could be a path is never looked for on the hub: one that begins with `.`, `~` or `/`,
-/// has more than one slash, or lies in a folder that exists.
+/// A name that could be a path is never looked up on the hub: one that begins with `.`, `~` or `/`, has more than
+/// one slash, or lies in an existing folder.
 ///
 /// # Errors
-/// When there is no such model, it is of another `kind`, it cannot be fetched, or it cannot be converted.
+/// If there is no such model, it is of another `kind`, or it cannot be fetched or converted.
 pub fn locate_model(
     name: &Path,
     kind: ModelKind,
@@ -77,17 +77,17 @@ pub fn locate_model(
     let is_like_a_name = text.matches('/').count() == 1 && !text.starts_with(['/', '.', '~']);
     match located {
         Err(error) if is_like_a_name && !name.exists() => Err(Error::Data(format!(
-            "{error}. It is not looked for on the hub, where names are `org/name`, without a folder \
-             `org` here"
+            "{error}. It was not looked up on the hub, where names are `org/name`, without a local folder \
+            `org`"
         ))),
         located => Ok(located?),
     }
 }
 
-/// As [`locate_model`], of a name on the hub, with these settings.
+/// Like [`locate_model`], for a name on the hub, with these settings.
 ///
 /// # Errors
-/// As [`locate_model`].
+/// See [`locate_model`].
 pub fn fetch_named(
     name: &str,
     kind: ModelKind,
@@ -102,7 +102,7 @@ pub fn fetch_named(
     )
 }
 
-/// Whether `path` is the name of a data set on the hub, and no path.
+/// Whether `path` is the name of a data set on the hub rather than a path.
 pub fn is_data_set(path: &Path) -> bool {
     !path.exists()
         && path
@@ -111,13 +111,13 @@ pub fn is_data_set(path: &Path) -> bool {
             .is_some()
 }
 
-/// The folder with the files of a split of the data set `name` on the hub, `org/name[@revision]`, which
-/// are fetched unless the cache has them. `subset` is one of those that the data set has, unset the
-/// default one; `split` may be several with `+` between them.
+/// The folder with the files of a split of the data set `name` on the hub, `org/name[@revision]`, which are
+/// fetched unless they are in the cache. `subset` is one of the data set's subsets, by default its default one;
+/// `split` may name several splits joined by `+`.
 ///
 /// # Errors
-/// When there is no such data set, subset or split, none of its files can be read here, or it cannot
-/// be fetched.
+/// If there is no such data set, subset or split, none of its files can be read, or it cannot be
+/// fetched.
 pub fn fetch_data_set(
     name: &str,
     subset: Option<&str>,
@@ -138,10 +138,10 @@ pub fn fetch_data_set(
 
 fn parse(name: &str, kind: Kind) -> Result<HubName, Error> {
     let parsed = HubName::parse(name, kind);
-    parsed.ok_or_else(|| Error::Data(format!("`{name}` is no name on the hub")))
+    parsed.ok_or_else(|| Error::Data(format!("`{name}` is not a name on the hub")))
 }
 
-/// What of a repository is wanted.
+/// What to fetch from a repository.
 #[derive(Clone, Copy)]
 enum Wanted<'a> {
     Model(ModelKind),
@@ -149,7 +149,7 @@ enum Wanted<'a> {
 }
 
 impl Wanted<'_> {
-    /// The folder to use, if all of it is in the cache; else what is lacking.
+    /// The folder to use, if everything is in the cache; otherwise what is missing.
     fn find(
         self,
         name: &HubName,
@@ -169,7 +169,7 @@ impl Wanted<'_> {
                     return Ok(folder);
                 }
                 if !settings.offline {
-                    return Err("not looked for".to_owned());
+                    return Err("not looked up".to_owned());
                 }
                 let files = data.choose_in(name, &snapshot)?;
                 let linked = data_set::link(&folder, &snapshot, &files);
@@ -211,14 +211,14 @@ fn fetch(
         Err(Stop::Hub(Refusal::Unreachable(reason))) => match whole {
             Some(path) => {
                 tracing::warn!(
-                    "{reason}: `{name}` is used as it is in the cache, `{}`",
+                    "{reason}: using `{name}` from the cache, `{}`",
                     path.display()
                 );
                 Ok(path)
             }
             None => Err(Error::Hub(format!(
-                "`{name}` cannot be fetched: {reason}. What has come so far stays in `{}`, and the next \
-                 try goes on from there; `HF_ENDPOINT` names a mirror",
+                "`{name}` cannot be fetched: {reason}. What was downloaded so far stays in `{}`, and the next \
+                try resumes there; `HF_ENDPOINT` sets a mirror",
                 settings.cache.display()
             ))),
         },
@@ -228,7 +228,7 @@ fn fetch(
 fn absent_offline(name: &HubName, settings: &Settings, lacks: Option<String>) -> String {
     let lacks = match lacks {
         Some(lacks) => format!(
-            "is not whole in the cache `{}` ({lacks})",
+            "is incomplete in the cache `{}` ({lacks})",
             settings.cache.display()
         ),
         None => format!("is not in the cache `{}`", settings.cache.display()),
@@ -241,15 +241,15 @@ fn absent_offline(name: &HubName, settings: &Settings, lacks: Option<String>) ->
         Kind::Model => name.repository.clone(),
         Kind::DataSet => {
             return format!(
-                "`{name}` {lacks}, and `HF_HUB_OFFLINE` says not to ask for it: begin a run without that variable \
-                 where there is a network (`--dry-run` is enough), or give `data.path` files"
+                "`{name}` {lacks}, and `HF_HUB_OFFLINE` forbids fetching it: start a run without that variable \
+                where there is a network (`--dry-run` is enough), or set `data.path` to files"
             );
         }
     };
     format!(
-        "`{name}` {lacks}, and `HF_HUB_OFFLINE` says not to ask for it: fetch it where there is a network, \
-         by a run without that variable or by `hf download {repository}{revision}`, and copy the folder `{}` into \
-         that cache",
+        "`{name}` {lacks}, and `HF_HUB_OFFLINE` forbids fetching it: fetch it where there is a network, \
+        by a run without that variable or by `hf download {repository}{revision}`, and copy the folder `{}` into \
+        that cache",
         name.folder()
     )
 }
@@ -257,7 +257,7 @@ fn absent_offline(name: &HubName, settings: &Settings, lacks: Option<String>) ->
 /// Why a download ended.
 enum Stop {
     Hub(Refusal),
-    /// Something on this machine.
+    /// A local error.
     Local(Error),
 }
 
@@ -273,13 +273,13 @@ impl From<Error> for Stop {
     }
 }
 
-/// A model or data set on its way.
+/// The download of a model or data set.
 struct Download<'a> {
     name: &'a HubName,
     settings: &'a Settings,
     repository: &'a Repository,
     client: Client<'a>,
-    /// Bytes that are there, and of all files.
+    /// Bytes downloaded, and bytes of all files.
     done: u64,
     all: u64,
 }
@@ -314,7 +314,7 @@ impl<'a> Download<'a> {
             Wanted::Model(_) => {
                 if let Some(file) = cache::lacks(&snapshot) {
                     let reason = format!(
-                        "`{}` is not whole on the hub: it has no `{file}`",
+                        "`{}` is incomplete on the hub: it has no `{file}`",
                         self.name
                     );
                     return Err(Refusal::Answered(reason).into());
@@ -331,7 +331,7 @@ impl<'a> Download<'a> {
         Ok(path)
     }
 
-    /// What a data set says of itself, if it does.
+    /// The data set's card, if it has one.
     fn card(
         &mut self,
         commit: &str,
@@ -347,7 +347,7 @@ impl<'a> Download<'a> {
         Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
     }
 
-    /// Brings those of these files of a commit that the cache has not.
+    /// Downloads those of a commit's files that are not in the cache.
     fn files(
         &mut self,
         commit: &str,
@@ -371,7 +371,7 @@ impl<'a> Download<'a> {
         Ok(())
     }
 
-    /// Refuses to begin what the disk of the cache has no room for.
+    /// Fails before the download if the disk of the cache has too little free space.
     fn require_space<'i>(&self, missing: impl Iterator<Item = &'i FileInfo>) -> Result<(), Stop> {
         let mut contents = BTreeMap::new();
         for info in missing {
@@ -386,8 +386,8 @@ impl<'a> Download<'a> {
         let cache = &self.settings.cache;
         match space::free(cache) {
             Some(free) if free < wanted => Err(Stop::Local(Error::Data(format!(
-                "`{}` needs {} more in the cache `{}`, and its disk has {} free: make space there, or name a \
-                 folder on another disk with `HF_HUB_CACHE`",
+                "`{}` needs {} more in the cache `{}`, but its disk has only {} free: free some space, or set \
+                `HF_HUB_CACHE` to a folder on another disk",
                 self.name,
                 Bytes(wanted),
                 cache.display(),
@@ -397,21 +397,21 @@ impl<'a> Download<'a> {
         }
     }
 
-    /// An error of writing a file that is on its way.
+    /// The error for a failed write of a partial file.
     fn unwritten(&self, partial: &Path, error: std::io::Error) -> Error {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         if !matches!(error.kind(), StorageFull | QuotaExceeded) {
             return Error::io("write", partial, error);
         }
         Error::Data(format!(
-            "the disk of the cache `{}` is full, and `{}` has not come whole: make space, and the next try goes \
-             on from there; `HF_HUB_CACHE` names a folder on another disk",
+            "the disk of the cache `{}` is full, and `{}` is incomplete: free some space, and the next try resumes \
+            there; `HF_HUB_CACHE` sets a folder on another disk",
             self.settings.cache.display(),
             self.name
         ))
     }
 
-    /// Brings one file of a commit.
+    /// Downloads one file of a commit.
     fn file(
         &mut self,
         commit: &str,
@@ -422,7 +422,7 @@ impl<'a> Download<'a> {
         for _ in 0..CHANGES {
             let blob = self.repository.blob(&info.etag);
             let lock = self.repository.lock(&info.etag)?;
-            // Another process may have brought it meanwhile.
+            // Another process may have fetched it meanwhile.
             if blob.is_file() {
                 self.done += info.size.unwrap_or(0);
             } else {
@@ -431,7 +431,7 @@ impl<'a> Download<'a> {
                 let fits = self.transfer(file, &info, &partial, report)?
                     && cache::is_what_it_says(&partial, &info.etag)?;
                 if !fits {
-                    // Changed, or damaged on the way: from the start, and what it is now.
+                    // Changed, or damaged in transfer: start again, with its current metadata.
                     let removed = fs::remove_file(&partial);
                     removed.map_err(|error| Error::io("remove", &partial, error))?;
                     self.done = before;
@@ -445,15 +445,15 @@ impl<'a> Download<'a> {
             return Ok(());
         }
         Err(Refusal::Answered(format!(
-            "what the hub sends of `{file}` of `{}` is not what it says: its size or its checksum differs, \
-             {CHANGES} times",
+            "the hub sends `{file}` of `{}` with a size or checksum that differs from what it announces, \
+            {CHANGES} times in a row",
             self.name
         ))
         .into())
     }
 
-    /// Brings the bytes of a file, after those that are there; whether there are as many as there
-    /// should be.
+    /// Downloads the rest of a file, after the bytes that are already there; returns whether the size is
+    /// right.
     fn transfer(
         &mut self,
         file: &str,
@@ -504,11 +504,11 @@ impl<'a> Download<'a> {
                 kept.map_err(|error| self.unwritten(partial, error))?;
                 return Ok(info.size.is_none_or(|size| size == length));
             }
-            // A server that begins anew each time gets no further.
+            // A server that always starts at the beginning makes no progress.
             tries = if length > furthest { 0 } else { tries + 1 };
             furthest = furthest.max(length);
             if tries >= TRIES {
-                let reason = cut.unwrap_or_else(|| "it ends too early".into());
+                let reason = cut.unwrap_or_else(|| "the transfer ended too early".into());
                 return Err(Refusal::Unreachable(format!("`{file}`: {reason}")).into());
             }
             std::thread::sleep(self.settings.pause);

@@ -178,12 +178,12 @@ fn held_out(config: &DataConfig, report: &mut dyn FnMut(&str)) -> Result<Vec<Pla
     Ok(path.map(|path| place(config, path)).into_iter().collect())
 }
 
-/// Refuses keys that choose of a data set what a path has not.
+/// Refuses keys that select a part of a data set on the hub, which a path does not have.
 fn refuse_parts(keys: &[(&str, &Option<String>)], path: &Path) -> Result<(), Error> {
     match keys.iter().find(|(_, value)| value.is_some()) {
         Some((key, _)) => Err(Error::Data(format!(
-            "`data.{key}` chooses of a data set on the hub (`data.path: org/name`), and `{}` is a path: \
-             drop the key, or name the file",
+            "`data.{key}` selects from a data set on the hub (`data.path: org/name`), but `{}` is a path: \
+             remove the key, or name the file",
             path.display()
         ))),
         None => Ok(()),

@@ -418,7 +418,7 @@ fn columns_with_names_of_their_own_are_learned_alike_from_each_kind_of_file() {
     let path = format!("data.path={}", place.path("plain.txt").display());
     let told = place.refused(&[&path, columns]);
     assert!(
-        told.contains("is plain text, and `data.columns` names columns"),
+        told.contains("is plain text, but `data.columns` names columns"),
         "{told}"
     );
 }

@@ -1,34 +1,34 @@
 //! The order in which blocks of text are trained on.
 //!
-//! Every pass over the text cuts it at a new random offset and shuffles the blocks.
-//! The order follows from the seed and the pass, so a position is all that a
-//! checkpoint has to keep.
+//! Every epoch divides the text into blocks from a new random offset, and shuffles them. The order follows from
+//! the seed and the number of the epoch, so a checkpoint only needs
+//! the position.
 
 use serde::{Deserialize, Serialize};
 
 use super::random::SplitMix64;
 
-/// Where a run is in its data.
+/// The position of a run in its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OrderState {
-    /// Passes over the text that are complete.
+    /// Complete epochs.
     pub epoch: u64,
-    /// Blocks of the current pass that were handed out.
+    /// Blocks of the current epoch that were used.
     pub position: u64,
 }
 
-/// Hands out the starts of blocks, pass after pass, without end.
+/// An endless sequence of block positions.
 pub struct BlockOrder {
     seed: u64,
     tokens: usize,
     block_size: usize,
     state: OrderState,
-    /// Start of each block of the current pass, shuffled.
+    /// Start of each block of the current epoch, shuffled.
     starts: Vec<u32>,
 }
 
 impl BlockOrder {
-    /// The order of `tokens` tokens in blocks of `block_size`, each with one more token to predict.
+    /// Divides `tokens` tokens into blocks of `block_size`, each followed by one more token as a target.
     ///
     /// `tokens` must be more than `block_size`, and at most `u32::MAX`.
     pub fn new(seed: u64, tokens: usize, block_size: usize) -> Self {
@@ -61,35 +61,35 @@ impl BlockOrder {
         start as usize
     }
 
-    /// The starts of the blocks of the current pass, in their order.
+    /// The starts of the blocks of the current epoch, in their order.
     pub fn starts(&self) -> &[u32] {
         &self.starts
     }
 
-    /// Blocks of the current pass that are still to come.
+    /// Remaining blocks of the current epoch.
     pub fn left(&self) -> usize {
         self.starts.len() - self.state.position as usize
     }
 
-    /// Blocks in the pass of this number.
+    /// Number of blocks in an epoch.
     pub fn blocks_in(&self, epoch: u64) -> usize {
         let (_, offset, last) = self.cut(epoch);
         (last - offset) / self.block_size + 1
     }
 
-    /// Where the order stands.
+    /// The current position.
     pub fn state(&self) -> OrderState {
         self.state
     }
 
-    /// Continues from a state that [`BlockOrder::state`] gave.
+    /// Continues from a position that [`BlockOrder::state`] returned.
     pub fn restore(&mut self, state: OrderState) {
         self.state = state;
         self.shuffle();
     }
 
-    /// The generator of a pass after its first draw, that draw, which is where the first block begins,
-    /// and where the last one may.
+    /// The generator of an epoch after its first draw, the position of the first block, which that draw determines,
+    /// and the last possible position of a block.
     fn cut(&self, epoch: u64) -> (SplitMix64, usize, usize) {
         let mut random = SplitMix64::new(&[self.seed, epoch]);
         // The last start must leave room for the block and the token after it.
@@ -98,7 +98,7 @@ impl BlockOrder {
         (random, offset, last)
     }
 
-    /// Cuts and shuffles the current pass.
+    /// Divides and shuffles the text for the current epoch.
     fn shuffle(&mut self) {
         let (mut random, offset, last) = self.cut(self.state.epoch);
         self.starts.clear();

@@ -1,8 +1,8 @@
-//! Tokenises each text once.
+//! Tokenises each text only once.
 //!
-//! Tokens and tokenizer are kept in the cache folder under a hash of everything
-//! they depend on, so a changed text or setting never meets old tokens. The cache
-//! is a convenience: when it cannot be written, training goes on without it.
+//! Tokens and tokenizer are stored in the cache folder under a hash of everything they depend on, so old tokens
+//! are never used for a changed text or setting. The cache is optional: if it cannot be written, training goes on
+//! without it.
 
 use std::fs;
 use std::io::Write;
@@ -15,7 +15,7 @@ use super::tokenizer::Tokenizer;
 use crate::Error;
 use crate::config::{DataConfig, TokenizerKind};
 
-/// Raise when the tokens of the same text and settings would change.
+/// To be increased when the tokens of the same text and settings change.
 const FORMAT: &str = "tokens-1";
 
 pub(super) struct Tokens {
@@ -25,7 +25,7 @@ pub(super) struct Tokens {
     pub(super) fingerprint: String,
 }
 
-/// The tokens of `parts`, from the cache or made now.
+/// The tokens of `parts`, from the cache or newly made.
 pub(super) fn tokens(config: &DataConfig, parts: &Parts) -> Result<Tokens, Error> {
     let fingerprint = fingerprint(config, parts);
     let cache = super::cache_folder().join("tokens");
@@ -36,7 +36,7 @@ pub(super) fn tokens(config: &DataConfig, parts: &Parts) -> Result<Tokens, Error
         touch(&folder);
         return Ok(tokens);
     }
-    // Whatever is there is not whole.
+    // An incomplete entry.
     let _ = fs::remove_dir_all(&folder);
     let tokenizer = match config.tokenizer {
         TokenizerKind::Bytes => Tokenizer::bytes()?,
@@ -55,12 +55,12 @@ pub(super) fn tokens(config: &DataConfig, parts: &Parts) -> Result<Tokens, Error
     Ok(tokens)
 }
 
-/// Removes what processes that were killed left half-written in the folder `tokens`.
+/// Removes incomplete files that killed processes left in the folder `tokens`.
 pub(crate) fn sweep(tokens: &Path) {
     for entry in fs::read_dir(tokens).into_iter().flatten().flatten() {
         let path = entry.path();
         let ending = path.extension().unwrap_or_default().to_string_lossy();
-        // Whoever still writes one holds its lock.
+        // A process that is still writing holds the lock of its file.
         let is_left = |path| fs::File::open(path).is_ok_and(|file| file.try_lock().is_ok());
         if ending.starts_with("tmp-") && is_left(&path) {
             let _ = fs::remove_dir_all(&path);
@@ -70,7 +70,7 @@ pub(crate) fn sweep(tokens: &Path) {
     }
 }
 
-/// Most bytes of tokens in the cache: `SUREFOOT_CACHE_LIMIT`, as in `2GB`, or 10 GB.
+/// The limit of the token cache in bytes: `SUREFOOT_CACHE_LIMIT`, such as `2GB`, or 10 GB.
 fn limit() -> u64 {
     const DEFAULT: u64 = 10_000_000_000;
     let Ok(text) = std::env::var("SUREFOOT_CACHE_LIMIT") else {
@@ -79,21 +79,21 @@ fn limit() -> u64 {
     match text.parse::<platform::Bytes>() {
         Ok(bytes) => bytes.0,
         Err(error) => {
-            tracing::warn!("`SUREFOOT_CACHE_LIMIT` is left at 10 GB: {error}");
+            tracing::warn!("`SUREFOOT_CACHE_LIMIT` is ignored, and the limit is 10 GB: {error}");
             DEFAULT
         }
     }
 }
 
-/// Notes that an entry was used now, for [`evict`].
+/// Marks an entry as used now, for [`evict`].
 fn touch(folder: &Path) {
     let now = std::time::SystemTime::now();
-    // A cache that cannot be written is still a cache.
+    // A read-only cache is still useful.
     let _ = fs::File::open(folder).and_then(|folder| folder.set_modified(now));
 }
 
-/// Removes entries of `tokens`, the longest unused first, until at most `limit` bytes are left;
-/// the one in `kept` stays.
+/// Removes the least recently used entries of `tokens` until at most `limit` bytes are left;
+/// the entry `kept` stays.
 fn evict(tokens: &Path, kept: &Path, limit: u64) {
     let size = |folder: &Path| -> u64 {
         let files = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -145,7 +145,7 @@ fn fingerprint(config: &DataConfig, parts: &Parts) -> String {
         .collect()
 }
 
-/// The cached tokens; `None` when there are none, or they are not whole.
+/// The cached tokens; `None` if there are none, or they are incomplete.
 fn read(folder: &Path, kind: TokenizerKind, fingerprint: &str) -> Option<Tokens> {
     let tokenizer = Tokenizer::load(&folder.join("tokenizer.json"), kind).ok()?;
     let part = |name: &str| -> Option<Vec<u16>> {
@@ -190,7 +190,7 @@ fn write(folder: &Path, tokens: &Tokens) -> Result<(), Error> {
 
 fn write_files(folder: &Path, tokens: &Tokens) -> Result<(), Error> {
     fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-    // So that another run does not take it for what a process left that was killed.
+    // Locked, so that no other run takes it for the leftover of a killed process.
     let writing = fs::File::open(folder);
     let _lock = writing.inspect(|folder| drop(folder.try_lock()));
     tokens.tokenizer.save(&folder.join("tokenizer.json"))?;
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_unused_longest_leaves_the_cache_first() {
+    fn the_least_recently_used_entry_is_removed_first() {
         let cache = tempfile::tempdir().unwrap();
         let entry = |name: &str, age: u64| {
             let folder = cache.path().join(name);

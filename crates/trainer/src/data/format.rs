@@ -1,4 +1,4 @@
-//! What kind of file holds data, by its name and by how it begins.
+//! The format of a data file, by its name and its first bytes.
 
 use std::fs::File;
 use std::io::Read;
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::Error;
 use crate::config::DataFormat;
 
-/// Endings of names, in lower case, and what they mean.
+/// File extensions in lower case, and their formats.
 const ENDINGS: [(&str, DataFormat); 11] = [
     ("txt", DataFormat::Text),
     ("text", DataFormat::Text),
@@ -22,7 +22,7 @@ const ENDINGS: [(&str, DataFormat); 11] = [
     ("parquet", DataFormat::Parquet),
 ];
 
-/// How files begin that can be told and not be read.
+/// The first bytes of files that are recognised but cannot be read.
 const UNREADABLE: [(&[u8], &str, &str); 7] = [
     (b"ARROW1", "an Arrow file", ARROW),
     (b"\x1f\x8b", "compressed with gzip", UNPACK),
@@ -33,7 +33,7 @@ const UNREADABLE: [(&[u8], &str, &str); 7] = [
     (b"%PDF-", "a PDF", "extract its text first"),
 ];
 
-/// How Parquet begins, and ends.
+/// The first and last bytes of a Parquet file.
 const PARQUET: &[u8] = b"PAR1";
 
 const ARROW: &str = "convert it to Parquet first, as with \
@@ -41,30 +41,30 @@ const ARROW: &str = "convert it to Parquet first, as with \
     .to_parquet(sys.argv[2])' IN OUT.parquet`";
 const UNPACK: &str = "unpack it first";
 
-/// Endings of names that are read from a folder.
+/// The file extensions that are read from a folder.
 pub(crate) fn known_endings() -> impl Iterator<Item = &'static str> {
     ENDINGS.into_iter().map(|(ending, _)| ending)
 }
 
-/// The format that the ending of a name stands for, without regard to case.
+/// The format by the file extension, which is not case-sensitive.
 pub(crate) fn named(path: &Path) -> Option<DataFormat> {
     let ending = ending(path)?;
     let known = ENDINGS.into_iter().find(|(known, _)| *known == ending);
     known.map(|(_, format)| format)
 }
 
-/// The ending of a name in lower case.
+/// The file extension in lower case.
 pub(crate) fn ending(path: &Path) -> Option<String> {
     Some(path.extension()?.to_str()?.to_lowercase())
 }
 
-/// The format of the file at `path`: `wanted`, or else what its name and its content say.
+/// The format of the file at `path`: `wanted`, or else by its name and content.
 ///
-/// A `.json` file may hold JSON lines, as many do. A name that says nothing leaves the content,
-/// and that must be JSON.
+/// A `.json` file may contain JSON lines, as many do. A file with an unknown extension must contain
+/// JSON.
 ///
 /// # Errors
-/// When the file cannot be read, or is of a kind that is not read here.
+/// If the file cannot be read, or its format is not supported.
 pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, Error> {
     if let Some(format) = wanted {
         return Ok(format);
@@ -88,7 +88,7 @@ pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, 
         return Ok(DataFormat::Parquet);
     }
     if matches!(ending(path).as_deref(), Some("arrow" | "feather")) {
-        return refuse("a table that is not read here", ARROW);
+        return refuse("a table in an unsupported format", ARROW);
     }
     let json = json(&head);
     match (named(path), json) {
@@ -96,14 +96,14 @@ pub(crate) fn of(path: &Path, wanted: Option<DataFormat>) -> Result<DataFormat, 
         (Some(format), _) => Ok(format),
         (None, Some(found)) => Ok(found),
         (None, None) => refuse(
-            "of a kind that is not known here",
-            "the ones that are end in .jsonl, .json, .csv, .parquet, .txt or .md; set `data.format` to say \
-             what it is, as in `data.format: text`",
+            "of an unknown format",
+            "supported files end in .jsonl, .json, .csv, .parquet, .txt or .md; set `data.format` for \
+            others, for example `data.format: text`",
         ),
     }
 }
 
-/// Whether a file that begins with `head` is JSON, and whether each line is by itself.
+/// Whether a file that begins with `head` is JSON or JSON lines, if either.
 fn json(head: &[u8]) -> Option<DataFormat> {
     let head = head
         .strip_prefix(b"\xef\xbb\xbf")
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_are_known_by_name_and_content_and_else_refused() {
+    fn files_are_recognised_by_name_and_content_or_refused() {
         let folder = tempfile::tempdir().unwrap();
         let found = |name: &str, content: &[u8]| {
             let path = folder.path().join(name);

@@ -1,8 +1,8 @@
 //! A random number generator whose sequence is part of the checkpoint format.
 //!
-//! The data order of a resumed run must be that of the uninterrupted one, also
-//! after an upgrade of this program; so the algorithm is fixed here rather than
-//! taken from a library that may change it between versions.
+//! A resumed run must use the same data order as an uninterrupted one, even with a newer version of this program;
+//! so the algorithm is defined here rather than taken from a library that
+//! may change it.
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
 #[derive(Debug, Clone)]
@@ -11,7 +11,7 @@ pub(crate) struct SplitMix64 {
 }
 
 impl SplitMix64 {
-    /// A generator for one purpose: the same words give the same sequence.
+    /// A generator for one purpose: the same `words` give the same sequence.
     pub(crate) fn new(words: &[u64]) -> Self {
         let mut generator = Self { state: 0 };
         for word in words {

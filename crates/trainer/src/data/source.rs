@@ -1,4 +1,4 @@
-//! Finds text files, reads them, and holds the end of the text out.
+//! Finds and reads text files, and holds out a part of the text.
 
 use std::path::{Path, PathBuf};
 
@@ -16,8 +16,8 @@ pub(super) struct Parts {
 /// Reads the texts of a file of records.
 pub(crate) type RecordTexts<'a> = &'a dyn Fn(&Path, DataFormat) -> Result<Vec<String>, Error>;
 
-/// The text of a file, or of every file below a folder in the order of their paths: each is one
-/// document, or what `records` makes of its records. And whether all are whole files.
+/// Reads a file, or all files below a folder in the order of their paths. Each is one document, or the documents
+/// that `records` makes of it. Also returns whether all documents are whole files.
 pub(super) fn read_documents(
     path: &Path,
     format: Option<DataFormat>,
@@ -52,12 +52,12 @@ pub(super) fn read_documents(
     Ok((documents, whole_files))
 }
 
-/// The file `path`, or every file below the folder `path` whose name says what it holds (every
-/// file at all where `format` says it), in the order of their paths. Names that begin with a dot
-/// are left out; what else is left out is told in a warning.
+/// The file `path`, or all files below the folder `path` whose name tells their format (all files if `format` is
+/// set), in the order of their paths. Hidden files are left out; a warning lists others that are
+/// left out.
 ///
 /// # Errors
-/// When there is no such file, or none in the folder.
+/// If there is no such file, or none in the folder.
 pub(crate) fn files_in(path: &Path, format: Option<DataFormat>) -> Result<Vec<PathBuf>, Error> {
     let unreadable = |error| Error::Data(format!("`{}` cannot be read: {error}", path.display()));
     if !path.metadata().map_err(unreadable)?.is_dir() {
@@ -75,19 +75,19 @@ pub(crate) fn files_in(path: &Path, format: Option<DataFormat>) -> Result<Vec<Pa
     if files.is_empty() {
         let read = format::known_endings().map(|ending| format!("*.{ending}"));
         let mut message = format!(
-            "`{}` has no text in it (files read: {})",
+            "`{}` contains no text (files that are read: {})",
             path.display(),
             read.collect::<Vec<_>>().join(", ")
         );
         if !others.is_empty() {
-            message += &format!(", only others, as {}", shown(&others));
+            message += &format!(", only other files such as {}", shown(&others));
         }
         return Err(Error::Data(message));
     }
     if !others.is_empty() {
         tracing::warn!(
-            "{} of the files in `{}` are not read, as {}: their names do not say what they hold \
-             (`data.format` does, for all files of a folder)",
+            "{} of the files in `{}` are not read, such as {}: their names do not tell their format \
+            (`data.format` sets it for all files of a folder)",
             others.len(),
             path.display(),
             shown(&others)
@@ -96,7 +96,7 @@ pub(crate) fn files_in(path: &Path, format: Option<DataFormat>) -> Result<Vec<Pa
     Ok(files)
 }
 
-/// Every file below `folder`, in the order of the paths.
+/// All files below `folder`, in the order of their paths.
 fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut files = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -106,7 +106,7 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
         for entry in entries {
             let entry = entry.map_err(|error| Error::io("read", &folder, error))?;
             let path = entry.path();
-            // The entry's own type: a link to a folder above would never end.
+            // Do not follow symbolic links: a link to a folder above would never end.
             let kind = entry
                 .file_type()
                 .map_err(|error| Error::io("read", &path, error))?;
@@ -124,15 +124,15 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(files)
 }
 
-/// Which of `count` records are held out, `fraction` of them or just above: the last ones, or with
-/// a `seed` any, as in `train_test_split` of Hugging Face's datasets. Where there are two, at least
-/// one is on either side.
+/// Which of `count` records are held out, `fraction` of them rounded up: the last ones, or with a `seed` a random
+/// selection, as in `train_test_split` of Hugging Face's datasets. Of two or more records, at least one is on either
+/// side.
 pub(crate) fn held_out_records(count: usize, fraction: f64, seed: Option<u64>) -> Vec<bool> {
     let held_out = (count as f64 * fraction).ceil() as usize;
     let held_out = held_out.clamp(1, count.saturating_sub(1).max(1));
     let mut order: Vec<usize> = (0..count).collect();
     if let Some(seed) = seed {
-        // Not the words of the training order's generator.
+        // A different stream than the training order's generator.
         let mut random = SplitMix64::new(&[seed, u64::MAX]);
         for end in (1..count).rev() {
             order.swap(end, random.below(end as u64 + 1) as usize);
@@ -145,7 +145,7 @@ pub(crate) fn held_out_records(count: usize, fraction: f64, seed: Option<u64>) -
     chosen
 }
 
-/// Holds `fraction` of the documents out, chosen by `seed`.
+/// Holds out `fraction` of the documents, selected by `seed`.
 pub(super) fn split_documents(documents: Vec<String>, fraction: f64, seed: u64) -> Parts {
     let chosen = held_out_records(documents.len(), fraction, Some(seed));
     let mut chosen = chosen.into_iter();
@@ -155,7 +155,7 @@ pub(super) fn split_documents(documents: Vec<String>, fraction: f64, seed: u64) 
     Parts { training, held_out }
 }
 
-/// Cuts the last `fraction` of the text off, at the end of a line.
+/// Holds out the last `fraction` of the text, from the start of a line on.
 pub(super) fn split(mut documents: Vec<String>, fraction: f64) -> Parts {
     let total: usize = documents.iter().map(String::len).sum();
     let mut remaining = ((total as f64) * (1.0 - fraction)).round() as usize;
@@ -181,10 +181,10 @@ pub(super) fn split(mut documents: Vec<String>, fraction: f64) -> Parts {
     }
 }
 
-/// The end of the line at byte `at`, or the nearest character where the line has no end.
+/// The end of the line at byte `at`, or the nearest character boundary if the line has no end.
 fn line_end(text: &str, at: usize) -> usize {
     let at = text.floor_char_boundary(at);
-    // A text without line breaks is cut where it was asked.
+    // A text without line breaks is split at the requested position.
     text[at..]
         .find('\n')
         .filter(|distance| *distance < 1000)
@@ -204,7 +204,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn held_out_records_are_as_many_as_train_test_split_takes_and_none_is_lost(
+        fn as_many_records_are_held_out_as_by_train_test_split_and_none_is_lost(
             count in 2usize..200, fraction in 0.001f64..0.5, seed: u64,
         ) {
             let want = ((count as f64 * fraction).ceil() as usize).min(count - 1);
@@ -233,14 +233,14 @@ mod tests {
     }
 
     #[test]
-    fn the_held_out_part_is_the_end_from_a_line_on() {
+    fn the_held_out_part_starts_with_a_line() {
         let parts = split(vec!["one\ntwo\n".into(), "three\nfour\nfive\n".into()], 0.4);
         assert_eq!(parts.training, ["one\ntwo\n", "three\nfour\n"]);
         assert_eq!(parts.held_out, ["five\n"]);
     }
 
     #[test]
-    fn a_folder_is_read_in_the_order_of_its_paths() {
+    fn a_folder_is_read_in_path_order() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("b")).unwrap();
         std::fs::write(folder.path().join("b/1.txt"), "second").unwrap();
@@ -259,7 +259,7 @@ mod tests {
             let error = read_documents(path, None, &none).unwrap_err();
             error.to_string()
         };
-        assert!(message(folder.path()).contains("has no text in it"));
+        assert!(message(folder.path()).contains("contains no text"));
         let file = folder.path().join("x.txt");
         std::fs::write(&file, " \n").unwrap();
         assert!(message(&file).contains("is empty"));

@@ -1,7 +1,7 @@
 //! Text to tokens and back, in Hugging Face's `tokenizer.json` format.
 //!
-//! Both kinds work on bytes, so no text is out of vocabulary and a loss per token
-//! can be told as a loss per byte, which is comparable between tokenizers.
+//! Both kinds work on bytes, so no text is out of vocabulary, and a loss per token can be converted to a loss per
+//! byte, which is comparable between tokenizers.
 
 use std::path::Path;
 
@@ -15,11 +15,11 @@ use crate::config::TokenizerKind;
 /// The token between documents; always token 0.
 const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// A tokenizer and what the trainer needs to know of its vocabulary.
+/// A tokenizer and the facts about its vocabulary that the trainer needs.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     kind: TokenizerKind,
-    /// Bytes of text that each token stands for; 0 for the end of a text.
+    /// Bytes of text for each token; 0 for the end of a text.
     byte_lengths: Vec<u32>,
 }
 
@@ -43,7 +43,7 @@ impl Tokenizer {
         Self::finish(inner, TokenizerKind::Bytes)
     }
 
-    /// A byte-level BPE of `vocab_size` tokens learned from `documents`.
+    /// A byte-level BPE of `vocab_size` tokens, trained on `documents`.
     ///
     /// # Errors
     /// Only if `tokenizers` fails to train.
@@ -58,7 +58,7 @@ impl Tokenizer {
                 .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
                 .build(),
         );
-        // Lines, so that the trainer can spread them over the cores.
+        // By lines, so that the trainer can use all cores.
         let lines = documents
             .iter()
             .flat_map(|document| document.split_inclusive('\n'));
@@ -69,7 +69,7 @@ impl Tokenizer {
     /// Reads a `tokenizer.json` that [`Tokenizer::save`] wrote.
     ///
     /// # Errors
-    /// When the file is missing or is not such a tokenizer.
+    /// If the file is missing or is not such a tokenizer.
     pub fn load(path: &Path, kind: TokenizerKind) -> Result<Self, Error> {
         let inner = tokenizers::Tokenizer::from_file(path)
             .map_err(|error| Error::Data(format!("tokenizer `{}`: {error}", path.display())))?;
@@ -82,7 +82,7 @@ impl Tokenizer {
             .add_special_tokens([AddedToken::from(END_OF_TEXT, true)])
             .map_err(internal)?;
         let size = inner.get_vocab_size(true) as u32;
-        // A token of the byte alphabet has one character for each byte.
+        // A token of the byte alphabet has one character per byte.
         let byte_lengths = (0..size)
             .map(|id| match inner.id_to_token(id) {
                 Some(token) if token != END_OF_TEXT => token.chars().count() as u32,
@@ -96,7 +96,7 @@ impl Tokenizer {
         })
     }
 
-    /// Tokens of a text, without the end-of-text token.
+    /// The tokens of a text, without the end-of-text token.
     ///
     /// # Errors
     /// Only if `tokenizers` fails on valid text.
@@ -108,10 +108,10 @@ impl Tokenizer {
         Ok(encoding.get_ids().iter().map(|id| *id as u16).collect())
     }
 
-    /// Tokens of several texts, each after an end-of-text token.
+    /// The tokens of several texts, each preceded by an end-of-text token.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// See [`Tokenizer::encode`].
     pub fn encode_documents(&self, documents: &[String]) -> Result<Vec<u16>, Error> {
         let mut tokens = Vec::new();
         for document in documents {
@@ -121,7 +121,7 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// The text of some tokens; bytes that are not UTF-8 become the replacement character.
+    /// The text of tokens; bytes that are not UTF-8 become the replacement character.
     ///
     /// # Errors
     /// Only if `tokenizers` fails on its own tokens.
@@ -135,17 +135,17 @@ impl Tokenizer {
         0
     }
 
-    /// Number of tokens.
+    /// The number of tokens.
     pub fn vocab_size(&self) -> usize {
         self.byte_lengths.len()
     }
 
-    /// Bytes of text that each token stands for.
+    /// Bytes of text for each token.
     pub fn byte_lengths(&self) -> &[u32] {
         &self.byte_lengths
     }
 
-    /// As in "a 2,048-token BPE".
+    /// For example "a 2,048-token BPE".
     pub(crate) fn description(&self) -> String {
         match self.kind {
             TokenizerKind::Bytes => "one byte each".into(),
@@ -161,14 +161,14 @@ impl Tokenizer {
     /// Writes `tokenizer.json`, which Hugging Face's libraries read.
     ///
     /// # Errors
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         let text = self.inner.to_string(true).map_err(internal)?;
         std::fs::write(path, text).map_err(|error| Error::io("write", path, error))
     }
 }
 
-/// The character that byte-level tokenizers print for a byte (GPT-2's table).
+/// The character that byte-level tokenizers use for a byte (GPT-2's table).
 fn byte_to_char(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     if printable(byte) {
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fast_path_for_bytes_is_what_the_saved_tokenizer_does() {
+    fn the_fast_path_for_bytes_equals_the_saved_tokenizer() {
         let tokenizer = Tokenizer::bytes().unwrap();
         let text = "Ay, señor — ☂\n";
         let slow = tokenizer.inner.encode(text, false).unwrap();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bpe_learns_words_and_survives_the_disk() {
+    fn a_bpe_learns_words_and_is_the_same_after_loading() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokenizer.json");
         let tokenizer = bpe();

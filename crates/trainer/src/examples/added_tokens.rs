@@ -1,5 +1,5 @@
-//! Tokens that the files beside `tokenizer.json` name: read as one token wherever they stand in a text, with
-//! the properties that they have there, as in transformers 5.23.
+//! Tokens that are named by the files beside `tokenizer.json`: they become single tokens wherever they occur in a
+//! text, with the properties from those files, as in transformers 5.23.
 
 use std::collections::BTreeMap;
 
@@ -8,17 +8,17 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use crate::Error;
 
-/// What the files name, the later in place of the earlier.
+/// The tokens that the files name; later files override earlier ones.
 #[derive(Debug, Default)]
 pub(super) struct AddedTokens {
-    /// By their ids, of `added_tokens_decoder` or `added_tokens.json`.
+    /// By their ids, from `added_tokens_decoder` or `added_tokens.json`.
     numbered: BTreeMap<u64, AddedToken>,
-    /// By what they are called, as `pad_token`.
+    /// By their role, such as `pad_token`.
     named: BTreeMap<String, Vec<AddedToken>>,
 }
 
 impl AddedTokens {
-    /// Takes keys that name tokens: one, a list, or a map.
+    /// Adds the values of keys that name tokens: one, a list, or a map.
     pub(super) fn name<'a>(&mut self, entries: impl Iterator<Item = (&'a String, &'a Value)>) {
         for (key, value) in entries {
             if let Some(each) = each(value) {
@@ -28,7 +28,7 @@ impl AddedTokens {
         }
     }
 
-    /// Takes an `added_tokens_decoder`: tokens with their properties, by their ids.
+    /// Adds an `added_tokens_decoder`: tokens with their properties, by id.
     pub(super) fn number(&mut self, decoder: &Value) {
         for (id, value) in decoder.as_object().into_iter().flatten() {
             if let (Ok(id), Some(token)) = (id.parse(), token(value, false)) {
@@ -37,7 +37,7 @@ impl AddedTokens {
         }
     }
 
-    /// Takes an `added_tokens.json`: ids by their tokens, which are special if a name says so.
+    /// Adds an `added_tokens.json`: ids by token. A token is special if it is also named.
     pub(super) fn older(&mut self, entries: &Map<String, Value>) {
         for (content, id) in entries {
             let is_special = self
@@ -52,15 +52,15 @@ impl AddedTokens {
         }
     }
 
-    /// Makes them tokens of `tokenizer`, those that are in its vocabulary; what is to be told of the
-    /// ids that it gives them.
+    /// Adds those that are in the vocabulary to `tokenizer`; returns a warning about
+    /// ids that differ.
     pub(super) fn apply(self, tokenizer: &mut Tokenizer) -> Result<Option<String>, Error> {
         let is_known = |token: &AddedToken| tokenizer.token_to_id(&token.content).is_some();
         let mut moved = Vec::new();
         for (id, token) in &self.numbered {
             let found = tokenizer.token_to_id(&token.content).map(u64::from);
             if let Some(found) = found.filter(|found| found != id) {
-                moved.push(format!("{:?} is {found} and not {id}", token.content));
+                moved.push(format!("{:?} is {found}, not {id}", token.content));
             }
         }
         let there = tokenizer.get_added_tokens_decoder();
@@ -76,18 +76,18 @@ impl AddedTokens {
         }
         let added = tokenizer.add_tokens(new);
         added.map_err(|error| {
-            Error::Data(format!("the tokenizer takes no further tokens: {error}"))
+            Error::Data(format!("the tokenizer accepts no further tokens: {error}"))
         })?;
         Ok((!moved.is_empty()).then(|| {
             format!(
-                "the ids of `tokenizer.json` are used where another file has others: {}",
+                "other files have different ids for these tokens, and those of `tokenizer.json` are used: {}",
                 moved.join(", ")
             )
         }))
     }
 }
 
-/// The values of a key that names tokens: one, a list, or a map; `None` where it names none.
+/// The values of a key that names tokens: one, a list, or a map; `None` for anything else.
 pub(super) fn each(value: &Value) -> Option<Vec<&Value>> {
     match value {
         Value::String(_) => Some(vec![value]),
@@ -98,7 +98,7 @@ pub(super) fn each(value: &Value) -> Option<Vec<&Value>> {
     }
 }
 
-/// A token, alone or with its properties beside it.
+/// A token as a string, or an object with its properties.
 fn token(value: &Value, is_special: bool) -> Option<AddedToken> {
     if let Value::String(content) = value {
         return Some(AddedToken::from(content.as_str(), true));
@@ -123,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// Knows `<a>`, which is a word as any other, and `<b>`, which is added.
+    /// Has `<a>`, which is an ordinary word, and `<b>`, which is an added token.
     fn tokenizer() -> Tokenizer {
         let words = ["<a>", "<b>", "x", "?"].into_iter().enumerate();
         let vocabulary = words
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_word_becomes_a_token_wherever_it_stands() {
+    fn a_named_word_becomes_a_token_wherever_it_occurs() {
         let mut tokenizer = tokenizer();
         assert_eq!(ids(&tokenizer, "x<a>x"), [3]);
         for value in [
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn properties_beside_an_id_take_the_place_of_those_in_the_file() {
+    fn properties_with_an_id_override_those_in_the_file() {
         let mut tokenizer = tokenizer();
         let mut added = AddedTokens::default();
         added.number(
@@ -184,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn other_ids_are_told() {
+    fn differing_ids_are_reported() {
         let mut tokenizer = tokenizer();
         let mut added = AddedTokens::default();
         let older = json!({"<a>": 7, "x": 2});
         added.older(older.as_object().unwrap());
         let told = added.apply(&mut tokenizer).unwrap().unwrap();
-        assert!(told.ends_with("\"<a>\" is 0 and not 7"), "{told}");
+        assert!(told.ends_with("\"<a>\" is 0, not 7"), "{told}");
         assert_eq!(ids(&tokenizer, "?<a>x"), [3, 0, 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! Conversations, and a model's chat template: the Jinja program that turns one into text.
+//! Conversations, and a model's chat template: the Jinja program that converts one to text.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,26 +12,26 @@ use serde_json::{Map, Value as Json};
 use super::jinja::{self, GENERATION};
 use super::template_source::has_generation_tags;
 
-/// One turn of a conversation: an object with a `role`, and what the template reads beside it,
-/// as `content`, `tool_calls`, `name` or `reasoning_content`.
+/// One message of a conversation: an object with a `role` and other keys that the template reads, such as
+/// `content`, `tool_calls`, `name` or `reasoning_content`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message(Map<String, Json>);
 
-/// A conversation, and what else its template is given.
+/// A conversation, and the other inputs of its template.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Conversation {
-    /// The turns, in order.
+    /// The messages, in order.
     pub messages: Vec<Message>,
     /// The tools that the assistant may call, as JSON schemas.
     pub tools: Option<Vec<Json>>,
     /// The documents that the assistant may read.
     pub documents: Option<Vec<Json>>,
-    /// Further variables of the template, as `enable_thinking`.
+    /// Further template variables, such as `enable_thinking`.
     pub template_arguments: Map<String, Json>,
 }
 
 impl Message {
-    /// A turn of `role` that says `content`.
+    /// A message of `role` with this `content`.
     pub fn new(role: &str, content: &str) -> Self {
         let entry = |(key, text): (&str, &str)| (key.to_owned(), Json::from(text));
         Self(
@@ -42,13 +42,13 @@ impl Message {
         )
     }
 
-    /// A turn from a record.
+    /// A message from a record.
     ///
-    /// Keys without a value are left out and reasoning has all of its names, as in
+    /// Keys without a value are dropped, and reasoning is available under all of its names, as in
     /// `apply_chat_template` of transformers.
     ///
     /// # Errors
-    /// When it is not a turn that a template for text can be given; says which key and why.
+    /// A reason with the key, if it is not a message that a template for text can render.
     pub fn from_json(value: Json) -> Result<Self, String> {
         let Json::Object(mut message) = value else {
             return Err("is not an object".into());
@@ -84,12 +84,12 @@ impl Message {
         Ok(Self(message))
     }
 
-    /// Who speaks: `system`, `user`, `assistant`, `tool`, or what else the template knows.
+    /// The speaker: `system`, `user`, `assistant`, `tool`, or another role of the template.
     pub fn role(&self) -> &str {
         self.text("role").unwrap_or_default()
     }
 
-    /// The keys and values of the turn.
+    /// The keys and values of the message.
     pub fn fields(&self) -> &Map<String, Json> {
         &self.0
     }
@@ -98,7 +98,7 @@ impl Message {
         self.0.get(key)?.as_str()
     }
 
-    /// The texts of a content in parts.
+    /// The texts of a content that consists of parts.
     fn parts(&self) -> impl Iterator<Item = &str> {
         let parts = self.0.get("content").and_then(Json::as_array);
         parts
@@ -107,7 +107,7 @@ impl Message {
             .filter_map(|part| part["text"].as_str())
     }
 
-    /// The same turn with its content as one text.
+    /// The same message with its content as one text.
     fn joined(&self) -> Self {
         let mut joined = self.0.clone();
         if self.parts().next().is_some() {
@@ -117,7 +117,7 @@ impl Message {
         Self(joined)
     }
 
-    /// The same turn with `mark` in its content at byte `at`, if that is a text.
+    /// The same message with `mark` in its content at byte `at`, if the content is a text.
     fn marked(&self, at: fn(&str) -> usize) -> Option<Self> {
         let mut marked = self.0.clone();
         let content = marked.get_mut("content")?;
@@ -135,28 +135,28 @@ impl Message {
     }
 }
 
-/// What is wrong with a content in parts for a template that does not know them.
+/// The error for a content in parts, if the template supports plain text only.
 fn not_plain(turn: usize) -> String {
     format!(
-        "the `content` of turn {turn} is in parts, and the model's chat template knows only plain \
-         texts: join the parts into one string"
+        "the `content` of turn {turn} is a list of parts, but the model's chat template supports plain \
+        text only: join the parts into one string"
     )
 }
 
-/// Only text goes into the models here.
+/// Models here read text only.
 fn text_part(part: &Json) -> Result<(), String> {
     match (part["type"].as_str(), &part["text"]) {
         (Some("text") | None, Json::String(_)) => Ok(()),
         (Some("text"), _) => Err("`content` has a part of type `text` without a `text`".into()),
         (Some(other), _) => Err(format!(
-            "`content` has a part of type `{other}`, and only `text` can be read here"
+            "`content` has a part of type `{other}`, but only `text` can be read here"
         )),
         (None, _) => Err("`content` has a part without a `type`".into()),
     }
 }
 
 impl Conversation {
-    /// A conversation of these turns alone.
+    /// A conversation with these messages and nothing else.
     pub fn new(messages: Vec<Message>) -> Self {
         Self {
             messages,
@@ -165,26 +165,26 @@ impl Conversation {
     }
 }
 
-/// A chat template and the names it may use.
+/// A chat template with its special tokens.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// The moment of `strftime_now`.
+    /// The time for `strftime_now`.
     now: Zoned,
     source: String,
-    /// `bos_token`, `eos_token` and the others that the tokenizer names.
+    /// `bos_token`, `eos_token` and others that the tokenizer names.
     special_tokens: Vec<(String, String)>,
-    /// Whether it tells with tags where the assistant speaks.
+    /// Whether it marks what the assistant says with tags.
     tagged: bool,
 }
 
 impl ChatTemplate {
-    /// Compiles a template that may use these special tokens, by the names that
-    /// `tokenizer_config.json` gives them. Its `strftime_now` stands still: all conversations are
-    /// of the moment at which it was compiled.
+    /// Compiles a template that may use these special tokens, by their names in `tokenizer_config.json`. For
+    /// `strftime_now` the time is that of compilation, for all
+    /// conversations.
     ///
     /// # Errors
-    /// When it is not a Jinja template that can be run here.
+    /// If it is not a Jinja template, or uses something that is not supported here.
     pub fn new(source: &str, special_tokens: Vec<(String, String)>) -> Result<Self, String> {
         Self::at(source, special_tokens, Zoned::now())
     }
@@ -204,22 +204,22 @@ impl ChatTemplate {
         })
     }
 
-    /// The moment that the template is told, where it asks.
+    /// The time that the template reads, if it does.
     pub(super) fn moment(&self) -> Option<&Zoned> {
         self.source.contains("strftime_now").then_some(&self.now)
     }
 
-    /// The same template at another moment.
+    /// The same template at another time.
     pub(super) fn moved_to(&self, now: Zoned) -> Result<Self, String> {
         Self::at(&self.source, self.special_tokens.clone(), now)
     }
 
-    /// The text of a conversation; with `add_generation_prompt`, up to where the
-    /// assistant would begin to speak.
+    /// The text of a conversation; with `add_generation_prompt`, up to the start of the assistant's
+    /// next message.
     ///
     /// # Errors
-    /// What the template objects to, and what of the conversation it would leave out: tools,
-    /// tool calls and content in parts.
+    /// If the template raises an error, or would silently leave out tools, tool calls or content in
+    /// parts.
     pub fn render(
         &self,
         conversation: &Conversation,
@@ -230,7 +230,7 @@ impl ChatTemplate {
         Ok(text.replace([GENERATION.0, GENERATION.1], ""))
     }
 
-    /// As transformers renders it, with [`GENERATION`] round what is tagged.
+    /// The text that transformers would render, with [`GENERATION`] around tagged parts.
     pub(super) fn run(
         &self,
         messages: &[Message],
@@ -257,7 +257,7 @@ impl ChatTemplate {
                 ),
             ]);
         let context = Value::from(context.collect::<BTreeMap<String, Value>>());
-        // The engine panics on a few templates, as on `''[::-1]` in version 3.0.5.
+        // The engine panics on a few templates, such as `''[::-1]` in version 3.0.5.
         let render = AssertUnwindSafe(|| {
             let template = self.environment.get_template("chat");
             template.and_then(|template| template.render(context))
@@ -265,7 +265,7 @@ impl ChatTemplate {
         match catch_unwind(render) {
             Ok(Ok(text)) => Ok(text),
             Ok(Err(error)) => {
-                // A template for plain texts fails on a list in words of the engine.
+                // A template for plain text fails on a list with a message of the engine.
                 let plain: Vec<_> = messages.iter().map(Message::joined).collect();
                 let first = messages.iter().zip(&plain).position(|(a, b)| a != b);
                 match first {
@@ -279,11 +279,11 @@ impl ChatTemplate {
                     _ => Err(objection(error)),
                 }
             }
-            Err(_) => Err("the chat template: it breaks the template engine".into()),
+            Err(_) => Err("the chat template: the template engine panics on it".into()),
         }
     }
 
-    /// What a template that knows nothing of it would leave out in silence.
+    /// Refuses what the template does not support and would silently leave out.
     fn check(&self, conversation: &Conversation, text: &str) -> Result<(), String> {
         let unknown = |word: &str| !self.source.contains(word);
         let has = |list: &Option<Vec<Json>>| list.as_ref().is_some_and(|list| !list.is_empty());
@@ -293,16 +293,16 @@ impl ChatTemplate {
         ] {
             if has(list) && unknown(key) {
                 return Err(format!(
-                    "the record has `{key}`, and the model's chat template does not write them: \
-                     take the key out, or say it in a turn of the system"
+                    "the record has `{key}`, but the model's chat template does not use them: \
+                    remove the key, or put its content into a system message"
                 ));
             }
         }
         for (name, _) in &conversation.template_arguments {
             if unknown(name) {
                 return Err(format!(
-                    "`chat_template_kwargs` sets `{name}`, which the model's chat template does \
-                     not read"
+                    "`chat_template_kwargs` sets `{name}`, but the model's chat template does \
+                    not use it"
                 ));
             }
         }
@@ -311,11 +311,11 @@ impl ChatTemplate {
             let calls = message.fields().get("tool_calls").and_then(Json::as_array);
             if calls.is_some_and(|calls| !calls.is_empty()) && unknown("tool_calls") {
                 return Err(format!(
-                    "turn {turn} has `tool_calls`, and the model's chat template does not write \
-                     them: use a model whose template does, or write the calls into `content`"
+                    "turn {turn} has `tool_calls`, but the model's chat template does not use \
+                    them: use a model whose template does, or write the calls into `content`"
                 ));
             }
-            // A template for plain contents writes the list as Python would print it, or
+            // A template for plain text writes the list as Python would print it, or
             // nothing.
             let lost = message.parts().any(|part| !text.contains(part.trim()));
             if message.parts().next().is_some() && (lost || text.contains("[{'type'")) {
@@ -325,15 +325,15 @@ impl ChatTemplate {
         Ok(())
     }
 
-    /// The text of a conversation and the byte ranges in it that the assistant says.
+    /// The text of a conversation, and the byte ranges of the assistant's messages.
     ///
-    /// A template with `{% generation %}` tags says itself what that is, as in transformers'
-    /// `return_assistant_tokens_mask`. Else it is each answer from where the template would ask
-    /// for it to what ends the turn.
+    /// A template with `{% generation %}` tags defines those itself, as for transformers'
+    /// `return_assistant_tokens_mask`. Otherwise a range goes from the end of the generation prompt to the end of
+    /// the message.
     ///
     /// # Errors
-    /// As [`ChatTemplate::render`], and when a template writes other things round an answer than
-    /// without it, so that the answer cannot be told from its surroundings.
+    /// See [`ChatTemplate::render`]. Also if the template writes the text around an answer differently with and
+    /// without it, so that the range cannot be determined.
     pub fn render_answers(
         &self,
         conversation: &Conversation,
@@ -343,7 +343,7 @@ impl ChatTemplate {
         if self.tagged {
             let (text, answers) = tagged_answers(&whole);
             return match answers.is_empty() {
-                true => Err("the chat template marks nothing as said by the assistant".into()),
+                true => Err("the chat template does not mark any text of the assistant".into()),
                 false => Ok((text, answers)),
             };
         }
@@ -353,15 +353,15 @@ impl ChatTemplate {
                 continue;
             }
             let answer = self.answer(conversation, turn, &whole)?;
-            // An answer after an answer begins where that one ends, at the earliest.
+            // An answer that follows an answer begins at the end of that one at the earliest.
             let earliest = answers.last().map_or(0, |answer| answer.end);
             let answer = answer
                 .map(|answer| answer.start.max(earliest)..answer.end)
                 .filter(|answer| answer.start <= answer.end);
             answers.push(answer.ok_or_else(|| {
                 format!(
-                    "the chat template writes the text before turn {} in another way when the turn \
-                     is there, so the answer cannot be told apart",
+                    "the chat template writes the text before turn {} differently when the turn \
+                     is present, so its range cannot be determined",
                     turn + 1
                 )
             })?);
@@ -369,7 +369,7 @@ impl ChatTemplate {
         Ok((whole, answers))
     }
 
-    /// Where the answer `turn` lies in `whole`; `None` when that cannot be told.
+    /// The range of the answer `turn` in `whole`; `None` if it cannot be determined.
     fn answer(
         &self,
         conversation: &Conversation,
@@ -378,7 +378,7 @@ impl ChatTemplate {
     ) -> Result<Option<Range<usize>>, String> {
         let messages = &conversation.messages;
         let run = |messages: &[Message], prompt| self.run(messages, conversation, prompt);
-        // There are templates that refuse a conversation without a user, or that ends there.
+        // Some templates refuse a conversation without a user message, or one that ends with it.
         let before = run(&messages[..turn], true).ok();
         let before = before.filter(|before| whole.starts_with(before.as_str()));
         let start = match &before {
@@ -395,9 +395,9 @@ impl ChatTemplate {
         {
             return Ok(Some(start..with.len()));
         }
-        // Some write a turn in another way when it is the last, as Qwen3 with its thoughts. So
-        // the end of its words is marked, in the whole and in the part that ends with the turn,
-        // and what follows there is what ends a turn.
+        // Some templates write the last message differently, as Qwen3 does with its reasoning. So the end of the
+        // content is marked both in the whole and in the part that ends with this message, and the text after it
+        // in the part is the end of a message.
         let Some(message) = messages[turn].marked(|text| text.trim_end().len()) else {
             return Ok(None);
         };
@@ -410,7 +410,7 @@ impl ChatTemplate {
         else {
             return Ok(None);
         };
-        // Templates trim what is said, or do not.
+        // Templates may trim the content.
         let spaces = |text: &str| text[text.trim_end().len()..].to_owned();
         let spaces = messages[turn]
             .text("content")
@@ -428,15 +428,15 @@ impl ChatTemplate {
         }))
     }
 
-    /// Where the words of a turn begin in `whole`, for templates that ask for an answer with
-    /// more than they write before one, as DeepSeek-R1's distillations with `<think>`.
+    /// The start of the content of a message in `whole`, for templates whose generation prompt is longer than what they
+    /// write before a message, such as DeepSeek-R1's distillations with `<think>`.
     fn words_start(
         &self,
         conversation: &Conversation,
         turn: usize,
         whole: &str,
     ) -> Result<Option<usize>, String> {
-        // What came before must stand there as it would be given.
+        // The text before must be the same as the generation prompt's beginning.
         let earlier = &conversation.messages[..turn];
         let given = match earlier.is_empty() {
             true => String::new(),
@@ -463,7 +463,7 @@ impl ChatTemplate {
                 return Ok(Some(start));
             }
         }
-        // A turn without words: where what is asked and what is said part.
+        // A message without content: where the two texts diverge.
         let asked = self.run(earlier, conversation, true).unwrap_or_default();
         let common = asked.chars().zip(whole.chars()).take_while(|(a, b)| a == b);
         let common: usize = common.map(|(character, _)| character.len_utf8()).sum();
@@ -471,7 +471,7 @@ impl ChatTemplate {
     }
 }
 
-/// The text without the marks of the tags, and what stood between them.
+/// The text without the marks, and the ranges between them.
 pub(super) fn tagged_answers(text: &str) -> (String, Vec<Range<usize>>) {
     let mut plain = String::with_capacity(text.len());
     let (mut answers, mut open) = (Vec::new(), None);
@@ -491,5 +491,5 @@ fn objection(error: minijinja::Error) -> String {
     format!("the chat template: {error}")
 }
 
-/// Nothing that anybody says: a noncharacter of Unicode.
+/// A noncharacter of Unicode, which no text contains.
 const MARK: &str = "\u{fdd0}";

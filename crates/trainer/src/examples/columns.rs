@@ -1,21 +1,21 @@
-//! The keys of a file's records: under which names they are read, and which are not.
+//! The keys of a file's records: how they are renamed, and which of them are not read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-/// A file's own names for the keys of records, by the names that they are read by.
+/// A file's own names for the keys of records, by our names.
 pub type Columns = BTreeMap<String, String>;
 
-/// What is made of the keys of a file.
+/// Statistics of the keys in a file.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
-    /// Those of which nothing was made, and how often they were there.
+    /// Keys that were not read, with counts.
     unread: BTreeMap<String, u64>,
     /// The file's own names for keys.
     columns: Columns,
-    /// Of these, those that no record has had yet.
+    /// Those of them that no record has had yet.
     unseen: BTreeSet<String>,
 }
 
@@ -37,9 +37,9 @@ impl Keys {
         *self.unread.entry(key.to_owned()).or_default() += 1;
     }
 
-    /// Gives the keys of a record the names that they are read by.
+    /// Renames the keys of a record to our names.
     pub(super) fn rename(&mut self, object: &mut Map<String, Value>) -> Result<(), String> {
-        // Taken out first: two of them may change places.
+        // Removed first, since two keys may be swapped.
         let mut renamed = Vec::new();
         for (name, column) in &self.columns {
             if let Some(value) = object.shift_remove(column) {
@@ -50,14 +50,14 @@ impl Keys {
         for (name, column, value) in renamed {
             if object.insert(name.clone(), value).is_some() {
                 return Err(format!(
-                    "it has a `{name}`, and a `{column}`, which `data.columns` reads as `{name}`"
+                    "it has `{name}`, and also `{column}`, which `data.columns` reads as `{name}`"
                 ));
             }
         }
         Ok(())
     }
 
-    /// `id` (3 times), `source` (once), or nothing.
+    /// For example `id` (3 times), `source` (once); `None` if all keys were read.
     pub(super) fn list(&self) -> Option<String> {
         let times = |count: &u64| match count {
             1 => "once".to_owned(),
@@ -77,7 +77,7 @@ impl Keys {
         }
         for column in &self.unseen {
             tracing::warn!(
-                "no record of `{}` has the `{column}` of `data.columns`",
+                "no record of `{}` has the key `{column}` from `data.columns`",
                 path.display()
             );
         }

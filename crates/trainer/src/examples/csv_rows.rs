@@ -1,4 +1,4 @@
-//! Tables as text: CSV, and TSV with tabs.
+//! CSV and TSV files.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::columns::{Columns, Keys};
 use super::reader::{Located, at, record_of, whole};
 use crate::Error;
 
-/// The records of a table whose first line names its columns.
+/// The records of a table whose first line has the column names.
 pub(super) fn records(
     path: &Path,
     columns: &Columns,
@@ -26,7 +26,7 @@ pub(super) fn records(
     let mut named = Vec::new();
     for column in header.iter().map(str::trim) {
         if named.contains(&column) {
-            let reason = format!("the column `{column}` is there twice: rename one of them");
+            let reason = format!("there are two columns `{column}`: rename one of them");
             return Err(at(path, 1, reason));
         }
         named.push(column);
@@ -40,7 +40,7 @@ pub(super) fn records(
             .position()
             .map_or(0, |position| position.byte() as usize);
         if is_open(&text.as_bytes()[begins..], tabs) {
-            let reason = "a quotation mark is not closed: all that follows would be one cell";
+            let reason = "a quotation mark is not closed: the rest of the file would be one cell";
             return Err(at(path, line, reason));
         }
         let cells = header.iter().zip(row.iter());
@@ -61,7 +61,7 @@ pub(super) fn records(
     Ok(records)
 }
 
-/// Whether a cell of the first record of `text` begins with a quotation mark that no other closes.
+/// Whether a cell of the first record of `text` begins with a quotation mark that is never closed.
 fn is_open(text: &[u8], tabs: bool) -> bool {
     let delimiter = if tabs { b'\t' } else { b',' };
     let (mut inside, mut at_start) = (false, true);
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use crate::examples::Record;
 
-    /// The texts of a table, or what is wrong with it.
+    /// The texts of a table, or the error.
     fn texts(name: &str, content: &str) -> Result<Vec<String>, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(name);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn quotation_marks_are_what_rfc_4180_says() {
+    fn quotation_marks_follow_rfc_4180() {
         let table =
             "text,n\n\"a \"\"quoted\"\" word\",1\n\"two\nlines, and a comma\",2\n5\" pipe,3\n";
         let want = ["a \"quoted\" word", "two\nlines, and a comma", "5\" pipe"];
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quotation_mark_that_nobody_closes_is_refused() {
+    fn an_unclosed_quotation_mark_is_refused() {
         for (table, line) in [
             ("text\n\"Hello\nmore\nmore\n", 2),
             ("text\nfine\n\"Hello", 3),
@@ -133,11 +133,8 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_is_there_twice_is_refused() {
+    fn a_duplicate_column_is_refused() {
         let error = texts("a.csv", "text, text\na,b\n").unwrap_err();
-        assert!(
-            error.contains("the column `text` is there twice"),
-            "{error}"
-        );
+        assert!(error.contains("two columns `text`"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Records to tokens, with a note on which of them are learned.
+//! Converts records to tokens, and marks the ones that are trained on.
 
 use jiff::Zoned;
 use tokenizers::Tokenizer;
@@ -9,22 +9,22 @@ use super::tokenizer_keys;
 use crate::Error;
 use models::pretrained::Pretrained;
 
-/// A record as tokens.
+/// The tokens of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Example {
-    /// Token ids of the example.
+    /// Token ids.
     pub tokens: Vec<u32>,
-    /// For each token, whether the model is to learn to say it.
+    /// For each token, whether it is a training target.
     pub learned: Vec<bool>,
 }
 
-/// Turns records into the tokens of one model.
+/// Converts records to the tokens of a model.
 #[derive(Debug)]
 pub struct Encoder {
     tokenizer: Tokenizer,
-    /// Why it cannot be used, where it cannot: only chats need it.
+    /// The error, if it cannot be used. It is only needed for chats.
     template: Option<Result<ChatTemplate, String>>,
-    /// The one for chats with tools, where that is another.
+    /// The template for chats with tools, if the model has a separate one.
     tool_template: Option<Result<ChatTemplate, String>>,
     /// The token that ends a text.
     end: Option<u32>,
@@ -34,7 +34,7 @@ impl Encoder {
     /// An encoder for a published model.
     ///
     /// # Errors
-    /// When the tokenizer lacks the token that it says ends a text.
+    /// If the tokenizer lacks its own end-of-text token.
     pub fn new(model: &Pretrained) -> Result<Self, Error> {
         let token = |id: Option<i64>| id.and_then(|id| u32::try_from(id).ok());
         let text = |id: Option<u32>| id.and_then(|id| model.tokenizer.id_to_token(id));
@@ -45,8 +45,8 @@ impl Encoder {
             None => token(model.config.eos_token_ids.first().copied()),
             Some(eos) => Some(model.tokenizer.token_to_id(eos).ok_or_else(|| {
                 Error::Data(format!(
-                    "`tokenizer_config.json` says that {eos:?} ends a text, and `tokenizer.json` \
-                     has no such token"
+                    "`tokenizer_config.json` says that {eos:?} ends a text, but `tokenizer.json` \
+                    has no such token"
                 ))
             })?),
         };
@@ -63,7 +63,7 @@ impl Encoder {
         let mut special_tokens = keys.named_tokens;
         special_tokens.retain(|(name, _)| name != "bos_token" && name != "eos_token");
         special_tokens.extend([("bos_token".to_owned(), bos), ("eos_token".to_owned(), eos)]);
-        // One moment for both.
+        // The same time for both.
         let now = Zoned::now();
         let compile = |source: &Option<String>| {
             let source = source.as_ref()?;
@@ -75,8 +75,8 @@ impl Encoder {
         };
         let template = compile(&model.chat_template);
         let tool_template = compile(&model.tool_template);
-        // The file's truncation and padding are what was in force when it was saved; transformers
-        // applies them only to calls that ask for it.
+        // The file has the truncation and padding that were set when it was saved; transformers applies them only if a
+        // call asks for it.
         tokenizer.with_truncation(None).map_err(internal)?;
         tokenizer.with_padding(None);
         Ok(Self {
@@ -97,8 +97,8 @@ impl Encoder {
         self.template.as_ref()?.as_ref().ok()
     }
 
-    /// The moment that the chat template writes into its texts, if it does: what an encoder of
-    /// another day must be [told](Encoder::set_moment) to give the same tokens.
+    /// The time that the chat template writes into its texts, if it does. An encoder that is created on another day
+    /// must get it by [`set_moment`](Encoder::set_moment) to produce the same tokens.
     pub fn moment(&self) -> Option<String> {
         let templates = [&self.template, &self.tool_template];
         let mut compiled = templates
@@ -108,14 +108,14 @@ impl Encoder {
         Some(compiled.find_map(ChatTemplate::moment)?.to_string())
     }
 
-    /// Lets the chat template write this moment, as [`Encoder::moment`] gave it.
+    /// Sets the time for the chat template, in the form that [`Encoder::moment`] returns.
     ///
     /// # Errors
-    /// When it is no moment.
+    /// If it is not a valid time.
     pub fn set_moment(&mut self, moment: &str) -> Result<(), Error> {
         let now: Zoned = moment
             .parse()
-            .map_err(|error| Error::Data(format!("the moment `{moment}` of the data: {error}")))?;
+            .map_err(|error| Error::Data(format!("the time `{moment}` of the data: {error}")))?;
         for template in [&mut self.template, &mut self.tool_template] {
             if let Some(Ok(compiled)) = template {
                 *template = Some(compiled.moved_to(now.clone()));
@@ -124,7 +124,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// The tokens of `text`, begun as the model's texts begin.
+    /// The tokens of `text`; with `begin`, starting with the model's first token.
     ///
     /// # Errors
     /// Only if `tokenizers` fails on valid text.
@@ -133,8 +133,8 @@ impl Encoder {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The tokens of `text`, begun as the model's texts begin, and not ended as those end that the
-    /// tokenizer itself ends.
+    /// The tokens of `text` starting with the model's first token, without an end token that the tokenizer may
+    /// add.
     fn beginning(&self, text: &str) -> Result<Vec<u32>, Error> {
         let mut tokens = self.tokens(text, true)?;
         let inside = self.tokens(text, false)?;
@@ -149,13 +149,13 @@ impl Encoder {
     /// The tokens of a record.
     ///
     /// # Errors
-    /// When it is a chat and the model has no chat template, or one that objects.
+    /// If it is a chat and the model has no chat template, or the template refuses it.
     pub fn encode(&self, record: &Record) -> Result<Example, Error> {
         let mut example = match record {
             Record::Text(text) => {
                 let tokens = self.tokens(text, true)?;
                 let learned = vec![true; tokens.len()];
-                // The tokenizer may have ended it already.
+                // The tokenizer may have added it already.
                 if tokens.last().copied() == self.end {
                     return Ok(Example { tokens, learned });
                 }
@@ -169,19 +169,19 @@ impl Encoder {
                 Example { tokens, learned }
             }
             Record::Chat(conversation) => {
-                // As transformers chooses: also where the list of tools is empty.
+                // As in transformers: also if the list of tools is empty.
                 let tools = conversation.tools.as_ref();
                 let for_tools = tools.and(self.tool_template.as_ref());
                 let template = match for_tools.or(self.template.as_ref()) {
                     Some(Ok(template)) => template,
                     Some(Err(reason)) => return Err(Error::Data(reason.clone())),
                     None => {
-                        let reason = "the data are chats, and the model has no chat template";
+                        let reason = "the data are chats, but the model has no chat template";
                         return Err(Error::Data(reason.into()));
                     }
                 };
                 let (text, answers) = template.render_answers(conversation).map_err(Error::Data)?;
-                // The template writes the special tokens itself, also the last.
+                // The template writes all special tokens itself, including the last.
                 return self.encode_answers(&text, &answers);
             }
         };
@@ -192,10 +192,10 @@ impl Encoder {
         Ok(example)
     }
 
-    /// As [`Encoder::encode`]; an error says where the record is.
+    /// Like [`Encoder::encode`], with the record's position in errors.
     ///
     /// # Errors
-    /// As [`Encoder::encode`].
+    /// See [`Encoder::encode`].
     pub fn encode_located(&self, located: &Located) -> Result<Example, Error> {
         let example = self.encode(&located.record);
         example.map_err(|error| located.explain(error))
@@ -210,8 +210,8 @@ impl Encoder {
         let offsets = encoding.get_offsets();
         let mut learned = vec![false; offsets.len()];
         for answer in answers {
-            // As `char_to_token` of the first and the last character; between the two also what
-            // has no place of its own, as a space that the tokenizer trims from the offsets.
+            // From `char_to_token` of the first character to that of the last, including tokens between them without
+            // an offset, such as a space that the tokenizer trims from the offsets.
             let within = |(start, end): &(usize, usize)| {
                 *start < answer.end && answer.start < *end && start < end
             };
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chat_with_tools_is_written_by_the_template_for_tools() {
+    fn a_chat_with_tools_uses_the_template_for_tools() {
         let model = Pretrained {
             chat_template: Some(CHATML.into()),
             tool_template: Some(format!("{{{{ tools|length }}}} {CHATML}")),
@@ -258,7 +258,7 @@ mod tests {
         assert!(given(None).starts_with("<|im_start|>"));
         let tool = serde_json::json!({"name": "look", "parameters": {}});
         assert!(given(Some(vec![tool])).starts_with("1 <|im_start|>"));
-        // As transformers does.
+        // As in transformers.
         assert!(given(Some(Vec::new())).starts_with("0 <|im_start|>"));
     }
 }

@@ -15,16 +15,16 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::template_source::adapted;
 
-/// Steps that a template may take: far more than any honest one does.
+/// The fuel of a template: far more instructions than a reasonable one executes.
 const FUEL: u64 = 50_000_000;
 
-/// Round what a `{% generation %}` block says: noncharacters of Unicode, which no text has.
+/// Marks around the text of a `{% generation %}` block: noncharacters of Unicode, which no text has.
 pub(super) const GENERATION: (char, char) = ('\u{fdd1}', '\u{fdd2}');
 
-/// The environment with `source` as its template `chat`, for which it is always `now`.
+/// An environment with `source` as the template `chat`, in which the time is always `now`.
 ///
 /// # Errors
-/// When it is not a template that can be run here.
+/// If it is not a template that is supported here.
 pub(super) fn environment(source: &str, now: Zoned) -> Result<Environment<'static>, Error> {
     let mut environment = Environment::new();
     let mut syntax = SyntaxConfig::builder();
@@ -70,7 +70,7 @@ fn generation(said: &str) -> String {
     format!("{}{said}{}", GENERATION.0, GENERATION.1)
 }
 
-/// In Jinja2 what is undefined is empty.
+/// In Jinja2 an undefined value is empty.
 fn length(value: &Value) -> Result<usize, Error> {
     match value.is_undefined() {
         true => Ok(0),
@@ -126,7 +126,7 @@ fn python_repr(value: &Value) -> String {
             }
             _ => value.to_string(),
         },
-        // A namespace prints itself in its own way.
+        // A namespace has its own representation.
         ValueKind::Map if value.to_string().starts_with('{') => match value.try_iter() {
             Ok(keys) => {
                 let entry = |key: Value| {
@@ -141,8 +141,8 @@ fn python_repr(value: &Value) -> String {
     }
 }
 
-/// Whether Python's `repr` writes a character as it is: not controls, formats, private ones, and spaces
-/// but for the ordinary one.
+/// Whether Python's `repr` writes a character as it is: not control, format or private-use characters, nor spaces
+/// other than the ordinary one.
 fn is_printable(character: char) -> bool {
     let code = character as u32;
     character == ' '
@@ -155,7 +155,7 @@ fn is_printable(character: char) -> bool {
             || code >= 0xe_0000)
 }
 
-/// Characters that are not seen: Unicode's category Cf, and noncharacters.
+/// Invisible characters: Unicode's category Cf, and noncharacters.
 const FORMATS: [(u32, u32); 17] = [
     (0xad, 0xad),
     (0x600, 0x605),
@@ -176,7 +176,7 @@ const FORMATS: [(u32, u32); 17] = [
     (0x1_d173, 0x1_d17a),
 ];
 
-/// In Jinja2 whatever has a length and items: texts and mappings too.
+/// In Jinja2 everything with a length and items is a sequence, including strings and mappings.
 fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
@@ -211,7 +211,7 @@ fn tojson(value: &Value, arguments: Rest<ValueOrKwargs>) -> Result<String, Error
             let texts = pair.try_iter()?.map(|text| text.to_string());
             match <[String; 2]>::try_from(texts.collect::<Vec<_>>()) {
                 Ok(pair) => Some(pair),
-                Err(_) => return Err(refused("`tojson`: `separators` are two texts")),
+                Err(_) => return Err(refused("`tojson`: `separators` must be two strings")),
             }
         }
     };
@@ -233,7 +233,7 @@ fn tojson(value: &Value, arguments: Rest<ValueOrKwargs>) -> Result<String, Error
     Ok(json.text)
 }
 
-/// A `json.dumps` on its way.
+/// The state of a `json.dumps` call.
 struct Json {
     text: String,
     ascii: bool,
@@ -281,7 +281,7 @@ impl Json {
         Ok(())
     }
 
-    /// What stands before an item.
+    /// Writes what comes before an item.
     fn next(&mut self, index: usize, depth: usize) {
         if index > 0 {
             self.text.push_str(&self.item.clone());
@@ -337,8 +337,8 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// Python's `repr` of a float: the shortest digits that give it back, with an exponent below
-/// 1e-4 and from 1e16 on.
+/// Python's `repr` of a float: the shortest digits that round-trip, with an exponent below 1e-4 and from
+/// 1e16 on.
 fn float_repr(value: f64) -> String {
     if value.is_nan() {
         return "NaN".into();
@@ -363,7 +363,7 @@ fn float_repr(value: f64) -> String {
     }
 }
 
-/// The methods of Python's strings that minijinja's own set lacks, then those.
+/// The methods of Python's strings that minijinja-contrib lacks, then those that it has.
 fn method(
     state: &mut State,
     value: &Value,
@@ -418,7 +418,7 @@ fn method(
             }
             place
         }
-        // A letter after anything that is no letter is a capital, as in Python.
+        // As in Python, a letter that follows a non-letter is capitalised.
         "title" => {
             let mut inside = false;
             let mut title = String::with_capacity(text.len());
@@ -475,7 +475,7 @@ fn split_arguments(arguments: &[Value]) -> Result<(Option<String>, Option<usize>
     ))
 }
 
-/// Words from the end, at most `most` cuts.
+/// Words from the end, with at most `most` splits.
 fn rsplit_spaces(text: &str, most: usize) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = text.trim();

@@ -1,23 +1,23 @@
-//! Numbers that are not read as they are written.
+//! Numbers that are not read exactly as written.
 
 use super::reader::Record;
 
-/// Refuses a chat from a JSON text with a number that a template would write otherwise, which [`changed`]
-/// has found.
+/// Refuses a chat from a JSON text if [`changed`] has found a number that a template would write
+/// differently.
 ///
 /// # Errors
 /// Names the number.
 pub(super) fn keep(record: Record, changed: Option<&str>) -> Result<Record, String> {
     match (&record, changed) {
         (Record::Chat(_), Some(number)) => Err(format!(
-            "the number {number} cannot be kept as it is written: write it as text, in quotes"
+            "the number {number} would be changed when it is read: write it as a string, in quotes"
         )),
         _ => Ok(record),
     }
 }
 
-/// The first whole number of a JSON text that is not read as it is written: those of more than 64 bits
-/// become floats here and stay whole in Python, and `-0` is `0` there.
+/// The first integer of a JSON text that is not read exactly: those with more than 64 bits become floats here but
+/// stay integers in Python, and `-0` is `0` there.
 pub(super) fn changed(json: &str) -> Option<&str> {
     let bytes = json.as_bytes();
     let mut at = 0;
@@ -41,7 +41,7 @@ pub(super) fn changed(json: &str) -> Option<&str> {
     None
 }
 
-/// Where the text that begins at `at` has ended.
+/// The end of the string that begins at `at`.
 fn after_text(bytes: &[u8], at: usize) -> usize {
     let mut at = at + 1;
     while at < bytes.len() {
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_that_are_read_otherwise_are_found() {
+    fn numbers_that_would_change_are_found() {
         for (json, found) in [
             (
                 r#"{"a": 123456789012345678901234567890}"#,

@@ -1,6 +1,6 @@
-//! The rows of a Parquet file, which is how Hugging Face keeps data sets.
+//! The rows of a Parquet file, Hugging Face's format for data sets.
 //!
-//! A row group is read at a time, so that a file may be larger than memory.
+//! One row group is read at a time, so that a file may be larger than memory.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,7 +18,7 @@ use crate::Error;
 pub(super) struct Rows {
     path: PathBuf,
     state: State,
-    /// Rows that were given, or failed.
+    /// Rows that were returned, or failed.
     number: u64,
     keys: Keys,
 }
@@ -39,7 +39,7 @@ impl Rows {
         }
     }
 
-    /// The next row; the file is opened for the first.
+    /// The next row; opens the file at the first call.
     fn row(&mut self) -> Result<Option<Value>, Error> {
         if matches!(self.state, State::Closed) {
             let rows = open(&self.path)?;
@@ -91,13 +91,13 @@ fn open(path: &Path) -> Result<RowIter<'static>, Error> {
     let rows = caught(|| Ok(SerializedFileReader::new(file)?.into_iter()));
     rows.map_err(|reason| {
         Error::Data(format!(
-            "`{}` is no Parquet file, or a damaged one: {reason}",
+            "`{}` is not a Parquet file, or it is damaged: {reason}",
             path.display()
         ))
     })
 }
 
-/// What `read` gives; a panic, which some damaged files cause, is an error as others are.
+/// Converts a panic in `read`, which some damaged files cause, to an error.
 fn caught<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(read)) {
         Ok(read) => read.map_err(|error| error.to_string()),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compression_that_is_not_read_is_named() {
+    fn an_unsupported_compression_is_named() {
         let error = all(&golden("texts-brotli.parquet"), &Columns::new());
         let error = error.unwrap_err().to_string();
         assert!(error.contains("texts-brotli.parquet: row 1: "), "{error}");
@@ -189,7 +189,7 @@ mod tests {
                 let error = all(&path, &Columns::new()).unwrap_err().to_string();
                 assert!(error.contains("rows.parquet"), "{error}");
             }
-            // A bit anywhere: an error, or other rows, and never the end of the process.
+            // With any bit flipped there must be an error or other rows, but never a crash.
             for at in (0..whole.len()).step_by(29) {
                 let mut bytes = whole.clone();
                 bytes[at] ^= 1 << (at % 8);

@@ -1,4 +1,4 @@
-//! Records out of files: plain text, JSON lines, JSON, CSV and Parquet.
+//! Reads records from files: plain text, JSON lines, JSON, CSV and Parquet.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -13,40 +13,40 @@ use crate::Error;
 use crate::config::DataFormat;
 use crate::data::{file_format, files_in};
 
-/// Longest line of a JSONL file, and longest file of the other kinds. What is longer is a
-/// mistake, or should be lines.
+/// The longest line of a JSONL file, and the longest file of the other kinds. Anything longer is a mistake, or
+/// should be JSON lines.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// What editors of some systems begin a file with.
+/// Some editors start a file with it.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// One piece of data.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Record {
-    /// A text, all of which is learned.
+    /// A text, all of which is trained on.
     Text(String),
-    /// A question and the answer that is learned.
+    /// A prompt and its completion, which is trained on.
     Completion {
-        /// What is given.
+        /// The prompt.
         prompt: String,
-        /// What is learned.
+        /// The completion.
         completion: String,
     },
-    /// A conversation, of which the assistant's turns are learned.
+    /// A conversation, whose assistant messages are trained on.
     Chat(Conversation),
 }
 
-/// A record, and where it came from.
+/// A record and its position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Located {
     /// The record.
     pub record: Record,
-    /// `file:line`, or the file alone for a whole text.
+    /// `file:line`, or only the file for a whole text.
     pub place: String,
 }
 
 impl Located {
-    /// `error` with the place before it, if it is about the record.
+    /// Adds the position to `error`, if it is about the record.
     pub fn explain(&self, error: Error) -> Error {
         match error {
             Error::Data(reason) => Error::Data(format!("{}: {reason}", self.place)),
@@ -55,16 +55,16 @@ impl Located {
     }
 }
 
-/// The records of a file, or of every file of data below a folder, in the order of their paths.
+/// The records of a file, or of all data files below a folder, in the order of their paths.
 ///
-/// Files are known by name and content, or are all of the kind `format`. JSON lines, JSON (a
-/// list of records, or an object that holds one), CSV and Parquet hold records of `text`, of `prompt` and
-/// `completion`, or of `messages`; `.txt` and `.md` are one text each. The keys of a file that
-/// are not read are listed in one warning.
+/// The format of a file follows from its name and content, unless `format` is set. JSON lines, JSON (a list of
+/// records, or an object that contains one), CSV and Parquet have records of `text`, of `prompt` and
+/// `completion`, or of `messages`; `.txt` and `.md` are one text each. The keys of a file that are not read are
+/// listed in one warning.
 ///
 /// # Errors
-/// When the path cannot be read, is of an unknown kind, or is a folder without data. What is
-/// wrong inside a file comes out of the iterator, with file and line.
+/// If the path cannot be read, has an unknown format, or is a folder without data. Errors inside a file are
+/// returned by the iterator, with file and line.
 pub fn records(
     path: &Path,
     format: Option<DataFormat>,
@@ -72,11 +72,11 @@ pub fn records(
     records_of_columns(path, format, &Columns::new())
 }
 
-/// As [`records`], of files that have names of their own for the keys of records: `columns` has theirs
-/// by ours.
+/// Like [`records`], for files with their own names for the keys of records: `columns` maps our names to
+/// theirs.
 ///
 /// # Errors
-/// As [`records`], and where a file is plain text, which has no columns.
+/// See [`records`]; also if a file is plain text, which has no columns.
 pub fn records_of_columns(
     path: &Path,
     format: Option<DataFormat>,
@@ -87,7 +87,7 @@ pub fn records_of_columns(
         let found = file_format(&file, format)?;
         if found == DataFormat::Text && !columns.is_empty() {
             return Err(Error::Data(format!(
-                "`{}` is plain text, and `data.columns` names columns: drop that, or give records",
+                "`{}` is plain text, but `data.columns` names columns: remove the key, or use a file of records",
                 file.display()
             )));
         }
@@ -106,10 +106,10 @@ pub fn records_of_columns(
     }))
 }
 
-/// The texts of a file of records, for a model that learns texts alone.
+/// The texts of a file of records, for a model that is trained on texts only.
 ///
 /// # Errors
-/// As [`records`], and when a record is no text.
+/// See [`records`]; also if a record is not a text.
 pub(crate) fn texts(
     path: &Path,
     format: DataFormat,
@@ -121,8 +121,8 @@ pub(crate) fn texts(
         match located.record {
             Record::Text(text) => Ok(text),
             Record::Completion { .. } | Record::Chat(_) => Err(Error::Data(format!(
-                "{}: a model that is trained from scratch learns texts: give it records of `text`, set \
-                 `data.format: text` to learn the file as it is, or set `model.name_or_path`",
+                "{}: a model that is trained from scratch needs texts: use records of `text`, set \
+                `data.format: text` to train on the file as it is, or set `model.name_or_path`",
                 located.place
             ))),
         }
@@ -136,7 +136,7 @@ fn once(read: impl FnOnce() -> Result<Located, Error> + 'static) -> Records {
     Box::new(std::iter::once_with(read))
 }
 
-/// Records that are read when the first is asked for.
+/// Records that are read when the first one is requested.
 fn all(read: impl FnOnce() -> Result<Vec<Result<Located, Error>>, Error> + 'static) -> Records {
     let read = || read().unwrap_or_else(|error| vec![Err(error)]);
     Box::new(std::iter::once_with(read).flatten())
@@ -160,7 +160,7 @@ pub(super) fn whole(path: &Path) -> Result<String, Error> {
         .map_err(io)?;
     if bytes.len() as u64 > MAX_BYTES {
         return Err(Error::Data(format!(
-            "`{}` is more than 1 GiB of data in one piece; as JSON lines, {{\"text\": …}} each, it streams",
+            "`{}` is more than 1 GiB of data in one piece; as JSON lines, {{\"text\": …}} each, it could be streamed",
             path.display()
         )));
     }
@@ -199,7 +199,7 @@ pub(super) fn at(path: &Path, line: u64, reason: impl std::fmt::Display) -> Erro
 /// The records of a JSONL file, read line by line.
 struct Lines {
     path: PathBuf,
-    /// Opened by the first `next`; gone after the end or an error.
+    /// Opened at the first `next`; `None` after the end or an error.
     state: Option<Option<BufReader<File>>>,
     number: u64,
     keys: Keys,
@@ -275,7 +275,7 @@ impl Iterator for Lines {
     }
 }
 
-/// The records of a JSON file: a list of them, one alone, or an object that holds them.
+/// The records of a JSON file: a list of them, a single one, or an object that contains them.
 fn json(path: &Path, columns: &Columns) -> Result<Vec<Result<Located, Error>>, Error> {
     let text = whole(path)?;
     let mut value: Value = serde_json::from_str(&text)
@@ -312,7 +312,7 @@ fn json(path: &Path, columns: &Columns) -> Result<Vec<Result<Located, Error>>, E
     Ok(records)
 }
 
-/// The line on which each element of a list begins, in a text that is such a list.
+/// The line on which each element of a JSON list begins.
 fn element_lines(text: &str) -> Vec<u64> {
     let (mut lines, mut line, mut depth) = (Vec::new(), 1, 0);
     let (mut quoted, mut escaped, mut expected) = (false, false, false);
@@ -341,7 +341,7 @@ fn element_lines(text: &str) -> Vec<u64> {
     lines
 }
 
-/// The records that an object is or holds, and where.
+/// The records that an object is or contains, and their positions.
 fn held(
     path: &Path,
     object: Map<String, Value>,
@@ -372,20 +372,20 @@ fn held(
             let places = (0..values.len()).map(place).collect();
             Ok((values, places))
         }
-        // By an identifier each.
+        // Records by identifier.
         [] if !object.is_empty() && object.values().all(Value::is_object) => {
             let place = |(key, value)| (value, format!("{}: `{key}`", path.display()));
             Ok(object.into_iter().map(place).unzip())
         }
         [] => Err(Error::Data(format!(
-            "`{}` is a JSON object that neither is a record (`text`, `prompt` and `completion`, or \
-             `messages`) nor holds a list of them",
+            "`{}` is a JSON object that is neither a record (`text`, `prompt` and `completion`, or \
+            `messages`) nor contains a list of records",
             path.display()
         ))),
         several => {
             let names: Vec<_> = several.iter().map(|(key, _)| format!("`{key}`")).collect();
             Err(Error::Data(format!(
-                "`{}` holds several lists, {}: put the records of one into a file of their own",
+                "`{}` contains several lists, {}: put the records of one into a separate file",
                 path.display(),
                 names.join(", ")
             )))
@@ -393,7 +393,7 @@ fn held(
     }
 }
 
-/// What is wrong with JSON, and in which column: whoever says it names the line of the file.
+/// The message for invalid JSON, with the column; the caller adds the line of the file.
 fn not_json(error: &serde_json::Error) -> String {
     let (reason, place) = (
         error.to_string(),
@@ -407,7 +407,7 @@ fn not_json(error: &serde_json::Error) -> String {
     }
 }
 
-/// The record on one line.
+/// The record on a line.
 pub(super) fn record(line: &[u8], keys: &mut Keys) -> Result<Record, String> {
     let text =
         std::str::from_utf8(line).map_err(|error| not_utf8(line, &line[..error.valid_up_to()]))?;
@@ -460,7 +460,7 @@ fn string(object: &mut Map<String, Value>, key: &str) -> Result<String, String> 
     }
 }
 
-/// Arguments of a chat template that a record has keys for, or that say what is rendered.
+/// Arguments of a chat template that come from other keys of a record, or that change what is rendered.
 const RESERVED: [&str; 5] = [
     "messages",
     "conversation",
@@ -469,7 +469,7 @@ const RESERVED: [&str; 5] = [
     "add_generation_prompt",
 ];
 
-/// Keys of a turn that chat templates know.
+/// Keys of a message that chat templates use.
 const MESSAGE_KEYS: [&str; 10] = [
     "role",
     "content",
@@ -489,7 +489,7 @@ fn conversation(
     object: &mut Map<String, Value>,
     keys: &mut Keys,
 ) -> Result<Conversation, String> {
-    // Tables hold lists as their JSON.
+    // Tables contain lists as JSON strings.
     let messages = unpacked(messages);
     let Value::Array(list) = messages else {
         return Err(format!("`{name}` must be a list of {{role, content}}"));
@@ -503,7 +503,7 @@ fn conversation(
             .keys()
             .filter(|key| !MESSAGE_KEYS.contains(&key.as_str()))
         {
-            // A template may read them still; transformers gives it every key, too.
+            // A template may still read them; transformers passes all keys, too.
             keys.note(&format!("{name}[].{key}"));
         }
         if message
@@ -513,15 +513,15 @@ fn conversation(
             && message.role() == "assistant"
         {
             return Err(format!(
-                "turn {} of `{name}` has a `weight`: all turns of the assistant are learned \
-                 alike here; take out the turns or records that should not be",
+                "turn {} of `{name}` has a `weight`, but all turns of the assistant are trained on \
+                alike here; remove the turns or records that should not be",
                 turn + 1
             ));
         }
         messages.push(message);
     }
     if !messages.iter().any(|message| message.role() == "assistant") {
-        return Err(format!("`{name}` has no turn of the assistant to learn"));
+        return Err(format!("`{name}` has no turn of the assistant to train on"));
     }
     let mut objects = |key: &str| match object.shift_remove(key).map(unpacked) {
         None | Some(Value::Null) => Ok(None),
@@ -534,7 +534,7 @@ fn conversation(
         Some(Value::Object(arguments)) => {
             if let Some(name) = RESERVED.iter().find(|name| arguments.contains_key(**name)) {
                 return Err(format!(
-                    "`chat_template_kwargs` sets `{name}`, which is a record's own to say: take it out"
+                    "`chat_template_kwargs` must not set `{name}`, which follows from the record: remove it"
                 ));
             }
             arguments
@@ -549,7 +549,7 @@ fn conversation(
     })
 }
 
-/// A list that was written as a string of JSON.
+/// Parses a list that is stored as a JSON string.
 pub(super) fn unpacked(value: Value) -> Value {
     match &value {
         Value::String(text) => serde_json::from_str(text).unwrap_or(value),

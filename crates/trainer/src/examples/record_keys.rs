@@ -1,19 +1,19 @@
-//! Every key that records have in TRL, Hugging Face's `messages` and the formats that are met most
-//! beside them: what is done about it.
+//! Every key of records in TRL, Hugging Face's `messages` and the most common other formats, and how it is
+//! treated.
 
 use serde_json::{Map, Value, json};
 
 use super::columns::Keys;
 use super::reader::{Record, record};
 
-/// What is done about a key.
+/// How a key is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Treatment {
-    /// It is in the record.
+    /// It becomes part of the record.
     Obeyed,
     /// It is listed in the warning of its file.
     Told,
-    /// The record is refused, and the key is in the reason.
+    /// The record is refused, with the key in the reason.
     Refused,
 }
 
@@ -25,7 +25,7 @@ fn read(value: &Value) -> (Result<Record, String>, String) {
     (record, unread.list().unwrap_or_default())
 }
 
-/// Judges `key` in the record `with`, against the same record `without` it.
+/// Compares the record `with` the `key` to the same record `without` it.
 fn assert_treated(treatment: Treatment, key: &str, without: &Value, with: &Value) {
     let (plain, _) = read(without);
     let (record, told) = read(with);
@@ -97,7 +97,7 @@ fn each_key_of_a_record_is_obeyed_told_or_refused() {
             Obeyed,
         ),
         (&chat, "chat_template_kwargs", json!(7), Refused),
-        // Preferences, and what is in tokens already.
+        // Preferences, and data that is tokenised already.
         (&none, "chosen", json!("c"), Refused),
         (&none, "rejected", json!("c"), Refused),
         (&text, "label", json!(true), Told),
@@ -106,7 +106,7 @@ fn each_key_of_a_record_is_obeyed_told_or_refused() {
         (&text, "attention_mask", json!([1, 1]), Told),
         (&text, "completion_mask", json!([0, 1]), Told),
         (&text, "assistant_masks", json!([0, 1]), Told),
-        // What others call a conversation.
+        // Other names for a conversation.
         (&none, "conversations", shared.clone(), Obeyed),
         (&none, "conversations", json!(shared.to_string()), Obeyed),
         (&none, "conversations", json!([]), Refused),
@@ -184,7 +184,7 @@ fn each_key_of_a_turn_is_obeyed_told_or_refused() {
             &of(with(&turn, key, value)),
         );
     }
-    // The template is given these all the same, as in transformers.
+    // The template gets these all the same, as in transformers.
     for key in [
         "function_call",
         "refusal",
@@ -207,7 +207,7 @@ fn each_key_of_a_turn_is_obeyed_told_or_refused() {
 }
 
 #[test]
-fn conversations_of_share_gpt_and_alpaca_are_the_same_as_messages() {
+fn share_gpt_and_alpaca_conversations_equal_messages() {
     let messages = read(&json!({"messages": [
         {"role": "system", "content": "s"},
         {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"},
@@ -230,13 +230,13 @@ fn conversations_of_share_gpt_and_alpaca_are_the_same_as_messages() {
 }
 
 #[test]
-fn shapes_that_are_not_whole_are_refused_with_the_key() {
+fn incomplete_records_are_refused_with_the_key() {
     for (record, reason) in [
         (json!({"instruction": "a"}), "`output` is missing"),
         (
             json!({"system": "s", "conversations": [
                 {"from": "system", "value": "t"}, {"from": "gpt", "value": "a"}]}),
-            "`system` is there twice",
+            "two `system` prompts",
         ),
         (
             json!({"conversations": [{"from": "human", "value": "a"}]}),
@@ -253,7 +253,7 @@ fn shapes_that_are_not_whole_are_refused_with_the_key() {
 }
 
 #[test]
-fn columns_are_read_by_the_names_that_a_config_gives_them() {
+fn columns_are_renamed_as_the_config_says() {
     let columns = |pairs: &[(&str, &str)]| {
         let owned = |(ours, theirs): &(&str, &str)| ((*ours).to_owned(), (*theirs).to_owned());
         Keys::new(&pairs.iter().map(owned).collect())

@@ -1,21 +1,20 @@
-//! Records in the shapes of ShareGPT and Alpaca, as the conversations that they mean.
+//! Converts records in the ShareGPT and Alpaca formats to conversations.
 
 use serde_json::{Map, Value, json};
 
 use super::reader::unpacked;
 
-/// The turns of a record with `conversations` or an `instruction`, as `messages` has them, and the
-/// key that they come from; what was read is taken out of the record.
+/// The messages of a record with `conversations` or an `instruction`, and the key that they come from; keys that
+/// were used are removed from the record.
 ///
-/// ShareGPT has `conversations` of `from` and `value` (or of `role` and `content`), Alpaca an
-/// `instruction`, an `input` on a line of its own below it, and the `output`; `history` is a list
-/// of questions and answers before it. Both may have a `system` prompt. This is how LLaMA-Factory
-/// reads them; the headings "### Instruction:" of the first Alpaca are not written, since the
-/// model's chat template tells turns apart.
+/// ShareGPT has `conversations` of `from` and `value` (or of `role` and `content`), Alpaca an `instruction`, an
+/// `input` on a line of its own below it, and the `output`; `history` is a list of earlier questions and answers.
+/// Both may have a `system` prompt. LLaMA-Factory reads them in the same way. The headings "### Instruction:" of the
+/// original Alpaca are not added, since the model's chat template separates messages.
 ///
 /// # Errors
-/// The reason, with the key in question, when a turn has another form, when a speaker has no role
-/// in chat templates, or when there are two system prompts.
+/// A reason with the key, if a message has another form, if a speaker has no role in chat templates, or if there are
+/// two system prompts.
 pub(super) fn messages(
     object: &mut Map<String, Value>,
 ) -> Result<Option<(&'static str, Value)>, String> {
@@ -28,7 +27,7 @@ pub(super) fn messages(
     };
     if let Some(system) = optional(object, "system")? {
         if turns.iter().any(|turn| turn["role"] == "system") {
-            return Err("`system` is there twice: as a key and as a turn".into());
+            return Err("there are two `system` prompts: a key and a turn".into());
         }
         turns.insert(0, turn("system", system));
     }
@@ -54,7 +53,7 @@ fn share_gpt(turns: Value) -> Result<Vec<Value>, String> {
             let Some(content @ Value::String(_)) = value else {
                 return Err(refused("has no text in `value`".into()));
             };
-            // Before other keys, as a template that writes them all expects.
+            // Before other keys, as expected by a template that writes all of them.
             turn.shift_insert(0, "role".into(), role.into());
             turn.shift_insert(1, "content".into(), content);
         }
@@ -63,7 +62,7 @@ fn share_gpt(turns: Value) -> Result<Vec<Value>, String> {
     turns.into_iter().enumerate().map(convert).collect()
 }
 
-/// The role of a speaker in ShareGPT's words.
+/// The role of a ShareGPT speaker.
 fn role(speaker: &Value) -> Result<&'static str, String> {
     match speaker.as_str() {
         Some("human" | "user") => Ok("user"),
@@ -71,8 +70,8 @@ fn role(speaker: &Value) -> Result<&'static str, String> {
         Some("system") => Ok("system"),
         Some("tool" | "observation" | "function_response") => Ok("tool"),
         _ => Err(format!(
-            "is from {speaker}, whose role is not known; known are human, gpt, system and tool, \
-             and calls of functions are `tool_calls` in `messages`"
+            "is from {speaker}, whose role is unknown; the known ones are human, gpt, system and tool, \
+            and function calls go into `tool_calls` of `messages`"
         )),
     }
 }
@@ -111,7 +110,7 @@ fn required(object: &mut Map<String, Value>, key: &str) -> Result<String, String
     }
 }
 
-/// A text that may be absent, null or empty, which all mean that there is none.
+/// A text; absent, null and empty all mean none.
 fn optional(object: &mut Map<String, Value>, key: &str) -> Result<Option<String>, String> {
     match object.shift_remove(key) {
         None | Some(Value::Null) => Ok(None),

@@ -1,4 +1,4 @@
-//! Source of a Jinja2 template to that of one for minijinja that means the same.
+//! Converts a Jinja2 template to an equivalent one for minijinja.
 //!
 //! | Jinja2 | here |
 //! |---|---|
@@ -13,13 +13,13 @@ use regex::Regex;
 /// `source` for minijinja.
 ///
 /// # Errors
-/// When it does what cannot be done here.
+/// If it uses something that is not supported here.
 pub(super) fn adapted(source: &str) -> Result<String, String> {
     let patterns = patterns().ok_or("a pattern of this module is wrong")?;
     if patterns.safe_sum.is_match(source) {
         return Err(
-            "it adds to what `|safe` gave, which Jinja2 then escapes for HTML; that is not done \
-             here"
+            "it concatenates to the result of `|safe`, which Jinja2 then escapes for HTML; that is not \
+            supported here"
                 .into(),
         );
     }
@@ -39,7 +39,7 @@ pub(super) fn adapted(source: &str) -> Result<String, String> {
             }
         };
         let Some(length) = tag_length(tag, close) else {
-            // The engine says what is wrong with it.
+            // The engine reports the error.
             rest = tag;
             break;
         };
@@ -51,11 +51,13 @@ pub(super) fn adapted(source: &str) -> Result<String, String> {
         }
         let word = tag[2..].trim_start_matches(['-', '+']).trim_start();
         if close == "%}" && word.starts_with("autoescape") {
-            return Err("it escapes for HTML (`{% autoescape %}`), which is not done here".into());
+            return Err(
+                "it escapes for HTML (`{% autoescape %}`), which is not supported here".into(),
+            );
         }
         if let Some(name) = patterns.of_macros.find(tag) {
             return Err(format!(
-                "it reads `{}` of a macro, which is not known here",
+                "it reads `{}` of a macro, which is not supported here",
                 name.as_str()
             ));
         }
@@ -84,7 +86,7 @@ pub(super) fn adapted(source: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// Whether a template tells with tags where the assistant speaks.
+/// Whether a template marks what the assistant says with tags.
 pub(super) fn has_generation_tags(source: &str) -> bool {
     patterns().is_some_and(|patterns| patterns.tagged.is_match(source))
 }
@@ -93,10 +95,10 @@ struct Patterns {
     generation: Regex,
     tagged: Regex,
     end_raw: Regex,
-    /// What `%` is given: a tuple, or a name with what follows it.
+    /// The operand of `%`: a tuple, or a name with what follows it.
     operand: Regex,
     safe_sum: Regex,
-    /// What Jinja2 gives a macro beside its arguments.
+    /// What Jinja2 passes to a macro besides its arguments.
     of_macros: Regex,
 }
 
@@ -115,7 +117,7 @@ fn patterns() -> Option<&'static Patterns> {
     PATTERNS.as_ref()
 }
 
-/// Bytes of the tag that `text` begins with, its `close` included.
+/// The length of the tag at the start of `text` in bytes, including `close`.
 fn tag_length(text: &str, close: &str) -> Option<usize> {
     if close == "#}" {
         return text.find(close).map(|at| at + 2);
@@ -134,7 +136,7 @@ fn tag_length(text: &str, close: &str) -> Option<usize> {
     None
 }
 
-/// Bytes of the literal that `text` begins with, its quotes included.
+/// The length of the string literal at the start of `text` in bytes, including quotes.
 fn literal_length(text: &str) -> Option<usize> {
     let quote = text.chars().next().filter(|c| matches!(c, '\'' | '"'))?;
     let mut escaped = false;
@@ -178,7 +180,7 @@ fn with_printf(tag: &str, operand: &Regex) -> String {
     out
 }
 
-/// A `for` whose values go through a filter that refuses none.
+/// Passes the values of a `for` through a filter that accepts everything iterable.
 fn with_iterable(tag: &str) -> String {
     let Some(start) = word(tag, 2, "in").map(|at| at + 2) else {
         return tag.to_owned();
@@ -194,7 +196,7 @@ fn with_iterable(tag: &str) -> String {
     format!("{head} ({values})|__iterable {tail}")
 }
 
-/// Where `name` stands as a word from `from` on, outside of literals and brackets.
+/// The position of the word `name` from `from` on, outside literals and brackets.
 fn word(tag: &str, from: usize, name: &str) -> Option<usize> {
     let (mut at, mut depth) = (from, 0);
     let mut before = ' ';
@@ -229,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_jinja2_means_otherwise_is_rewritten() {
+    fn only_what_means_something_else_in_minijinja_is_rewritten() {
         for (source, expected) in [
             ("a 'b' % (c) {{ d }}", "a 'b' % (c) {{ d }}"),
             (

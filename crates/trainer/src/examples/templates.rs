@@ -1,5 +1,5 @@
-//! Chat templates compared with transformers: `tests/reference/templates.py` wrote what it makes
-//! of each over fifteen shapes of conversation.
+//! Compares chat templates with transformers: `tests/reference/templates.py` recorded its output for each of fifteen
+//! kinds of conversation.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -37,7 +37,7 @@ fn conversations() -> BTreeMap<String, Conversation> {
         .collect()
 }
 
-/// What differs from the script's file, and how many texts were compared.
+/// The differences from the recorded file, and how many texts were compared.
 fn differences(path: &Path) -> (usize, Vec<String>) {
     let text = std::fs::read_to_string(path).unwrap();
     let templates: BTreeMap<String, Json> = serde_json::from_str(&text).unwrap();
@@ -115,11 +115,11 @@ fn templates_are_rendered_as_transformers_renders_them() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Templates that are refused by one side: `|safe` with something added to it, refused here; and
-/// `tojson` of what `map` gives, refused by Python.
+/// Templates that only one side refuses: `|safe` with something concatenated to it, refused here; and
+/// `tojson` of the result of `map`, refused by Python.
 const KNOWN: [&str; 2] = ["functionary-medium-v3.1", "llama-cpp-deepseek-r1"];
 
-/// `SUREFOOT_CHAT_TEMPLATES` names what the script wrote for the templates of published models.
+/// `SUREFOOT_CHAT_TEMPLATES` names the file that the script wrote for the templates of published models.
 #[test]
 fn templates_of_published_models_are_rendered_as_transformers_renders_them() {
     let Some(path) = std::env::var_os("SUREFOOT_CHAT_TEMPLATES") else {

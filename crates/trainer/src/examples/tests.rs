@@ -1,4 +1,4 @@
-//! Records, chats, and what of them is learned.
+//! Records, chats, and which of their tokens are trained on.
 
 use std::path::{Path, PathBuf};
 
@@ -32,7 +32,7 @@ pub(super) fn chat(turns: &[(&str, &str)]) -> Conversation {
     Conversation::new(turns.iter().map(message).collect())
 }
 
-/// The text of what is learned, and of what is not.
+/// The text that is trained on, and the text that is not.
 pub(super) fn split(encoder: &Encoder, example: &Example) -> (String, String) {
     let part = |wanted: bool| {
         let ids: Vec<u32> = example
@@ -67,8 +67,8 @@ fn only_the_answers_of_a_chat_are_learned() {
 }
 
 #[test]
-fn an_answer_that_is_written_in_another_way_when_it_is_the_last_is_found() {
-    // As Qwen3's: only the last answer is preceded by its thoughts. This one trims, too.
+fn an_answer_that_is_rendered_differently_when_it_is_the_last_is_found() {
+    // As in Qwen3: only the last answer is preceded by its reasoning. This one trims, too.
     let thinking = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}\
         {% if message.role == 'assistant' and loop.last %}{{ '9\\n' }}{% endif %}\
         {{ message.content | trim + '<|im_end|>' + '\\n' }}{% endfor %}\
@@ -91,7 +91,7 @@ fn an_answer_that_is_written_in_another_way_when_it_is_the_last_is_found() {
 }
 
 #[test]
-fn tags_round_the_answers_of_a_template_say_what_is_learned() {
+fn generation_tags_of_a_template_define_what_is_learned() {
     let tagged = "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}\
         {%- if message.role == 'assistant' -%}  {%- generation -%} {{ message.content }}\
         {{- '<|im_end|>' -}} {%- endgeneration -%}{%- else -%}{{ message.content + '<|im_end|>' }}\
@@ -113,9 +113,9 @@ fn tags_round_the_answers_of_a_template_say_what_is_learned() {
 }
 
 #[test]
-fn a_template_that_asks_with_more_than_it_writes_is_learned_from_the_words_on() {
-    // As DeepSeek-R1's distillations and QwQ: the thoughts of earlier turns are dropped, and an
-    // answer is asked for with the tag that begins them.
+fn after_a_longer_generation_prompt_only_the_content_is_learned() {
+    // As in DeepSeek-R1's distillations and QwQ: the reasoning of earlier turns is dropped, and the generation prompt
+    // ends with the tag that begins it.
     let thinking = "{% for message in messages %}{% if message.role == 'user' %}\
         {{ '<|im_start|>user\\n' + message.content + '<|im_end|>\\n' }}{% else %}\
         {{ '<|im_start|>assistant\\n' + message.content.split('</think>')[-1] + '<|im_end|>\\n' }}\
@@ -160,7 +160,7 @@ fn a_conversation_may_begin_with_the_assistant() {
 }
 
 #[test]
-fn what_a_template_would_leave_out_is_refused_by_name() {
+fn what_a_template_does_not_support_is_refused_by_name() {
     let encoder = encoder(CHATML);
     let refusal = |line: &str| {
         let record = record(line.as_bytes(), &mut Keys::default())
@@ -207,7 +207,7 @@ fn what_a_template_would_leave_out_is_refused_by_name() {
         r#"{"messages": [{"role": "assistant", "content": [{"type": "text", "text": "b"}]}]}"#;
     let parts = record(line.as_bytes(), &mut Keys::default()).unwrap();
     let refusal = printing.encode(&parts).unwrap_err().to_string();
-    assert!(refusal.contains("is in parts"), "{refusal}");
+    assert!(refusal.contains("a list of parts"), "{refusal}");
     // And these fail on the list, one of them on the text as well.
     let refusal_of = |template| {
         let encoder = super::tests::encoder(template);
@@ -215,18 +215,18 @@ fn what_a_template_would_leave_out_is_refused_by_name() {
     };
     let refusal = refusal_of("{% for m in messages %}{{ m.content.strip() }}{% endfor %}");
     assert!(
-        refusal.contains("the `content` of turn 1 is in parts"),
+        refusal.contains("the `content` of turn 1 is a list of parts"),
         "{refusal}"
     );
     let refusal = refusal_of("{{ raise_exception('never') }}");
     assert!(
-        refusal.contains("never") && !refusal.contains("in parts"),
+        refusal.contains("never") && !refusal.contains("a list of parts"),
         "{refusal}"
     );
 }
 
 #[test]
-fn a_template_that_cannot_be_run_is_in_nobodys_way_but_a_chats() {
+fn an_unsupported_template_matters_only_for_chats() {
     let encoder = encoder("{% nonsense %}");
     assert!(encoder.encode(&Record::Text("the".into())).is_ok());
     let chat = Record::Chat(chat(&[("assistant", "a")]));
@@ -257,7 +257,7 @@ fn truncation_and_padding_of_the_tokenizer_file_are_not_applied() {
 }
 
 #[test]
-fn a_text_ends_as_the_tokenizer_says() {
+fn the_end_token_follows_the_tokenizer_config() {
     let end = |eos: &str| {
         let special_tokens = SpecialTokens {
             bos: None,
@@ -284,13 +284,13 @@ fn a_template_that_rewrites_earlier_turns_is_refused() {
         .encode(&Record::Chat(messages))
         .unwrap_err();
     assert!(
-        error.to_string().contains("before turn 2 in another way"),
+        error.to_string().contains("before turn 2 differently"),
         "{error}"
     );
 }
 
 #[test]
-fn what_a_template_objects_to_is_told() {
+fn an_error_raised_by_a_template_is_reported() {
     let strict = "{{ raise_exception('roles must alternate') }}";
     let error = encoder(strict)
         .encode(&Record::Chat(chat(&[("assistant", "b")])))
@@ -355,7 +355,7 @@ fn lines_are_read_by_their_keys_and_errors_name_the_line() {
 }
 
 #[test]
-fn a_token_file_gives_back_what_was_packed() {
+fn a_token_file_returns_what_was_written() {
     let folder = tempfile::tempdir().unwrap();
     let encoder = encoder(CHATML);
     let list = [
@@ -375,7 +375,7 @@ fn a_token_file_gives_back_what_was_packed() {
         &mut |_, _| {},
     )
     .unwrap();
-    // Nothing is left behind in the folder.
+    // Nothing is left in the folder.
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     let mut expected = encoder.encode(&list[0]).unwrap();
     let second = encoder.encode(&list[1]).unwrap();
@@ -413,7 +413,7 @@ proptest! {
     }
 }
 
-/// The records of a file of this name and content, or the first refusal.
+/// The records of a file with this name and content, or the first error.
 fn read(name: &str, content: &[u8]) -> Result<Vec<Record>, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(name);
@@ -426,7 +426,7 @@ fn read(name: &str, content: &[u8]) -> Result<Vec<Record>, String> {
 }
 
 #[test]
-fn the_same_records_are_read_from_every_kind_of_file() {
+fn all_file_formats_give_the_same_records() {
     let completion = |prompt: &str, completion: &str| Record::Completion {
         prompt: prompt.into(),
         completion: completion.into(),
@@ -462,7 +462,7 @@ fn the_same_records_are_read_from_every_kind_of_file() {
 }
 
 #[test]
-fn what_is_wrong_in_a_file_is_named_with_its_line() {
+fn errors_in_a_file_are_reported_with_the_line() {
     for (name, content, reason) in [
         (
             "a.jsonl",
@@ -497,7 +497,7 @@ fn what_is_wrong_in_a_file_is_named_with_its_line() {
 }
 
 #[test]
-fn keys_that_nothing_is_made_of_are_counted() {
+fn keys_that_are_not_read_are_counted() {
     let mut unread = Keys::default();
     for line in [
         r#"{"text": "a", "id": 1, "source": "x"}"#,
@@ -529,13 +529,13 @@ fn folders_are_read_in_the_order_of_names() {
     assert!(records(&missing, None).is_err());
 }
 
-/// Bytes of this process in main memory at most so far.
+/// The peak resident memory of this process in bytes.
 fn peak() -> u64 {
     crate::memory::peak_resident_bytes()
 }
 
 #[test]
-fn neither_the_text_nor_its_tokens_are_in_memory_as_a_whole() {
+fn neither_all_text_nor_all_tokens_are_in_memory_at_once() {
     const LINES: usize = 10_000;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("many.jsonl");
@@ -551,13 +551,13 @@ fn neither_the_text_nor_its_tokens_are_in_memory_as_a_whole() {
         let records = records(path, None).unwrap();
         TokenFile::temporary(folder.path(), records, &encoder, &mut |_, _| {}).unwrap()
     };
-    // Once with little, so that all buffers and caches are there.
+    // First with little data, so that all buffers and caches exist.
     let few = folder.path().join("few.jsonl");
     let line = r#"{"text": "1 the 42 on the 12"}"#;
     std::fs::write(&few, format!("{line}\n").repeat(1000)).unwrap();
     assert!(encode(&few).tokens() > 1000);
     let measured = || {
-        // The kernel counts the peak from here on.
+        // Reset the kernel's peak counter.
         std::fs::write("/proc/self/clear_refs", "5").unwrap();
         let before = peak();
         let tokens = encode(&path);

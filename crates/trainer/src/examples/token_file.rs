@@ -1,7 +1,7 @@
 //! Tokens on disk, so that a data set may be larger than memory.
 //!
-//! One little-endian word for each token; its highest bit says whether the token is
-//! learned. Examples follow each other without gaps; where each begins is kept in memory.
+//! One little-endian word per token; its highest bit says whether the token is trained on. Examples follow each
+//! other without gaps; their positions are kept in memory.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -13,10 +13,10 @@ use sha2::{Digest, Sha256};
 use super::{Encoder, Example, Located};
 use crate::Error;
 
-/// Set in the words of learned tokens; vocabularies are far smaller.
+/// Set in the words of tokens that are trained on; vocabularies are far smaller.
 const LEARNED: u32 = 1 << 31;
 
-/// Examples one after the other, on disk.
+/// A file of consecutive examples.
 #[derive(Debug)]
 pub struct TokenFile {
     path: PathBuf,
@@ -26,23 +26,23 @@ pub struct TokenFile {
     fingerprint: String,
 }
 
-/// Where an example lies in a [`TokenFile`].
+/// The position of an example in a [`TokenFile`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
-    /// Its first token.
+    /// Index of its first token.
     pub start: u64,
     /// Its length in tokens.
     pub length: u32,
-    /// The first of its tokens that is learned from those before it, counted from 0; its length
-    /// where none is.
+    /// The index, within the example, of the first token that is trained on and has a predecessor; the example's length
+    /// if there is none.
     pub first_learned: u32,
 }
 
 impl TokenFile {
-    /// Encodes all records into the file `path`. `on_progress(records, tokens)` hears of progress.
+    /// Encodes all records into the file `path`. `on_progress(records, tokens)` is called regularly.
     ///
     /// # Errors
-    /// When a record cannot be read or encoded, or the disk is full.
+    /// If a record cannot be read or encoded, or the disk is full.
     pub fn write(
         path: &Path,
         records: impl Iterator<Item = Result<Located, Error>>,
@@ -108,11 +108,11 @@ impl TokenFile {
         })
     }
 
-    /// As [`TokenFile::write`], into a file without a name in `folder`: it takes no place any
-    /// more when the program ends, however it does.
+    /// Like [`TokenFile::write`], with an anonymous file in `folder`: its space is freed when the process ends, however
+    /// it ends.
     ///
     /// # Errors
-    /// As [`TokenFile::write`].
+    /// See [`TokenFile::write`].
     pub fn temporary(
         folder: &Path,
         records: impl Iterator<Item = Result<Located, Error>>,
@@ -125,7 +125,7 @@ impl TokenFile {
         Self::fill(file, folder, records, encoder, on_progress)
     }
 
-    /// A file of these tokens, each with whether it is learned, as one example.
+    /// A file with these tokens, each with whether it is trained on, as one example.
     #[cfg(test)]
     pub(crate) fn of_words(
         folder: &Path,
@@ -150,7 +150,7 @@ impl TokenFile {
         self.tokens
     }
 
-    /// The examples, in their order.
+    /// The examples, in order.
     pub fn examples(&self) -> &[Span] {
         &self.examples
     }
@@ -160,10 +160,10 @@ impl TokenFile {
         &self.fingerprint
     }
 
-    /// The tokens from `start`, `length` of them, and which of them are learned.
+    /// `length` tokens from `start` on, and which of them are trained on.
     ///
     /// # Errors
-    /// When the file cannot be read, or is not that long.
+    /// If the file cannot be read, or is too short.
     pub fn block(&self, start: u64, length: usize) -> Result<Example, Error> {
         let mut bytes = vec![0; length * 4];
         self.file

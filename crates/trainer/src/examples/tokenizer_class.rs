@@ -1,4 +1,4 @@
-//! Classes of transformers 5.23 that cut texts by rules of their own, whatever `tokenizer.json` says.
+//! Tokenizer classes of transformers 5.23 that split text by their own rules, regardless of `tokenizer.json`.
 
 use std::path::Path;
 
@@ -7,17 +7,17 @@ use serde_json::{Map, Value, json};
 use super::tokenizer_keys::{parse, read};
 use crate::Error;
 
-/// How Qwen's tokenizers divide a text.
+/// How Qwen's tokenizers split a text.
 const QWEN: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|",
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
 
-/// What is to be told where the class that transformers would take for `folder`, with this
-/// `tokenizer_config.json`, divides texts otherwise than the file, which is followed here.
+/// A warning if the class that transformers would use for `folder`, with this `tokenizer_config.json`, splits text
+/// differently from `tokenizer.json`, which is used here.
 ///
 /// # Errors
-/// When a file of the folder is damaged.
+/// If a file of the folder is damaged.
 pub(super) fn difference(
     folder: &Path,
     config: &Map<String, Value>,
@@ -46,8 +46,8 @@ pub(super) fn difference(
         .collect::<Vec<_>>();
     Ok((!differs.is_empty()).then(|| {
         format!(
-            "`{}` says otherwise than transformers 5.23, whose `{class}` has rules of its own in place of \
-             {}: the file is followed here, and the tokens may differ",
+            "`{}` differs from transformers 5.23, whose `{class}` has its own rules in place of \
+            {}: the file is used here, and the tokens may differ",
             folder.join("tokenizer.json").display(),
             differs.join(" and ")
         )
@@ -70,7 +70,7 @@ fn rules(class: &str, prefix: bool) -> Option<(Value, Value)> {
     }
 }
 
-/// Without what changes offsets alone, and with what older files leave out.
+/// The rules without what affects only offsets, and with defaults that older files leave out.
 fn plain(rules: &Value) -> Value {
     match rules {
         Value::Object(map) => {
@@ -94,7 +94,7 @@ fn plain(rules: &Value) -> Value {
 mod tests {
     use super::*;
 
-    /// What is told of a folder with such files.
+    /// The warning for a folder with such files.
     fn told(
         model_type: &str,
         class: Option<&str>,
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_as_its_class_is_says_nothing() {
+    fn a_file_that_agrees_with_its_class_gives_no_warning() {
         for class in ["Qwen2Tokenizer", "GPT2Tokenizer"] {
             for prefix in [false, true] {
                 let (normalizer, mut division) = rules(class, prefix).unwrap();
@@ -121,7 +121,7 @@ mod tests {
                 assert_eq!(told("llama", Some(&fast), prefix, &file), None);
                 assert!(told("llama", Some(&fast), !prefix, &file).is_some());
                 assert_eq!(told("llama", Some("LlamaTokenizer"), !prefix, &file), None);
-                // As most files have it.
+                // As in most files.
                 if class == "GPT2Tokenizer" {
                     division["trim_offsets"] = true.into();
                     let file = json!({"normalizer": null, "pre_tokenizer": division});

@@ -1,8 +1,8 @@
-//! Every key of the files that say how text becomes tokens: what is done about it.
+//! Every key of the files that define tokenisation, and how it is treated.
 //!
-//! A key is obeyed, means nothing for a text that is given whole (as in transformers 5.23),
-//! or is told in a warning or refused. A key that is in no table is told too, so nothing is
-//! dropped in silence.
+//! A key is obeyed, is irrelevant for whole texts (as in transformers 5.23), is reported in a warning, or is refused.
+//! An unknown key is reported too, so that nothing is silently
+//! ignored.
 
 use std::path::Path;
 
@@ -14,18 +14,18 @@ use super::added_tokens::{AddedTokens, each};
 use super::tokenizer_class;
 use crate::Error;
 
-/// What is done about a key.
+/// How a key is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Treatment {
-    /// Here or by `tokenizers`.
+    /// Obeyed, here or by `tokenizers`.
     Obeyed,
-    /// It changes no token and no text here, nor would it in transformers.
+    /// It has no effect on tokens or texts here, nor in transformers.
     WithoutEffect,
-    /// Told unless its value is what it would be without it.
+    /// Reported, unless its value is the default.
     Told,
     /// Refused if it is true.
     RefusedIfTrue,
-    /// Names tokens, which are read as such wherever they stand; told if they are not in the vocabulary.
+    /// Names tokens, which become single tokens; those missing from the vocabulary are reported.
     Tokens,
 }
 
@@ -39,7 +39,7 @@ const TOKENIZER: &[(&str, Treatment)] = &[
     ("post_processor", Obeyed),
     ("decoder", Obeyed),
     ("model", Obeyed),
-    // In force when the file was saved; transformers applies them to calls that ask.
+    // As they were when the file was saved; transformers applies them only if a call asks for it.
     ("truncation", WithoutEffect),
     ("padding", WithoutEffect),
 ];
@@ -58,10 +58,10 @@ const TOKENIZER_CONFIG: &[(&str, Treatment)] = &[
     ("model_specific_special_tokens", Tokens),
     ("added_tokens_decoder", Tokens),
     ("split_special_tokens", RefusedIfTrue),
-    // Dropped by transformers where there is a `tokenizer.json`, whose post-processor counts.
+    // Ignored by transformers if there is a `tokenizer.json`, whose post-processor is used.
     ("add_bos_token", WithoutEffect),
     ("add_eos_token", WithoutEffect),
-    // Dropped but for classes that have rules of their own; what those would do is told by itself.
+    // Ignored except by classes with their own rules; a difference is reported separately.
     ("add_prefix_space", WithoutEffect),
     ("legacy", WithoutEffect),
     ("sp_model_kwargs", WithoutEffect),
@@ -94,7 +94,7 @@ const TOKENIZER_CONFIG: &[(&str, Treatment)] = &[
     ("init_inputs", WithoutEffect),
     ("transformers_version", WithoutEffect),
     ("_commit_hash", WithoutEffect),
-    // These change texts or tokens in some classes of transformers.
+    // These affect texts or tokens in some classes of transformers.
     ("clean_up_tokenization_spaces", Told),
     ("auto_map", Told),
     ("do_lower_case", Told),
@@ -106,8 +106,8 @@ const TOKENIZER_CONFIG: &[(&str, Treatment)] = &[
     ("chat_control_tokens", Told),
 ];
 
-/// Of folders whose `tokenizer_config.json` has no `added_tokens_decoder`; of others transformers
-/// does not read this file.
+/// Read only if `tokenizer_config.json` has no `added_tokens_decoder`, as in
+/// transformers.
 const SPECIAL_TOKENS_MAP: &[(&str, Treatment)] = &[
     ("bos_token", Obeyed),
     ("eos_token", Obeyed),
@@ -135,7 +135,7 @@ const GENERATION_CONFIG: &[(&str, Treatment)] = &[
     ("return_dict_in_generate", WithoutEffect),
     ("trust_remote_code", WithoutEffect),
     ("chat_format", WithoutEffect),
-    // The options of a command and the section `sample` say these.
+    // Set by command-line options and the section `sample` instead.
     ("do_sample", Told),
     ("temperature", Told),
     ("top_k", Told),
@@ -169,7 +169,7 @@ const GENERATION_CONFIG: &[(&str, Treatment)] = &[
     ("prompt_lookup_num_tokens", Told),
 ];
 
-/// Values that say what would hold without their key.
+/// Whether a value is the default of its key.
 fn is_default(key: &str, value: &Value) -> bool {
     match key {
         "tokenize_chinese_chars" => value.is_null() || value == &Value::Bool(true),
@@ -186,20 +186,20 @@ fn is_default(key: &str, value: &Value) -> bool {
     }
 }
 
-/// What the files of a model folder say beside what was read of them.
+/// What the files of a model folder say in addition to what was read before.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Keys {
-    /// Tokens by the names that a chat template knows them by, as `pad_token`.
+    /// Tokens by their names in a chat template, such as `pad_token`.
     pub(super) named_tokens: Vec<(String, String)>,
-    /// One for each file that has something to tell.
+    /// One warning for each file that needs one.
     pub(super) warnings: Vec<String>,
 }
 
-/// Looks through the files of `folder`, of which `tokenizer` is one, and gives it the tokens that the
-/// others name.
+/// Checks the files of `folder`, to which `tokenizer` belongs, and adds the tokens that they name to
+/// it.
 ///
 /// # Errors
-/// When a file cannot be read or a key is refused.
+/// If a file cannot be read or a key is refused.
 pub(super) fn check(folder: &Path, tokenizer: &mut Tokenizer) -> Result<Keys, Error> {
     let mut keys = Keys::default();
     let mut added = AddedTokens::default();
@@ -255,7 +255,7 @@ pub(super) fn check(folder: &Path, tokenizer: &mut Tokenizer) -> Result<Keys, Er
             tokenizer,
         )?;
     }
-    // As the map above, for folders that are older.
+    // Like the map above, for older folders.
     if let Some(text) = read(folder, "added_tokens.json")?.filter(|_| !newer) {
         let entries: Map<String, Value> = parse(folder, "added_tokens.json", &text)?;
         added.older(&entries);
@@ -289,7 +289,7 @@ fn names_tokens(table: &[(&str, Treatment)], key: &str, value: &Value) -> bool {
 }
 
 impl Keys {
-    /// Takes the named tokens of a file; those of a later file count.
+    /// Adds the tokens that a file names; later files override earlier ones.
     fn name(&mut self, entries: &Map<String, Value>) {
         for (key, value) in entries.iter().filter(|(key, _)| key.ends_with("_token")) {
             if let Some(token) = token_text(value) {
@@ -312,7 +312,7 @@ impl Keys {
         let mut named = Vec::new();
         for (key, value) in &entries {
             let known = table.iter().find(|(known, _)| known == key);
-            // Classes of transformers have further named tokens, as `image_token`.
+            // Classes of transformers have further named tokens, such as `image_token`.
             let treatment = match known {
                 Some((_, treatment)) => *treatment,
                 None if key.ends_with("_token") && !value.is_boolean() => Tokens,
@@ -324,8 +324,8 @@ impl Keys {
                 Told => ignored.push(format!("`{key}`")),
                 RefusedIfTrue if value == &Value::Bool(true) => {
                     return Err(Error::Data(format!(
-                        "`{}` sets `{key}`, which is not known here: take the key out, or use a \
-                         tokenizer without it",
+                        "`{}` sets `{key}`, which is not supported here: remove the key, or use a \
+                        tokenizer without it",
                         place.display()
                     )));
                 }
@@ -344,7 +344,7 @@ impl Keys {
         Ok(())
     }
 
-    /// Tells which of the tokens that the file at `place` names are not in the vocabulary.
+    /// Reports tokens that the file at `place` names but the vocabulary lacks.
     fn tell_missing<'a>(
         &mut self,
         place: &Path,
@@ -357,8 +357,8 @@ impl Keys {
         missing.dedup();
         if !missing.is_empty() {
             self.warnings.push(format!(
-                "`{}` names tokens that `tokenizer.json` does not have, and that are read as \
-                 ordinary text: {}",
+                "`{}` names tokens that `tokenizer.json` does not have; they are read as \
+                ordinary text: {}",
                 place.display(),
                 missing.join(", ")
             ));
@@ -388,7 +388,7 @@ pub(super) fn parse<T: serde::de::DeserializeOwned>(
     })
 }
 
-/// A token, alone or with its properties beside it.
+/// A token as a string, or an object with its properties.
 fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
@@ -418,7 +418,7 @@ mod tests {
         check(folder.path(), &mut tokenizer()).map_err(|error| error.to_string())
     }
 
-    /// A value that the key's treatment is about.
+    /// A value that triggers the key's treatment.
     fn telling(key: &str, treatment: Treatment) -> Value {
         match (key, treatment) {
             ("added_tokens_decoder", _) => json!({"7": {"content": "<new>"}}),
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn each_key_of_each_file_is_obeyed_told_or_refused() {
+    fn each_key_of_each_file_is_obeyed_reported_or_refused() {
         for (file, table) in [
             ("tokenizer.json", TOKENIZER),
             ("tokenizer_config.json", TOKENIZER_CONFIG),
@@ -471,7 +471,7 @@ mod tests {
 
     /// As in `from_pretrained` of transformers 5.23.
     #[test]
-    fn the_map_of_special_tokens_counts_where_the_config_is_older_than_its_decoder() {
+    fn the_map_of_special_tokens_is_read_if_the_config_has_no_decoder() {
         let folder = tempfile::tempdir().unwrap();
         let write = |file: &str, content: Value| {
             std::fs::write(folder.path().join(file), content.to_string()).unwrap();
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_hold_anyway_is_not_told() {
+    fn default_values_are_not_reported() {
         let generation =
             json!({"do_sample": false, "temperature": 1.0, "num_beams": 1, "top_k": null});
         assert_eq!(

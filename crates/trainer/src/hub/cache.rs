@@ -1,11 +1,11 @@
-//! The cache that Python's `huggingface_hub` and others share: contents by their names, and for each
+//! The cache that is shared with Python's `huggingface_hub` and others: contents by their etags, and for each
 //! commit a folder of links to them.
 //!
 //! ```text
 //! models--org--name/blobs/ETAG        contents
-//!                  /refs/main         the commit that a branch was
+//!                  /refs/main         the commit that the branch pointed to
 //!                  /snapshots/COMMIT/config.json ──▶ ../../blobs/ETAG
-//! .locks/models--org--name/ETAG.lock  who is at it
+//! .locks/models--org--name/ETAG.lock  held during a download
 //! ```
 
 use std::fs::{self, File};
@@ -33,12 +33,12 @@ impl Repository {
         }
     }
 
-    /// The folder of files of a commit, whatever is in it.
+    /// The folder of a commit's files, complete or not.
     pub(super) fn snapshot(&self, commit: &str) -> PathBuf {
         self.path.join("snapshots").join(commit)
     }
 
-    /// The commit that a revision was when it was last asked for.
+    /// The commit that a revision pointed to when it was last looked up.
     pub(super) fn commit_of(&self, name: &HubName) -> Option<String> {
         if name.is_pinned() {
             return Some(name.revision.clone());
@@ -47,7 +47,7 @@ impl Repository {
         Some(text.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
-    /// Remembers that.
+    /// Records that commit.
     pub(super) fn remember(&self, name: &HubName, commit: &str) -> Result<(), Error> {
         if name.is_pinned() {
             return Ok(());
@@ -55,24 +55,24 @@ impl Repository {
         let path = self.path.join("refs").join(&name.revision);
         let folder = path.parent().unwrap_or(&self.path);
         make(folder)?;
-        // Another process reads the old one or the new one, and never a part.
+        // Other processes must read the old file or the new one, never a part.
         whole(&path, |file| file.write_all(commit.as_bytes()))
             .map_err(|error| Error::io("write", &path, error))
     }
 
-    /// Where the content of this name is, or will be.
+    /// The path of the content with this etag.
     pub(super) fn blob(&self, etag: &str) -> PathBuf {
         self.path.join("blobs").join(etag)
     }
 
-    /// What has come of it so far.
+    /// The path of its partial download.
     pub(super) fn partial(&self, etag: &str) -> PathBuf {
         self.path
             .join("blobs")
             .join(format!("{etag}.surefoot.incomplete"))
     }
 
-    /// Waits until no other process fetches this content. It is over when the result is dropped.
+    /// Waits until no other process fetches this content; the lock is held until the result is dropped.
     pub(super) fn lock(&self, etag: &str) -> Result<File, Error> {
         make(&self.locks)?;
         make(&self.path.join("blobs"))?;
@@ -85,14 +85,14 @@ impl Repository {
         Ok(file)
     }
 
-    /// Gives a content the name of a file of a commit.
+    /// Links a content to the name of a file of a commit.
     pub(super) fn link(&self, commit: &str, file: &str, etag: &str) -> Result<(), Error> {
         let path = self.snapshot(commit).join(file);
         make(path.parent().unwrap_or(&self.path))?;
         let up = "../".repeat(2 + file.matches('/').count());
         let linked = symlink(format!("{up}blobs/{etag}").as_ref(), &path);
         match linked {
-            // Somebody else was first; or a link to a content that was removed.
+            // Another process was first; or it is a link to a content that was removed.
             Err(error) if error.kind() == ErrorKind::AlreadyExists && !path.exists() => {
                 fs::remove_file(&path)
                     .and_then(|()| symlink(format!("{up}blobs/{etag}").as_ref(), &path))
@@ -107,7 +107,7 @@ impl Repository {
             {
                 Err(Error::io("link", &path, error))
             }
-            // Where there are no links, the file itself: whole, since what is there is not looked at again.
+            // Without symbolic links, copy the file completely, since an existing file is not checked again.
             Err(_) => whole(&path, |file| {
                 std::io::copy(&mut File::open(self.blob(etag))?, file).map(drop)
             })
@@ -127,7 +127,7 @@ fn symlink(_: &Path, _: &Path) -> std::io::Result<()> {
     Err(ErrorKind::Unsupported.into())
 }
 
-/// Writes a file beside its place, and moves it there when it is whole.
+/// Writes a file under a temporary name, and renames it when it is complete.
 fn whole(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> std::io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     let mut new = tempfile::NamedTempFile::new_in(folder)?;
@@ -136,7 +136,7 @@ fn whole(path: &Path, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> s
     new.persist(path).map(drop).map_err(|error| error.error)
 }
 
-/// As other files are: a temporary one is its owner's alone.
+/// Makes a temporary file, which is private to its owner, readable like other files.
 #[cfg(unix)]
 fn readable_by_all(path: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
@@ -152,8 +152,8 @@ fn make(folder: &Path) -> Result<(), Error> {
     fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))
 }
 
-/// Whether a file is what its name says: the SHA-256 of its bytes, or git's SHA-1 of a blob. Other
-/// names say nothing.
+/// Whether a file matches its etag: the SHA-256 of its bytes, or git's SHA-1 of a blob. Other etags cannot be
+/// checked.
 pub(super) fn is_what_it_says(path: &Path, etag: &str) -> Result<bool, Error> {
     let io = |error| Error::io("read", path, error);
     let mut file = File::open(path).map_err(io)?;
@@ -196,7 +196,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a folder of files lacks of a model, or nothing.
+/// What a folder of files lacks to be a model; `None` if it is complete.
 pub(super) fn lacks(snapshot: &Path) -> Option<String> {
     let is_there = |name: &str| snapshot.join(name).is_file();
     let mut folders = Vec::new();
@@ -205,7 +205,7 @@ pub(super) fn lacks(snapshot: &Path) -> Option<String> {
         let Some(Value::Object(parts)) = parts else {
             return Some("model_index.json".to_owned());
         };
-        // `"vae": ["diffusers", "AutoencoderKLWan"]`; a part that a model has not is of null.
+        // `"vae": ["diffusers", "AutoencoderKLWan"]`; for a part that the model does not have, the items are null.
         let parts = parts.iter();
         let parts = parts.filter(|(_, of)| of.get(1).is_some_and(Value::is_string));
         for (part, _) in parts {
@@ -246,7 +246,7 @@ fn lacks_weights(path: &Path, folder: &str) -> Option<String> {
                 return Some(named(shard));
             }
         }
-        // A link whose content is gone is none.
+        // A dangling link does not count.
         weights += usize::from(name.ends_with(".safetensors") && entry.path().is_file());
     }
     (weights == 0).then(|| named("*.safetensors"))
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contents_are_held_against_their_names() {
+    fn contents_are_compared_with_their_etags() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("hello");
         fs::write(&path, "hello\n").unwrap();
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_without_all_of_its_weights_is_no_model() {
+    fn a_folder_with_missing_weights_is_not_a_model() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| {
             let path = folder.path().join(name);

@@ -1,10 +1,10 @@
-//! The head of a data set's `README.md`: which of its files belong to which subset and split.
+//! The metadata in a data set's `README.md`: which files belong to which subset and split.
 
 use serde_json::Value;
 
-/// What stands in a card for subsets.
+/// The key of the list of subsets.
 const CONFIGS: &str = "configs";
-/// Keys of a subset that say nothing of how its files are read.
+/// Keys of a subset that do not affect how its files are read.
 const DESCRIPTIVE: [&str; 5] = [
     "default",
     "description",
@@ -17,20 +17,20 @@ const DESCRIPTIVE: [&str; 5] = [
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Subset {
     pub(super) name: String,
-    /// Whether it is the one that is meant where none is named.
+    /// Whether it is the default subset.
     pub(super) is_default: bool,
-    /// The folder that its patterns begin in, or empty.
+    /// The folder that its patterns are relative to, or empty.
     pub(super) folder: String,
-    /// The patterns of each split; none where names of files tell the splits.
+    /// The patterns of each split; `None` if splits follow from the file names.
     pub(super) splits: Option<Vec<(String, Vec<String>)>>,
-    /// Other keys, which say how files are read.
+    /// Other keys, which affect how files are read.
     pub(super) options: Vec<String>,
 }
 
-/// The subsets that a card names, none where it names none.
+/// The subsets that a card lists; empty if it lists none.
 ///
 /// # Errors
-/// What is wrong with the card.
+/// A description of the problem with the card.
 pub(super) fn subsets(card: &str) -> Result<Vec<Subset>, String> {
     let Some(head) = head(card) else {
         return Ok(Vec::new());
@@ -39,11 +39,11 @@ pub(super) fn subsets(card: &str) -> Result<Vec<Subset>, String> {
     match &head[CONFIGS] {
         Value::Null => Ok(Vec::new()),
         Value::Array(list) => list.iter().map(subset).collect(),
-        _ => Err(format!("`{CONFIGS}` is no list")),
+        _ => Err(format!("`{CONFIGS}` is not a list")),
     }
 }
 
-/// What stands between two lines of three dashes at the beginning of `card`.
+/// The YAML front matter of `card`.
 fn head(card: &str) -> Option<String> {
     let card = card.strip_prefix('\u{feff}').unwrap_or(card);
     let mut lines = card.lines();
@@ -58,7 +58,7 @@ fn head(card: &str) -> Option<String> {
 fn subset(value: &Value) -> Result<Subset, String> {
     let map = value
         .as_object()
-        .ok_or_else(|| format!("an entry of `{CONFIGS}` is no map"))?;
+        .ok_or_else(|| format!("an entry of `{CONFIGS}` is not a mapping"))?;
     let name = text(&value["config_name"])
         .ok_or_else(|| format!("an entry of `{CONFIGS}` has no `config_name`"))?;
     let strange = |key: &str| format!("`{key}` of the subset `{name}` is not understood");
@@ -82,7 +82,7 @@ fn subset(value: &Value) -> Result<Subset, String> {
     })
 }
 
-/// The patterns of `data_files`: one or several of the split `train`, or a list of splits.
+/// The patterns of `data_files`: one or several for the split `train`, or a list of splits.
 fn splits(value: &Value) -> Option<Vec<(String, Vec<String>)>> {
     if let Some(patterns) = patterns(value) {
         return Some(vec![("train".to_owned(), patterns)]);
@@ -114,7 +114,7 @@ fn patterns(value: &Value) -> Option<Vec<String>> {
     }
 }
 
-/// A name; YAML takes some for numbers.
+/// A name as text, since YAML takes some names for numbers.
 fn text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn files_may_be_one_pattern_some_or_those_of_splits() {
+    fn data_files_may_be_one_pattern_several_or_a_list_of_splits() {
         let read = of(concat!(
             "configs:\n",
             "- config_name: one\n  data_files: a/*.parquet\n  default: true\n",
@@ -195,8 +195,8 @@ mod tests {
     #[test]
     fn what_is_not_understood_is_named() {
         for (configs, said) in [
-            ("configs: all\n", "`configs` is no list"),
-            ("configs: [a]\n", "no map"),
+            ("configs: all\n", "`configs` is not a list"),
+            ("configs: [a]\n", "not a mapping"),
             ("configs:\n- data_files: x\n", "no `config_name`"),
             (
                 "configs:\n- {config_name: a, data_files: 7}\n",

@@ -1,4 +1,4 @@
-//! The few requests of the hub's protocol that a model or a data set takes.
+//! The requests of the hub's protocol that are needed for a model or a data set.
 
 use std::io::Read;
 use std::time::Duration;
@@ -10,45 +10,45 @@ use ureq::{Agent, Body};
 use super::name::{HubName, escaped, is_commit};
 use super::settings::Settings;
 
-/// How often a request is made again, when each failed and none brought a byte.
+/// How often a request is repeated if it fails without having received a byte.
 const TRIES: u32 = 6;
-/// Longest that a server may ask to wait.
+/// The longest `Retry-After` that is obeyed.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
-/// Longest without a byte.
+/// The longest time without a byte.
 const STALL: Duration = Duration::from_secs(60);
-/// Most redirects of one request.
+/// The most redirects of a request.
 const REDIRECTS: usize = 5;
-/// Most bytes of a listing.
+/// The most bytes of a listing.
 const LONGEST_LISTING: u64 = 64 << 20;
 
-/// Why the hub gave nothing.
+/// Why a request to the hub failed.
 #[derive(Debug)]
 pub(super) enum Refusal {
-    /// It was not reached, or it is overloaded: the cache may do.
+    /// The hub cannot be reached or is overloaded: the cache may be used instead.
     Unreachable(String),
-    /// It answered, and will answer the same again.
+    /// The hub answered with an error that a retry would not change.
     Answered(String),
 }
 
-/// What is known of a file before it is fetched.
+/// The metadata of a file before it is fetched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FileInfo {
-    /// The name of its content: its SHA-256 where it is large, else git's.
+    /// Its etag: the SHA-256 of a large file, otherwise git's hash.
     pub(super) etag: String,
-    /// Its size in bytes, where the hub says it.
+    /// Its size in bytes, if the hub reports it.
     pub(super) size: Option<u64>,
-    /// Where its bytes are.
+    /// The address of its content.
     pub(super) address: String,
 }
 
-/// A state of a repository: its commit, and its files.
+/// A commit of a repository and its files.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub(super) commit: String,
     pub(super) files: Vec<String>,
 }
 
-/// Asks the hub.
+/// A client of the hub.
 pub(super) struct Client<'a> {
     settings: &'a Settings,
     agent: Agent,
@@ -60,11 +60,11 @@ impl<'a> Client<'a> {
             .timeout_connect(Some(Duration::from_secs(20)))
             .timeout_recv_response(Some(STALL))
             .timeout_per_read(Some(STALL))
-            // Each is looked at here: where it leads decides who gets the token.
+            // Redirects are followed here, since their target decides whether the token is sent.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .http_status_as_error(false)
-            // Sizes are those of the files.
+            // The sizes must be those of the files, so no compression.
             .accept_encoding("identity")
             .user_agent(concat!("surefoot/", env!("CARGO_PKG_VERSION")));
         Self {
@@ -73,7 +73,7 @@ impl<'a> Client<'a> {
         }
     }
 
-    /// The commit that a revision is now, and its files.
+    /// The commit that a revision points to, and its files.
     pub(super) fn listing(&self, name: &HubName) -> Result<Listing, Refusal> {
         let address = format!(
             "{}/api/{}/{}/revision/{}",
@@ -88,7 +88,7 @@ impl<'a> Client<'a> {
         }
         let strange = |what: &str| {
             Refusal::Answered(format!(
-                "{} does not answer as a hub does ({what}): is `HF_ENDPOINT` right?",
+                "{} does not answer like a hub ({what}): is `HF_ENDPOINT` right?",
                 self.settings.endpoint
             ))
         };
@@ -108,7 +108,7 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// What the hub says of a file of `commit`.
+    /// The hub's metadata of a file of `commit`.
     pub(super) fn info(
         &self,
         name: &HubName,
@@ -128,7 +128,7 @@ impl<'a> Client<'a> {
         let text = |name: &str| answer.headers().get(name).and_then(|v| v.to_str().ok());
         let lacks = |what: &str| {
             Refusal::Answered(format!(
-                "{} says no {what} of `{file}`: is `HF_ENDPOINT` a hub?",
+                "{} sends no {what} for `{file}`: is `HF_ENDPOINT` a hub?",
                 self.settings.endpoint
             ))
         };
@@ -146,8 +146,8 @@ impl<'a> Client<'a> {
         })
     }
 
-    /// The bytes of a file from `start` on; and where they really start, which is 0 where the server
-    /// gives none but all.
+    /// The bytes of a file from `start` on, and where they really start: 0 if the server ignores the requested
+    /// range.
     pub(super) fn bytes(
         &self,
         name: &HubName,
@@ -167,20 +167,20 @@ impl<'a> Client<'a> {
                 });
                 if begins != Some(start) {
                     return Err(Refusal::Answered(format!(
-                        "{} gives another part of `{file}` than was asked for",
+                        "{} sends a different part of `{file}` than was requested",
                         host(&info.address)
                     )));
                 }
                 Ok((start, body(answer)))
             }
-            // Beyond the end: what is there is not of this file.
+            // Beyond the end: what was downloaded is not of this file.
             416 if start > 0 => Ok((0, Box::new(std::io::empty()))),
             _ => Err(self.refusal(name, Some(file), &answer)),
         }
     }
 
-    /// The answer to a request, and the address that gave it: redirects that stay on one host are
-    /// followed, for a HEAD; for a GET, all. What fails on the way, or asks to wait, is tried again.
+    /// Sends a request, and returns the final address and the response. Redirects are followed, but for a HEAD only
+    /// those that stay on one host. Failures and requests to wait are retried.
     fn asked(
         &self,
         address: &str,
@@ -213,7 +213,7 @@ impl<'a> Client<'a> {
                     false => problem,
                 }));
             }
-            tracing::debug!("{problem}: asked again in {wait:?}");
+            tracing::debug!("{problem}: retrying in {wait:?}");
             std::thread::sleep(wait);
         }
     }
@@ -230,7 +230,7 @@ impl<'a> Client<'a> {
                 true => self.agent.head(&address),
                 false => self.agent.get(&address),
             };
-            // Only the hub itself learns who asks.
+            // The token is sent to the hub only.
             if let Some(token) = &self.settings.token
                 && same_origin(&address, &self.settings.endpoint)
             {
@@ -240,7 +240,7 @@ impl<'a> Client<'a> {
                 request = request.header(header::RANGE, format!("bytes={start}-"));
             }
             let answer = request.call().map_err(|error| {
-                Refusal::Unreachable(format!("{} cannot be asked: {error}", host(&address)))
+                Refusal::Unreachable(format!("{} cannot be reached: {error}", host(&address)))
             })?;
             let location = answer.headers().get(header::LOCATION);
             let location = location.and_then(|location| location.to_str().ok());
@@ -251,10 +251,10 @@ impl<'a> Client<'a> {
             if address.starts_with("https:") && !next.starts_with("https:") {
                 let from = host(&address);
                 return Err(Refusal::Answered(format!(
-                    "{from} leads to an address that is not secure"
+                    "{from} redirects to an address without TLS"
                 )));
             }
-            // What the file is, is told by this answer's headers; its bytes are asked for by themselves.
+            // This response's headers describe the file; its content is requested separately.
             if head
                 && (answer.headers().contains_key("x-linked-etag") || !same_origin(&address, &next))
             {
@@ -263,12 +263,12 @@ impl<'a> Client<'a> {
             address = next;
         }
         Err(Refusal::Answered(format!(
-            "{} leads from one address to another without end",
+            "{} redirects too often",
             host(&address)
         )))
     }
 
-    /// What an answer means that is no success.
+    /// The error for an unsuccessful response.
     fn refusal(&self, name: &HubName, file: Option<&str>, answer: &Response<Body>) -> Refusal {
         let text = |name: &str| {
             let value = answer
@@ -286,14 +286,14 @@ impl<'a> Client<'a> {
         Refusal::Answered(match (status, code.as_str()) {
             (_, "GatedRepo") | (403, _) => format!(
                 "`{name}` has a licence to accept first: open {page} in a browser, accept it, and set \
-                 `HF_TOKEN` to a token of the account that did; {who}"
+                `HF_TOKEN` to a token of the account that did; {who}"
             ),
             (_, "RevisionNotFound") => format!(
                 "`{}` has no branch, tag or commit `{}`: {page} lists them",
                 name.repository, name.revision
             ),
             (404, _) if file.is_some() => format!(
-                "`{name}` has no `{}` any more: try again",
+                "`{name}` no longer has `{}`: try again",
                 file.unwrap_or_default()
             ),
             (401 | 404, _) => format!(
@@ -311,7 +311,7 @@ impl<'a> Client<'a> {
     }
 }
 
-/// The address that a `Location` leads to.
+/// Resolves a `Location` against the address of the request.
 fn joined(address: &str, location: &str) -> String {
     if location.contains("://") {
         return location.to_owned();
@@ -340,20 +340,20 @@ fn same_origin(one: &str, other: &str) -> bool {
     origin(one).eq_ignore_ascii_case(origin(other))
 }
 
-/// The bytes of an answer, as many as there are.
+/// The body of a response as it arrives.
 fn body(answer: Response<Body>) -> Box<dyn Read> {
     let body = answer.into_body().into_with_config().limit(u64::MAX);
     Box::new(body.reader())
 }
 
-/// The host of an address alone: what is behind it may be signed.
+/// The host of an address only: the rest may contain a signature.
 fn host(address: &str) -> &str {
     let origin = origin(address);
     let host = origin.split("://").last().unwrap_or(origin);
     host.rsplit('@').next().unwrap_or(host)
 }
 
-/// An etag without its quotes and its mark of weakness.
+/// An etag without its quotes and its `W/` prefix.
 fn normal_etag(etag: &str) -> String {
     etag.trim()
         .trim_start_matches("W/")
@@ -361,7 +361,7 @@ fn normal_etag(etag: &str) -> String {
         .to_owned()
 }
 
-/// Whether it can be the name of a file.
+/// Whether it is safe as a file name.
 fn is_plain(etag: &str) -> bool {
     (1..=200).contains(&etag.len())
         && !etag.starts_with('.')
@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_taken_apart_as_browsers_do() {
+    fn addresses_are_parsed_as_browsers_do() {
         let at = "https://hub.co/a/b?x=1";
         for (location, leads) in [
             ("https://cdn.co/x", "https://cdn.co/x"),
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn an_etag_that_could_lead_out_of_its_folder_is_none() {
+    fn an_etag_with_a_path_is_rejected() {
         assert_eq!(normal_etag("W/\"abc\""), "abc");
         for etag in ["", "../x", "a/b", ".", "a\\b", "a:b"] {
             assert!(!is_plain(etag), "{etag}");

@@ -1,5 +1,5 @@
-//! Which files of a data set are a split of a subset, by the rules of Python's `datasets`: what the card
-//! says, else the names of shards, of folders and of files.
+//! Which files of a data set belong to a split of a subset, by the rules of Python's `datasets`: according to the card,
+//! else by the names of shards, of folders and of files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::card::Subset;
 use crate::config::DataFormat;
 use crate::data::format_of_name;
 
-/// Files of a repository that are no data.
+/// Files of a repository that are not data.
 const IGNORED: [&str; 6] = [
     "README.md",
     "config.json",
@@ -20,30 +20,30 @@ const IGNORED: [&str; 6] = [
     "dummy_data.zip",
     "dataset_dict.json",
 ];
-/// Words in names, and the splits that they mean.
+/// Words in names, and the splits that they stand for.
 const KEYWORDS: [(&str, &[&str]); 3] = [
     ("train", &["train", "training"]),
     ("validation", &["validation", "valid", "dev", "val"]),
     ("test", &["test", "testing", "eval", "evaluation"]),
 ];
-/// Patterns of files in folders that are called after a split.
+/// Patterns of files in folders that are named after a split.
 const FOLDERS: [&str; 4] = [
     "**/WORD/**",
     "**/WORD[-._ 0-9]*/**",
     "**/*[-._ 0-9]WORD/**",
     "**/*[-._ 0-9]WORD[-._ 0-9]*/**",
 ];
-/// Patterns of files that are called so themselves.
+/// Patterns of files that are named after a split.
 const FILES: [&str; 2] = ["**/WORD[-._ 0-9]*", "**/*[-._ 0-9]WORD[-._ 0-9]*"];
 /// How many names a message lists.
 const LISTED: usize = 5;
 
-/// What is asked of a data set.
+/// The requested part of a data set.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Selection<'a> {
-    /// A subset of it; unset means the default one.
+    /// The subset; the default one if unset.
     pub(super) subset: Option<&'a str>,
-    /// A split of that, or several with `+` between them.
+    /// A split, or several joined by `+`.
     pub(super) split: &'a str,
 }
 
@@ -53,21 +53,21 @@ impl<'a> Selection<'a> {
     }
 }
 
-/// The files of a split, in the order in which they are read, and what is to be said of them.
+/// The files of a split, in reading order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub(super) files: Vec<String>,
-    /// Files of the split that cannot be read here.
+    /// Files of the split that cannot be read.
     pub(super) left_out: Vec<String>,
 }
 
 type Splits = Vec<(String, Vec<String>)>;
 
-/// Chooses among `files`; `subsets` are those of the card, and `converted` says that these are the
-/// Parquet files that the hub itself makes.
+/// Selects from `files`; `subsets` are those of the card, and with `converted` these are the Parquet files that the
+/// hub itself makes.
 ///
 /// # Errors
-/// What the data set lacks, to stand behind its name.
+/// What is missing, as a phrase to follow the data set's name.
 pub(super) fn choose(
     files: &[String],
     subsets: &[Subset],
@@ -83,7 +83,7 @@ pub(super) fn choose(
         true if converted => of_converted(&files, selection)?,
         true => {
             if let Some(other) = selection.subset.filter(|name| *name != "default") {
-                return Err(format!("has no subsets, and `data.subset` names `{other}`"));
+                return Err(format!("has no subsets, but `data.subset` names `{other}`"));
             }
             by_names(&files, "")?
         }
@@ -97,7 +97,7 @@ pub(super) fn choose(
             return Err(match (known.is_empty(), name.contains('[')) {
                 (true, _) => no_data(&files),
                 (_, true) => format!(
-                    "can be read by whole splits, and `{name}` asks for a part of one: it has {}",
+                    "can be read by whole splits only, and `{name}` is a part of one: it has {}",
                     known.join(", ")
                 ),
                 _ => format!("has no split `{name}`: it has {}", known.join(", ")),
@@ -110,7 +110,7 @@ pub(super) fn choose(
     Ok(Chosen { files, left_out })
 }
 
-/// The kind of most of the files that can be read; of as many, the one of the first.
+/// The most frequent kind of the readable files; in a tie, that of the first file.
 fn most_common(files: &[String]) -> Option<Kind> {
     let mut counts: Vec<(Kind, usize)> = Vec::new();
     for kind in files.iter().filter_map(|file| kind(file)) {
@@ -124,7 +124,7 @@ fn most_common(files: &[String]) -> Option<Kind> {
     most.map(|(kind, _)| kind)
 }
 
-/// What is read alike: the files of a split are of one kind.
+/// The files of a split must be of one kind, which are read alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Text,
@@ -133,7 +133,7 @@ enum Kind {
     Parquet,
 }
 
-/// By the name; `None` of a file that is not read here.
+/// The kind by the name; `None` for a file that cannot be read.
 fn kind(file: &str) -> Option<Kind> {
     Some(match format_of_name(Path::new(base(file)))? {
         DataFormat::Text => Kind::Text,
@@ -148,10 +148,10 @@ fn base(file: &str) -> &str {
 }
 
 fn no_data<S: AsRef<str>>(files: &[S]) -> String {
-    let readable = "Parquet, JSON, CSV and text are read";
-    let hint = "the branch `@refs/convert/parquet` of it may have what the hub converted";
+    let readable = "Parquet, JSON, CSV and text can be read";
+    let hint = "its branch `@refs/convert/parquet` may have a conversion by the hub";
     match files {
-        [] => format!("has no files of data ({readable})"),
+        [] => format!("has no data files ({readable})"),
         files => {
             let mut names: Vec<&str> = files
                 .iter()
@@ -162,7 +162,7 @@ fn no_data<S: AsRef<str>>(files: &[S]) -> String {
                 names.push("…");
             }
             format!(
-                "has nothing that is read here ({readable}; never code): {}; {hint}",
+                "has no readable data ({readable}; code is never run): {}; {hint}",
                 names.join(", ")
             )
         }
@@ -179,7 +179,10 @@ fn named<'a>(subsets: &'a [Subset], name: Option<&str>) -> Result<&'a Subset, St
         Some(name) => {
             let found = subsets.iter().find(|subset| subset.name == name);
             found.ok_or_else(|| {
-                format!("has no subset `{name}`: `data.subset` is one of {}", list())
+                format!(
+                    "has no subset `{name}`: set `data.subset` to one of {}",
+                    list()
+                )
             })?
         }
         None => {
@@ -196,15 +199,15 @@ fn named<'a>(subsets: &'a [Subset], name: Option<&str>) -> Result<&'a Subset, St
     match subset.options.is_empty() {
         true => Ok(subset),
         false => Err(format!(
-            "says how the files of its subset `{}` are to be read, with keys that are not obeyed here ({}): \
-             fetch and convert it first (`hf download`, then `data.path` with the files)",
+            "has options for reading the files of its subset `{}` that are not supported here ({}): \
+            download and convert it first (`hf download`, then `data.path` with the files)",
             subset.name,
             subset.options.join(", ")
         )),
     }
 }
 
-/// The splits of a subset of the card.
+/// The splits of a subset according to the card.
 fn of_card(files: &[&str], subset: &Subset, selection: Selection<'_>) -> Result<Splits, String> {
     let folder = match subset.folder.as_str() {
         "" => String::new(),
@@ -219,7 +222,7 @@ fn of_card(files: &[&str], subset: &Subset, selection: Selection<'_>) -> Result<
         for pattern in patterns {
             if pattern.contains("://") {
                 return Err(format!(
-                    "names files elsewhere, which are not fetched: {pattern}"
+                    "refers to files elsewhere, which are not fetched: {pattern}"
                 ));
             }
             let pattern = format!("{folder}{}", pattern.trim_start_matches("./"));
@@ -234,7 +237,7 @@ fn of_card(files: &[&str], subset: &Subset, selection: Selection<'_>) -> Result<
     Ok(found)
 }
 
-/// The splits of the files below `folder`, which is empty or ends in a slash, by their names.
+/// The splits of the files below `folder`, which is empty or ends with a slash, by their names.
 fn by_names(files: &[&str], folder: &str) -> Result<Splits, String> {
     let files: Vec<&str> = files
         .iter()
@@ -295,7 +298,7 @@ fn by_names(files: &[&str], folder: &str) -> Result<Splits, String> {
     })
 }
 
-/// Adds files in the order of their names, each once; whether there were any.
+/// Adds files sorted by name, without duplicates; returns whether there were any.
 fn add<'a>(to: &mut Vec<String>, files: impl Iterator<Item = &'a &'a str>) -> bool {
     let files = sorted(files);
     let any = !files.is_empty();
@@ -313,7 +316,7 @@ fn sorted<'a>(files: impl Iterator<Item = &'a &'a str>) -> Vec<String> {
     files
 }
 
-/// The splits of what the hub converted: `SUBSET/SPLIT/0000.parquet`.
+/// The splits of the hub's conversion: `SUBSET/SPLIT/0000.parquet`.
 fn of_converted(files: &[&str], selection: Selection<'_>) -> Result<Splits, String> {
     let mut subsets: BTreeMap<&str, BTreeMap<&str, Vec<String>>> = BTreeMap::new();
     for file in files {
@@ -338,7 +341,7 @@ fn of_converted(files: &[&str], selection: Selection<'_>) -> Result<Splits, Stri
     };
     let splits = subsets.remove(name).ok_or_else(|| {
         format!(
-            "has no subset `{name}`: `data.subset` is one of {}",
+            "has no subset `{name}`: set `data.subset` to one of {}",
             names.join(", ")
         )
     })?;
@@ -351,8 +354,8 @@ fn of_converted(files: &[&str], selection: Selection<'_>) -> Result<Splits, Stri
         .collect())
 }
 
-/// A pattern as `datasets` has them: folders that begin with two underscores are only meant where
-/// the pattern names such folders.
+/// A pattern with the rules of `datasets`: it matches files in folders that begin with two underscores only if it
+/// names such folders.
 struct Pattern {
     matcher: GlobMatcher,
     special: usize,
@@ -362,7 +365,7 @@ impl Pattern {
     fn new(pattern: &str) -> Result<Self, String> {
         let glob = GlobBuilder::new(pattern).literal_separator(true).build();
         let glob =
-            glob.map_err(|error| format!("names its files by a pattern that is none: {error}"))?;
+            glob.map_err(|error| format!("has an invalid pattern for its files: {error}"))?;
         Ok(Self {
             matcher: glob.compile_matcher(),
             special: special_folders(pattern),
@@ -389,7 +392,7 @@ mod tests {
     use super::super::card;
     use super::*;
 
-    /// What Python's `datasets` says of a listing; see `tests/reference/splits.py`.
+    /// What Python's `datasets` makes of a listing; see `tests/reference/splits.py`.
     #[derive(Deserialize)]
     struct Case {
         name: String,
@@ -405,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_are_those_of_datasets() {
+    fn splits_are_those_of_python_datasets() {
         let cases = cases();
         assert!(cases.len() >= 29);
         for case in cases {
@@ -439,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_of_one_kind_and_the_rest_is_told() {
+    fn files_of_the_most_common_kind_are_read_and_the_others_reported() {
         let files = owned(&[
             "train/a.jsonl",
             "train/b.json",
@@ -460,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_hub_converted_lies_in_folders_of_subsets_and_splits() {
+    fn the_hub_s_conversion_has_folders_of_subsets_and_splits() {
         let files = owned(&[
             "en/train/0001.parquet",
             "en/train/0000.parquet",
@@ -478,7 +481,7 @@ mod tests {
             ),
             (
                 selection(Some("fr"), "train"),
-                "no subset `fr`: `data.subset` is one of de, en",
+                "no subset `fr`: set `data.subset` to one of de, en",
             ),
             (
                 selection(Some("de"), "train"),
@@ -491,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lacking_is_named_with_what_there_is() {
+    fn errors_say_what_is_missing_and_what_there_is() {
         let two = "---\nconfigs:\n- {config_name: a, data_files: a.csv}\n- {config_name: b, data_files: b.csv, sep: ;}\n---\n";
         let elsewhere =
             "---\nconfigs:\n- {config_name: a, data_files: 'https://host/a.csv'}\n---\n";
@@ -513,13 +516,13 @@ mod tests {
                 &["a.csv"],
                 "",
                 selection(Some("en"), "train"),
-                "has no subsets, and `data.subset` names `en`",
+                "has no subsets, but `data.subset` names `en`",
             ),
             (
                 &["README.md"],
                 "",
                 selection(None, "train"),
-                "no files of data",
+                "no data files",
             ),
             (
                 &["set.py", "x.tar"],
@@ -543,7 +546,7 @@ mod tests {
                 &["a.csv", "b.csv"],
                 two,
                 selection(Some("b"), "train"),
-                "not obeyed here (sep)",
+                "not supported here (sep)",
             ),
             (
                 &["a.csv"],

@@ -1,4 +1,4 @@
-//! A split of a data set as a folder: links to its files, in the order in which they are read.
+//! A split of a data set as a folder: links to its files, in reading order.
 //!
 //! ```text
 //! datasets--org--name/COMMIT/SUBSET/SPLIT/00000-train.parquet ──▶ the file in the hub's cache
@@ -14,26 +14,26 @@ use super::data_files::{self, Chosen, Selection};
 use super::name::{HubName, escaped};
 use crate::Error;
 
-/// The card of a data set.
+/// The file name of a data set's card.
 pub(super) const CARD: &str = "README.md";
-/// Branches of what the hub itself converts are called so.
+/// The branch of the hub's own conversion.
 const CONVERTED: &str = "refs/convert/parquet";
-/// What is written for a subset that was not named.
+/// Stands for the default subset in a folder name.
 const DEFAULT: &str = "default";
 /// How many names a warning lists.
 const LISTED: usize = 5;
 
-/// What of a data set is wanted.
+/// A split of a data set to fetch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DataSet<'a> {
     pub(super) selection: Selection<'a>,
 }
 
 impl DataSet<'_> {
-    /// The files to fetch, of `files` and what `card` says of them; tells what of the split cannot be read.
+    /// Selects from `files` and the `card`, and warns about files of the split that cannot be read.
     ///
     /// # Errors
-    /// What the data set lacks, to stand behind its name.
+    /// What is missing, as a phrase to follow the data set's name.
     pub(super) fn choose(
         &self,
         name: &HubName,
@@ -48,7 +48,7 @@ impl DataSet<'_> {
         if !left_out.is_empty() {
             let listed: Vec<&str> = left_out.iter().take(LISTED).map(String::as_str).collect();
             tracing::warn!(
-                "`{name}`: {} of the split `{}` are not read, since most of it is of another kind ({}{})",
+                "`{name}`: {} files of the split `{}` are not read, since most of its files are of another kind ({}{})",
                 left_out.len(),
                 self.selection.split,
                 listed.join(", "),
@@ -58,13 +58,13 @@ impl DataSet<'_> {
         Ok(files)
     }
 
-    /// The same from what another program has put into the cache, of `snapshot`, where the hub is not
-    /// asked; what is lacking as an error.
+    /// The same from `snapshot` in the cache, without asking the hub; the error says what is
+    /// missing.
     pub(super) fn choose_in(&self, name: &HubName, snapshot: &Path) -> Result<Vec<String>, String> {
         let files = files_below(snapshot);
         let card = fs::read_to_string(snapshot.join(CARD)).ok();
         let chosen = self.choose(name, &files, card.as_deref())?;
-        // What is one of many tells how many there are.
+        // The name of a shard contains the number of shards.
         let shard =
             regex::Regex::new(r"^(.*)-[0-9]{5}-of-([0-9]{5})").map_err(|e| e.to_string())?;
         for file in &chosen {
@@ -77,13 +77,13 @@ impl DataSet<'_> {
                     .is_some_and(|other| other[1] == found[1] && other[2] == found[2])
             };
             if chosen.iter().filter(of_it).count() != found[2].parse().unwrap_or(0) {
-                return Err(format!("not all of the files `{}-…`", &found[1]));
+                return Err(format!("some of the files `{}-…` are missing", &found[1]));
             }
         }
         Ok(chosen)
     }
 
-    /// Where the folder of this split is, or will be.
+    /// The path of the folder for this split.
     pub(super) fn folder(&self, views: &Path, name: &HubName, commit: &str) -> PathBuf {
         let Selection { subset, split } = self.selection;
         views
@@ -94,7 +94,7 @@ impl DataSet<'_> {
     }
 }
 
-/// The files of a folder and of those in it, as a hub lists them.
+/// The files below a folder, as a hub would list them.
 fn files_below(folder: &Path) -> Vec<String> {
     let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
     while let Some(next) = folders.pop() {
@@ -111,7 +111,7 @@ fn files_below(folder: &Path) -> Vec<String> {
     files
 }
 
-/// Whether a folder of links is there, and every file behind them.
+/// Whether a folder of links exists, and all files that they point to.
 pub(super) fn is_whole(folder: &Path) -> bool {
     let entries: Vec<_> = fs::read_dir(folder)
         .into_iter()
@@ -121,7 +121,7 @@ pub(super) fn is_whole(folder: &Path) -> bool {
     !entries.is_empty() && entries.iter().all(|entry| entry.path().is_file())
 }
 
-/// Makes `folder` of `files` in `snapshot`, all at once: what is there is whole.
+/// Creates `folder` with links to `files` in `snapshot`, atomically.
 pub(super) fn link(folder: &Path, snapshot: &Path, files: &[String]) -> Result<(), Error> {
     if is_whole(folder) {
         return Ok(());
@@ -142,7 +142,7 @@ pub(super) fn link(folder: &Path, snapshot: &Path, files: &[String]) -> Result<(
         give(&target, &path).map_err(io("write"))?;
     }
     if folder.exists() {
-        // Its files are gone from the hub's cache.
+        // Its files have been removed from the hub's cache.
         fs::remove_dir_all(folder).map_err(io("remove"))?;
     }
     match fs::rename(new.path(), folder) {

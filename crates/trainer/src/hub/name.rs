@@ -1,15 +1,15 @@
-//! Names of models and data sets on the hub, and what is none.
+//! Names of models and data sets on the hub, and how to tell them from paths.
 
 use std::path::Path;
 
-/// What a repository of the hub is.
+/// The kind of a repository on the hub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Model,
     DataSet,
 }
 
-/// `org/name`, and which state of it.
+/// `org/name`, and its revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HubName {
     pub(super) kind: Kind,
@@ -19,16 +19,16 @@ pub(super) struct HubName {
     pub(super) revision: String,
 }
 
-/// Endings of files, which no model is called.
+/// File extensions, which no model name has.
 const MODEL_FILES: [&str; 5] = [".gguf", ".safetensors", ".json", ".bin", ".pt"];
-/// The same of data sets.
+/// File extensions, which no data set name has.
 const DATA_FILES: [&str; 7] = [
     ".jsonl", ".ndjson", ".json", ".csv", ".txt", ".md", ".parquet",
 ];
 
 impl HubName {
-    /// What `name` means, unless it can be meant as a path: one that begins with `.`, `~` or `/`, has
-    /// another number of slashes than one, ends as files do, or lies in a folder that is there.
+    /// Parses `name`, unless it may be a path: one that begins with `.`, `~` or `/`, has more or fewer slashes than
+    /// one, has the extension of a file, or lies in an existing folder.
     pub(super) fn parse(name: &str, kind: Kind) -> Option<Self> {
         let (repository, revision) = match name.split_once('@') {
             Some((repository, revision)) => (repository, revision),
@@ -64,12 +64,12 @@ impl HubName {
         )
     }
 
-    /// The name of its folder in a cache.
+    /// The name of its folder in the cache.
     pub(super) fn folder(&self) -> String {
         format!("{}--{}", self.plural(), self.repository.replace('/', "--"))
     }
 
-    /// What the hub calls repositories of this kind.
+    /// The hub's plural for this kind.
     pub(super) fn plural(&self) -> &'static str {
         match self.kind {
             Kind::Model => "models",
@@ -77,7 +77,7 @@ impl HubName {
         }
     }
 
-    /// The same for people, of one.
+    /// The kind in messages.
     pub(super) fn noun(&self) -> &'static str {
         match self.kind {
             Kind::Model => "model",
@@ -85,7 +85,7 @@ impl HubName {
         }
     }
 
-    /// The path of its page, and of its files, on the hub.
+    /// The path of its page and files on the hub.
     pub(super) fn page(&self) -> String {
         match self.kind {
             Kind::Model => self.repository.clone(),
@@ -99,7 +99,7 @@ impl HubName {
     }
 }
 
-/// A part of an address without signs that mean something there.
+/// Percent-encodes a part of an address.
 pub(super) fn escaped(text: &str, keep_slashes: bool) -> String {
     let mut out = String::new();
     for byte in text.bytes() {
@@ -114,7 +114,7 @@ pub(super) fn escaped(text: &str, keep_slashes: bool) -> String {
     out
 }
 
-/// Whether this is the whole name of a commit.
+/// Whether this is a full commit hash.
 pub(super) fn is_commit(text: &str) -> bool {
     text.len() == 40
         && text
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_can_be_a_path_is_no_name_on_the_hub() {
+    fn a_possible_path_is_not_a_name_on_the_hub() {
         let there = tempfile::tempdir_in(".").unwrap();
         let there = there.path().file_name().unwrap().to_str().unwrap();
         let below = format!("{there}/model");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_say_a_revision() {
+    fn a_name_may_include_a_revision() {
         for (name, repository, revision) in [
             ("org/model", "org/model", "main"),
             (
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_set_is_named_alike_and_has_a_place_of_its_own() {
+    fn a_data_set_has_a_similar_name_and_its_own_folder() {
         let found = HubName::parse("org/texts@v1", Kind::DataSet).unwrap();
         assert_eq!(found.folder(), "datasets--org--texts");
         assert_eq!(found.page(), "datasets/org/texts");

@@ -1,18 +1,18 @@
 //! Which files of a model are fetched: weights as safetensors, configs, tokenizer and templates. Never
-//! pickles, which run what they hold, and never code.
+//! pickles, which can execute code, and never code.
 
-/// What a model is for.
+/// The kind of model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ModelKind {
-    /// Text.
+    /// Language models.
     Text,
-    /// Videos, as diffusers saves them.
+    /// Video models in diffusers' format.
     Video,
     /// Either.
     Any,
 }
 
-/// Files of a language model beside its weights.
+/// The files of a language model besides its weights.
 const COMPANIONS: [&str; 11] = [
     "config.json",
     "generation_config.json",
@@ -27,7 +27,7 @@ const COMPANIONS: [&str; 11] = [
     "tokenizer.model",
 ];
 
-/// Folders of a video model.
+/// The folders of a video model.
 const PARTS: [&str; 6] = [
     "transformer",
     "transformer_2",
@@ -38,22 +38,22 @@ const PARTS: [&str; 6] = [
 ];
 const ENDINGS: [&str; 5] = [".json", ".safetensors", ".txt", ".model", ".jinja"];
 
-/// The files to fetch, the smaller kinds first.
+/// The files to fetch, weights last.
 ///
 /// # Errors
-/// What the model lacks, to stand behind its name.
+/// What is missing, as a phrase to follow the model's name.
 pub(super) fn wanted(files: &[String], kind: ModelKind) -> Result<Vec<String>, String> {
     let is_there = |name: &str| files.iter().any(|file| file == name);
     let is_video = is_there("model_index.json");
     if is_video && kind == ModelKind::Text {
-        return Err("is a model of videos or images, of several parts, and a language model is wanted: set \
-                    `data.resolution` (and `data.num_frames`) to train a model of videos"
+        return Err("is a video or image model, not a language model: set \
+        `data.resolution` (and `data.num_frames`) to train a video model"
             .into());
     }
     if !is_video && kind == ModelKind::Video {
         return Err(
-            "has no `model_index.json`: a model of videos is wanted, as diffusers saves it, as in \
-                    `Wan-AI/Wan2.1-T2V-1.3B-Diffusers`"
+            "has no `model_index.json`: a video model in diffusers' format is needed, such as \
+            `Wan-AI/Wan2.1-T2V-1.3B-Diffusers`"
                 .into(),
         );
     }
@@ -73,13 +73,13 @@ pub(super) fn wanted(files: &[String], kind: ModelKind) -> Result<Vec<String>, S
         };
         let reason = match (has(&[".gguf"]), has(&[".bin", ".pt", ".pth", ".ckpt"])) {
             (true, _) => {
-                "only GGUF files: download one and give its path, as in `name_or_path: ./model.gguf`"
+                "only GGUF files: download one and give its path, such as `name_or_path: ./model.gguf`"
             }
             (_, true) => {
-                "only pickles (`.bin`, `.pt`), which run what they hold and are not read here: \
-                          look for a state of it with safetensors, as the branch `refs/convert/safetensors`"
+                "only pickles (`.bin`, `.pt`), which can execute code and are not read: \
+                look for a revision with safetensors, such as the branch `refs/convert/safetensors`"
             }
-            _ => "no weights that are known here",
+            _ => "no weights in a known format",
         };
         return Err(format!("has no `model.safetensors`, and {reason}"));
     }
@@ -87,7 +87,7 @@ pub(super) fn wanted(files: &[String], kind: ModelKind) -> Result<Vec<String>, S
     Ok(chosen.into_iter().cloned().collect())
 }
 
-/// Whether a name stays in its folder.
+/// Whether a name stays inside its folder.
 pub(super) fn is_safe(file: &str) -> bool {
     file.split('/')
         .all(|part| !part.is_empty() && !part.starts_with('.') && !part.contains(['\\', ':', '\0']))
@@ -111,7 +111,7 @@ fn of_video(file: &str) -> bool {
     let Some((folder, name)) = file.split_once('/') else {
         return file == "model_index.json";
     };
-    // `model.fp16.safetensors` is the same once more.
+    // `model.fp16.safetensors` contains the same weights again.
     let is_variant = name
         .strip_suffix(".safetensors")
         .is_some_and(|stem| stem.contains('.'));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_and_what_says_how_to_use_them_are_fetched_and_no_code() {
+    fn weights_configs_and_tokenizers_are_fetched_and_no_code() {
         let files = [
             ".gitattributes",
             "README.md",
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_video_model_is_its_parts() {
+    fn a_video_model_consists_of_its_parts() {
         let files = [
             "model_index.json",
             "vae/config.json",
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_used_is_said_before_anything_is_fetched() {
+    fn an_unusable_model_is_refused_before_anything_is_fetched() {
         for (files, kind, told) in [
             (
                 &["config.json", "pytorch_model.bin"][..],
@@ -195,16 +195,20 @@ mod tests {
                 "only pickles",
             ),
             (&["model-q4.gguf"], ModelKind::Text, "only GGUF files"),
-            (&["README.md"], ModelKind::Text, "no weights that are known"),
+            (
+                &["README.md"],
+                ModelKind::Text,
+                "no weights in a known format",
+            ),
             (
                 &["model_index.json"],
                 ModelKind::Text,
-                "a language model is wanted",
+                "not a language model",
             ),
             (
                 &["model.safetensors"],
                 ModelKind::Video,
-                "a model of videos is wanted",
+                "a video model in diffusers' format",
             ),
         ] {
             let reason = chosen(files, kind).unwrap_err();

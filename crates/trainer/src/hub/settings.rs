@@ -1,4 +1,4 @@
-//! Where the hub is, where its cache is, and who asks: the variables of Python's `huggingface_hub`.
+//! The hub's address, cache and token, from the environment variables of Python's `huggingface_hub`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -6,24 +6,24 @@ use std::time::Duration;
 
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// What the environment says of the hub.
+/// Settings for access to the hub.
 #[derive(Clone)]
 pub struct Settings {
-    /// Address of the hub, without a slash at its end.
+    /// Address of the hub, without a trailing slash.
     pub endpoint: String,
-    /// The folder with a folder for each model and data set.
+    /// The folder with a subfolder for each model and data set.
     pub cache: PathBuf,
-    /// The folder with a folder of links for each split of a data set that was used.
+    /// The folder with a subfolder of links for each split of a data set that was used.
     pub splits: PathBuf,
-    /// What proves who asks.
+    /// The access token.
     pub token: Option<String>,
-    /// Whether nothing is asked, and only the cache is looked at.
+    /// Whether only the cache is used.
     pub offline: bool,
-    /// How long to wait before a request that failed is made again for the first time.
+    /// The delay before the first retry of a failed request.
     pub pause: Duration,
 }
 
-/// Without the token, which is as good as a password.
+/// Without the token, which is as secret as a password.
 impl std::fmt::Debug for Settings {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.debug_struct("Settings")
@@ -36,12 +36,12 @@ impl std::fmt::Debug for Settings {
 }
 
 impl Settings {
-    /// What the variables of this process say.
+    /// The settings from the variables of this process.
     pub fn of_the_environment() -> Self {
         Self::from(&|name| std::env::var_os(name))
     }
 
-    /// The same, of variables that come from elsewhere.
+    /// The settings from variables that the given function returns.
     pub fn from(variables: &dyn Fn(&str) -> Option<OsString>) -> Self {
         let set = |names: &[&str]| {
             let mut values = names.iter().filter_map(|name| variables(name));
@@ -69,7 +69,7 @@ impl Settings {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
             cache: cache.map_or_else(|| home.join("hub"), PathBuf::from),
             splits: crate::data::cache_folder().join("hub-splits"),
-            // What cannot stand in a header is no token.
+            // A token that is not a valid header value is ignored.
             token: token.filter(|token| {
                 !token.is_empty() && token.chars().all(|letter| letter.is_ascii_graphic())
             }),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_where_the_variables_say() {
+    fn the_cache_folder_follows_from_the_variables() {
         for (variables, cache) in [
             (&[("HOME", "/h")][..], "/h/.cache/huggingface/hub"),
             (

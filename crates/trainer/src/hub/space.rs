@@ -1,14 +1,14 @@
-//! How much a disk has room for.
+//! Free space of a disk.
 
 use std::path::Path;
 
-/// Bytes that may still be written below `folder`, which need not be there yet; `None` where the file
-/// system does not say.
+/// Free bytes below `folder`, which need not exist yet; `None` if the file system does not
+/// tell.
 #[cfg(unix)]
 pub(super) fn free(folder: &Path) -> Option<u64> {
     let there = folder.ancestors().find(|folder| folder.exists())?;
     let told = rustix::fs::statvfs(there).ok()?;
-    // Some that lie on a network tell nothing but zeros.
+    // Some network file systems report only zeros.
     (told.f_blocks > 0).then(|| told.f_bavail.saturating_mul(told.f_frsize))
 }
 

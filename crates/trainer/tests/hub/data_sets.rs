@@ -108,7 +108,7 @@ fn a_cache_with_some_of_the_shards_is_not_whole() {
     place.settings.offline = true;
     let error = fetch(&place, None, "train").unwrap_err().to_string();
     assert!(
-        error.contains("not all of the files `data/train-…`"),
+        error.contains("some of the files `data/train-…` are missing"),
         "{error}"
     );
 }

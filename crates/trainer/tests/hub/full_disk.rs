@@ -86,7 +86,7 @@ fn on_a_disk_that_becomes_full() {
     });
     let told = told.unwrap_err().to_string();
     assert!(
-        told.contains("is full") && told.contains("goes on from there"),
+        told.contains("is full") && told.contains("the next try resumes"),
         "{told}"
     );
     let snapshot = settings.cache.join("models--org--tiny/snapshots");
