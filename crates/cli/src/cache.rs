@@ -1,4 +1,4 @@
-//! The cache folder that the commands share.
+//! The cache folder shared by all commands.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub fn folder() -> PathBuf {
         .unwrap_or_else(|| std::env::temp_dir().join("surefoot"))
 }
 
-/// A name for some bytes (FNV-1a, 64 bits): to tell versions apart, not to resist anybody.
+/// A hash of some bytes (FNV-1a, 64 bits), to distinguish versions; not cryptographic.
 pub fn fingerprint(bytes: impl Iterator<Item = u8>) -> String {
     let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)

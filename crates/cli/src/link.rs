@@ -1,4 +1,4 @@
-//! How fast the link between two machines is, measured by a TCP stream of our own.
+//! Measures the speed of the link between two machines over TCP.
 //!
 //! ```text
 //! client                          listener
@@ -7,15 +7,15 @@
 //!   'p' 0                      ─▶
 //!                              ◀─  its clock, nanoseconds since 1970
 //!   'u' n, n bytes             ─▶
-//!                              ◀─  its clock, when all have arrived
+//!                              ◀─  its clock, after the last byte
 //!   'd' n                      ─▶
 //!                              ◀─  n bytes
 //!   'b' n, n bytes             ─▶
-//!                              ◀─  n bytes meanwhile, then its clock
+//!                              ◀─  n bytes at the same time, then its clock
 //! ```
 //!
-//! Numbers are little-endian 64-bit integers. The listener keeps nothing of what it is sent, and
-//! sends nothing but bytes that it made up.
+//! Numbers are little-endian 64-bit integers. The listener stores nothing that it receives, and sends only bytes
+//! that it has generated.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -24,34 +24,34 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-/// Where the listener waits unless told otherwise.
+/// The listener's default port.
 pub const PORT: u16 = 29_600;
 
 const GREETING: [u8; 16] = *b"surefoot link 1\n";
-/// How long either side waits for the other's next byte.
+/// Timeout for the other side's next byte.
 const PATIENCE: Duration = Duration::from_secs(15);
 const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 const PINGS: usize = 200;
-/// What is sent at first, to see how much a second takes.
+/// First amount to send, to estimate how much takes a second, in bytes.
 const FIRST_BYTES: u64 = 256 << 10;
-/// A listener sends and takes no more for one request.
+/// The most bytes that a listener sends or receives for one request.
 const MOST_BYTES: u64 = 64 << 30;
-/// A measurement that took this long counts.
+/// The minimum duration of a valid measurement.
 const LONG_ENOUGH: Duration = Duration::from_secs(1);
 const CHUNK: usize = 1 << 20;
 
-/// What was measured.
+/// The measured properties of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Link {
-    /// Until the connection was made, in seconds.
+    /// Time to connect, in seconds.
     pub connect_seconds: f64,
-    /// There and back for a few bytes, the median, in seconds.
+    /// Median round-trip time of a few bytes, in seconds.
     pub round_trip_seconds: f64,
-    /// The same, which one in a hundred exceeds.
+    /// The 99th percentile of the round-trip time, in seconds.
     pub slow_round_trip_seconds: f64,
-    /// Towards the other machine, nothing else on the link.
+    /// Towards the other machine, without other traffic.
     pub bytes_per_second_to: f64,
-    /// From the other machine, nothing else on the link.
+    /// From the other machine, without other traffic.
     pub bytes_per_second_from: f64,
     /// In each direction, both at once, as when gradients are summed.
     pub bytes_per_second_both: f64,
@@ -60,26 +60,26 @@ pub struct Link {
 }
 
 impl Link {
-    /// How long it takes two machines to sum `bytes` over this link, in seconds: each sends
-    /// and gets as many.
+    /// Seconds that two machines need to sum `bytes` over this link: each sends and receives
+    /// as many.
     #[must_use]
     pub fn sum_seconds(&self, bytes: f64) -> f64 {
         bytes / self.bytes_per_second_both + self.round_trip_seconds
     }
 }
 
-/// Why nothing was measured.
+/// Why a measurement failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The name of the host leads to no address.
+    /// The host name cannot be resolved.
     Unknown(io::Error),
-    /// Nobody listens there.
+    /// The connection was refused.
     Refused,
-    /// Nothing came back.
+    /// There was no answer.
     NoAnswer,
-    /// Something else listens there, or another version of this program.
+    /// Another program listens there, or another version of this one.
     Stranger,
-    /// Anything else.
+    /// Any other error.
     Other(io::Error),
 }
 
@@ -95,10 +95,10 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Measures the link to the listener at `host`; `tell` gets to know what is measured next.
+/// Measures the link to the listener at `host`; `tell` is called with the name of each measurement.
 ///
 /// # Errors
-/// [`Failure`], by what a user can do about it.
+/// A [`Failure`], by what a user can do about it.
 pub fn measure(host: &str, port: u16, mut tell: impl FnMut(&str)) -> Result<Link, Failure> {
     tell("connecting");
     let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -121,7 +121,7 @@ pub fn measure(host: &str, port: u16, mut tell: impl FnMut(&str)) -> Result<Link
         let there = number(&mut stream)? as f64 / 1e9;
         let trip = began.elapsed().as_secs_f64();
         trips.push(trip);
-        // The shortest trip leaves the least doubt about when the other clock was read.
+        // The shortest round trip gives the most accurate clock difference.
         if trip < best.0 {
             best = (trip, there - (sent + trip / 2.0));
         }
@@ -157,11 +157,11 @@ pub fn measure(host: &str, port: u16, mut tell: impl FnMut(&str)) -> Result<Link
     })
 }
 
-/// Answers those who measure, one after another; `tell` gets to know of each. Never returns but
-/// with an error of the listener itself.
+/// Answers clients one after another; `tell` is called for each. Returns only if the listener itself
+/// fails.
 ///
 /// # Errors
-/// When no connection can be accepted any more.
+/// If no more connections can be accepted.
 pub fn listen(
     listener: &TcpListener,
     mut tell: impl FnMut(SocketAddr, io::Result<()>),
@@ -170,7 +170,7 @@ pub fn listen(
     loop {
         match listener.accept() {
             Ok((stream, address)) => tell(address, answer(stream, &data)),
-            // One who went away before we came to it is no reason to stop.
+            // A client that has already disconnected is no reason to stop.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => return error,
         }
@@ -242,7 +242,7 @@ fn number(stream: &mut TcpStream) -> io::Result<u64> {
     Ok(u64::from_le_bytes(bytes))
 }
 
-/// Bytes a second of `transfer`, by an amount that it takes a second or more for.
+/// Bytes per second of `transfer`, with an amount that takes at least a second.
 fn rate(mut transfer: impl FnMut(u64) -> io::Result<()>) -> io::Result<f64> {
     let mut bytes = FIRST_BYTES;
     loop {
@@ -293,7 +293,7 @@ fn both_ways(stream: &mut TcpStream, data: &[u8], bytes: u64) -> io::Result<()> 
     })
 }
 
-/// Bytes that no tunnel on the way makes smaller.
+/// Incompressible bytes, which no tunnel can make fewer.
 fn noise() -> Vec<u8> {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let words = std::iter::repeat_with(|| {
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_oneself_is_measured_twice_by_one_listener() {
+    fn a_link_to_this_machine_is_measured_twice_by_one_listener() {
         let (listener, port) = listener();
         thread::spawn(move || listen(&listener, |_, _| ()));
         for _ in 0..2 {
@@ -337,14 +337,14 @@ mod tests {
             }
             assert!(link.round_trip_seconds > 0.0);
             assert!(link.round_trip_seconds <= link.slow_round_trip_seconds);
-            // One clock, read between two moments of its own.
+            // Both sides read the same clock.
             assert!(link.clock_ahead_seconds.abs() <= link.slow_round_trip_seconds);
             assert!(link.sum_seconds(1e9) > link.sum_seconds(1e6));
         }
     }
 
     #[test]
-    fn nobody_and_strangers_are_told_apart() {
+    fn refused_connections_and_other_programs_are_distinguished() {
         let (closed, port) = listener();
         drop(closed);
         let refused = measure("127.0.0.1", port, |_| ());
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_listener_lives_on_after_strangers_and_greed() {
+    fn a_listener_survives_other_programs_and_excessive_requests() {
         let (listener, port) = listener();
         let (told, heard) = std::sync::mpsc::channel();
         thread::spawn(move || listen(&listener, |_, end| told.send(end.is_ok()).unwrap()));

@@ -13,11 +13,11 @@ pub fn snapshot(python: &Python) -> Snapshot {
     live::snapshot(python, Some(cache::folder()))
 }
 
-/// A variable that names a dump: everything then behaves as on the machine of the dump,
-/// with the environment of this process. For tests, and to try what a machine would get.
+/// An environment variable with the path of a dump: all commands then behave as on the machine of the dump, with the
+/// environment of this process. For tests, and to see what another machine would get.
 pub const MACHINE: &str = "SUREFOOT_MACHINE";
 
-/// Reads this machine and states its facts.
+/// The facts of this machine.
 pub fn machine(python: &Python) -> Machine {
     machine_of_dump().unwrap_or_else(|| detect::machine(&snapshot(python)))
 }

@@ -1,9 +1,9 @@
 //! The `surefoot` command: diagnose, launch, explain, and start the trainer.
 //!
-//! This binary links no libtorch, on purpose. Loading libtorch costs about 180 ms
-//! and fails on exactly the machines that need a doctor; so the subcommands that
-//! train live in a second binary of this package, `surefoot-trainer`
-//! (`trainer.rs`), and `surefoot train …` becomes that process:
+//! This binary deliberately does not link libtorch. Loading libtorch takes about 180 ms, and fails on exactly the
+//! machines that need a diagnosis. So the subcommands that train are in a second binary of this package,
+//! `surefoot-trainer` (`trainer.rs`), and `surefoot train …` becomes that
+//! process:
 //!
 //! ```text
 //! surefoot ── doctor, env, run, activate, explain, probe, replay, cache, completions (platform, hip-alloc),
@@ -11,7 +11,7 @@
 //!        └─exec─▶ surefoot-trainer ── train, eval, generate, encode, convert-lora, cache CONFIG (trainer ▶ libtorch)
 //! ```
 //!
-//! Exit codes: 0 fine, 1 the job failed, 2 bad usage or config, 3 doctor found
+//! Exit codes: 0 success, 1 the job failed, 2 bad usage or config, 3 doctor found
 //! errors. Results go to stdout, logs and progress to stderr.
 
 mod commands;
@@ -24,7 +24,7 @@ use surefoot_cli::output;
 #[derive(Parser)]
 #[command(name = "surefoot", version, propagate_version = true)]
 struct Cli {
-    /// Print the result as JSON, where a subcommand reports one
+    /// Print the result as JSON, if the subcommand has one
     #[arg(long, global = true)]
     json: bool,
 
@@ -46,19 +46,19 @@ enum Command {
     Ui(commands::ui::Args),
     Completions(commands::shell::Completions),
     ManPages(commands::shell::ManPages),
-    /// Train a model as a config says
+    /// Train a model from a config
     #[command(disable_help_flag = true)]
     Train(commands::delegate::Args),
     /// Evaluate a trained model or adapter
     #[command(disable_help_flag = true)]
     Eval(commands::delegate::Args),
-    /// Generate from a trained model or adapter
+    /// Generate with a trained model or adapter
     #[command(disable_help_flag = true)]
     Generate(commands::delegate::Args),
-    /// Encode or decode as a video model does
+    /// Encode or decode with a video model
     #[command(disable_help_flag = true)]
     Encode(commands::delegate::Args),
-    /// Write a LoRA for Wan in the form of another program
+    /// Convert a LoRA for Wan to the form of another program
     #[command(disable_help_flag = true)]
     ConvertLora(commands::delegate::Args),
 }

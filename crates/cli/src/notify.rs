@@ -1,51 +1,51 @@
-//! `notify.url`: tells a web address how a run goes.
+//! `notify.url`: notifies a web address about a run.
 //!
-//! One POST whose JSON ntfy, Slack and Discord take: Slack shows `text`, Discord `content`, and the headers have
-//! ntfy (2.10 or newer) show `content`, too. Redirects are not followed, no answer is waited for longer than
-//! ten seconds, and whatever goes wrong is a line on stderr: a run never fails because of it.
+//! One POST with JSON for ntfy, Slack and Discord: Slack shows `text`, Discord `content`, and headers make ntfy (2.10
+//! or newer) show `content`, too. Redirects are not followed, the timeout is ten seconds, and errors are only
+//! reported on stderr: a run never fails because of a notification.
 
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde_json::json;
 
-/// Most time for one message, from the name's look-up to the end of the answer.
+/// Timeout for one message, including name resolution and the response.
 const LIMIT: Duration = Duration::from_secs(10);
-/// Most characters of a message: Discord takes 2000.
+/// The longest message in characters; Discord allows 2000.
 const LONGEST: usize = 1500;
 
-/// What happened to a run.
+/// An event of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// All steps were done.
     Completed {
-        /// How many.
+        /// Their number.
         steps: u64,
         /// The last training loss, as text.
         loss: Option<String>,
     },
-    /// Somebody asked it to stop.
+    /// It was asked to stop.
     Stopped {
         /// Steps done.
         steps: u64,
-        /// Steps that were asked for.
+        /// Planned steps.
         of: u64,
     },
-    /// An error ended it.
+    /// It ended with an error.
     Failed {
-        /// Steps done, as far as was logged.
+        /// Steps done, as far as they were recorded.
         step: u64,
         /// The error.
         error: String,
     },
-    /// It ended without a word.
+    /// It ended without reporting why.
     Interrupted {
-        /// Steps done, as far as was logged.
+        /// Steps done, as far as they were recorded.
         step: u64,
     },
-    /// It went back to a checkpoint.
+    /// It returned to a checkpoint.
     RolledBack {
-        /// The step that it had come to.
+        /// The step before that.
         from: u64,
         /// The step of the checkpoint.
         to: u64,
@@ -53,7 +53,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The word for it, for programs.
+    /// The name of the event in JSON.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Completed { .. } => "completed",
@@ -79,9 +79,9 @@ impl Event {
                 format!("{run} is done: {steps} steps{}", loss.unwrap_or_default())
             }
             Self::Stopped { steps, of } => format!("{run} was stopped after {steps} of {of} steps"),
-            Self::Failed { step, error } => format!("{run} broke after step {step}: {error}"),
+            Self::Failed { step, error } => format!("{run} failed after step {step}: {error}"),
             Self::Interrupted { step } => format!(
-                "{run} ended without a word after step {step}: killed, or the machine went down"
+                "{run} ended without an error message after step {step}: it was killed, or the machine went down"
             ),
             Self::RolledBack { from, to } => format!(
                 "{run} went back from step {from} to the checkpoint of step {to}: losses or gradients \
@@ -91,7 +91,7 @@ impl Event {
     }
 }
 
-/// Sends what happens to one run.
+/// Sends the events of one run.
 #[derive(Debug, Default)]
 pub struct Notifier {
     url: Option<String>,
@@ -105,7 +105,7 @@ impl Notifier {
         Self { url, sending }
     }
 
-    /// Sends while the run goes on.
+    /// Sends an event in the background.
     pub fn send(&mut self, run: &str, event: Event) {
         let Some(url) = self.url.clone() else {
             return;
@@ -117,7 +117,7 @@ impl Notifier {
     }
 }
 
-/// Waits for what is being sent, which takes ten seconds at most.
+/// Waits for messages that are being sent, at most ten seconds.
 impl Drop for Notifier {
     fn drop(&mut self) {
         for sending in self.sending.drain(..) {
@@ -126,10 +126,10 @@ impl Drop for Notifier {
     }
 }
 
-/// Sends one message, and says on stderr when that did not work.
+/// Sends one message, and reports a failure on stderr.
 pub fn tell(url: &str, run: &str, event: &Event) {
     if let Err(problem) = post(url, &body(run, event)) {
-        // The address is as good as a password, and so is what an error repeats of it.
+        // The address is as secret as a password, and errors may contain it.
         let problem = problem.replace(url, "it");
         eprintln!("surefoot: `notify.url` ({}): {problem}", host(url));
     }
@@ -153,13 +153,13 @@ fn post(url: &str, body: &str) -> Result<(), String> {
     match (status.is_success(), status.is_redirection()) {
         (true, _) => Ok(()),
         (_, true) => Err(format!(
-            "it answers with a redirect ({status}), which is not followed: name the address itself"
+            "it answers with a redirect ({status}), which is not followed: use the target's address"
         )),
         _ => Err(format!("it answers {status}")),
     }
 }
 
-/// What is sent, as JSON.
+/// The message as JSON.
 fn body(run: &str, event: &Event) -> String {
     let sentence = plain(&event.sentence(run));
     let title = plain(&format!("{run}: {}", event.word().replace('_', " ")));
@@ -168,16 +168,16 @@ fn body(run: &str, event: &Event) -> String {
         "run": run,
         "step": event.step(),
         "title": title,
-        // `<!channel>` would call everybody there.
+        // `<!channel>` would notify everybody in Slack.
         "text": sentence.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;"),
         "content": sentence,
-        // Nor is `@everyone` anybody here.
+        // `@everyone` must not notify anybody in Discord.
         "allowed_mentions": { "parse": [] },
     });
     value.to_string()
 }
 
-/// Text without control characters, cut where it is too long.
+/// Text without control characters, truncated if it is too long.
 fn plain(text: &str) -> String {
     let is_shown = |c: &char| *c == '\n' || !c.is_control();
     let mut shown: String = text.chars().filter(is_shown).take(LONGEST + 1).collect();
@@ -188,7 +188,7 @@ fn plain(text: &str) -> String {
     shown
 }
 
-/// The part of an address that is no secret.
+/// The part of an address that is not secret.
 fn host(url: &str) -> &str {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     rest.split(['/', '?', '#']).next().unwrap_or_default()
@@ -199,12 +199,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_text_for_each_of_the_services() {
+    fn a_message_works_for_each_of_the_services() {
         let error = format!("<!channel> @everyone \u{1b}[31mred & {}", "x".repeat(9000));
         let event = Event::Failed { step: 7, error };
         let body: serde_json::Value = serde_json::from_str(&body("a", &event)).expect("JSON");
         let (text, content) = (&body["text"], &body["content"]);
-        let begins = "a broke after step 7: &lt;!channel&gt; @everyone [31mred &amp; xxx";
+        let begins = "a failed after step 7: &lt;!channel&gt; @everyone [31mred &amp; xxx";
         assert!(text.as_str().is_some_and(|text| text.starts_with(begins)));
         let content = content.as_str().expect("a text");
         assert_eq!(content.chars().count(), LONGEST + 1);
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_host_of_an_address_is_said() {
+    fn only_the_host_of_an_address_is_shown() {
         for url in [
             "https://a.org/secret",
             "http://a.org?auth=x",

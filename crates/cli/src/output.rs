@@ -1,20 +1,20 @@
-//! What every subcommand shares: how it ends, how it prints, how it logs.
+//! What all subcommands share: exit codes, printing and logging.
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
-/// How a subcommand ended without failing.
+/// The result of a subcommand that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Exit code 0.
     Fine,
-    /// Exit code 3: `doctor` (or `probe`) found errors. They are on stdout already.
+    /// Exit code 3: `doctor` (or `probe`) found errors, which are already on stdout.
     FoundErrors,
-    /// The exit code of a child process, passed through.
+    /// The exit code of a child process, passed on.
     Child(u8),
 }
 
-/// Why a subcommand failed; decides between exit codes 1 and 2.
+/// Why a subcommand failed; determines the exit code.
 #[derive(Debug)]
 pub enum Failure {
     /// Exit code 2: the command line or a config is wrong.
@@ -24,13 +24,13 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// A mistake in how the program was called.
+    /// A mistake in the command line.
     pub fn usage(message: impl std::fmt::Display) -> Self {
         Self::Usage(anyhow::anyhow!("{message}"))
     }
 
-    /// The same, said to be that of one of several processes that train together, unless it is the
-    /// first or the message tells.
+    /// The same, marked as the failure of one of several processes that train together, unless it is the first or the
+    /// message already says so.
     pub fn of_rank(self, rank: usize) -> Self {
         let named = |error: anyhow::Error| {
             let known = rank == 0 || error.to_string().starts_with("rank ");
@@ -62,14 +62,14 @@ pub fn exit_code(result: Result<Outcome, Failure>) -> ExitCode {
         Err(Failure::Job(error)) => (error, 1),
         Err(Failure::Usage(error)) => (error, 2),
     };
-    // A reader that went away (`| head`) is not a failure worth a message.
+    // If the reader is gone (`| head`), there is nothing to report.
     if error
         .downcast_ref::<io::Error>()
         .is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
     {
         return ExitCode::SUCCESS;
     }
-    // Nobody is left to tell when stderr is closed too.
+    // Nothing can be reported if stderr is closed, too.
     let _ = writeln!(io::stderr(), "surefoot: {error:#}");
     ExitCode::from(code)
 }
@@ -93,7 +93,7 @@ pub fn wants_colour(stream: &impl IsTerminal) -> bool {
         && understands_colour()
 }
 
-/// The console of Windows shows escapes as they are until it is asked to obey them.
+/// The Windows console prints escape sequences literally until it is configured to interpret them.
 fn understands_colour() -> bool {
     #[cfg(windows)]
     {

@@ -1,7 +1,7 @@
 //! The `surefoot-trainer` binary: the subcommands that need libtorch.
 //!
-//! People call it as `surefoot train …`; see `main.rs` for why it is a binary of
-//! its own. A subcommand is one file in `commands/` and one variant here.
+//! Users call it as `surefoot train …`; `main.rs` explains why it is a separate binary. A subcommand is one file in
+//! `commands/` and one variant here.
 
 mod commands {
     //! The files of `commands/` that belong to this binary.
@@ -27,11 +27,11 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use surefoot_cli::output;
 
-/// The part of surefoot that trains.
+/// The training part of surefoot.
 #[derive(Parser)]
 #[command(name = "surefoot", version, propagate_version = true)]
 struct Cli {
-    /// Print the result as JSON, where a subcommand reports one
+    /// Print the result as JSON, if the subcommand has one
     #[arg(long, global = true)]
     json: bool,
 
@@ -74,7 +74,7 @@ fn main() -> ExitCode {
     output::exit_code(result)
 }
 
-/// Loads what the launcher names (`libtorch_hip.so`), which registers itself with libtorch: before
+/// Loads the library that the launcher names (`libtorch_hip.so`), which registers itself with libtorch, before
 /// anything asks for devices.
 fn load_device_library() {
     let named = std::env::var_os(surefoot_cli::DEVICE_LIBRARY).filter(|path| !path.is_empty());
@@ -82,14 +82,14 @@ fn load_device_library() {
         return;
     };
     if let Err(error) = torch_ext::accelerator::load_device_library(&path) {
-        eprintln!("surefoot: {error}; going on without the GPU");
+        eprintln!("surefoot: {error}; continuing without the GPU");
     }
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_launcher_knows_the_release_that_this_is_built_for() {
+    fn the_launcher_names_the_release_that_this_is_built_for() {
         let libtorch = trainer::device::describe_libtorch();
         let release = libtorch.split(',').next();
         assert_eq!(release, Some(surefoot_cli::TRAINER_TORCH));

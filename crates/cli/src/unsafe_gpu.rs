@@ -1,17 +1,17 @@
-//! The GPU that must not train: gradients come out wrong on gfx1033, without a message,
-//! with every wheel tried. `run` and `train` refuse it unless somebody insists.
+//! Refuses the GPU that must not be used for training: on gfx1033 gradients are silently wrong with every wheel that
+//! was tried. `run` and `train` refuse it unless the user insists.
 
 use crate::output::Failure;
 use doctor::plan::WRONG_GRADIENTS;
 use platform::machine::Gpu;
 
-/// The variable that insists.
+/// The environment variable to insist.
 pub const INSIST: &str = "SUREFOOT_ALLOW_GFX1033";
 
-/// Refuses to train on this GPU if it is one that computes wrong gradients.
+/// Refuses to train on this GPU if it computes wrong gradients.
 ///
 /// # Errors
-/// A failure of usage that says why, and how to insist.
+/// A usage error that says why, and how to insist.
 pub fn refuse_wrong_ones(gpu: Option<&Gpu>) -> Result<(), Failure> {
     let insists = std::env::var(INSIST).is_ok_and(|value| value == "1");
     match gpu {

@@ -234,7 +234,7 @@ fn eval_says_where_the_model_sees_less_than_was_asked_for() {
     let line = text.lines().find(|line| line.starts_with("windows"));
     let line = line.unwrap();
     assert!(
-        line.contains("64 (all that the model was made for; `--block-size` is 1024)"),
+        line.contains("64 (the model's maximum; `--block-size` is 1024)"),
         "{line}"
     );
     assert!(line.contains("1 of 1 records are longer"), "{line}");

@@ -1,8 +1,8 @@
-//! `surefoot activate`: puts hip-alloc into a Python environment, so that `HIP_ALLOC=1`
-//! works there without `surefoot run`.
+//! `surefoot activate`: installs hip-alloc into a Python environment, so that `HIP_ALLOC=1` works there without
+//! `surefoot run`.
 //!
-//! The work is done by the Python part itself (`python -m surefoot_activate`), which knows
-//! where its environment keeps packages; this unpacks it and brings the library.
+//! The Python part itself (`python -m surefoot_activate`) does this, since it knows where its environment keeps
+//! packages; this module unpacks it and provides the library.
 
 use super::activation;
 use anyhow::Context;
@@ -14,27 +14,27 @@ use surefoot_cli::output::{self, Failure, Outcome};
 
 /// Install hip-alloc into a Python environment: `HIP_ALLOC=1 python train.py` then uses it
 ///
-/// Without HIP_ALLOC=1 the environment is as it was.
+/// Without HIP_ALLOC=1 the environment behaves as before.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The interpreter, or the folder of the environment [default: the active one]
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
 
-    /// Take it out again
+    /// Remove it again
     #[arg(long)]
     remove: bool,
 }
 
-/// What the Python part did; the words are its own.
+/// The Python part's report.
 #[derive(Deserialize, Serialize)]
 struct Report {
     /// `install` or `remove`.
     command: String,
-    /// Whether anything is different now: a removal may find nothing.
+    /// Whether anything was changed: a removal may find nothing.
     changed: bool,
     site_packages: PathBuf,
-    /// What calls the activation there; nothing after a removal.
+    /// The entry point of the activation; unset after a removal.
     called_by: Option<String>,
     message: String,
 }
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let python = interpreter(args.python.as_deref())?;
     let mut command = Command::new(&python);
     command
-        // Neither the program's own modules nor another activation come first.
+        // So that neither the program's own modules nor another activation come first.
         .args(["-m", "surefoot_activate", "--json"])
         .env("PYTHONPATH", activation::unpack()?)
         .env_remove("HIP_ALLOC")
@@ -74,7 +74,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         std::io::stdout().write_all(&output.stdout)?;
         return Ok(Outcome::Child(u8::try_from(code).unwrap_or(1)));
     }
-    // Any program ends well that looks at none of its arguments.
+    // Any program may succeed and ignore its arguments.
     let Ok(report) = serde_json::from_slice::<Report>(&output.stdout) else {
         return Err(Failure::usage(format_args!(
             "`{}` is not a Python: nothing was installed or removed",
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     Ok(Outcome::Fine)
 }
 
-/// What `wanted` means; else the active environment's Python, else the one on the path.
+/// The Python that `wanted` means; by default that of the active environment, else the one on the path.
 fn interpreter(wanted: Option<&Path>) -> Result<PathBuf, Failure> {
     let environment = || {
         ["VIRTUAL_ENV", "CONDA_PREFIX"]
@@ -99,7 +99,7 @@ fn interpreter(wanted: Option<&Path>) -> Result<PathBuf, Failure> {
     };
     match wanted.map(Path::to_path_buf).or_else(environment) {
         Some(folder) if folder.is_dir() => {
-            // Outside of environments there is often no `python` without a number.
+            // Outside environments there is often only `python3`.
             let known = ["bin/python", "bin/python3"].map(|name| folder.join(name));
             known.into_iter().find(|path| path.is_file()).ok_or_else(|| {
                 Failure::usage(format_args!(

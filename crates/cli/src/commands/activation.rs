@@ -1,5 +1,5 @@
-//! Switching hip-alloc on in a child: the Python part that this binary carries, the
-//! library, and the variables.
+//! Enables hip-alloc in a child process: unpacks the embedded Python part, finds the library, and sets
+//! environment variables.
 
 use anyhow::Context;
 use std::ffi::{OsStr, OsString};
@@ -15,10 +15,10 @@ macro_rules! python_files {
     };
 }
 
-/// The Python packages that this binary carries: path and content.
+/// The embedded Python packages: path and content.
 ///
-/// The folder `python` of this crate is a link to the one of the repository, which cargo
-/// follows when it packages the crate.
+/// The folder `python` of this crate is a symbolic link to the repository's, which cargo follows when it packages the
+/// crate.
 const FILES: &[(&str, &str)] = python_files![
     "sitecustomize.py",
     "surefoot_activate/__init__.py",
@@ -51,11 +51,11 @@ const FILES: &[(&str, &str)] = python_files![
     "surefoot_placement/py.typed",
 ];
 
-/// PyTorch for Windows is built by another compiler, whose exceptions a library of ours cannot throw.
+/// PyTorch for Windows is built with another compiler, whose exceptions our library cannot throw.
 pub(super) fn refuse_on_windows() -> Result<(), Failure> {
     match cfg!(windows) {
         true => Err(Failure::usage(
-            "there is no hip-alloc for Windows: PyTorch learns of a full GPU by a C++ exception of Microsoft's compiler, which it cannot throw. Under WSL 2 and on Linux it works",
+            "hip-alloc is not available on Windows: it would have to report a full GPU to PyTorch by a C++ exception of Microsoft's compiler, which it cannot throw. It works under WSL 2 and on Linux",
         )),
         false => Ok(()),
     }
@@ -66,8 +66,8 @@ pub(super) fn activate(command: &mut Command) -> Result<(), Failure> {
     refuse_on_windows()?;
     let library = library()?;
     let folder = unpack()?;
-    // Ours must come first: Python imports the first `sitecustomize` that it finds,
-    // and ours runs the one that it hides.
+    // Ours must come first: Python imports the first `sitecustomize` that it finds, and ours runs the
+    // one that it hides.
     let mut paths = vec![folder];
     paths.extend(
         std::env::var_os("PYTHONPATH")
@@ -82,9 +82,9 @@ pub(super) fn activate(command: &mut Command) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses a Python that would run with PyTorch's own allocator, in silence: one with an option
-/// that keeps it from `PYTHONPATH` (`-E`, `-I`) or from `sitecustomize` (`-S`). It is asked
-/// itself, since `surefoot activate` may have put hip-alloc where it looks.
+/// Refuses a Python that would silently run with PyTorch's own allocator: one with an option to ignore `PYTHONPATH`
+/// (`-E`, `-I`) or `sitecustomize` (`-S`). The interpreter itself is asked, since `surefoot activate` may have
+/// installed hip-alloc where it looks.
 pub(super) fn refuse_isolated_python(
     program: &OsStr,
     arguments: &[OsString],
@@ -111,18 +111,18 @@ pub(super) fn refuse_isolated_python(
                 .map(|option| option.to_string_lossy())
                 .collect();
             Err(Failure::usage(format_args!(
-                "`{program} {}` does not read PYTHONPATH, through which hip-alloc is switched on, and would run with \
-                 PyTorch's own allocator: leave the option out, or put hip-alloc into its environment with \
-                 `surefoot activate --python {program}`, which works but for -S",
+                "`{program} {}` does not read PYTHONPATH, which is needed to enable hip-alloc, and would run with \
+                PyTorch's own allocator: leave the option out, or install hip-alloc into its environment with \
+                `surefoot activate --python {program}`, which works except with -S",
                 options.join(" ")
             )))
         }
-        // A program that cannot be started or asked says so itself.
+        // A program that cannot be started reports that itself.
         _ => Ok(()),
     }
 }
 
-/// The options in front of the script, if `program` is a Python and one of them isolates it.
+/// The options before the script, if `program` is a Python and one of them isolates it.
 fn isolating_options(program: &OsStr, arguments: &[OsString]) -> Option<Vec<OsString>> {
     let name = Path::new(program).file_name()?.to_str()?;
     let version = name.strip_prefix("python")?;
@@ -151,14 +151,14 @@ fn isolating_options(program: &OsStr, arguments: &[OsString]) -> Option<Vec<OsSt
         }
         for (at, letter) in letters.char_indices() {
             match letter {
-                // What follows is the program.
+                // The program follows.
                 'c' | 'm' => {
                     if at > 0 {
                         options.push(format!("-{}", &letters[..at]).into());
                     }
                     break 'options;
                 }
-                // What follows is its value.
+                // The option's value follows.
                 'W' | 'X' => {
                     options.push(argument.clone());
                     if at + 1 == letters.len() {
@@ -175,12 +175,12 @@ fn isolating_options(program: &OsStr, arguments: &[OsString]) -> Option<Vec<OsSt
     isolates.then_some(options)
 }
 
-/// `HIP_ALLOC_LIB`, else the library that came with this executable.
+/// `HIP_ALLOC_LIB`, or else the library installed with this executable.
 pub(super) fn library() -> Result<PathBuf, Failure> {
     if let Some(path) = std::env::var_os("HIP_ALLOC_LIB").filter(|path| !path.is_empty()) {
         let path = PathBuf::from(path);
         return if path.is_file() {
-            // The child may change its folder before it loads it.
+            // The child may change its working directory before it loads the library.
             Ok(std::path::absolute(&path)?)
         } else {
             Err(Failure::usage(format_args!(
@@ -206,9 +206,9 @@ fn library_name() -> String {
     format!("{DLL_PREFIX}hip_alloc{DLL_SUFFIX}")
 }
 
-/// Where the library is when the executable is `here`: beside it (cargo), in `../lib/surefoot`
-/// (the archive and Debian's package), or in the package of a Python environment, whose
-/// programs are in `bin` (the wheel; `pip install --target` leaves out `lib/pythonX.Y`).
+/// Where the library may be if the executable is `here`: beside it (cargo), in `../lib/surefoot` (the archive and the
+/// Debian package), or in the package of a Python environment, whose programs are in `bin` (the wheel; `pip install
+/// --target` omits `lib/pythonX.Y`).
 fn library_candidates(here: &Path) -> Vec<PathBuf> {
     let name = library_name();
     let mut candidates = vec![
@@ -230,7 +230,7 @@ fn library_candidates(here: &Path) -> Vec<PathBuf> {
             }
         }
     }
-    // The order of a folder's entries is nobody's choice.
+    // Sort, since the order of directory entries is arbitrary.
     site_packages.sort();
     candidates.extend(
         site_packages
@@ -240,13 +240,13 @@ fn library_candidates(here: &Path) -> Vec<PathBuf> {
     candidates
 }
 
-/// Writes the Python files into the cache, once a version of this binary.
+/// Unpacks the Python files into the cache, once for each version of this binary.
 pub(super) fn unpack() -> Result<PathBuf, Failure> {
     let folder = cache::folder().join("python").join(fingerprint());
     if folder.join("sitecustomize.py").is_file() {
         return Ok(folder);
     }
-    // Two runs may unpack at once: each into a folder of its own, then into place.
+    // Two processes may unpack at once: each into its own folder, which is then renamed.
     let parent = folder.parent().unwrap_or(Path::new("."));
     let temporary = parent.join(format!("unpacking-{}", std::process::id()));
     for (path, text) in FILES {
@@ -257,7 +257,7 @@ pub(super) fn unpack() -> Result<PathBuf, Failure> {
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
     }
     if fs::rename(&temporary, &folder).is_err() {
-        // The other one was first; its files are the same.
+        // The other process was first; its files are the same.
         let _ = fs::remove_dir_all(&temporary);
     }
     if folder.join("sitecustomize.py").is_file() {
@@ -270,7 +270,7 @@ pub(super) fn unpack() -> Result<PathBuf, Failure> {
     }
 }
 
-/// Changes with the files, so that an update never meets old ones.
+/// A hash of the files, so that an update does not use old ones.
 fn fingerprint() -> String {
     cache::fingerprint(
         FILES
@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_that_isolate_a_python_are_seen_up_to_its_program() {
+    fn options_that_isolate_a_python_are_found_before_its_program() {
         let options = |program: &str, line: &str| {
             let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
             let found = isolating_options(OsStr::new(program), &arguments)?;
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn the_library_is_found_in_each_layout_that_is_installed() {
+    fn the_library_is_found_in_every_installed_layout() {
         let name = library_name();
         for layout in [
             "bin",
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn the_binary_carries_every_file_of_the_folder() {
+    fn the_binary_embeds_every_file_of_the_folder() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("python");
         let mut expected = vec!["sitecustomize.py".to_owned()];
         for package in ["surefoot_activate", "surefoot_placement"] {

@@ -1,4 +1,4 @@
-//! `surefoot cache`: what is in the cache folder, and how to empty it; with a config, the trainer fills it.
+//! `surefoot cache`: shows and clears the cache folder; with a config, the trainer fills it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use surefoot_cli::output::{self, Failure, Outcome};
 
 use super::delegate;
 
-/// Show what is in the cache folder, or empty it; or encode the clips and captions of a config
+/// Show or clear the cache folder; or encode the clips and captions of a config
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A config of a run on videos: what its run would encode first is encoded now
+    /// A config of a run on videos: encodes now what its run would encode first
     config: Option<PathBuf>,
 
-    /// Override a key of the config, as in `data.num_frames=33`; may be repeated
+    /// Override a key of the config, such as `data.num_frames=33`; may be repeated
     #[arg(long, value_name = "KEY=VALUE", requires = "config")]
     set: Vec<String>,
 
-    /// Remove what training makes again by itself: tokens, encoded clips and captions, and blocks of
+    /// Remove what training recreates by itself: tokens, encoded clips and captions, and blocks of
     /// models left by a run
     #[arg(long, conflicts_with = "config")]
     clear: bool,
@@ -35,9 +35,9 @@ const KNOWN: [(&str, &str, bool); 9] = [
         "blocks of models while a run streams them",
         true,
     ),
-    ("data", "data sets that setup fetched", false),
+    ("data", "data sets downloaded by setup", false),
     ("models", "models by name", false),
-    ("probe", "what `surefoot probe` found out", false),
+    ("probe", "results of `surefoot probe`", false),
     ("python", "the Python part of the allocator", false),
     ("hip-runtime", "AMD's runtime, for tests", false),
     (
@@ -47,12 +47,12 @@ const KNOWN: [(&str, &str, bool); 9] = [
     ),
 ];
 
-/// What the cache holds.
+/// The contents of the cache.
 #[derive(Serialize)]
 struct Report {
     folder: PathBuf,
     entries: Vec<Entry>,
-    /// Bytes that `--clear` removed.
+    /// Bytes removed by `--clear`.
     freed_bytes: u64,
 }
 
@@ -67,7 +67,7 @@ struct Entry {
     clearable: bool,
 }
 
-/// Lists the cache, after clearing it where that was asked for.
+/// Lists the cache, after clearing it if requested.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     if let Some(config) = &args.config {
         let mut rest = vec![config.into()];
@@ -141,7 +141,7 @@ fn shown(report: &Report, cleared: bool) -> String {
     text
 }
 
-/// Removes everything in `folder` that no running program writes; returns its size in bytes.
+/// Removes everything in `folder` that no running program is writing; returns its size in bytes.
 fn clear(folder: &Path) -> Result<u64, Failure> {
     let mut freed = 0;
     for path in inside(folder)? {
@@ -161,7 +161,7 @@ fn clear(folder: &Path) -> Result<u64, Failure> {
     Ok(freed)
 }
 
-/// Bytes and number of the files at `path` and below; what a link points to does not count.
+/// Size in bytes and number of the files at `path` and below; targets of links do not count.
 fn size(path: &Path) -> Result<(u64, u64), Failure> {
     let metadata = fs::symlink_metadata(path).map_err(|error| failed("read", path, &error))?;
     if !metadata.is_dir() {
@@ -175,7 +175,7 @@ fn size(path: &Path) -> Result<(u64, u64), Failure> {
     Ok(total)
 }
 
-/// The paths in a folder, sorted; none where there is no folder.
+/// The sorted paths in a folder; empty if it does not exist.
 fn inside(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,

@@ -1,4 +1,4 @@
-//! `surefoot cache CONFIG`: encodes the clips and captions of a run on videos, and trains nothing.
+//! `surefoot cache CONFIG`: encodes the clips and captions of a run on videos without training.
 
 use std::path::PathBuf;
 
@@ -20,7 +20,7 @@ pub(crate) struct Args {
     set: Vec<String>,
 }
 
-/// Encodes; what was done goes to stdout, progress to stderr.
+/// Encodes; the result goes to stdout, progress to stderr.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let config = Config::load(&args.config, &args.set)
         .map_err(|error| Failure::Usage(config_report::render(&error)))?;

@@ -1,4 +1,4 @@
-//! Draws what is wrong with a config under the line it is wrong in.
+//! Renders the problems of a config, each below its line.
 
 use std::io::IsTerminal;
 
@@ -6,7 +6,7 @@ use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, MietteDiagnost
 use surefoot_cli::output;
 use trainer::config::{ConfigError, Problem};
 
-/// Every problem with its line, what is allowed, and what was probably meant.
+/// All problems with their lines, what is allowed, and suggestions.
 pub(crate) fn render(error: &ConfigError) -> anyhow::Error {
     let stderr = std::io::stderr();
     let theme = match (stderr.is_terminal(), output::wants_colour(&stderr)) {
@@ -29,7 +29,7 @@ pub(crate) fn render(error: &ConfigError) -> anyhow::Error {
     anyhow::Error::msg(text.trim_end().to_owned())
 }
 
-/// The problems for a program: a list with places, lines and columns from 1, offsets and lengths in bytes.
+/// The problems as JSON: a list with positions; lines and columns start from 1, offsets and lengths are in bytes.
 pub(crate) fn json(problems: &[Problem]) -> serde_json::Value {
     let problems = problems.iter().map(|problem| {
         serde_json::json!({
@@ -45,7 +45,7 @@ pub(crate) fn json(problems: &[Problem]) -> serde_json::Value {
     serde_json::json!({ "problems": problems.collect::<Vec<_>>() })
 }
 
-/// `None` when there is no text to point at.
+/// `None` if there is no text to point at.
 fn draw(handler: &GraphicalReportHandler, problem: &Problem) -> Option<String> {
     if problem.source_text.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! `surefoot convert-lora`: a LoRA for Wan under the names of another program.
+//! `surefoot convert-lora`: converts a LoRA for Wan to the names of another program.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,10 @@ use trainer::video_sampling::{self, Expert, LoraForm};
 
 use super::model_options::failure;
 
-/// Write a LoRA for Wan in the form of another program
+/// Convert a LoRA for Wan to the form of another program
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The LoRA: a file of kohya's, ComfyUI's, diffusers' or PEFT's form, or a folder of PEFT
+    /// The LoRA: a file in the form of kohya, ComfyUI, diffusers or PEFT, or a PEFT folder
     #[arg(value_name = "IN")]
     from: PathBuf,
 
@@ -19,18 +19,18 @@ pub(crate) struct Args {
     #[arg(value_name = "OUT")]
     to: PathBuf,
 
-    /// The form to write
+    /// The form of the output
     #[arg(long, value_enum)]
     format: Format,
 
-    /// Of a file that holds both experts: which one
+    /// The expert to convert, if the file contains both
     #[arg(long, value_enum)]
     expert: Option<Which>,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Format {
-    /// Read by ComfyUI, diffusers and musubi-tuner; all linear layers of every block
+    /// Read by ComfyUI, diffusers and musubi-tuner; needs all linear layers of every block
     Kohya,
     /// Read by ComfyUI and diffusers
     Comfy,

@@ -1,4 +1,4 @@
-//! `surefoot doctor`: what is wrong with this machine, and what to type to mend it.
+//! `surefoot doctor`: finds problems of this machine, and the commands to fix them.
 
 use super::trainer_libraries;
 use anyhow::Context;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 
-/// Look for what would stop training on this machine, or on the machine of a dump
+/// Look for problems that would stop training on this machine, or on the machine of a dump
 ///
 /// Exit code 3 when errors were found.
 #[derive(clap::Args)]
@@ -25,32 +25,32 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     from: Option<PathBuf>,
 
-    /// Write everything that was read into one text file that can be posted (`-`: stdout)
+    /// Write everything that was read into one text file to post (`-`: stdout)
     #[arg(long, value_name = "FILE", conflicts_with = "from")]
     dump: Option<PathBuf>,
 
-    /// Write the text that a maintainer would ask for into one file: the diagnosis and all it was made from,
+    /// Write what a maintainer needs into one file: the diagnosis and everything it is based on,
     /// without names of users and hosts, addresses and serial numbers (`-`: stdout)
     #[arg(long, value_name = "FILE", conflicts_with = "dump")]
     report: Option<PathBuf>,
 
-    /// Write the commands that mend what was found, for review; runs nothing (`-`: stdout)
+    /// Write the commands that fix the problems, for review; runs nothing (`-`: stdout)
     #[arg(long, value_name = "FILE")]
     fix_script: Option<PathBuf>,
 
-    /// Look at this Python, or environment, instead of the active one
+    /// Examine this Python, or environment, instead of the active one
     #[arg(long, value_name = "PATH", conflicts_with = "no_python")]
     python: Option<String>,
 
-    /// Leave the Python environment out
+    /// Skip the Python environment
     #[arg(long)]
     no_python: bool,
 
-    /// Tell as well what a LoRA for Wan asks of this machine, and what of it is there
+    /// Also show what training a LoRA for Wan needs, and whether this machine has it
     #[arg(long)]
     wan: bool,
 
-    /// Tell as well what training on several machines asks of this one, and what of it is there
+    /// Also show what training on several machines needs, and whether this machine has it
     #[arg(long, conflicts_with = "from")]
     ranks: bool,
 }
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
             return Ok(outcome(&report));
         }
     }
-    // Of this machine only: a dump does not say what lies in its folders.
+    // For this machine only: a dump does not contain its folders.
     let libraries = match args.from.is_none() && !args.no_python {
         true => trainer_libraries::list(args.python.as_deref()),
         false => None,
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     Ok(outcome(&report))
 }
 
-/// A dump is made to be posted: the name of the user stays out of its paths.
+/// A dump is meant to be posted, so the user's name is removed from its paths.
 pub(crate) fn without_home(text: &str) -> String {
     let home = if cfg!(windows) { "USERPROFILE" } else { "HOME" };
     match std::env::var(home) {
@@ -144,12 +144,12 @@ fn outcome(report: &Report) -> Outcome {
     }
 }
 
-/// The names of this user and this host, which a posted text should not have.
+/// The names of this user and this host, which a posted text should not contain.
 fn own_names() -> Vec<String> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let user = ["USER", "LOGNAME", "USERNAME", "COMPUTERNAME", "HOSTNAME"];
     let names = user.into_iter().filter_map(|name| std::env::var(name).ok());
-    // These are everywhere, and name nobody.
+    // These are common names that identify nobody.
     let tells = |name: &String| {
         !matches!(
             name.as_str(),
@@ -166,7 +166,7 @@ fn from_text(text: &str, path: &Path) -> Result<Report, Failure> {
     diagnose_text(text).map_err(|error| Failure::usage(format_args!("{}: {error}", name(path))))
 }
 
-/// Reads a file, or stdin for `-`, in whatever encoding it is; of a long one what matters.
+/// Reads a file, or stdin for `-`, in any encoding; of a long one only the relevant parts.
 pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     let result = if path == Path::new("-") {
         dump::read_text(io::stdin().lock())
@@ -176,7 +176,7 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
     result.map_err(|error| Failure::usage(format_args!("cannot read {}: {error}", name(path))))
 }
 
-/// Writes a result to a file, or to stdout for `-`, and says so.
+/// Writes a result to a file, or to stdout for `-`, and reports it.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     if path == Path::new("-") {
         output::print(text)?;

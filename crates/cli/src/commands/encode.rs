@@ -1,4 +1,4 @@
-//! `surefoot encode`: what the encoders of a video model make of texts and media, and back.
+//! `surefoot encode`: runs the encoders of a video model on texts and media, or decodes.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use trainer::video_sampling::{self, Coding};
 
 use super::model_options::{ModelOptions, PartOptions, failure};
 
-/// Encode texts, pictures and videos as a video model does, or decode its latents
+/// Encode texts, pictures and videos with a video model, or decode its latents
 #[derive(clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true))]
 pub(crate) struct Args {
@@ -18,15 +18,15 @@ pub(crate) struct Args {
     #[command(flatten)]
     parts: PartOptions,
 
-    /// Texts, to tensors `text_0…` [tokens, width]
+    /// Encode texts to tensors `text_0…` [tokens, width]
     #[arg(long, value_name = "PROMPT", num_args = 1.., group = "what")]
     text: Vec<String>,
 
-    /// Pictures, animations, folders of pictures and videos, to `latents_0…` [C, T, H, W]
+    /// Encode pictures, animations, folders of pictures and videos to `latents_0…` [C, T, H, W]
     #[arg(long, value_name = "FILE", num_args = 1.., group = "what")]
     media: Vec<PathBuf>,
 
-    /// Latents, to `pixels_0…` [F, H, W, 3] from 0 to 1
+    /// Decode latents to `pixels_0…` [F, H, W, 3] from 0 to 1
     #[arg(long, value_name = "LATENTS.safetensors", group = "what")]
     decode: Option<PathBuf>,
 

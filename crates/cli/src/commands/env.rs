@@ -1,4 +1,4 @@
-//! `surefoot env`: the variables that this machine needs, for a shell to read.
+//! `surefoot env`: prints the variables that this machine needs, for a shell to evaluate.
 
 use doctor::plan::{Variable, plan_with};
 use std::fmt::Write as _;
@@ -8,20 +8,20 @@ use surefoot_cli::output::{self, Failure, Outcome};
 /// Print the variables that this machine needs, and nothing else: eval "$(surefoot env)"
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// For which shell
+    /// The shell
     #[arg(long, value_enum, default_value_t = default_shell())]
     shell: Shell,
 
-    /// Train on this GPU instead of the one that is picked
+    /// Train on this GPU instead of the selected one
     #[arg(long, value_name = "INDEX")]
     gpu: Option<usize>,
 
-    /// Look at this Python, or environment, instead of the active one
+    /// Examine this Python, or environment, instead of the active one
     #[arg(long, value_name = "PATH")]
     python: Option<String>,
 }
 
-/// A language to write assignments in.
+/// A syntax for assignments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Shell {
     /// bash, zsh, sh
@@ -30,13 +30,13 @@ pub(crate) enum Shell {
     Fish,
     /// PowerShell
     Powershell,
-    /// The command prompt of Windows: write it into a .bat file and `call` that
+    /// The command prompt of Windows: save it as a .bat file and `call` that
     Cmd,
-    /// An object of names and values
+    /// A JSON object of names and values
     Json,
 }
 
-/// The shell that people have on this system.
+/// The usual shell of this system.
 const fn default_shell() -> Shell {
     if cfg!(windows) {
         Shell::Powershell
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     }
     let plan = plan_with(&machine, args.gpu);
     let shell = if json { Shell::Json } else { args.shell };
-    // Of a GPU that only ROCm sees, something may be known nevertheless.
+    // Something may be known about a GPU that only ROCm sees.
     let has_gpu = !machine.gpus.is_empty() || !plan.variables.is_empty();
     if !has_gpu && shell == Shell::Json {
         eprintln!("surefoot: {NO_GPU}");
@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     Ok(Outcome::Fine)
 }
 
-/// For the message about a `--gpu` that is not there.
+/// The message for a `--gpu` that does not exist.
 pub(crate) fn no_such_gpu(gpu: usize, count: usize) -> String {
     match count {
         0 => format!("--gpu {gpu}: HIP sees no GPU on this machine (`surefoot doctor` says why)"),
@@ -72,10 +72,10 @@ pub(crate) fn no_such_gpu(gpu: usize, count: usize) -> String {
     }
 }
 
-/// Without a GPU nobody can say what it needs.
-const NO_GPU: &str = "no AMD GPU that HIP can use was found, so it is not known which variables it needs (`surefoot doctor` says why)";
+/// Without a GPU its needs are unknown.
+const NO_GPU: &str = "no AMD GPU that HIP can use was found, so the variables it needs are unknown (`surefoot doctor` says why)";
 
-/// The assignments, each with its reason as a comment above it.
+/// The assignments, each with its reason in a comment above it.
 fn assignments(shell: Shell, variables: &[Variable], has_gpu: bool) -> String {
     if shell == Shell::Json {
         let object: serde_json::Map<String, serde_json::Value> = variables
@@ -86,7 +86,7 @@ fn assignments(shell: Shell, variables: &[Variable], has_gpu: bool) -> String {
     }
     let mut text = String::new();
     let (remark, end) = match shell {
-        // In a .bat file each line is shown unless it begins so.
+        // A .bat file prints each line unless it begins with `@`.
         Shell::Cmd => ("@rem", "\r\n"),
         _ => ("#", "\n"),
     };
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shell_gets_its_own_words() {
+    fn every_shell_gets_its_own_syntax() {
         let variables = [Variable {
             name: "ROCR_VISIBLE_DEVICES".into(),
             value: "1,0".into(),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_without_a_gpu_is_not_said_to_need_nothing() {
+    fn without_a_gpu_the_needed_variables_are_unknown() {
         let text = assignments(Shell::Bash, &[], false);
         assert!(text.starts_with("# no AMD GPU"), "{text}");
         let text = assignments(Shell::Cmd, &[], false);

@@ -1,4 +1,4 @@
-//! `surefoot eval`: how well a model predicts a text.
+//! `surefoot eval`: measures how well a model predicts a text.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,43 +19,43 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelOptions,
 
-    /// The text: plain, or JSON, JSON lines or CSV of `text`, `prompt` and `completion`, or
+    /// The text: plain, or JSON, JSON lines or CSV with `text`, `prompt` and `completion`, or
     /// `messages`; or a data set on the hub, `org/name[@revision]`
     #[arg(long, value_name = "FILE|NAME")]
     data: PathBuf,
 
-    /// Of a data set on the hub, which of its subsets; unset, the default one
+    /// The subset of a data set on the hub [default: its default one]
     #[arg(long, value_name = "NAME")]
     subset: Option<String>,
 
-    /// Of a data set on the hub, which split [default: test]
+    /// The split of a data set on the hub [default: test]
     #[arg(long, value_name = "NAME")]
     split: Option<String>,
 
-    /// What the data are, where their name does not say it
+    /// The format of the data, if their name does not tell it
     #[arg(long, value_name = "FORMAT", value_parser = format)]
     format: Option<DataFormat>,
 
-    /// Tokens that the model sees at once; the first of each such window is not predicted
-    /// from anything before it
+    /// Tokens per window; the first token of a window is not predicted from anything before
+    /// it
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     block_size: u32,
 }
 
 fn format(name: &str) -> Result<DataFormat, String> {
     serde_json::from_value(name.into())
-        .map_err(|_| "is one of `text`, `jsonl`, `json`, `csv`".to_owned())
+        .map_err(|_| "must be one of `text`, `jsonl`, `json`, `csv`".to_owned())
 }
 
 impl Args {
-    /// Where the data are, which may have to be fetched first.
+    /// The path of the data, which may have to be downloaded first.
     fn locate_data(&self) -> Result<PathBuf, Failure> {
         let name = self.data.to_str().filter(|_| hub::is_data_set(&self.data));
         let Some(name) = name else {
             let chosen = [("--subset", &self.subset), ("--split", &self.split)];
             return match chosen.into_iter().find(|(_, value)| value.is_some()) {
                 Some((option, _)) => Err(Failure::usage(format!(
-                    "`{option}` chooses of a data set on the hub (`--data org/name`), and `{}` is a path",
+                    "`{option}` selects from a data set on the hub (`--data org/name`), but `{}` is a path",
                     self.data.display()
                 ))),
                 None => Ok(self.data.clone()),
@@ -90,7 +90,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     bar.finish_and_clear();
     let window = match block_size < args.block_size as usize {
         true => format!(
-            "{block_size} (all that the model was made for; `--block-size` is {})",
+            "{block_size} (the model's maximum; `--block-size` is {})",
             args.block_size
         ),
         false => block_size.to_string(),

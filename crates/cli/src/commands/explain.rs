@@ -1,4 +1,4 @@
-//! `surefoot explain`: what an error message means.
+//! `surefoot explain`: explains error messages.
 
 use doctor::encoding::{Decoder, is_binary};
 use doctor::explain::{Explainer, Explanation, Hints};
@@ -16,11 +16,11 @@ pub(crate) struct Args {
     #[arg(default_value = "-")]
     file: PathBuf,
 
-    /// The log comes from this machine: judge its numbers by the RAM of this machine
+    /// The log is from this machine: compare its numbers with the RAM of this machine
     #[arg(long)]
     here: bool,
 
-    /// Print only the commands, three at most, whose output would settle what is uncertain
+    /// Print only commands, at most three, whose output would settle what is uncertain
     #[arg(long)]
     ask: bool,
 }
@@ -72,7 +72,7 @@ fn to_ask(explanation: &Explanation, json: bool) -> Result<String, Failure> {
         return Ok(format!("{}\n", serde_json::to_string_pretty(&commands)?));
     }
     if commands.is_empty() {
-        return Ok("Nothing to ask: what the text says is certain.\n".to_owned());
+        return Ok("Nothing to ask: the answer is certain.\n".to_owned());
     }
     let lines = commands.iter().map(|command| format!("    {command}\n"));
     Ok(format!(
@@ -81,7 +81,7 @@ fn to_ask(explanation: &Explanation, json: bool) -> Result<String, Failure> {
     ))
 }
 
-/// Reads the log in pieces: it can be larger than the memory.
+/// Reads the log in pieces, since it may be larger than memory.
 fn feed(path: &Path, explainer: &mut Explainer) -> io::Result<()> {
     let mut from: Box<dyn Read> = if path == Path::new("-") {
         Box::new(io::stdin().lock())
@@ -90,7 +90,7 @@ fn feed(path: &Path, explainer: &mut Explainer) -> io::Result<()> {
     };
     let mut piece = vec![0; 256 << 10];
     let mut decoder = Decoder::default();
-    // Of the first piece; nothing is read behind the beginning of an archive.
+    // Only the first piece is checked; an archive is not read any further.
     let mut is_text = None;
     loop {
         match from.read(&mut piece) {
@@ -104,7 +104,7 @@ fn feed(path: &Path, explainer: &mut Explainer) -> io::Result<()> {
             Err(error) => return Err(error),
         }
         if is_text == Some(false) {
-            return Err(io::Error::other("it is no text"));
+            return Err(io::Error::other("it is not a text file"));
         }
     }
     decoder.finish(|text| explainer.read(text));

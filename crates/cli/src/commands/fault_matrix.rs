@@ -1,18 +1,17 @@
-//! `surefoot probe --placement`: what becomes of each fault on the way to a device.
+//! `surefoot probe --placement`: shows how each kind of transfer fault is handled.
 //!
-//! Twice: the decisions of verified transfer against an in-process device, which can do
-//! everything wrong and needs no GPU; and the same faults on the routes of this machine's
-//! own device (the CPU where there is no other). It is in the trainer's binary because
-//! transfers need libtorch.
+//! Two tables: how verified transfer decides with a simulated device in this process, which can fail in every way and
+//! needs no GPU; and the same faults on this machine's own device (the CPU if there is no other). This is in the
+//! trainer's binary because transfers need libtorch.
 
 use placement::testing::matrix::{FaultMatrix, fault_matrix, fault_matrix_here};
 use surefoot_cli::output::{self, Failure, Outcome};
 
-/// Show what becomes of each fault on the way to a device
+/// Show how each kind of transfer fault is handled
 #[derive(clap::Args)]
 pub(crate) struct Args {}
 
-/// The tables, or JSON, go to stdout. Exit code 1 when `always` takes wrong bytes for right.
+/// Prints the tables, or JSON. Exit code 1 if `always` accepts wrong bytes.
 pub(crate) fn run(_: &Args, json: bool) -> Result<Outcome, Failure> {
     let in_process = fault_matrix();
     let here = fault_matrix_here()?;
@@ -33,7 +32,7 @@ pub(crate) fn run(_: &Args, json: bool) -> Result<Outcome, Failure> {
     }
     if missed > 0 {
         return Err(Failure::Job(anyhow::anyhow!(
-            "{missed} wrong arrivals were taken for right ones"
+            "{missed} wrong copies were accepted as correct"
         )));
     }
     Ok(Outcome::Fine)

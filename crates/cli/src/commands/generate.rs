@@ -1,4 +1,4 @@
-//! `surefoot generate`: lets a model continue a text, answer in a chat, or make a video.
+//! `surefoot generate`: continues a text, answers in a chat, or generates a video.
 
 use surefoot_cli::output::{self, Failure, Outcome};
 use trainer::examples::{Conversation, Message};
@@ -8,7 +8,7 @@ use trainer::inference::{self, SamplingSettings};
 use super::generate_video::VideoOptions;
 use super::model_options::{ModelOptions, PartOptions, failure};
 
-/// Let a model continue a text, or make a video
+/// Continue a text, or generate a video
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -18,23 +18,23 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT")]
     prompt: String,
 
-    /// Put the prompt into the model's chat template, as what the user says
+    /// Put the prompt into the model's chat template, as the user's message
     #[arg(long)]
     chat: bool,
 
-    /// Most tokens to generate [default: 100]
+    /// The most tokens to generate [default: 100]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     max_new_tokens: Option<u32>,
 
-    /// How far to stray from the likeliest token; 0 always takes it [default: 0]
+    /// Sampling temperature; 0 always chooses the most likely token [default: 0]
     #[arg(long, value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
     temperature: Option<f64>,
 
-    /// Choose among the likeliest tokens that together have this probability [default: 1]
+    /// Sample from the most likely tokens that together have this probability [default: 1]
     #[arg(long, value_name = "P", value_parser = probability)]
     top_p: Option<f64>,
 
-    /// Seed of the random choices
+    /// Seed of the random generator
     #[arg(long, value_name = "S", default_value_t = 0)]
     seed: u64,
 
@@ -59,7 +59,7 @@ fn probability(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Generates; the new text goes to stdout as it comes.
+/// Generates; new text goes to stdout as it is produced.
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let path = args.model.locate(ModelKind::Any)?;
     if ModelOptions::is_video(&path) {

@@ -1,4 +1,4 @@
-//! The part of `surefoot generate` that makes videos.
+//! Generating videos, for `surefoot generate`.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use trainer::video_sampling::{self, Lora, Request, Scheduler, TransformerOptions
 
 use super::model_options::failure;
 
-/// What only videos have.
+/// Options for videos only.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Videos")]
 pub(crate) struct VideoOptions {
@@ -16,27 +16,27 @@ pub(crate) struct VideoOptions {
     #[arg(long, value_name = "TEXT")]
     negative_prompt: Option<String>,
 
-    /// Pixels [default: 832; 1280 for TI2V-5B]
+    /// Width in pixels [default: 832; 1280 for TI2V-5B]
     #[arg(long, value_name = "N")]
     width: Option<i64>,
 
-    /// Pixels [default: 480; 704 for TI2V-5B]
+    /// Height in pixels [default: 480; 704 for TI2V-5B]
     #[arg(long, value_name = "N")]
     height: Option<i64>,
 
-    /// Frames, 4 n + 1; 1 is a picture [default: 81; 121 for TI2V-5B]
+    /// Number of frames, 4 n + 1; 1 is a picture [default: 81; 121 for TI2V-5B]
     #[arg(long, value_name = "N")]
     num_frames: Option<i64>,
 
-    /// Frames of a second of the file [default: 16; 24 for TI2V-5B]
+    /// Frames per second of the file [default: 16; 24 for TI2V-5B]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=240))]
     fps: Option<u32>,
 
-    /// Steps of the solver [default: 50]
+    /// Inference steps [default: 50]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     num_inference_steps: Option<u32>,
 
-    /// How far to go from the negative prompt to the prompt; up to 1 the negative one is not asked [default: 5]
+    /// Guidance scale; at 1 or below the negative prompt is not evaluated [default: 5]
     #[arg(long, value_name = "G", value_parser = finite, allow_negative_numbers = true)]
     guidance_scale: Option<f64>,
 
@@ -52,40 +52,40 @@ pub(crate) struct VideoOptions {
     #[arg(long, value_name = "NAME", value_parser = scheduler)]
     scheduler: Option<Scheduler>,
 
-    /// Where the low-noise expert begins, from 0 to 1, or `none` for the first expert alone [default: the
-    /// model's]
+    /// The noise level below which the low-noise expert is used, from 0 to 1, or `none` for the first expert alone
+    /// [default: the model's]
     #[arg(long, value_name = "R|none", value_parser = boundary)]
     boundary_ratio: Option<Boundary>,
 
-    /// The picture that the video begins with
+    /// The first frame of the video
     #[arg(long, value_name = "FILE")]
     image: Option<PathBuf>,
 
-    /// A LoRA for the high-noise or only expert; may be given again
+    /// A LoRA for the high-noise or only expert; may be repeated
     #[arg(long, value_name = "FILE[:STRENGTH]")]
     lora: Vec<Lora>,
 
-    /// A LoRA for the low-noise expert; may be given again
+    /// A LoRA for the low-noise expert; may be repeated
     #[arg(long = "lora-2", value_name = "FILE[:STRENGTH]")]
     lora_2: Vec<Lora>,
 
-    /// Keep the matrices of transformers in fewer bits: `int8` or `nf4`
+    /// Quantise the matrices of transformers: `int8` or `nf4`
     #[arg(long, value_name = "NAME", value_parser = quantization)]
     quantization: Option<Quantization>,
 
-    /// Keep so many blocks of a transformer in host memory, from where they come when they are used
+    /// Keep this many blocks of a transformer in host memory, and stream them when they are used
     #[arg(long, value_name = "N")]
     blocks_to_swap: Option<u32>,
 
-    /// Keep all blocks of a transformer in host memory
+    /// Stream all blocks of a transformer from host memory
     #[arg(long, conflicts_with = "blocks_to_swap")]
     low_vram: bool,
 
-    /// The noise to begin with, in place of the seed's: tensor `latents`, [1, C, T, H, W]
+    /// The initial noise, in place of the seed's: tensor `latents`, [1, C, T, H, W]
     #[arg(long, value_name = "IN.safetensors")]
     latents: Option<PathBuf>,
 
-    /// Write the result before it is decoded: tensor `latents`
+    /// Write the latents before decoding: tensor `latents`
     #[arg(long, value_name = "OUT.safetensors")]
     save_latents: Option<PathBuf>,
 
@@ -128,14 +128,14 @@ fn quantization(text: &str) -> Result<Quantization, String> {
         "int8" => Ok(Quantization::Int8),
         "nf4" => Ok(Quantization::Nf4),
         _ => Err(
-            "must be `int8` or `nf4`; files in scaled fp8 are read as they are, with `--transformer`"
+            "must be `int8` or `nf4`; files in scaled fp8 are read without it, with `--transformer`"
                 .into(),
         ),
     }
 }
 
 impl VideoOptions {
-    /// The first of them that was given.
+    /// The first option that was given.
     pub(crate) fn given(&self) -> Option<&'static str> {
         let all = [
             ("--negative-prompt", self.negative_prompt.is_some()),
@@ -164,7 +164,7 @@ impl VideoOptions {
             .map(|(name, _)| name)
     }
 
-    /// Makes a video; steps are told on stderr.
+    /// Generates a video; steps are reported on stderr.
     pub(crate) fn run(
         &self,
         model: &WanModel,

@@ -1,4 +1,4 @@
-//! One file a subcommand.
+//! The subcommands, one per file.
 
 pub(crate) mod activate;
 mod activation;

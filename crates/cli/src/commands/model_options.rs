@@ -1,4 +1,4 @@
-//! What `eval` and `generate` both ask: which model, where, in which type.
+//! Options that `eval` and `generate` share: which model, on which device, in which data type.
 
 use std::path::{Path, PathBuf};
 
@@ -11,11 +11,11 @@ use trainer::video_sampling::{PartPaths, TransformerOptions, WanModel};
 
 use super::train::ProgressDisplay;
 
-/// Which model, and how it is loaded.
+/// The model, and how it is loaded.
 #[derive(clap::Args)]
 pub(crate) struct ModelOptions {
-    /// The model: a Hugging Face folder, a GGUF file, or the name of one in the cache or on the hub, as
-    /// `org/name` or `org/name@revision`; of Wan, a folder of diffusers, or a single file of the transformer
+    /// The model: a Hugging Face folder, a GGUF file, or the name of a model in the cache or on the hub, such as
+    /// `org/name` or `org/name@revision`; for Wan, a diffusers folder, or a single file of the transformer
     #[arg(long, value_name = "DIR|FILE|NAME")]
     model: PathBuf,
 
@@ -23,7 +23,7 @@ pub(crate) struct ModelOptions {
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
 
-    /// Where to compute: `auto`, `cpu`, `gpu` or `gpu:N`
+    /// The device: `auto`, `cpu`, `gpu` or `gpu:N`
     #[arg(long, default_value = "auto")]
     device: String,
 
@@ -32,15 +32,15 @@ pub(crate) struct ModelOptions {
     bf16: bool,
 }
 
-/// Where the parts of a video model are.
+/// The parts of a video model.
 #[derive(clap::Args)]
-#[command(next_help_heading = "Parts of a video model, folders of diffusers or single files")]
+#[command(next_help_heading = "Parts of a video model, as diffusers folders or single files")]
 pub(crate) struct PartOptions {
-    /// The transformer, or that of high noise, in place of the folder's
+    /// The transformer, or the high-noise one, in place of the folder's
     #[arg(long, value_name = "DIR|FILE")]
     transformer: Option<PathBuf>,
 
-    /// The transformer of low noise
+    /// The low-noise transformer
     #[arg(long, value_name = "DIR|FILE")]
     transformer_2: Option<PathBuf>,
 
@@ -52,13 +52,13 @@ pub(crate) struct PartOptions {
     #[arg(long, value_name = "DIR|FILE")]
     text_encoder: Option<PathBuf>,
 
-    /// The tokenizer, if not that of the folder or the one inside the file of the text encoder
+    /// The tokenizer, if it is neither in the folder nor inside the file of the text encoder
     #[arg(long, value_name = "DIR|FILE")]
     tokenizer: Option<PathBuf>,
 }
 
 impl PartOptions {
-    /// One that is given.
+    /// The first option that was given.
     pub(crate) fn given(&self) -> Option<&'static str> {
         let all = [
             ("--transformer", &self.transformer),
@@ -85,7 +85,7 @@ impl PartOptions {
 }
 
 impl ModelOptions {
-    /// Where the model is, which may have to be fetched first.
+    /// The path of the model, which may have to be downloaded first.
     pub(crate) fn locate(&self, kind: ModelKind) -> Result<PathBuf, Failure> {
         let mut display = ProgressDisplay::new();
         let found = hub::locate_model(&self.model, kind, &mut |text| display.preparing(text));
@@ -98,11 +98,11 @@ impl ModelOptions {
         WanModel::is_at(path)
     }
 
-    /// Where and in which type a video model computes.
+    /// The device and data type of a video model.
     pub(crate) fn transformer_options(&self) -> Result<TransformerOptions, Failure> {
         if self.adapter.is_some() {
             return Err(Failure::usage(
-                "`--adapter` is for language models: a LoRA for Wan is given with `--lora`",
+                "`--adapter` is for language models: use `--lora` for a LoRA for Wan",
             ));
         }
         let device = device::choose(&self.device).map_err(failure)?;
@@ -121,7 +121,7 @@ impl ModelOptions {
     }
 }
 
-/// Whose fault an error of the trainer is.
+/// Whether an error of the trainer is a usage error.
 pub(crate) fn failure(error: trainer::Error) -> Failure {
     if error.is_bad_usage() {
         Failure::Usage(error.into())

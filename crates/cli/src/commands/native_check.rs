@@ -1,4 +1,4 @@
-//! One check of `surefoot probe --torch own`, in this process: see `probe.rs`.
+//! Runs one check of `surefoot probe --torch own` in this process; see `probe.rs`.
 
 mod checks;
 
@@ -14,7 +14,7 @@ pub(crate) struct Args {
     device: String,
 }
 
-/// The answer is one line of JSON, as the Python checks give it.
+/// Prints the answer as one line of JSON, like the Python checks.
 pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
     let answer = checks::run(&args.function, &args.device);
     output::print(&format!("{}\n", serde_json::to_string(&answer)?))?;

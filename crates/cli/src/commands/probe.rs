@@ -1,12 +1,12 @@
-//! `surefoot probe`: does this GPU compute correctly?
+//! `surefoot probe`: tests whether this GPU computes correctly.
 //!
-//! Each check is a child process with a time limit, so that a crash or a hang in the
-//! driver is a result and not the end. The same checks exist twice: as Python
-//! (`probe/checks.py`, carried in this binary) for the user's own torch, and in
-//! `surefoot-trainer` for the libtorch that our trainer uses (`--torch own`).
+//! Each check is a child process with a time limit, so that a crash or hang in the driver is a result rather than the
+//! end of the probe. The checks exist twice: in Python (`probe/checks.py`, embedded in this binary) for the user's
+//! own torch, and in `surefoot-trainer` for the libtorch that our trainer uses
+//! (`--torch own`).
 //!
-//! What is found out about settings that must be tried is remembered (`doctor::probe_cache`):
-//! `env` and `run` then set them.
+//! Results about settings that have to be tried are stored (`doctor::probe_cache`): `env` and `run`
+//! then set them.
 
 mod check;
 mod link;
@@ -30,21 +30,21 @@ use surefoot_cli::cache;
 use surefoot_cli::live::{self, Python};
 use surefoot_cli::output::{self, Failure, Outcome};
 
-/// Test whether this GPU computes correctly, each check in a process of its own
+/// Test whether this GPU computes correctly, each check in its own process
 ///
-/// Exit code 3 when a check failed, 1 when nothing could be tested.
+/// Exit code 3 if a check failed, 1 if nothing could be tested.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Use the torch of this Python, or environment, instead of the active one
     #[arg(long, value_name = "PATH")]
     python: Option<String>,
 
-    /// Whose torch to test: that of Python, or the libtorch of `surefoot train`; without
-    /// this, Python's if it has one
+    /// Which torch to test: that of Python, or the libtorch of `surefoot train` [default: Python's, if it
+    /// has one]
     #[arg(long, value_enum)]
     torch: Option<Torch>,
 
-    /// Where to compute: `cpu` tests the checks themselves
+    /// The device: `cpu` tests the checks themselves
     #[arg(long, value_enum, default_value_t = Device::Gpu)]
     device: Device,
 
@@ -64,18 +64,18 @@ pub(crate) struct Args {
     #[arg(long)]
     list: bool,
 
-    /// Show what placement makes of every fault on every route; needs no GPU
+    /// Show how placement handles every fault with every strategy; needs no GPU
     #[arg(
         long,
         conflicts_with_all = ["python", "torch", "device", "only", "patience", "report", "list"]
     )]
     placement: bool,
 
-    /// Measure the network to another machine, on which `surefoot probe --listen` runs
+    /// Measure the network to another machine that runs `surefoot probe --listen`
     #[arg(long, value_name = "HOST[:PORT]", conflicts_with_all = GPU_OPTIONS)]
     link: Option<String>,
 
-    /// Tell what the link means for a step of this config, after trying one here
+    /// Show what the link means for a step of this config, after trying one here
     #[arg(long, value_name = "FILE", requires = "link")]
     config: Option<PathBuf>,
 
@@ -91,7 +91,7 @@ pub(crate) struct Args {
     listen: Option<String>,
 }
 
-/// What says how a GPU is tested.
+/// Options for testing a GPU.
 const GPU_OPTIONS: [&str; 8] = [
     "python",
     "torch",
@@ -103,7 +103,7 @@ const GPU_OPTIONS: [&str; 8] = [
     "placement",
 ];
 
-/// Whose torch.
+/// Which torch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Torch {
@@ -116,7 +116,7 @@ enum Torch {
 /// Where to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Device {
-    /// The GPU that torch sees as its first
+    /// The first GPU that torch sees
     Gpu,
     /// The CPU
     Cpu,
@@ -140,7 +140,7 @@ struct Report<'a> {
     gpus: &'a [platform::machine::Gpu],
     checks: &'a [CheckResult],
     not_tested: Vec<&'static str>,
-    /// What a LoRA for Wan asks for, and what of it this machine has.
+    /// What training a LoRA for Wan needs, and whether this machine has it.
     wan: Vec<Need>,
     verdict: String,
 }
@@ -201,7 +201,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         let is_hopeless = check.name == "import" && result.outcome != Answer::Ok;
         results.push(result);
         if is_hopeless {
-            // Without torch, or without a GPU, nothing else can be tested.
+            // Without torch or a GPU, nothing else can be tested.
             break;
         }
     }
@@ -260,7 +260,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     })
 }
 
-/// Python's, unless it has no torch and there is a trainer.
+/// Python's, unless it has no torch and the trainer is installed.
 fn whose_torch(args: &Args, machine: &Machine) -> Torch {
     let has_torch = machine
         .python
@@ -274,12 +274,12 @@ fn whose_torch(args: &Args, machine: &Machine) -> Torch {
     }
 }
 
-/// Keeps what was found out about settings that `env` and `run` set only when they work.
+/// Stores results about settings that `env` and `run` set only if they work.
 fn remember(results: &[CheckResult]) {
     let Some(identity) = results.iter().find_map(|result| result.identity.as_ref()) else {
         return;
     };
-    // Without a place to keep it, the settings are not set: nothing is lost.
+    // If they cannot be stored, the settings are not used.
     let written = probe_cache::write(
         &cache::folder(),
         &identity.architecture,
@@ -287,11 +287,11 @@ fn remember(results: &[CheckResult]) {
         verdicts(results),
     );
     if let Err(error) = written {
-        tracing::warn!("cannot remember the result: {error}");
+        tracing::warn!("cannot save the result: {error}");
     }
 }
 
-/// Checks that were run, and whether each found all right.
+/// The checks that were run, and whether each passed.
 fn verdicts(results: &[CheckResult]) -> impl Iterator<Item = (&'static str, bool)> + '_ {
     let tested = results
         .iter()
@@ -315,7 +315,7 @@ fn choose(only: &[String]) -> Result<Vec<&'static Check>, Failure> {
         Some(name) => {
             let names: Vec<&str> = CHECKS.iter().map(|check| check.name).collect();
             Err(Failure::usage(format_args!(
-                "--only {name}: no such check; there are {}",
+                "--only {name}: no such check; the checks are {}",
                 names.join(", ")
             )))
         }
@@ -323,7 +323,7 @@ fn choose(only: &[String]) -> Result<Vec<&'static Check>, Failure> {
     }
 }
 
-/// The Python to test: named, or that of the active environment.
+/// The Python to test: the given one, or that of the active environment.
 fn interpreter(args: &Args, machine: &Machine) -> Result<PathBuf, Failure> {
     if let Some(path) = args
         .python
@@ -375,7 +375,7 @@ fn verdict(results: &[CheckResult]) -> String {
     }
 }
 
-/// For people: one line a check, and what to do below those that failed.
+/// The result as text: one line per check, with advice below those that failed.
 fn text(report: &Report<'_>, coloured: bool) -> String {
     let mut text = String::new();
     for result in report.checks {
@@ -420,7 +420,7 @@ fn detail(detail: &str) -> String {
     }
 }
 
-/// Which check runs, on a terminal; a check takes seconds.
+/// Shows on a terminal which check is running, since a check takes seconds.
 fn progress(check: &Check, done: usize, all: usize) {
     show_progress(&format!("[{}/{all}] {}", done + 1, check.title));
 }

@@ -1,8 +1,8 @@
-//! `surefoot replay`: a recorded run again, on the simulated device, in this allocator and
-//! in PyTorch's.
+//! `surefoot replay`: replays a recorded run on a simulated device, with this allocator and
+//! PyTorch's.
 //!
-//! What PyTorch would hold comes from a model of its rules (`alloc_lab::baselines`), so
-//! no PyTorch is needed; `cargo xtask bench alloc` measures the real one.
+//! What PyTorch would hold comes from a model of its rules (`alloc_lab::baselines`), so PyTorch is not needed;
+//! `cargo xtask bench alloc` measures the real one.
 
 mod picture;
 mod report;
@@ -23,20 +23,20 @@ use surefoot_cli::output::{self, Failure, Outcome};
 use picture::Curve;
 use report::Report;
 
-/// What the simulated device hands out, like the real ones: multiples of this.
+/// The allocation granularity of the simulated device, as on real ones.
 const GRANULE: u64 = 512;
-/// How `mapped:on` maps here: as the drivers do on a device of up to 8 GiB.
+/// The granularity of `mapped:on`, as by drivers on a device of up to 8 GiB.
 const MAPPING: Mapping = Mapping {
     handle: 32 << 20,
     granule: 2 << 20,
 };
-/// Replays of which the fastest counts.
+/// Number of replays, of which the fastest counts.
 const TIMED: usize = 3;
 
 /// Replay an allocation trace and compare what allocators would hold
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The trace: recorded with HIP_ALLOC_TRACE=FILE, as text or zstd-compressed; or a snapshot of
+    /// The trace: recorded with HIP_ALLOC_TRACE=FILE, as text or zstd-compressed; or a snapshot by
     /// PyTorch's torch.cuda.memory._dump_snapshot with its history
     trace: PathBuf,
 
@@ -44,11 +44,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "KEY:VALUE,…")]
     policy: Option<String>,
 
-    /// Memory of the simulated device in MiB [default: as much as it takes]
+    /// Memory of the simulated device in MiB [default: as much as needed]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..1 << 40))]
     capacity_mb: Option<u64>,
 
-    /// Draw live and held memory over the run to this file
+    /// Draw live and held memory over the run into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -57,7 +57,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let name = args.trace.display().to_string();
     let config = match &args.policy {
-        // The same words, but the key is not the variable's.
+        // The same syntax, but the error must not name the environment variable.
         Some(policy) => Config::parse(policy).map_err(|error| {
             Failure::usage(error.to_string().replace("HIP_ALLOC_CONF", "--policy"))
         })?,
@@ -77,7 +77,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     }
     if trace.requests == 0 {
         return Err(Failure::usage(format_args!(
-            "`{name}`: there is no request in it"
+            "`{name}`: it contains no requests"
         )));
     }
     let unlimited = SimConfig::default();
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         progress.set_message(format!("replaying in {}", peer.name()));
         let mut curve = Curve::new(&peer.name(), trace.events.len());
         let outcome = peer.replay(&trace, &mut |event, held| curve.add(event, held));
-        // What no caching holds is what is live.
+        // Without caching, held memory equals live memory.
         if peer != Baseline::NoCaching {
             curves.push(curve);
         }
@@ -136,7 +136,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     }
 }
 
-/// Nanoseconds of one request or free, the simulated driver and the replay included.
+/// Nanoseconds per request or free, including the simulated driver and the replay.
 fn time(trace: &Trace, config: &PoolConfig, orders: &SimConfig) -> f64 {
     let once = |_| {
         let (config, orders) = (config.clone(), orders.clone());

@@ -1,11 +1,11 @@
-//! `surefoot run -- COMMAND`: any program, with the environment that this machine
-//! needs, and an explanation when it dies.
+//! `surefoot run -- COMMAND`: runs any program with the environment that this machine needs, and explains its
+//! failure.
 //!
 //! ```text
 //! facts ─▶ plan ─▶ environment ─▶ child (signals in, exit code out)
-//!                                   │ what it prints, through us
+//!                                   │ its output, through us
 //!                                   ▼
-//!   its last output + how it ended + memory and kernel log until then ─▶ explanation
+//!   last output + how it ended + memory and kernel log until then ─▶ explanation
 //! ```
 
 mod child;
@@ -32,28 +32,28 @@ use surefoot_cli::output::{self, Failure, Outcome};
 use surefoot_cli::unsafe_gpu;
 use watch::{Seen, Watch};
 
-/// Launch a command with the variables that this machine needs; explain it when it dies
+/// Launch a command with the variables that this machine needs; explain it if it fails
 ///
-/// Variables that are set already are respected, and named when they are harmful.
+/// Variables that are already set are respected, and reported if they are harmful.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Make launches and copies wait for each other, so that an error names the right call (slow)
+    /// Serialise launches and copies, so that an error names the right call (slow)
     #[arg(long)]
     debug: bool,
 
-    /// Run on this GPU instead of the one that is picked
+    /// Run on this GPU instead of the selected one
     #[arg(long, value_name = "INDEX")]
     gpu: Option<usize>,
 
-    /// Switch hip-alloc on in Python programs
+    /// Enable hip-alloc in Python programs
     #[arg(long)]
     alloc: bool,
 
-    /// Look at this Python, or environment, instead of the active one
+    /// Examine this Python, or environment, instead of the active one
     #[arg(long, value_name = "PATH")]
     python: Option<String>,
 
-    /// Do not read what the command prints, and explain nothing
+    /// Do not read the command's output, and explain nothing
     #[arg(long)]
     no_explain: bool,
 
@@ -67,7 +67,7 @@ pub(crate) struct Args {
     command: Vec<OsString>,
 }
 
-/// What serialises launches and copies, and makes the runtime say what it does.
+/// Variables that serialise launches and copies, and enable logging of the runtime.
 const DEBUG: [(&str, &str); 3] = [
     ("AMD_SERIALIZE_KERNEL", "3"),
     ("AMD_SERIALIZE_COPY", "3"),
@@ -109,12 +109,12 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
             _ => Failure::Job(anyhow::Error::new(error).context(format!("cannot run `{program}`"))),
         }
     })?;
-    // A reader of its stdout that leaves (`| head`) ends a program without a fault in it.
+    // If the reader of its stdout is gone (`| head`), the program did not fail by itself.
     let lost_its_reader = ended.ending == Ending::Signal(SIGPIPE);
     if !args.no_explain && !ended.was_asked_to_stop && !lost_its_reader {
         explain_death(&machine, &ended, &watch.finish());
     }
-    // Windows has exit codes of 32 bits, such as that of an access violation.
+    // Windows has 32-bit exit codes, such as that of an access violation.
     #[cfg(windows)]
     if let Ending::Code(code) = ended.ending {
         std::process::exit(code);
@@ -122,8 +122,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome, Failure> {
     Ok(Outcome::Child(exit_code(ended.ending)))
 }
 
-/// The GPU that the command will find as its first: the one asked for, else what the
-/// user's own variables leave, else the one that is picked, else whatever is there.
+/// The GPU that the command will see first: the requested one, else what the user's own variables leave visible, else
+/// the selected one, else any.
 fn device_zero<'a>(machine: &'a Machine, plan: &Plan, wanted: Option<usize>) -> Option<&'a Gpu> {
     let is_masked = VISIBILITY
         .iter()
@@ -136,7 +136,7 @@ fn device_zero<'a>(machine: &'a Machine, plan: &Plan, wanted: Option<usize>) -> 
     machine.gpus.get(index)
 }
 
-/// As a shell reports it: 128 + the number of the signal.
+/// The exit code as in a shell: 128 + the number of the signal.
 fn exit_code(ending: Ending) -> u8 {
     match ending {
         Ending::Code(code) => u8::try_from(code & 0xff).unwrap_or(1),
@@ -154,7 +154,7 @@ fn set_environment(
         command.env(&variable.name, &variable.value);
     }
     if args.gpu.is_some() {
-        // Asked for here and now: that outranks what was set before.
+        // An explicit option outranks variables that were set before.
         let chosen = if machine.uses_rocr() {
             "ROCR_VISIBLE_DEVICES"
         } else {
@@ -182,7 +182,7 @@ fn set_environment(
     Ok(())
 }
 
-/// The user's settings are respected; what they break is said once, before the start.
+/// The user's settings are respected; harmful ones are reported once, before the start.
 fn name_what_is_harmful(machine: &Machine, plan: &Plan, args: &Args) {
     let is_setting = |check| {
         matches!(
@@ -193,7 +193,7 @@ fn name_what_is_harmful(machine: &Machine, plan: &Plan, args: &Args) {
     for finding in findings(machine, plan) {
         let concerns = finding.severity == Severity::Error
             || finding.severity == Severity::Warning && is_setting(finding.check);
-        // What the plan mends is no longer wrong, and debugging is on purpose.
+        // What the plan fixes is no longer wrong, and debugging is intended.
         let mended = matches!(
             finding.id.as_str(),
             "igpu-in-front" | "igpu-visible" | "override-missing"
@@ -212,7 +212,7 @@ fn name_what_is_harmful(machine: &Machine, plan: &Plan, args: &Args) {
     }
 }
 
-/// What the death of the child looks like from outside.
+/// Explains how the child ended.
 fn explain_death(machine: &Machine, ended: &child::Ended, seen: &Seen) {
     let Some(how) = ending::describe(ended.ending, seen.events) else {
         return;
@@ -230,7 +230,7 @@ fn explain_death(machine: &Machine, ended: &child::Ended, seen: &Seen) {
     }
     if explanation.matches.is_empty() {
         eprintln!(
-            "surefoot: its last output has no message we know; `surefoot doctor` looks at the machine"
+            "surefoot: its last output contains no known error message; `surefoot doctor` examines the machine"
         );
     } else {
         eprint!(

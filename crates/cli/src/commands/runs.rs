@@ -1,4 +1,4 @@
-//! `surefoot runs`: training runs, as their folders tell them.
+//! `surefoot runs`: lists and manages training runs.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -22,43 +22,43 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Command {
-    /// Every run, the one that changed last first
+    /// List all runs, the most recently changed first
     List,
-    /// One run: how it stands, its newest numbers, what happened in it
+    /// Show one run: its status, latest numbers and events
     Show {
-        /// Name of its folder
+        /// The name of its folder
         run: RunName,
     },
-    /// Runs beside each other: their numbers, and what differs between their configs
+    /// Compare runs: their numbers, and the differences between their configs
     Compare {
-        /// Names of their folders
+        /// The names of their folders
         #[arg(required = true, num_args = 2..)]
         run: Vec<RunName>,
     },
-    /// Ask a run to finish its step, save and leave, as Ctrl-C does
+    /// Ask a run to finish its step, save and end, as Ctrl-C does
     Stop {
-        /// Name of its folder
+        /// The name of its folder
         run: RunName,
-        /// Return when it has ended
+        /// Wait until it has ended
         #[arg(long)]
         wait: bool,
-        /// Ask once more a run that was asked before: it ends at once, without saving
+        /// Ask a run again that was asked before: it ends at once, without saving
         #[arg(long)]
         again: bool,
     },
-    /// Have a run write a checkpoint after the step it is in, and go on
+    /// Ask a run to save a checkpoint after the current step, and go on
     Save {
-        /// Name of its folder
+        /// The name of its folder
         run: RunName,
     },
-    /// Have a run make samples after the step it is in, and go on
+    /// Ask a run to generate samples after the current step, and go on
     Sample {
-        /// Name of its folder
+        /// The name of its folder
         run: RunName,
     },
-    /// Remove runs that are not running, with all they made
+    /// Remove runs that are not running, with all their files
     Rm {
-        /// Names of their folders
+        /// The names of their folders
         #[arg(required = true)]
         run: Vec<RunName>,
     },
@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     Ok(Outcome::Fine)
 }
 
-/// A name that is none is a mistake in the call.
+/// An invalid name is a usage error.
 pub(super) fn failure(error: runs::Error) -> Failure {
     match error {
         runs::Error::NotFound { .. } | runs::Error::NoJob { .. } => Failure::usage(error),
@@ -126,9 +126,9 @@ fn stop(runs: &Runs, run: &RunName, wait: bool, again: bool, json: bool) -> Resu
     }
     let said = match (stopping, wait) {
         (_, true) => format!("{run} has ended\n"),
-        (Stopping::Asked, false) => format!("{run} finishes its step, saves and leaves\n"),
+        (Stopping::Asked, false) => format!("{run} will finish its step, save and end\n"),
         (Stopping::AlreadyAsked, false) => {
-            format!("{run} was asked before; `--again` ends it at once, without saving\n")
+            format!("{run} was already asked; `--again` ends it at once, without saving\n")
         }
     };
     output::print(&said)?;
@@ -195,7 +195,7 @@ fn show(runs: &Runs, run: &RunName, json: bool) -> Result<(), Failure> {
 
 fn table(list: &[Overview]) -> String {
     if list.is_empty() {
-        return "no runs here; `surefoot train` makes one\n".to_owned();
+        return "no runs here; `surefoot train` creates one\n".to_owned();
     }
     let rows = list.iter().map(|run| {
         [
@@ -241,7 +241,7 @@ fn compared(comparison: &runs::Comparison) -> String {
     text
 }
 
-/// Rows of cells, each column as wide as its widest.
+/// Formats rows of cells with aligned columns.
 pub(super) fn columns(rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column));
@@ -292,7 +292,7 @@ fn memory(bytes: Option<f64>) -> String {
     bytes.map_or(unknown(), |bytes| Bytes(bytes as u64).to_string())
 }
 
-/// Text from a file on a terminal: what would move its cursor or change its colours is written out.
+/// Text from a file for a terminal: control characters are escaped.
 pub(super) fn printable(text: &str) -> String {
     let letters = text.chars().map(|letter| match letter.is_control() {
         true => letter.escape_default().to_string(),
@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_for_a_terminal_are_written_out() {
+    fn terminal_escape_sequences_are_escaped() {
         assert_eq!(printable("a\u{1b}[31mb\nc"), "a\\u{1b}[31mb\\nc");
         assert_eq!(printable("gemäß ✓"), "gemäß ✓");
     }

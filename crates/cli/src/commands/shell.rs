@@ -1,7 +1,7 @@
-//! `surefoot completions` and `surefoot man-pages`: what a shell and `man` are told of this program.
+//! `surefoot completions` and `surefoot man-pages`.
 //!
-//! Both come from the definition of the command line itself, so that neither names an option
-//! that is not there.
+//! Both are generated from the definition of the command line, so that neither names an option that does not
+//! exist.
 
 use anyhow::Context;
 use clap::Command;
@@ -9,7 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 use surefoot_cli::output::{self, Failure, Outcome};
 
-/// Print the completions of a shell: `source <(surefoot completions bash)`
+/// Print shell completions: `source <(surefoot completions bash)`
 #[derive(clap::Args)]
 pub(crate) struct Completions {
     /// The shell
@@ -20,11 +20,11 @@ pub(crate) struct Completions {
 #[derive(clap::Args)]
 #[command(hide = true)]
 pub(crate) struct ManPages {
-    /// The folder, which is made when it is not there
+    /// The folder, which is created if it does not exist
     folder: PathBuf,
 }
 
-/// Prints the script that the shell reads.
+/// Prints the completion script.
 pub(crate) fn completions(args: &Completions, mut cli: Command) -> Result<Outcome, Failure> {
     let mut script = Vec::new();
     let name = cli.get_name().to_owned();

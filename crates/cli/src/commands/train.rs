@@ -1,4 +1,4 @@
-//! `surefoot train`: trains a model as a config says, and shows how it goes.
+//! `surefoot train`: trains a model from a config, and shows the progress.
 
 use std::io::{IsTerminal, Read as _, Write};
 use std::path::{Path, PathBuf};
@@ -24,20 +24,20 @@ use super::model_options::failure;
 use super::train_ranks;
 use super::{config_report, train_data, train_environment, train_report};
 
-/// What is trained when nothing is named.
+/// The default config.
 const DEFAULT_CONFIG: &str = "configs/small.yaml";
 
-/// How often a log, which is no terminal, gets a line on one thing in preparation.
+/// How often a preparation step is reported if the output is not a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// Train a model as a config says
+/// Train a model from a config
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The config: a YAML file, or `-` for stdin [default: that of the run after `--resume RUN`, else
     /// configs/small.yaml]
     config: Option<PathBuf>,
 
-    /// What messages call a config from stdin
+    /// The name of a config from stdin in messages
     #[arg(
         long,
         value_name = "NAME",
@@ -46,25 +46,25 @@ pub(crate) struct Args {
     )]
     source: String,
 
-    /// Override a key of the config, as in `train.max_steps=50`; may be repeated
+    /// Override a key of the config, such as `train.max_steps=50`; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 
-    /// Continue a run: the newest of this config's name, or a run or checkpoint folder
+    /// Resume a run: the newest with this config's name, or a run or checkpoint folder
     #[arg(long, value_name = "PATH", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
 
-    /// Check everything, config, data, model, memory and one step, and train nothing
+    /// Check config, data, model, memory and one step, without training
     #[arg(long)]
     dry_run: bool,
 
-    /// Train in this many processes on this machine, each with a GPU of its own or its share of
+    /// Train in this many processes on this machine, each with its own GPU or its share of
     /// the cores; the batch of a step is that many times larger
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     nproc: Option<u32>,
 
-    /// Print so many rows of the training data as the model sees them, what it learns marked, or so many
-    /// pictures and videos with size, clips and caption, and train nothing
+    /// Print this many rows of the training data as the model sees them, with what it learns marked, or this many
+    /// pictures and videos with size, clips and caption, without training
     #[arg(
         long,
         value_name = "N",
@@ -73,7 +73,7 @@ pub(crate) struct Args {
     )]
     show_data: Option<u64>,
 
-    /// Check the config alone, in a moment; with `--json`, its problems as a list on stdout
+    /// Check only the config; with `--json`, its problems are a list on stdout
     #[arg(long, conflicts_with = "dry_run")]
     check: bool,
 }
@@ -108,13 +108,13 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     if rank == 0 {
         display.notify_of_the_end(result.as_ref());
     }
-    // The terminal shows the messages of all.
+    // The terminal shows the messages of all processes.
     let summary = result.map_err(|failure| match rank {
         #[cfg(unix)]
         0 => train_ranks::explained(failure),
         _ => failure.of_rank(rank),
     })?;
-    // What all have done is shown once.
+    // The summary of all processes is shown once.
     if rank > 0 {
         return Ok(Outcome::Fine);
     }
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     Ok(Outcome::Fine)
 }
 
-/// Shows rows of the data; they go to stdout.
+/// Prints rows of the data.
 fn show_data(config: &Config, count: u64, json: bool) -> Result<Outcome, Failure> {
     let mut display = ProgressDisplay::new();
     let result = trainer::show_data(config, count, &mut display).map_err(failure);
@@ -144,7 +144,7 @@ fn show_data(config: &Config, count: u64, json: bool) -> Result<Outcome, Failure
     Ok(Outcome::Fine)
 }
 
-/// Looks at the config and at nothing else.
+/// Checks the config only.
 fn check(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let Some(path) = &args.config else {
         return Err(Failure::usage("`--check` needs a config, or `-` for stdin"));
@@ -178,7 +178,7 @@ fn load(args: &Args, path: &Path) -> Result<Config, ConfigError> {
     Config::parse(&args.source, &text, &args.set)
 }
 
-/// The config file that is named, or the run's own, or the default one.
+/// The given config file, or the run's own, or the default one.
 fn config(args: &Args) -> Result<Config, Failure> {
     let load = |path: &Path| {
         load(args, path).map_err(|error| Failure::Usage(config_report::render(&error)))
@@ -206,23 +206,23 @@ fn own_config(run: &Path) -> Result<PathBuf, Failure> {
         return Ok(path);
     }
     Err(Failure::usage(format_args!(
-        "`--resume {}`: that is neither a run nor a checkpoint of one, since there is no `{}`",
+        "`--resume {}` is neither a run nor a checkpoint of one, since there is no `{}`",
         run.display(),
         path.display()
     )))
 }
 
-/// Installs the allocator, then looks at the GPU: that must not be what sets libtorch's own
-/// allocator up.
+/// Installs the allocator before looking at the GPU, since that would initialise libtorch's own
+/// allocator.
 fn install(config: &Config) -> Result<Allocator, Failure> {
     let allocator = Allocator::install(config).map_err(failure)?;
     refuse_wrong_gradients(config)?;
     Ok(allocator)
 }
 
-/// Looks which GPU the config's device is, and refuses the one whose gradients are wrong.
+/// Finds out which GPU the config's device is, and refuses one with wrong gradients.
 fn refuse_wrong_gradients(config: &Config) -> Result<(), Failure> {
-    // A device that is not there is reported by the run itself.
+    // The run itself reports a missing device.
     let Some(index) = trainer::device::choose(&config.device)
         .ok()
         .and_then(trainer::device::gpu_index)
@@ -240,7 +240,7 @@ fn refuse_on(machine: &Machine, index: usize) -> Result<(), Failure> {
     unsafe_gpu::refuse_wrong_ones(gpu)
 }
 
-/// Checks everything; what was found goes to stdout.
+/// Checks everything, and prints the result.
 fn dry_run(config: &Config, mut display: ProgressDisplay, json: bool) -> Result<Outcome, Failure> {
     let result = install(config)
         .and_then(|allocator| trainer::dry_run(config, &allocator, &mut display).map_err(failure));
@@ -254,13 +254,13 @@ fn dry_run(config: &Config, mut display: ProgressDisplay, json: bool) -> Result<
     Ok(Outcome::Fine)
 }
 
-/// Ctrl-C, SIGTERM and a terminal that is closed ask the run to stop; a second Ctrl-C or SIGTERM
-/// ends the process at once. SIGUSR1 asks for a checkpoint, SIGUSR2 for samples.
+/// Ctrl-C, SIGTERM and a closed terminal ask the run to stop; a second Ctrl-C or SIGTERM ends the process at once.
+/// SIGUSR1 requests a checkpoint, SIGUSR2 samples.
 fn on_signals(stop: &Stop) -> Result<(), Failure> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
     let stop = stop.clone();
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGUSR2])?;
-    // Under `nohup` the run is to outlive its terminal.
+    // With `nohup` the run should outlive its terminal.
     if !is_ignored(SIGHUP) {
         signals.add_signal(SIGHUP)?;
     }
@@ -279,11 +279,11 @@ fn on_signals(stop: &Stop) -> Result<(), Failure> {
                     }
                     _ => {}
                 }
-                // A closed terminal is told of twice, by the kernel and by the shell.
+                // A closed terminal is reported twice, by the kernel and by the shell.
                 if stop.is_requested() && signal != SIGHUP {
                     let _ = signal_hook::low_level::emulate_default_handler(signal);
                 }
-                // Said once for all processes that train together.
+                // Printed once for all processes that train together.
                 if trainer::rank_of_this_process() == 0 {
                     let _ = writeln!(
                         std::io::stderr(),
@@ -291,7 +291,7 @@ fn on_signals(stop: &Stop) -> Result<(), Failure> {
                     );
                 }
                 match signal {
-                    // As `torchrun` sends it to the ranks of one machine when it starts all of them again.
+                    // As sent by `torchrun` to the ranks of one machine before it starts all of them again.
                     SIGTERM => stop.request_leave(),
                     _ => stop.request(),
                 }
@@ -314,11 +314,11 @@ pub(crate) struct ProgressDisplay {
     folder: PathBuf,
     /// Without a terminal there is no bar, and every record becomes a line.
     interactive: bool,
-    /// The last line on preparations, and when it was written.
+    /// The last line about preparations, and when it was written.
     prepared: Option<(String, Instant)>,
-    /// What the run is called.
+    /// The name of the run.
     name: String,
-    /// The last step that was done.
+    /// The last completed step.
     step: u64,
     notifier: Notifier,
 }
@@ -338,7 +338,7 @@ impl ProgressDisplay {
         }
     }
 
-    /// Tells who is to know of it how the run ended.
+    /// Sends the notification about how the run ended.
     fn notify_of_the_end(&mut self, result: Result<&Summary, &Failure>) {
         let event = match result {
             Ok(summary) if summary.ending == Ending::Completed => Event::Completed {
@@ -357,13 +357,13 @@ impl ProgressDisplay {
         self.notifier.send(&self.name, event);
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub(crate) fn clear(&self) {
         self.bar.finish_and_clear();
     }
 
-    /// Whether a line on preparations is worth writing to a log: another thing begins, or the
-    /// last line on this one is old. Things that go on say so after a colon.
+    /// Whether a line about preparations should be logged: it is about something else, or the last line about this is old.
+    /// The part after a colon is progress.
     fn is_news(&mut self, what: &str) -> bool {
         let subject = what.split(':').next().unwrap_or_default();
         if let Some((before, when)) = &self.prepared
@@ -381,7 +381,7 @@ impl ProgressDisplay {
         if self.interactive {
             self.bar.println(text);
         } else {
-            // Nobody is left to tell when stderr is closed.
+            // Nothing can be reported if stderr is closed.
             let _ = writeln!(std::io::stderr(), "{text}");
         }
     }
@@ -419,7 +419,7 @@ impl Observer for ProgressDisplay {
         }
         self.line(format!("memory     {}", start.estimate.describe()));
         if !start.advice.is_empty() {
-            self.line("           that is more than there is; what helps, most first:");
+            self.line("           that is more than there is; what helps, most effective first:");
         }
         for advice in start.advice {
             self.line(format!("           - {advice}"));
@@ -502,8 +502,8 @@ impl Observer for ProgressDisplay {
 
     fn rolled_back(&mut self, rollback: &Rollback) {
         self.line(format!(
-            "step {:>6}  three steps in a row were skipped: back to the checkpoint of step {}, and on \
-             with the data behind them",
+            "step {:>6}  three steps in a row were skipped: returning to the checkpoint of step {}, and \
+            continuing with the data that follow",
             rollback.from_step, rollback.to_step,
         ));
         self.bar.set_position(rollback.to_step);
@@ -516,7 +516,7 @@ impl Observer for ProgressDisplay {
     fn stopped_early(&mut self, step: u64, evaluations: u32, best: &Best) {
         self.line(format!(
             "step {step:>6}  {evaluations} evaluations in a row were no better than {:.4} after step {}: \
-             the run ends early",
+            the run ends early",
             best.value, best.step
         ));
     }
@@ -533,7 +533,7 @@ impl Observer for ProgressDisplay {
 }
 
 fn style(template: &str) -> ProgressStyle {
-    // Every template above is a constant that parses; a plain bar is the fallback.
+    // All templates are constants that parse; a plain bar is the fallback.
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("━╸─")

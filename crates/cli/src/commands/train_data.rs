@@ -1,4 +1,4 @@
-//! What `surefoot train --show-data` prints.
+//! The output of `surefoot train --show-data`.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use anstyle::{AnsiColor, Style};
 use trainer::text::thousands;
 use trainer::{Piece, ShownData, ShownExample, ShownMedia};
 
-/// The rows as people read them: what is learned is green, or between `[[` and `]]` without colour.
+/// The rows as text: what is learned is green, or between `[[` and `]]` without colour.
 pub(crate) fn shown(data: &ShownData, colour: bool) -> String {
     let mut text = format!("{}\n", data.data);
     for (index, row) in data.rows.iter().enumerate() {
@@ -34,7 +34,7 @@ pub(crate) fn shown(data: &ShownData, colour: bool) -> String {
     for (count, what) in [
         (
             data.truncated,
-            "are longer than `data.block_size` and end there",
+            "are longer than `data.block_size` and are truncated",
         ),
         (
             data.left_out,
@@ -49,7 +49,7 @@ pub(crate) fn shown(data: &ShownData, colour: bool) -> String {
     text
 }
 
-/// Pictures and videos: what each is trained as, and its caption.
+/// Pictures and videos: the sizes they are trained at, and captions.
 pub(crate) fn media(shown: &ShownMedia) -> String {
     let mut text = format!(
         "{}: {} pictures and videos\n",
@@ -111,7 +111,7 @@ fn body(example: &ShownExample, whole: bool, colour: bool) -> String {
     }) + "  ╵\n"
 }
 
-/// Each line by itself, since lines get a margin.
+/// Marks each line separately, since lines get a margin.
 fn mark(text: &str, colour: bool) -> String {
     if !colour {
         return format!("[[{text}]]");
@@ -124,7 +124,7 @@ fn mark(text: &str, colour: bool) -> String {
     lines.join("\n")
 }
 
-/// Without what would move the cursor or change colours: the data are somebody else's.
+/// Removes control characters, since the data may come from others.
 fn visible(text: &str) -> String {
     text.chars()
         .map(|character| match character {

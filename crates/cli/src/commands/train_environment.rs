@@ -1,20 +1,20 @@
-//! The variables that this machine needs, for our own training.
+//! Sets the variables that this machine needs, for our own training.
 //!
-//! The HIP runtime reads most of them once, while it is loaded, and other threads may read
-//! the environment at any time: setting them in a process that runs is too late and unsafe.
-//! So the trainer starts itself anew with them, before anything has touched a GPU. Signals,
-//! terminal and exit code stay those of one process.
+//! The HIP runtime reads most of them once, while it is loaded, and other threads may read the environment at any time:
+//! setting them in a running process is too late and unsafe. So the trainer restarts itself with them, before anything
+//! has touched a GPU. Signals, terminal and exit code are those of one
+//! process.
 
 use doctor::plan::{VISIBILITY, Variable, plan};
 use platform::Machine;
 use std::process::Command;
 use surefoot_cli::live::{self, Python};
 
-/// Tells the second start from the first.
+/// Marks the restarted process.
 const STARTED: &str = "SUREFOOT_ENVIRONMENT";
 
-/// Starts this process anew when the device of the config needs variables that are not set.
-/// Returns when nothing is needed, or when it cannot be done, which is said.
+/// Restarts this process if the config's device needs variables that are not set. Returns if nothing is needed, or if
+/// that fails, which is reported.
 pub(crate) fn apply(device: &str) {
     if device == "cpu" || std::env::var_os(STARTED).is_some() {
         return;
@@ -30,11 +30,11 @@ pub(crate) fn apply(device: &str) {
         Ok(program) => start(program, &needed),
         Err(error) => error,
     };
-    eprintln!("surefoot: cannot start anew with them ({error}); going on without");
+    eprintln!("surefoot: cannot restart with them ({error}); continuing without");
 }
 
-/// What the plan sets. Who names a GPU by number counts all of them: hiding one would
-/// make it another.
+/// The variables from the plan. If the device is a GPU by number, no GPU may be hidden: that would change the
+/// numbers.
 fn needed(machine: &Machine, device: &str) -> Vec<Variable> {
     let is_numbered = device.starts_with("gpu:");
     let mut needed = plan(machine).variables;
@@ -42,7 +42,7 @@ fn needed(machine: &Machine, device: &str) -> Vec<Variable> {
     needed
 }
 
-/// Returns only when it fails.
+/// Returns only if it fails.
 fn start(program: std::path::PathBuf, variables: &[Variable]) -> std::io::Error {
     let mut command = Command::new(program);
     command.args(std::env::args_os().skip(1)).env(STARTED, "1");
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_that_is_named_by_number_keeps_it() {
+    fn a_gpu_that_is_selected_by_number_keeps_it() {
         let dump = concat!(
             env!("CARGO_MANIFEST_DIR"),
             "/../doctor/tests/fixtures/synthetic/kfd_gfx1201_plus_gfx1036.txt"

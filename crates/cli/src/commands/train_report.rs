@@ -1,4 +1,4 @@
-//! What `surefoot train` says at the end, as people read it.
+//! The final report of `surefoot train` as text.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use platform::Bytes;
 use trainer::text::thousands;
 use trainer::{DryRun, Ending, Evaluation, MemoryPlan, Summary};
 
-/// The summary as people read it.
+/// The summary as text.
 pub(crate) fn summary(summary: &Summary, folder: &Path) -> String {
     let mut lines = Vec::new();
     lines.push(match summary.ending {
@@ -97,7 +97,7 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-/// What lives where, one line for each thing to know.
+/// Where everything is placed, as lines.
 pub(crate) fn plan(plan: Option<&MemoryPlan>) -> Vec<String> {
     let Some(plan) = plan else {
         return Vec::new();
@@ -110,13 +110,13 @@ pub(crate) fn plan(plan: Option<&MemoryPlan>) -> Vec<String> {
     lines
 }
 
-/// What a dry run found.
+/// The result of a dry run.
 pub(crate) fn dry_run(found: &DryRun) -> String {
     let environment = &found.environment;
     let start = match found.resumed_at {
-        None => format!("{} would be made", found.folder.display()),
+        None => format!("{} would be created", found.folder.display()),
         Some(step) => format!(
-            "{} would go on after step {}",
+            "{} would resume after step {}",
             found.folder.display(),
             thousands(step)
         ),
@@ -169,7 +169,7 @@ pub(crate) fn dry_run(found: &DryRun) -> String {
     )
 }
 
-/// The estimate of a dry run, and what helps when it does not fit.
+/// The memory estimate of a dry run, with advice if it does not fit.
 fn expected(found: &DryRun) -> String {
     let advice = found.advice.iter();
     let advice = advice.map(|text| format!("\n            - {text}"));
@@ -177,13 +177,13 @@ fn expected(found: &DryRun) -> String {
     match advice.is_empty() {
         true => found.memory_estimate.describe(),
         false => format!(
-            "{}; that is more than there is. What helps, most first:{advice}",
+            "{}; that is more than there is. What helps, most effective first:{advice}",
             found.memory_estimate.describe()
         ),
     }
 }
 
-/// An evaluation as people read it.
+/// An evaluation as text.
 pub(crate) fn evaluation(evaluation: &Evaluation) -> String {
     let per_byte = evaluation
         .nats_per_byte

@@ -1,4 +1,4 @@
-//! `surefoot ui`: a page that shows training runs.
+//! `surefoot ui`: serves a page that shows training runs.
 
 use std::fs::File;
 use std::io::Write;
@@ -17,27 +17,27 @@ use super::ui_dev::Vite;
 
 /// Show training runs in a browser
 ///
-/// Prints an address with a token in it. The server answers this machine alone; from another one, come through
-/// `ssh -L 8420:127.0.0.1:8420 HOST`. Runs go on when it ends.
+/// Prints an address with a token in it. The server only answers this machine; to use it from another one, run
+/// `ssh -L 8420:127.0.0.1:8420 HOST` there. Runs go on when it ends.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// The folder of runs
     #[arg(long, value_name = "FOLDER", default_value = "runs")]
     runs: PathBuf,
 
-    /// The port; 0 takes a free one
+    /// The port; 0 chooses a free one
     #[arg(long, default_value_t = 8420)]
     port: u16,
 
-    /// The address to listen at; another one than this machine's own lets the network see it, unencrypted
+    /// The address to listen at; with any other than this machine's own it is visible in the network, unencrypted
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: IpAddr,
 
-    /// A further name by which browsers may call the server, as in `box.local`; may be repeated
+    /// Another name by which browsers may call the server, such as `box.local`; may be repeated
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
 
-    /// A folder besides this one, and that of the runs, that configs from the page may use; may be repeated
+    /// A folder that configs from the page may use besides this one and that of the runs; may be repeated
     #[arg(long, value_name = "FOLDER")]
     data: Vec<PathBuf>,
 
@@ -45,12 +45,12 @@ pub(crate) struct Args {
     #[arg(long)]
     open: bool,
 
-    /// Serve the page from its sources, in a checkout, and follow what is changed there; needs node 20 or newer
+    /// Serve the page from its sources in a checkout, with live updates; needs node 20 or newer
     #[arg(long)]
     dev: bool,
 }
 
-/// A variable with another folder for `/sys` and `/proc` to read GPUs from, for tests.
+/// An environment variable with a folder in place of `/`, whose `sys` and `proc` are read for GPUs. For tests.
 const SYSTEM: &str = "SUREFOOT_SYSTEM";
 
 /// Serves until Ctrl-C or SIGTERM.
@@ -58,7 +58,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
     let state = state_folder()?;
     let folder = std::env::current_dir().context("cannot tell the current folder")?;
     let vite = args.dev.then(|| Vite::start(&folder)).transpose();
-    // Nothing of ours is broken where something is missing.
+    // A missing folder or variable is a usage error.
     let vite = vite.map_err(|error| Failure::usage(format_args!("{error:#}")))?;
     let options = Options {
         runs: args.runs.clone(),
@@ -106,7 +106,7 @@ pub(crate) fn run(args: &Args, json: bool) -> Result<Outcome, Failure> {
         server.run(asked_to_end).await;
         anyhow::Ok(())
     })?;
-    // A thread that waits for a disk must not keep the process.
+    // A thread that waits for a disk must not keep the process alive.
     runtime.shutdown_background();
     Ok(Outcome::Fine)
 }
@@ -118,7 +118,7 @@ fn live_machine() -> platform::Machine {
     }
 }
 
-/// Ends at Ctrl-C and at what else asks a program of this system to end.
+/// Completes at Ctrl-C or any other request to end.
 #[cfg(unix)]
 fn asked_to_end() -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
@@ -163,7 +163,7 @@ fn state_folder() -> Result<PathBuf, Failure> {
         })
 }
 
-/// Opens a file that leads to the page: arguments of programs can be seen by every user, files of ours cannot.
+/// Opens a file that redirects to the page: every user can see the arguments of programs, but not our files.
 fn open(state: &Path, url: &str) -> anyhow::Result<()> {
     let path = state.join("ui-open.html");
     let _ = std::fs::remove_file(&path);

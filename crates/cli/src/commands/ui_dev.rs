@@ -7,22 +7,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Time for Vite to listen.
+/// How long to wait for Vite to listen.
 const TIME: Duration = Duration::from_secs(30);
-/// Where the page's sources are in a checkout.
+/// The page's sources in a checkout.
 const SOURCES: &str = "crates/ui/web";
 
-/// Vite, as long as this is there. It also ends when this process does, since its stdin does then.
+/// A running Vite. It also ends with this process, since its stdin is closed then.
 pub(crate) struct Vite {
     child: Child,
     pub(crate) port: u16,
 }
 
 impl Vite {
-    /// Starts it for the sources above the current folder.
+    /// Starts Vite for the sources at or above the current folder.
     ///
     /// # Errors
-    /// When they are not there, or what they need is not; the message says what to type.
+    /// If the sources or their packages are missing; the message says what to type.
     pub(crate) fn start(folder: &Path) -> Result<Self> {
         let sources = sources(folder)?;
         require_node("node")?;
@@ -49,7 +49,7 @@ impl Vite {
         let mut vite = Self { child, port };
         vite.wait()?;
         eprintln!(
-            "surefoot: the page comes from `{}`, and follows what is changed there",
+            "surefoot: the page comes from `{}`, and changes are shown at once",
             sources.display()
         );
         Ok(vite)
@@ -59,10 +59,10 @@ impl Vite {
         let began = Instant::now();
         while TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_err() {
             if let Some(status) = self.child.try_wait()? {
-                bail!("Vite ended before it listened ({status})");
+                bail!("Vite ended before it was listening ({status})");
             }
             if began.elapsed() > TIME {
-                bail!("Vite does not listen after {} seconds", TIME.as_secs());
+                bail!("Vite is not listening after {} seconds", TIME.as_secs());
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -85,14 +85,14 @@ fn sources(folder: &Path) -> Result<PathBuf> {
         .find(|sources| sources.join("vite.config.ts").is_file());
     found.with_context(|| {
         format!(
-            "`--dev` serves the page from its sources: start it in a checkout of Surefoot, where \
-             `{SOURCES}` is; there is none above `{}`",
+            "`--dev` serves the page from its sources: start it in a checkout of Surefoot, which contains \
+            `{SOURCES}`; there is none above `{}`",
             folder.display()
         )
     })
 }
 
-/// Looks for node 20 or newer.
+/// Requires node 20 or newer.
 fn require_node(program: &str) -> Result<()> {
     let version = Command::new(program).arg("--version").output();
     let version = version.ok().map(|output| output.stdout).unwrap_or_default();
@@ -100,9 +100,9 @@ fn require_node(program: &str) -> Result<()> {
     let major = version.trim_start_matches('v').split('.').next();
     match major.and_then(|major| major.parse::<u32>().ok()) {
         Some(20..) => Ok(()),
-        Some(_) => bail!("`--dev` needs node 20 or newer, and this is {version}"),
+        Some(_) => bail!("`--dev` needs node 20 or newer, but this is {version}"),
         None => bail!(
-            "`--dev` needs node 20 or newer and npm, and there is no node: on Debian and Ubuntu \
+            "`--dev` needs node 20 or newer and npm, but there is no node: on Debian and Ubuntu \
              `apt install nodejs npm`"
         ),
     }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_said_with_what_to_type() {
+    fn what_is_missing_is_reported_with_what_to_type() {
         let folder = tempfile::tempdir().expect("a folder");
         let error = Vite::start(folder.path()).err().expect("no sources");
         assert!(

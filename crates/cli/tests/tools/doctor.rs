@@ -236,7 +236,7 @@ fn what_is_no_text_is_refused() {
     exit code: Some(2)
     ----- stdout -----
     ----- stderr -----
-    surefoot: cannot read stdin: it is no text
+    surefoot: cannot read stdin: it is not a text file
     ");
 }
 

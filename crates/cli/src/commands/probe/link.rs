@@ -145,7 +145,7 @@ pub(super) fn listen(place: &str) -> Result<Outcome, Failure> {
             address.ip().to_canonical()
         )),
     });
-    Err(anyhow!(error).context("cannot listen any more").into())
+    Err(anyhow!(error).context("the listener failed").into())
 }
 
 /// On stderr; nobody may be there to read it any more.
@@ -202,7 +202,7 @@ fn try_step(config: &Path) -> Result<(String, f64, u64), Failure> {
     let bytes = found["reduced_bytes"].as_u64();
     let (seconds, bytes) = seconds.zip(bytes).with_context(|| {
         format!(
-            "`{}` does not tell the length of a step: it is of another version",
+            "`{}` does not report the length of a step: it is another version",
             program.display()
         )
     })?;
@@ -212,10 +212,10 @@ fn try_step(config: &Path) -> Result<(String, f64, u64), Failure> {
 fn explain(failure: &link::Failure, host: &str, port: u16) -> Failure {
     let text = match failure {
         link::Failure::Unknown(error) => format!(
-            "the name {host} leads to no address ({error}): use the machine's address, or put it into /etc/hosts"
+            "the name {host} cannot be resolved ({error}): use the machine's address, or put it into /etc/hosts"
         ),
         link::Failure::Refused => format!(
-            "nobody listens on port {port} of {host}: start `surefoot probe --listen` there, or look whether a \
+            "nothing listens on port {port} of {host}: start `surefoot probe --listen` there, or check whether a \
              firewall refuses the port"
         ),
         link::Failure::NoAnswer => format!(
@@ -223,7 +223,7 @@ fn explain(failure: &link::Failure, host: &str, port: u16) -> Failure {
              (`sudo ufw allow from THIS-ADDRESS`, `sudo firewall-cmd --add-port={port}/tcp`)?"
         ),
         link::Failure::Stranger => format!(
-            "what listens on port {port} of {host} is no `surefoot probe --listen` of this version"
+            "what listens on port {port} of {host} is not `surefoot probe --listen` of this version"
         ),
         link::Failure::Other(error) => format!("cannot measure the link to {host}: {error}"),
     };
